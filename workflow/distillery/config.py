@@ -1,0 +1,402 @@
+"""The typed configuration: one frozen model a section, unknown keys refused, defaults here only.
+
+`Config` is what a user writes. `freeze` cuts out what one stage depends on; the workflow writes that
+to results/{run}/config/{stage}.json, and a stage reads it back with `read_job`. So a change of a
+section reruns exactly what depends on it, and a queued job cannot pick up a later edit.
+"""
+
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from distillery.files import JsonObject, canonical_json, read_json
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+Split = Literal["train", "eval"]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Section(BaseModel):
+    """Base of every section: immutable, exact types, no unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Prompts(Section):
+    """Which prompt files are read (CSV or Parquet with `prompt_id,prompt`, JSONL, or TXT)."""
+
+    train: str = Field(description="prompts whose teacher trajectories the student learns from")
+    eval: str = Field(description="held-out prompts that samples are generated for")
+
+
+class Teacher(Section):
+    """The model that is distilled, and how its stock pipeline is called."""
+
+    path: str = Field(description="a Diffusers folder, or the id of a repository on the hub")
+    revision: str | None = Field(None, description="commit of a hub repository")
+    dtype: Dtype = Field("bfloat16", description="weights and activations; latents stay float32")
+    height: Count = Field(description="pixels")
+    width: Count = Field(description="pixels")
+    negative_prompt: str = Field("", description="the unconditional branch's prompt")
+    max_sequence_length: Count | None = Field(
+        None, description="text tokens a prompt is padded to; null: the stock pipeline's default"
+    )
+
+
+class Embeddings(Section):
+    """How prompts are encoded."""
+
+    batch_size: Count = Field(32, description="prompts in one call of the text encoder")
+
+
+class Targets(Section):
+    """The teacher's trajectories that are stored."""
+
+    steps: Count = Field(description="denoising steps of the teacher")
+    guidance_scale: Annotated[float, Field(ge=1.0)] = Field(
+        description="classifier-free guidance folded into the targets; 1.0 means off"
+    )
+    num_segments: Count = Field(
+        4, description="equal pieces of a trajectory; their num_segments + 1 ends are stored"
+    )
+    samples_per_prompt: Count = Field(1, description="trajectories of each prompt")
+    batch_size: Count = Field(8, description="trajectories in one call of the pipeline")
+    chunk_size: Count = Field(
+        64, description="trajectories in one file, the unit that a crash can lose"
+    )
+    num_shards: Count = Field(
+        8, description="independent jobs; choose it by the size of the data, at least one a GPU"
+    )
+    dtype: Dtype = Field("float32", description="of the stored states; solved in float32 always")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        _need_multiple("targets.steps", self.steps, "targets.num_segments", self.num_segments)
+        _need_multiple("targets.chunk_size", self.chunk_size, "targets.batch_size", self.batch_size)
+        return self
+
+
+class Student(Section):
+    """The network that learns, and the number of steps it samples with."""
+
+    init: Literal["teacher", "layers"] = Field(
+        "teacher", description="teacher: same shape and weights; layers: only the blocks kept"
+    )
+    layers: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
+        None, description="indices of the teacher's blocks to keep, for init: layers"
+    )
+    steps: Count = Field(4, description="denoising steps, without guidance")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.init == "layers") != (self.layers is not None):
+            raise ValueError(
+                f"student.init is {self.init!r} and student.layers is {self.layers}: give the list "
+                "of blocks with init: layers, and null with init: teacher"
+            )
+        if self.layers is not None and list(self.layers) != sorted(set(self.layers)):
+            raise ValueError(f"student.layers is {self.layers}: write each block once, ascending")
+        if self.layers == ():
+            raise ValueError("student.layers is empty: keep at least one block")
+        return self
+
+
+class Training(Section):
+    """How the student learns. Progress is counted in samples: one stored segment is one sample."""
+
+    objective: Literal["segment"] = Field("segment", description="segment: secant targets")
+    num_samples: Count = Field(description="length of the training")
+    global_batch_size: Count = Field(description="samples an update, over all processes")
+    micro_batch_size: Count | None = Field(
+        None, description="samples a process takes at once; null: its whole share"
+    )
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-4
+    schedule: Literal["constant", "cosine"] = "cosine"
+    warmup_samples: Annotated[int, Field(ge=0)] = 0
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    betas: tuple[float, float] = (0.9, 0.95)
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    ema_half_life_samples: Annotated[int, Field(ge=0)] = Field(
+        0, description="of the averaged weights that are exported; 0: no averaging"
+    )
+    dtype: Dtype = Field("bfloat16", description="of the forward pass; master weights are float32")
+    log_every_samples: Count = 1024
+    save_every_samples: Count = 16384
+    keep_checkpoints: Count = 2
+    timeout_s: Count = Field(600, description="of a collective; long work never happens inside one")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.micro_batch_size is not None:
+            _need_multiple(
+                "training.global_batch_size",
+                self.global_batch_size,
+                "training.micro_batch_size",
+                self.micro_batch_size,
+            )
+        for key in ("num_samples", "log_every_samples", "save_every_samples"):
+            batch_size = self.global_batch_size
+            _need_multiple(
+                f"training.{key}", getattr(self, key), "training.global_batch_size", batch_size
+            )
+        return self
+
+
+class SampledModel(Section):
+    """One column of the comparison: who generates, with how many steps."""
+
+    source: Literal["teacher", "student"]
+    steps: Count | None = Field(
+        None, description="null: targets.steps for the teacher, student.steps for the student"
+    )
+    guidance_scale: Annotated[float, Field(ge=1.0)] | None = Field(
+        None, description="null: targets.guidance_scale for the teacher, 1.0 for the student"
+    )
+
+
+class Samples(Section):
+    """What is generated from the held-out prompts."""
+
+    models: dict[Name, SampledModel] = Field(min_length=1)
+    images_per_prompt: Count = 1
+    batch_size: Count = Field(8, description="images in one call of the pipeline")
+    num_shards: Count = Field(4, description="independent jobs a model")
+
+
+class Evaluation(Section):
+    """How samples are scored."""
+
+    judge: str = Field(description="a CLIP model in transformers format: folder or hub id")
+    reference: Name = Field("teacher", description="the model of `samples` the others are held to")
+    num_resamples: Count = Field(2000, description="bootstrap resamples of an interval")
+
+
+class Hardware(Section):
+    """What the machine gives a job. Nothing here changes a result beyond rounding."""
+
+    cpu_threads: Count = Field(1, description="threads of a job without GPU; fixes its last bits")
+    cpu_processes: Count = Field(2, description="training processes where there is no GPU")
+
+
+class Config(Section):
+    """A whole run."""
+
+    run: Name = Field(description="results go to results/{run}")
+    seed: Annotated[int, Field(ge=0)] = 0
+    prompts: Prompts
+    teacher: Teacher
+    embeddings: Embeddings = Embeddings()
+    targets: Targets
+    student: Student = Student()
+    training: Training
+    samples: Samples
+    evaluation: Evaluation
+    hardware: Hardware = Hardware()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        _need_multiple(
+            "targets.num_segments", self.targets.num_segments, "student.steps", self.student.steps
+        )
+        if self.evaluation.reference not in self.samples.models:
+            raise ValueError(
+                f"evaluation.reference is {self.evaluation.reference!r}: it must be one of "
+                f"samples.models ({', '.join(self.samples.models)})"
+            )
+        return self
+
+
+def _need_multiple(name: str, value: int, unit_name: str, unit: int) -> None:
+    """Raise ValueError with the nearest good values unless `value` is a multiple of `unit`."""
+    if value % unit:
+        below, above = value // unit * unit, (value // unit + 1) * unit
+        advice = f"{below} or {above}" if below else f"{above}"
+        raise ValueError(
+            f"{unit_name} is {unit}, {name} is {value}: {value} must be a multiple of {unit}; "
+            f"use {advice}"
+        )
+
+
+# ---- what each stage depends on ----------------------------------------------------------------
+
+
+class PromptsJob(Section):
+    """Frozen configuration of the prompt tables."""
+
+    prompts: Prompts
+
+
+class EmbeddingsJob(Section):
+    """Frozen configuration of the text embeddings."""
+
+    teacher: Teacher
+    embeddings: Embeddings
+
+
+class TargetsJob(Section):
+    """Frozen configuration of target generation and of the merge."""
+
+    seed: int
+    teacher: Teacher
+    targets: Targets
+
+
+class TrainingJob(Section):
+    """Frozen configuration of the student's training."""
+
+    seed: int
+    teacher: Teacher
+    student: Student
+    training: Training
+
+
+class ExportJob(Section):
+    """Frozen configuration of the export."""
+
+    teacher: Teacher
+    targets: Targets
+    student: Student
+
+
+class Sampling(Section):
+    """One model's sampling with every default resolved."""
+
+    source: Literal["teacher", "student"]
+    steps: Count
+    guidance_scale: float
+    images_per_prompt: Count
+    batch_size: Count
+
+
+class SamplesJob(Section):
+    """Frozen configuration of one model's samples."""
+
+    seed: int
+    teacher: Teacher
+    sampling: Sampling
+
+
+class EvaluationJob(Section):
+    """Frozen configuration of the scores."""
+
+    evaluation: Evaluation
+    models: tuple[Name, ...]
+
+
+Job = TypeVar("Job", bound=Section)
+JOBS: dict[str, type[Section]] = {
+    "prompts": PromptsJob,
+    "embeddings": EmbeddingsJob,
+    "targets": TargetsJob,
+    "training": TrainingJob,
+    "export": ExportJob,
+    "evaluation": EvaluationJob,
+    "report": Config,
+}
+"""Stage name to the model of its frozen configuration; samples have one for each model."""
+
+
+def freeze(config: Config, stage: str) -> dict[str, Any]:
+    """What `stage` depends on, as a JSON object.
+
+    `stage` is a key of `JOBS`, or `samples-{model}` for a key of `config.samples.models`.
+    """
+    if stage.startswith("samples-"):
+        job: Section = SamplesJob(
+            seed=config.seed,
+            teacher=config.teacher,
+            sampling=resolve_sampling(config, stage.removeprefix("samples-")),
+        )
+    elif stage == "evaluation":
+        job = EvaluationJob(evaluation=config.evaluation, models=tuple(config.samples.models))
+    elif stage == "report":
+        job = config
+    elif stage in JOBS:
+        fields = JOBS[stage].model_fields
+        job = JOBS[stage](**{name: getattr(config, name) for name in fields})
+    else:
+        raise ValueError(f"no stage {stage!r}: use one of {', '.join(JOBS)} or samples-MODEL")
+    return job.model_dump(mode="json")
+
+
+def resolve_sampling(config: Config, model: str) -> Sampling:
+    """Fill the steps and the guidance that a sampled model leaves open."""
+    chosen = config.samples.models[model]
+    of_teacher = chosen.source == "teacher"
+    steps = config.targets.steps if of_teacher else config.student.steps
+    guidance_scale = config.targets.guidance_scale if of_teacher else 1.0
+    return Sampling(
+        source=chosen.source,
+        steps=chosen.steps or steps,
+        guidance_scale=chosen.guidance_scale or guidance_scale,
+        images_per_prompt=config.samples.images_per_prompt,
+        batch_size=config.samples.batch_size,
+    )
+
+
+def read_job(path: Path, job: type[Job]) -> Job:
+    """Read a stage's frozen configuration from results/{run}/config/{stage}.json."""
+    return parse(job, read_json(path), str(path))
+
+
+def parse_config(raw: JsonObject, source: str) -> Config:
+    """Check a configuration as loaded from YAML; errors name key, value and what is allowed."""
+    return parse(Config, raw, source)
+
+
+def parse(model: type[Job], raw: JsonObject, source: str) -> Job:
+    """Validate through JSON, which strict mode needs for tuples, and explain what is wrong."""
+    try:
+        return model.model_validate_json(canonical_json(raw))
+    except ValidationError as error:
+        problems = "\n".join(f"  {_explain(model, details)}" for details in error.errors())
+        raise ValueError(f"{source} cannot be used:\n{problems}") from None
+
+
+def _explain(model: type[BaseModel], details: Any) -> str:
+    """One line about one of pydantic's errors: key, value given, what is allowed."""
+    key = ".".join(str(part) for part in details["loc"])
+    given = details.get("input")
+    match details["type"]:
+        case "extra_forbidden":
+            allowed = ", ".join(sorted(_known_keys(model, details["loc"][:-1])))
+            return f"{key} is not a key of the configuration; known here: {allowed}"
+        case "missing":
+            return f"{key} is missing: add it"
+        case "value_error":
+            return str(details["ctx"]["error"])
+        case "float_type" | "int_type" if isinstance(given, str) and _is_number(given):
+            return (
+                f"{key} is the text {given!r}: YAML 1.1 takes 1e-4 for text, write 1.0e-4, "
+                "and leave out quotes"
+            )
+        case _:
+            message = details["msg"].replace("Input should be", "it should be")
+            return f"{key} is {given!r}: {message}"
+
+
+def _known_keys(model: type[BaseModel], location: tuple[str | int, ...]) -> set[str]:
+    """The keys of the (nested) section at `location`."""
+    for part in location:
+        field = model.model_fields.get(str(part))
+        if field is not None and isinstance(field.annotation, type):
+            model = field.annotation if issubclass(field.annotation, BaseModel) else model
+        elif field is not None or part in ("models",):
+            model = SampledModel
+    return set(model.model_fields)
+
+
+def _is_number(text: str) -> bool:
+    """Whether Python would read the text as a number."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def run_folder(config: Config) -> PurePosixPath:
+    """Where a run's files lie, relative to the repository."""
+    return PurePosixPath("results") / config.run

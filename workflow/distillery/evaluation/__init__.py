@@ -1,0 +1,1 @@
+"""Scores of generated pictures, and the report."""

@@ -1,0 +1,1 @@
+"""One adapter file per model family, behind one protocol."""

@@ -1,0 +1,92 @@
+"""Files that are either whole or absent: atomic writes, canonical JSON, hashes."""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+JsonObject = Mapping[str, Any]
+"""A JSON object. `Any` because JSON is untyped; models in `config` and `store` give it types."""
+
+
+@contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path`; on success flush it to disk and rename it to `path`.
+
+    A reader sees the old content or the new, never a part. On an error the temporary file or
+    folder is removed and `path` stays as it was.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    os.close(handle)
+    temporary = Path(name)
+    temporary.unlink()
+    try:
+        yield temporary
+        _sync(temporary)
+        if temporary.is_dir() and path.is_dir():
+            shutil.rmtree(path)
+        temporary.replace(path)
+        _sync(path.parent)
+    finally:
+        remove(temporary)
+
+
+def _sync(path: Path) -> None:
+    """Force a file's bytes, or a folder's entries, to the disk (POSIX fsync)."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a whole folder; do nothing where there is none."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a UTF-8 text file atomically with the permissions of an ordinary new file."""
+    with atomic_path(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: JsonObject) -> None:
+    """Write a JSON object atomically, in a stable order, one key a line (for people and diffs)."""
+    write_text(path, json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object; a file that is not one raises ValueError with its path."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not valid JSON ({error}): delete it and rerun") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} holds a JSON {type(value).__name__}, an object is needed")
+    return value
+
+
+def canonical_json(value: JsonObject) -> str:
+    """One string per value: sorted keys, no white space, no NaN; what hashes are taken of."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def hash_json(value: JsonObject) -> str:
+    """SHA-256 of the canonical JSON, as 64 hexadecimal digits."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
+
+
+def hash_file(path: Path) -> str:
+    """SHA-256 of a file's bytes, as 64 hexadecimal digits, read in blocks."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

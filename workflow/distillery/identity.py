@@ -1,0 +1,57 @@
+"""Who a sample is: prompt ids, sample identities, and the noise that belongs to each.
+
+Noise is a function of (run seed, prompt id, sample index) and of nothing else: not of the rank,
+the shard, the batch or the device. It is drawn on the CPU, since a CUDA generator gives other
+numbers, and the same integer reproduces it in a stock pipeline:
+`generator=torch.Generator().manual_seed(noise_seed)`.
+"""
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+PROMPT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+@dataclass(frozen=True, order=True)
+class SampleId:
+    """One sample of one prompt; `index` counts the samples of that prompt from 0."""
+
+    prompt_id: str
+    index: int
+
+
+def check_prompt_id(prompt_id: str) -> None:
+    """Raise ValueError unless the id is safe as a folder name on every file system."""
+    if not PROMPT_ID.fullmatch(prompt_id) or ".." in prompt_id:
+        raise ValueError(
+            f"prompt id {prompt_id!r} cannot name a folder: use 1 to 128 letters, digits, "
+            "'.', '_' or '-', beginning with a letter or digit, without '..'"
+        )
+
+
+def noise_seed(run_seed: int, sample: SampleId) -> int:
+    """The seed of a sample's noise: the first 63 bits of SHA-256 over its identity."""
+    text = f"{run_seed}\n{sample.prompt_id}\n{sample.index}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+def draw_noise(run_seed: int, samples: Sequence[SampleId], shape: tuple[int, ...]) -> torch.Tensor:
+    """Standard normal noise, one independent CPU stream a sample.
+
+    Args:
+        run_seed: the run's `seed`.
+        samples: b identities.
+        shape: a sample's latent shape without the batch, e.g. (c, f, h, w).
+
+    Returns:
+        float32 tensor (b, *shape) on the CPU.
+    """
+    noise_b = torch.empty((len(samples), *shape), dtype=torch.float32)
+    for row, sample in enumerate(samples):
+        generator = torch.Generator("cpu").manual_seed(noise_seed(run_seed, sample))
+        noise_b[row] = torch.randn(shape, generator=generator, dtype=torch.float32)
+    return noise_b

@@ -1,0 +1,1 @@
+"""What one job of each stage does, from its inputs to its outputs."""

@@ -1,0 +1,1 @@
+"""Durable tensors on disk: recipes, chunk files, shards and their manifest."""

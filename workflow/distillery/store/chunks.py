@@ -1,0 +1,158 @@
+"""The durable unit: a chunk is one safetensors file of a fixed group of samples.
+
+A chunk's header carries the recipe's hash, the digest of who is in it, and a checksum of its
+tensors, so a file vouches for itself: a truncated, damaged or foreign one is refused by name.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from distillery.files import atomic_path, canonical_json
+
+
+class DamagedChunkError(ValueError):
+    """A chunk file that is not what was written."""
+
+
+class ForeignChunkError(ValueError):
+    """A whole chunk, but of another recipe or of other samples than asked for."""
+
+
+@dataclass(frozen=True)
+class ChunkIdentity:
+    """What a chunk must be to be used: by which recipe, of which members.
+
+    Attributes:
+        recipe: hash of the recipe (`files.hash_json`).
+        members: hash of the members' identities in their order, with all they depend on.
+    """
+
+    recipe: str
+    members: str
+
+
+def chunk_path(folder: Path, index: int) -> Path:
+    """The path of chunk `index` in its recipe's folder."""
+    return folder / f"chunk-{index:06d}.safetensors"
+
+
+def chunk_folder(root: Path, recipe_hash: str) -> Path:
+    """The folder of one recipe's chunks: another recipe never shares, or overwrites, a file."""
+    return root / recipe_hash[:12]
+
+
+def write_chunk(
+    path: Path, tensors: Mapping[str, torch.Tensor], identity: ChunkIdentity, about: Mapping[str, Any]
+) -> None:
+    """Write a chunk atomically.
+
+    Args:
+        path: where; parents are made.
+        tensors: name to tensor on any device.
+        identity: recipe and members, checked by every reader.
+        about: JSON facts for people (which prompts); not interpreted.
+    """
+    on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    metadata = {
+        "recipe": identity.recipe,
+        "members": identity.members,
+        "checksum": _checksum(on_cpu),
+        "about": canonical_json(about),
+    }
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(save(on_cpu, metadata=metadata))
+
+
+def check_header(path: Path, identity: ChunkIdentity) -> None:
+    """Check without reading the tensors that a chunk exists, is whole, and is the one asked for.
+
+    Raises:
+        DamagedChunkError: missing, truncated, or not a chunk.
+        ForeignChunkError: of another recipe or of other members.
+    """
+    metadata = _open_metadata(path)
+    found = ChunkIdentity(metadata.get("recipe", ""), metadata.get("members", ""))
+    if found.recipe != identity.recipe:
+        raise ForeignChunkError(
+            f"{path} was made by recipe {found.recipe[:12]}, this run's recipe is "
+            f"{identity.recipe[:12]}: move the file away, or restore the configuration it was made with"
+        )
+    if found.members != identity.members:
+        raise ForeignChunkError(
+            f"{path} holds other prompts or samples than the prompt table now gives for its place: "
+            "rerun the stage that makes it, and only such chunks are made again"
+        )
+
+
+def read_chunk(path: Path, identity: ChunkIdentity) -> dict[str, torch.Tensor]:
+    """Read a chunk's tensors and verify every byte against its checksum.
+
+    Raises:
+        DamagedChunkError, ForeignChunkError: as `check_header`, and for a flipped bit.
+    """
+    check_header(path, identity)
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            checksum = file.metadata()["checksum"]
+    except (SafetensorError, KeyError) as error:
+        raise _damaged(path, str(error)) from error
+    if _checksum(tensors) != checksum:
+        raise _damaged(path, "its bytes do not match its checksum")
+    return tensors
+
+
+def is_intact(path: Path, identity: ChunkIdentity) -> bool:
+    """Whether this very chunk is there, undamaged. A chunk of another recipe raises.
+
+    One that is missing, damaged, or of other members may be made again by the caller.
+    """
+    try:
+        read_chunk(path, identity)
+    except DamagedChunkError:
+        return False
+    except ForeignChunkError:
+        if _open_metadata(path).get("recipe") != identity.recipe:
+            raise
+        return False
+    return True
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    """The facts for people in a chunk's header."""
+    about: dict[str, Any] = json.loads(_open_metadata(path).get("about", "{}"))
+    return about
+
+
+def _open_metadata(path: Path) -> dict[str, str]:
+    if not path.is_file():
+        raise DamagedChunkError(f"{path} is missing: rerun the stage that makes it")
+    try:
+        with safe_open(path, framework="pt") as file:
+            return file.metadata() or {}
+    except (SafetensorError, OSError, UnicodeDecodeError) as error:
+        raise _damaged(path, str(error)) from error
+
+
+def _damaged(path: Path, why: str) -> DamagedChunkError:
+    return DamagedChunkError(
+        f"{path} is damaged ({why}): rerun the stage that makes it, only this chunk is made again"
+    )
+
+
+def _checksum(tensors: Mapping[str, torch.Tensor]) -> str:
+    """SHA-256 over names, types, shapes and bytes, in the order of the names."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

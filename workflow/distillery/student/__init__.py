@@ -1,0 +1,1 @@
+"""The student network: how it is built from the teacher and exported."""

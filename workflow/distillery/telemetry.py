@@ -1,0 +1,182 @@
+"""What a job tells people: its log file, a progress bar, and events for the report's timeline.
+
+Events never enter a manifest: they hold times and host names, and a result must not. Each job
+appends to results/{run}/telemetry/{job}.jsonl, so that an interrupted job's first try stays visible.
+"""
+
+import json
+import logging
+import os
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from tqdm import tqdm
+
+EventKind = Literal["start", "work", "end"]
+PERSISTENT_ITEMS = 4
+"""Up to this many items each gets a log line; more get a progress bar and the bar alone."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """One line of a telemetry file.
+
+    Attributes:
+        kind: start and end of the job, or one piece of work in it.
+        stage: rule name, e.g. "targets".
+        job: unique in the run, e.g. "targets-0-of-4".
+        device: "cpu", or "cuda" and the visible device, e.g. "cuda:GPU-1a2b".
+        host: node name.
+        begin_s, end_s: Unix time of the piece of work; equal for start and end.
+        num_items: samples, prompts or images done in it.
+        facts: anything else, e.g. memory at the end.
+    """
+
+    kind: EventKind
+    stage: str
+    job: str
+    device: str
+    host: str
+    begin_s: float
+    end_s: float
+    num_items: int = 0
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+class Reporter:
+    """The voice of one job. Make it with `reporting`."""
+
+    def __init__(self, folder: Path, stage: str, job: str, device: str) -> None:
+        """Events go to `folder/{job}.jsonl`."""
+        self.path = folder / f"{job}.jsonl"
+        self.stage = stage
+        self.job = job
+        self.device = device
+        self.logger = logging.getLogger(f"distillery.{job}")
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def emit(
+        self, kind: EventKind, begin_s: float, end_s: float, num_items: int = 0, **facts: Any
+    ) -> None:
+        """Append one event; a line is written at once, so parallel readers see whole lines."""
+        event = Event(
+            kind, self.stage, self.job, self.device, socket.gethostname(),
+            begin_s, end_s, num_items, facts,
+        )  # fmt: skip
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(vars(event)) + "\n")
+
+    @contextmanager
+    def work(self, num_items: int, **facts: Any) -> Iterator[None]:
+        """Time a piece of work and emit it when it succeeds."""
+        begin_s = time.time()
+        yield
+        self.emit("work", begin_s, time.time(), num_items, **facts)
+
+    def progress(self, total: int, unit: str, initial: int = 0) -> "tqdm[None]":
+        """A progress bar on a terminal, nothing elsewhere; named by job and device."""
+        return tqdm(
+            total=total,
+            initial=initial,
+            unit=unit,
+            desc=f"{self.job} [{self.device}]",
+            disable=not sys.stderr.isatty() or total <= PERSISTENT_ITEMS,
+            leave=False,
+            mininterval=0.5,
+        )
+
+    def info(self, message: str) -> None:
+        """A line in the job's log."""
+        self.logger.info(message)
+
+    def warning(self, message: str) -> None:
+        """A line in the job's log and on the terminal."""
+        self.logger.warning(message)
+
+
+@contextmanager
+def reporting(
+    folder: Path, stage: str, job: str, device: str, log: Path | None
+) -> Iterator[Reporter]:
+    """Open a job's log and event file, and emit its start and end.
+
+    Args:
+        folder: results/{run}/telemetry.
+        stage, job, device: see `Event`.
+        log: the job's own log file, or None to log to stderr.
+    """
+    reporter = Reporter(folder, stage, job, device)
+    _set_up_logging(reporter, log)
+    begin_s = time.time()
+    reporter.emit("start", begin_s, begin_s, pid=os.getpid())
+    reporter.info(f"{stage} begins on {device}")
+    yield reporter
+    end_s = time.time()
+    reporter.emit("end", begin_s, end_s)
+    reporter.info(f"{stage} done in {end_s - begin_s:.1f} s")
+
+
+def _set_up_logging(reporter: Reporter, log: Path | None) -> None:
+    """Everything to the log file; warnings also to stderr. Every line names job and device."""
+    form = logging.Formatter(
+        f"%(asctime)s %(levelname)s {reporter.job} [{reporter.device}] %(message)s"
+    )
+    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
+    if log is not None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        handlers[0].setLevel(logging.WARNING)
+        handlers.append(logging.FileHandler(log, encoding="utf-8"))
+    for handler in handlers:
+        handler.setFormatter(form)
+    logging.basicConfig(level=logging.INFO, handlers=handlers, force=True)
+    for noisy in ("httpx", "matplotlib", "PIL", "huggingface_hub"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def explain_errors(main: Callable[[], None]) -> int:
+    """Run a script's body; turn a mistake of the user into one message and exit status 1.
+
+    ValueError, FileNotFoundError and RuntimeError-free mistakes print their message alone, with the
+    traceback in the log; anything else is our fault and prints its traceback.
+    """
+    try:
+        main()
+    except (ValueError, FileNotFoundError, NotADirectoryError, PermissionError) as error:
+        logging.getLogger("distillery").debug("%s", traceback.format_exc())
+        message = f"error: {error}"
+        print(f"\n{message}\n", file=sys.stderr)  # noqa: T201
+        _log_to_files(message + "\n" + traceback.format_exc())
+        return 1
+    except Exception:
+        text = traceback.format_exc()
+        print(text, file=sys.stderr)  # noqa: T201
+        _log_to_files(text)
+        return 1
+    return 0
+
+
+def _log_to_files(text: str) -> None:
+    """Append to the open log files only; the terminal already has the short form."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.FileHandler):
+            record = logging.LogRecord("distillery", logging.ERROR, "", 0, text, None, None)
+            handler.emit(record)
+
+
+def read_events(folder: Path) -> list[Event]:
+    """All events of a run, in the order of their begin; a torn last line of a killed job is skipped."""
+    events = []
+    for path in sorted(folder.glob("*.jsonl")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                events.append(Event(**json.loads(line)))
+            except (json.JSONDecodeError, TypeError):
+                continue
+    return sorted(events, key=lambda event: event.begin_s)
