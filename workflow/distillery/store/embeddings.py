@@ -1,0 +1,87 @@
+"""Text embeddings on disk: once per distinct prompt, unpadded, read by row without loading all.
+
+A chunk holds, for each named tensor of the conditioning, `{name}.values` (all prompts' rows one after
+another, (sum of l, ...)) and `{name}.lengths` (l of each prompt). Text 0 is the negative prompt.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pandas as pd
+import torch
+from safetensors import safe_open
+
+from distillery.files import hash_json
+from distillery.store.shards import Manifest
+
+Conditioning = Mapping[str, torch.Tensor]
+
+
+def distinct_texts(table: pd.DataFrame, negative_prompt: str) -> tuple[list[str], list[int]]:
+    """The texts to encode, negative prompt first, and for each row of the table its text's index."""
+    texts = list(dict.fromkeys([negative_prompt, *table["prompt"]]))
+    position = {text: index for index, text in enumerate(texts)}
+    return texts, [position[prompt] for prompt in table["prompt"]]
+
+
+def members_of(texts: Sequence[str]) -> str:
+    """The digest of a chunk's texts."""
+    return hash_json({"texts": list(texts)})
+
+
+def pack(prompts: Sequence[Conditioning]) -> dict[str, torch.Tensor]:
+    """Join unpadded prompts to a chunk's tensors."""
+    tensors = {}
+    for name in prompts[0]:
+        tensors[f"{name}.values"] = torch.cat([prompt[name] for prompt in prompts])
+        lengths = [len(prompt[name]) for prompt in prompts]
+        tensors[f"{name}.lengths"] = torch.tensor(lengths, dtype=torch.int64)
+    return tensors
+
+
+class EmbeddingStore:
+    """Random access to the embeddings of one prompt table; memory-mapped, nothing is preloaded."""
+
+    def __init__(self, manifest_path: Path, table: pd.DataFrame) -> None:
+        """Open the embeddings of `table`.
+
+        Raises ValueError if they are of another table than this.
+        """
+        manifest = Manifest.read(manifest_path)
+        self.recipe_hash = manifest.recipe_hash
+        texts, self._text_of_row = distinct_texts(table, manifest.recipe["negative_prompt"])
+        if len(texts) != manifest.num_samples:
+            raise ValueError(
+                f"{manifest_path} holds {manifest.num_samples} texts, the prompt table gives "
+                f"{len(texts)}: rerun the embeddings"
+            )
+        self._where: list[tuple[int, int]] = []
+        self._files = []
+        for number, chunk in enumerate(manifest.chunks):
+            self._files.append(safe_open(manifest_path.parent / chunk.file, framework="pt"))
+            self._where += [(number, row) for row in range(chunk.num_samples)]
+        self._names = [
+            key.removesuffix(".lengths") for key in self._files[0].keys() if key.endswith(".lengths")  # noqa: SIM118
+        ]  # fmt: skip
+        self._ends = [
+            {name: file.get_tensor(f"{name}.lengths").cumsum(0).tolist() for name in self._names}
+            for file in self._files
+        ]
+
+    @property
+    def negative(self) -> Conditioning:
+        """The negative prompt's embeddings, unpadded."""
+        return self._text(0)
+
+    def row(self, row: int) -> Conditioning:
+        """The embeddings of the prompt in one row of the table: name to (l, ...), unpadded."""
+        return self._text(self._text_of_row[row])
+
+    def _text(self, text: int) -> Conditioning:
+        number, row = self._where[text]
+        found = {}
+        for name in self._names:
+            ends = self._ends[number][name]
+            begin = ends[row - 1] if row else 0
+            found[name] = self._files[number].get_slice(f"{name}.values")[begin : ends[row]]
+        return found

@@ -1,0 +1,72 @@
+"""Teacher trajectories on disk: the states at the knots, read by sample without loading all.
+
+A chunk holds `noisy` (b, k, *latent), `prompt_row` (b,) into the prompt table, and the schedule that the
+recipe also holds: `timesteps` (k - 1,), `alphas` (k,), `sigmas` (k,) at the knots.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from distillery.families.protocol import Schedule
+from distillery.store.shards import Manifest
+
+
+def knots_of(steps: int, num_segments: int) -> tuple[int, ...]:
+    """Step indices of the stored states: 0, steps / num_segments, ..., steps."""
+    return tuple(range(0, steps + 1, steps // num_segments))
+
+
+def schedule_at(schedule: Schedule, knots: tuple[int, ...]) -> Schedule:
+    """The schedule restricted to the knots; the last knot has no timestep."""
+    return Schedule(
+        timesteps=tuple(schedule.timesteps[knot] for knot in knots[:-1]),
+        alphas=tuple(schedule.alphas[knot] for knot in knots),
+        sigmas=tuple(schedule.sigmas[knot] for knot in knots),
+    )
+
+
+def schedule_from_json(raw: dict[str, Any]) -> Schedule:
+    """The schedule as a recipe stores it."""
+    return Schedule(tuple(raw["timesteps"]), tuple(raw["alphas"]), tuple(raw["sigmas"]))
+
+
+class TrajectoryStore:
+    """Random access to all trajectories of a manifest; memory-mapped, nothing is preloaded.
+
+    Attributes:
+        recipe: of the targets; `recipe["family"]`, `recipe["prediction_type"]`,
+            `recipe["schedule"]` (at the knots) and `recipe["embeddings"]` are what training needs.
+        schedule: at the knots.
+        num_samples, num_knots, latent_shape: sizes.
+    """
+
+    def __init__(self, manifest_path: Path) -> None:
+        """Open the chunks that the manifest lists, relative to its folder."""
+        manifest = Manifest.read(manifest_path)
+        self.recipe = manifest.recipe
+        self.recipe_hash = manifest.recipe_hash
+        self.num_samples = manifest.num_samples
+        self.schedule = schedule_from_json(self.recipe["schedule"])
+        self.num_knots = len(self.schedule.sigmas)
+        self._files = [
+            safe_open(manifest_path.parent / chunk.file, framework="pt")
+            for chunk in manifest.chunks
+        ]
+        self._rows = [row for file in self._files for row in file.get_tensor("prompt_row").tolist()]
+        self._chunk_size = manifest.chunks[0].num_samples
+        self.latent_shape = tuple(self._files[0].get_slice("noisy").get_shape()[2:])
+
+    def prompt_row(self, sample: int) -> int:
+        """The row of the prompt table that a sample was made from."""
+        return int(self._rows[sample])
+
+    def states(self, sample: int, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The states of one trajectory at two knots, each (*latent)."""
+        number, row = divmod(sample, self._chunk_size)
+        noisy = self._files[number].get_slice("noisy")
+        # Reading [row, first:last + 1] maps one run of the file; the states between are few.
+        run = noisy[row, first : last + 1]
+        return run[0], run[-1]

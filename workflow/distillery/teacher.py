@@ -1,0 +1,145 @@
+"""Find a teacher, check that it is whole, say which it is, and load the parts that a job needs."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from distillery.config import Dtype, Teacher
+from distillery.families import Family, family_of
+from distillery.families.protocol import Pipeline, Scheduler
+from distillery.files import hash_json, read_json
+
+INDEX = "model_index.json"
+HASHED_BYTES = 1 << 20
+"""Of each end of a weights file. Hashing all of a 60 GB teacher would take minutes for every job."""
+
+
+def find_teacher(teacher: Teacher) -> Path:
+    """The folder of the teacher, downloaded if `path` is a hub id, checked for completeness.
+
+    Raises:
+        FileNotFoundError: no such folder, or one of its files is missing.
+        ValueError: the folder is not a Diffusers pipeline of a known family.
+    """
+    folder = Path(teacher.path)
+    if not folder.is_dir():
+        if teacher.path.count("/") != 1 or teacher.path.startswith((".", "/", "~")):
+            raise FileNotFoundError(
+                f"teacher.path is {teacher.path!r}: there is no such folder; give a Diffusers folder "
+                "(with a model_index.json) or the id of a hub repository, owner/name"
+            )
+        from diffusers import DiffusionPipeline
+
+        try:
+            folder = Path(DiffusionPipeline.download(teacher.path, revision=teacher.revision))
+        except OSError as error:
+            raise FileNotFoundError(
+                f"teacher.path is {teacher.path!r}: it is no folder here and could not be had from "
+                f"the hub ({error})"
+            ) from error
+    check_complete(folder)
+    return folder
+
+
+def check_complete(folder: Path) -> None:
+    """Raise unless every component that model_index.json names is there with all its weights."""
+    if not (folder / INDEX).is_file():
+        raise FileNotFoundError(
+            f"{folder} has no {INDEX}: teacher.path must be a folder in Diffusers format "
+            "(what `pipeline.save_pretrained` writes)"
+        )
+    index = read_json(folder / INDEX)
+    family_of(index.get("_class_name", ""))
+    missing = [
+        file for name, value in index.items() if _is_component(value) for file in _missing(folder / name)
+    ]
+    if missing:
+        raise FileNotFoundError(
+            f"the teacher in {folder} is incomplete, missing: {', '.join(missing)}; copy or download "
+            "it again"
+        )
+
+
+def _is_component(value: Any) -> bool:
+    """Whether an entry of model_index.json is a component, [library, class], that is present."""
+    return isinstance(value, list) and len(value) == 2 and None not in value
+
+
+def _missing(component: Path) -> list[str]:
+    """What a component's folder lacks, as paths relative to the pipeline's folder."""
+    if not component.is_dir():
+        return [component.name]
+    indices = sorted(component.glob("*.safetensors.index.json"))
+    named = {file for index in indices for file in read_json(index)["weight_map"].values()}
+    lacking = [f"{component.name}/{file}" for file in sorted(named) if not (component / file).is_file()]
+    needs_weights = (component / "config.json").is_file()
+    if needs_weights and not named and not any(component.glob("*.safetensors")):
+        lacking.append(f"{component.name}/*.safetensors")
+    return lacking
+
+
+def fingerprint(folder: Path) -> str:
+    """A hash that tells two pipelines apart, without reading all of their weights.
+
+    Covers every JSON and tokenizer file whole, and of each weights file its size and its first and
+    last MiB. Where the folder lies does not matter.
+    """
+    entries = {}
+    for path in sorted(folder.rglob("*")):
+        if not path.is_file() or path.name.startswith(".") or path.suffix == ".md":
+            continue
+        size = path.stat().st_size
+        digest = hashlib.sha256()
+        with path.open("rb") as file:
+            digest.update(file.read(HASHED_BYTES))
+            if size > HASHED_BYTES:
+                file.seek(max(HASHED_BYTES, size - HASHED_BYTES))
+                digest.update(file.read())
+        entries[path.relative_to(folder).as_posix()] = f"{size}:{digest.hexdigest()}"
+    return hash_json(entries)
+
+
+def family_in(folder: Path) -> Family:
+    """The family of the pipeline in a folder."""
+    return family_of(read_json(folder / INDEX)["_class_name"])
+
+
+def load_scheduler(folder: Path) -> Scheduler:
+    """The pipeline's scheduler alone: milliseconds, no weights."""
+    import diffusers
+
+    name = read_json(folder / INDEX)["scheduler"][1]
+    return getattr(diffusers, name).from_pretrained(folder / "scheduler")
+
+
+def torch_dtype(name: Dtype) -> torch.dtype:
+    """The torch type of a configuration's `dtype`."""
+    found = getattr(torch, name)
+    assert isinstance(found, torch.dtype)
+    return found
+
+
+def load_pipeline(
+    folder: Path, dtype: Dtype, device: torch.device, leave_out: tuple[str, ...] = ()
+) -> Pipeline:
+    """Load a stock pipeline on one device.
+
+    Args:
+        folder: in Diffusers format.
+        dtype: of all weights but the VAE's, which stays float32 (bf16 decoding shifts colours).
+        device: where it goes.
+        leave_out: names of components that this job does not need.
+    """
+    from diffusers import DiffusionPipeline
+
+    absent: dict[str, None] = dict.fromkeys(leave_out)
+    pipeline = DiffusionPipeline.from_pretrained(
+        folder,
+        torch_dtype={"default": torch_dtype(dtype), "vae": torch.float32},
+        local_files_only=True,
+        **absent,
+    )
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline.to(device)
