@@ -1,0 +1,139 @@
+"""The training pictures of the demo, drawn in parallel and kept in memory."""
+
+import hashlib
+import multiprocessing
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import torch
+
+from resources.demo.pictures import (
+    BACKGROUNDS,
+    COLOURS,
+    MIRRORED,
+    PICTURE_PX,
+    RADII_PX,
+    RELATIONS,
+    SHAPES,
+    Item,
+    Scene,
+    canonical_caption,
+    caption_of,
+    draw,
+    is_held_out,
+    training_scene,
+)
+
+# Pictures stand in groups whose captions differ from the group's first by one edit: a contrastive
+# batch made of whole groups holds its own hard negatives.
+GROUP = 8
+GROUPS_PER_CHUNK = 32
+WORDS = {"size": tuple(RADII_PX), "colour": tuple(COLOURS), "shape": SHAPES}
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Pictures with their captions, in groups of neighbours."""
+
+    pictures: torch.Tensor
+    """uint8, (pictures, 3, 96, 96)."""
+    captions: list[str]
+    scenes: torch.Tensor
+    """int64, (pictures,): equal for captions that describe the same scene."""
+
+
+def _edit_word(scene: Scene, rng: random.Random) -> Scene:
+    """Change one word of one item."""
+    index = rng.randrange(len(scene.items))
+    field, words = rng.choice(list(WORDS.items()))
+    items = list(scene.items)
+    items[index] = replace(items[index], **{field: rng.choice(words)})
+    return replace(scene, items=tuple(items))
+
+
+def _edit_ground(scene: Scene, rng: random.Random) -> Scene:
+    """Change the background."""
+    return replace(scene, background=rng.choice(list(BACKGROUNDS)))
+
+
+def _edit_relation(scene: Scene, rng: random.Random) -> Scene:
+    """Change the relation."""
+    return replace(scene, relation=rng.choice(list(RELATIONS)))
+
+
+def _swap_word(scene: Scene, rng: random.Random) -> Scene:
+    """Exchange one word between the two items."""
+    first, second = scene.items
+    field = rng.choice(list(WORDS))
+    items: tuple[Item, Item] = (
+        replace(first, **{field: getattr(second, field)}),
+        replace(second, **{field: getattr(first, field)}),
+    )
+    return replace(scene, items=items)
+
+
+def _mirror(scene: Scene, rng: random.Random) -> Scene:
+    """Let the two items change places."""
+    del rng
+    assert scene.relation is not None
+    return replace(scene, relation=MIRRORED[scene.relation])
+
+
+def _is_valid(scene: Scene) -> bool:
+    """Tell whether a training picture may show this scene."""
+    distinct = {(item.colour, item.shape) for item in scene.items}
+    return len(distinct) == len(scene.items) and not is_held_out(scene)
+
+
+def neighbours(rng: random.Random) -> list[Scene]:
+    """Return a group: a random training scene and distinct ones that differ from it by one edit."""
+    base = training_scene(rng)
+    edits: list[Callable[[Scene, random.Random], Scene]] = [_edit_word, _edit_word, _edit_ground]
+    if base.relation is not None:
+        edits += [_edit_word, _swap_word, _swap_word, _edit_relation, _mirror]
+    group = {canonical_caption(base): base}
+    while len(group) < GROUP:
+        scene = rng.choice(edits)(base, rng)
+        if _is_valid(scene):
+            group.setdefault(canonical_caption(scene), scene)
+    return list(group.values())
+
+
+def _draw_chunk(chunk: int, seed: int) -> tuple[np.ndarray, list[str], list[int]]:
+    """Draw one chunk: pictures (n, 3, 96, 96), captions, scene numbers."""
+    rng = random.Random(f"{seed}:{chunk}")  # noqa: S311 - no secrets
+    captions: list[str] = []
+    scenes: list[int] = []
+    for _ in range(GROUPS_PER_CHUNK):
+        for scene in neighbours(rng):
+            captions.append(caption_of(scene))
+            digest = hashlib.sha256(canonical_caption(scene).encode()).digest()
+            scenes.append(int.from_bytes(digest[:7], "big"))
+    pictures = np.empty((len(captions), 3, PICTURE_PX, PICTURE_PX), dtype=np.uint8)
+    for i, caption in enumerate(captions):
+        picture_seed = rng.getrandbits(32)
+        pictures[i] = np.asarray(draw(caption, picture_seed)).transpose(2, 0, 1)
+    return pictures, captions, scenes
+
+
+def draw_pool(num_pictures: int, *, seed: int, workers: int) -> Pool:
+    """Draw the training pool; its content depends on the seed, not on the number of workers.
+
+    The count is rounded up to whole chunks of 256 pictures. One-object captions are 448 in all, so
+    they come back often with other positions; of the 226,000 two-object ones most are seen once.
+    """
+    per_chunk = GROUP * GROUPS_PER_CHUNK
+    num_chunks = -(-num_pictures // per_chunk)
+    pictures = torch.empty((num_chunks * per_chunk, 3, PICTURE_PX, PICTURE_PX), dtype=torch.uint8)
+    captions: list[str] = []
+    scenes: list[int] = []
+    with multiprocessing.get_context("fork").Pool(workers) as processes:
+        chunks = processes.imap(partial(_draw_chunk, seed=seed), range(num_chunks), chunksize=4)
+        for index, (drawn, texts, numbers) in enumerate(chunks):
+            pictures[index * per_chunk : (index + 1) * per_chunk] = torch.from_numpy(drawn)
+            captions += texts
+            scenes += numbers
+    return Pool(pictures, captions, torch.tensor(scenes))
