@@ -1,0 +1,265 @@
+"""Scores of a small run: a real CLIP of tiny size, pictures drawn here, values checked directly."""
+
+import hashlib
+import json
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from distillery.config import Evaluation, EvaluationJob
+from distillery.evaluation.evaluate import evaluate
+from distillery.evaluation.judge import count_cut_prompts, embed_images, embed_prompts, load_judge
+from distillery.evaluation.metrics import IDENTICAL_PSNR_DB
+from distillery.telemetry import Reporter
+from PIL import Image, ImageDraw
+from safetensors.numpy import save_file
+from transformers import CLIPConfig, CLIPModel, CLIPProcessor, CLIPTokenizer
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+CPU = torch.device("cpu")
+COLOURS = ("red", "green", "blue", "orange", "purple", "black")
+SHAPES = ("circle", "square")
+PROMPTS = [f"a {colour} {shape}" for colour in COLOURS for shape in SHAPES]
+MAX_TOKENS = 8
+
+
+def make_judge(folder):
+    """A random CLIP with a tokenizer trained on the prompts; real classes, 80,000 weights."""
+    letters = list("abcdefghijklmnopqrstuvwxyz")
+    vocab = ["<|startoftext|>", "<|endoftext|>", *letters, *(f"{letter}</w>" for letter in letters)]
+    untrained = CLIPTokenizer({token: number for number, token in enumerate(vocab)}, merges=[])
+    tokenizer = untrained.train_new_from_iterator(PROMPTS, vocab_size=700)
+    shared = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    shared |= {"num_attention_heads": 2, "projection_dim": 16}
+    text = shared | {"vocab_size": len(tokenizer), "max_position_embeddings": MAX_TOKENS}
+    text |= {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    vision = shared | {"image_size": 32, "patch_size": 8}
+    torch.manual_seed(0)
+    config = CLIPConfig(text_config=text, vision_config=vision, projection_dim=16)
+    CLIPModel(config).save_pretrained(folder)
+    pictures = CLIPImageProcessorPil(
+        size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}
+    )
+    CLIPProcessor(pictures, tokenizer).save_pretrained(folder)
+
+
+def draw(prompt, shift):
+    """The prompt's picture, 48 × 48; `shift` moves it and changes its brightness."""
+    _, colour, shape = prompt.split()
+    image = Image.new("RGB", (48, 48), (240 - shift, 240, 240))
+    box = (10 + shift, 10, 36 + shift, 36)
+    pen = ImageDraw.Draw(image)
+    (pen.ellipse if shape == "circle" else pen.rectangle)(box, fill=colour)
+    return image
+
+
+def make_samples(folder, model, steps, guidance_scale, shift, images_per_prompt=2):
+    """One model's samples folder as the samples stage leaves it."""
+    rows = []
+    for number, prompt in enumerate(PROMPTS):
+        for index in range(images_per_prompt):
+            name = f"eval-{number:02d}/{index}"
+            image_path = folder / f"{name}.png"
+            image_path.parent.mkdir(parents=True, exist_ok=True)
+            draw(prompt, shift + index).save(image_path)
+            latents = np.full((4, 1, 6, 6), number + 0.1 * shift, dtype=np.float32)
+            save_file({"latents": latents}, folder / f"{name}.safetensors")
+            rows.append(
+                {
+                    "prompt_id": f"eval-{number:02d}",
+                    "prompt": prompt,
+                    "index": index,
+                    "noise_seed": 1000 * number + index,
+                    "file": f"{name}.png",
+                    "sha256": hashlib.sha256(image_path.read_bytes()).hexdigest(),
+                    "latents_file": f"{name}.safetensors",
+                    "model": model,
+                    "steps": steps,
+                    "guidance_scale": guidance_scale,
+                    "network_calls": steps * (2 if guidance_scale > 1 else 1),
+                }
+            )
+    pd.DataFrame(rows).to_parquet(folder / "manifest.parquet", index=False)
+    return folder / "manifest.parquet"
+
+
+@pytest.fixture(scope="session")
+def judge_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("judge")
+    make_judge(folder)
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path, judge_folder):
+    """A run with a teacher, the teacher at few steps, and a student, ready to be scored."""
+    return Run(tmp_path, str(judge_folder))
+
+
+class Run:
+    """The inputs of `evaluate` and its outputs, read back."""
+
+    def __init__(self, folder, judge):
+        self.folder = folder
+        self.manifests = {
+            "teacher": make_samples(folder / "samples/teacher", "teacher", 24, 4.0, 0),
+            "few": make_samples(folder / "samples/few", "few", 4, 4.0, 5),
+            "student": make_samples(folder / "samples/student", "student", 4, 1.0, 1),
+        }
+        chosen = Evaluation(judge=judge, reference="teacher", num_resamples=200)
+        self.job = EvaluationJob(evaluation=chosen, models=tuple(self.manifests))
+        self.quality = folder / "evaluation/quality.json"
+        self.scores = folder / "evaluation/scores.parquet"
+
+    def evaluate(self):
+        reporter = Reporter(self.folder / "telemetry", "evaluation", "evaluation", "cpu")
+        evaluate(self.job, self.manifests, self.quality, self.scores, reporter, CPU)
+        return json.loads(self.quality.read_text()), pd.read_parquet(self.scores)
+
+    def edit(self, model, change):
+        table = pd.read_parquet(self.manifests[model])
+        change(table).to_parquet(self.manifests[model], index=False)
+
+
+def test_clip_score_is_what_transformers_says(run, judge_folder):
+    """One picture at a time through CLIPModel's own forward; our batches must not change it."""
+    _, scores = run.evaluate()
+    model = CLIPModel.from_pretrained(judge_folder)
+    processor = CLIPProcessor.from_pretrained(judge_folder)
+    scores = scores[(scores["model"] == "student") & (scores["index"] == 1)]
+    for number in (0, 5, 11):
+        inputs = processor(
+            text=[PROMPTS[number]], images=draw(PROMPTS[number], 2), return_tensors="pt"
+        )
+        with torch.no_grad():
+            logit = model(**inputs).logits_per_image.item()
+        row = scores[scores["prompt_id"] == f"eval-{number:02d}"].iloc[0]
+        assert row["clip_score"] == pytest.approx(logit / model.logit_scale.exp().item(), abs=1e-5)
+
+
+def test_ranks_are_those_of_the_full_similarity_table(run, judge_folder):
+    _, scores = run.evaluate()
+    judge = load_judge(str(judge_folder), CPU)
+    images = embed_images(judge, [draw(prompt, 1) for prompt in PROMPTS])
+    prompts = embed_prompts(judge, PROMPTS)
+    similarity = images @ (prompts / np.linalg.norm(prompts, axis=1, keepdims=True)).T
+    expected = [1 + int((row > row[own]).sum()) for own, row in enumerate(similarity)]
+    scores = scores[(scores["model"] == "student") & (scores["index"] == 0)]
+    assert scores["rank"].tolist() == expected
+    assert len(set(expected)) > 2
+
+
+def test_distances_to_the_reference(run):
+    quality, scores = run.evaluate()
+    students = scores[scores["model"] == "student"]
+    assert students["latents_mse"].to_numpy() == pytest.approx(0.01, rel=1e-4)
+    own, reference = np.asarray(draw(PROMPTS[0], 1), float), np.asarray(draw(PROMPTS[0], 0), float)
+    expected = 10 * np.log10(255**2 / ((own - reference) ** 2).mean())
+    assert students["psnr_db"].iloc[0] == pytest.approx(expected)
+    assert scores[scores["model"] == "teacher"]["psnr_db"].isna().all()
+    assert quality["models"]["teacher"]["psnr_db"] is None
+    paired = quality["models"]["student"]["against"]["few"]
+    assert paired["latents_mse_difference"]["mean"] == pytest.approx(0.01 - 0.25, rel=1e-4)
+    assert paired["psnr_db_difference"]["low"] > 0
+
+
+def test_summary_matches_the_rows(run):
+    quality, scores = run.evaluate()
+    for model, facts in quality["models"].items():
+        rows = scores[scores["model"] == model]
+        assert facts["num_images"] == len(rows) == 24
+        assert facts["clip_score"]["mean"] == pytest.approx(rows["clip_score"].mean(), rel=1e-5)
+        assert facts["retrieval_r1"]["mean"] == pytest.approx((rows["rank"] == 1).mean(), rel=1e-5)
+    assert quality["num_prompts"] == 12
+    assert quality["models"]["teacher"]["network_calls"] == 48
+    assert quality["models"]["student"]["network_calls"] == 4
+    assert set(quality["models"]["student"]["against"]) == {"teacher", "few"}
+
+
+def test_equal_inputs_give_equal_bytes(run):
+    run.evaluate()
+    first = run.quality.read_bytes(), run.scores.read_bytes()
+    run.evaluate()
+    assert (run.quality.read_bytes(), run.scores.read_bytes()) == first
+
+
+def test_a_copy_of_the_teacher_is_at_the_ceiling(run):
+    shutil.rmtree(run.folder / "samples/student")
+    make_samples(run.folder / "samples/student", "student", 4, 1.0, 0)
+    quality, _ = run.evaluate()
+    assert quality["models"]["student"]["psnr_db"]["mean"] == IDENTICAL_PSNR_DB
+    assert quality["models"]["student"]["latents_mse"]["mean"] == 0
+
+
+def test_row_order_of_a_manifest_does_not_matter(run):
+    quality, _ = run.evaluate()
+    run.edit("student", lambda table: table.iloc[::-1])
+    assert run.evaluate()[0] == quality
+
+
+# ---- what is refused ---------------------------------------------------------------------------
+
+
+def test_missing_pairs_are_named(run):
+    run.edit("student", lambda table: table[table["prompt_id"] != "eval-03"])
+    with pytest.raises(ValueError, match=r"'student' lacks 2 samples .* eval-03/0, eval-03/1"):
+        run.evaluate()
+
+
+def test_other_noise_is_refused(run):
+    run.edit("student", lambda table: table.assign(noise_seed=table["noise_seed"] + 1))
+    with pytest.raises(ValueError, match="differ in noise_seed of eval-00/0"):
+        run.evaluate()
+
+
+def test_empty_manifest_is_refused(run):
+    run.edit("few", lambda table: table.iloc[:0])
+    with pytest.raises(ValueError, match="lists no image"):
+        run.evaluate()
+
+
+def test_missing_picture_is_named(run):
+    (run.folder / "samples/few/eval-04/1.png").unlink()
+    with pytest.raises(ValueError, match=r"eval-04/1.png is listed .* not there"):
+        run.evaluate()
+
+
+def test_changed_picture_is_refused(run):
+    draw(PROMPTS[0], 9).save(run.folder / "samples/few/eval-04/1.png")
+    with pytest.raises(ValueError, match=r"eval-04/1.png is not the picture"):
+        run.evaluate()
+
+
+def test_missing_manifest_and_column_are_named(run):
+    run.edit("few", lambda table: table.drop(columns="noise_seed"))
+    with pytest.raises(ValueError, match="no column noise_seed"):
+        run.evaluate()
+    run.manifests["few"].unlink()
+    with pytest.raises(ValueError, match="generate the samples of 'few'"):
+        run.evaluate()
+
+
+def test_manifests_of_other_models_are_refused(run):
+    del run.manifests["few"]
+    with pytest.raises(ValueError, match="one manifest for each model"):
+        run.evaluate()
+
+
+@pytest.mark.parametrize("judge", ["resources/demo/nothing-here", "./judge", "/nowhere/judge"])
+def test_missing_judge_folder_is_named(judge):
+    with pytest.raises(ValueError, match=f"'{judge}': there is no such folder"):
+        load_judge(judge, CPU)
+
+
+def test_folder_that_is_no_judge_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="cannot be loaded as a CLIP model"):
+        load_judge(str(tmp_path), CPU)
+
+
+def test_long_prompts_are_cut_and_counted(judge_folder):
+    judge = load_judge(str(judge_folder), CPU)
+    long = "a red circle a red circle a red circle"
+    assert count_cut_prompts(judge, [PROMPTS[0], long]) == 1
+    assert embed_prompts(judge, [long]).shape == (1, 16)

@@ -1,0 +1,134 @@
+"""The measures against formulas written out here, and intervals against known answers."""
+
+import math
+
+import numpy as np
+import pytest
+from distillery.evaluation import metrics
+from distillery.evaluation.metrics import Groups
+
+
+def test_psnr_of_a_known_error():
+    """Every pixel off by 10: the mean squared error is 100."""
+    reference = np.full((4, 5, 3), 100, dtype=np.uint8)
+    image = reference + np.uint8(10)
+    assert metrics.psnr_db(image, reference) == pytest.approx(10 * math.log10(255**2 / 100))
+
+
+def test_psnr_does_not_wrap_around():
+    """0 and 255 in uint8 differ by 255, not by 1."""
+    black = np.zeros((2, 2, 3), dtype=np.uint8)
+    white = np.full((2, 2, 3), 255, dtype=np.uint8)
+    assert metrics.psnr_db(black, white) == pytest.approx(0.0)
+
+
+def test_psnr_of_equal_pictures_is_the_ceiling():
+    image = np.arange(27, dtype=np.uint8).reshape(3, 3, 3)
+    assert metrics.psnr_db(image, image) == metrics.IDENTICAL_PSNR_DB
+
+
+def test_other_size_is_refused():
+    with pytest.raises(ValueError, match=r"\(2, 2, 3\) and \(4, 4, 3\)"):
+        metrics.psnr_db(np.zeros((2, 2, 3), np.uint8), np.zeros((4, 4, 3), np.uint8))
+    with pytest.raises(ValueError, match="latents of"):
+        metrics.latents_mse(np.zeros((1, 1, 2, 2), np.float32), np.zeros((1, 1, 2, 1), np.float32))
+
+
+def test_latents_mse_is_the_mean_over_all_elements():
+    latents = np.zeros((2, 1, 2, 2), np.float32)
+    other = latents.copy()
+    other[0, 0, 0, 0] = 4.0
+    assert metrics.latents_mse(latents, other) == pytest.approx(16 / 8)
+
+
+def test_cosine_keeps_its_sign_and_ignores_length():
+    left = np.array([[1.0, 0.0], [3.0, 4.0], [0.0, -2.0]])
+    right = np.array([[5.0, 0.0], [4.0, 3.0], [0.0, 7.0]])
+    assert metrics.cosine_similarity(left, right) == pytest.approx([1.0, 24 / 25, -1.0])
+
+
+def test_zero_embedding_is_refused():
+    with pytest.raises(ValueError, match="zero or not finite"):
+        metrics.normalise(np.zeros((1, 3)))
+
+
+def test_ranks_counted_by_hand():
+    """Prompts at 0, 90 and 45 degrees; pictures at 10, 50 and 80 degrees."""
+
+    def unit(degrees):
+        angle = np.radians(degrees)
+        return np.stack([np.cos(angle), np.sin(angle)], axis=-1)
+
+    prompts = unit(np.array([0.0, 90.0, 45.0]))
+    images = unit(np.array([10.0, 50.0, 80.0]))
+    # From 10: 0 (10 away), 45 (35), 90 (80). From 50: 45 (5), 90 (40), 0 (50). From 80: 90, 45, 0.
+    own = np.array([0, 0, 2])
+    assert metrics.retrieval_ranks(images, prompts, own).tolist() == [1, 3, 2]
+    assert metrics.retrieval_ranks(images, prompts, own, block=1).tolist() == [1, 3, 2]
+
+
+def test_ties_count_against_the_image():
+    prompts = np.ones((4, 2))
+    assert metrics.retrieval_ranks(np.ones((1, 2)), prompts, np.array([2])).tolist() == [4]
+
+
+def test_interval_has_its_nominal_coverage():
+    """Of 95 % intervals about 95 % cover the truth (50 prompts, 400 repetitions)."""
+    generator = np.random.default_rng(1)
+    groups = Groups.of([str(number) for number in range(50)])
+    weights = metrics.draw_weights(50, 500)
+    covered = 0
+    for _ in range(400):
+        interval = metrics.bootstrap_mean(generator.normal(3.0, 1.0, 50), groups, weights)
+        covered += interval.low <= 3.0 <= interval.high
+    assert 0.90 <= covered / 400 <= 0.98
+
+
+def test_images_of_one_prompt_are_not_independent():
+    """Four copies of each prompt's value leave the interval as it was, not half as wide."""
+    values = np.random.default_rng(2).normal(size=40)
+    names = [str(number) for number in range(40)]
+    weights = metrics.draw_weights(40, 1000)
+    once = metrics.bootstrap_mean(values, Groups.of(names), weights)
+    four_times = metrics.bootstrap_mean(
+        np.repeat(values, 4), Groups.of(np.repeat(names, 4)), weights
+    )
+    assert four_times == once
+
+
+def test_interval_is_reproducible_and_holds_the_mean():
+    values = np.random.default_rng(3).normal(size=30)
+    groups = Groups.of([str(number) for number in range(30)])
+    first = metrics.bootstrap_mean(values, groups, metrics.draw_weights(30, 200))
+    again = metrics.bootstrap_mean(values, groups, metrics.draw_weights(30, 200))
+    assert first == again
+    assert first.mean == pytest.approx(values.mean(), rel=1e-5)
+    assert first.low < first.mean < first.high
+
+
+def test_one_prompt_gives_no_interval():
+    groups = Groups.of(["only", "only"])
+    interval = metrics.bootstrap_mean(np.array([1.0, 3.0]), groups, metrics.draw_weights(1, 100))
+    assert interval == metrics.Interval(2.0, None, None)
+
+
+def test_ratio_of_a_constant_factor_is_known_exactly():
+    """Paired: if each value is 0.9 of its partner, so is every resample's."""
+    others = np.random.default_rng(4).uniform(0.2, 0.8, size=25)
+    groups = Groups.of([str(number) for number in range(25)])
+    ratio = metrics.bootstrap_ratio(0.9 * others, others, groups, metrics.draw_weights(25, 300))
+    assert ratio == metrics.Interval(0.9, 0.9, 0.9)
+
+
+def test_ratio_is_undefined_where_the_lower_mean_can_be_negative():
+    groups = Groups.of(["a", "b", "c"])
+    weights = metrics.draw_weights(3, 300)
+    own = np.ones(3)
+    assert metrics.bootstrap_ratio(own, np.array([-1.0, 0.2, 0.9]), groups, weights) is None
+
+
+def test_unequal_numbers_of_images_are_weighted_by_image():
+    groups = Groups.of(["a", "b", "b", "b"])
+    weights = np.array([[1.0, 1.0], [2.0, 0.0], [0.0, 2.0]])
+    interval = metrics.bootstrap_mean(np.array([0.0, 4.0, 4.0, 4.0]), groups, weights)
+    assert interval.mean == pytest.approx(3.0)

@@ -1,0 +1,116 @@
+"""The judge: a CLIP model that embeds pictures and prompts in one space.
+
+Any CLIP in transformers format serves: the demo's small one and openai/clip-vit-large-patch14 are
+loaded by the same lines.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+import torch
+from PIL import Image
+
+from distillery.evaluation.metrics import FloatArray
+
+if TYPE_CHECKING:
+    from transformers import CLIPModel, CLIPProcessor
+
+Item = TypeVar("Item")
+BATCH_SIZE = 64
+
+
+@dataclass(frozen=True)
+class Judge:
+    """A CLIP model, its preprocessing, and where it runs."""
+
+    model: "CLIPModel"
+    processor: "CLIPProcessor"
+    device: torch.device
+
+    @property
+    def max_tokens(self) -> int:
+        """Text positions of the model; longer prompts are cut."""
+        return int(self.model.config.text_config.max_position_embeddings)
+
+
+def load_judge(judge: str, device: torch.device) -> Judge:
+    """Load a judge in float32 from a folder or from the hub.
+
+    Pictures are resized by PIL on every machine: transformers would choose torchvision where that
+    is installed, whose pixels differ slightly.
+
+    Raises:
+        ValueError: there is no such folder, or it does not hold a CLIP model with its processor.
+    """
+    from transformers import CLIPModel, CLIPProcessor  # heavy, and needed only here
+
+    _check_exists(judge)
+    try:
+        model = CLIPModel.from_pretrained(judge, dtype=torch.float32)
+        processor = CLIPProcessor.from_pretrained(judge, backend="pil")
+    except OSError as error:
+        raise ValueError(
+            f"evaluation.judge is {judge!r}, which cannot be loaded as a CLIP model with its "
+            f"processor: {error}"
+        ) from error
+    return Judge(model.eval().to(device), processor, device)
+
+
+def _check_exists(judge: str) -> None:
+    """Say plainly that a folder is missing; the hub's own message would speak of repository ids."""
+    could_be_hub_id = judge.count("/") <= 1 and not judge.startswith((".", "/", "~"))
+    if not Path(judge).is_dir() and not could_be_hub_id:
+        raise ValueError(
+            f"evaluation.judge is {judge!r}: there is no such folder; give a folder with a CLIP "
+            "model in transformers format, or a hub id such as openai/clip-vit-large-patch14"
+        )
+
+
+@torch.inference_mode()
+def embed_images(judge: Judge, images: Iterable[Image.Image]) -> FloatArray:
+    """Image embeddings, not normalised, shape (b, d)."""
+    parts = []
+    for batch in in_batches(images, BATCH_SIZE):
+        inputs = judge.processor(images=batch, return_tensors="pt").to(judge.device)
+        parts.append(_features(judge.model.get_image_features(**inputs)))
+    return np.concatenate(parts)
+
+
+@torch.inference_mode()
+def embed_prompts(judge: Judge, prompts: Sequence[str]) -> FloatArray:
+    """Text embeddings, not normalised, shape (p, d); prompts beyond `max_tokens` are cut."""
+    parts = []
+    for batch in in_batches(prompts, BATCH_SIZE):
+        inputs = judge.processor(
+            text=batch,
+            padding=True,
+            truncation=True,
+            max_length=judge.max_tokens,
+            return_tensors="pt",
+        ).to(judge.device)
+        parts.append(_features(judge.model.get_text_features(**inputs)))
+    return np.concatenate(parts)
+
+
+def count_cut_prompts(judge: Judge, prompts: Sequence[str]) -> int:
+    """How many prompts are longer than the judge can read."""
+    lengths = (len(judge.processor.tokenizer(prompt).input_ids) for prompt in prompts)
+    return sum(length > judge.max_tokens for length in lengths)
+
+
+def _features(output: object) -> FloatArray:
+    """The projected embedding, in an output object or, in some versions, itself."""
+    tensor = getattr(output, "pooler_output", output)
+    assert isinstance(tensor, torch.Tensor)
+    return tensor.double().cpu().numpy()
+
+
+def in_batches(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    """Lists of up to `size` items, read one list at a time."""
+    iterator = iter(items)
+    while batch := list(islice(iterator, size)):
+        yield batch

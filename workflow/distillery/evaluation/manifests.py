@@ -1,0 +1,154 @@
+"""Read what the samples stage vouches for: pictures, final latents, and who made them."""
+
+import hashlib
+import io
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from PIL import Image
+from safetensors.numpy import load_file
+
+COLUMNS = (
+    "prompt_id", "prompt", "index", "noise_seed", "file", "sha256", "latents_file", "model",
+    "steps", "guidance_scale", "network_calls",
+)  # fmt: skip
+KEY = ["prompt_id", "index"]
+MAX_NAMED = 5
+"""Ids named in one message."""
+
+
+@dataclass(frozen=True)
+class ModelSamples:
+    """The samples of one model.
+
+    Attributes:
+        model: its name in `samples.models`.
+        folder: what the table's files are relative to.
+        table: the manifest, one row an image, sorted by (prompt_id, index).
+    """
+
+    model: str
+    folder: Path
+    table: pd.DataFrame
+
+    @property
+    def steps(self) -> int:
+        """Denoising steps of each image."""
+        return int(self.table["steps"].iloc[0])
+
+    @property
+    def guidance_scale(self) -> float:
+        """Classifier-free guidance; 1.0 means off."""
+        return float(self.table["guidance_scale"].iloc[0])
+
+    @property
+    def network_calls(self) -> int:
+        """Forward passes of the denoiser for one image."""
+        return int(self.table["network_calls"].iloc[0])
+
+    def image_path(self, row: int) -> Path:
+        """The picture of one row."""
+        return self.folder / str(self.table["file"].iloc[row])
+
+    def read_image(self, row: int) -> Image.Image:
+        """One picture as RGB, checked against the manifest's hash.
+
+        Raises:
+            ValueError: the file is missing, or is not the one the manifest was written for.
+        """
+        content = _read(self.image_path(row), self.model)
+        if hashlib.sha256(content).hexdigest() != self.table["sha256"].iloc[row]:
+            raise ValueError(
+                f"{self.image_path(row)} is not the picture that its manifest vouches for: delete "
+                f"the folder of samples of {self.model!r} and rerun"
+            )
+        with Image.open(io.BytesIO(content)) as image:
+            return image.convert("RGB")
+
+    def read_pixels(self, row: int) -> npt.NDArray[np.uint8]:
+        """One picture as an array (h, w, 3)."""
+        return np.asarray(self.read_image(row), dtype=np.uint8)
+
+    def read_latents(self, row: int) -> npt.NDArray[np.float32]:
+        """The final latents of one picture, shape (c, f, h, w)."""
+        path = self.folder / str(self.table["latents_file"].iloc[row])
+        if not path.is_file():
+            raise ValueError(_missing(path, self.model))
+        tensors = load_file(path)
+        if "latents" not in tensors:
+            raise ValueError(f"{path} holds {sorted(tensors)}: a tensor named 'latents' is needed")
+        return np.asarray(tensors["latents"], dtype=np.float32)
+
+
+def read_samples(model: str, path: Path) -> ModelSamples:
+    """Read a samples manifest and check that it can be scored.
+
+    Raises:
+        ValueError: no such file, a missing column, no rows, a sample twice, or mixed settings.
+    """
+    if not path.is_file():
+        raise ValueError(f"{path} is not there: generate the samples of {model!r} first")
+    table = pd.read_parquet(path)
+    missing = [column for column in COLUMNS if column not in table.columns]
+    if missing:
+        raise ValueError(f"{path} has no column {', '.join(missing)}: remake it")
+    if table.empty:
+        raise ValueError(f"{path} lists no image: generate the samples of {model!r} first")
+    twice = table.duplicated(KEY)
+    if twice.any():
+        raise ValueError(f"{path} lists samples twice: {name_ids(table[twice])}")
+    for column in ("steps", "guidance_scale", "network_calls"):
+        if table[column].nunique() != 1:
+            given = ", ".join(str(value) for value in sorted(table[column].unique()))
+            raise ValueError(f"{path} mixes {column} {given}: one model samples in one way")
+    return ModelSamples(model, path.parent, table.sort_values(KEY, ignore_index=True))
+
+
+def check_pairs(reference: ModelSamples, other: ModelSamples) -> None:
+    """Raise ValueError, naming ids, unless both have the same samples from the same noise."""
+    for have, lack in ((reference, other), (other, reference)):
+        merged = have.table[KEY].merge(lack.table[KEY], on=KEY, how="left", indicator=True)
+        missing = merged[merged["_merge"] == "left_only"]
+        if len(missing):
+            raise ValueError(
+                f"{lack.model!r} lacks {len(missing)} samples that {have.model!r} has: "
+                f"{name_ids(missing)}; generate them, or remove the model from samples.models"
+            )
+    for column in ("prompt", "noise_seed"):
+        differs = reference.table[column] != other.table[column]
+        if differs.any():
+            raise ValueError(
+                f"{other.model!r} and {reference.model!r} differ in {column} of "
+                f"{name_ids(reference.table[differs])}: samples of two runs are mixed; rerun both"
+            )
+
+
+def name_ids(table: pd.DataFrame) -> str:
+    """The first few samples of a table as prompt_id/index."""
+    names = [f"{row.prompt_id}/{row.index_}" for row in _keys(table).head(MAX_NAMED).itertuples()]
+    more = len(table) - len(names)
+    return ", ".join(names) + (f" and {more} more" if more > 0 else "")
+
+
+def _keys(table: pd.DataFrame) -> pd.DataFrame:
+    """The key columns; `index` under a name that a row tuple does not use itself."""
+    return table[KEY].rename(columns={"index": "index_"})
+
+
+def _read(path: Path, model: str) -> bytes:
+    """A file's bytes, or a message that says how to get it."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise ValueError(_missing(path, model)) from None
+
+
+def _missing(path: Path, model: str) -> str:
+    """What to do about a listed file that is not there."""
+    return (
+        f"{path} is listed in the manifest of {model!r} but is not there: delete "
+        f"{path.parent} and rerun the samples of {model!r}"
+    )

@@ -1,0 +1,171 @@
+"""The measures themselves: pure functions over arrays, and intervals for their means.
+
+Shapes: b images, p distinct prompts, d features of the judge, r bootstrap resamples.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+PEAK = 255.0
+"""Largest value of a pixel."""
+IDENTICAL_PSNR_DB = 100.0
+"""Ceiling of a PSNR: two equal pictures have an infinite one, which no mean survives."""
+CONFIDENCE = 0.95
+BOOTSTRAP_SEED = 0
+SIGNIFICANT_DIGITS = 6
+"""Of numbers in files: a sum's last bits depend on the number of threads, these digits do not."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean and its 95 % bootstrap interval; without one where there is a single prompt."""
+
+    mean: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Which images belong together: bootstrap resamples prompts, not images.
+
+    Two images of one prompt are not independent; prompts are what a user has more of.
+
+    Attributes:
+        of_image_b: index of each image's prompt, from 0 to num_groups - 1.
+        num_groups: number of prompts.
+    """
+
+    of_image_b: IntArray
+    num_groups: int
+
+    @classmethod
+    def of(cls, ids: Sequence[str]) -> "Groups":
+        """Group images by an id, in the order of first appearance."""
+        numbers = {name: number for number, name in enumerate(dict.fromkeys(ids))}
+        return cls(np.array([numbers[name] for name in ids], dtype=np.int64), len(numbers))
+
+    def sums(self, values_b: FloatArray) -> FloatArray:
+        """Sum of each group, shape (p,)."""
+        sums_p: FloatArray = np.zeros(self.num_groups)
+        np.add.at(sums_p, self.of_image_b, values_b)
+        return sums_p
+
+    def sizes(self) -> FloatArray:
+        """Images of each group, shape (p,)."""
+        return np.bincount(self.of_image_b, minlength=self.num_groups).astype(np.float64)
+
+
+def cosine_similarity(left_bd: FloatArray, right_bd: FloatArray) -> FloatArray:
+    """Row by row cosine of the angle between two embeddings, shape (b,).
+
+    With a CLIP judge's image and text embeddings this is the CLIP score of Hessel et al. 2021
+    (arXiv:2104.08718, eq. 1) without its factor of 2.5, which changes no ratio, and without
+    clipping at zero: a negative cosine should be seen.
+    """
+    cosine_b: FloatArray = (normalise(left_bd) * normalise(right_bd)).sum(axis=-1)
+    return cosine_b
+
+
+def normalise(embeddings_bd: FloatArray) -> FloatArray:
+    """Rows scaled to length one; a zero row, which has no direction, raises ValueError."""
+    lengths = np.linalg.norm(embeddings_bd, axis=-1, keepdims=True)
+    if not np.all(lengths > 0):
+        raise ValueError(
+            "the judge gave an embedding that is zero or not finite: check its weights"
+        )
+    unit_bd: FloatArray = embeddings_bd / lengths
+    return unit_bd
+
+
+def retrieval_ranks(
+    images_bd: FloatArray, prompts_pd: FloatArray, own_b: IntArray, block: int = 1024
+) -> IntArray:
+    """Place of each image's own prompt when all prompts are sorted by similarity; 1 is best.
+
+    Ties count against the image: a judge that cannot tell prompts apart finds nothing.
+
+    Args:
+        images_bd, prompts_pd: embeddings of images and of the distinct prompts.
+        own_b: row of `prompts_pd` that each image was made from.
+        block: images in one matrix product, which bounds memory.
+    """
+    images, prompts = normalise(images_bd), normalise(prompts_pd)
+    ranks = np.empty(len(images), dtype=np.int64)
+    for start in range(0, len(images), block):
+        part = slice(start, start + block)
+        similarity = images[part] @ prompts.T
+        own = np.take_along_axis(similarity, own_b[part, None], axis=1)
+        ranks[part] = (similarity >= own).sum(axis=1)
+    return ranks
+
+
+def psnr_db(image: npt.NDArray[np.uint8], reference: npt.NDArray[np.uint8]) -> float:
+    """Peak signal-to-noise ratio in decibels, 10 log10(255² / MSE), over all pixels and channels.
+
+    Equal pictures get `IDENTICAL_PSNR_DB`, which is also the ceiling.
+    """
+    if image.shape != reference.shape:
+        raise ValueError(f"pictures of {image.shape} and {reference.shape} cannot be compared")
+    error = np.mean((image.astype(np.float64) - reference.astype(np.float64)) ** 2)
+    if error == 0:
+        return IDENTICAL_PSNR_DB
+    return min(float(10 * np.log10(PEAK**2 / error)), IDENTICAL_PSNR_DB)
+
+
+def latents_mse(latents: npt.NDArray[np.float32], reference: npt.NDArray[np.float32]) -> float:
+    """Mean over all elements of the squared difference of two final latents (c, f, h, w)."""
+    if latents.shape != reference.shape:
+        raise ValueError(f"latents of {latents.shape} and {reference.shape} cannot be compared")
+    return float(np.mean((latents.astype(np.float64) - reference.astype(np.float64)) ** 2))
+
+
+def draw_weights(num_groups: int, num_resamples: int) -> FloatArray:
+    """How often each prompt is drawn in each resample (with replacement), shape (r, p).
+
+    One draw serves every metric and model of a run, so that differences are paired.
+    """
+    generator = np.random.default_rng(BOOTSTRAP_SEED)
+    shares = np.full(num_groups, 1 / num_groups)
+    return generator.multinomial(num_groups, shares, size=num_resamples).astype(np.float64)
+
+
+def bootstrap_mean(values_b: FloatArray, groups: Groups, weights_rp: FloatArray) -> Interval:
+    """Mean over images with the percentile interval of Efron 1979 over resampled prompts."""
+    resampled = (weights_rp @ groups.sums(values_b)) / (weights_rp @ groups.sizes())
+    return _interval(float(np.mean(values_b)), resampled, groups)
+
+
+def bootstrap_ratio(
+    values_b: FloatArray, others_b: FloatArray, groups: Groups, weights_rp: FloatArray
+) -> Interval | None:
+    """Ratio of two paired means; None where the lower mean is not positive in every resample.
+
+    The ratio of the means, not the mean of ratios: a single image near zero would rule the latter.
+    """
+    below = weights_rp @ groups.sums(others_b)
+    total = float(np.sum(others_b))
+    if total <= 0 or np.any(below <= 0):
+        return None
+    resampled = (weights_rp @ groups.sums(values_b)) / below
+    return _interval(float(np.sum(values_b)) / total, resampled, groups)
+
+
+def _interval(mean: float, resampled: FloatArray, groups: Groups) -> Interval:
+    """The percentiles of the resampled statistic; a single prompt says nothing about others."""
+    if groups.num_groups < 2:
+        return Interval(round_significant(mean), None, None)
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.quantile(resampled, [tail, 1 - tail])
+    return Interval(*(round_significant(float(value)) for value in (mean, low, high)))
+
+
+def round_significant(value: float) -> float:
+    """Round to `SIGNIFICANT_DIGITS`."""
+    return float(f"{value:.{SIGNIFICANT_DIGITS}g}")
