@@ -1,8 +1,8 @@
 """The typed configuration: one frozen model a section, unknown keys refused, defaults here only.
 
-`Config` is what a user writes. `freeze` cuts out what one stage depends on; the workflow writes that
-to results/{run}/config/{stage}.json, and a stage reads it back with `read_job`. So a change of a
-section reruns exactly what depends on it, and a queued job cannot pick up a later edit.
+`Config` is what a user writes. `freeze` cuts out what one stage depends on; the workflow writes
+that to results/{run}/config/{stage}.json, and a stage reads it back with `read_job`. So a change
+of a section reruns exactly what depends on it, and a queued job cannot pick up a later edit.
 """
 
 from pathlib import Path, PurePosixPath
@@ -49,6 +49,7 @@ class Embeddings(Section):
     """How prompts are encoded."""
 
     batch_size: Count = Field(32, description="prompts in one call of the text encoder")
+    chunk_size: Count = Field(1024, description="prompts in one file, the unit a crash can lose")
 
 
 class Targets(Section):
@@ -221,6 +222,10 @@ def _need_multiple(name: str, value: int, unit_name: str, unit: int) -> None:
 
 # ---- what each stage depends on ----------------------------------------------------------------
 
+RECIPE_VERSIONS = {"embeddings": 1, "targets": 1, "training": 1, "samples": 1}
+"""Raise a stage's number when its code would give other bytes for the same configuration: that
+makes it run again. A comment must never recompute a week of work, so scripts are not watched."""
+
 
 class PromptsJob(Section):
     """Frozen configuration of the prompt tables."""
@@ -231,6 +236,7 @@ class PromptsJob(Section):
 class EmbeddingsJob(Section):
     """Frozen configuration of the text embeddings."""
 
+    version: int = RECIPE_VERSIONS["embeddings"]
     teacher: Teacher
     embeddings: Embeddings
 
@@ -238,6 +244,7 @@ class EmbeddingsJob(Section):
 class TargetsJob(Section):
     """Frozen configuration of target generation and of the merge."""
 
+    version: int = RECIPE_VERSIONS["targets"]
     seed: int
     teacher: Teacher
     targets: Targets
@@ -246,6 +253,7 @@ class TargetsJob(Section):
 class TrainingJob(Section):
     """Frozen configuration of the student's training."""
 
+    version: int = RECIPE_VERSIONS["training"]
     seed: int
     teacher: Teacher
     student: Student
@@ -273,6 +281,7 @@ class Sampling(Section):
 class SamplesJob(Section):
     """Frozen configuration of one model's samples."""
 
+    version: int = RECIPE_VERSIONS["samples"]
     seed: int
     teacher: Teacher
     sampling: Sampling
@@ -314,7 +323,7 @@ def freeze(config: Config, stage: str) -> dict[str, Any]:
     elif stage == "report":
         job = config
     elif stage in JOBS:
-        fields = JOBS[stage].model_fields
+        fields = set(JOBS[stage].model_fields) & set(Config.model_fields)
         job = JOBS[stage](**{name: getattr(config, name) for name in fields})
     else:
         raise ValueError(f"no stage {stage!r}: use one of {', '.join(JOBS)} or samples-MODEL")

@@ -59,8 +59,8 @@ def _read(path: Path) -> pd.DataFrame:
                 return _read_lines(path)
     except UnicodeDecodeError as error:
         raise ValueError(
-            f"{path} is not UTF-8 (byte {error.start}: {error.object[error.start]:#04x}): save it as "
-            f"UTF-8, for example with: iconv -f latin1 -t utf-8 {path}"
+            f"{path} is not UTF-8 (byte {error.start}: {error.object[error.start]:#04x}): save "
+            f"it as UTF-8, for example with: iconv -f latin1 -t utf-8 {path}"
         ) from error
     except pd.errors.EmptyDataError:
         raise ValueError(f"{path} is empty: write a first line `prompt_id,prompt`, then the "
@@ -83,7 +83,9 @@ def _check_rows(table: pd.DataFrame, path: Path) -> None:
     first_line: dict[str, int] = {}
     # A CSV's first prompt is on line 2; a quoted line break shifts later ones, as in any editor.
     header_lines = 1 if path.suffix.lower() == ".csv" else 0
-    for row, (prompt_id, prompt) in enumerate(zip(table["prompt_id"], table["prompt"], strict=True)):
+    for row, (prompt_id, prompt) in enumerate(
+        zip(table["prompt_id"], table["prompt"], strict=True)
+    ):
         line = row + header_lines + 1
         if not isinstance(prompt_id, str) or not isinstance(prompt, str):
             problems.append(f"line {line}: prompt_id and prompt must be text")

@@ -1,6 +1,6 @@
 """The one noise convention, and secants: `noisy = alpha * clean + sigma * noise`.
 
-Flow matching has alpha = 1 - sigma (Lipman et al. 2023, arXiv:2210.02747, eq. 22 with t = 1 - sigma);
+Flow matching has alpha = 1 - sigma (Lipman et al. 2023, arXiv:2210.02747, eq. 22, t = 1 - sigma);
 variance-preserving diffusion has alpha² + sigma² = 1 (Song et al. 2021, arXiv:2011.13456).
 """
 

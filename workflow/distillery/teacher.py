@@ -1,10 +1,12 @@
 """Find a teacher, check that it is whole, say which it is, and load the parts that a job needs."""
 
 import hashlib
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 
 from distillery.config import Dtype, Teacher
 from distillery.families import Family, family_of
@@ -13,7 +15,7 @@ from distillery.files import hash_json, read_json
 
 INDEX = "model_index.json"
 HASHED_BYTES = 1 << 20
-"""Of each end of a weights file. Hashing all of a 60 GB teacher would take minutes for every job."""
+"""Of each end of a weights file. Hashing all of a 60 GB teacher would take minutes in each job."""
 
 
 def find_teacher(teacher: Teacher) -> Path:
@@ -27,8 +29,8 @@ def find_teacher(teacher: Teacher) -> Path:
     if not folder.is_dir():
         if teacher.path.count("/") != 1 or teacher.path.startswith((".", "/", "~")):
             raise FileNotFoundError(
-                f"teacher.path is {teacher.path!r}: there is no such folder; give a Diffusers folder "
-                "(with a model_index.json) or the id of a hub repository, owner/name"
+                f"teacher.path is {teacher.path!r}: there is no such folder; give a Diffusers "
+                "folder (with a model_index.json) or the id of a hub repository, owner/name"
             )
         from diffusers import DiffusionPipeline
 
@@ -53,12 +55,15 @@ def check_complete(folder: Path) -> None:
     index = read_json(folder / INDEX)
     family_of(index.get("_class_name", ""))
     missing = [
-        file for name, value in index.items() if _is_component(value) for file in _missing(folder / name)
+        file
+        for name, value in index.items()
+        if _is_component(value)
+        for file in _missing(folder / name)
     ]
     if missing:
         raise FileNotFoundError(
-            f"the teacher in {folder} is incomplete, missing: {', '.join(missing)}; copy or download "
-            "it again"
+            f"the teacher in {folder} is incomplete, missing: {', '.join(missing)}; copy or "
+            "download it again"
         )
 
 
@@ -73,7 +78,9 @@ def _missing(component: Path) -> list[str]:
         return [component.name]
     indices = sorted(component.glob("*.safetensors.index.json"))
     named = {file for index in indices for file in read_json(index)["weight_map"].values()}
-    lacking = [f"{component.name}/{file}" for file in sorted(named) if not (component / file).is_file()]
+    lacking = [
+        f"{component.name}/{file}" for file in sorted(named) if not (component / file).is_file()
+    ]
     needs_weights = (component / "config.json").is_file()
     if needs_weights and not named and not any(component.glob("*.safetensors")):
         lacking.append(f"{component.name}/*.safetensors")
@@ -133,13 +140,44 @@ def load_pipeline(
         leave_out: names of components that this job does not need.
     """
     from diffusers import DiffusionPipeline
+    from diffusers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     absent: dict[str, None] = dict.fromkeys(leave_out)
     pipeline = DiffusionPipeline.from_pretrained(
         folder,
-        torch_dtype={"default": torch_dtype(dtype), "vae": torch.float32},
+        dtype={"default": torch_dtype(dtype), "vae": torch.float32},
         local_files_only=True,
         **absent,
     )
     pipeline.set_progress_bar_config(disable=True)
     return pipeline.to(device)
+
+
+def load_skeleton(folder: Path, family: Family) -> Pipeline:
+    """The pipeline with its shapes but without weights: denoiser and VAE on the meta device."""
+    import diffusers
+
+    index = read_json(folder / INDEX)
+    parts: dict[str, Any] = {
+        name: None for name, value in index.items() if isinstance(value, list) and len(value) == 2
+    }
+    parts["scheduler"] = load_scheduler(folder)
+    with torch.device("meta"):
+        for name in (family.denoiser, "vae"):
+            component = getattr(diffusers, index[name][1])
+            parts[name] = component.from_config(component.load_config(folder / name))
+    return getattr(diffusers, index["_class_name"])(**parts)
+
+
+def count_parameters(folder: Path) -> dict[str, int]:
+    """Parameters of each component, read from the headers of its weight files."""
+    counts = {}
+    for component in sorted(path for path in folder.iterdir() if path.is_dir()):
+        count = 0
+        for path in component.glob("*.safetensors"):
+            with safe_open(path, framework="pt") as file:
+                count += sum(prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+        if count:
+            counts[component.name] = count
+    return counts

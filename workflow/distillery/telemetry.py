@@ -1,9 +1,10 @@
 """What a job tells people: its log file, a progress bar, and events for the report's timeline.
 
 Events never enter a manifest: they hold times and host names, and a result must not. Each job
-appends to results/{run}/telemetry/{job}.jsonl, so that an interrupted job's first try stays visible.
+appends to results/{run}/telemetry/{job}.jsonl, so an interrupted job's first try stays visible.
 """
 
+import errno
 import json
 import logging
 import os
@@ -80,7 +81,7 @@ class Reporter:
         yield
         self.emit("work", begin_s, time.time(), num_items, **facts)
 
-    def progress(self, total: int, unit: str, initial: int = 0) -> "tqdm[None]":
+    def progress(self, total: int, unit: str, initial: int = 0) -> "tqdm[Any]":
         """A progress bar on a terminal, nothing elsewhere; named by job and device."""
         return tqdm(
             total=total,
@@ -141,25 +142,36 @@ def _set_up_logging(reporter: Reporter, log: Path | None) -> None:
 
 
 def explain_errors(main: Callable[[], None]) -> int:
-    """Run a script's body; turn a mistake of the user into one message and exit status 1.
+    """Run a script's body and return its exit status.
 
-    ValueError, FileNotFoundError and RuntimeError-free mistakes print their message alone, with the
-    traceback in the log; anything else is our fault and prints its traceback.
+    What a user can mend (a value, a file, the disk) prints its message alone, with the traceback in
+    the log. Anything else is our fault and prints its traceback. Ctrl-C is neither.
     """
     try:
         main()
-    except (ValueError, FileNotFoundError, NotADirectoryError, PermissionError) as error:
-        logging.getLogger("distillery").debug("%s", traceback.format_exc())
-        message = f"error: {error}"
-        print(f"\n{message}\n", file=sys.stderr)  # noqa: T201
-        _log_to_files(message + "\n" + traceback.format_exc())
+    except (ValueError, OSError) as error:
+        message = _disk_full(error) if _is_disk_full(error) else str(error)
+        print(f"\nerror: {message}\n", file=sys.stderr)  # noqa: T201
+        _log_to_files(f"error: {message}\n{traceback.format_exc()}")
         return 1
+    except KeyboardInterrupt:
+        print("\ninterrupted: what is finished is kept, rerun to go on\n", file=sys.stderr)  # noqa: T201
+        _log_to_files("interrupted")
+        return 130
     except Exception:
         text = traceback.format_exc()
         print(text, file=sys.stderr)  # noqa: T201
         _log_to_files(text)
         return 1
     return 0
+
+
+def _is_disk_full(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def _disk_full(error: BaseException) -> str:
+    return f"{error}: free some space and rerun, what is finished is kept"
 
 
 def _log_to_files(text: str) -> None:
@@ -171,7 +183,7 @@ def _log_to_files(text: str) -> None:
 
 
 def read_events(folder: Path) -> list[Event]:
-    """All events of a run, in the order of their begin; a torn last line of a killed job is skipped."""
+    """All events of a run by their begin; the torn last line of a killed job is skipped."""
     events = []
     for path in sorted(folder.glob("*.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines():

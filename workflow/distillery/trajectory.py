@@ -1,4 +1,4 @@
-"""Record a stock pipeline's trajectory at the one place all pipelines share: the scheduler's `step`."""
+"""Record a stock pipeline's trajectory at the one place all share: the scheduler's `step`."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -40,7 +40,9 @@ def record(scheduler: Scheduler, knots: Sequence[int]) -> Iterator[Trajectory]:
     wanted = frozenset(knots)
     original = scheduler.step
 
-    def step(model_output: torch.Tensor, timestep: Any, sample: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def step(
+        model_output: torch.Tensor, timestep: Any, sample: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
         index = trajectory.num_steps
         if index in wanted:
             trajectory.states[index] = sample.detach().float().clone()

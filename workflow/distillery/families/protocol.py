@@ -1,7 +1,7 @@
 """What the rest of Distillery may ask of a model family, and the words it is asked in.
 
-A family answers by calling the stock Diffusers pipeline, never by rewriting it. Everything that
-differs between Wan, SDXL, SD3 or FLUX is behind this protocol; there is no `if family ==` elsewhere.
+A family answers by calling the stock Diffusers pipeline, never by rewriting it. All that differs
+between Wan, SDXL, SD3 or FLUX is behind this protocol; there is no `if family ==` elsewhere.
 """
 
 from collections.abc import Mapping, Sequence

@@ -23,9 +23,9 @@ class Wan:
     """Adapter of `WanPipeline`; latents are (c, f, h, w) with one frame."""
 
     name = "wan"
-    pipeline_classes = ("WanPipeline",)
+    pipeline_classes: tuple[str, ...] = ("WanPipeline",)
     denoiser = "transformer"
-    text_components = ("tokenizer", "text_encoder")
+    text_components: tuple[str, ...] = ("tokenizer", "text_encoder")
     max_sequence_length = 512
     blocks = "blocks"
     blocks_config = "num_layers"
@@ -125,13 +125,13 @@ class Wan:
         """The released Wan scheduler, UniPC, with order one and no corrector: flow Euler.
 
         First order UniPC with data prediction is DDIM (Zhao et al. 2023, arXiv:2302.04867, §3.4),
-        which for a flow is the Euler step. Its grid of k steps is a subset of the grid of any multiple.
+        which for a flow is the Euler step. Its grid of k steps is part of the grid of any multiple.
         """
         if type(scheduler).__name__ != "UniPCMultistepScheduler":
             raise ValueError(
                 f"the teacher's scheduler is {type(scheduler).__name__}, whose grid of a few steps "
-                "is not part of its grid of many: give the teacher folder a UniPCMultistepScheduler "
-                "with use_flow_sigmas: true, as Wan is released"
+                "is not part of its grid of many: give the teacher folder a "
+                "UniPCMultistepScheduler with use_flow_sigmas: true, as Wan is released"
             )
         return type(scheduler).from_config(
             scheduler.config, solver_order=1, disable_corrector=list(range(steps))

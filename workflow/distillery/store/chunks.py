@@ -50,7 +50,10 @@ def chunk_folder(root: Path, recipe_hash: str) -> Path:
 
 
 def write_chunk(
-    path: Path, tensors: Mapping[str, torch.Tensor], identity: ChunkIdentity, about: Mapping[str, Any]
+    path: Path,
+    tensors: Mapping[str, torch.Tensor],
+    identity: ChunkIdentity,
+    about: Mapping[str, Any],
 ) -> None:
     """Write a chunk atomically.
 
@@ -83,7 +86,7 @@ def check_header(path: Path, identity: ChunkIdentity) -> None:
     if found.recipe != identity.recipe:
         raise ForeignChunkError(
             f"{path} was made by recipe {found.recipe[:12]}, this run's recipe is "
-            f"{identity.recipe[:12]}: move the file away, or restore the configuration it was made with"
+            f"{identity.recipe[:12]}: move the file away, or restore its configuration"
         )
     if found.members != identity.members:
         raise ForeignChunkError(

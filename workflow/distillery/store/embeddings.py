@@ -1,7 +1,8 @@
 """Text embeddings on disk: once per distinct prompt, unpadded, read by row without loading all.
 
-A chunk holds, for each named tensor of the conditioning, `{name}.values` (all prompts' rows one after
-another, (sum of l, ...)) and `{name}.lengths` (l of each prompt). Text 0 is the negative prompt.
+A chunk holds, for each named tensor of the conditioning, `{name}.values` (the rows of all prompts
+one after another, (sum of l, ...)) and `{name}.lengths` (l of each prompt). Text 0 is the
+negative prompt.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ Conditioning = Mapping[str, torch.Tensor]
 
 
 def distinct_texts(table: pd.DataFrame, negative_prompt: str) -> tuple[list[str], list[int]]:
-    """The texts to encode, negative prompt first, and for each row of the table its text's index."""
+    """The texts to encode, negative prompt first, and for each row of the table its text."""
     texts = list(dict.fromkeys([negative_prompt, *table["prompt"]]))
     position = {text: index for index, text in enumerate(texts)}
     return texts, [position[prompt] for prompt in table["prompt"]]
@@ -60,9 +61,8 @@ class EmbeddingStore:
         for number, chunk in enumerate(manifest.chunks):
             self._files.append(safe_open(manifest_path.parent / chunk.file, framework="pt"))
             self._where += [(number, row) for row in range(chunk.num_samples)]
-        self._names = [
-            key.removesuffix(".lengths") for key in self._files[0].keys() if key.endswith(".lengths")  # noqa: SIM118
-        ]  # fmt: skip
+        keys = list(self._files[0].keys())
+        self._names = [key.removesuffix(".lengths") for key in keys if key.endswith(".lengths")]
         self._ends = [
             {name: file.get_tensor(f"{name}.lengths").cumsum(0).tolist() for name in self._names}
             for file in self._files

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from distillery.files import hash_file, read_json, write_json
-from distillery.store.chunks import ChunkIdentity, chunk_path, read_chunk
+from distillery.store.chunks import ChunkIdentity, DamagedChunkError, chunk_path, read_chunk
 
 
 def balanced_range(num_items: int, part: int, num_parts: int) -> range:
@@ -111,6 +111,17 @@ def merge_shards(shards: Iterable[Path], root: Path) -> Manifest:
             "delete the shard files and rerun, finished chunks are kept"
         )
     first = next(iter(parts.values()))
-    for chunk in chunks:
-        read_chunk(root / chunk.file, ChunkIdentity(first.recipe_hash, chunk.members))
+    for path, part in parts.items():
+        _verify(path, part, root)
     return Manifest(first.recipe, first.recipe_hash, tuple(chunks))
+
+
+def _verify(path: Path, part: Manifest, root: Path) -> None:
+    """Read every chunk of a shard; a damaged one is named with the way to mend it."""
+    for chunk in part.chunks:
+        try:
+            read_chunk(root / chunk.file, ChunkIdentity(part.recipe_hash, chunk.members))
+        except DamagedChunkError as error:
+            raise DamagedChunkError(
+                f"{error}. To do that: delete {path} and rerun; finished chunks are kept"
+            ) from error

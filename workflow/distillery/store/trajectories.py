@@ -1,7 +1,7 @@
 """Teacher trajectories on disk: the states at the knots, read by sample without loading all.
 
-A chunk holds `noisy` (b, k, *latent), `prompt_row` (b,) into the prompt table, and the schedule that the
-recipe also holds: `timesteps` (k - 1,), `alphas` (k,), `sigmas` (k,) at the knots.
+A chunk holds `noisy` (b, k, *latent), `prompt_row` (b,) into the prompt table, and the schedule
+that the recipe also holds: `timesteps` (k - 1,), `alphas` (k,), `sigmas` (k,) at the knots.
 """
 
 from pathlib import Path

@@ -1,0 +1,61 @@
+"""Distillery: from a text-to-image teacher to a few-step student and a report about it."""
+
+from snakemake.exceptions import WorkflowError
+from snakemake.utils import min_version
+
+from distillery.config import freeze, parse_config
+from distillery.hardware import count_gpus
+
+min_version("9.20")
+
+if not workflow.configfiles:
+
+    configfile: "config/config.yaml"
+
+
+try:
+    CONFIG = parse_config(
+        config, " and ".join(map(str, workflow.configfiles)) or "--config"
+    )
+except ValueError as error:
+    raise WorkflowError(str(error))
+
+RUN = f"results/{CONFIG.run}"
+MODELS = list(CONFIG.samples.models)
+NUM_GPUS = count_gpus()
+GPUS_A_JOB = min(NUM_GPUS, 1)
+
+# Where jobs run on this machine, no more of them than it has GPUs; --resources gpu=N overrides it.
+# On a cluster the scheduler counts, and a limit here would only throttle.
+if workflow.nodes is None:
+    workflow.global_resources.setdefault("gpu", NUM_GPUS)
+
+
+wildcard_constraints:
+    split="train|eval",
+    model="|".join(MODELS),
+    shard=r"\d+",
+
+
+include: "rules/plan.smk"
+include: "rules/prompts.smk"
+include: "rules/targets.smk"
+include: "rules/student.smk"
+include: "rules/samples.smk"
+include: "rules/report.smk"
+
+
+localrules:
+    all,
+    freeze,
+    plan,
+    prompts,
+    merge_targets,
+    merge_samples,
+
+
+rule all:
+    default_target: True
+    input:
+        f"{RUN}/report/index.html",
+        f"{RUN}/student/pipeline",

@@ -1,0 +1,180 @@
+"""Scores of the demo teacher by the demo judge, both as loaded from disk."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from diffusers import DiffusionPipeline, WanPipeline
+from PIL import Image
+from transformers import CLIPModel, CLIPProcessor
+
+from resources.demo.pictures import PICTURE_PX, choose_captions, draw
+from resources.demo.vae import to_pictures, to_pixels
+from resources.demo.words import MAX_TOKENS
+
+FULL_STEPS = 24
+GUIDANCE_SCALES = (2.0, 3.0, 4.0, 5.0)
+FEW_STEPS = (12, 8, 4)
+BATCH = 256
+
+Pictures = list[Image.Image]
+ScoreRow = dict[str, float | str]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What a measurement needs: the two models from disk, and which captions to draw."""
+
+    pipeline: WanPipeline
+    judge: CLIPModel
+    processor: CLIPProcessor
+    captions: Sequence[str]
+    """The prompts to tell apart."""
+    num_seeds: int
+    """Pictures per prompt."""
+
+    @property
+    def requests(self) -> list[tuple[str, int]]:
+        """Return (caption, seed) of every picture, seeds unequal everywhere."""
+        return [
+            (caption, number * self.num_seeds + k)
+            for number, caption in enumerate(self.captions)
+            for k in range(self.num_seeds)
+        ]
+
+
+def load_bench(folder: Path, captions: Sequence[str], num_seeds: int, device: str) -> Bench:
+    """Load teacher and judge the way a user does, in float32."""
+    pipeline = DiffusionPipeline.from_pretrained(folder / "teacher").to(device)
+    pipeline.set_progress_bar_config(disable=True)
+    judge = CLIPModel.from_pretrained(folder / "judge", dtype=torch.float32).to(device).eval()
+    processor = CLIPProcessor.from_pretrained(folder / "judge")
+    return Bench(pipeline, judge, processor, captions, num_seeds)
+
+
+def draw_all(bench: Bench) -> Pictures:
+    """Draw the real pictures of the requests."""
+    return [draw(caption, seed) for caption, seed in bench.requests]
+
+
+@torch.no_grad()
+def reconstruct_all(bench: Bench, pictures: Pictures) -> Pictures:
+    """Send pictures through the VAE."""
+    vae = bench.pipeline.vae
+    array = np.stack([np.asarray(picture) for picture in pictures])
+    result: Pictures = []
+    for part in torch.split(torch.from_numpy(array).permute(0, 3, 1, 2), BATCH):
+        latents = vae.encode(to_pixels(part.to(vae.device))).latent_dist.mode()
+        result += _images(to_pictures(vae.decode(latents).sample))
+    return result
+
+
+def _images(pictures: torch.Tensor) -> Pictures:
+    """Turn uint8 pictures (b, 3, h, w) into images."""
+    return [Image.fromarray(p) for p in pictures.permute(0, 2, 3, 1).cpu().numpy()]
+
+
+def generate_all(bench: Bench, num_steps: int, guidance_scale: float) -> Pictures:
+    """Generate the requests with the stock pipeline, each from its own CPU generator."""
+    result: Pictures = []
+    requests = bench.requests
+    for first in range(0, len(requests), BATCH):
+        part = requests[first : first + BATCH]
+        frames = bench.pipeline(
+            prompt=[caption for caption, _ in part],
+            height=PICTURE_PX,
+            width=PICTURE_PX,
+            num_frames=1,
+            num_inference_steps=num_steps,
+            guidance_scale=guidance_scale,
+            max_sequence_length=MAX_TOKENS,
+            generator=[torch.Generator().manual_seed(seed) for _, seed in part],
+            output_type="pt",
+        ).frames
+        result += _images((frames[:, 0] * 255.0).round().to(torch.uint8))
+    return result
+
+
+@torch.no_grad()
+def judge_all(bench: Bench, pictures: Pictures) -> tuple[float, float]:
+    """Return R@1 in percent and the mean cosine of pictures with their own captions.
+
+    R@1: how often a picture's own caption is the nearest of all the prompts.
+    """
+    device = bench.judge.device
+    tokens = bench.processor(text=list(bench.captions), return_tensors="pt", padding=True)
+    texts = bench.judge.get_text_features(**tokens.to(device)).pooler_output
+    seen: list[torch.Tensor] = []
+    for first in range(0, len(pictures), BATCH):
+        pixels = bench.processor(images=pictures[first : first + BATCH], return_tensors="pt")
+        seen.append(bench.judge.get_image_features(**pixels.to(device)).pooler_output)
+    cosines = F.normalize(torch.cat(seen), dim=-1) @ F.normalize(texts, dim=-1).T
+    own = torch.arange(len(bench.captions), device=device).repeat_interleave(bench.num_seeds)
+    recall = (cosines.argmax(dim=1) == own).float().mean()
+    return 100.0 * float(recall), float(cosines.gather(1, own[:, None]).mean())
+
+
+def score_row(
+    bench: Bench, name: str, pictures: Pictures, settings: dict[str, float] | None = None
+) -> ScoreRow:
+    """Judge pictures, print the result and return it as a row."""
+    recall, cosine = judge_all(bench, pictures)
+    row: ScoreRow = {"pictures": name, **(settings or {})}
+    row |= {"recall_at_1_percent": round(recall, 2), "clip_score": round(cosine, 4)}
+    print("score:", "  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+    return row
+
+
+def teacher_row(bench: Bench, num_steps: int, guidance_scale: float) -> tuple[ScoreRow, Pictures]:
+    """Generate and judge at one setting."""
+    pictures = generate_all(bench, num_steps, guidance_scale)
+    settings = {"num_inference_steps": num_steps, "guidance_scale": guidance_scale}
+    return score_row(bench, "teacher", pictures, settings), pictures
+
+
+def choose_guidance(bench: Bench) -> tuple[float, list[ScoreRow]]:
+    """Return the guidance scale with the best R@1 (then CLIP score) at full steps, and all rows."""
+    rows = [teacher_row(bench, FULL_STEPS, scale)[0] for scale in GUIDANCE_SCALES]
+    best = max(rows, key=lambda row: (row["recall_at_1_percent"], row["clip_score"]))
+    return float(best["guidance_scale"]), rows
+
+
+def contact_sheet(rows: Sequence[Pictures], columns: int = 12) -> Image.Image:
+    """Lay out the first pictures of each row, 4 pixels apart."""
+    cell = PICTURE_PX + 4
+    sheet = Image.new("RGB", (columns * cell, len(rows) * cell), (255, 255, 255))
+    for y, pictures in enumerate(rows):
+        for x, picture in enumerate(pictures[:columns]):
+            sheet.paste(picture, (x * cell + 2, y * cell + 2))
+    return sheet
+
+
+def score_teacher(
+    folder: Path, *, num_prompts: int, num_seeds: int, seed: int, device: str
+) -> dict[str, object]:
+    """Choose the guidance scale on training captions, score everything on held-out ones.
+
+    The held-out captions are those of config/prompts/demo-eval.csv when seed is 0 and
+    num_prompts is 256. Also writes samples.png: real, through the VAE, full steps, few steps with
+    guidance, few steps without.
+    """
+    known = choose_captions(num_prompts, held_out=False, seed=seed)
+    scale, choice = choose_guidance(load_bench(folder, known, 1, device))
+    bench = load_bench(
+        folder, choose_captions(num_prompts, held_out=True, seed=seed), num_seeds, device
+    )
+    real = draw_all(bench)
+    decoded = reconstruct_all(bench, real)
+    rows = [score_row(bench, "real", real), score_row(bench, "through the VAE", decoded)]
+    shown = [real, decoded]
+    for num_steps in (FULL_STEPS, *FEW_STEPS):
+        for guidance_scale in (scale, 1.0):
+            row, pictures = teacher_row(bench, num_steps, guidance_scale)
+            rows.append(row)
+            if num_steps == FEW_STEPS[-1] or (guidance_scale == scale and num_steps == FULL_STEPS):
+                shown.append(pictures)
+    contact_sheet([pictures[::num_seeds] for pictures in shown]).save(folder / "samples.png")
+    return {"guidance_scale": scale, "choice_on_training_prompts": choice, "held_out": rows}

@@ -1,0 +1,161 @@
+"""The VAE of the demo teacher: a tiny AutoencoderKLWan, trained on single frames."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from diffusers import AutoencoderKLWan
+from diffusers.models.autoencoders.autoencoder_kl_wan import WanCausalConv3d
+
+from resources.demo.pool import Pool
+from resources.demo.training import LossParts, LossRow, Plan, fit, generator_for
+
+LATENT_CHANNELS = 16
+# Per latent element, against a reconstruction error per pixel value. Much more, and channels that
+# carry little collapse to pure noise, which the teacher would then have to learn.
+KL_WEIGHT = 1e-4
+ENCODE_BATCH = 512
+
+ToLatents = Callable[[torch.Tensor], torch.Tensor]
+
+
+def build_vae() -> AutoencoderKLWan:
+    """Return the untrained VAE: 8 times smaller in height and width, 16 channels.
+
+    A single frame meets only the last of the three temporal taps of each kernel (zeros stand
+    before it). The others are set to zero: they stay so in training, and compress to nothing.
+    """
+    vae = AutoencoderKLWan(
+        base_dim=12,
+        decoder_base_dim=16,
+        z_dim=LATENT_CHANNELS,
+        dim_mult=[1, 2, 3, 3],
+        num_res_blocks=1,
+        latents_mean=[0.0] * LATENT_CHANNELS,
+        latents_std=[1.0] * LATENT_CHANNELS,
+    )
+    with torch.no_grad():
+        for module in vae.modules():
+            if isinstance(module, WanCausalConv3d):
+                module.weight[:, :, :-1].zero_()
+    return vae
+
+
+class OneFrameConv(WanCausalConv3d):  # type: ignore[misc]  # the base class is untyped
+    """The same convolution for inputs of one frame, a third of the arithmetic."""
+
+    def forward(self, x: torch.Tensor, cache_x: torch.Tensor | None = None) -> torch.Tensor:
+        """Convolve (b, c, 1, h, w) with the last temporal tap."""
+        assert x.shape[2] == 1
+        assert cache_x is None
+        width, _, height, _, _, _ = self._padding
+        taps = self.weight[:, :, -1]
+        out = F.conv2d(x[:, :, 0], taps, self.bias, self.stride[1:], (height, width))
+        return out.unsqueeze(2)
+
+
+@contextmanager
+def one_frame(vae: AutoencoderKLWan) -> Iterator[None]:
+    """Within this context the VAE takes single frames only, and computes the same faster."""
+    convolutions = [m for m in vae.modules() if isinstance(m, WanCausalConv3d)]
+    for module in convolutions:
+        module.__class__ = OneFrameConv
+    try:
+        yield
+    finally:
+        for module in convolutions:
+            module.__class__ = WanCausalConv3d
+
+
+def to_pixels(pictures: torch.Tensor) -> torch.Tensor:
+    """Turn uint8 pictures (b, 3, h, w) into one-frame videos (b, 3, 1, h, w) in [-1, 1]."""
+    return (pictures.float() / 127.5 - 1.0).unsqueeze(2)
+
+
+def to_pictures(pixels: torch.Tensor) -> torch.Tensor:
+    """Turn one-frame videos (b, 3, 1, h, w) in [-1, 1] into uint8 pictures (b, 3, h, w)."""
+    return ((pixels[:, :, 0].float() + 1.0) * 127.5).round().clamp(0, 255).to(torch.uint8)
+
+
+def train_vae(
+    vae: AutoencoderKLWan,
+    pool: Pool,
+    plan: Plan,
+    *,
+    seed: int,
+    device: torch.device,
+    compiled: bool,
+) -> list[LossRow]:
+    """Train the VAE on L1 and squared error of the picture and a weak KL term."""
+    random = generator_for(seed, "vae", device)
+    pictures = pool.pictures
+    encoder = torch.compile(vae.encoder) if compiled else vae.encoder
+    decoder = torch.compile(vae.decoder) if compiled else vae.decoder
+
+    def losses() -> LossParts:
+        index = torch.randint(len(pictures), (plan.batch_size,), generator=random, device=device)
+        clean = to_pixels(pictures[index])
+        # Called without the feature cache, encoder and decoder do what encode() and decode() do
+        # for a first frame.
+        mean, log_var = vae.quant_conv(encoder(clean)).float().chunk(2, dim=1)
+        noise = torch.randn(mean.shape, generator=random, device=device)
+        latents = mean + torch.exp(0.5 * log_var) * noise
+        error = decoder(vae.post_quant_conv(latents)).float() - clean
+        kl = 0.5 * (mean.square() + log_var.exp() - 1.0 - log_var).mean()
+        l1, mse = error.abs().mean(), error.square().mean()
+        return {"loss": l1 + mse + KL_WEIGHT * kl, "l1": l1, "mse": mse, "kl": kl}
+
+    with one_frame(vae):
+        return fit("vae", [vae], losses, plan, device)
+
+
+@torch.no_grad()
+def measure_latents(vae: AutoencoderKLWan, pictures: torch.Tensor) -> None:
+    """Write mean and deviation per channel of the pictures' latents into the VAE's configuration.
+
+    The stock pipeline undoes (z - mean) / std with these two before it decodes.
+    """
+    latents = torch.cat(
+        [
+            vae.encode(to_pixels(part)).latent_dist.mode()
+            for part in torch.split(pictures, ENCODE_BATCH)
+        ]
+    )
+    mean = latents.mean(dim=(0, 2, 3, 4)).tolist()
+    std = latents.std(dim=(0, 2, 3, 4)).tolist()
+    vae.register_to_config(
+        latents_mean=[round(v, 5) for v in mean], latents_std=[round(v, 5) for v in std]
+    )
+
+
+def latent_statistics(vae: AutoencoderKLWan) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return mean and deviation of the latents, each (1, c, 1, 1, 1), on the VAE's device."""
+    shape = (1, LATENT_CHANNELS, 1, 1, 1)
+    mean = torch.tensor(vae.config.latents_mean, device=vae.device)
+    std = torch.tensor(vae.config.latents_std, device=vae.device)
+    return mean.view(shape), std.view(shape)
+
+
+@torch.no_grad()
+def encode_pictures(vae: AutoencoderKLWan, pictures: torch.Tensor) -> torch.Tensor:
+    """Return normalised latents (b, 16, 1, h/8, w/8) in float16 of uint8 pictures (b, 3, h, w)."""
+    mean, std = latent_statistics(vae)
+    parts: list[torch.Tensor] = []
+    with one_frame(vae):
+        for part in torch.split(pictures, ENCODE_BATCH):
+            latents = vae.encode(to_pixels(part)).latent_dist.mode().float()
+            parts.append(((latents - mean) / std).half())
+    return torch.cat(parts)
+
+
+@torch.no_grad()
+def decode_latents(vae: AutoencoderKLWan, latents: torch.Tensor) -> torch.Tensor:
+    """Return uint8 pictures (b, 3, h, w) of normalised latents (b, 16, 1, h/8, w/8)."""
+    mean, std = latent_statistics(vae)
+    with one_frame(vae):
+        decoded = [
+            to_pictures(vae.decode(part.float() * std + mean).sample)
+            for part in torch.split(latents, ENCODE_BATCH)
+        ]
+    return torch.cat(decoded)

@@ -1,0 +1,46 @@
+# Prompt files to checked tables, and tables to text embeddings.
+
+
+rule prompts:
+    input:
+        script="scripts/prompts.py",
+        config=f"{RUN}/config/prompts.json",
+        plan=ancient(f"{RUN}/plan.json"),
+        source=lambda wildcards: getattr(CONFIG.prompts, wildcards.split),
+    output:
+        f"{RUN}/prompts/{{split}}.parquet",
+    log:
+        f"{RUN}/logs/prompts-{{split}}.log",
+    shell:
+        """
+        exec python {input.script} \
+            --config {input.config} \
+            --split {wildcards.split} \
+            --output {output}
+        """
+
+
+rule embeddings:
+    input:
+        config=f"{RUN}/config/embeddings.json",
+        prompts=f"{RUN}/prompts/{{split}}.parquet",
+    output:
+        f"{RUN}/embeddings/{{split}}/manifest.json",
+    log:
+        f"{RUN}/logs/embeddings-{{split}}.log",
+    benchmark:
+        f"{RUN}/benchmarks/embeddings-{{split}}.tsv"
+    threads: CONFIG.hardware.cpu_threads
+    resources:
+        gpu=GPUS_A_JOB,
+        cpu_threads=CONFIG.hardware.cpu_threads,
+    shell:
+        """
+        exec python scripts/with_gpus.py --num-gpus {resources.gpu} -- \
+            python scripts/embeddings.py \
+            --config {input.config} \
+            --prompts {input.prompts} \
+            --output {output} \
+            --cpu-threads {resources.cpu_threads} \
+            --log {log}
+        """

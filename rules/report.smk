@@ -1,0 +1,65 @@
+# Scores, and the report that shows them.
+
+
+rule evaluate:
+    input:
+        script="scripts/evaluate.py",
+        config=f"{RUN}/config/evaluation.json",
+        manifests=expand(f"{RUN}/samples/{{model}}/manifest.parquet", model=MODELS),
+    output:
+        quality=f"{RUN}/evaluation/quality.json",
+        scores=f"{RUN}/evaluation/scores.parquet",
+    log:
+        f"{RUN}/logs/evaluate.log",
+    benchmark:
+        f"{RUN}/benchmarks/evaluate.tsv"
+    threads: CONFIG.hardware.cpu_threads
+    resources:
+        gpu=GPUS_A_JOB,
+        cpu_threads=CONFIG.hardware.cpu_threads,
+    shell:
+        """
+        exec python scripts/with_gpus.py --num-gpus {resources.gpu} -- \
+            python {input.script} \
+            --config {input.config} \
+            --manifests {input.manifests} \
+            --quality {output.quality} \
+            --scores {output.scores} \
+            --cpu-threads {resources.cpu_threads} \
+            --log {log}
+        """
+
+
+rule report:
+    input:
+        script="scripts/report.py",
+        config=f"{RUN}/config/report.json",
+        quality=f"{RUN}/evaluation/quality.json",
+        scores=f"{RUN}/evaluation/scores.parquet",
+        manifests=expand(f"{RUN}/samples/{{model}}/manifest.parquet", model=MODELS),
+        loss=f"{RUN}/student/loss.parquet",
+        targets=f"{RUN}/targets/manifest.json",
+    output:
+        html=report(
+            f"{RUN}/report/index.html",
+            caption="../workflow/report/report.rst",
+            category="Report",
+        ),
+        metrics=report(
+            f"{RUN}/report/metrics.json",
+            caption="../workflow/report/metrics.rst",
+            category="Report",
+        ),
+    log:
+        f"{RUN}/logs/report.log",
+    benchmark:
+        f"{RUN}/benchmarks/report.tsv"
+    shell:
+        """
+        exec python {input.script} \
+            --config {input.config} \
+            --run {RUN} \
+            --output {output.html} \
+            --metrics {output.metrics} \
+            --log {log}
+        """

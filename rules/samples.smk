@@ -1,0 +1,63 @@
+# Pictures of the held-out prompts, one independent job a shard and model: no process group.
+
+
+def student_pipeline(wildcards):
+    """The student's pipeline for models that are the student, nothing for the teacher's."""
+    is_student = CONFIG.samples.models[wildcards.model].source == "student"
+    return f"{RUN}/student/pipeline" if is_student else []
+
+
+rule samples:
+    input:
+        config=f"{RUN}/config/samples-{{model}}.json",
+        prompts=f"{RUN}/prompts/eval.parquet",
+        embeddings=f"{RUN}/embeddings/eval/manifest.json",
+        pipeline=student_pipeline,
+    output:
+        f"{RUN}/samples/{{model}}/shard-{{shard}}-of-{CONFIG.samples.num_shards}.parquet",
+    log:
+        f"{RUN}/logs/samples-{{model}}-{{shard}}-of-{CONFIG.samples.num_shards}.log",
+    benchmark:
+        f"{RUN}/benchmarks/samples-{{model}}-{{shard}}-of-{CONFIG.samples.num_shards}.tsv"
+    threads: CONFIG.hardware.cpu_threads
+    resources:
+        gpu=GPUS_A_JOB,
+        cpu_threads=CONFIG.hardware.cpu_threads,
+    params:
+        num_shards=CONFIG.samples.num_shards,
+        pipeline=lambda wildcards, input: (
+            f"--pipeline {input.pipeline}" if input.pipeline else ""
+        ),
+    shell:
+        """
+        exec python scripts/with_gpus.py --num-gpus {resources.gpu} -- \
+            python scripts/samples.py \
+            --config {input.config} \
+            --model {wildcards.model} \
+            --prompts {input.prompts} \
+            --embeddings {input.embeddings} \
+            --shard {wildcards.shard}/{params.num_shards} \
+            --output {output} \
+            --cpu-threads {resources.cpu_threads} \
+            --log {log} {params.pipeline}
+        """
+
+
+rule merge_samples:
+    input:
+        script="scripts/merge.py",
+        shards=expand(
+            f"{RUN}/samples/{{{{model}}}}/shard-{{shard}}-of-{CONFIG.samples.num_shards}.parquet",
+            shard=range(CONFIG.samples.num_shards),
+        ),
+    output:
+        f"{RUN}/samples/{{model}}/manifest.parquet",
+    log:
+        f"{RUN}/logs/merge-samples-{{model}}.log",
+    benchmark:
+        f"{RUN}/benchmarks/merge-samples-{{model}}.tsv"
+    shell:
+        """
+        exec python {input.script} samples {input.shards} \
+            --output {output}
+        """

@@ -1,0 +1,53 @@
+# The teacher's trajectories. Chunks are not declared, so that a failed job keeps what it made;
+# a shard's manifest is. Changing the number of shards recomputes no chunk.
+
+
+rule targets:
+    input:
+        config=f"{RUN}/config/targets.json",
+        prompts=f"{RUN}/prompts/train.parquet",
+        embeddings=f"{RUN}/embeddings/train/manifest.json",
+    output:
+        f"{RUN}/targets/shard-{{shard}}-of-{CONFIG.targets.num_shards}.json",
+    log:
+        f"{RUN}/logs/targets-{{shard}}-of-{CONFIG.targets.num_shards}.log",
+    benchmark:
+        f"{RUN}/benchmarks/targets-{{shard}}-of-{CONFIG.targets.num_shards}.tsv"
+    threads: CONFIG.hardware.cpu_threads
+    resources:
+        gpu=GPUS_A_JOB,
+        cpu_threads=CONFIG.hardware.cpu_threads,
+    params:
+        num_shards=CONFIG.targets.num_shards,
+    shell:
+        """
+        exec python scripts/with_gpus.py --num-gpus {resources.gpu} -- \
+            python scripts/targets.py \
+            --config {input.config} \
+            --prompts {input.prompts} \
+            --embeddings {input.embeddings} \
+            --shard {wildcards.shard}/{params.num_shards} \
+            --output {output} \
+            --cpu-threads {resources.cpu_threads} \
+            --log {log}
+        """
+
+
+rule merge_targets:
+    input:
+        script="scripts/merge.py",
+        shards=expand(
+            f"{RUN}/targets/shard-{{shard}}-of-{CONFIG.targets.num_shards}.json",
+            shard=range(CONFIG.targets.num_shards),
+        ),
+    output:
+        f"{RUN}/targets/manifest.json",
+    log:
+        f"{RUN}/logs/merge-targets.log",
+    benchmark:
+        f"{RUN}/benchmarks/merge-targets.tsv"
+    shell:
+        """
+        exec python {input.script} targets {input.shards} \
+            --output {output}
+        """

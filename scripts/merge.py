@@ -1,0 +1,30 @@
+"""Merge the shards of a stage to one manifest, after verifying all that they vouch for.
+
+python scripts/merge.py targets --output results/demo/targets/manifest.json \
+    results/demo/targets/shard-*-of-4.json
+python scripts/merge.py samples --output results/demo/samples/student/manifest.parquet \
+    results/demo/samples/student/shard-*-of-2.parquet
+"""
+
+import argparse
+from pathlib import Path
+
+from distillery.stages.merge import merge_samples, merge_targets
+from distillery.telemetry import explain_errors
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Parse, merge."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("stage", choices=("targets", "samples"))
+    parser.add_argument("shards", type=Path, nargs="+")
+    parser.add_argument("--output", type=Path, required=True)
+    arguments = parser.parse_args(argv)
+    merge = merge_targets if arguments.stage == "targets" else merge_samples
+    return explain_errors(lambda: merge(arguments.shards, arguments.output))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

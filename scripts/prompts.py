@@ -1,0 +1,30 @@
+"""Check a prompt file and write it as a table.
+
+python scripts/prompts.py --config results/demo/config/prompts.json --split train \
+    --output results/demo/prompts/train.parquet
+"""
+
+import argparse
+from pathlib import Path
+
+from distillery.config import PromptsJob, read_job
+from distillery.stages.prompts import make_prompt_table
+from distillery.telemetry import explain_errors
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Parse, make the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--split", choices=("train", "eval"), required=True)
+    parser.add_argument("--output", type=Path, required=True)
+    arguments = parser.parse_args(argv)
+    return explain_errors(
+        lambda: make_prompt_table(
+            read_job(arguments.config, PromptsJob), arguments.split, arguments.output
+        )
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

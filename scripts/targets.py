@@ -1,0 +1,43 @@
+"""Make one shard of the teacher's trajectories; finished chunks are kept, whatever happens.
+
+python scripts/targets.py --config results/demo/config/targets.json \
+    --prompts results/demo/prompts/train.parquet \
+    --embeddings results/demo/embeddings/train/manifest.json \
+    --shard 0/4 --output results/demo/targets/shard-0-of-4.json
+"""
+
+from pathlib import Path
+
+from distillery.command import run_stage, shard_argument, stage_parser
+from distillery.config import TargetsJob
+from distillery.stages.targets import make_targets
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Parse, make the chunks."""
+    parser = stage_parser(__doc__)
+    parser.add_argument("--prompts", type=Path, required=True)
+    parser.add_argument("--embeddings", type=Path, required=True)
+    parser.add_argument("--shard", type=shard_argument, required=True, help="i/n, i from 0")
+    parser.add_argument("--output", type=Path, required=True, help="the shard's manifest")
+    arguments = parser.parse_args(argv)
+    part, whole = arguments.shard
+    return run_stage(
+        arguments,
+        "targets",
+        f"targets-{part}-of-{whole}",
+        TargetsJob,
+        lambda job, device, reporter: make_targets(
+            job,
+            arguments.prompts,
+            arguments.embeddings,
+            arguments.shard,
+            arguments.output,
+            device,
+            reporter,
+        ),
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

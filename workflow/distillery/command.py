@@ -1,0 +1,64 @@
+"""What the command lines of all stages share: a few options, a log, telemetry, readable errors."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from distillery.config import Job, read_job
+from distillery.hardware import device_label, select_device
+from distillery.telemetry import Reporter, explain_errors, reporting
+
+
+def stage_parser(description: str | None) -> argparse.ArgumentParser:
+    """A parser with the options that every stage takes."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--config", type=Path, required=True, help="results/{run}/config/{stage}.json"
+    )
+    parser.add_argument("--log", type=Path, help="log file; without it, log to the terminal")
+    parser.add_argument("--cpu-threads", type=int, default=1, help="threads where there is no GPU")
+    return parser
+
+
+def shard_argument(text: str) -> tuple[int, int]:
+    """`i/n` on a command line as (i, n)."""
+    part, _, whole = text.partition("/")
+    if not (part.isdigit() and whole.isdigit() and int(part) < int(whole)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no shard: write i/n with i from 0 to n - 1")
+    return int(part), int(whole)
+
+
+def run_stage(
+    arguments: argparse.Namespace,
+    stage: str,
+    job_name: str,
+    job_model: type[Job],
+    body: Callable[[Job, torch.device, Reporter], None],
+) -> int:
+    """Run a stage's body with its job, device and reporter; returns the exit status.
+
+    Args:
+        arguments: as parsed by `stage_parser`; the run's folder is two above `config`.
+        stage: name of the stage in telemetry.
+        job_name: unique in the run, for example targets-0-of-4.
+        job_model: the model of the frozen configuration.
+        body: the work.
+    """
+
+    def main() -> None:
+        device = select_device(arguments.cpu_threads)
+        telemetry = run_folder(arguments.config) / "telemetry"
+        label = device_label(device)
+        with reporting(telemetry, stage, job_name, label, arguments.log) as reporter:
+            body(read_job(arguments.config, job_model), device, reporter)
+
+    return explain_errors(main)
+
+
+def run_folder(config: Path) -> Path:
+    """results/{run}, from results/{run}/config/{stage}.json."""
+    return config.parent.parent

@@ -1,0 +1,80 @@
+"""The embeddings stage: encode every distinct prompt once, unpadded."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from distillery.config import EmbeddingsJob
+from distillery.families import Family
+from distillery.families.protocol import Pipeline
+from distillery.files import read_json
+from distillery.stages.chunked import ChunkPlan, make_chunks
+from distillery.store.embeddings import distinct_texts, members_of, pack
+from distillery.teacher import INDEX, family_in, find_teacher, fingerprint, load_pipeline
+from distillery.telemetry import Reporter
+
+
+def embeddings_recipe(job: EmbeddingsJob, family: Family, teacher_hash: str) -> dict[str, Any]:
+    """Everything that an embedding depends on beside its text."""
+    teacher = job.teacher
+    return {
+        "kind": "embeddings",
+        "version": job.version,
+        "family": family.name,
+        "teacher": teacher_hash,
+        "dtype": teacher.dtype,
+        "negative_prompt": teacher.negative_prompt,
+        "max_sequence_length": teacher.max_sequence_length or family.max_sequence_length,
+    }
+
+
+def make_embeddings(
+    job: EmbeddingsJob, prompts: Path, manifest: Path, device: torch.device, reporter: Reporter
+) -> None:
+    """Encode the distinct prompts of a table, and the negative prompt, to chunk files.
+
+    Args:
+        job: frozen configuration.
+        prompts: the split's table (Parquet).
+        manifest: to write; the chunks go beside it.
+        device: for the text encoder.
+        reporter: of this job.
+    """
+    folder = find_teacher(job.teacher)
+    family = family_in(folder)
+    recipe = embeddings_recipe(job, family, fingerprint(folder))
+    texts, _ = distinct_texts(pd.read_parquet(prompts), job.teacher.negative_prompt)
+    size = job.embeddings.chunk_size
+    groups = [texts[start : start + size] for start in range(0, len(texts), size)]
+    plans = [
+        ChunkPlan(index, members_of(group), len(group), {"num_texts": len(group)})
+        for index, group in enumerate(groups)
+    ]
+    pipeline: Pipeline = None
+
+    def make(plan: ChunkPlan) -> Mapping[str, torch.Tensor]:
+        nonlocal pipeline
+        if pipeline is None:
+            pipeline = load_pipeline(
+                folder, job.teacher.dtype, device, leave_out=_all_but_text(folder, family)
+            )
+        encoded = []
+        group = groups[plan.index]
+        for start in range(0, len(group), job.embeddings.batch_size):
+            batch = group[start : start + job.embeddings.batch_size]
+            encoded += family.encode(pipeline, batch, recipe["max_sequence_length"])
+        return pack(encoded)
+
+    make_chunks(manifest.parent, recipe, plans, make, manifest, reporter, "prompt")
+
+
+def _all_but_text(folder: Path, family: Family) -> tuple[str, ...]:
+    """The model components that encoding does not need."""
+    index = read_json(folder / INDEX)
+    keep = (*family.text_components, "scheduler")
+    return tuple(
+        name for name, value in index.items() if isinstance(value, list) and name not in keep
+    )

@@ -1,0 +1,167 @@
+"""The plan: what will run, what it needs, and whether it can work, before anything is computed."""
+
+import shutil
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from distillery.config import Config, TargetsJob
+from distillery.files import write_json
+from distillery.hardware import describe_hardware
+from distillery.prompts import read_prompts
+from distillery.stages.targets import targets_recipe
+from distillery.teacher import (
+    count_parameters,
+    family_in,
+    find_teacher,
+    fingerprint,
+    load_scheduler,
+    load_skeleton,
+    torch_dtype,
+)
+
+GIB = 1 << 30
+HEADROOM = 1.05
+"""Of the planned bytes: file headers, embeddings, logs."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """How much there is to do.
+
+    Attributes:
+        num_prompts: of each split.
+        num_trajectories: stored.
+        num_chunks: files they are in.
+        trajectory_bytes: of one stored trajectory.
+        teacher_calls: denoiser forward passes for all targets.
+    """
+
+    num_prompts: dict[str, int]
+    num_trajectories: int
+    num_chunks: int
+    trajectory_bytes: int
+    teacher_calls: int
+
+
+def make_plan(config: Config, output: Path) -> None:
+    """Check everything that can be known beforehand, and write the plan.
+
+    Raises:
+        FileNotFoundError: a prompt file, the teacher, a part of it, or the judge is missing.
+        ValueError: bad prompts, an impossible size or grid, or too little disk space.
+    """
+    num_prompts = {
+        split: len(read_prompts(Path(path))) for split, path in config.prompts.model_dump().items()
+    }
+    folder = find_teacher(config.teacher)
+    _check_judge(config)
+    family = family_in(folder)
+    job = TargetsJob(seed=config.seed, teacher=config.teacher, targets=config.targets)
+    targets_recipe(job, family, load_scheduler(folder), fingerprint(folder), embeddings_hash="")
+    skeleton = load_skeleton(folder, family)
+    shape = family.latent_shape(skeleton, config.teacher.height, config.teacher.width)
+    work = plan_work(config, num_prompts, shape)
+    disk = check_disk(work, output.parent)
+    plan = {
+        "run": config.run,
+        "teacher": {
+            "folder": str(folder),
+            "family": family.name,
+            "parameters": count_parameters(folder),
+        },
+        "latent_shape": list(shape),
+        "work": vars(work),
+        "jobs": count_jobs(config),
+        "disk": disk,
+        "hardware": describe_hardware(),
+        "advice": advise(config, work),
+    }
+    write_json(output, plan)
+
+
+def plan_work(config: Config, num_prompts: dict[str, int], shape: tuple[int, ...]) -> Work:
+    """Count trajectories, bytes and network calls."""
+    targets = config.targets
+    num_trajectories = num_prompts["train"] * targets.samples_per_prompt
+    calls_per_step = 2 if targets.guidance_scale > 1.0 else 1
+    return Work(
+        num_prompts=num_prompts,
+        num_trajectories=num_trajectories,
+        num_chunks=-(-num_trajectories // targets.chunk_size),
+        trajectory_bytes=(targets.num_segments + 1)
+        * prod(shape)
+        * torch_dtype(targets.dtype).itemsize,
+        teacher_calls=num_trajectories * targets.steps * calls_per_step,
+    )
+
+
+def check_disk(work: Work, folder: Path) -> dict[str, Any]:
+    """Compare the planned size with the free space; what is there already counts as free."""
+    folder.mkdir(parents=True, exist_ok=True)
+    planned = int(work.num_trajectories * work.trajectory_bytes * HEADROOM)
+    free = shutil.disk_usage(folder).free
+    present = sum(path.stat().st_size for path in folder.glob("targets/*/chunk-*.safetensors"))
+    if planned > free + present:
+        raise ValueError(
+            f"the targets need {planned / GIB:.1f} GiB, {folder} has {free / GIB:.1f} GiB free: "
+            "free some space, lower targets.samples_per_prompt or targets.num_segments, store "
+            "targets.dtype: bfloat16, or make results/ a link to a larger disk"
+        )
+    return {"planned_bytes": planned, "free_bytes": free, "present_bytes": present}
+
+
+def count_jobs(config: Config) -> dict[str, int]:
+    """Jobs of each stage that can run side by side."""
+    num_models = len(config.samples.models)
+    return {
+        "embeddings": 2,
+        "targets": config.targets.num_shards,
+        "training": 1,
+        "samples": num_models * config.samples.num_shards,
+    }
+
+
+def advise(config: Config, work: Work) -> list[str]:
+    """What a user would want to know, though it stops nothing."""
+    advice = []
+    if work.num_chunks < config.targets.num_shards:
+        advice.append(
+            f"targets.num_shards is {config.targets.num_shards} for {work.num_chunks} chunks: some "
+            "jobs will have nothing to do"
+        )
+    if work.num_trajectories < 1000:
+        advice.append(
+            f"{work.num_trajectories} trajectories only initialise a student; real models look "
+            "soft below about 10,000 and good from 100,000"
+        )
+    return advice
+
+
+def _check_judge(config: Config) -> None:
+    """A judge that is a local path must exist; a hub id is looked up when it is used."""
+    judge = config.evaluation.judge
+    is_hub_id = judge.count("/") == 1 and not judge.startswith((".", "/", "~"))
+    if not is_hub_id and not (Path(judge) / "config.json").is_file():
+        raise FileNotFoundError(
+            f"evaluation.judge is {judge!r}: there is no CLIP model in that folder; give a folder "
+            "in transformers format or a hub id such as openai/clip-vit-large-patch14"
+        )
+
+
+def summary(plan: dict[str, Any]) -> str:
+    """The plan on one screen."""
+    work, disk = plan["work"], plan["disk"]
+    lines = [
+        f"run {plan['run']}: {plan['teacher']['family']} teacher in {plan['teacher']['folder']}",
+        f"  prompts       {work['num_prompts']['train']} to learn from, "
+        f"{work['num_prompts']['eval']} held out",
+        f"  trajectories  {work['num_trajectories']} in {work['num_chunks']} chunks, "
+        f"{work['teacher_calls']} network calls",
+        f"  disk          {disk['planned_bytes'] / GIB:.2f} GiB planned, "
+        f"{disk['free_bytes'] / GIB:.1f} GiB free",
+        f"  devices       {len(plan['hardware'].get('gpus', [])) or 'no'} GPU, "
+        f"{plan['hardware'].get('cpu_cores', '?')} cores",
+    ]
+    return "\n".join([*lines, *(f"  note          {line}" for line in plan["advice"])])

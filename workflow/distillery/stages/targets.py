@@ -1,0 +1,238 @@
+"""The targets stage: run the teacher's stock pipeline, keep its trajectory at the knots."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from distillery.config import TargetsJob
+from distillery.families import Family, Request, Schedule
+from distillery.families.protocol import Pipeline, Scheduler
+from distillery.files import hash_json
+from distillery.identity import SampleId, draw_noise
+from distillery.stages.chunked import ChunkPlan, make_chunks
+from distillery.store.embeddings import EmbeddingStore
+from distillery.store.shards import balanced_range
+from distillery.store.trajectories import knots_of, schedule_at
+from distillery.teacher import (
+    family_in,
+    find_teacher,
+    fingerprint,
+    load_pipeline,
+    load_scheduler,
+    torch_dtype,
+)
+from distillery.telemetry import Reporter
+from distillery.trajectory import record
+
+
+def targets_recipe(
+    job: TargetsJob, family: Family, scheduler: Scheduler, teacher_hash: str, embeddings_hash: str
+) -> dict[str, Any]:
+    """Everything that a trajectory depends on beside its sample's identity.
+
+    Raises ValueError if the student's scheduler could not walk the same knots.
+    """
+    targets = job.targets
+    knots = knots_of(targets.steps, targets.num_segments)
+    schedule = schedule_at(family.schedule(scheduler, targets.steps), knots)
+    check_student_grid(family, scheduler, schedule, targets.steps)
+    return {
+        "kind": "targets",
+        "version": job.version,
+        "family": family.name,
+        "teacher": teacher_hash,
+        "embeddings": embeddings_hash,
+        "scheduler": {"class": type(scheduler).__name__, **_plain(scheduler.config)},
+        "prediction_type": family.prediction_type(scheduler),
+        "steps": targets.steps,
+        "guidance_scale": targets.guidance_scale,
+        "knots": list(knots),
+        "schedule": asdict(schedule),
+        "height": job.teacher.height,
+        "width": job.teacher.width,
+        "max_sequence_length": job.teacher.max_sequence_length or family.max_sequence_length,
+        "negative_prompt": job.teacher.negative_prompt,
+        "dtype": job.teacher.dtype,
+        "stored_dtype": targets.dtype,
+        "seed": job.seed,
+        "samples_per_prompt": targets.samples_per_prompt,
+        "batch_size": targets.batch_size,
+        "chunk_size": targets.chunk_size,
+    }
+
+
+def check_student_grid(family: Family, scheduler: Scheduler, knots: Schedule, steps: int) -> None:
+    """Raise ValueError unless a student of one step a segment would walk exactly these knots."""
+    num_segments = len(knots.timesteps)
+    student = family.schedule(family.few_step_scheduler(scheduler, num_segments), num_segments)
+    error = max(abs(a - b) for a, b in zip(student.sigmas, knots.sigmas, strict=True))
+    same_timesteps = student.timesteps == knots.timesteps
+    if error > 1e-6 or not same_timesteps:
+        raise ValueError(
+            f"a student of {num_segments} steps would walk timesteps {list(student.timesteps)}, "
+            f"the teacher's {steps} steps hold {list(knots.timesteps)} there: the student's steps "
+            "must lie on the teacher's grid; choose other targets.steps or targets.num_segments"
+        )
+
+
+def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A scheduler's configuration without Diffusers' private entries, as JSON types."""
+    return {
+        key: list(value) if isinstance(value, tuple) else value
+        for key, value in config.items()
+        if not key.startswith("_")
+    }
+
+
+def all_samples(table: pd.DataFrame, samples_per_prompt: int) -> list[SampleId]:
+    """Every sample in the global order: prompts in the table's order, then indices."""
+    return [
+        SampleId(prompt_id, index)
+        for prompt_id in table["prompt_id"]
+        for index in range(samples_per_prompt)
+    ]
+
+
+def plan_chunks(table: pd.DataFrame, samples_per_prompt: int, chunk_size: int) -> list[ChunkPlan]:
+    """All chunks of a prompt table; a chunk depends on its own prompts and on no others."""
+    samples = all_samples(table, samples_per_prompt)
+    prompts = table["prompt"].tolist()
+    plans = []
+    for index, start in enumerate(range(0, len(samples), chunk_size)):
+        rows = range(start, min(start + chunk_size, len(samples)))
+        named = [
+            [samples[row].prompt_id, samples[row].index, prompts[row // samples_per_prompt]]
+            for row in rows
+        ]
+        ids = [f"{samples[row].prompt_id}/{samples[row].index}" for row in rows]
+        plans.append(ChunkPlan(index, hash_json({"samples": named}), len(rows), {"samples": ids}))
+    return plans
+
+
+def make_targets(
+    job: TargetsJob,
+    prompts: Path,
+    embeddings: Path,
+    shard: tuple[int, int],
+    output: Path,
+    device: torch.device,
+    reporter: Reporter,
+) -> None:
+    """Make one shard's chunks of trajectories.
+
+    Args:
+        job: frozen configuration.
+        prompts: the train table (Parquet).
+        embeddings: manifest of its embeddings.
+        shard: (i, n): this job makes the i-th of n balanced ranges of chunks.
+        output: the shard's manifest to write; the chunks go to a folder beside it.
+        device: for the teacher.
+        reporter: of this job.
+    """
+    table = pd.read_parquet(prompts)
+    store = EmbeddingStore(embeddings, table)
+    folder = find_teacher(job.teacher)
+    maker = TrajectoryMaker(job, table, store, folder, device)
+    plans = plan_chunks(table, job.targets.samples_per_prompt, job.targets.chunk_size)
+    mine = [plans[index] for index in balanced_range(len(plans), *shard)]
+    make_chunks(output.parent, maker.recipe, mine, maker.make, output, reporter, "sample")
+
+
+class TrajectoryMaker:
+    """Computes chunks with a teacher that is loaded when the first missing chunk asks for it."""
+
+    def __init__(
+        self,
+        job: TargetsJob,
+        table: pd.DataFrame,
+        store: EmbeddingStore,
+        folder: Path,
+        device: torch.device,
+    ) -> None:
+        """Nothing heavy is loaded here, so a job that finds all its chunks made ends at once."""
+        self.job = job
+        self.samples = all_samples(table, job.targets.samples_per_prompt)
+        self.store = store
+        self.folder = folder
+        self.device = device
+        self.family = family_in(folder)
+        self.recipe = targets_recipe(
+            job, self.family, load_scheduler(folder), fingerprint(folder), store.recipe_hash
+        )
+        self._pipeline: Pipeline = None
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The teacher without its text encoder."""
+        if self._pipeline is None:
+            self._pipeline = load_pipeline(
+                self.folder, self.job.teacher.dtype, self.device, self.family.text_components
+            )
+        return self._pipeline
+
+    def make(self, plan: ChunkPlan) -> dict[str, torch.Tensor]:
+        """The tensors of one chunk: see `store.trajectories`."""
+        targets = self.job.targets
+        start = plan.index * targets.chunk_size
+        rows = list(range(start, start + plan.num_samples))
+        batches = [
+            self._run(rows[first : first + targets.batch_size])
+            for first in range(0, len(rows), targets.batch_size)
+        ]
+        schedule = self.recipe["schedule"]
+        return {
+            "noisy": torch.cat(batches).to(torch_dtype(targets.dtype)),
+            "prompt_row": torch.tensor([row // targets.samples_per_prompt for row in rows]),
+            "timesteps": torch.tensor(schedule["timesteps"], dtype=torch.float64),
+            "alphas": torch.tensor(schedule["alphas"], dtype=torch.float64),
+            "sigmas": torch.tensor(schedule["sigmas"], dtype=torch.float64),
+        }
+
+    def _run(self, rows: Sequence[int]) -> torch.Tensor:
+        """One call of the pipeline: (b, k, *latent) float32, for the samples of `rows`.
+
+        The batch is always of the configured size, padded by repeating its last sample, because
+        the last bits of a matrix product depend on its size.
+        """
+        job, family = self.job, self.family
+        padded = [*rows, *[rows[-1]] * (job.targets.batch_size - len(rows))]
+        length = self.recipe["max_sequence_length"]
+        shape = family.latent_shape(self.pipeline, job.teacher.height, job.teacher.width)
+        conditioning = [self.store.row(row // job.targets.samples_per_prompt) for row in padded]
+        request = Request(
+            noise=draw_noise(job.seed, [self.samples[row] for row in padded], shape),
+            conditioning=family.pad(conditioning, length),
+            negative=family.pad([self.store.negative] * len(padded), length),
+            steps=job.targets.steps,
+            guidance_scale=job.targets.guidance_scale,
+            height=job.teacher.height,
+            width=job.teacher.width,
+            decode=False,
+        )
+        with record(self.pipeline.scheduler, self.recipe["knots"]) as trajectory:
+            family.generate(self.pipeline, request)
+        if trajectory.num_steps != job.targets.steps:
+            raise ValueError(
+                f"the teacher took {trajectory.num_steps} scheduler steps for targets.steps "
+                f"{job.targets.steps}: a solver that calls its scheduler more than once a step "
+                "cannot be recorded; use a first-order or multistep solver"
+            )
+        states = trajectory.stack(self.recipe["knots"])[: len(rows)].cpu()
+        self._check_finite(states, rows)
+        return states
+
+    def _check_finite(self, states: torch.Tensor, rows: Sequence[int]) -> None:
+        """Raise ValueError that names the samples whose trajectory is not finite."""
+        finite = states.flatten(1).isfinite().all(dim=1)
+        if not finite.all():
+            bad = [
+                self.samples[row].prompt_id for row, ok in zip(rows, finite, strict=True) if not ok
+            ]
+            raise ValueError(
+                f"the teacher gave values that are not finite for the prompts {', '.join(bad)}: "
+                f"teacher.dtype is {self.job.teacher.dtype}, try bfloat16 or float32"
+            )
