@@ -113,19 +113,25 @@ class Training(Section):
     micro_batch_size: Count | None = Field(
         None, description="samples a process takes at once; null: its whole share"
     )
-    learning_rate: Annotated[float, Field(gt=0)] = 1e-4
-    schedule: Literal["constant", "cosine"] = "cosine"
-    warmup_samples: Annotated[int, Field(ge=0)] = 0
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    betas: tuple[float, float] = (0.9, 0.95)
-    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    learning_rate: Annotated[float, Field(gt=0)] = Field(1e-4, description="the highest, of AdamW")
+    schedule: Literal["constant", "cosine"] = Field(
+        "cosine", description="of the learning rate after the warm-up; cosine ends at zero"
+    )
+    warmup_samples: Annotated[int, Field(ge=0)] = Field(
+        0, description="samples over which the learning rate rises from zero"
+    )
+    weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="decoupled, of AdamW")
+    betas: tuple[float, float] = Field((0.9, 0.95), description="momenta of AdamW")
+    max_grad_norm: Annotated[float, Field(gt=0)] = Field(
+        1.0, description="the gradient's norm is clipped to it"
+    )
     ema_half_life_samples: Annotated[int, Field(ge=0)] = Field(
         0, description="of the averaged weights that are exported; 0: no averaging"
     )
     dtype: Dtype = Field("bfloat16", description="of the forward pass; master weights are float32")
-    log_every_samples: Count = 1024
-    save_every_samples: Count = 16384
-    keep_checkpoints: Count = 2
+    log_every_samples: Count = Field(1024, description="between two rows of the loss table")
+    save_every_samples: Count = Field(16384, description="between two checkpoints")
+    keep_checkpoints: Count = Field(2, description="older ones are removed")
     timeout_s: Count = Field(600, description="of a collective; long work never happens inside one")
 
     @model_validator(mode="after")
@@ -148,7 +154,7 @@ class Training(Section):
 class SampledModel(Section):
     """One column of the comparison: who generates, with how many steps."""
 
-    source: Literal["teacher", "student"]
+    source: Literal["teacher", "student"] = Field(description="whose pipeline is called")
     steps: Count | None = Field(
         None, description="null: targets.steps for the teacher, student.steps for the student"
     )
@@ -160,8 +166,10 @@ class SampledModel(Section):
 class Samples(Section):
     """What is generated from the held-out prompts."""
 
-    models: dict[Name, SampledModel] = Field(min_length=1)
-    images_per_prompt: Count = 1
+    models: dict[Name, SampledModel] = Field(
+        min_length=1, description="the columns of the comparison, by a name of your choice"
+    )
+    images_per_prompt: Count = Field(1, description="each with its own noise")
     batch_size: Count = Field(8, description="images in one call of the pipeline")
     num_shards: Count = Field(4, description="independent jobs a model")
 
@@ -185,7 +193,7 @@ class Config(Section):
     """A whole run."""
 
     run: Name = Field(description="results go to results/{run}")
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0)] = Field(0, description="of all noise and of the data order")
     prompts: Prompts
     teacher: Teacher
     embeddings: Embeddings = Embeddings()

@@ -1,0 +1,54 @@
+# One command each; `make` alone lists them. PYTHON chooses the interpreter of a new environment.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.PHONY: help demo test test-slurm lint schema format lock clean
+.DEFAULT_GOAL := help
+
+help:  ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
+
+# The stamp is remade when the pins change, and only then.
+$(VENV)/installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,slurm]'
+	touch $@
+
+demo: $(VENV)/installed  ## distil the embedded teacher and write results/demo/report/index.html
+	snakemake --cores all
+	@echo "open results/demo/report/index.html"
+
+test: $(VENV)/installed-dev  ## run the tests
+	python -m pytest
+
+test-slurm: $(VENV)/installed-dev  ## run the demo through a real SLURM on this machine (needs root)
+	python -m pytest -m slurm tests/slurm
+
+lint: $(VENV)/installed-dev  ## ruff, mypy, snakefmt and snakemake's own linter
+	ruff check
+	ruff format --check
+	mypy
+	snakefmt --check Snakefile rules
+	snakemake --lint
+
+schema: $(VENV)/installed-dev  ## regenerate the configuration's JSON schema and reference page
+	python scripts/schema.py
+
+format: $(VENV)/installed-dev  ## rewrite the code in the house format
+	ruff check --fix
+	ruff format
+	snakefmt Snakefile rules
+
+lock: $(VENV)/installed-dev  ## write the versions of this environment to constraints.txt
+	python -m pip freeze --exclude-editable | sed 's/+cpu//' > constraints.txt
+
+clean:  ## remove the environment and caches; results stay
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,111 @@
+"""Write what is generated from the typed configuration: its JSON schema and its reference page.
+
+python scripts/schema.py           writes workflow/schemas/config.schema.json, docs/configuration.md
+python scripts/schema.py --check   writes nothing; exit status 1 if one of them is out of date
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from distillery.config import Config
+from distillery.files import write_text
+
+SCHEMA = Path("workflow/schemas/config.schema.json")
+REFERENCE = Path("docs/configuration.md")
+OPENING = """# Configuration
+
+A run is one YAML file; `config/config.yaml` is the demo. Another one is chosen with
+`snakemake --cores all --configfile config/other.yaml` and stands alone: nothing is inherited.
+Unknown keys are refused. This page is generated from `workflow/distillery/config.py` by
+`make schema`; editors that read JSON schemas find `workflow/schemas/config.schema.json`.
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Generate, then write or compare."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true")
+    arguments = parser.parse_args(argv)
+    schema = Config.model_json_schema()
+    texts = {SCHEMA: json.dumps(schema, indent=2) + "\n", REFERENCE: reference(schema)}
+    stale = [
+        path
+        for path, text in texts.items()
+        if not path.is_file() or path.read_text(encoding="utf-8") != text
+    ]
+    if arguments.check:
+        for path in stale:
+            print(f"error: {path} is out of date: run `make schema`", file=sys.stderr)
+        return 1 if stale else 0
+    for path in stale:
+        write_text(path, texts[path])
+    return 0
+
+
+def reference(schema: dict[str, Any]) -> str:
+    """The reference page: a table a section."""
+    parts = [OPENING]
+    for key, field in schema["properties"].items():
+        section = _referred(schema, field)
+        if section is None:
+            continue
+        parts += [f"\n## {key}\n", section["description"] + "\n", _table(schema, section)]
+    top = {
+        key: field
+        for key, field in schema["properties"].items()
+        if _referred(schema, field) is None
+    }
+    required = schema["required"]
+    parts.insert(1, "\n" + _table(schema, {"properties": top, "required": required}))
+    return "\n".join(parts)
+
+
+def _table(schema: dict[str, Any], section: dict[str, Any]) -> str:
+    rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
+    for key, field in section["properties"].items():
+        required = key in section.get("required", [])
+        default = "required" if required else f"`{json.dumps(field.get('default'))}`"
+        kind = _kind(schema, field).replace("|", "\\|")
+        rows.append(f"| `{key}` | {kind} | {default} | {field.get('description', '')} |")
+    return "\n".join(rows) + "\n"
+
+
+def _kind(schema: dict[str, Any], field: dict[str, Any]) -> str:
+    """A field's type in words, with its limits."""
+    if "anyOf" in field:
+        return " | ".join(_kind(schema, option) for option in field["anyOf"])
+    if "enum" in field:
+        return " | ".join(f"`{value}`" for value in field["enum"])
+    if "const" in field:
+        return f"`{field['const']}`"
+    if "$ref" in field:
+        keys = _referred(schema, field) or {}
+        return "{" + ", ".join(keys.get("properties", {})) + "}"
+    if "additionalProperties" in field and isinstance(field["additionalProperties"], dict):
+        return "name: " + _kind(schema, field["additionalProperties"])
+    if field.get("type") == "array":
+        items = field.get("items") or (field.get("prefixItems") or [{}])[0]
+        return f"list of {_kind(schema, items)}"
+    limits = [
+        f"{sign} {field[name]}"
+        for name, sign in (("minimum", ">="), ("exclusiveMinimum", ">"))
+        if name in field
+    ]
+    return " ".join([str(field.get("type", "any")), *limits])
+
+
+def _referred(schema: dict[str, Any], field: dict[str, Any]) -> dict[str, Any] | None:
+    """The section that a field is, if it is one."""
+    if "$ref" not in field:
+        return None
+    section: dict[str, Any] = schema["$defs"][field["$ref"].rsplit("/", 1)[-1]]
+    return section
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
