@@ -35,5 +35,6 @@ rule plan:
         """
         exec python {input.script} \
             --config {input.config} \
-            --output {output}
+            --output {output} \
+            --log {log}
         """

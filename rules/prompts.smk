@@ -16,7 +16,8 @@ rule prompts:
         exec python {input.script} \
             --config {input.config} \
             --split {wildcards.split} \
-            --output {output}
+            --output {output} \
+            --log {log}
         """
 
 

@@ -59,5 +59,6 @@ rule merge_samples:
     shell:
         """
         exec python {input.script} samples {input.shards} \
-            --output {output}
+            --output {output} \
+            --log {log}
         """

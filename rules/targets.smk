@@ -49,5 +49,6 @@ rule merge_targets:
     shell:
         """
         exec python {input.script} targets {input.shards} \
-            --output {output}
+            --output {output} \
+            --log {log}
         """

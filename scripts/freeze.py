@@ -3,21 +3,21 @@
 python scripts/freeze.py --content '{"seed": 0, ...}' --output results/demo/config/targets.json
 """
 
-import argparse
 import json
 from pathlib import Path
 
+from distillery.command import logged_parser
 from distillery.files import write_json
 from distillery.telemetry import explain_errors
 
 
 def main(argv: list[str] | None = None) -> int:
     """Parse, write."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = logged_parser(__doc__)
     parser.add_argument("--content", type=json.loads, required=True, help="a JSON object")
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args(argv)
-    return explain_errors(lambda: write_json(arguments.output, arguments.content))
+    return explain_errors(lambda: write_json(arguments.output, arguments.content), arguments.log)
 
 
 if __name__ == "__main__":

@@ -6,24 +6,22 @@ python scripts/merge.py samples --output results/demo/samples/student/manifest.p
     results/demo/samples/student/shard-*-of-2.parquet
 """
 
-import argparse
 from pathlib import Path
 
+from distillery.command import logged_parser
 from distillery.stages.merge import merge_samples, merge_targets
 from distillery.telemetry import explain_errors
 
 
 def main(argv: list[str] | None = None) -> int:
     """Parse, merge."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = logged_parser(__doc__)
     parser.add_argument("stage", choices=("targets", "samples"))
     parser.add_argument("shards", type=Path, nargs="+")
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args(argv)
     merge = merge_targets if arguments.stage == "targets" else merge_samples
-    return explain_errors(lambda: merge(arguments.shards, arguments.output))
+    return explain_errors(lambda: merge(arguments.shards, arguments.output), arguments.log)
 
 
 if __name__ == "__main__":

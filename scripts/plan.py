@@ -3,10 +3,10 @@
 python scripts/plan.py --config results/demo/config/report.json --output results/demo/plan.json
 """
 
-import argparse
 import sys
 from pathlib import Path
 
+from distillery.command import logged_parser
 from distillery.config import Config, read_job
 from distillery.files import read_json
 from distillery.stages.plan import make_plan, summary
@@ -15,11 +15,13 @@ from distillery.telemetry import explain_errors
 
 def main(argv: list[str] | None = None) -> int:
     """Parse, plan, print the plan."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = logged_parser(__doc__)
     parser.add_argument("--config", type=Path, required=True, help="the whole configuration")
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args(argv)
-    status = explain_errors(lambda: make_plan(read_job(arguments.config, Config), arguments.output))
+    status = explain_errors(
+        lambda: make_plan(read_job(arguments.config, Config), arguments.output), arguments.log
+    )
     if status == 0:
         print(summary(read_json(arguments.output)), file=sys.stderr)
     return status

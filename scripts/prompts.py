@@ -4,9 +4,9 @@ python scripts/prompts.py --config results/demo/config/prompts.json --split trai
     --output results/demo/prompts/train.parquet
 """
 
-import argparse
 from pathlib import Path
 
+from distillery.command import logged_parser
 from distillery.config import PromptsJob, read_job
 from distillery.stages.prompts import make_prompt_table
 from distillery.telemetry import explain_errors
@@ -14,7 +14,7 @@ from distillery.telemetry import explain_errors
 
 def main(argv: list[str] | None = None) -> int:
     """Parse, make the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = logged_parser(__doc__)
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--split", choices=("train", "eval"), required=True)
     parser.add_argument("--output", type=Path, required=True)
@@ -22,7 +22,8 @@ def main(argv: list[str] | None = None) -> int:
     return explain_errors(
         lambda: make_prompt_table(
             read_job(arguments.config, PromptsJob), arguments.split, arguments.output
-        )
+        ),
+        arguments.log,
     )
 
 

@@ -3,23 +3,31 @@
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from distillery.config import Job, read_job
 from distillery.hardware import device_label, select_device
 from distillery.telemetry import Reporter, explain_errors, reporting
 
+if TYPE_CHECKING:
+    import torch
 
-def stage_parser(description: str | None) -> argparse.ArgumentParser:
-    """A parser with the options that every stage takes."""
+
+def logged_parser(description: str | None) -> argparse.ArgumentParser:
+    """A parser that shows a script's own docstring, with the option that every script takes."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--log", type=Path, help="log file; without it, log to the terminal")
+    return parser
+
+
+def stage_parser(description: str | None) -> argparse.ArgumentParser:
+    """A parser with the options that every stage takes."""
+    parser = logged_parser(description)
     parser.add_argument(
         "--config", type=Path, required=True, help="results/{run}/config/{stage}.json"
     )
-    parser.add_argument("--log", type=Path, help="log file; without it, log to the terminal")
     parser.add_argument("--cpu-threads", type=int, default=1, help="threads where there is no GPU")
     return parser
 
@@ -37,7 +45,7 @@ def run_stage(
     stage: str,
     job_name: str,
     job_model: type[Job],
-    body: Callable[[Job, torch.device, Reporter], None],
+    body: "Callable[[Job, torch.device, Reporter], None]",
 ) -> int:
     """Run a stage's body with its job, device and reporter; returns the exit status.
 
@@ -56,7 +64,7 @@ def run_stage(
         with reporting(telemetry, stage, job_name, label, arguments.log) as reporter:
             body(read_job(arguments.config, job_model), device, reporter)
 
-    return explain_errors(main)
+    return explain_errors(main, arguments.log)
 
 
 def run_folder(config: Path) -> Path:

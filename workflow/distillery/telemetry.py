@@ -141,29 +141,38 @@ def _set_up_logging(reporter: Reporter, log: Path | None) -> None:
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
-def explain_errors(main: Callable[[], None]) -> int:
+def explain_errors(main: Callable[[], None], log: Path | None = None) -> int:
     """Run a script's body and return its exit status.
 
     What a user can mend (a value, a file, the disk) prints its message alone, with the traceback in
     the log. Anything else is our fault and prints its traceback. Ctrl-C is neither.
+
+    Args:
+        main: the body.
+        log: the job's log file, to which an error is appended; there may be none.
     """
     try:
         main()
     except (ValueError, OSError) as error:
         message = _disk_full(error) if _is_disk_full(error) else str(error)
-        print(f"\nerror: {message}\n", file=sys.stderr)  # noqa: T201
-        _log_to_files(f"error: {message}\n{traceback.format_exc()}")
+        _tell(f"error: {message}", traceback.format_exc(), log)
         return 1
     except KeyboardInterrupt:
-        print("\ninterrupted: what is finished is kept, rerun to go on\n", file=sys.stderr)  # noqa: T201
-        _log_to_files("interrupted")
+        _tell("interrupted: what is finished is kept, rerun to go on", "", log)
         return 130
     except Exception:
-        text = traceback.format_exc()
-        print(text, file=sys.stderr)  # noqa: T201
-        _log_to_files(text)
+        _tell(traceback.format_exc(), "", log)
         return 1
     return 0
+
+
+def _tell(message: str, detail: str, log: Path | None) -> None:
+    """The message to the terminal, message and detail to the log."""
+    print(f"\n{message}\n", file=sys.stderr)  # noqa: T201
+    if log is not None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("a", encoding="utf-8") as file:
+            file.write(f"{message}\n{detail}")
 
 
 def _is_disk_full(error: BaseException) -> bool:
@@ -172,14 +181,6 @@ def _is_disk_full(error: BaseException) -> bool:
 
 def _disk_full(error: BaseException) -> str:
     return f"{error}: free some space and rerun, what is finished is kept"
-
-
-def _log_to_files(text: str) -> None:
-    """Append to the open log files only; the terminal already has the short form."""
-    for handler in logging.getLogger().handlers:
-        if isinstance(handler, logging.FileHandler):
-            record = logging.LogRecord("distillery", logging.ERROR, "", 0, text, None, None)
-            handler.emit(record)
 
 
 def read_events(folder: Path) -> list[Event]:
