@@ -1,0 +1,140 @@
+"""What the machine has, on pretend devices and on the real CPU."""
+
+import json
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import torch
+from distillery import hardware
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def four_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISTILLERY_PRETEND_GPUS", "4")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def run_python(code: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": str(ROOT / "workflow")},
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    ).stdout
+
+
+def test_pretend_devices() -> None:
+    gpus = hardware.find_gpus()
+    assert [gpu.uuid for gpu in gpus] == [f"GPU-pretend-{index}" for index in range(4)]
+    assert [gpu.index for gpu in gpus] == [0, 1, 2, 3]
+    assert all(gpu.memory_bytes > 0 for gpu in gpus)
+    assert hardware.count_gpus() == 4
+
+
+@pytest.mark.parametrize(
+    ("visible", "indices"),
+    [
+        ("", []),
+        ("NoDevFiles", []),
+        ("-1", []),
+        ("2,-1,3", [2]),
+        ("3,1", [3, 1]),
+        (" 0 , GPU-pretend-2", [0, 2]),
+    ],
+)
+def test_visible_devices(visible: str, indices: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert [gpu.index for gpu in hardware.find_gpus()] == indices
+
+
+def test_a_beginning_of_a_uuid_names_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISTILLERY_PRETEND_GPUS", "11")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-pretend-1")
+    assert [gpu.index for gpu in hardware.find_gpus()] == [1]  # not 10: exact comes first
+    monkeypatch.setenv("DISTILLERY_PRETEND_GPUS", "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-pre")
+    assert [gpu.index for gpu in hardware.find_gpus()] == [0]
+
+
+@pytest.mark.parametrize(
+    ("visible", "message"),
+    [
+        ("4", r"names '4', which is no GPU of this machine; there are: 0 \(GPU-pretend-0\), 1"),
+        ("0,GPU-f00", "names 'GPU-f00', which is no GPU"),
+        ("pretend", "names 'pretend', which is no GPU"),
+        ("0,", "names '', which is no GPU"),
+        ("GPU-pre", "names 'GPU-pre', which fits several GPUs"),
+        ("0,GPU-pretend-0", "names a GPU twice"),
+    ],
+)
+def test_wrong_ids_are_errors(visible: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with pytest.raises(ValueError, match=message):
+        hardware.find_gpus()
+
+
+def test_a_wrong_number_of_pretend_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISTILLERY_PRETEND_GPUS", "many")
+    with pytest.raises(ValueError, match="DISTILLERY_PRETEND_GPUS is 'many'"):
+        hardware.find_gpus()
+
+
+def test_the_driver_agrees_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine without GPU this tests that none is found and nothing fails."""
+    monkeypatch.delenv("DISTILLERY_PRETEND_GPUS")
+    gpus = hardware.find_gpus()
+    assert len(gpus) == torch.cuda.device_count()
+    found = {gpu.uuid.removeprefix("GPU-") for gpu in gpus}
+    assert found == {
+        str(torch.cuda.get_device_properties(index).uuid) for index in range(len(gpus))
+    }
+
+
+def test_importing_loads_nothing_heavy() -> None:
+    code = "import sys, distillery.hardware; print({'torch', 'numpy', 'pynvml'} & set(sys.modules))"
+    assert run_python(code) == "set()\n"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CPU machine's answer")
+def test_the_cpu_has_a_fixed_number_of_threads() -> None:
+    code = (
+        "import torch; from distillery.hardware import device_label, select_device\n"
+        "print(device_label(select_device(3)), torch.get_num_threads(), end=' ')\n"
+        "print(torch.get_num_interop_threads(), end=' ')\n"
+        "torch.randn(64, 64) @ torch.randn(64, 64)\n"
+        "print(select_device(2), torch.get_num_threads())"
+    )
+    assert run_python(code) == "cpu 3 3 cpu 2\n"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_the_gpu_is_exact_and_has_a_label(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DISTILLERY_PRETEND_GPUS")
+    device = hardware.select_device(1)
+    assert device == torch.device("cuda", 0)
+    assert not torch.backends.cuda.matmul.allow_tf32
+    assert not torch.backends.cudnn.allow_tf32
+    assert not torch.backends.cudnn.benchmark
+    label = hardware.device_label(device)
+    assert label.removeprefix("cuda:") in {gpu.uuid[:12] for gpu in hardware.find_gpus()}
+
+
+def test_describing_the_machine_gives_json() -> None:
+    description = json.loads(json.dumps(hardware.describe_hardware()))
+    assert description["cpu"]
+    assert description["num_cores"] >= 1
+    assert description["memory_bytes"] > 2**28
+    assert [gpu["uuid"] for gpu in description["gpus"]][:1] == ["GPU-pretend-0"]
+
+
+def test_versions_come_from_the_metadata() -> None:
+    found = hardware.versions()
+    assert found["torch"] == version("torch")
+    assert {"python", "torch", "diffusers", "transformers", "snakemake", "distillery"} == set(found)

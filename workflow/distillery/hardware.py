@@ -1,0 +1,265 @@
+"""What this machine has: GPUs, CPU, memory, versions of packages.
+
+A Snakefile imports this module while it is parsed, so nothing heavy is imported at module level.
+"""
+
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from distillery import __version__
+
+if TYPE_CHECKING:
+    import torch
+
+PRETEND_BYTES = 16 * 2**30
+"""Memory that a pretend GPU claims to have."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One device that a CUDA program can open: a GPU, or one instance of a GPU in MIG mode.
+
+    Attributes:
+        uuid: the driver's name of the device, e.g. "GPU-8932f937-…" or "MIG-…".
+        index: position among the devices of this machine in PCI order, as in `nvidia-smi`.
+        name: product name.
+        memory_bytes: all of its memory, free or not.
+    """
+
+    uuid: str
+    index: int
+    name: str
+    memory_bytes: int
+
+
+class Hardware(TypedDict):
+    """What the report says about the machine."""
+
+    cpu: str
+    num_cores: int
+    memory_bytes: int
+    gpus: list[dict[str, str | int]]
+
+
+def find_gpus() -> tuple[Gpu, ...]:
+    """The GPUs that this process may use, in the order of CUDA_VISIBLE_DEVICES if that is set.
+
+    CUDA_VISIBLE_DEVICES holds indices in PCI order, UUIDs, or beginnings of UUIDs. CUDA itself
+    stops in silence at an id that it does not know; here that is an error.
+    DISTILLERY_PRETEND_GPUS=4 gives four devices that do not exist, "GPU-pretend-0" and so on, to
+    try out scheduling without a GPU.
+
+    Returns:
+        One entry a device; none where there is no GPU or no driver.
+
+    Raises:
+        ValueError: an id is unknown, fits several devices, or names one twice.
+        RuntimeError: there is a driver, but it does not answer.
+    """
+    ids = visible_ids()
+    if ids == ():
+        return ()
+    gpus = _installed_gpus()
+    if ids is None:
+        return gpus
+    chosen = tuple(_find(name, gpus) for name in ids)
+    if len(set(chosen)) < len(chosen):
+        raise ValueError(f"CUDA_VISIBLE_DEVICES is {','.join(ids)!r}: it names a GPU twice")
+    return chosen
+
+
+def count_gpus() -> int:
+    """How many GPUs this process may use; see `find_gpus`.
+
+    Inside a SLURM job they are those that SLURM handed out, whatever numbers it gives them.
+    """
+    ids = visible_ids()
+    if "SLURM_JOB_ID" in os.environ and ids is not None:
+        return len(ids)
+    return len(find_gpus())
+
+
+def visible_ids() -> tuple[str, ...] | None:
+    """The ids in CUDA_VISIBLE_DEVICES, None if it is not set.
+
+    As in CUDA, "-1" ends the list. SLURM writes "NoDevFiles" for a job without GPUs.
+    """
+    text = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if text is None:
+        return None
+    if text.strip() in ("", "NoDevFiles"):
+        return ()
+    ids = [name.strip() for name in text.split(",")]
+    return tuple(ids[: ids.index("-1")] if "-1" in ids else ids)
+
+
+def _find(name: str, gpus: tuple[Gpu, ...]) -> Gpu:
+    """The one device that an id of CUDA_VISIBLE_DEVICES means."""
+    matches = [gpu for gpu in gpus if name in (str(gpu.index), gpu.uuid)]
+    if not matches and name.startswith(("GPU-", "MIG-")):
+        matches = [gpu for gpu in gpus if gpu.uuid.startswith(name)]
+    if len(matches) == 1:
+        return matches[0]
+    problem = "fits several GPUs" if matches else "is no GPU of this machine"
+    raise ValueError(
+        f"CUDA_VISIBLE_DEVICES names {name!r}, which {problem}; there are: {list_gpus(gpus)}"
+    )
+
+
+def list_gpus(gpus: tuple[Gpu, ...]) -> str:
+    """Devices in words, for messages: "0 (GPU-8932f937-…), 1 (…)", or "none"."""
+    return ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in gpus) or "none"
+
+
+def _installed_gpus() -> tuple[Gpu, ...]:
+    """Every device of this machine, CUDA_VISIBLE_DEVICES aside."""
+    pretend = os.environ.get("DISTILLERY_PRETEND_GPUS", "")
+    if pretend:
+        return _pretend_gpus(pretend)
+    import pynvml  # type: ignore[import-untyped, unused-ignore]
+
+    try:
+        pynvml.nvmlInit()
+    except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
+        return ()
+    except pynvml.NVMLError as error:
+        raise _driver_trouble(error) from error
+    try:
+        handles = enumerate(_handles(pynvml))
+        return tuple(_describe(pynvml, index, handle) for index, handle in handles)
+    except pynvml.NVMLError as error:
+        raise _driver_trouble(error) from error
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _pretend_gpus(text: str) -> tuple[Gpu, ...]:
+    """Devices for tests on machines without GPU."""
+    if not text.isdecimal():
+        raise ValueError(f"DISTILLERY_PRETEND_GPUS is {text!r}: it must be a count, e.g. 4")
+    return tuple(
+        Gpu(f"GPU-pretend-{index}", index, "pretend", PRETEND_BYTES) for index in range(int(text))
+    )
+
+
+def _driver_trouble(error: Exception) -> RuntimeError:
+    """A GPU machine whose driver fails must not become a CPU machine in silence."""
+    return RuntimeError(
+        f"the NVIDIA driver does not answer ({error}): try nvidia-smi; a driver that was replaced "
+        "needs a restart of the machine; to work without GPUs set CUDA_VISIBLE_DEVICES to nothing"
+    )
+
+
+# NVML comes as an argument, since only `_installed_gpus` imports it; `Any`, since it has no types.
+
+
+def _handles(nvml: Any) -> Iterator[Any]:
+    """NVML handles in PCI order; a GPU in MIG mode is replaced by its instances, as CUDA does."""
+    for index in range(nvml.nvmlDeviceGetCount()):
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        if _is_split(nvml, handle):
+            yield from _instances(nvml, handle)
+        else:
+            yield handle
+
+
+def _is_split(nvml: Any, handle: Any) -> bool:
+    """Whether a GPU is in MIG mode."""
+    try:
+        return bool(nvml.nvmlDeviceGetMigMode(handle)[0] == nvml.NVML_DEVICE_MIG_ENABLE)
+    except nvml.NVMLError_NotSupported:
+        return False
+
+
+def _instances(nvml: Any, handle: Any) -> Iterator[Any]:
+    """The MIG instances of one GPU; unused places raise NotFound."""
+    for place in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        try:
+            yield nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
+        except nvml.NVMLError_NotFound:
+            continue
+
+
+def _describe(nvml: Any, index: int, handle: Any) -> Gpu:
+    """One device as NVML knows it; a GPU without memory of its own (GB10) uses the host's."""
+    try:
+        memory_bytes = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
+    except nvml.NVMLError_NotSupported:
+        memory_bytes = _host_memory_bytes()
+    return Gpu(nvml.nvmlDeviceGetUUID(handle), index, nvml.nvmlDeviceGetName(handle), memory_bytes)
+
+
+def select_device(cpu_threads: int) -> "torch.device":
+    """The device a job works on, and the settings that make its results repeat.
+
+    The first visible GPU, else the CPU with a fixed number of threads: how many threads share a sum
+    decides its last bits, so they must not follow the machine's core count.
+
+    Args:
+        cpu_threads: threads of a job without GPU, 1 or more.
+    """
+    import torch
+
+    if torch.cuda.is_available():
+        # TF32 keeps 10 bits of mantissa; cuDNN's benchmark picks another kernel from run to run.
+        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cudnn.benchmark = False
+        return torch.device("cuda", 0)
+    torch.set_num_threads(cpu_threads)
+    # PyTorch takes this number once a process, before its first parallel work.
+    if torch.get_num_interop_threads() != cpu_threads:
+        with suppress(RuntimeError):
+            torch.set_num_interop_threads(cpu_threads)
+    return torch.device("cpu")
+
+
+def device_label(device: "torch.device") -> str:
+    """A device's name for logs: "cpu", or e.g. "cuda:GPU-8932f937", the same in every process."""
+    if device.type != "cuda":
+        return device.type
+    import torch
+
+    uuid = str(torch.cuda.get_device_properties(device).uuid)
+    return f"cuda:{'GPU-' + uuid.removeprefix('GPU-'):.12}"
+
+
+def describe_hardware() -> Hardware:
+    """CPU model, cores, memory and visible GPUs of this machine, for the report."""
+    return {
+        "cpu": _cpu_model(),
+        "num_cores": os.cpu_count() or 1,
+        "memory_bytes": _host_memory_bytes(),
+        "gpus": [asdict(gpu) for gpu in find_gpus()],
+    }
+
+
+def _cpu_model() -> str:
+    """The processor's product name where the kernel tells it (x86), else its architecture."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.machine()
+
+
+def _host_memory_bytes() -> int:
+    """All physical memory of the machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def versions() -> dict[str, str]:
+    """Versions of what decides a result, read from package metadata; nothing is imported."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {"python": platform.python_version(), "distillery": __version__}
+    for package in ("torch", "diffusers", "transformers", "snakemake"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found
