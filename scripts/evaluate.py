@@ -3,8 +3,8 @@
     python scripts/evaluate.py --config results/demo/config/evaluation.json \\
         --manifests results/demo/samples/teacher/manifest.parquet \\
                     results/demo/samples/student/manifest.parquet \\
-        --output-quality results/demo/evaluation/quality.json \\
-        --output-scores results/demo/evaluation/scores.parquet
+        --quality results/demo/evaluation/quality.json \\
+        --scores results/demo/evaluation/scores.parquet
 
 A manifest's model is the name of its folder. The judge runs on a GPU where there is one.
 """
@@ -26,13 +26,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--manifests", type=Path, nargs="+", required=True, help="samples/{model}/manifest.parquet"
     )
-    parser.add_argument("--output-quality", type=Path, required=True, help="quality.json")
-    parser.add_argument("--output-scores", type=Path, required=True, help="scores.parquet")
+    parser.add_argument("--quality", type=Path, required=True, help="quality.json")
+    parser.add_argument("--scores", type=Path, required=True, help="scores.parquet")
     args = parser.parse_args(argv)
 
     def body(job: EvaluationJob, device: torch.device, reporter: Reporter) -> None:
         manifests = {path.parent.name: path for path in args.manifests}
-        evaluate(job, manifests, args.output_quality, args.output_scores, reporter, device)
+        evaluate(job, manifests, args.quality, args.scores, reporter, device)
 
     return run_stage(args, "evaluation", "evaluation", EvaluationJob, body)
 

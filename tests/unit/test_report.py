@@ -1,0 +1,450 @@
+"""The report of a small run: its numbers against hand counts, its page against what it promises."""
+
+import json
+import re
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from distillery.config import parse_config
+from distillery.evaluation import pictures, plots, report, timeline, verdict
+from distillery.evaluation.timeline import RunClock, find_attempts, find_workers, time_images
+from distillery.evaluation.timeline_plot import duration
+from distillery.files import write_json
+from distillery.telemetry import Event
+from test_judge import PROMPTS, Run, make_judge
+
+HOSTILE = "a <script>alert('x')</script> & \"red\" circle"
+
+
+def make_config(**changes):
+    raw = {
+        "run": "tiny",
+        "prompts": {"train": "train.csv", "eval": "eval.csv"},
+        "teacher": {"path": "resources/demo/teacher", "height": 48, "width": 48},
+        "targets": {"steps": 24, "guidance_scale": 4.0},
+        "student": {"steps": 4},
+        "training": {"num_samples": 1024, "global_batch_size": 32},
+        "samples": {
+            "models": {
+                "teacher": {"source": "teacher"},
+                "few": {"source": "teacher", "steps": 4},
+                "student": {"source": "student"},
+            }
+        },
+        "evaluation": {"judge": "judge", "reference": "teacher"},
+    }
+    return parse_config(raw | changes, "test")
+
+
+def event(kind, job, begin_s, end_s, num_items=0, device="cuda:0", host="node1", **facts):
+    stage = job.split("-")[0]
+    return Event(kind, stage, job, device, host, begin_s, end_s, num_items, facts)
+
+
+def job_events(job, begin_s, batches, seconds, device="cuda:0", num_items=8, load_s=5.0):
+    """A job whose first batch takes `load_s` longer."""
+    events = [event("start", job, begin_s, begin_s, device=device)]
+    now = begin_s + 1
+    for batch in range(batches):
+        end = now + seconds + (load_s if batch == 0 else 0)
+        events.append(event("work", job, now, end, num_items, device))
+        now = end
+    return [*events, event("end", job, begin_s, now + 1, device=device)]
+
+
+def run_events():
+    """Targets on two devices, a night, training, and samples of three models."""
+    return [
+        *job_events("targets-0-of-2", 0, 5, 4.0),
+        *job_events("targets-1-of-2", 0, 4, 4.0, device="cuda:1"),
+        *job_events("training", 40_000, 10, 2.0, num_items=100),
+        *job_events("samples-teacher-0-of-1", 40_030, 3, 8.0),
+        *job_events("samples-few-0-of-1", 40_062, 3, 2.0),
+        *job_events("samples-student-0-of-1", 40_080, 3, 1.0),
+    ]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """results/tiny with everything that a report can show."""
+    folder = tmp_path_factory.mktemp("tiny")
+    make_judge(folder / "judge")
+    run = Run(folder, str(folder / "judge"))
+    run.evaluate()
+    for name, recipe in (("targets", {"steps": 24}), ("embeddings/train", {"batch_size": 32})):
+        manifest = {"recipe": recipe, "recipe_hash": "ab" * 32, "num_samples": 64, "chunks": [{}]}
+        write_json(folder / name / "manifest.json", manifest)
+    (folder / "student/pipeline").mkdir(parents=True)
+    write_json(folder / "student/pipeline/model_index.json", {"_class_name": "WanPipeline"})
+    write_loss(folder / "student/loss.parquet")
+    (folder / "telemetry").mkdir(exist_ok=True)
+    for number, found in enumerate(run_events()):
+        path = folder / "telemetry" / f"{found.job}.jsonl"
+        with path.open("w" if number == 0 else "a") as file:
+            file.write(json.dumps(vars(found)) + "\n")
+    (folder / "telemetry/evaluation.jsonl").unlink()
+    write_json(folder / "plan.json", {"advice": ["more prompts would help"]})
+    return folder
+
+
+def write_loss(path):
+    steps = range(1, 33)
+    table = pd.DataFrame(
+        {
+            "samples_seen": [32 * step for step in steps],
+            "loss": [1.0 / step for step in steps],
+            "grad_norm": [0.5 for _ in steps],
+            "learning_rate": [1e-4 for _ in steps],
+            "loss_segment_0": [2.0 / step for step in steps],
+            "loss_segment_1": [0.5 / step for step in steps],
+        }
+    )
+    table.to_parquet(path, index=False)
+
+
+@pytest.fixture(scope="module")
+def written(folder):
+    """(page, metrics) of the whole run."""
+    html, metrics = folder / "report/index.html", folder / "report/metrics.json"
+    report.write_report(make_config(), folder, html, metrics)
+    return html.read_text(), json.loads(metrics.read_text())
+
+
+class Page(HTMLParser):
+    """Collects what a page loads, links, says and nests."""
+
+    VOID = ("meta", "img", "link", "br", "hr", "input")
+
+    def __init__(self, html):
+        super().__init__()
+        self.elements, self.open, self.words = [], [], []
+        self.feed(html)
+
+    def handle_starttag(self, name, attributes):
+        self.elements.append((name, dict(attributes)))
+        if name not in self.VOID:
+            self.open.append(name)
+
+    def handle_endtag(self, name):
+        assert self.open.pop() == name
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+    def all(self, name):
+        return [attributes for found, attributes in self.elements if found == name]
+
+
+# ---- the page ----------------------------------------------------------------------------------
+
+
+def test_page_is_self_contained_and_well_nested(written):
+    page = Page(written[0])
+    assert page.open == []
+    assert page.all("script") == page.all("link") == []
+    assert all(image["src"].startswith("data:image/") for image in page.all("img"))
+    assert "url(" not in written[0]
+    outside = [link["href"] for link in page.all("a") if "//" in link["href"]]
+    assert outside == ["https://arxiv.org/abs/2104.08718"]
+
+
+def test_links_lead_somewhere(written, folder):
+    page = Page(written[0])
+    ids = {attributes["id"] for _, attributes in page.elements if "id" in attributes}
+    for link in page.all("a"):
+        target = link["href"]
+        if target.startswith("#"):
+            assert target[1:] in ids
+        elif "//" not in target:
+            assert (folder / "report" / target).exists(), target
+
+
+def test_every_picture_has_words(written):
+    page = Page(written[0])
+    images = page.all("img")
+    assert len(images) == 24 * 3
+    assert all(image["alt"].split(": ")[0] in ("teacher", "few", "student") for image in images)
+    assert all(drawing["aria-label"] for drawing in page.all("svg"))
+
+
+def test_headline_and_thresholds(written):
+    html, metrics = written
+    assert "12 times fewer network calls" in html
+    ratio = metrics["quality"]["models"]["student"]["against"]["teacher"]["clip_score_ratio"]
+    assert ratio is None or f"keeps {ratio['mean']:.1%}" in html
+    questions = {check["question"]: check["passed"] for check in metrics["verdict"]}
+    assert len(questions) == 4
+    assert questions["closer to teacher than few, in pixels"] is True
+    assert questions["closer to teacher than few, in latents"] is True
+
+
+def test_every_colour_of_a_plot_is_in_the_style_sheet(written):
+    html = written[0]
+    used = set(re.findall(r"var\((--[a-z0-9-]+)\)", html))
+    light, dark = html.split("prefers-color-scheme: dark", 1)
+    for name in used - {"--c", "--models", "--card"}:
+        assert f"{name}:" in light
+        assert f"{name}:" in dark.split("* {")[0]
+
+
+def test_prompts_are_escaped(folder, tmp_path):
+    models = {}
+    for model in ("teacher", "few", "student"):
+        path = folder / "samples" / model / "manifest.parquet"
+        table = pd.read_parquet(path)
+        table["prompt"] = table["prompt"].replace(PROMPTS[0], HOSTILE)
+        models[model] = table
+        link = tmp_path / "samples" / model
+        link.mkdir(parents=True)
+        for item in path.parent.iterdir():
+            if item.is_dir():
+                (link / item.name).symlink_to(item)
+        table.to_parquet(link / "manifest.parquet", index=False)
+    write(make_config(), tmp_path)
+    html = (tmp_path / "index.html").read_text()
+    assert "<script" not in html
+    assert "&lt;script&gt;alert(&#39;x&#39;)" in html
+
+
+def write(config, folder):
+    report.write_report(config, folder, folder / "index.html", folder / "metrics.json")
+    return (folder / "index.html").read_text(), json.loads((folder / "metrics.json").read_text())
+
+
+def test_nothing_but_a_configuration_still_makes_an_honest_page(tmp_path):
+    html, metrics = write(make_config(), tmp_path)
+    assert "No student was compared" in html
+    assert metrics["quality"] is metrics["training"] is metrics["speed"] is None
+    for heading in (
+        "Is the student good",
+        ">Training<",
+        ">Pictures<",
+        "Load the student",
+        "Seconds an image",
+    ):
+        assert heading not in html
+    assert Page(html).open == []
+
+
+def test_run_without_training_leaves_it_out(folder, tmp_path):
+    (tmp_path / "evaluation").symlink_to(folder / "evaluation")
+    (tmp_path / "samples").symlink_to(folder / "samples")
+    html, metrics = write(make_config(), tmp_path)
+    assert 'id="training"' not in html
+    assert 'id="time"' not in html
+    assert 'id="pictures"' in html
+    assert metrics["training"] is None
+    assert metrics["speed"]["seconds_ratio"] is None
+
+
+def test_code_names_the_right_call(written):
+    code = re.search(r"<pre tabindex=\"0\"><code>(import torch.*?)</code>", written[0], re.S)[1]
+    for line in ("num_inference_steps=4,", "guidance_scale=1.0,", "num_frames=1,", "height=48,"):
+        assert line in code
+    assert "max_sequence_length" not in code
+    assert "manual_seed(0),  # noise of eval-00/0" in code
+    assert "frames[0][0]" in code
+
+
+def test_picture_pipelines_take_no_frames(folder, tmp_path):
+    (tmp_path / "student/pipeline").mkdir(parents=True)
+    path = tmp_path / "student/pipeline/model_index.json"
+    write_json(path, {"_class_name": "StableDiffusionXLPipeline"})
+    html, _ = write(make_config(), tmp_path)
+    assert "num_frames" not in html.split('<h2 id="provenance"')[0]
+    assert "images[0]" in html
+
+
+def test_metrics_json_has_the_same_numbers(written):
+    _, metrics = written
+    assert metrics["speed"]["network_calls_ratio"] == 12
+    assert metrics["training"]["final_loss"] == pytest.approx((1 / 30 + 1 / 31 + 1 / 32) / 3)
+    assert metrics["training"]["num_samples"] == 1024
+    assert metrics["provenance"]["recipes"]["targets"]["recipe"] == {"steps": 24}
+    assert metrics["provenance"]["config"]["student"]["steps"] == 4
+
+
+# ---- times -------------------------------------------------------------------------------------
+
+
+def test_seconds_per_image_leave_the_loading_out():
+    times = time_images(find_attempts(run_events()))
+    assert {model: time.seconds for model, time in times.items()} == {
+        "teacher": pytest.approx(1.0),
+        "few": pytest.approx(0.25),
+        "student": pytest.approx(0.125),
+    }
+    assert times["student"].num_images == 16
+
+
+def test_the_only_batch_counts():
+    times = time_images(find_attempts(job_events("samples-a-b-0-of-3", 0, 1, 3.0, load_s=1.0)))
+    assert times["a-b"].seconds == pytest.approx(0.5)
+
+
+def test_a_night_is_cut_out_of_the_clock():
+    attempts = find_attempts(run_events())
+    clock = RunClock.of(attempts)
+    assert clock.pauses == [(27.0, 40_000 - 27.0)]
+    assert clock.total_s == pytest.approx(27.0 + 90.0)
+    workers = {worker.device: worker for worker in find_workers(attempts, clock)}
+    second = workers["cuda:1"]
+    assert second.busy_s == pytest.approx(21.0)
+    assert second.span_s == pytest.approx(23.0)
+    assert second.utilisation == pytest.approx(21 / 23)
+
+
+def test_stage_times_count_overlapping_jobs_once():
+    stages = {stage.stage: stage for stage in timeline.time_stages(find_attempts(run_events()))}
+    targets = stages["targets"]
+    assert (targets.num_jobs, targets.num_items) == (2, 72)
+    assert targets.wall_s == pytest.approx(27.0)
+    assert targets.busy_s == pytest.approx(25.0 + 21.0)
+    assert targets.items_per_s == pytest.approx(72 / 27)
+
+
+def test_an_interrupted_job_shows_both_attempts():
+    events = [
+        event("start", "targets-0-of-1", 0, 0),
+        event("work", "targets-0-of-1", 1, 9, 8),
+        *job_events("targets-0-of-1", 20, 2, 3.0),
+    ]
+    attempts = find_attempts(events)
+    assert [(a.begin_s, a.end_s, a.finished) for a in attempts] == [(0, 9, False), (20, 33, True)]
+    stage = timeline.time_stages(attempts)[0]
+    assert (stage.num_jobs, stage.num_attempts) == (1, 2)
+
+
+def test_processes_that_share_a_device_get_rows_of_their_own():
+    events = [
+        *job_events("samples-a-0-of-2", 0, 2, 3.0, device="cpu"),
+        *job_events("samples-a-1-of-2", 1, 2, 3.0, device="cpu"),
+        *job_events("samples-b-0-of-1", 30, 2, 3.0, device="cpu"),
+    ]
+    attempts = find_attempts(events)
+    worker = find_workers(attempts, RunClock.of(attempts))[0]
+    assert [len(lane) for lane in worker.lanes] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0 s"),
+        (0.25, "0.25 s"),
+        (42.4, "42 s"),
+        (200, "3 min 20 s"),
+        (3600, "1 h"),
+        (18_720, "5 h 12 min"),
+        (2 * 86_400 + 3 * 3600, "2 d 3 h"),
+    ],
+)
+def test_durations_in_words(seconds, text):
+    assert duration(seconds) == text
+
+
+# ---- verdict, grid, plots ----------------------------------------------------------------------
+
+
+def quality_with(ratio, clip, latents, psnr):
+    def interval(value):
+        return {"mean": value, "low": value - 0.01, "high": value + 0.01}
+
+    against_few = {
+        "clip_score_difference": interval(clip),
+        "latents_mse_difference": interval(latents),
+        "psnr_db_difference": interval(psnr),
+    }
+    against = {"teacher": {"clip_score_ratio": interval(ratio)}, "few": against_few}
+    return {"models": {"student": {"against": against}}}
+
+
+@pytest.mark.parametrize(
+    ("numbers", "expected"),
+    [
+        ((0.99, 0.02, -0.02, 0.5), [True, True, True, True]),
+        ((0.96, -0.02, 0.02, -0.5), [False, False, False, False]),
+        ((0.97, 0.0, 0.0, 0.0), [True, True, False, False]),
+    ],
+)
+def test_thresholds(numbers, expected):
+    roles = verdict.find_roles(make_config())
+    assert roles == verdict.Roles("student", "teacher", "few")
+    checks = verdict.check_student(quality_with(*numbers), roles)
+    assert [check.passed for check in checks] == expected
+
+
+def test_thin_evidence_is_said():
+    roles = verdict.find_roles(make_config())
+    checks = verdict.check_student(quality_with(0.972, 0.005, -0.005, 0.005), roles)
+    assert "reaches below the threshold" in checks[0].finding
+    assert all("holds zero" in check.finding for check in checks[1:])
+
+
+def test_what_was_not_measured_is_not_passed():
+    config = make_config(
+        samples={"models": {"teacher": {"source": "teacher"}, "student": {"source": "student"}}}
+    )
+    roles = verdict.find_roles(config)
+    assert roles.rival is None
+    checks = verdict.check_student(quality_with(0.99, 1, -1, 1), roles)
+    assert [check.passed for check in checks] == [True, None, None, None]
+    assert "passes 1 of 4 thresholds; 3 could not" in verdict.summarise_checks(checks)
+
+
+def test_grid_shows_the_worst_and_nothing_twice():
+    rows = [(f"eval-{number:03d}", 0) for number in range(100)]
+    table = pd.DataFrame(rows, columns=["prompt_id", "index"])
+    scores = table.assign(model="student", clip_score=0.5, rank=1, psnr_db=30.0)
+    scores.loc[41, "psnr_db"] = 9.0
+    scores.loc[77, "rank"] = 60
+    chosen = pictures.choose_rows(table, scores, "student")
+    spread, farthest, unlike = chosen.values()
+    assert farthest[0] == 41
+    assert unlike[0] == 77
+    everything = spread + farthest + unlike
+    assert len(everything) == len(set(everything)) == pictures.MAX_SHOWN
+    assert spread[0] <= 10
+    assert spread[-1] >= 90
+
+
+def test_large_pictures_are_scaled_down(tmp_path):
+    from PIL import Image
+
+    noise = Image.effect_noise((1024, 512), 80).convert("RGB")
+    noise.save(tmp_path / "large.png")
+    uri, width, height = pictures.inline(tmp_path / "large.png", noise)
+    assert (width, height) == (320, 160)
+    assert uri.startswith("data:image/webp;base64,")
+    assert len(uri) < 80_000
+
+
+def test_ticks_are_round_and_inside():
+    assert plots.ticks(0, 1000) == [0, 200, 400, 600, 800, 1000]
+    assert plots.ticks(0.31, 0.49) == pytest.approx([0.35, 0.4, 0.45])
+    assert plots.log_ticks(4, 48) == pytest.approx([5, 10, 20])
+
+
+def test_labels_do_not_overlap():
+    placed = plots.spread_labels([100.0, 101.0, 99.0, 250.0], 15.0, 30.0, 252.0)
+    ordered = sorted(placed)
+    assert all(after - before >= 15 for before, after in pairwise(ordered))
+    assert placed[2] < placed[0] < placed[1] < placed[3] <= 252
+
+
+def test_diverged_training_is_drawn_and_told(folder, tmp_path):
+    (tmp_path / "student").mkdir()
+    write_loss(tmp_path / "student/loss.parquet")
+    table = pd.read_parquet(tmp_path / "student/loss.parquet")
+    table.loc[20:, "loss"] = float("nan")
+    table.to_parquet(tmp_path / "student/loss.parquet", index=False)
+    html, metrics = write(make_config(), tmp_path)
+    assert "The loss is not finite" in html
+    assert metrics["training"]["final_loss"] is None
+    assert "nan" not in html.split('<h2 id="training"')[1].split("</section>")[0]
+
+
+def test_templates_lie_where_the_report_looks():
+    assert (Path(report.TEMPLATES) / "report.html.j2").is_file()

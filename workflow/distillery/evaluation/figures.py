@@ -1,0 +1,211 @@
+"""The report's words, table and plots, made of its numbers."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+from markupsafe import Markup
+
+from distillery.evaluation.metrics import Interval
+from distillery.evaluation.plots import Line, Point, interval_plot, line_plot
+from distillery.evaluation.timeline import ImageTime, RunClock, StageTime, Worker
+from distillery.evaluation.timeline_plot import stage_colours, timeline_plot
+from distillery.evaluation.verdict import Check, Roles, read_interval, summarise_checks
+
+MAX_LOSS_POINTS = 600
+"""Points of a curve; a longer log is averaged down to as many."""
+
+
+def headline(
+    roles: Roles, quality: Mapping[str, Any] | None, speed: Mapping[str, float | None] | None
+) -> str:
+    """The answer to the user's question in one sentence."""
+    if roles.student is None or speed is None:
+        return "No student was compared with its teacher in this run."
+    fewer = f"{speed['network_calls_ratio']:.3g} times fewer network calls"
+    if quality is None:
+        return f"The student needs {fewer}; its quality was not scored."
+    against = quality["models"][roles.student]["against"].get(roles.reference, {})
+    ratio = read_interval(against.get("clip_score_ratio"))
+    if ratio is None:
+        return f"The student needs {fewer}; how much quality it keeps is not defined."
+    return f"The student keeps {ratio.mean:.1%} of the teacher's CLIP score with {fewer}."
+
+
+def summary(checks: list[Check]) -> str | None:
+    """One sentence about the thresholds, None if there was nothing to check."""
+    return summarise_checks(checks) if checks else None
+
+
+# ---- the table of metrics ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of the table; empty text where nothing was measured."""
+
+    text: str
+    low_high: str = ""
+    is_best: bool = False
+
+
+@dataclass(frozen=True)
+class Column:
+    """One metric.
+
+    Attributes:
+        title, hint: its head.
+        unit_form: how a value is written.
+        direction: +1 if more is better, -1 if less is.
+    """
+
+    title: str
+    hint: str
+    unit_form: str
+    direction: int
+
+
+@dataclass(frozen=True)
+class Table:
+    """The metrics of every model."""
+
+    columns: tuple[Column, ...]
+    rows: Mapping[str, tuple[Cell, ...]]
+
+
+COLUMNS = {
+    "clip_score": Column("CLIP score", "cosine of picture and prompt", "{:.4f}", +1),
+    "ratio": Column("of the reference", "ratio of the mean CLIP scores, paired", "{:.1%}", +1),
+    "retrieval_r1": Column("R@1", "pictures whose own prompt is found first", "{:.1%}", +1),
+    "latents_mse": Column("Latents MSE", "to the reference at the same noise", "{:.4f}", -1),
+    "psnr_db": Column("PSNR", "to the reference at the same noise, in pixels", "{:.2f} dB", +1),
+    "seconds": Column("Seconds an image", "one device, measured", "{:.3g} s", -1),
+}
+
+
+def metrics_table(
+    quality: Mapping[str, Any] | None, roles: Roles, images: Mapping[str, ImageTime]
+) -> Table | None:
+    """Means with intervals; the best of each column is marked where models differ."""
+    if quality is None:
+        return None
+    names = sorted(quality["models"], key=lambda name: name != roles.reference)
+    values = {name: _values(quality["models"][name], name, roles, images) for name in names}
+    best = {key: _best(key, values) for key in COLUMNS}
+    rows = {
+        name: tuple(_cell(key, values[name][key], best[key] == name) for key in COLUMNS)
+        for name in names
+    }
+    return Table(tuple(COLUMNS.values()), rows)
+
+
+def _values(
+    facts: Mapping[str, Any], name: str, roles: Roles, images: Mapping[str, ImageTime]
+) -> dict[str, Interval | None]:
+    """One model's numbers by column."""
+    keys = ("clip_score", "retrieval_r1", "latents_mse", "psnr_db")
+    values = {key: read_interval(facts[key]) for key in keys}
+    against = facts["against"].get(roles.reference, {})
+    values["ratio"] = read_interval(against.get("clip_score_ratio"))
+    seconds = images[name].seconds if name in images else None
+    values["seconds"] = None if seconds is None else Interval(seconds, None, None)
+    return values
+
+
+def _best(key: str, values: Mapping[str, Mapping[str, Interval | None]]) -> str | None:
+    """The model with the best mean; None if fewer than two have one, or if they are level."""
+    means = {name: row[key].mean for name, row in values.items() if row[key] is not None}  # type: ignore[union-attr]
+    if len(set(means.values())) < 2:
+        return None
+    return max(means, key=lambda name: COLUMNS[key].direction * means[name])
+
+
+def _cell(key: str, value: Interval | None, is_best: bool) -> Cell:
+    """One cell's text."""
+    if value is None:
+        return Cell("")
+    form = COLUMNS[key].unit_form
+    low_high = ""
+    if value.low is not None and value.high is not None:
+        low_high = f"{form.format(value.low)} to {form.format(value.high)}"
+    return Cell(form.format(value.mean), low_high, is_best)
+
+
+# ---- plots -------------------------------------------------------------------------------------
+
+
+def quality_plot(quality: Mapping[str, Any] | None, roles: Roles) -> Markup | None:
+    """CLIP score against network calls; None without scores."""
+    if quality is None:
+        return None
+    points = [
+        Point(
+            name, facts["network_calls"], score.mean, score.low, score.high, name == roles.student
+        )
+        for name, facts in quality["models"].items()
+        if (score := read_interval(facts["clip_score"])) is not None
+    ]
+    label = "CLIP score of each model against its network calls"
+    return interval_plot(points, "network calls an image (log)", "CLIP score", label)
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A plot and its caption."""
+
+    title: str
+    drawing: Markup
+
+
+def loss_plots(loss: pd.DataFrame | None) -> list[Plot]:
+    """Loss with its segments, gradient norm and learning rate; empty without training."""
+    if loss is None or loss.empty:
+        return []
+    segments = sorted(
+        (name for name in loss.columns if name.startswith("loss_segment_")),
+        key=lambda name: int(name.rsplit("_", 1)[1]),
+    )
+    lines = [
+        _line(loss, name, f"segment {name.rsplit('_', 1)[1]}", f"c{1 + number % 7}", is_main=False)
+        for number, name in enumerate(segments)
+    ]
+    lines.append(_line(loss, "loss", "all" if segments else "loss", "c0"))
+    axis = "training samples seen"
+    plots = [Plot("Loss", line_plot(lines, axis, "loss", "Training loss"))]
+    for name, title in (("grad_norm", "Gradient norm"), ("learning_rate", "Learning rate")):
+        if name in loss.columns:
+            line = _line(loss, name, "", "c0")
+            drawing = line_plot([line], axis, title.lower(), title)
+            plots.append(Plot(title, drawing))
+    return plots
+
+
+def _line(loss: pd.DataFrame, column: str, name: str, colour: str, is_main: bool = True) -> Line:
+    """A column of the log over the samples seen, averaged down to `MAX_LOSS_POINTS`."""
+    size = -(-len(loss) // MAX_LOSS_POINTS)
+    kept = loss[["samples_seen", column]].astype(float)
+    if size > 1:
+        kept = kept.groupby([number // size for number in range(len(kept))]).mean()
+    points = list(zip(kept["samples_seen"].tolist(), kept[column].tolist(), strict=True))
+    return Line(name, points, colour, is_main)
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The timeline, how many workers it shows, and the colour class of each stage."""
+
+    drawing: Markup
+    num_shown: int
+    colours: Mapping[str, str]
+
+
+def timeline(
+    workers: Sequence[Worker], clock: RunClock, stages: Sequence[StageTime]
+) -> Timeline | None:
+    """The per-worker timeline; None without telemetry."""
+    if not workers:
+        return None
+    colours = stage_colours([stage.stage for stage in stages])
+    drawing, num_shown = timeline_plot(workers, clock, colours)
+    return Timeline(drawing, num_shown, colours)

@@ -1,0 +1,210 @@
+"""The picture grid: which samples are shown, and each as a data URI of moderate size."""
+
+import base64
+import io
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pandas as pd
+from PIL import Image
+
+from distillery.evaluation.manifests import ModelSamples
+
+MAX_SHOWN = 24
+"""Samples in the grid; the rest is linked."""
+NUM_WORST = 6
+"""Of those, samples with the student's worst value of a metric, for each of two metrics."""
+SMALL_PX = 160
+"""Pictures up to this width are shown at twice their size, their pixels kept square."""
+THUMBNAIL_PX = 320
+"""Larger ones are scaled down to this width for the report."""
+MAX_INLINE_BYTES = 48 * 1024
+"""A file up to this size is inlined as it is."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One picture with its scores; None where a score was not measured."""
+
+    model: str
+    uri: str
+    link: str
+    width: int
+    height: int
+    is_small: bool
+    clip_score: float | None
+    rank: int | None
+    psnr_db: float | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One sample by every model."""
+
+    prompt_id: str
+    index: int
+    prompt: str
+    pictures: tuple[Picture, ...]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows that are shown for one reason."""
+
+    title: str
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """All that is shown, and of how many."""
+
+    groups: tuple[Group, ...]
+    num_shown: int
+    num_samples: int
+    folders: Mapping[str, str]
+
+
+def make_grid(
+    samples: Mapping[str, ModelSamples],
+    scores: pd.DataFrame | None,
+    student: str | None,
+    output_folder: Path,
+) -> Grid:
+    """Choose and inline the pictures.
+
+    Args:
+        samples: each model's samples, in the order of the columns; all of the same prompts.
+        scores: scores.parquet; None leaves scores out.
+        student: whose worst samples are shown.
+        output_folder: where the report will lie; links are relative to it.
+    """
+    table = next(iter(samples.values())).table
+    chosen = choose_rows(table, scores, student)
+    inputs = GridInputs(samples, _score_lookup(scores), output_folder)
+    groups = tuple(
+        Group(title, tuple(inputs.row(number) for number in numbers))
+        for title, numbers in chosen.items()
+        if numbers
+    )
+    folders = {name: link_to(model.folder, output_folder) for name, model in samples.items()}
+    return Grid(groups, sum(len(group.rows) for group in groups), len(table), folders)
+
+
+def choose_rows(
+    table: pd.DataFrame, scores: pd.DataFrame | None, student: str | None
+) -> dict[str, list[int]]:
+    """Title to row numbers of `table`: spread over all samples, then where the student is worst.
+
+    No sample is shown twice.
+    """
+    worst: dict[str, list[int]] = {}
+    if scores is not None and student is not None:
+        worst = _choose_worst(table, scores[scores["model"] == student], student)
+    taken = {number for numbers in worst.values() for number in numbers}
+    rest = [number for number in range(len(table)) if number not in taken]
+    spread = _spread(rest, MAX_SHOWN - len(taken))
+    return {"Spread evenly over the held-out prompts": spread} | worst
+
+
+def _choose_worst(table: pd.DataFrame, scores: pd.DataFrame, student: str) -> dict[str, list[int]]:
+    """The student's farthest from the reference, then the least like their prompt."""
+    ordered = table[["prompt_id", "index"]].merge(scores, on=["prompt_id", "index"], how="left")
+    num_worst = min(NUM_WORST, len(ordered) // 4)
+    farthest = ordered["psnr_db"].dropna().sort_values(kind="stable").index[:num_worst]
+    rest = ordered.drop(index=farthest)
+    rest = rest.sort_values(["rank", "clip_score"], ascending=[False, True], kind="stable")
+    return {
+        f"Farthest from the reference: lowest PSNR of {student}": [int(row) for row in farthest],
+        f"Least like the prompt: lowest retrieval rank of {student}": [
+            int(row) for row in rest.index[:num_worst]
+        ],
+    }
+
+
+def _spread(items: Sequence[int], count: int) -> list[int]:
+    """Up to `count` items at equal distances, the first among them."""
+    if len(items) <= count:
+        return list(items)
+    return [items[position * len(items) // count] for position in range(count)]
+
+
+@dataclass(frozen=True)
+class GridInputs:
+    """What a row of the grid is made of."""
+
+    samples: Mapping[str, ModelSamples]
+    scores: Mapping[tuple[str, str, int], Mapping[str, Any]]
+    output_folder: Path
+
+    def row(self, number: int) -> Row:
+        """One sample by every model."""
+        first = next(iter(self.samples.values())).table.iloc[number]
+        pictures = tuple(self._picture(model, number) for model in self.samples.values())
+        return Row(str(first["prompt_id"]), int(first["index"]), str(first["prompt"]), pictures)
+
+    def _picture(self, model: ModelSamples, number: int) -> Picture:
+        """One picture of one model."""
+        row = model.table.iloc[number]
+        scores = self.scores.get((model.model, str(row["prompt_id"]), int(row["index"])), {})
+        path = model.image_path(number)
+        uri, width, height = inline(path, model.read_image(number))
+        is_small = width <= SMALL_PX
+        scale = 2 if is_small else 1
+        return Picture(
+            model=model.model,
+            uri=uri,
+            link=link_to(path, self.output_folder),
+            width=width * scale,
+            height=height * scale,
+            is_small=is_small,
+            clip_score=_number(scores.get("clip_score")),
+            rank=None if scores.get("rank") is None else int(scores["rank"]),
+            psnr_db=_number(scores.get("psnr_db")),
+        )
+
+
+def _score_lookup(scores: pd.DataFrame | None) -> dict[tuple[str, str, int], Mapping[str, Any]]:
+    """Scores by (model, prompt id, index)."""
+    if scores is None:
+        return {}
+    rows = scores.to_dict(orient="records")
+    return {(row["model"], row["prompt_id"], int(row["index"])): _named(row) for row in rows}
+
+
+def _named(row: Mapping[Any, Any]) -> Mapping[str, Any]:
+    """A record with text keys."""
+    return {str(key): value for key, value in row.items()}
+
+
+def _number(value: float | None) -> float | None:
+    """A finite score or None; tables hold NaN where nothing was measured."""
+    return None if value is None or pd.isna(value) else float(value)
+
+
+def inline(path: Path, image: Image.Image) -> tuple[str, int, int]:
+    """A picture as a data URI with its width and height in pixels.
+
+    Small files go in as they are; larger ones are scaled down and coded as WebP.
+    """
+    if path.stat().st_size <= MAX_INLINE_BYTES and image.width <= THUMBNAIL_PX:
+        return data_uri(path.read_bytes(), "image/png"), image.width, image.height
+    height = max(1, round(image.height * THUMBNAIL_PX / image.width))
+    size = (THUMBNAIL_PX, height) if image.width > THUMBNAIL_PX else image.size
+    content = io.BytesIO()
+    image.resize(size, Image.Resampling.LANCZOS).save(content, "WEBP", quality=85)
+    return data_uri(content.getvalue(), "image/webp"), *size
+
+
+def data_uri(content: bytes, media_type: str) -> str:
+    """Bytes as a URI that an HTML file can hold."""
+    return f"data:{media_type};base64,{base64.b64encode(content).decode('ascii')}"
+
+
+def link_to(path: Path, folder: Path) -> str:
+    """A relative link from `folder`, percent-encoded."""
+    return quote(Path(os.path.relpath(path, folder)).as_posix())

@@ -1,0 +1,263 @@
+"""The report: one HTML file that opens offline, and the same numbers as JSON."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from distillery.config import Config
+from distillery.evaluation import figures
+from distillery.evaluation.manifests import ModelSamples, check_pairs, read_samples
+from distillery.evaluation.pictures import Grid, make_grid
+from distillery.evaluation.timeline import (
+    Attempt,
+    ImageTime,
+    RunClock,
+    StageTime,
+    Worker,
+    find_attempts,
+    find_workers,
+    time_images,
+    time_stages,
+)
+from distillery.evaluation.timeline_plot import duration
+from distillery.evaluation.usage import loading_code
+from distillery.evaluation.verdict import Check, Roles, check_student, find_roles, read_interval
+from distillery.files import JsonObject, read_json, write_json, write_text
+from distillery.hardware import describe_hardware, versions
+from distillery.telemetry import read_events
+
+TEMPLATES = Path(__file__).resolve().parents[2] / "report"
+OWN_STAGE = "report"
+LAST_SHARE = 0.1
+"""Of a training's log, averaged to its final loss."""
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Everything a run left behind that the report tells; None or empty where there is nothing."""
+
+    config: Config
+    roles: Roles
+    quality: Mapping[str, Any] | None
+    scores: pd.DataFrame | None
+    samples: Mapping[str, ModelSamples]
+    loss: pd.DataFrame | None
+    attempts: Sequence[Attempt]
+    manifests: Mapping[str, Mapping[str, Any]]
+    plan: Mapping[str, Any] | None
+
+    @property
+    def checks(self) -> list[Check]:
+        """The thresholds."""
+        return [] if self.quality is None else check_student(self.quality, self.roles)
+
+
+def write_report(config: Config, run_folder: Path, output_html: Path, output_metrics: Path) -> None:
+    """Write the report and its numbers; what a run does not have is left out, never guessed.
+
+    Args:
+        config: of the run.
+        run_folder: results/{run}.
+        output_html: one self-contained file; its links to more pictures are relative to it.
+        output_metrics: quality, verdict, training, timings and provenance as JSON.
+
+    Raises:
+        ValueError: a file that is there is damaged, or samples of different runs are mixed.
+    """
+    findings = gather(config, run_folder)
+    timings = summarise_timings(findings.attempts)
+    facts = {
+        "run": config.run,
+        "verdict": [asdict(check) for check in findings.checks],
+        "quality": findings.quality,
+        "speed": summarise_speed(findings, timings.images),
+        "training": summarise_training(findings.loss),
+        "timings": timings.as_json(),
+        "provenance": {
+            "config": config.model_dump(mode="json"),
+            "recipes": {name: _recipe(manifest) for name, manifest in findings.manifests.items()},
+            "plan": findings.plan,
+            "hardware": describe_hardware(),
+            "versions": versions(),
+        },
+    }
+    grid = None
+    if findings.samples:
+        grid = make_grid(
+            findings.samples, findings.scores, findings.roles.student, output_html.parent
+        )
+    code = loading_code(config, run_folder, findings.samples.get(findings.roles.student or ""))
+    write_text(output_html, render(findings, facts, timings, grid, code))
+    write_json(output_metrics, facts)
+
+
+def gather(config: Config, run_folder: Path) -> Findings:
+    """Read all there is of a run."""
+    scores = run_folder / "evaluation" / "scores.parquet"
+    loss = run_folder / "student" / "loss.parquet"
+    manifests = {
+        "targets": run_folder / "targets" / "manifest.json",
+        "embeddings, train": run_folder / "embeddings" / "train" / "manifest.json",
+        "embeddings, eval": run_folder / "embeddings" / "eval" / "manifest.json",
+    }
+    events = read_events(run_folder / "telemetry")
+    return Findings(
+        config=config,
+        roles=find_roles(config),
+        quality=_read_optional(run_folder / "evaluation" / "quality.json"),
+        scores=pd.read_parquet(scores) if scores.is_file() else None,
+        samples=_read_all_samples(config, run_folder),
+        loss=pd.read_parquet(loss) if loss.is_file() else None,
+        attempts=find_attempts(event for event in events if event.stage != OWN_STAGE),
+        manifests={name: read_json(path) for name, path in manifests.items() if path.is_file()},
+        plan=_read_optional(run_folder / "plan.json"),
+    )
+
+
+def _read_optional(path: Path) -> dict[str, Any] | None:
+    """A JSON object, or None where there is no file."""
+    return read_json(path) if path.is_file() else None
+
+
+def _read_all_samples(config: Config, run_folder: Path) -> dict[str, ModelSamples]:
+    """The samples that there are, the reference first."""
+    reference = config.evaluation.reference
+    names = [reference, *(name for name in config.samples.models if name != reference)]
+    paths = {name: run_folder / "samples" / name / "manifest.parquet" for name in names}
+    samples = {name: read_samples(name, path) for name, path in paths.items() if path.is_file()}
+    for model in samples.values():
+        check_pairs(next(iter(samples.values())), model)
+    return samples
+
+
+def _recipe(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a store's manifest the report repeats."""
+    kept = {key: manifest.get(key) for key in ("recipe_hash", "num_samples", "recipe")}
+    return kept | {"num_chunks": len(manifest.get("chunks", []))}
+
+
+# ---- the numbers -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Timings:
+    """What the telemetry says."""
+
+    clock: RunClock
+    stages: Sequence[StageTime]
+    workers: Sequence[Worker]
+    images: Mapping[str, ImageTime]
+
+    def as_json(self) -> dict[str, Any]:
+        """Without the single events."""
+        return {
+            "total_s": self.clock.total_s,
+            "stages": [asdict(stage) | {"items_per_s": stage.items_per_s} for stage in self.stages],
+            "workers": [
+                {
+                    "host": worker.host,
+                    "device": worker.device,
+                    "busy_s": worker.busy_s,
+                    "span_s": worker.span_s,
+                    "utilisation": worker.utilisation,
+                }
+                for worker in self.workers
+            ],
+            "seconds_per_image": {model: asdict(time) for model, time in self.images.items()},
+        }
+
+
+def summarise_timings(attempts: Sequence[Attempt]) -> Timings:
+    """All times of a run."""
+    clock = RunClock.of(attempts)
+    return Timings(
+        clock, time_stages(attempts), find_workers(attempts, clock), time_images(attempts)
+    )
+
+
+def summarise_speed(
+    findings: Findings, images: Mapping[str, ImageTime]
+) -> dict[str, float | None] | None:
+    """How many times faster the student is than the reference; None without both."""
+    student, reference = findings.roles.student, findings.roles.reference
+    if student is None or not {student, reference} <= set(findings.samples):
+        return None
+    calls = {name: findings.samples[name].network_calls for name in (student, reference)}
+    seconds = {name: images[name].seconds for name in (student, reference) if name in images}
+    return {
+        "student_network_calls": calls[student],
+        "reference_network_calls": calls[reference],
+        "network_calls_ratio": calls[reference] / calls[student],
+        "student_seconds_per_image": seconds.get(student),
+        "reference_seconds_per_image": seconds.get(reference),
+        "seconds_ratio": seconds[reference] / seconds[student] if len(seconds) == 2 else None,
+    }
+
+
+def summarise_training(loss: pd.DataFrame | None) -> dict[str, float | None] | None:
+    """First and last of the training's log; the last is the mean of the final tenth."""
+    if loss is None or loss.empty:
+        return None
+    num_last = max(1, round(len(loss) * LAST_SHARE))
+    return {
+        "num_samples": int(loss["samples_seen"].iloc[-1]),
+        "first_loss": _finite(loss["loss"].iloc[0]),
+        "final_loss": _finite(loss["loss"].iloc[-num_last:].mean()),
+        "max_grad_norm": _finite(loss["grad_norm"].max()),
+    }
+
+
+def _finite(value: float) -> float | None:
+    """A number that JSON can hold."""
+    return float(value) if math.isfinite(value) else None
+
+
+# ---- the page ----------------------------------------------------------------------------------
+
+
+def render(
+    findings: Findings,
+    facts: JsonObject,
+    timings: Timings,
+    grid: Grid | None,
+    code: str | None,
+) -> str:
+    """Fill the template; prompts are users' text, so everything is escaped."""
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"duration": duration, "interval": read_interval, "yaml": _yaml}
+    template = environment.get_template("report.html.j2")
+    config = findings.config
+    return template.render(
+        style=Markup((TEMPLATES / "report.css").read_text(encoding="utf-8")),  # noqa: S704 (ours)
+        config=config,
+        teacher=Path(config.teacher.path).name,
+        facts=facts,
+        findings=findings,
+        headline=figures.headline(findings.roles, findings.quality, facts["speed"]),
+        summary=figures.summary(findings.checks),
+        table=figures.metrics_table(findings.quality, findings.roles, timings.images),
+        quality_plot=figures.quality_plot(findings.quality, findings.roles),
+        loss_plots=figures.loss_plots(findings.loss),
+        timings=timings,
+        timeline=figures.timeline(timings.workers, timings.clock, timings.stages),
+        grid=grid,
+        code=code,
+    )
+
+
+def _yaml(value: Any) -> str:
+    """A value as YAML, for people."""
+    return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=100)

@@ -1,0 +1,244 @@
+"""What the telemetry says: time of each stage, utilisation of each worker, seconds per image.
+
+All times are wall-clock seconds. Hosts of a cluster are trusted to agree on the time of day.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from distillery.telemetry import Event
+
+Spans = Sequence[tuple[float, float]]
+"""Intervals (begin, end) in seconds."""
+
+MAX_PAUSE_S = 60.0
+"""A longer time without any job (a run interrupted at night) is no part of the run."""
+SAMPLES_JOB = re.compile(r"^samples-(?P<model>.+?)(-\d+-of-\d+)?$")
+
+
+@dataclass
+class Attempt:
+    """One try of one job: from its start event to its end, or to its last sign of life."""
+
+    stage: str
+    job: str
+    host: str
+    device: str
+    begin_s: float
+    end_s: float
+    work: list[Event] = field(default_factory=list)
+    finished: bool = False
+
+    @property
+    def busy(self) -> Spans:
+        """Intervals in which it worked."""
+        return [(event.begin_s, event.end_s) for event in self.work]
+
+
+@dataclass(frozen=True)
+class StageTime:
+    """One stage over all its jobs.
+
+    Attributes:
+        num_jobs: distinct jobs; num_attempts: their tries, more if some were interrupted.
+        wall_s: time in which at least one of its jobs ran.
+        busy_s: work of all its workers added up.
+        num_items: samples, images or prompts done.
+    """
+
+    stage: str
+    num_jobs: int
+    num_attempts: int
+    wall_s: float
+    busy_s: float
+    num_items: int
+
+    @property
+    def items_per_s(self) -> float | None:
+        """Throughput of all workers together."""
+        return self.num_items / self.wall_s if self.num_items and self.wall_s else None
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One device of one host.
+
+    Attributes:
+        lanes: its attempts, in rows that do not overlap (processes may share a CPU).
+        busy_s: time in which at least one of them worked.
+        span_s: from its first sign of life to its last, without the run's pauses.
+    """
+
+    host: str
+    device: str
+    lanes: tuple[tuple[Attempt, ...], ...]
+    busy_s: float
+    span_s: float
+
+    @property
+    def utilisation(self) -> float | None:
+        """Share of its span that it worked."""
+        return self.busy_s / self.span_s if self.span_s else None
+
+
+@dataclass(frozen=True)
+class ImageTime:
+    """How long one image of a model took on one device."""
+
+    seconds: float
+    num_images: int
+    devices: tuple[str, ...]
+
+
+def find_attempts(events: Iterable[Event]) -> list[Attempt]:
+    """Sort the events of all jobs into attempts, in the order of their begin."""
+    by_job: dict[tuple[str, str, str], list[Event]] = {}
+    for event in sorted(events, key=lambda event: (event.begin_s, event.kind != "start")):
+        by_job.setdefault((event.job, event.host, event.device), []).append(event)
+    attempts = [attempt for job in by_job.values() for attempt in _attempts_of(job)]
+    return sorted(attempts, key=lambda attempt: attempt.begin_s)
+
+
+def _attempts_of(events: Iterable[Event]) -> list[Attempt]:
+    """Split the events of one job at its start events."""
+    attempts: list[Attempt] = []
+    for event in events:
+        if event.kind == "start" or not attempts:
+            attempts.append(
+                Attempt(
+                    event.stage, event.job, event.host, event.device, event.begin_s, event.end_s
+                )
+            )
+        current = attempts[-1]
+        current.end_s = max(current.end_s, event.end_s)
+        current.finished |= event.kind == "end"
+        if event.kind == "work":
+            current.work.append(event)
+    return attempts
+
+
+def union(
+    spans: Iterable[tuple[float, float]], tolerance_s: float = 0.0
+) -> list[tuple[float, float]]:
+    """Merge overlapping intervals, and those not more than `tolerance_s` apart."""
+    merged: list[tuple[float, float]] = []
+    for begin, end in sorted(spans):
+        if merged and begin <= merged[-1][1] + tolerance_s:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((begin, end))
+    return merged
+
+
+def length(spans: Iterable[tuple[float, float]]) -> float:
+    """Seconds covered by intervals, each second counted once."""
+    return sum(end - begin for begin, end in union(spans))
+
+
+@dataclass(frozen=True)
+class RunClock:
+    """Time since the run's begin with long pauses cut out."""
+
+    active: tuple[tuple[float, float], ...]
+
+    @classmethod
+    def of(cls, attempts: Sequence[Attempt]) -> "RunClock":
+        """The clock of a run: pauses of more than `MAX_PAUSE_S` without any job do not count."""
+        spans = ((attempt.begin_s, attempt.end_s) for attempt in attempts)
+        return cls(tuple(union(spans, MAX_PAUSE_S)))
+
+    def at(self, time_s: float) -> float:
+        """Active seconds before a Unix time."""
+        return sum(max(0.0, min(time_s, end) - begin) for begin, end in self.active)
+
+    @property
+    def total_s(self) -> float:
+        """Active seconds of the whole run."""
+        return sum(end - begin for begin, end in self.active)
+
+    @property
+    def pauses(self) -> list[tuple[float, float]]:
+        """(active seconds at which a pause was cut out, its length in seconds)."""
+        return [
+            (self.at(before[1]), after[0] - before[1]) for before, after in pairwise(self.active)
+        ]
+
+
+def time_stages(attempts: Sequence[Attempt]) -> list[StageTime]:
+    """One entry a stage, in the order in which they began."""
+    by_stage: dict[str, list[Attempt]] = {}
+    for attempt in attempts:
+        by_stage.setdefault(attempt.stage, []).append(attempt)
+    return [
+        StageTime(
+            stage=stage,
+            num_jobs=len({attempt.job for attempt in tries}),
+            num_attempts=len(tries),
+            wall_s=length((attempt.begin_s, attempt.end_s) for attempt in tries),
+            busy_s=sum(end - begin for attempt in tries for begin, end in attempt.busy),
+            num_items=sum(event.num_items for attempt in tries for event in attempt.work),
+        )
+        for stage, tries in by_stage.items()
+    ]
+
+
+def find_workers(attempts: Sequence[Attempt], clock: RunClock) -> list[Worker]:
+    """One entry for each (host, device), sorted by name."""
+    by_device: dict[tuple[str, str], list[Attempt]] = {}
+    for attempt in attempts:
+        by_device.setdefault((attempt.host, attempt.device), []).append(attempt)
+    return [
+        Worker(
+            host,
+            device,
+            lanes=_lanes(tries),
+            busy_s=length(span for attempt in tries for span in attempt.busy),
+            span_s=clock.at(max(attempt.end_s for attempt in tries))
+            - clock.at(min(attempt.begin_s for attempt in tries)),
+        )
+        for (host, device), tries in sorted(by_device.items())
+    ]
+
+
+def _lanes(attempts: Iterable[Attempt]) -> tuple[tuple[Attempt, ...], ...]:
+    """Put each attempt in the first row that is free when it begins."""
+    lanes: list[list[Attempt]] = []
+    for attempt in sorted(attempts, key=lambda attempt: attempt.begin_s):
+        free = [lane for lane in lanes if lane[-1].end_s <= attempt.begin_s]
+        if free:
+            free[0].append(attempt)
+        else:
+            lanes.append([attempt])
+    return tuple(tuple(lane) for lane in lanes)
+
+
+def time_images(attempts: Sequence[Attempt]) -> dict[str, ImageTime]:
+    """Seconds per image of each sampled model, from batch to saved file, on one device.
+
+    The first batch of an attempt loads the model and compiles, so it is left out where the attempt
+    has more than one.
+    """
+    batches: dict[str, list[Event]] = {}
+    for attempt in attempts:
+        if attempt.stage != "samples" or not attempt.work:
+            continue
+        model = _model_of(attempt)
+        batches.setdefault(model, []).extend(attempt.work[1:] or attempt.work)
+    return {
+        model: ImageTime(
+            seconds=sum(event.end_s - event.begin_s for event in events) / num_images,
+            num_images=num_images,
+            devices=tuple(sorted({f"{event.device} on {event.host}" for event in events})),
+        )
+        for model, events in batches.items()
+        if (num_images := sum(event.num_items for event in events))
+    }
+
+
+def _model_of(attempt: Attempt) -> str:
+    """The model that a samples job drew for: as its events say, else by the job's name."""
+    said = attempt.work[0].facts.get("model")
+    match = SAMPLES_JOB.match(attempt.job)
+    return str(said) if said else match["model"] if match else attempt.job

@@ -1,0 +1,143 @@
+"""Is the student good enough? The thresholds, and a plain answer to each."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from distillery.config import Config, resolve_sampling
+from distillery.evaluation.metrics import Interval
+
+MIN_CLIP_RATIO = 0.97
+"""Share of the reference's CLIP score that a student must keep."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One threshold.
+
+    Attributes:
+        question: what is asked.
+        passed: the answer by the means; None if it was not measured.
+        finding: the numbers behind it, or why there are none.
+    """
+
+    question: str
+    passed: bool | None
+    finding: str
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Which sampled model plays which part.
+
+    Attributes:
+        student: the student at the steps it was trained for.
+        reference: the model that the others are held to.
+        rival: the teacher at the student's number of steps, with guidance.
+    """
+
+    student: str | None
+    reference: str
+    rival: str | None
+
+
+def find_roles(config: Config) -> Roles:
+    """Find the parts by how the models sample, whatever they are called."""
+    student = rival = None
+    for name, chosen in config.samples.models.items():
+        sampling = resolve_sampling(config, name)
+        if sampling.steps != config.student.steps:
+            continue
+        is_guided = sampling.guidance_scale > 1.0
+        if chosen.source == "student" and not is_guided:
+            student = student or name
+        elif chosen.source == "teacher" and is_guided and name != config.evaluation.reference:
+            rival = rival or name
+    return Roles(student, config.evaluation.reference, rival)
+
+
+def check_student(quality: Mapping[str, Any], roles: Roles) -> list[Check]:
+    """Hold the student against every threshold; empty without a student."""
+    if roles.student is None or roles.student not in quality["models"]:
+        return []
+    against = quality["models"][roles.student]["against"]
+    return [
+        _keeps_quality(against.get(roles.reference, {}), roles.reference),
+        *_beats_rival(against.get(roles.rival, {}), roles),
+    ]
+
+
+def _keeps_quality(against: Mapping[str, Any], reference: str) -> Check:
+    """CLIP score against the reference."""
+    question = f"keeps at least {MIN_CLIP_RATIO:.0%} of the CLIP score of {reference}"
+    ratio = read_interval(against.get("clip_score_ratio"))
+    if ratio is None:
+        return Check(question, None, "the ratio is not defined: scores near zero, or not scored")
+    finding = f"{ratio.mean:.1%}{_range(ratio, '{:.1%}')}"
+    if ratio.mean >= MIN_CLIP_RATIO and ratio.low is not None and ratio.low < MIN_CLIP_RATIO:
+        finding += "; the interval reaches below the threshold"
+    return Check(question, ratio.mean >= MIN_CLIP_RATIO, finding)
+
+
+def _beats_rival(against: Mapping[str, Any], roles: Roles) -> list[Check]:
+    """CLIP score and distance to the reference's images against the teacher at as few steps."""
+    rival = roles.rival or "the teacher at as many steps with guidance"
+    questions = {
+        "clip_score": f"its CLIP score is not below that of {rival}",
+        "latents_mse": f"closer to {roles.reference} than {rival}, in latents",
+        "psnr_db": f"closer to {roles.reference} than {rival}, in pixels",
+    }
+    if not against:
+        missing = "not measured: no such model in samples.models"
+        return [Check(question, None, missing) for question in questions.values()]
+    return [
+        _compare(question, metric, read_interval(against.get(f"{metric}_difference")))
+        for metric, question in questions.items()
+    ]
+
+
+def _compare(question: str, metric: str, difference: Interval | None) -> Check:
+    """One paired difference, student minus rival."""
+    if difference is None:
+        return Check(question, None, "not measured")
+    form = {"clip_score": "{:+.4f}", "latents_mse": "{:+.4f}", "psnr_db": "{:+.2f} dB"}[metric]
+    passed = {
+        "clip_score": difference.mean >= 0,
+        "latents_mse": difference.mean < 0,
+        "psnr_db": difference.mean > 0,
+    }[metric]
+    finding = f"difference {form.format(difference.mean)}{_range(difference, form)}"
+    low, high = difference.low, difference.high
+    if low is not None and high is not None and low <= 0 <= high:
+        finding += "; the interval holds zero"
+    return Check(question, passed, finding)
+
+
+def _range(interval: Interval, form: str) -> str:
+    """The interval in brackets, or nothing for a single prompt."""
+    if interval.low is None or interval.high is None:
+        return ""
+    return f" ({form.format(interval.low)} to {form.format(interval.high)})"
+
+
+def read_interval(raw: Mapping[str, float | None] | None) -> Interval | None:
+    """An interval as quality.json holds it."""
+    if raw is None or raw["mean"] is None:
+        return None
+    return Interval(raw["mean"], raw["low"], raw["high"])
+
+
+def summarise_checks(checks: list[Check]) -> str:
+    """One sentence about all thresholds."""
+    num_passed = sum(check.passed is True for check in checks)
+    num_failed = sum(check.passed is False for check in checks)
+    num_open = len(checks) - num_passed - num_failed
+    if num_failed:
+        text = f"The student fails {num_failed} of {len(checks)} thresholds"
+        return text + (f"; {num_open} could not be measured." if num_open else ".")
+    if num_open:
+        return (
+            f"The student passes {num_passed} of {len(checks)} thresholds; {num_open} could not be "
+            "measured."
+        )
+    return f"The student passes all {len(checks)} thresholds."
