@@ -131,9 +131,8 @@ def _wait(
                 f"too few GPUs free in {timeout_s:g} s, {num_gpus} needed: {holders}"
             )
         if waited_s >= TELL_AFTER_S and not told:
-            tell(
-                f"waiting for free GPUs, {num_gpus} needed: {_describe_holders(ticket.folder, gpus)}"
-            )
+            holders = _describe_holders(ticket.folder, gpus)
+            tell(f"waiting for free GPUs, {num_gpus} needed: {holders}")
             told = True
         left_s = wait_s if timeout_s is None else timeout_s - waited_s
         time.sleep(min(left_s, wait_s * random.uniform(0.5, 1.0)))  # noqa: S311 (no secret)
