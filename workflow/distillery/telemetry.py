@@ -116,12 +116,22 @@ def reporting(
     reporter = Reporter(folder, stage, job, device)
     _set_up_logging(reporter, log)
     begin_s = time.time()
-    reporter.emit("start", begin_s, begin_s, pid=os.getpid())
+    reporter.emit("start", begin_s, begin_s, pid=os.getpid(), **_placement())
     reporter.info(f"{stage} begins on {device}")
     yield reporter
     end_s = time.time()
     reporter.emit("end", begin_s, end_s)
     reporter.info(f"{stage} done in {end_s - begin_s:.1f} s")
+
+
+def _placement() -> dict[str, str | None]:
+    """Which devices this process may see, and which SLURM job and node it runs in."""
+    names = {
+        "visible_devices": "CUDA_VISIBLE_DEVICES",
+        "slurm_job": "SLURM_JOB_ID",
+        "slurm_node": "SLURMD_NODENAME",
+    }
+    return {fact: os.environ.get(variable) for fact, variable in names.items()}
 
 
 def _set_up_logging(reporter: Reporter, log: Path | None) -> None:
