@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+
 from distillery.command import run_stage, stage_parser
 from distillery.config import EvaluationJob
 from distillery.evaluation.evaluate import evaluate

@@ -17,12 +17,14 @@ from diffusers import (
     WanPipeline,
     WanTransformer3DModel,
 )
+from distillery.config import TrainingJob, read_job
 from distillery.families import family_named
-from distillery.files import hash_json
+from distillery.files import hash_json, write_json
 from distillery.store.chunks import ChunkIdentity, chunk_folder, chunk_path, write_chunk
 from distillery.store.embeddings import distinct_texts, members_of, pack
 from distillery.store.shards import Manifest, describe_chunk
 from distillery.store.trajectories import knots_of, schedule_at
+from distillery.student.build import build_student
 from transformers import T5Tokenizer, UMT5Config, UMT5EncoderModel
 
 HEIGHT = WIDTH = 32
@@ -149,6 +151,67 @@ def make_tiny_store(
     _write_targets(folder / "targets", recipe, num_prompts * samples_per_prompt, chunk_size)
 
 
+def make_tiny_run(folder: Path, *, config: dict[str, Any] | None = None, **store: int) -> None:
+    """A run that is ready to train: teacher, store, `config/training.json`, `student/initial`.
+
+    `config` holds keys of the section `training` that differ from `TRAINING`; `store` goes to
+    `make_tiny_store`.
+    """
+    make_tiny_wan(folder / "teacher")
+    make_tiny_store(folder, **store)
+    write_training_job(folder, **(config or {}))
+    build_student(
+        read_job(folder / "config" / "training.json", TrainingJob), folder / "student" / "initial"
+    )
+
+
+TRAINING: dict[str, Any] = {
+    "num_samples": 64,
+    "global_batch_size": 8,
+    "learning_rate": 1e-3,
+    "warmup_samples": 16,
+    "ema_half_life_samples": 16,
+    "dtype": "float32",
+    "log_every_samples": 8,
+    "save_every_samples": 16,
+    "timeout_s": 60,
+}
+
+
+def write_training_job(folder: Path, *, steps: int = 4, seed: int = 0, **training: Any) -> None:
+    """Write `config/training.json` of a tiny run."""
+    job = {
+        "version": 1,
+        "seed": seed,
+        "teacher": {
+            "path": str(folder / "teacher"),
+            "dtype": "float32",
+            "height": HEIGHT,
+            "width": WIDTH,
+            "max_sequence_length": MAX_TOKENS,
+        },
+        "student": {"steps": steps},
+        "training": TRAINING | training,
+    }
+    write_json(folder / "config" / "training.json", job)
+
+
+def train_arguments(folder: Path) -> list[str]:
+    """The command line of scripts/train.py for a tiny run."""
+    places = {
+        "--config": "config/training.json",
+        "--student": "student/initial",
+        "--targets": "targets/manifest.json",
+        "--embeddings": "embeddings/train/manifest.json",
+        "--prompts": "prompts/train.parquet",
+        "--checkpoints": "student/checkpoints",
+        "--trained": "student/trained",
+        "--losses": "student/loss.parquet",
+        "--log": "logs/train.log",
+    }
+    return [word for option, place in places.items() for word in (option, str(folder / place))]
+
+
 def _write_embeddings(root: Path, table: pd.DataFrame, chunk_size: int, seed: int) -> str:
     """Random unpadded embeddings of each distinct text; returns the recipe's hash."""
     recipe = {"kind": "embeddings", "family": "wan", "negative_prompt": "", "seed": seed}
@@ -169,7 +232,7 @@ def _targets_recipe(
     embeddings_hash: str, steps: int, num_segments: int, samples_per_prompt: int, seed: int
 ) -> dict[str, Any]:
     """A recipe with the keys that a targets stage writes and training reads."""
-    family = family_named("wan")
+    family, scheduler = family_named("wan"), tiny_scheduler()
     knots = knots_of(steps, num_segments)
     return {
         "kind": "targets",
@@ -177,11 +240,12 @@ def _targets_recipe(
         "family": family.name,
         "teacher": "tiny",
         "embeddings": embeddings_hash,
+        "scheduler": {"class": type(scheduler).__name__, **scheduler.config},
         "prediction_type": "flow_prediction",
         "steps": steps,
         "guidance_scale": 4.0,
         "knots": list(knots),
-        "schedule": asdict(schedule_at(family.schedule(tiny_scheduler(), steps), knots)),
+        "schedule": asdict(schedule_at(family.schedule(scheduler, steps), knots)),
         "height": HEIGHT,
         "width": WIDTH,
         "max_sequence_length": MAX_TOKENS,

@@ -6,6 +6,11 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from diffusers import AutoencoderKLWan
+from resources.demo.pictures import PICTURE_PX
+from resources.demo.pool import GROUP, Pool
+from resources.demo.training import LossParts, LossRow, Plan, fit, generator_for, load_as_float32
+from resources.demo.vae import decode_latents, encode_pictures
+from resources.demo.words import MAX_TOKENS, token_ids
 from transformers import (
     CLIPConfig,
     CLIPImageProcessor,
@@ -13,12 +18,6 @@ from transformers import (
     CLIPProcessor,
     PreTrainedTokenizerBase,
 )
-
-from resources.demo.pictures import PICTURE_PX
-from resources.demo.pool import GROUP, Pool
-from resources.demo.training import LossParts, LossRow, Plan, fit, generator_for, load_as_float32
-from resources.demo.vae import decode_latents, encode_pictures
-from resources.demo.words import MAX_TOKENS, token_ids
 
 PROJECTION = 64
 # Part of the training pictures that has been through the VAE, with noise on its latents up to this
@@ -87,7 +86,7 @@ def decoded_pictures(
 
 
 def _blurred(pixels: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
-    """Mix each picture (b, 3, h, w) with its Gaussian blur of one pixel, by a share (b, 1, 1, 1)."""
+    """Mix pictures (b, 3, h, w) with their Gaussian blur of one pixel, by a share (b, 1, 1, 1)."""
     offsets = torch.arange(-2.0, 3.0, device=pixels.device)
     kernel = torch.exp(-0.5 * offsets.square())
     kernel = (kernel / kernel.sum()).expand(3, 1, 5)

@@ -28,7 +28,6 @@ from pathlib import Path
 
 import torch
 from diffusers import AutoencoderKLWan, DiffusionPipeline
-
 from resources.demo import judge as judges
 from resources.demo import score, teacher, vae, words
 from resources.demo.pool import Pool, draw_pool

@@ -9,7 +9,6 @@ from functools import partial
 
 import numpy as np
 import torch
-
 from resources.demo.pictures import (
     BACKGROUNDS,
     COLOURS,

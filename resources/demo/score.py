@@ -9,11 +9,10 @@ import torch
 import torch.nn.functional as F
 from diffusers import DiffusionPipeline, WanPipeline
 from PIL import Image
-from transformers import CLIPModel, CLIPProcessor
-
 from resources.demo.pictures import PICTURE_PX, choose_captions, draw
 from resources.demo.vae import to_pictures, to_pixels
-from resources.demo.words import MAX_TOKENS
+from resources.demo.words import MAX_TOKENS, token_ids
+from transformers import CLIPModel, CLIPProcessor
 
 FULL_STEPS = 24
 GUIDANCE_SCALES = (2.0, 3.0, 4.0, 5.0)
@@ -105,8 +104,9 @@ def judge_all(bench: Bench, pictures: Pictures) -> tuple[float, float]:
     R@1: how often a picture's own caption is the nearest of all the prompts.
     """
     device = bench.judge.device
-    tokens = bench.processor(text=list(bench.captions), return_tensors="pt", padding=True)
-    texts = bench.judge.get_text_features(**tokens.to(device)).pooler_output
+    texts = bench.judge.get_text_features(
+        *token_ids(bench.processor.tokenizer, bench.captions, device)
+    ).pooler_output
     seen: list[torch.Tensor] = []
     for first in range(0, len(pictures), BATCH):
         pixels = bench.processor(images=pictures[first : first + BATCH], return_tensors="pt")

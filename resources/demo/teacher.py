@@ -10,12 +10,11 @@ from diffusers import (
     WanPipeline,
     WanTransformer3DModel,
 )
-from transformers import PreTrainedTokenizerBase, UMT5Config, UMT5EncoderModel
-
 from resources.demo.pool import Pool
 from resources.demo.training import LossParts, LossRow, Plan, fit, generator_for, load_as_float32
 from resources.demo.vae import LATENT_CHANNELS, encode_pictures
 from resources.demo.words import token_ids
+from transformers import PreTrainedTokenizerBase, UMT5Config, UMT5EncoderModel
 
 TEXT_FEATURES = 128
 CAPTION_DROPOUT = 0.1

@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from diffusers import AutoencoderKLWan
 from diffusers.models.autoencoders.autoencoder_kl_wan import WanCausalConv3d
-
 from resources.demo.pool import Pool
 from resources.demo.training import LossParts, LossRow, Plan, fit, generator_for
 

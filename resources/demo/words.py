@@ -7,10 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 import torch
+from resources.demo.pictures import caption_of, training_scene
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import CLIPTokenizer, PreTrainedTokenizerBase, T5Tokenizer
-
-from resources.demo.pictures import caption_of, training_scene
 
 MAX_TOKENS = 32
 NUM_CAPTIONS = 20_000

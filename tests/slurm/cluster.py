@@ -3,8 +3,9 @@
     python tests/slurm/cluster.py up      # needs root and Debian's packages, named below
     python tests/slurm/cluster.py down
 
-No systemd, no cgroups, no accounting: what a laptop or a CI machine can start and stop. A pretend GPU
-is a character device with the null device's number; SLURM sets CUDA_VISIBLE_DEVICES only for those.
+No systemd, no cgroups, no accounting: what a laptop or a CI machine can start and stop. A pretend
+GPU is a character device with the null device's number; for others SLURM does not set
+CUDA_VISIBLE_DEVICES.
 The configuration must lie in /etc/slurm: the executor plugin strips SLURM_CONF from its job steps.
 """
 

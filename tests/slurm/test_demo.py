@@ -1,8 +1,9 @@
-"""The demo through a real SLURM: one-GPU shard jobs, a two-GPU training job that meets its time limit.
+"""The demo through a real SLURM: one-GPU shard jobs, two-GPU training that meets its time limit.
 
 Not part of `make test`, since it needs root and ten minutes: `make test-slurm`.
 """
 
+import itertools
 import json
 import os
 import re
@@ -10,10 +11,10 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import cluster
 import pytest
 import yaml
 
+import cluster
 from distillery.telemetry import Event, read_events
 
 REPOSITORY = Path(__file__).parents[2]
@@ -83,7 +84,7 @@ def test_jobs_beside_each_other_never_share_a_gpu(finished_run: tuple[Path, str]
         spans.setdefault(key, []).append((start.begin_s, end.end_s))
     for times in spans.values():
         times.sort()
-        assert all(first[1] <= second[0] for first, second in zip(times, times[1:], strict=False))
+        assert all(first[1] <= second[0] for first, second in itertools.pairwise(times))
 
 
 def test_training_has_two_gpus_and_survives_its_time_limit(

@@ -1,0 +1,82 @@
+"""Train the student from stored trajectories, on one process or many; goes on where it stopped.
+
+python scripts/train.py --config results/demo/config/training.json \
+    --student results/demo/student/initial --targets results/demo/targets/manifest.json \
+    --embeddings results/demo/embeddings/train/manifest.json \
+    --prompts results/demo/prompts/train.parquet --checkpoints results/demo/student/checkpoints \
+    --trained results/demo/student/trained --losses results/demo/student/loss.parquet
+
+On all GPUs of a machine put `torchrun --standalone --nproc-per-node gpu` in the place of `python`;
+under SLURM `srun --ntasks-per-node N python`. The number of processes changes neither the order of
+the samples nor, beyond rounding, the result.
+
+SIGTERM, SIGUSR1 or Ctrl-C: the update under way is finished, a checkpoint saved, and the exit
+status is 75 (EX_TEMPFAIL): start it again to go on. torchrun itself reports 1 for any process that
+did not end with 0, and passes SIGUSR1 on with `--signals-to-handle SIGTERM,SIGINT,SIGUSR1`.
+"""
+
+import argparse
+import os
+from pathlib import Path
+
+from distillery.command import run_folder, stage_parser
+from distillery.config import TrainingJob, read_job
+from distillery.hardware import device_label, select_device
+from distillery.telemetry import explain_errors, reporting
+from distillery.training import distributed
+from distillery.training.loop import Paths, train
+from distillery.training.stopping import EXIT_INTERRUPTED, StopRequest
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Parse, train; returns 0, 75 after a signal, or an error's status."""
+    parser = stage_parser(__doc__)
+    parser.add_argument("--student", type=Path, required=True, help="folder before training")
+    parser.add_argument("--targets", type=Path, required=True, help="manifest")
+    parser.add_argument(
+        "--embeddings", type=Path, required=True, help="manifest of the train split"
+    )
+    parser.add_argument("--prompts", type=Path, required=True, help="table of the train split")
+    parser.add_argument("--checkpoints", type=Path, required=True, help="folder, kept between runs")
+    parser.add_argument("--trained", type=Path, required=True, help="folder to write")
+    parser.add_argument("--losses", type=Path, required=True, help="table to write")
+    parser.add_argument("--telemetry", type=Path, help="default: results/{run}/telemetry")
+    arguments = parser.parse_args(argv)
+    stop = StopRequest()
+    stop.listen()
+    finished = False
+
+    def body() -> None:
+        nonlocal finished
+        finished = run(arguments, stop)
+
+    status = explain_errors(body)
+    return status or (0 if finished else EXIT_INTERRUPTED)
+
+
+def run(arguments: argparse.Namespace, stop: StopRequest) -> bool:
+    """Join the group and train; True when the training is finished."""
+    job = read_job(arguments.config, TrainingJob)
+    place = distributed.find_place(os.environ)
+    device = distributed.start(place, select_device(arguments.cpu_threads), job.training.timeout_s)
+    folder = arguments.telemetry or run_folder(arguments.config) / "telemetry"
+    name = "train" if place.is_main else f"train-rank-{place.rank}"
+    paths = Paths(
+        student=arguments.student,
+        targets=arguments.targets,
+        embeddings=arguments.embeddings,
+        prompts=arguments.prompts,
+        trained=arguments.trained,
+        losses=arguments.losses,
+        checkpoints=arguments.checkpoints,
+    )
+    with reporting(folder, "train", name, device_label(device), arguments.log) as reporter:
+        finished = train(job, paths, place, device, reporter, stop)
+        if not finished:
+            reporter.warning("stopped by a signal, a checkpoint is saved: start again to go on")
+    distributed.stop()
+    return finished
+
+
+if __name__ == "__main__":
+    distributed.leave(main())
