@@ -1,0 +1,47 @@
+"""The student on disk: one Diffusers model folder, the same bytes wherever it was made."""
+
+from pathlib import Path
+
+import torch
+
+from distillery.families.protocol import Denoiser
+from distillery.files import hash_file, hash_json, read_json, write_json
+
+CONFIG = "config.json"
+
+
+def load_denoiser(folder: Path, dtype: torch.dtype) -> Denoiser:
+    """Load a Diffusers model, on the CPU and in evaluation mode.
+
+    Modules that the model's class keeps in float32 stay in float32, as in the stock pipeline.
+
+    Raises:
+        FileNotFoundError: there is no model in the folder.
+    """
+    import diffusers
+
+    if not (folder / CONFIG).is_file():
+        raise FileNotFoundError(
+            f"{folder} holds no {CONFIG}: make it with scripts/build_student.py"
+        )
+    denoiser = diffusers.AutoModel.from_pretrained(str(folder), dtype=dtype, local_files_only=True)
+    assert isinstance(denoiser, torch.nn.Module)
+    return denoiser
+
+
+def save_denoiser(denoiser: Denoiser, folder: Path) -> None:
+    """Write a Diffusers model folder; not atomic, so give it a temporary path.
+
+    Diffusers notes in config.json where a model was loaded from; that is left out, or equal weights
+    would have different bytes on two machines.
+    """
+    denoiser.save_pretrained(folder)  # type: ignore[operator]
+    config = read_json(folder / CONFIG)
+    config.pop("_name_or_path", None)
+    write_json(folder / CONFIG, config)
+
+
+def hash_model(folder: Path) -> str:
+    """A hash over every file of a model folder, wherever it lies."""
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    return hash_json({path.name: hash_file(path) for path in files})

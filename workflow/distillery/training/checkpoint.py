@@ -1,0 +1,198 @@
+"""The whole state of a training, in memory and on disk.
+
+A checkpoint is a folder `samples-000012800` with safetensors for the weights, their average and the
+optimizer, the loss history as Parquet, and `state.json`, written last, with the hash of every other
+file. The folder gets its name in one rename. So a checkpoint is whole, or it is not taken.
+"""
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import pandas as pd
+import torch
+from safetensors.torch import load_file, save_file
+
+from distillery.families.protocol import Denoiser
+from distillery.files import atomic_path, hash_file, read_json, remove, write_json
+from distillery.telemetry import Reporter
+
+STATE = "state.json"
+WEIGHTS = "weights.safetensors"
+AVERAGE = "average.safetensors"
+OPTIMIZER = "optimizer.safetensors"
+LOSSES = "losses.parquet"
+FORMAT = 1
+
+
+@dataclass
+class Window:
+    """Sums over the updates since the last row of the loss history.
+
+    Attributes:
+        losses: sum of the samples' losses by segment.
+        counts: number of samples by segment.
+        grad_norm: sum over the updates.
+        num_updates: how many they are.
+    """
+
+    losses: list[float]
+    counts: list[float]
+    grad_norm: float = 0.0
+    num_updates: int = 0
+
+    @classmethod
+    def empty(cls, num_segments: int) -> Self:
+        """No updates yet."""
+        return cls([0.0] * num_segments, [0.0] * num_segments)
+
+
+@dataclass
+class TrainingState:
+    """All that the next update depends on, and all that is saved.
+
+    Attributes:
+        denoiser: the student with float32 master weights, on the device.
+        optimizer: over its parameters, in their order.
+        average: of the parameters by their names, in their order; empty without averaging.
+        samples_seen: position in the stream, over all processes.
+        window: losses since the last row.
+        history: rows of loss.parquet.
+    """
+
+    denoiser: Denoiser
+    optimizer: torch.optim.Optimizer
+    average: dict[str, torch.Tensor]
+    window: Window
+    samples_seen: int = 0
+    history: list[dict[str, float]] = field(default_factory=list)
+
+    @property
+    def names(self) -> list[str]:
+        """The parameters' names, in their order."""
+        return [name for name, _ in self.denoiser.named_parameters()]
+
+    @property
+    def parameters(self) -> list[torch.Tensor]:
+        """The parameters, in their order."""
+        return [parameter.data for parameter in self.denoiser.parameters()]
+
+
+def checkpoint_path(root: Path, samples_seen: int) -> Path:
+    """The folder of one checkpoint; names sort by age."""
+    return root / f"samples-{samples_seen:012d}"
+
+
+def save(state: TrainingState, root: Path, recipe_hash: str, keep: int) -> Path:
+    """Write a checkpoint atomically, then remove all but the newest `keep`."""
+    path = checkpoint_path(root, state.samples_seen)
+    with atomic_path(path) as temporary:
+        temporary.mkdir()
+        save_file(_on_cpu(state.denoiser.state_dict()), temporary / WEIGHTS)
+        save_file(_optimizer_tensors(state), temporary / OPTIMIZER)
+        save_file(_on_cpu(state.average), temporary / AVERAGE)
+        loss_table(state.history).to_parquet(temporary / LOSSES, index=False)
+        write_json(
+            temporary / STATE,
+            {
+                "format": FORMAT,
+                "recipe": recipe_hash,
+                "samples_seen": state.samples_seen,
+                "window": asdict(state.window),
+                "files": {file: hash_file(temporary / file) for file in _FILES},
+            },
+        )
+    for old in _all(root)[keep:]:
+        remove(old)
+    return path
+
+
+_FILES = (WEIGHTS, OPTIMIZER, AVERAGE, LOSSES)
+
+
+def loss_table(history: list[dict[str, float]]) -> pd.DataFrame:
+    """The loss history as loss.parquet holds it."""
+    table = pd.DataFrame(history)
+    return table.astype({"samples_seen": "int64"}) if len(table) else table
+
+
+def find_newest(root: Path, recipe_hash: str, reporter: Reporter) -> Path | None:
+    """The newest whole checkpoint of a recipe; damaged ones are skipped with a warning."""
+    for path in _all(root):
+        problem = _problem(path, recipe_hash)
+        if problem is None:
+            return path
+        reporter.warning(f"the checkpoint {path} is passed over: {problem}")
+    return None
+
+
+def clean_up(root: Path) -> None:
+    """Remove what a killed process left half written."""
+    for path in root.glob(".samples-*.tmp"):
+        remove(path)
+
+
+def load(state: TrainingState, path: Path) -> None:
+    """Bring `state`, made anew for the same configuration, to what the checkpoint holds."""
+    about = read_json(path / STATE)
+    state.denoiser.load_state_dict(load_file(path / WEIGHTS))
+    for name, tensor in load_file(path / AVERAGE).items():
+        state.average[name].copy_(tensor)
+    _restore_optimizer(state, load_file(path / OPTIMIZER))
+    history = pd.read_parquet(path / LOSSES).to_dict("records") if about["samples_seen"] else []
+    state.history = [{str(key): value for key, value in row.items()} for row in history]
+    state.samples_seen = about["samples_seen"]
+    state.window = Window(**about["window"])
+
+
+def _all(root: Path) -> list[Path]:
+    """All checkpoints, the newest first."""
+    return sorted(root.glob("samples-*"), reverse=True)
+
+
+def _problem(path: Path, recipe_hash: str) -> str | None:
+    """Why a checkpoint cannot be used, or None."""
+    if not (path / STATE).is_file():
+        return f"it has no {STATE}"
+    try:
+        about = read_json(path / STATE)
+        if about["format"] != FORMAT:
+            return f"its format is {about['format']}, this is {FORMAT}"
+        if about["recipe"] != recipe_hash:
+            return f"it is of recipe {about['recipe'][:12]}"
+        files: dict[str, str] = about["files"]
+    except (ValueError, KeyError) as error:
+        return str(error)
+    for file, digest in files.items():
+        if not (path / file).is_file():
+            return f"{file} is missing"
+        if hash_file(path / file) != digest:
+            return f"{file} is damaged"
+    return None
+
+
+def _on_cpu(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+
+
+def _optimizer_tensors(state: TrainingState) -> dict[str, torch.Tensor]:
+    """The optimizer's state as `{parameter}/{entry}`, e.g. `proj_out.weight/exp_avg`."""
+    entries: dict[int, dict[str, Any]] = state.optimizer.state_dict()["state"]
+    return _on_cpu(
+        {
+            f"{state.names[index]}/{entry}": value
+            for index, values in entries.items()
+            for entry, value in values.items()
+        }
+    )
+
+
+def _restore_optimizer(state: TrainingState, tensors: dict[str, torch.Tensor]) -> None:
+    """The inverse of `_optimizer_tensors`; settings stay those of the configuration."""
+    index_of = {name: index for index, name in enumerate(state.names)}
+    entries: dict[int, dict[str, torch.Tensor]] = {}
+    for key, value in tensors.items():
+        name, _, entry = key.rpartition("/")
+        entries.setdefault(index_of[name], {})[entry] = value
+    groups = state.optimizer.state_dict()["param_groups"]
+    state.optimizer.load_state_dict({"state": entries, "param_groups": groups})

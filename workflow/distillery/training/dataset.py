@@ -1,0 +1,316 @@
+"""Segments of stored trajectories, in an order that depends on nothing but the seed.
+
+An item is one student step of one trajectory: item = trajectory * student.steps + segment. Epochs
+follow one another without an end, each a permutation of all items, and global batch i is the items
+[i * G, (i + 1) * G) of that stream, for any number of processes and any micro-batch.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from distillery.config import Training
+from distillery.families import Family, Schedule, family_named
+from distillery.families.protocol import Conditioning, Scheduler
+from distillery.files import canonical_json
+from distillery.identity import SampleId
+from distillery.store.embeddings import EmbeddingStore
+from distillery.store.shards import balanced_range
+from distillery.store.trajectories import TrajectoryStore
+from distillery.training.distributed import Place
+from distillery.training.objectives import segment_target
+
+SCHEDULE_TOLERANCE = 1e-6
+NUM_CUDA_WORKERS = 2
+"""Processes that read ahead for one GPU. None on a CPU, which they would take time from."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """The endless stream of items.
+
+    An epoch's permutation is `torch.randperm` with a generator seeded by (seed, epoch): nothing is
+    carried from one epoch to the next, so any position is found at once. It takes 8 bytes an item;
+    100 million items are 0.8 GB and some seconds an epoch, in each process.
+    """
+
+    num_items: int
+    seed: int
+
+    def items(self, start: int, stop: int) -> list[int]:
+        """The items at the positions [start, stop) of the stream."""
+        found: list[int] = []
+        while start < stop:
+            epoch, first = divmod(start, self.num_items)
+            count = min(stop - start, self.num_items - first)
+            found += _permutation(self.num_items, self.seed, epoch)[first : first + count].tolist()
+            start += count
+        return found
+
+
+@lru_cache(maxsize=2)
+def _permutation(num_items: int, seed: int, epoch: int) -> torch.Tensor:
+    """One epoch's order; a batch may lie in two epochs, so two are kept."""
+    digest = hashlib.sha256(f"order\n{seed}\n{epoch}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+    return torch.randperm(num_items, generator=generator)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one forward pass takes; b segments.
+
+    Attributes:
+        items: b numbers of the stream, for messages.
+        segment: (b,) int64, the student's step.
+        noisy: (b, *latent) float32, the state before the step.
+        timestep: (b,), as the student's scheduler gives it.
+        target: (b, *latent) float32, what the network should output.
+        conditioning: padded as the stock pipeline pads.
+    """
+
+    items: list[int]
+    segment: torch.Tensor
+    noisy: torch.Tensor
+    timestep: torch.Tensor
+    target: torch.Tensor
+    conditioning: Conditioning
+
+    def pin_memory(self) -> "Batch":
+        """A copy in page-locked memory; the data loader calls it on CUDA."""
+        return replace(
+            self,
+            segment=self.segment.pin_memory(),
+            noisy=self.noisy.pin_memory(),
+            timestep=self.timestep.pin_memory(),
+            target=self.target.pin_memory(),
+            conditioning={name: value.pin_memory() for name, value in self.conditioning.items()},
+        )
+
+    def to(self, device: torch.device) -> "Batch":
+        """A copy on the device; from page-locked memory it does not wait."""
+        return replace(
+            self,
+            segment=self.segment.to(device, non_blocking=True),
+            noisy=self.noisy.to(device, non_blocking=True),
+            timestep=self.timestep.to(device, non_blocking=True),
+            target=self.target.to(device, non_blocking=True),
+            conditioning={
+                name: value.to(device, non_blocking=True)
+                for name, value in self.conditioning.items()
+            },
+        )
+
+
+class SegmentDataset(Dataset[Batch]):
+    """All segments of a run's stored trajectories with their prompts; memory-mapped.
+
+    Attributes:
+        recipe: of the targets.
+        recipe_hash: its hash.
+        family: of the teacher.
+        grid: the student's schedule, one step a segment.
+        num_items: trajectories times student steps.
+    """
+
+    def __init__(self, targets: Path, embeddings: Path, prompts: Path, steps: int) -> None:
+        """Open both stores and check that they belong together.
+
+        Args:
+            targets, embeddings: the manifests.
+            prompts: the train table (Parquet).
+            steps: of the student.
+
+        Raises:
+            ValueError: embeddings of another recipe than the targets were made with, or a student's
+                schedule that does not lie on the stored knots.
+        """
+        self._trajectories = TrajectoryStore(targets)
+        self.recipe: dict[str, Any] = self._trajectories.recipe
+        self.recipe_hash: str = self._trajectories.recipe_hash
+        self._table = pd.read_parquet(prompts)
+        self._embeddings = EmbeddingStore(embeddings, self._table)
+        if self._embeddings.recipe_hash != self.recipe["embeddings"]:
+            raise ValueError(
+                f"{embeddings} is of recipe {self._embeddings.recipe_hash[:12]}, but {targets} was "
+                f"made with embeddings of recipe {self.recipe['embeddings'][:12]}: rerun the "
+                "targets, or restore the configuration they were made with"
+            )
+        self.family: Family = family_named(self.recipe["family"])
+        stored = self._trajectories.schedule
+        self.grid = student_grid(self.family, student_scheduler(self.recipe, steps), stored, steps)
+        self.steps = steps
+        self.num_items = self._trajectories.num_samples * steps
+        self._stride = len(stored.timesteps) // steps
+        self._timesteps = torch.tensor(self.grid.timesteps)
+
+    def __getitems__(self, items: list[int]) -> Batch:
+        """Read the items and compute their targets."""
+        pairs = [self._states(item) for item in items]
+        noisy_j = torch.stack([pair[0] for pair in pairs]).float()
+        noisy_k = torch.stack([pair[1] for pair in pairs]).float()
+        segment = torch.tensor([item % self.steps for item in items])
+        return Batch(
+            items=list(items),
+            segment=segment,
+            noisy=noisy_j,
+            timestep=self._timesteps[segment],
+            target=segment_target(
+                self.recipe["prediction_type"],
+                noisy_j,
+                noisy_k,
+                self._at(self.grid.alphas, segment, noisy_j),
+                self._at(self.grid.sigmas, segment, noisy_j),
+                self._at(self.grid.alphas, segment + 1, noisy_j),
+                self._at(self.grid.sigmas, segment + 1, noisy_j),
+            ),
+            conditioning=self.family.pad(
+                [self._embeddings.row(self._prompt_row(item)) for item in items],
+                self.recipe["max_sequence_length"],
+            ),
+        )
+
+    def _states(self, item: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The states at the two ends of an item's segment."""
+        trajectory, segment = divmod(item, self.steps)
+        return self._trajectories.states(
+            trajectory, segment * self._stride, (segment + 1) * self._stride
+        )
+
+    def _at(
+        self, values: tuple[float, ...], knot: torch.Tensor, like: torch.Tensor
+    ) -> torch.Tensor:
+        """The grid's values at knots (b,), shaped to multiply states (b, *latent)."""
+        return torch.tensor(values)[knot].view(-1, *[1] * (like.ndim - 1))
+
+    def _prompt_row(self, item: int) -> int:
+        return self._trajectories.prompt_row(item // self.steps)
+
+    def name(self, item: int) -> str:
+        """An item in words: prompt id, sample index and segment."""
+        trajectory, segment = divmod(item, self.steps)
+        row = self._trajectories.prompt_row(trajectory)
+        index = trajectory % int(self.recipe["samples_per_prompt"])
+        sample = SampleId(str(self._table["prompt_id"].iloc[row]), index)
+        return f"{sample.prompt_id}/{sample.index} segment {segment} (row {row})"
+
+
+def student_scheduler(recipe: dict[str, Any], steps: int) -> Scheduler:
+    """The scheduler that the student will be exported with, from the targets' recipe alone."""
+    import diffusers
+
+    config = dict(recipe["scheduler"])
+    teacher: Scheduler = getattr(diffusers, config.pop("class")).from_config(config)
+    return family_named(recipe["family"]).few_step_scheduler(teacher, steps)
+
+
+def student_grid(family: Family, scheduler: Scheduler, stored: Schedule, steps: int) -> Schedule:
+    """The student's schedule; raises ValueError unless its states are stored knots."""
+    num_segments = len(stored.timesteps)
+    if num_segments % steps:
+        allowed = [count for count in range(1, num_segments + 1) if num_segments % count == 0]
+        raise ValueError(
+            f"student.steps is {steps}, the trajectories are stored in {num_segments} segments: "
+            f"use {' or '.join(map(str, allowed))} steps, or other targets.num_segments"
+        )
+    grid = family.schedule(scheduler, steps)
+    stride = num_segments // steps
+    same = grid.timesteps == stored.timesteps[::stride] and all(
+        abs(ours - theirs) <= SCHEDULE_TOLERANCE
+        for ours, theirs in zip(
+            grid.alphas + grid.sigmas,
+            stored.alphas[::stride] + stored.sigmas[::stride],
+            strict=True,
+        )
+    )
+    if not same:
+        raise ValueError(
+            f"a student of {steps} steps would sample at timesteps {list(grid.timesteps)}, sigmas "
+            f"{_rounded(grid.sigmas)}; the targets hold timesteps {list(stored.timesteps)}, sigmas "
+            f"{_rounded(stored.sigmas)}: choose targets.steps so that the student's grid lies on "
+            "the teacher's, and make the targets again"
+        )
+    return grid
+
+
+def _rounded(values: tuple[float, ...]) -> str:
+    return canonical_json({"": [round(value, 6) for value in values]})[4:-1]
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The micro-batches of one process.
+
+    Attributes:
+        dataset: where they come from.
+        training: sizes.
+        seed: of the order.
+        place: which part of each global batch is this process's.
+    """
+
+    dataset: SegmentDataset
+    training: Training
+    seed: int
+    place: Place
+
+    def __post_init__(self) -> None:
+        """Every process must have something to do in every update."""
+        if self.training.global_batch_size < self.place.num_processes:
+            raise ValueError(
+                f"training.global_batch_size is {self.training.global_batch_size} and there are "
+                f"{self.place.num_processes} processes: start fewer of them, or raise it"
+            )
+
+    @property
+    def share(self) -> range:
+        """This process's contiguous part of a global batch; parts differ by one item at most."""
+        return balanced_range(
+            self.training.global_batch_size, self.place.rank, self.place.num_processes
+        )
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Micro-batches in one update of this process."""
+        return len(range(0, len(self.share), self._micro_batch_size))
+
+    @property
+    def _micro_batch_size(self) -> int:
+        return self.training.micro_batch_size or len(self.share)
+
+    def positions(self, samples_seen: int) -> Iterator[list[int]]:
+        """The items of each micro-batch from a position on, to the end of the training."""
+        order = Order(self.dataset.num_items, self.seed)
+        size = self._micro_batch_size
+        for start in range(
+            samples_seen, self.training.num_samples, self.training.global_batch_size
+        ):
+            part = order.items(start + self.share.start, start + self.share.stop)
+            for first in range(0, len(part), size):
+                yield part[first : first + size]
+
+    def read(self, samples_seen: int, device: torch.device) -> Iterator[Batch]:
+        """The micro-batches themselves; on CUDA they are read ahead by other processes."""
+        on_cuda = device.type == "cuda"
+        return iter(
+            DataLoader(
+                self.dataset,
+                batch_sampler=self.positions(samples_seen),
+                num_workers=NUM_CUDA_WORKERS if on_cuda else 0,
+                pin_memory=on_cuda,
+                collate_fn=_as_it_is,
+                # Forked, so that the memory maps are shared; workers never touch CUDA.
+                multiprocessing_context="fork" if on_cuda else None,
+            )
+        )
+
+
+def _as_it_is(batch: Any) -> Any:
+    """The dataset already returns whole batches, which PyTorch's types do not foresee."""
+    return batch

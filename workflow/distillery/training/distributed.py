@@ -1,0 +1,236 @@
+"""One process or many: find this process's place, start the group, wrap, reduce, leave.
+
+torchrun, SLURM's srun and plain environment variables are understood; without any of them there is
+one process and no group at all. Every collective here runs at a healthy time: no error path waits
+for another process.
+"""
+
+import contextlib
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+SLURM_PORTS = range(20000, 40000)
+"""One of these is chosen by the job's number, so that jobs that share a node do not meet."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a process stands.
+
+    Attributes:
+        rank: its number among all, from 0.
+        num_processes: how many there are.
+        local_rank: its number among those of its machine.
+        address: (host, port) of rank 0 where the launcher leaves it to us, else None.
+    """
+
+    rank: int = 0
+    num_processes: int = 1
+    local_rank: int = 0
+    address: tuple[str, int] | None = None
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process logs and saves."""
+        return self.rank == 0
+
+
+def find_place(environ: Mapping[str, str]) -> Place:
+    """This process's place by its environment variables.
+
+    Raises:
+        ValueError: some of the variables are there and others, named in the message, are not.
+    """
+    if "WORLD_SIZE" in environ or "RANK" in environ:
+        return _place_of_variables(environ)
+    # Only srun sets this one; in the batch script itself there is a SLURM_PROCID too.
+    if int(environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
+        return _place_of_slurm(environ)
+    return Place()
+
+
+def _place_of_variables(environ: Mapping[str, str]) -> Place:
+    """RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, set by torchrun or by hand."""
+    needed = ["RANK", "WORLD_SIZE"]
+    if environ.get("WORLD_SIZE") != "1":
+        needed += ["MASTER_ADDR", "MASTER_PORT"]
+    missing = [name for name in needed if name not in environ]
+    if missing:
+        given = {name: environ[name] for name in needed if name in environ}
+        raise ValueError(
+            f"the environment has {given} but no {', '.join(missing)}: every process needs RANK "
+            "(0, 1, ...), WORLD_SIZE (how many), MASTER_ADDR (host of rank 0) and MASTER_PORT (a "
+            "free port there, e.g. 29500); torchrun --standalone --nproc-per-node N sets them all"
+        )
+    rank = int(environ["RANK"])
+    return Place(rank, int(environ["WORLD_SIZE"]), int(environ.get("LOCAL_RANK", rank)))
+
+
+def _place_of_slurm(environ: Mapping[str, str]) -> Place:
+    """One process a task of srun; the first node of the step is the meeting point."""
+    nodes = environ.get("SLURM_STEP_NODELIST", environ.get("SLURM_JOB_NODELIST", ""))
+    host = environ.get("MASTER_ADDR") or first_node(nodes)
+    if not host:
+        raise ValueError(
+            "srun started several tasks but neither SLURM_STEP_NODELIST nor MASTER_ADDR is set: "
+            "export MASTER_ADDR with the host name of the first task"
+        )
+    job = int(environ.get("SLURM_JOB_ID", "0"))
+    port = int(environ.get("MASTER_PORT", SLURM_PORTS[job % len(SLURM_PORTS)]))
+    return Place(
+        rank=int(environ["SLURM_PROCID"]),
+        num_processes=int(environ["SLURM_STEP_NUM_TASKS"]),
+        local_rank=int(environ.get("SLURM_LOCALID", "0")),
+        address=(host, port),
+    )
+
+
+def first_node(nodes: str) -> str:
+    """The first host of a SLURM node list: `gpu[03-05,09],big1` gives `gpu03`."""
+    match = re.match(r"([^\[,]+)(?:\[(\d+)[^\]]*\])?([^\[,]*)", nodes)
+    return "".join(part or "" for part in match.groups()) if match else ""
+
+
+def start(place: Place, device: torch.device, timeout_s: int) -> torch.device:
+    """Join the group, if there is one, and return this process's device.
+
+    Args:
+        place: see `find_place`.
+        device: of the job, as `hardware.select_device` gives it.
+        timeout_s: after this a collective that others do not join is an error.
+    """
+    if device.type == "cuda":
+        device = torch.device("cuda", _gpu_of(place, torch.cuda.device_count()))
+        torch.cuda.set_device(device)
+    if place.num_processes > 1:
+        options: dict[str, Any] = {}
+        if place.address is not None:
+            options = {"init_method": "tcp://{}:{}".format(*place.address)}
+        dist.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            rank=place.rank,
+            world_size=place.num_processes,
+            timeout=timedelta(seconds=timeout_s),
+            **options,
+        )
+    return device
+
+
+def _gpu_of(place: Place, num_gpus: int) -> int:
+    """The visible GPU of a process; each process may also see its own alone."""
+    if num_gpus == 1 or place.local_rank < num_gpus:
+        return place.local_rank % num_gpus
+    raise ValueError(
+        f"this is process {place.local_rank} of its machine, where {num_gpus} GPUs are visible: "
+        f"start at most {num_gpus} processes there, or show them more by CUDA_VISIBLE_DEVICES"
+    )
+
+
+def stop() -> None:
+    """Leave the group after success. Nobody waits: each process goes when it is done."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def leave(status: int) -> NoReturn:
+    """End this process with an exit status; on a failure at once.
+
+    An orderly end of the interpreter can wait in the destructor of a process group for ranks that
+    will never answer. The kernel closes our connections, and the others then fail too.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if status:
+        os._exit(status)
+    sys.exit(0)
+
+
+def wrap(model: torch.nn.Module, place: Place, device: torch.device) -> torch.nn.Module:
+    """The model as the loop calls it: gradients of all processes are *summed* by its backward."""
+    if place.num_processes == 1:
+        return model
+    wrapped = DistributedDataParallel(
+        model,
+        device_ids=[device.index] if device.type == "cuda" else None,
+        broadcast_buffers=False,
+        gradient_as_bucket_view=True,
+    )
+    wrapped.register_comm_hook(
+        None, _sum_gradients if device.type == "cuda" else _sum_gradients_in_order
+    )
+    return wrapped
+
+
+def _sum_gradients(_: object, bucket: dist.GradBucket) -> "torch.futures.Future[torch.Tensor]":
+    """All-reduce without the division by the number of processes."""
+    work = dist.all_reduce(bucket.buffer(), async_op=True)
+    return work.get_future().then(lambda future: future.value()[0])  # type: ignore[no-any-return]
+
+
+def _sum_gradients_in_order(
+    _: object, bucket: dist.GradBucket
+) -> "torch.futures.Future[torch.Tensor]":
+    """The sum over ranks 0, 1, 2, ..., always in this order.
+
+    A ring reduces each part of a bucket in another order, and DDP regroups its buckets after the
+    first update: with three processes a resumed run would differ from an undisturbed one in the
+    last bits. On a CPU, where bytes are promised, the order is worth the memory.
+    """
+    buffer = bucket.buffer()
+    parts = [torch.empty_like(buffer) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, buffer)
+    total = parts[0]
+    for part in parts[1:]:
+        total += part
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(total)
+    return future
+
+
+@contextlib.contextmanager
+def synchronising(model: torch.nn.Module, wanted: bool) -> Iterator[None]:
+    """Whether backward passes prepared in here sum the gradients over the processes.
+
+    It must surround the forward pass too: DDP decides there (setting it after `backward`
+    synchronises the wrong micro-batch).
+    """
+    if wanted or not isinstance(model, DistributedDataParallel):
+        yield
+    else:
+        with model.no_sync():
+            yield
+
+
+def all_reduce(values: torch.Tensor) -> torch.Tensor:
+    """The sum over all processes, in place."""
+    if dist.is_initialized():
+        dist.all_reduce(values)
+    return values
+
+
+def from_main(text: str, device: torch.device) -> str:
+    """Rank 0's text on every rank; what the others give does not matter."""
+    if not dist.is_initialized():
+        return text
+    texts = [text]
+    dist.broadcast_object_list(texts, src=0, device=device)
+    return texts[0]
+
+
+def differing_ranks(digest: str, device: torch.device) -> list[int]:
+    """The ranks whose hexadecimal digest is not rank 0's."""
+    if not dist.is_initialized():
+        return []
+    mine = torch.tensor([int(digest[:15], 16)], dtype=torch.int64, device=device)
+    everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyone, mine)
+    return [rank for rank, value in enumerate(everyone) if int(value) != int(everyone[0])]

@@ -1,0 +1,40 @@
+"""Stop a long job politely: the first signal asks, a later one ends."""
+
+import signal
+import time
+from types import FrameType
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+PATIENCE_S = 3.0
+"""Ctrl-C reaches a torchrun worker twice at nearly once, from the terminal and from torchrun."""
+
+EXIT_INTERRUPTED = 75
+"""EX_TEMPFAIL of sysexits.h: nothing is wrong, start it again to go on. torchrun reports 1 for
+every failure of its processes, so this is what srun, a plain start and a shell see."""
+
+
+class StopRequest:
+    """Whether somebody asked this process to stop; the training loop looks once an update."""
+
+    def __init__(self) -> None:
+        """Not asked yet."""
+        self.signal: int | None = None
+        self._asked_s = 0.0
+
+    @property
+    def asked(self) -> bool:
+        """Whether a signal has come."""
+        return self.signal is not None
+
+    def listen(self) -> None:
+        """Take over the signals; main thread only."""
+        for number in SIGNALS:
+            signal.signal(number, self._handle)
+
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        """Note the first signal; a person who asks again is not made to wait."""
+        now_s = time.monotonic()
+        if self.signal is None:
+            self.signal, self._asked_s = number, now_s
+        elif now_s - self._asked_s > PATIENCE_S:
+            raise KeyboardInterrupt
