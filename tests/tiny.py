@@ -17,6 +17,8 @@ from diffusers import (
     WanPipeline,
     WanTransformer3DModel,
 )
+from transformers import T5Tokenizer, UMT5Config, UMT5EncoderModel
+
 from distillery.config import TrainingJob, read_job
 from distillery.families import family_named
 from distillery.files import hash_json, write_json
@@ -25,7 +27,6 @@ from distillery.store.embeddings import distinct_texts, members_of, pack
 from distillery.store.shards import Manifest, describe_chunk
 from distillery.store.trajectories import knots_of, schedule_at
 from distillery.student.build import build_student
-from transformers import T5Tokenizer, UMT5Config, UMT5EncoderModel
 
 HEIGHT = WIDTH = 32
 MAX_TOKENS = 12

@@ -75,6 +75,10 @@ class Family(Protocol):
     """Attribute of the denoiser that lists its repeated blocks."""
     blocks_config: str
     """Key of the denoiser's configuration that counts them."""
+    call_options: Mapping[str, object]
+    """Arguments that a call of the pipeline for one picture needs beside the usual ones."""
+    picture: str
+    """Where that call's result holds the picture, e.g. `images[0]`."""
 
     def encode(
         self, pipeline: Pipeline, prompts: Sequence[str], max_sequence_length: int

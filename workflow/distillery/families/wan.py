@@ -1,6 +1,7 @@
 """Wan (2.1 and its descendants) at one frame: text attends to zero padding, without a mask."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 from PIL import Image
@@ -29,6 +30,8 @@ class Wan:
     max_sequence_length = 512
     blocks = "blocks"
     blocks_config = "num_layers"
+    call_options: Mapping[str, object] = MappingProxyType({"num_frames": NUM_FRAMES})
+    picture = "frames[0][0]"
 
     def encode(
         self, pipeline: Pipeline, prompts: Sequence[str], max_sequence_length: int

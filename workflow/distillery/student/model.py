@@ -8,6 +8,8 @@ from distillery.families.protocol import Denoiser
 from distillery.files import hash_file, hash_json, read_json, write_json
 
 CONFIG = "config.json"
+ABOUT = "distillery.json"
+"""Beside a trained model: the recipe, its hash and the samples seen."""
 
 
 def load_denoiser(folder: Path, dtype: torch.dtype) -> Denoiser:
@@ -39,6 +41,17 @@ def save_denoiser(denoiser: Denoiser, folder: Path) -> None:
     config = read_json(folder / CONFIG)
     config.pop("_name_or_path", None)
     write_json(folder / CONFIG, config)
+    share(folder)
+
+
+def share(folder: Path) -> None:
+    """Give a folder's safetensors the permissions of its JSON files.
+
+    safetensors makes its files readable by their owner alone, whatever the user's umask says.
+    """
+    mode = next(folder.glob("*.json")).stat().st_mode
+    for path in folder.glob("*.safetensors"):
+        path.chmod(mode)
 
 
 def hash_model(folder: Path) -> str:

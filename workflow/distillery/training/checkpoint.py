@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from distillery.families.protocol import Denoiser
 from distillery.files import atomic_path, hash_file, read_json, remove, write_json
+from distillery.student.model import share
 from distillery.telemetry import Reporter
 
 STATE = "state.json"
@@ -102,6 +103,7 @@ def save(state: TrainingState, root: Path, recipe_hash: str, keep: int) -> Path:
                 "files": {file: hash_file(temporary / file) for file in _FILES},
             },
         )
+        share(temporary)
     for old in _all(root)[keep:]:
         remove(old)
     return path

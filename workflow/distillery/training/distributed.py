@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 SLURM_PORTS = range(20000, 40000)
@@ -161,7 +162,6 @@ def wrap(model: torch.nn.Module, place: Place, device: torch.device) -> torch.nn
     wrapped = DistributedDataParallel(
         model,
         device_ids=[device.index] if device.type == "cuda" else None,
-        broadcast_buffers=False,
         gradient_as_bucket_view=True,
     )
     wrapped.register_comm_hook(
@@ -170,15 +170,13 @@ def wrap(model: torch.nn.Module, place: Place, device: torch.device) -> torch.nn
     return wrapped
 
 
-def _sum_gradients(_: object, bucket: dist.GradBucket) -> "torch.futures.Future[torch.Tensor]":
+def _sum_gradients(_: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """All-reduce without the division by the number of processes."""
     work = dist.all_reduce(bucket.buffer(), async_op=True)
     return work.get_future().then(lambda future: future.value()[0])  # type: ignore[no-any-return]
 
 
-def _sum_gradients_in_order(
-    _: object, bucket: dist.GradBucket
-) -> "torch.futures.Future[torch.Tensor]":
+def _sum_gradients_in_order(_: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """The sum over ranks 0, 1, 2, ..., always in this order.
 
     A ring reduces each part of a bucket in another order, and DDP regroups its buckets after the

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from distillery.config import Training, TrainingJob
 from distillery.files import atomic_path, hash_json, write_json
 from distillery.store.chunks import chunk_folder
-from distillery.student.model import hash_model, load_denoiser, save_denoiser
+from distillery.student.model import ABOUT, hash_model, load_denoiser, save_denoiser
 from distillery.telemetry import Reporter
 from distillery.training import checkpoint, distributed
 from distillery.training.checkpoint import TrainingState, Window
@@ -29,9 +29,6 @@ from distillery.training.optimizer import (
 )
 from distillery.training.progress import ProgressLog, Totals
 from distillery.training.stopping import StopRequest
-
-ABOUT = "distillery.json"
-"""In the trained folder: the recipe, for the export and for people."""
 
 NOT_IN_RECIPE = {
     "micro_batch_size",

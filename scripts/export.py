@@ -1,0 +1,30 @@
+"""Export the trained student as a Diffusers pipeline with a model card.
+
+python scripts/export.py --config results/demo/config/export.json \
+    --trained results/demo/student/trained --output results/demo/student/pipeline
+"""
+
+from pathlib import Path
+
+from distillery.command import run_stage, stage_parser
+from distillery.config import ExportJob
+from distillery.student.export import export_student
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Parse, export."""
+    parser = stage_parser(__doc__)
+    parser.add_argument("--trained", type=Path, required=True, help="folder of scripts/train.py")
+    parser.add_argument("--output", type=Path, required=True, help="pipeline folder to write")
+    arguments = parser.parse_args(argv)
+    return run_stage(
+        arguments,
+        "export",
+        "export",
+        ExportJob,
+        lambda job, _device, _reporter: export_student(job, arguments.trained, arguments.output),
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
