@@ -8,15 +8,16 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from PIL import Image, ImageDraw
+from safetensors.numpy import save_file
+from transformers import CLIPConfig, CLIPModel, CLIPProcessor, CLIPTokenizer
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
 from distillery.config import Evaluation, EvaluationJob
 from distillery.evaluation.evaluate import evaluate
 from distillery.evaluation.judge import count_cut_prompts, embed_images, embed_prompts, load_judge
 from distillery.evaluation.metrics import IDENTICAL_PSNR_DB
 from distillery.telemetry import Reporter
-from PIL import Image, ImageDraw
-from safetensors.numpy import save_file
-from transformers import CLIPConfig, CLIPModel, CLIPProcessor, CLIPTokenizer
-from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 CPU = torch.device("cpu")
 COLOURS = ("red", "green", "blue", "orange", "purple", "black")

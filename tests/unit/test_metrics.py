@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+
 from distillery.evaluation import metrics
 from distillery.evaluation.metrics import Groups
 

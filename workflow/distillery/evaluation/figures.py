@@ -1,6 +1,6 @@
 """The report's words, table and plots, made of its numbers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,10 +8,16 @@ import pandas as pd
 from markupsafe import Markup
 
 from distillery.evaluation.metrics import Interval
-from distillery.evaluation.plots import Line, Point, interval_plot, line_plot
+from distillery.evaluation.plots import Line, Point, interval_plot, line_plot, significant
 from distillery.evaluation.timeline import ImageTime, RunClock, StageTime, Worker
 from distillery.evaluation.timeline_plot import stage_colours, timeline_plot
-from distillery.evaluation.verdict import Check, Roles, read_interval, summarise_checks
+from distillery.evaluation.verdict import (
+    Check,
+    Roles,
+    percent,
+    read_interval,
+    summarise_checks,
+)
 
 MAX_LOSS_POINTS = 600
 """Points of a curve; a longer log is averaged down to as many."""
@@ -30,7 +36,7 @@ def headline(
     ratio = read_interval(against.get("clip_score_ratio"))
     if ratio is None:
         return f"The student needs {fewer}; how much quality it keeps is not defined."
-    return f"The student keeps {ratio.mean:.1%} of the teacher's CLIP score with {fewer}."
+    return f"The student keeps {percent(ratio.mean)} of the teacher's CLIP score with {fewer}."
 
 
 def summary(checks: list[Check]) -> str | None:
@@ -56,13 +62,13 @@ class Column:
 
     Attributes:
         title, hint: its head.
-        unit_form: how a value is written.
+        form: writes a value.
         direction: +1 if more is better, -1 if less is.
     """
 
     title: str
     hint: str
-    unit_form: str
+    form: Callable[[float], str]
     direction: int
 
 
@@ -75,12 +81,14 @@ class Table:
 
 
 COLUMNS = {
-    "clip_score": Column("CLIP score", "cosine of picture and prompt", "{:.4f}", +1),
-    "ratio": Column("of the reference", "ratio of the mean CLIP scores, paired", "{:.1%}", +1),
-    "retrieval_r1": Column("R@1", "pictures whose own prompt is found first", "{:.1%}", +1),
-    "latents_mse": Column("Latents MSE", "to the reference at the same noise", "{:.4f}", -1),
-    "psnr_db": Column("PSNR", "to the reference at the same noise, in pixels", "{:.2f} dB", +1),
-    "seconds": Column("Seconds an image", "one device, measured", "{:.3g} s", -1),
+    "clip_score": Column("CLIP score", "of picture and prompt", "{:.4f}".format, +1),
+    "ratio": Column("of the reference", "CLIP score, paired", percent, +1),
+    "retrieval_r1": Column("R@1", "own prompt found first", percent, +1),
+    "latents_mse": Column("Latents MSE", "to the reference", "{:.4f}".format, -1),
+    "psnr_db": Column("PSNR", "to the reference", "{:.2f} dB".format, +1),
+    "seconds": Column(
+        "Seconds an image", "one device, measured", lambda seconds: f"{significant(seconds)} s", -1
+    ),
 }
 
 
@@ -90,7 +98,10 @@ def metrics_table(
     """Means with intervals; the best of each column is marked where models differ."""
     if quality is None:
         return None
-    names = sorted(quality["models"], key=lambda name: name != roles.reference)
+    names = sorted(
+        quality["models"],
+        key=lambda name: (name != roles.reference, -quality["models"][name]["network_calls"], name),
+    )
     values = {name: _values(quality["models"][name], name, roles, images) for name in names}
     best = {key: _best(key, values) for key in COLUMNS}
     rows = {
@@ -125,29 +136,40 @@ def _cell(key: str, value: Interval | None, is_best: bool) -> Cell:
     """One cell's text."""
     if value is None:
         return Cell("")
-    form = COLUMNS[key].unit_form
+    form = COLUMNS[key].form
     low_high = ""
     if value.low is not None and value.high is not None:
-        low_high = f"{form.format(value.low)} to {form.format(value.high)}"
-    return Cell(form.format(value.mean), low_high, is_best)
+        low_high = f"{form(value.low)} to {form(value.high)}"
+    return Cell(form(value.mean), low_high, is_best)
 
 
 # ---- plots -------------------------------------------------------------------------------------
 
 
-def quality_plot(quality: Mapping[str, Any] | None, roles: Roles) -> Markup | None:
-    """CLIP score against network calls; None without scores."""
+def quality_plots(quality: Mapping[str, Any] | None, roles: Roles) -> list[Markup]:
+    """CLIP score, and distance to the reference, against network calls; empty without scores."""
     if quality is None:
-        return None
+        return []
+    drawings = (
+        _quality_plot(quality, roles, "clip_score", "CLIP score (higher is better)"),
+        _quality_plot(quality, roles, "latents_mse", "latents MSE (lower is better)"),
+    )
+    return [drawing for drawing in drawings if drawing]
+
+
+def _quality_plot(quality: Mapping[str, Any], roles: Roles, metric: str, title: str) -> Markup:
+    """One metric against network calls; nothing for fewer than two models."""
     points = [
         Point(
             name, facts["network_calls"], score.mean, score.low, score.high, name == roles.student
         )
         for name, facts in quality["models"].items()
-        if (score := read_interval(facts["clip_score"])) is not None
+        if (score := read_interval(facts[metric])) is not None
     ]
-    label = "CLIP score of each model against its network calls"
-    return interval_plot(points, "network calls an image (log)", "CLIP score", label)
+    if len(points) < 2:
+        return Markup()
+    label = f"{title} of each model against its network calls"
+    return interval_plot(points, "network calls an image (log)", title, label)
 
 
 @dataclass(frozen=True)
@@ -172,7 +194,7 @@ def loss_plots(loss: pd.DataFrame | None) -> list[Plot]:
     ]
     lines.append(_line(loss, "loss", "all" if segments else "loss", "c0"))
     axis = "training samples seen"
-    plots = [Plot("Loss", line_plot(lines, axis, "loss", "Training loss"))]
+    plots = [Plot("Loss", line_plot(lines, axis, "loss", "Training loss", width=1100))]
     for name, title in (("grad_norm", "Gradient norm"), ("learning_rate", "Learning rate")):
         if name in loss.columns:
             line = _line(loss, name, "", "c0")

@@ -20,7 +20,7 @@ NUM_WORST = 6
 """Of those, samples with the student's worst value of a metric, for each of two metrics."""
 SMALL_PX = 160
 """Pictures up to this width are shown at twice their size, their pixels kept square."""
-THUMBNAIL_PX = 320
+THUMBNAIL_PX = 400
 """Larger ones are scaled down to this width for the report."""
 MAX_INLINE_BYTES = 48 * 1024
 """A file up to this size is inlined as it is."""
@@ -67,6 +67,16 @@ class Grid:
     num_shown: int
     num_samples: int
     folders: Mapping[str, str]
+
+    @property
+    def is_small(self) -> bool:
+        """Whether pictures are shown enlarged, at exactly twice their size."""
+        return self.groups[0].rows[0].pictures[0].is_small
+
+    @property
+    def picture_px(self) -> int:
+        """Width at which a picture is shown."""
+        return max(picture.width for picture in self.groups[0].rows[0].pictures)
 
 
 def make_grid(

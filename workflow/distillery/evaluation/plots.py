@@ -47,6 +47,8 @@ class Scale:
     begin_px: float
     end_px: float
     is_log: bool = False
+    marks: tuple[float, ...] = ()
+    """Values to label instead of round ones."""
 
     def at(self, value: float) -> float:
         """The pixel of a value."""
@@ -60,8 +62,18 @@ class Scale:
 
     @property
     def ticks(self) -> list[float]:
-        """Round values inside the range."""
+        """The marks that do not collide, else round values inside the range."""
+        if self.marks:
+            return self._spaced_marks()
         return log_ticks(self.low, self.high) if self.is_log else ticks(self.low, self.high)
+
+    def _spaced_marks(self) -> list[float]:
+        """Ascending marks that are at least 28 px apart."""
+        kept: list[float] = []
+        for mark in sorted(self.marks):
+            if not kept or abs(self.at(mark) - self.at(kept[-1])) >= 28:
+                kept.append(mark)
+        return kept
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
@@ -82,6 +94,11 @@ def log_ticks(low: float, high: float) -> list[float]:
     factors = (1,) if math.log10(high / low) > 3 else (1, 2, 5)
     values = (factor * 10.0**decade for decade in decades for factor in factors)
     return [value for value in values if low * 0.999 <= value <= high * 1.001]
+
+
+def significant(value: float) -> str:
+    """Three digits, zeros kept: 0.398, 0.0480, 12.5, 240."""
+    return f"{value:#.3g}".rstrip(".") if abs(value) < 1000 else f"{value:.0f}"
 
 
 def short(value: float) -> str:
@@ -135,7 +152,9 @@ class Line:
     is_main: bool = True
 
 
-def line_plot(lines: Sequence[Line], x_label: str, y_label: str, label: str) -> Markup:
+def line_plot(
+    lines: Sequence[Line], x_label: str, y_label: str, label: str, width: int = 520
+) -> Markup:
     """Series over a common axis, named at their right end; logarithmic where that tells more.
 
     Points that are not finite are left out. Returns an empty string if none is left.
@@ -146,11 +165,12 @@ def line_plot(lines: Sequence[Line], x_label: str, y_label: str, label: str) -> 
         return Markup()
     values = [y for line in kept for _, y in line.points]
     is_log = min(values) > 0 and max(values) > 8 * min(values)
-    low, high = (min(values), max(values)) if is_log else (min(0.0, *values), max(values))
-    width, height = 760, 300
+    low, high = (min(values) / 1.1, max(values)) if is_log else (min(0.0, *values), max(values))
+    height = 300
+    right = width - (110.0 if any(line.name for line in kept) else 20.0)
     xs = [x for line in kept for x, _ in line.points]
     frame = Frame(
-        Scale(min(xs), max(xs), 64.0, width - 110.0),
+        Scale(min(xs), max(xs), 64.0, right),
         Scale(low, high if high > low else low + 1.0, height - 48.0, 34.0, is_log),
         x_label,
         y_label + (" (log)" if is_log else ""),
@@ -163,7 +183,7 @@ def line_plot(lines: Sequence[Line], x_label: str, y_label: str, label: str) -> 
     ends = [frame.y.at(line.points[-1][1]) for line in kept]
     for line, y in zip(kept, spread_labels(ends, 15.0, 34.0, height - 48.0), strict=True):
         style = f"name {line.colour}" + (" bold" if line.is_main else "")
-        parts.append(tag("text", line.name, x=width - 102.0, y=y + 4, class_=style))
+        parts.append(tag("text", line.name, x=right + 8, y=y + 4, class_=style))
     return svg(width, height, label, *parts)
 
 
@@ -211,7 +231,7 @@ def interval_plot(points: Sequence[Point], x_label: str, y_label: str, label: st
     margin = (max(highs) - min(lows)) * 0.12 or abs(highs[0]) * 0.1 or 1.0
     costs = [point.x for point in points]
     frame = Frame(
-        Scale(min(costs) / 1.5, max(costs) * 1.5, 64.0, width - 24.0, is_log=True),
+        Scale(min(costs) / 1.5, max(costs) * 1.5, 64.0, width - 24.0, True, tuple(set(costs))),
         Scale(min(lows) - margin, max(highs) + margin, height - 48.0, 34.0),
         x_label,
         y_label,

@@ -15,6 +15,7 @@ from distillery.config import Config
 from distillery.evaluation import figures
 from distillery.evaluation.manifests import ModelSamples, check_pairs, read_samples
 from distillery.evaluation.pictures import Grid, make_grid
+from distillery.evaluation.plots import significant
 from distillery.evaluation.timeline import (
     Attempt,
     ImageTime,
@@ -28,7 +29,15 @@ from distillery.evaluation.timeline import (
 )
 from distillery.evaluation.timeline_plot import duration
 from distillery.evaluation.usage import loading_code
-from distillery.evaluation.verdict import Check, Roles, check_student, find_roles, read_interval
+from distillery.evaluation.verdict import (
+    Check,
+    Roles,
+    check_student,
+    find_roles,
+    order_models,
+    percent,
+    read_interval,
+)
 from distillery.files import JsonObject, read_json, write_json, write_text
 from distillery.hardware import describe_hardware, versions
 from distillery.telemetry import read_events
@@ -127,9 +136,8 @@ def _read_optional(path: Path) -> dict[str, Any] | None:
 
 
 def _read_all_samples(config: Config, run_folder: Path) -> dict[str, ModelSamples]:
-    """The samples that there are, the reference first."""
-    reference = config.evaluation.reference
-    names = [reference, *(name for name in config.samples.models if name != reference)]
+    """The samples that there are, in the report's order."""
+    names = order_models(config)
     paths = {name: run_folder / "samples" / name / "manifest.parquet" for name in names}
     samples = {name: read_samples(name, path) for name, path in paths.items() if path.is_file()}
     for model in samples.values():
@@ -237,19 +245,25 @@ def render(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"duration": duration, "interval": read_interval, "yaml": _yaml}
+    environment.filters |= {
+        "count_text": lambda count: f"{count:,}",
+        "duration": duration,
+        "interval": read_interval,
+        "percent": percent,
+        "significant": significant,
+        "yaml": _yaml,
+    }
     template = environment.get_template("report.html.j2")
     config = findings.config
     return template.render(
         style=Markup((TEMPLATES / "report.css").read_text(encoding="utf-8")),  # noqa: S704 (ours)
         config=config,
-        teacher=Path(config.teacher.path).name,
         facts=facts,
         findings=findings,
         headline=figures.headline(findings.roles, findings.quality, facts["speed"]),
         summary=figures.summary(findings.checks),
         table=figures.metrics_table(findings.quality, findings.roles, timings.images),
-        quality_plot=figures.quality_plot(findings.quality, findings.roles),
+        quality_plots=figures.quality_plots(findings.quality, findings.roles),
         loss_plots=figures.loss_plots(findings.loss),
         timings=timings,
         timeline=figures.timeline(timings.workers, timings.clock, timings.stages),

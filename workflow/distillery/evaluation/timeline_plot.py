@@ -7,7 +7,7 @@ from markupsafe import Markup
 from distillery.evaluation.plots import NUM_COLOURS, Scale, svg, tag
 from distillery.evaluation.timeline import Attempt, RunClock, Worker
 
-WIDTH = 1040
+WIDTH = 1260
 LEFT_PX = 190.0
 LANE_PX = 16.0
 GAP_PX = 12.0
@@ -63,7 +63,7 @@ def _fitting(workers: Sequence[Worker]) -> list[Worker]:
 def _draw_axis(scale: Scale, bottom: float) -> list[Markup]:
     """Vertical grid lines with times."""
     parts = []
-    for value in scale.ticks:
+    for value in time_ticks(scale.high):
         x = scale.at(value)
         parts.append(tag("line", x1=x, x2=x, y1=TOP_PX, y2=bottom, class_="grid"))
         parts.append(tag("text", duration(value), x=x, y=bottom + 18, class_="tick middle"))
@@ -72,6 +72,16 @@ def _draw_axis(scale: Scale, bottom: float) -> list[Markup]:
         tag("text", "time with a job running", x=centre, y=bottom + 38, class_="label middle")
     )
     return parts
+
+
+def time_ticks(total_s: float, count: int = 8) -> list[float]:
+    """At most `count` + 1 times from zero at a distance that clocks and calendars know."""
+    steps = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800)
+    hours = (1, 2, 3, 6, 12, 24, 48, 168, 720)
+    for step in (*steps, *(3600 * hour for hour in hours)):
+        if total_s / step <= count:
+            break
+    return [number * float(step) for number in range(int(total_s / step) + 1)]
 
 
 def _draw_worker(

@@ -3,7 +3,7 @@
 import inspect
 from pathlib import Path
 
-from distillery.config import Config
+from distillery.config import Config, Dtype
 from distillery.evaluation.manifests import ModelSamples
 from distillery.files import read_json
 
@@ -42,7 +42,8 @@ def loading_code(config: Config, run_folder: Path, samples: ModelSamples | None)
         "from diffusers import DiffusionPipeline",
         "",
         f'folder = "{index.parent.as_posix()}"',
-        f"pipeline = DiffusionPipeline.from_pretrained(folder, dtype=torch.{config.teacher.dtype})",
+        f"dtype = {_dtypes(config.teacher.dtype)}",
+        "pipeline = DiffusionPipeline.from_pretrained(folder, dtype=dtype)",
         'pipeline.to("cuda" if torch.cuda.is_available() else "cpu")',
         "",
         "result = pipeline(",
@@ -58,6 +59,13 @@ def loading_code(config: Config, run_folder: Path, samples: ModelSamples | None)
         f'result.{"frames[0][0]" if is_video else "images[0]"}.save("picture.png")',
     ]
     return "\n".join(lines)
+
+
+def _dtypes(dtype: Dtype) -> str:
+    """Python for the number types that the samples were drawn with: the VAE is float32 always."""
+    if dtype == "float32":
+        return "torch.float32"
+    return f'{{"default": torch.{dtype}, "vae": torch.float32}}'
 
 
 def _call_arguments(class_name: str) -> frozenset[str]:

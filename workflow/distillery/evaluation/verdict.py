@@ -1,6 +1,6 @@
 """Is the student good enough? The thresholds, and a plain answer to each."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +56,17 @@ def find_roles(config: Config) -> Roles:
     return Roles(student, config.evaluation.reference, rival)
 
 
+def order_models(config: Config) -> list[str]:
+    """The reference first, then by falling cost; the student's place does not hang on its name."""
+
+    def cost(name: str) -> tuple[bool, float, str]:
+        sampling = resolve_sampling(config, name)
+        calls = sampling.steps * (2 if sampling.guidance_scale > 1.0 else 1)
+        return name != config.evaluation.reference, -calls, name
+
+    return sorted(config.samples.models, key=cost)
+
+
 def check_student(quality: Mapping[str, Any], roles: Roles) -> list[Check]:
     """Hold the student against every threshold; empty without a student."""
     if roles.student is None or roles.student not in quality["models"]:
@@ -69,11 +80,11 @@ def check_student(quality: Mapping[str, Any], roles: Roles) -> list[Check]:
 
 def _keeps_quality(against: Mapping[str, Any], reference: str) -> Check:
     """CLIP score against the reference."""
-    question = f"keeps at least {MIN_CLIP_RATIO:.0%} of the CLIP score of {reference}"
+    question = f"CLIP score at least {100 * MIN_CLIP_RATIO:.0f} % of that of {reference}"
     ratio = read_interval(against.get("clip_score_ratio"))
     if ratio is None:
         return Check(question, None, "the ratio is not defined: scores near zero, or not scored")
-    finding = f"{ratio.mean:.1%}{_range(ratio, '{:.1%}')}"
+    finding = f"{percent(ratio.mean)}{_range(ratio, percent)}"
     if ratio.mean >= MIN_CLIP_RATIO and ratio.low is not None and ratio.low < MIN_CLIP_RATIO:
         finding += "; the interval reaches below the threshold"
     return Check(question, ratio.mean >= MIN_CLIP_RATIO, finding)
@@ -83,9 +94,9 @@ def _beats_rival(against: Mapping[str, Any], roles: Roles) -> list[Check]:
     """CLIP score and distance to the reference's images against the teacher at as few steps."""
     rival = roles.rival or "the teacher at as many steps with guidance"
     questions = {
-        "clip_score": f"its CLIP score is not below that of {rival}",
-        "latents_mse": f"closer to {roles.reference} than {rival}, in latents",
-        "psnr_db": f"closer to {roles.reference} than {rival}, in pixels",
+        "clip_score": f"CLIP score not below that of {rival}",
+        "latents_mse": f"Closer to {roles.reference} than {rival} is, in latents",
+        "psnr_db": f"Closer to {roles.reference} than {rival} is, in pixels",
     }
     if not against:
         missing = "not measured: no such model in samples.models"
@@ -100,24 +111,31 @@ def _compare(question: str, metric: str, difference: Interval | None) -> Check:
     """One paired difference, student minus rival."""
     if difference is None:
         return Check(question, None, "not measured")
-    form = {"clip_score": "{:+.4f}", "latents_mse": "{:+.4f}", "psnr_db": "{:+.2f} dB"}[metric]
+    form = {"clip_score": "{:+.4f}", "latents_mse": "{:+.4f}", "psnr_db": "{:+.2f} dB"}[
+        metric
+    ].format
     passed = {
         "clip_score": difference.mean >= 0,
         "latents_mse": difference.mean < 0,
         "psnr_db": difference.mean > 0,
     }[metric]
-    finding = f"difference {form.format(difference.mean)}{_range(difference, form)}"
+    finding = f"difference {form(difference.mean)}{_range(difference, form)}"
     low, high = difference.low, difference.high
     if low is not None and high is not None and low <= 0 <= high:
         finding += "; the interval holds zero"
     return Check(question, passed, finding)
 
 
-def _range(interval: Interval, form: str) -> str:
+def _range(interval: Interval, form: Callable[[float], str]) -> str:
     """The interval in brackets, or nothing for a single prompt."""
     if interval.low is None or interval.high is None:
         return ""
-    return f" ({form.format(interval.low)} to {form.format(interval.high)})"
+    return f" ({form(interval.low)} to {form(interval.high)})"
+
+
+def percent(share: float) -> str:
+    """A share as text: 0.989 is 98.9 %, on one line."""
+    return f"{100 * share:.1f}\N{NO-BREAK SPACE}%"
 
 
 def read_interval(raw: Mapping[str, float | None] | None) -> Interval | None:

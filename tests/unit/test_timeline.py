@@ -1,0 +1,123 @@
+"""Times of stages, workers and images, counted by hand from a run's events."""
+
+import pytest
+
+from distillery.evaluation import timeline
+from distillery.evaluation.timeline import RunClock, find_attempts, find_workers, time_images
+from distillery.evaluation.timeline_plot import duration, time_ticks
+from distillery.telemetry import Event
+
+
+def event(kind, job, begin_s, end_s, num_items=0, device="cuda:0", host="node1", **facts):
+    stage = job.split("-")[0]
+    return Event(kind, stage, job, device, host, begin_s, end_s, num_items, facts)
+
+
+def job_events(job, begin_s, batches, seconds, device="cuda:0", num_items=8, load_s=5.0):
+    """A job whose first batch takes `load_s` longer."""
+    events = [event("start", job, begin_s, begin_s, device=device)]
+    now = begin_s + 1
+    for batch in range(batches):
+        end = now + seconds + (load_s if batch == 0 else 0)
+        events.append(event("work", job, now, end, num_items, device))
+        now = end
+    return [*events, event("end", job, begin_s, now + 1, device=device)]
+
+
+def run_events():
+    """Targets on two devices, a night, training, and samples of three models."""
+    return [
+        *job_events("targets-0-of-2", 0, 5, 4.0),
+        *job_events("targets-1-of-2", 0, 4, 4.0, device="cuda:1"),
+        *job_events("training", 40_000, 10, 2.0, num_items=100),
+        *job_events("samples-teacher-0-of-1", 40_030, 3, 8.0),
+        *job_events("samples-few-0-of-1", 40_062, 3, 2.0),
+        *job_events("samples-student-0-of-1", 40_080, 3, 1.0),
+    ]
+
+
+def test_seconds_per_image_leave_the_loading_out():
+    times = time_images(find_attempts(run_events()))
+    assert {model: time.seconds for model, time in times.items()} == {
+        "teacher": pytest.approx(1.0),
+        "few": pytest.approx(0.25),
+        "student": pytest.approx(0.125),
+    }
+    assert times["student"].num_images == 16
+
+
+def test_the_only_batch_counts():
+    times = time_images(find_attempts(job_events("samples-a-b-0-of-3", 0, 1, 3.0, load_s=1.0)))
+    assert times["a-b"].seconds == pytest.approx(0.5)
+
+
+def test_a_night_is_cut_out_of_the_clock():
+    attempts = find_attempts(run_events())
+    clock = RunClock.of(attempts)
+    assert clock.pauses == [(27.0, 40_000 - 27.0)]
+    assert clock.total_s == pytest.approx(27.0 + 90.0)
+    workers = {worker.device: worker for worker in find_workers(attempts, clock)}
+    second = workers["cuda:1"]
+    assert second.busy_s == pytest.approx(21.0)
+    assert second.span_s == pytest.approx(23.0)
+    assert second.utilisation == pytest.approx(21 / 23)
+
+
+def test_stage_times_count_overlapping_jobs_once():
+    stages = {stage.stage: stage for stage in timeline.time_stages(find_attempts(run_events()))}
+    targets = stages["targets"]
+    assert (targets.num_jobs, targets.num_items) == (2, 72)
+    assert targets.wall_s == pytest.approx(27.0)
+    assert targets.busy_s == pytest.approx(25.0 + 21.0)
+    assert targets.items_per_s == pytest.approx(72 / 27)
+
+
+def test_an_interrupted_job_shows_both_attempts():
+    events = [
+        event("start", "targets-0-of-1", 0, 0),
+        event("work", "targets-0-of-1", 1, 9, 8),
+        *job_events("targets-0-of-1", 20, 2, 3.0),
+    ]
+    attempts = find_attempts(events)
+    assert [(a.begin_s, a.end_s, a.finished) for a in attempts] == [(0, 9, False), (20, 33, True)]
+    stage = timeline.time_stages(attempts)[0]
+    assert (stage.num_jobs, stage.num_attempts) == (1, 2)
+
+
+def test_processes_that_share_a_device_get_rows_of_their_own():
+    events = [
+        *job_events("samples-a-0-of-2", 0, 2, 3.0, device="cpu"),
+        *job_events("samples-a-1-of-2", 1, 2, 3.0, device="cpu"),
+        *job_events("samples-b-0-of-1", 30, 2, 3.0, device="cpu"),
+    ]
+    attempts = find_attempts(events)
+    worker = find_workers(attempts, RunClock.of(attempts))[0]
+    assert [len(lane) for lane in worker.lanes] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0 s"),
+        (0.25, "0.25 s"),
+        (42.4, "42 s"),
+        (200, "3 min 20 s"),
+        (3600, "1 h"),
+        (18_720, "5 h 12 min"),
+        (2 * 86_400 + 3 * 3600, "2 d 3 h"),
+    ],
+)
+def test_durations_in_words(seconds, text):
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("total_s", "ticks"),
+    [
+        (7.0, [0, 1, 2, 3, 4, 5, 6, 7]),
+        (249.0, [0, 60, 120, 180, 240]),
+        (3 * 86_400.0, [0, 43_200, 86_400, 129_600, 172_800, 216_000, 259_200]),
+    ],
+)
+def test_ticks_of_a_clock(total_s, ticks):
+    assert time_ticks(total_s) == ticks
