@@ -39,6 +39,8 @@ rule train:
         gpu=NUM_GPUS,
         cpu_threads=CONFIG.hardware.cpu_threads,
         cpu_processes=CONFIG.hardware.cpu_processes,
+    params:
+        checkpoints=f"{RUN}/student/checkpoints",
     shell:
         """
         processes=$(({resources.gpu} > 0 ? {resources.gpu} : {resources.cpu_processes}))
@@ -50,8 +52,9 @@ rule train:
             --prompts {input.prompts} \
             --embeddings {input.embeddings} \
             --targets {input.targets} \
-            --output {output.student} \
-            --loss {output.loss} \
+            --checkpoints {params.checkpoints} \
+            --trained {output.student} \
+            --losses {output.loss} \
             --cpu-threads {resources.cpu_threads} \
             --log {log}
         """
