@@ -15,8 +15,14 @@ from distillery.store.chunks import (
     is_intact,
     write_chunk,
 )
-from distillery.store.shards import describe_chunk, write_shard
+from distillery.store.shards import Manifest, balanced_range, describe_chunk
 from distillery.telemetry import Reporter
+
+MAX_FAILURES_SHOWN = 20
+
+
+class NotFiniteError(ValueError):
+    """Values of a chunk are infinite or no numbers; the other chunks can still be made."""
 
 
 @dataclass(frozen=True)
@@ -37,42 +43,69 @@ class ChunkPlan:
 
 
 def make_chunks(
-    root: Path,
     recipe: dict[str, Any],
     plans: Sequence[ChunkPlan],
+    shard: tuple[int, int],
     make: Callable[[ChunkPlan], Mapping[str, torch.Tensor]],
-    shard: Path,
+    output: Path,
     reporter: Reporter,
     unit: str,
 ) -> None:
-    """Make what is missing or damaged of `plans`, then write the shard's manifest.
+    """Make what is missing or damaged of one shard, then write the shard's manifest.
 
     Args:
-        root: folder of the stage; chunks go to a folder of the recipe in it.
         recipe: all that the bytes depend on, beside the members.
-        plans: the chunks of this job.
+        plans: all chunks of the stage.
+        shard: (i, n): the i-th of n balanced ranges of them is made.
         make: computes a chunk's tensors; called only for chunks that are not there.
-        shard: the manifest to write at the end.
+        output: the manifest to write at the end; chunks go to a folder of the recipe beside it.
         reporter: of the job.
         unit: what a sample is called in the progress bar.
+
+    Raises:
+        NotFiniteError: `make` raised it for some chunks; all others were made first.
+        ForeignChunkError: a chunk of another recipe lies where one of this should.
     """
     recipe_hash = hash_json(recipe)
-    folder = chunk_folder(root, recipe_hash)
-    total = sum(plan.num_samples for plan in plans)
-    records = []
-    num_kept = 0
-    with reporter.progress(total, unit) as bar:
-        for plan in plans:
-            path = chunk_path(folder, plan.index)
+    folder = chunk_folder(output.parent, recipe_hash)
+    mine = [plans[index] for index in balanced_range(len(plans), *shard)]
+    records, failures, num_made = [], [], 0
+    with reporter.progress(sum(plan.num_samples for plan in mine), unit) as bar:
+        for plan in mine:
             identity = ChunkIdentity(recipe_hash, plan.members)
-            if is_intact(path, identity):
-                num_kept += 1
-            else:
-                if path.exists():
-                    reporter.warning(f"{path} is damaged or of other prompts: it is made again")
-                with reporter.work(plan.num_samples, chunk=plan.index):
-                    write_chunk(path, make(plan), identity, plan.about)
-            records.append(describe_chunk(folder, plan.index, root, plan.members, plan.num_samples))
+            try:
+                num_made += _make_missing(plan, folder, identity, make, reporter)
+                records.append(
+                    describe_chunk(
+                        folder, plan.index, output.parent, plan.members, plan.num_samples
+                    )
+                )
+            except NotFiniteError as error:
+                reporter.warning(f"chunk {plan.index}: {error}")
+                failures.append(str(error))
             bar.update(plan.num_samples)
-    reporter.info(f"{len(plans)} chunks, {num_kept} of them were there already")
-    write_shard(shard, recipe, recipe_hash, records)
+    reporter.info(f"{num_made} of {len(mine)} chunks made, the others were there or failed")
+    if failures:
+        raise NotFiniteError(
+            f"{len(failures)} of {len(mine)} chunks could not be made, the others are saved:"
+            + "".join(f"\n  {failure}" for failure in failures[:MAX_FAILURES_SHOWN])
+        )
+    Manifest(recipe, recipe_hash, tuple(records), len(plans)).write(output)
+
+
+def _make_missing(
+    plan: ChunkPlan,
+    folder: Path,
+    identity: ChunkIdentity,
+    make: Callable[[ChunkPlan], Mapping[str, torch.Tensor]],
+    reporter: Reporter,
+) -> bool:
+    """Make one chunk unless it is there, whole; returns whether it was made."""
+    path = chunk_path(folder, plan.index)
+    if is_intact(path, identity):
+        return False
+    if path.exists():
+        reporter.warning(f"{path} is damaged or of other prompts: it is made again")
+    with reporter.work(plan.num_samples, chunk=plan.index):
+        write_chunk(path, make(plan), identity, plan.about)
+    return True

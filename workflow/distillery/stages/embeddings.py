@@ -1,6 +1,6 @@
 """The embeddings stage: encode every distinct prompt once, unpadded."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +8,10 @@ import pandas as pd
 import torch
 
 from distillery.config import EmbeddingsJob
-from distillery.families import Family
+from distillery.families import Conditioning, Family
 from distillery.families.protocol import Pipeline
 from distillery.files import read_json
-from distillery.stages.chunked import ChunkPlan, make_chunks
+from distillery.stages.chunked import ChunkPlan, NotFiniteError, make_chunks
 from distillery.store.embeddings import distinct_texts, members_of, pack
 from distillery.teacher import INDEX, family_in, find_teacher, fingerprint, load_pipeline
 from distillery.telemetry import Reporter
@@ -66,9 +66,24 @@ def make_embeddings(
         for start in range(0, len(group), job.embeddings.batch_size):
             batch = group[start : start + job.embeddings.batch_size]
             encoded += family.encode(pipeline, batch, recipe["max_sequence_length"])
+        _check_finite(group, encoded, job.teacher.dtype)
         return pack(encoded)
 
-    make_chunks(manifest.parent, recipe, plans, make, manifest, reporter, "prompt")
+    make_chunks(recipe, plans, (0, 1), make, manifest, reporter, "prompt")
+
+
+def _check_finite(texts: Sequence[str], encoded: Sequence[Conditioning], dtype: str) -> None:
+    """Raise NotFiniteError that names the prompts; T5 encoders overflow in float16."""
+    bad = [
+        repr(text[:80])
+        for text, prompt in zip(texts, encoded, strict=True)
+        if not all(value.isfinite().all() for value in prompt.values())
+    ]
+    if bad:
+        raise NotFiniteError(
+            f"the text encoder gave values that are not finite for {', '.join(bad)}: "
+            f"teacher.dtype is {dtype}, try bfloat16 or float32"
+        )
 
 
 def _all_but_text(folder: Path, family: Family) -> tuple[str, ...]:

@@ -13,9 +13,8 @@ from distillery.families import Family, Request, Schedule
 from distillery.families.protocol import Pipeline, Scheduler
 from distillery.files import hash_json
 from distillery.identity import SampleId, draw_noise
-from distillery.stages.chunked import ChunkPlan, make_chunks
+from distillery.stages.chunked import ChunkPlan, NotFiniteError, make_chunks
 from distillery.store.embeddings import EmbeddingStore
-from distillery.store.shards import balanced_range
 from distillery.store.trajectories import knots_of, schedule_at
 from distillery.teacher import (
     family_in,
@@ -138,8 +137,7 @@ def make_targets(
     folder = find_teacher(job.teacher)
     maker = TrajectoryMaker(job, table, store, folder, device)
     plans = plan_chunks(table, job.targets.samples_per_prompt, job.targets.chunk_size)
-    mine = [plans[index] for index in balanced_range(len(plans), *shard)]
-    make_chunks(output.parent, maker.recipe, mine, maker.make, output, reporter, "sample")
+    make_chunks(maker.recipe, plans, shard, maker.make, output, reporter, "sample")
 
 
 class TrajectoryMaker:
@@ -226,13 +224,13 @@ class TrajectoryMaker:
         return states
 
     def _check_finite(self, states: torch.Tensor, rows: Sequence[int]) -> None:
-        """Raise ValueError that names the samples whose trajectory is not finite."""
+        """Raise NotFiniteError that names the samples whose trajectory is not finite."""
         finite = states.flatten(1).isfinite().all(dim=1)
         if not finite.all():
             bad = [
                 self.samples[row].prompt_id for row, ok in zip(rows, finite, strict=True) if not ok
             ]
-            raise ValueError(
+            raise NotFiniteError(
                 f"the teacher gave values that are not finite for the prompts {', '.join(bad)}: "
                 f"teacher.dtype is {self.job.teacher.dtype}, try bfloat16 or float32"
             )

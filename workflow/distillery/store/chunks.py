@@ -1,7 +1,8 @@
 """The durable unit: a chunk is one safetensors file of a fixed group of samples.
 
-A chunk's header carries the recipe's hash, the digest of who is in it, and a checksum of its
-tensors, so a file vouches for itself: a truncated, damaged or foreign one is refused by name.
+A chunk's header carries the recipe's hash, the digest of who is in it, and a checksum of all that
+and of its tensors, so a file vouches for itself: a truncated, damaged or foreign one is refused by
+name.
 """
 
 import hashlib
@@ -16,6 +17,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from distillery.files import atomic_path, canonical_json
+
+HEADER = "distillery"
+"""The one key of our metadata. safetensors writes several keys in an order that changes from call
+to call, and a chunk's bytes must not."""
 
 
 class DamagedChunkError(ValueError):
@@ -64,14 +69,10 @@ def write_chunk(
         about: JSON facts for people (which prompts); not interpreted.
     """
     on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    metadata = {
-        "recipe": identity.recipe,
-        "members": identity.members,
-        "checksum": _checksum(on_cpu),
-        "about": canonical_json(about),
-    }
+    header = {"recipe": identity.recipe, "members": identity.members, "about": about}
+    vouched = canonical_json({**header, "checksum": _checksum(header, on_cpu)})
     with atomic_path(path) as temporary:
-        temporary.write_bytes(save(on_cpu, metadata=metadata))
+        temporary.write_bytes(save(on_cpu, metadata={HEADER: vouched}))
 
 
 def check_header(path: Path, identity: ChunkIdentity) -> None:
@@ -81,8 +82,8 @@ def check_header(path: Path, identity: ChunkIdentity) -> None:
         DamagedChunkError: missing, truncated, or not a chunk.
         ForeignChunkError: of another recipe or of other members.
     """
-    metadata = _open_metadata(path)
-    found = ChunkIdentity(metadata.get("recipe", ""), metadata.get("members", ""))
+    header = _read_header(path)
+    found = ChunkIdentity(header["recipe"], header["members"])
     if found.recipe != identity.recipe:
         raise ForeignChunkError(
             f"{path} was made by recipe {found.recipe[:12]}, this run's recipe is "
@@ -105,10 +106,10 @@ def read_chunk(path: Path, identity: ChunkIdentity) -> dict[str, torch.Tensor]:
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            checksum = file.metadata()["checksum"]
-    except (SafetensorError, KeyError) as error:
+    except SafetensorError as error:
         raise _damaged(path, str(error)) from error
-    if _checksum(tensors) != checksum:
+    header = _read_header(path)
+    if _checksum(header, tensors) != header["checksum"]:
         raise _damaged(path, "its bytes do not match its checksum")
     return tensors
 
@@ -123,7 +124,7 @@ def is_intact(path: Path, identity: ChunkIdentity) -> bool:
     except DamagedChunkError:
         return False
     except ForeignChunkError:
-        if _open_metadata(path).get("recipe") != identity.recipe:
+        if _read_header(path)["recipe"] != identity.recipe:
             raise
         return False
     return True
@@ -131,18 +132,23 @@ def is_intact(path: Path, identity: ChunkIdentity) -> bool:
 
 def read_about(path: Path) -> dict[str, Any]:
     """The facts for people in a chunk's header."""
-    about: dict[str, Any] = json.loads(_open_metadata(path).get("about", "{}"))
+    about: dict[str, Any] = _read_header(path)["about"]
     return about
 
 
-def _open_metadata(path: Path) -> dict[str, str]:
+def _read_header(path: Path) -> dict[str, Any]:
+    """What `write_chunk` put into the header."""
     if not path.is_file():
         raise DamagedChunkError(f"{path} is missing: rerun the stage that makes it")
     try:
         with safe_open(path, framework="pt") as file:
-            return file.metadata() or {}
-    except (SafetensorError, OSError, UnicodeDecodeError) as error:
-        raise _damaged(path, str(error)) from error
+            header: dict[str, Any] = json.loads((file.metadata() or {})[HEADER])
+    except (SafetensorError, KeyError, json.JSONDecodeError) as error:
+        raise _damaged(path, f"{type(error).__name__} {error}") from error
+    missing = {"recipe", "members", "about", "checksum"} - set(header)
+    if missing:
+        raise _damaged(path, f"its header lacks {', '.join(sorted(missing))}")
+    return header
 
 
 def _damaged(path: Path, why: str) -> DamagedChunkError:
@@ -151,9 +157,10 @@ def _damaged(path: Path, why: str) -> DamagedChunkError:
     )
 
 
-def _checksum(tensors: Mapping[str, torch.Tensor]) -> str:
-    """SHA-256 over names, types, shapes and bytes, in the order of the names."""
-    digest = hashlib.sha256()
+def _checksum(header: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> str:
+    """SHA-256 over the header without its checksum, and names, types, shapes, bytes by name."""
+    vouched = {key: value for key, value in header.items() if key != "checksum"}
+    digest = hashlib.sha256(f"{canonical_json(vouched)}\n".encode())
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()
         digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}\n".encode())

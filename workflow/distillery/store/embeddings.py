@@ -6,6 +6,7 @@ negative prompt.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 
 import pandas as pd
@@ -46,16 +47,12 @@ class EmbeddingStore:
     def __init__(self, manifest_path: Path, table: pd.DataFrame) -> None:
         """Open the embeddings of `table`.
 
-        Raises ValueError if they are of another table than this.
+        Raises ValueError if they are of another table than this, or a chunk is damaged.
         """
-        manifest = Manifest.read(manifest_path)
+        manifest = Manifest.open(manifest_path)
         self.recipe_hash = manifest.recipe_hash
         texts, self._text_of_row = distinct_texts(table, manifest.recipe["negative_prompt"])
-        if len(texts) != manifest.num_samples:
-            raise ValueError(
-                f"{manifest_path} holds {manifest.num_samples} texts, the prompt table gives "
-                f"{len(texts)}: rerun the embeddings"
-            )
+        _check_texts(manifest, texts, manifest_path)
         self._where: list[tuple[int, int]] = []
         self._files = []
         for number, chunk in enumerate(manifest.chunks):
@@ -85,3 +82,14 @@ class EmbeddingStore:
             begin = ends[row - 1] if row else 0
             found[name] = self._files[number].get_slice(f"{name}.values")[begin : ends[row]]
         return found
+
+
+def _check_texts(manifest: Manifest, texts: Sequence[str], path: Path) -> None:
+    """Raise ValueError unless the chunks hold exactly these texts, in this order."""
+    ends = list(accumulate(chunk.num_samples for chunk in manifest.chunks))
+    starts = [0, *ends[:-1]]
+    found = [members_of(texts[start:end]) for start, end in zip(starts, ends, strict=True)]
+    if ends[-1] != len(texts) or found != [chunk.members for chunk in manifest.chunks]:
+        raise ValueError(
+            f"{path} holds the embeddings of other prompts than the table's: rerun the embeddings"
+        )

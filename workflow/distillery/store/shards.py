@@ -1,12 +1,19 @@
 """Work lists: which chunks a job makes, what it vouches for, and the merge of all vouchers."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from distillery.files import hash_file, read_json, write_json
-from distillery.store.chunks import ChunkIdentity, DamagedChunkError, chunk_path, read_chunk
+from distillery.store.chunks import (
+    ChunkIdentity,
+    DamagedChunkError,
+    ForeignChunkError,
+    check_header,
+    chunk_path,
+)
 
 
 def balanced_range(num_items: int, part: int, num_parts: int) -> range:
@@ -34,22 +41,29 @@ class ChunkRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A complete, verified set of chunks of one recipe; `file`s are relative to its folder.
+    """A verified set of chunks of one recipe; `file`s are relative to its folder.
 
     Attributes:
         recipe: everything that the tensors depend on.
         recipe_hash: its hash, which every chunk carries.
         chunks: in the order of their index, without gaps.
+        num_chunks: how many the whole set has, which a shard is a part of; None: these are all.
     """
 
     recipe: dict[str, Any]
     recipe_hash: str
     chunks: tuple[ChunkRecord, ...]
+    num_chunks: int | None = None
 
     @property
     def num_samples(self) -> int:
         """Samples in all chunks."""
         return sum(chunk.num_samples for chunk in self.chunks)
+
+    @property
+    def total(self) -> int:
+        """Chunks of the whole set."""
+        return len(self.chunks) if self.num_chunks is None else self.num_chunks
 
     def write(self, path: Path) -> None:
         """Write atomically; the same chunks give the same bytes (no times, no host names)."""
@@ -59,16 +73,44 @@ class Manifest:
                 "recipe": self.recipe,
                 "recipe_hash": self.recipe_hash,
                 "num_samples": self.num_samples,
+                "num_chunks": self.total,
                 "chunks": [vars(chunk) for chunk in self.chunks],
             },
         )
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a manifest that `write` wrote."""
+        """Read what `write` wrote, a shard or all; raises ValueError for anything else."""
         raw = read_json(path)
-        chunks = tuple(ChunkRecord(**chunk) for chunk in raw["chunks"])
-        return cls(raw["recipe"], raw["recipe_hash"], chunks)
+        try:
+            chunks = tuple(ChunkRecord(**chunk) for chunk in raw["chunks"])
+            return cls(raw["recipe"], raw["recipe_hash"], chunks, raw["num_chunks"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(
+                f"{path} is no manifest of this version ({error}): delete it and rerun, finished "
+                "chunks are kept"
+            ) from error
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Read a manifest to use its chunks: all are listed, there, and of its recipe.
+
+        Only headers are read; `merge_shards` verified the bytes.
+
+        Raises:
+            ValueError: a shard's manifest, which lists some of the chunks.
+            DamagedChunkError, ForeignChunkError: see `chunks.check_header`.
+        """
+        manifest = cls.read(path)
+        if len(manifest.chunks) != manifest.total:
+            raise ValueError(
+                f"{path} lists {len(manifest.chunks)} of {manifest.total} chunks: give the "
+                "manifest.json that is merged from all shards"
+            )
+        for chunk in manifest.chunks:
+            identity = ChunkIdentity(manifest.recipe_hash, chunk.members)
+            check_header(path.parent / chunk.file, identity)
+        return manifest
 
 
 def describe_chunk(
@@ -81,13 +123,6 @@ def describe_chunk(
     )
 
 
-def write_shard(
-    path: Path, recipe: dict[str, Any], recipe_hash: str, chunks: Sequence[ChunkRecord]
-) -> None:
-    """Write what one job vouches for: its part of the manifest, in the same form."""
-    Manifest(recipe, recipe_hash, tuple(chunks)).write(path)
-
-
 def merge_shards(shards: Iterable[Path], root: Path) -> Manifest:
     """Merge all shards: one recipe, no gap, every byte of every chunk verified.
 
@@ -96,7 +131,7 @@ def merge_shards(shards: Iterable[Path], root: Path) -> Manifest:
         root: the folder that the chunks' `file`s are relative to.
 
     Raises:
-        ValueError: shards of different recipes, or a missing chunk index.
+        ValueError: shards of different recipes or prompt tables, or a missing chunk index.
         DamagedChunkError, ForeignChunkError: see `chunks`.
     """
     parts = {path: Manifest.read(path) for path in shards}
@@ -105,23 +140,38 @@ def merge_shards(shards: Iterable[Path], root: Path) -> Manifest:
         named = ", ".join(f"{path} has {recipe[:12]}" for recipe, path in recipes.items())
         raise ValueError(f"the shards are of different recipes ({named}): delete the stale one")
     chunks = sorted((c for part in parts.values() for c in part.chunks), key=lambda c: c.index)
-    if [chunk.index for chunk in chunks] != list(range(len(chunks))):
-        raise ValueError(
-            f"the shards do not cover every chunk once: {[chunk.index for chunk in chunks]}; "
-            "delete the shard files and rerun, finished chunks are kept"
-        )
+    _check_cover([chunk.index for chunk in chunks], {part.total for part in parts.values()})
     first = next(iter(parts.values()))
     for path, part in parts.items():
         _verify(path, part, root)
     return Manifest(first.recipe, first.recipe_hash, tuple(chunks))
 
 
+def _check_cover(indices: Sequence[int], totals: set[int]) -> None:
+    """Raise ValueError unless all shards are parts of one set and hold each chunk of it once."""
+    if len(totals) != 1:
+        raise ValueError(
+            f"the shards are parts of sets of {' and '.join(map(str, sorted(totals)))} chunks: the "
+            "prompts changed between them; delete the stale ones and rerun"
+        )
+    missing = sorted(set(range(*totals)) - set(indices))
+    twice = sorted(index for index, count in Counter(indices).items() if count > 1)
+    if missing or twice:
+        raise ValueError(
+            f"the shards do not hold every chunk once (missing: {missing or 'none'}, twice: "
+            f"{twice or 'none'}): merge all shards of one run; if it is all of them, delete the "
+            "shard files and rerun, finished chunks are kept"
+        )
+
+
 def _verify(path: Path, part: Manifest, root: Path) -> None:
-    """Read every chunk of a shard; a damaged one is named with the way to mend it."""
+    """Read every byte of a shard's chunks; a bad one is named with the way to mend it."""
     for chunk in part.chunks:
+        file = root / chunk.file
+        mend = f"to have only this one made again, delete {path} and rerun"
         try:
-            read_chunk(root / chunk.file, ChunkIdentity(part.recipe_hash, chunk.members))
-        except DamagedChunkError as error:
-            raise DamagedChunkError(
-                f"{error}. To do that: delete {path} and rerun; finished chunks are kept"
-            ) from error
+            check_header(file, ChunkIdentity(part.recipe_hash, chunk.members))
+        except (DamagedChunkError, ForeignChunkError) as error:
+            raise type(error)(f"{error}; {mend}") from error
+        if hash_file(file) != chunk.sha256:
+            raise DamagedChunkError(f"{file} is not as {path} vouches for: {mend}")

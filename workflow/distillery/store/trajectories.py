@@ -45,7 +45,7 @@ class TrajectoryStore:
 
     def __init__(self, manifest_path: Path) -> None:
         """Open the chunks that the manifest lists, relative to its folder."""
-        manifest = Manifest.read(manifest_path)
+        manifest = Manifest.open(manifest_path)
         self.recipe = manifest.recipe
         self.recipe_hash = manifest.recipe_hash
         self.num_samples = manifest.num_samples
