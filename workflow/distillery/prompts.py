@@ -3,15 +3,27 @@
 A bad row is named with its line, and nothing is generated until all are good.
 """
 
+import csv
+import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from distillery.identity import check_prompt_id
 
 REQUIRED = ("prompt_id", "prompt")
+RESERVED = (
+    "index", "noise_seed", "file", "sha256", "latents_file", "latents_sha256", "model", "steps",
+    "guidance_scale", "network_calls", "width", "height", "shard",
+)  # fmt: skip
+"""Columns of the samples' manifest that are ours; a prompt file's own stand beside them."""
 FORMATS = (".csv", ".txt", ".jsonl", ".parquet")
 MAX_PROBLEMS_SHOWN = 20
+
+Row = tuple[int, dict[str, Any]]
+"""A row and the line that it begins on, counted from 1."""
 
 
 def read_prompts(path: Path) -> pd.DataFrame:
@@ -29,79 +41,128 @@ def read_prompts(path: Path) -> pd.DataFrame:
         ValueError: not UTF-8, empty, a column missing, or bad rows, all named with their lines.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"the prompt file {path} does not exist: create it, or correct the "
-                                "path under `prompts` in the configuration")  # fmt: skip
-    table = _read(path)
+        raise FileNotFoundError(
+            f"the prompt file {path} does not exist: create it, or correct the path under "
+            "`prompts` in the configuration"
+        )
+    table, lines = _read(path)
     missing = [column for column in REQUIRED if column not in table.columns]
     if missing:
         raise ValueError(
             f"{path} has no column {' and no column '.join(missing)} (it has: "
-            f"{', '.join(map(str, table.columns))}): name them in the first line"
+            f"{', '.join(map(str, table.columns)) or 'none'}): name them in the first line"
+        )
+    taken = [column for column in table.columns if column in RESERVED]
+    if taken:
+        raise ValueError(
+            f"{path} has columns named {', '.join(taken)}, which the table of samples uses itself: "
+            "rename them"
         )
     if table.empty:
         raise ValueError(f"{path} holds no prompts: write at least one")
-    _check_rows(table, path)
+    _check_rows(table, lines, path)
     others = [column for column in table.columns if column not in REQUIRED]
     return table[[*REQUIRED, *others]].reset_index(drop=True)
 
 
-def _read(path: Path) -> pd.DataFrame:
-    """The raw table, with ids and prompts as text and nothing guessed to be a number or missing."""
+def _read(path: Path) -> tuple[pd.DataFrame, list[int]]:
+    """The raw table, and the line that each row begins on (for Parquet the row's number)."""
     try:
         match path.suffix.lower():
             case ".csv":
-                return pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8")
+                header, rows = _read_csv(path)
             case ".jsonl":
-                return pd.read_json(path, lines=True, dtype=False, encoding="utf-8")
-            case ".parquet":
-                return pd.read_parquet(path)
+                header, rows = [*REQUIRED], list(_read_json_lines(path))
             case ".txt":
-                return _read_lines(path)
+                header, rows = [*REQUIRED], list(_read_lines(path))
+            case ".parquet":
+                table = pd.read_parquet(path)
+                return table, list(range(1, len(table) + 1))
+            case suffix:
+                raise ValueError(f"prompt files end in {', '.join(FORMATS)}, not in {suffix!r}")
     except UnicodeDecodeError as error:
         raise ValueError(
-            f"{path} is not UTF-8 (byte {error.start}: {error.object[error.start]:#04x}): save "
-            f"it as UTF-8, for example with: iconv -f latin1 -t utf-8 {path}"
+            f"{path} is not UTF-8 (byte {error.object[error.start]:#04x}): save it as UTF-8, for "
+            f"example with: iconv -f latin1 -t utf-8 {path}"
         ) from error
-    except pd.errors.EmptyDataError:
-        raise ValueError(f"{path} is empty: write a first line `prompt_id,prompt`, then the "
-                         "prompts") from None  # fmt: skip
-    except (pd.errors.ParserError, ValueError) as error:
+    except (csv.Error, ValueError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
-    raise ValueError(f"{path} ends in {path.suffix!r}: prompt files end in {', '.join(FORMATS)}")
+    columns = list(dict.fromkeys([*header, *(name for _, row in rows for name in row)]))
+    # A column that no row has is missing, as the caller will say; an empty file has none to check.
+    given = [name for name in columns if not rows or any(name in row for _, row in rows)]
+    return pd.DataFrame([row for _, row in rows], columns=given), [line for line, _ in rows]
 
 
-def _read_lines(path: Path) -> pd.DataFrame:
+def _read_csv(path: Path) -> tuple[list[str], list[Row]]:
+    """Header and rows. Every row has as many fields as the header, so no comma shifts a prompt."""
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file, strict=True)
+        header = next(reader, None)
+        if header is None:
+            raise ValueError("it is empty; write a first line `prompt_id,prompt`, then the prompts")
+        twice = {name for name in header if header.count(name) > 1}
+        if twice:
+            raise ValueError(f"two columns are named {', '.join(sorted(twice))}")
+        rows, line = [], reader.line_num + 1
+        for fields in reader:
+            if fields and len(fields) != len(header):
+                raise ValueError(
+                    f"line {line} has {len(fields)} fields, the first line has {len(header)}: put "
+                    "a prompt with a comma in double quotes"
+                )
+            if fields:
+                rows.append((line, dict(zip(header, fields, strict=True))))
+            line = reader.line_num + 1
+    return header, rows
+
+
+def _read_json_lines(path: Path) -> Iterator[Row]:
+    """One JSON object a line; empty lines are left out."""
+    for number, line in _lines(path):
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"line {number} is not JSON ({error})") from error
+        if not isinstance(row, dict):
+            raise ValueError(f"line {number} is no JSON object: write {{...}} on each line")
+        yield number, row
+
+
+def _read_lines(path: Path) -> Iterator[Row]:
     """One prompt a line; empty lines are left out and do not move the ids of the others."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    rows = [(f"p{number:05d}", line.strip()) for number, line in enumerate(lines) if line.strip()]
-    return pd.DataFrame(rows, columns=list(REQUIRED), dtype=str)
+    for number, line in _lines(path):
+        yield number, {"prompt_id": f"p{number - 1:05d}", "prompt": line.strip()}
 
 
-def _check_rows(table: pd.DataFrame, path: Path) -> None:
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines that are not empty, with their numbers, as editors count them."""
+    # Not str.splitlines: that also breaks at U+2028 and form feeds inside a prompt.
+    for number, line in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), start=1):
+        if line.strip():
+            yield number, line
+
+
+def _check_rows(table: pd.DataFrame, lines: list[int], path: Path) -> None:
     """Raise one ValueError that names every bad row (the first twenty of them)."""
+    unit = "row" if path.suffix.lower() == ".parquet" else "line"
     problems: list[str] = []
     first_line: dict[str, int] = {}
-    # A CSV's first prompt is on line 2; a quoted line break shifts later ones, as in any editor.
-    header_lines = 1 if path.suffix.lower() == ".csv" else 0
-    for row, (prompt_id, prompt) in enumerate(
-        zip(table["prompt_id"], table["prompt"], strict=True)
-    ):
-        line = row + header_lines + 1
+    for line, prompt_id, prompt in zip(lines, table["prompt_id"], table["prompt"], strict=True):
         if not isinstance(prompt_id, str) or not isinstance(prompt, str):
-            problems.append(f"line {line}: prompt_id and prompt must be text")
+            problems.append(f"{unit} {line}: prompt_id and prompt must be text")
             continue
         try:
             check_prompt_id(prompt_id)
         except ValueError as error:
-            problems.append(f"line {line}: {error}")
+            problems.append(f"{unit} {line}: {error}")
         if prompt_id in first_line:
             problems.append(
-                f"line {line}: prompt id {prompt_id!r} is already on line {first_line[prompt_id]}: "
-                "each id may stand once"
+                f"{unit} {line}: prompt id {prompt_id!r} is already on {unit} "
+                f"{first_line[prompt_id]}: each id may stand once"
             )
         first_line.setdefault(prompt_id, line)
         if not prompt.strip():
-            problems.append(f"line {line}: the prompt of {prompt_id!r} is empty")
+            problems.append(f"{unit} {line}: the prompt of {prompt_id!r} is empty")
     if problems:
         shown = "\n  ".join(problems[:MAX_PROBLEMS_SHOWN])
         more = len(problems) - MAX_PROBLEMS_SHOWN

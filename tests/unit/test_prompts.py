@@ -1,0 +1,183 @@
+"""Prompt files: what is read, and that each fault is named with its line."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from distillery.config import Prompts, PromptsJob
+from distillery.prompts import RESERVED, read_prompts
+from distillery.stages.prompts import make_prompt_table
+
+GOOD = "prompt_id,prompt\na,a red dog\nb,a blue cat\n"
+
+
+def write(folder: Path, text: str | bytes, name: str = "prompts.csv") -> Path:
+    path = folder / name
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+def refused(path: Path) -> str:
+    """The message of a file that must be refused; it names the file."""
+    with pytest.raises(ValueError, match=r".") as caught:
+        read_prompts(path)
+    assert str(path) in str(caught.value)
+    return str(caught.value)
+
+
+def test_reads_csv_in_the_order_of_the_file(tmp_path: Path) -> None:
+    table = read_prompts(write(tmp_path, "prompt,prompt_id\nlast,z\nfirst,a\n"))
+    assert list(table.columns) == ["prompt_id", "prompt"]
+    assert table["prompt_id"].tolist() == ["z", "a"]
+
+
+def test_nothing_is_guessed_to_be_a_number_or_missing(tmp_path: Path) -> None:
+    table = read_prompts(write(tmp_path, "prompt_id,prompt,note\n007,NA,\n1e3,null,1.50\n"))
+    assert table.to_dict("list") == {
+        "prompt_id": ["007", "1e3"],
+        "prompt": ["NA", "null"],
+        "note": ["", "1.50"],
+    }
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.csv does not exist"):
+        read_prompts(tmp_path / "nowhere.csv")
+
+
+@pytest.mark.parametrize("name", ["p.csv", "p.txt", "p.jsonl"])
+def test_an_empty_file_is_refused(tmp_path: Path, name: str) -> None:
+    assert "empty" in refused(write(tmp_path, "", name)) or "no prompts" in refused(tmp_path / name)
+
+
+def test_only_a_header_is_refused(tmp_path: Path) -> None:
+    assert "holds no prompts" in refused(write(tmp_path, "prompt_id,prompt\n"))
+
+
+def test_a_missing_column_is_named_with_those_that_are_there(tmp_path: Path) -> None:
+    message = refused(write(tmp_path, "id;prompt\na;b\n"))
+    assert "no column prompt_id and no column prompt" in message
+    assert "id;prompt" in message
+
+
+def test_another_ending_is_refused(tmp_path: Path) -> None:
+    assert ".csv, .txt, .jsonl, .parquet" in refused(write(tmp_path, GOOD, "prompts.xlsx"))
+
+
+@pytest.mark.parametrize("prompt_id", ["a/b", "..", "a..b", "", ".hidden", "ü", "a b", "x" * 129])
+def test_an_id_that_cannot_name_a_folder_is_refused(tmp_path: Path, prompt_id: str) -> None:
+    message = refused(write(tmp_path, f'prompt_id,prompt\nok,fine\n"{prompt_id}",text\n'))
+    assert "line 3" in message
+    assert "cannot name a folder" in message
+
+
+def test_every_bad_row_is_named_with_its_line(tmp_path: Path) -> None:
+    text = 'prompt_id,prompt\na,"two\nlines"\n\nb,\na,again\n'
+    message = refused(write(tmp_path, text))
+    assert "line 5: the prompt of 'b' is empty" in message
+    assert "line 6: prompt id 'a' is already on line 2" in message
+
+
+def test_many_bad_rows_are_counted(tmp_path: Path) -> None:
+    rows = "".join(f"p{row},\n" for row in range(30))
+    assert "and 10 more" in refused(write(tmp_path, "prompt_id,prompt\n" + rows))
+
+
+@pytest.mark.parametrize("rows", ["a,cat,dog\nb,cat,dog\n", "a,red\nb,cat,dog\n", "a\n"])
+def test_an_unquoted_comma_never_shifts_a_prompt(tmp_path: Path, rows: str) -> None:
+    message = refused(write(tmp_path, "prompt_id,prompt\n" + rows))
+    assert "fields, the first line has 2" in message
+    assert "double quotes" in message
+
+
+def test_a_torn_quote_is_refused(tmp_path: Path) -> None:
+    assert "cannot be read" in refused(write(tmp_path, 'prompt_id,prompt\na,"open\n'))
+
+
+def test_a_column_name_twice_is_refused(tmp_path: Path) -> None:
+    assert "two columns are named prompt" in refused(
+        write(tmp_path, "prompt_id,prompt,prompt\na,b,c\n")
+    )
+
+
+@pytest.mark.parametrize("name", ["p.csv", "p.txt", "p.jsonl"])
+def test_text_that_is_not_utf8_is_refused(tmp_path: Path, name: str) -> None:
+    message = refused(write(tmp_path, b"prompt_id,prompt\na,caf\xe9\n", name))
+    assert "0xe9" in message
+    assert "iconv" in message
+
+
+@pytest.mark.parametrize("name", ["p.csv", "p.txt", "p.jsonl"])
+def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path, name: str) -> None:
+    texts = {"p.csv": GOOD, "p.txt": "a red dog\n", "p.jsonl": '{"prompt_id":"a","prompt":"b"}\n'}
+    table = read_prompts(write(tmp_path, b"\xef\xbb\xbf" + texts[name].encode(), name))
+    assert "\ufeff" not in table.iloc[0, 1]
+
+
+@pytest.mark.parametrize("column", RESERVED)
+def test_a_column_of_the_samples_table_is_refused(tmp_path: Path, column: str) -> None:
+    message = refused(write(tmp_path, f"prompt_id,prompt,{column}\na,b,c\n"))
+    assert f"columns named {column}" in message
+
+
+def test_txt_has_an_id_a_line(tmp_path: Path) -> None:
+    table = read_prompts(write(tmp_path, "one\r\n\n  three \u2028 still three\n", "p.txt"))
+    assert table["prompt_id"].tolist() == ["p00000", "p00002"]
+    assert table["prompt"].tolist() == ["one", "three \u2028 still three"]
+
+
+def test_jsonl_keeps_extra_columns_and_their_types(tmp_path: Path) -> None:
+    rows = [
+        {"prompt_id": "001", "prompt": "a", "date": "2020-01-01", "score": 3},
+        {"prompt_id": "002", "prompt": "b", "date": "2020-01-02", "score": 4},
+    ]
+    text = "\n\n".join(json.dumps(row) for row in rows)
+    assert read_prompts(write(tmp_path, text, "p.jsonl")).to_dict("records") == rows
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("{", "line 3 is not JSON"),
+        ("[1]", "line 3 is no JSON object"),
+        ('{"prompt_id": 7, "prompt": "x"}', "line 3: prompt_id and prompt must be text"),
+        ('{"prompt_id": "b"}', "line 3: prompt_id and prompt must be text"),
+    ],
+)
+def test_a_bad_json_line_is_named(tmp_path: Path, line: str, problem: str) -> None:
+    text = f'{{"prompt_id": "a", "prompt": "x"}}\n\n{line}\n'
+    assert problem in refused(write(tmp_path, text, "p.jsonl"))
+
+
+def test_jsonl_without_prompts_says_so(tmp_path: Path) -> None:
+    assert "no column prompt " in refused(write(tmp_path, '{"prompt_id": "a"}\n', "p.jsonl"))
+
+
+def test_parquet_keeps_extra_columns(tmp_path: Path) -> None:
+    table = pd.DataFrame({"style": [1, 2], "prompt": ["x", "y"], "prompt_id": ["a", "b"]})
+    table.to_parquet(tmp_path / "p.parquet", index=False)
+    found = read_prompts(tmp_path / "p.parquet")
+    assert list(found.columns) == ["prompt_id", "prompt", "style"]
+    assert found["style"].tolist() == [1, 2]
+
+
+def test_a_bad_parquet_file_or_row_is_named(tmp_path: Path) -> None:
+    assert "cannot be read" in refused(write(tmp_path, "no parquet", "p.parquet"))
+    table = pd.DataFrame({"prompt_id": ["a", "b"], "prompt": ["x", None]})
+    table.to_parquet(tmp_path / "q.parquet", index=False)
+    assert "row 2: prompt_id and prompt must be text" in refused(tmp_path / "q.parquet")
+
+
+def test_the_stage_writes_a_split_with_its_extra_columns(tmp_path: Path) -> None:
+    train = write(tmp_path, GOOD, "train.csv")
+    held_out = write(tmp_path, "prompt_id,prompt,style\nc,a bird,oil\n", "eval.csv")
+    job = PromptsJob(prompts=Prompts(train=str(train), eval=str(held_out)))
+    for split, ids in (("train", ["a", "b"]), ("eval", ["c"])):
+        make_prompt_table(job, split, tmp_path / f"{split}.parquet")  # type: ignore[arg-type]
+        assert pd.read_parquet(tmp_path / f"{split}.parquet")["prompt_id"].tolist() == ids
+    assert pd.read_parquet(tmp_path / "eval.parquet")["style"].tolist() == ["oil"]
+    first = (tmp_path / "eval.parquet").read_bytes()
+    make_prompt_table(job, "eval", tmp_path / "eval.parquet")
+    assert (tmp_path / "eval.parquet").read_bytes() == first
