@@ -5,23 +5,25 @@ that to results/{run}/config/{stage}.json, and a stage reads it back with `read_
 of a section reruns exactly what depends on it, and a queued job cannot pick up a later edit.
 """
 
-from pathlib import Path, PurePosixPath
+import json
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from distillery.files import JsonObject, canonical_json, read_json
+from distillery.files import JsonObject, read_json
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 Split = Literal["train", "eval"]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 Count = Annotated[int, Field(ge=1)]
+Momentum = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Section(BaseModel):
     """Base of every section: immutable, exact types, no unknown keys."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class Prompts(Section):
@@ -121,7 +123,7 @@ class Training(Section):
         0, description="samples over which the learning rate rises from zero"
     )
     weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="decoupled, of AdamW")
-    betas: tuple[float, float] = Field((0.9, 0.95), description="momenta of AdamW")
+    betas: tuple[Momentum, Momentum] = Field((0.9, 0.95), description="momenta of AdamW")
     max_grad_norm: Annotated[float, Field(gt=0)] = Field(
         1.0, description="the gradient's norm is clipped to it"
     )
@@ -320,7 +322,7 @@ def freeze(config: Config, stage: str) -> dict[str, Any]:
 
     `stage` is a key of `JOBS`, or `samples-{model}` for a key of `config.samples.models`.
     """
-    if stage.startswith("samples-"):
+    if stage.removeprefix("samples-") in config.samples.models and stage.startswith("samples-"):
         job: Section = SamplesJob(
             seed=config.seed,
             teacher=config.teacher,
@@ -366,15 +368,22 @@ def parse_config(raw: JsonObject, source: str) -> Config:
 def parse(model: type[Job], raw: JsonObject, source: str) -> Job:
     """Validate through JSON, which strict mode needs for tuples, and explain what is wrong."""
     try:
-        return model.model_validate_json(canonical_json(raw))
+        return model.model_validate_json(json.dumps(raw, default=_refuse))
     except ValidationError as error:
         problems = "\n".join(f"  {_explain(model, details)}" for details in error.errors())
         raise ValueError(f"{source} cannot be used:\n{problems}") from None
 
 
+def _refuse(value: object) -> None:
+    """YAML knows more types than JSON does, dates above all."""
+    raise ValueError(
+        f"YAML takes {value} for a {type(value).__name__}: put it in quotes if text is meant"
+    )
+
+
 def _explain(model: type[BaseModel], details: Any) -> str:
     """One line about one of pydantic's errors: key, value given, what is allowed."""
-    key = ".".join(str(part) for part in details["loc"])
+    key = ".".join(str(part) for part in details["loc"] if part != "[key]")
     given = details.get("input")
     match details["type"]:
         case "extra_forbidden":
@@ -400,7 +409,7 @@ def _known_keys(model: type[BaseModel], location: tuple[str | int, ...]) -> set[
         field = model.model_fields.get(str(part))
         if field is not None and isinstance(field.annotation, type):
             model = field.annotation if issubclass(field.annotation, BaseModel) else model
-        elif field is not None or part in ("models",):
+        elif field is not None:  # samples.models, the one mapping from free names to a section
             model = SampledModel
     return set(model.model_fields)
 
@@ -412,8 +421,3 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def run_folder(config: Config) -> PurePosixPath:
-    """Where a run's files lie, relative to the repository."""
-    return PurePosixPath("results") / config.run

@@ -1,0 +1,232 @@
+"""The configuration: what is refused and how it is said, and what each stage is frozen with."""
+
+import copy
+import datetime
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from distillery.config import (
+    JOBS,
+    Config,
+    Prompts,
+    SamplesJob,
+    TrainingJob,
+    freeze,
+    parse_config,
+    read_job,
+)
+from distillery.files import write_json
+
+REPOSITORY = Path(__file__).parents[2]
+SHIPPED = sorted((REPOSITORY / "config").rglob("*.yaml"))
+RUN: dict[str, Any] = {
+    "run": "test",
+    "prompts": {"train": "train.csv", "eval": "eval.csv"},
+    "teacher": {"path": "teacher", "height": 96, "width": 96},
+    "targets": {"steps": 24, "guidance_scale": 4.0, "batch_size": 16},
+    "training": {"num_samples": 640, "global_batch_size": 32, "log_every_samples": 320},
+    "samples": {
+        "models": {
+            "teacher": {"source": "teacher"},
+            "teacher-4-steps": {"source": "teacher", "steps": 4},
+            "student": {"source": "student"},
+        }
+    },
+    "evaluation": {"judge": "judge"},
+}
+
+
+def changed(**changes: Any) -> dict[str, Any]:
+    """A configuration with keys replaced; `targets__steps` is the key targets.steps."""
+    raw = copy.deepcopy(RUN)
+    for key, value in changes.items():
+        *sections, last = key.split("__")
+        section = raw
+        for name in sections:
+            section = section.setdefault(name, {})
+        section[last] = value
+    return raw
+
+
+def without(*keys: str) -> dict[str, Any]:
+    raw = copy.deepcopy(RUN)
+    section = raw
+    for name in keys[:-1]:
+        section = section[name]
+    del section[keys[-1]]
+    return raw
+
+
+def refused(raw: dict[str, Any]) -> str:
+    with pytest.raises(ValueError, match=r".") as caught:
+        parse_config(raw, "my.yaml")
+    return str(caught.value)
+
+
+def stages(config: Config) -> list[str]:
+    return [*JOBS, *(f"samples-{model}" for model in config.samples.models)]
+
+
+def frozen(raw: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    config = parse_config(raw, "my.yaml")
+    return {stage: freeze(config, stage) for stage in stages(config)}
+
+
+def stages_changed_by(**changes: Any) -> set[str]:
+    before, after = frozen(RUN), frozen(changed(**changes))
+    return {stage for stage in before if before[stage] != after[stage]}
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_every_shipped_configuration_is_valid(path: Path) -> None:
+    parse_config(yaml.safe_load(path.read_text(encoding="utf-8")), str(path))
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"sed": 1}, ["my.yaml", "sed is not a key", "seed"]),
+        ({"targets__step": 1}, ["targets.step is not a key", "steps"]),
+        (
+            {"samples__models__teacher__step": 4},
+            ["samples.models.teacher.step is not a key", "guidance_scale, source, steps"],
+        ),
+        ({"targets": None}, ["targets is None"]),
+        ({"targets__steps": "many"}, ["targets.steps is 'many'"]),
+        ({"targets__steps": True}, ["targets.steps is True"]),
+        ({"targets__steps": 24.5}, ["targets.steps is 24.5"]),
+        ({"training__learning_rate": "1e-4"}, ["'1e-4'", "write 1.0e-4"]),
+        ({"targets__steps": "24"}, ["'24'", "leave out quotes"]),
+        ({"training__learning_rate": float("inf")}, ["training.learning_rate is inf"]),
+        ({"training__learning_rate": float("nan")}, ["training.learning_rate is nan"]),
+        ({"training__learning_rate": 0}, ["training.learning_rate is 0"]),
+        ({"training__betas": [0.9]}, ["training.betas.1 is missing"]),
+        ({"training__betas": [0.9, 1.0]}, ["training.betas.1 is 1.0"]),
+        ({"targets__guidance_scale": 0.5}, ["targets.guidance_scale is 0.5"]),
+        ({"run": "a/b"}, ["run is 'a/b'"]),
+        ({"run": datetime.date(2026, 1, 1)}, ["2026-01-01", "quotes"]),
+        ({"samples__models": {}}, ["samples.models"]),
+        ({"samples__models": {"a b": {"source": "teacher"}}}, ["samples.models.a b"]),
+        ({"evaluation__reference": "nobody"}, ["'nobody'", "teacher, teacher-4-steps, student"]),
+        ({"student__init": "layers"}, ["student.layers is None"]),
+        ({"student__layers": [0]}, ["student.init is 'teacher'"]),
+        ({"student__init": "layers", "student__layers": [2, 1]}, ["ascending"]),
+        ({"student__init": "layers", "student__layers": []}, ["at least one block"]),
+    ],
+)
+def test_what_is_wrong_is_said(changes: dict[str, Any], parts: list[str]) -> None:
+    message = refused(changed(**changes))
+    for part in parts:
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [("run",), ("teacher", "path"), ("targets", "steps"), ("training",), ("prompts", "eval")],
+)
+def test_a_missing_key_is_named(keys: tuple[str, ...]) -> None:
+    assert f"{'.'.join(keys)} is missing" in refused(without(*keys))
+
+
+def test_all_problems_are_named_at_once() -> None:
+    message = refused(changed(sed=1, targets__steps="x"))
+    assert "sed is not a key" in message
+    assert "targets.steps is 'x'" in message
+
+
+@pytest.mark.parametrize(
+    ("changes", "advice"),
+    [
+        ({"targets__steps": 25}, "25 must be a multiple of 4; use 24 or 28"),
+        ({"targets__steps": 3}, "3 must be a multiple of 4; use 4"),
+        ({"targets__chunk_size": 60}, "60 must be a multiple of 16; use 48 or 64"),
+        ({"student__steps": 3}, "4 must be a multiple of 3; use 3 or 6"),
+        ({"training__num_samples": 100}, "100 must be a multiple of 32; use 96 or 128"),
+        ({"training__micro_batch_size": 12}, "32 must be a multiple of 12; use 24 or 36"),
+        ({"training__save_every_samples": 31}, "31 must be a multiple of 32; use 32"),
+    ],
+)
+def test_counts_that_do_not_fit_come_with_the_nearest_that_do(
+    changes: dict[str, Any], advice: str
+) -> None:
+    assert advice in refused(changed(**changes))
+
+
+def test_lists_become_tuples() -> None:
+    raw = changed(student__init="layers", student__layers=[0, 2], training__betas=[0.8, 0.9])
+    config = parse_config(raw, "my.yaml")
+    assert config.student.layers == (0, 2)
+    assert config.training.betas == (0.8, 0.9)
+
+
+OF_TEACHER = {"samples-teacher", "samples-teacher-4-steps"}
+ALL_SAMPLES = OF_TEACHER | {"samples-student"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "stages"),
+    [
+        ({"training__learning_rate": 1e-3}, {"training"}),
+        ({"targets__guidance_scale": 2.0}, {"targets", "export", *OF_TEACHER}),
+        ({"targets__num_shards": 9}, {"targets", "export"}),
+        (
+            {"teacher__negative_prompt": "x"},
+            {"embeddings", "targets", "training", "export", *ALL_SAMPLES},
+        ),
+        ({"embeddings__batch_size": 5}, {"embeddings"}),
+        ({"prompts__eval": "x.csv"}, {"prompts"}),
+        ({"student__steps": 2}, {"training", "export", "samples-student"}),
+        ({"seed": 5}, {"targets", "training", *ALL_SAMPLES}),
+        ({"samples__batch_size": 5}, ALL_SAMPLES),
+        ({"samples__num_shards": 5}, set()),
+        ({"samples__models__student__steps": 2}, {"samples-student"}),
+        ({"evaluation__num_resamples": 5}, {"evaluation"}),
+        ({"hardware__cpu_threads": 2}, set()),
+        ({"run": "other"}, set()),
+    ],
+)
+def test_a_key_changes_the_stages_that_depend_on_it(
+    changes: dict[str, Any], stages: set[str]
+) -> None:
+    assert stages_changed_by(**changes) == stages | {"report"}
+
+
+def test_a_frozen_job_survives_its_file(tmp_path: Path) -> None:
+    config = parse_config(changed(student__init="layers", student__layers=[0, 1]), "my.yaml")
+    for stage in stages(config):
+        path = tmp_path / f"{stage}.json"
+        write_json(path, freeze(config, stage))
+        job = read_job(path, JOBS.get(stage, SamplesJob))
+        assert job.model_dump(mode="json") == json.loads(path.read_text())
+    assert read_job(tmp_path / "training.json", TrainingJob).student.layers == (0, 1)
+    assert read_job(tmp_path / "report.json", Config) == config
+
+
+@pytest.mark.parametrize("stage", ["embeddings", "targets", "training", "samples-student"])
+def test_costly_stages_carry_their_version(stage: str) -> None:
+    assert frozen(RUN)[stage]["version"] >= 1
+
+
+@pytest.mark.parametrize("stage", ["samples-nobody", "nothing"])
+def test_an_unknown_stage_is_refused(stage: str) -> None:
+    with pytest.raises(ValueError, match=f"no stage '{stage}'"):
+        freeze(parse_config(RUN, "my.yaml"), stage)
+
+
+def test_open_settings_of_a_sampled_model_are_filled() -> None:
+    found = {
+        name.removeprefix("samples-"): (job["sampling"]["steps"], job["sampling"]["guidance_scale"])
+        for name, job in frozen(RUN).items()
+        if name in ALL_SAMPLES
+    }
+    assert found == {"teacher": (24, 4.0), "teacher-4-steps": (4, 4.0), "student": (4, 1.0)}
+
+
+def test_sections_cannot_be_changed() -> None:
+    prompts = Prompts(train="a", eval="b")
+    with pytest.raises(ValueError, match="frozen"):
+        prompts.train = "c"  # type: ignore[misc]
