@@ -18,8 +18,9 @@ JsonObject = Mapping[str, Any]
 def atomic_path(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; on success flush it to disk and rename it to `path`.
 
-    A reader sees the old content or the new, never a part. On an error the temporary file or
-    folder is removed and `path` stays as it was.
+    A reader sees the old content or the new, never a part; a folder is absent for a moment between
+    the removal of the old and the renaming of the new. On an error the temporary file or folder is
+    removed and `path` stays as it was.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
@@ -28,7 +29,8 @@ def atomic_path(path: Path) -> Iterator[Path]:
     temporary.unlink()
     try:
         yield temporary
-        _sync(temporary)
+        for written in (temporary, *temporary.rglob("*")):
+            _sync(written)
         if temporary.is_dir() and path.is_dir():
             shutil.rmtree(path)
         temporary.replace(path)

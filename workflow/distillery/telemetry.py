@@ -124,7 +124,7 @@ def reporting(
     reporter.info(f"{stage} done in {end_s - begin_s:.1f} s")
 
 
-def _placement() -> dict[str, str | None]:
+def _placement() -> dict[str, Any]:
     """Which devices this process may see, and which SLURM job and node it runs in."""
     names = {
         "visible_devices": "CUDA_VISIBLE_DEVICES",
