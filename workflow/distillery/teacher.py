@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from distillery.config import Dtype, Teacher
 from distillery.families import Family, family_of
@@ -14,6 +14,14 @@ from distillery.families.protocol import Pipeline, Scheduler
 from distillery.files import hash_json, read_json
 
 INDEX = "model_index.json"
+MODEL_CONFIG = "config.json"
+CONFIGS = {
+    "Scheduler": "scheduler_config.json",
+    "Tokenizer": "tokenizer_config.json",
+    "Processor": "preprocessor_config.json",
+    "FeatureExtractor": "preprocessor_config.json",
+}
+"""Part of a component's class name to the file that describes it; a model has `MODEL_CONFIG`."""
 HASHED_BYTES = 1 << 20
 """Of each end of a weights file. Hashing all of a 60 GB teacher would take minutes in each job."""
 
@@ -58,7 +66,7 @@ def check_complete(folder: Path) -> None:
         file
         for name, value in index.items()
         if _is_component(value)
-        for file in _missing(folder / name)
+        for file in _missing(folder / name, class_name=value[1])
     ]
     if missing:
         raise FileNotFoundError(
@@ -72,17 +80,19 @@ def _is_component(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 2 and None not in value
 
 
-def _missing(component: Path) -> list[str]:
+def _missing(component: Path, class_name: str) -> list[str]:
     """What a component's folder lacks, as paths relative to the pipeline's folder."""
     if not component.is_dir():
         return [component.name]
+    config = next((CONFIGS[kind] for kind in CONFIGS if kind in class_name), MODEL_CONFIG)
+    if not (component / config).is_file():
+        return [f"{component.name}/{config}"]
     indices = sorted(component.glob("*.safetensors.index.json"))
     named = {file for index in indices for file in read_json(index)["weight_map"].values()}
     lacking = [
         f"{component.name}/{file}" for file in sorted(named) if not (component / file).is_file()
     ]
-    needs_weights = (component / "config.json").is_file()
-    if needs_weights and not named and not any(component.glob("*.safetensors")):
+    if config == MODEL_CONFIG and not named and not any(component.glob("*.safetensors")):
         lacking.append(f"{component.name}/*.safetensors")
     return lacking
 
@@ -95,7 +105,10 @@ def fingerprint(folder: Path) -> str:
     """
     entries = {}
     for path in sorted(folder.rglob("*")):
-        if not path.is_file() or path.name.startswith(".") or path.suffix == ".md":
+        name = path.relative_to(folder)
+        # Downloads leave folders such as .cache/huggingface, with times in them.
+        is_hidden = any(part.startswith(".") for part in name.parts)
+        if not path.is_file() or is_hidden or path.suffix == ".md":
             continue
         size = path.stat().st_size
         digest = hashlib.sha256()
@@ -104,7 +117,7 @@ def fingerprint(folder: Path) -> str:
             if size > HASHED_BYTES:
                 file.seek(max(HASHED_BYTES, size - HASHED_BYTES))
                 digest.update(file.read())
-        entries[path.relative_to(folder).as_posix()] = f"{size}:{digest.hexdigest()}"
+        entries[name.as_posix()] = f"{size}:{digest.hexdigest()}"
     return hash_json(entries)
 
 
@@ -171,13 +184,27 @@ def load_skeleton(folder: Path, family: Family) -> Pipeline:
 
 
 def count_parameters(folder: Path) -> dict[str, int]:
-    """Parameters of each component, read from the headers of its weight files."""
+    """Parameters of each component, read from the headers of its weight files.
+
+    Raises ValueError for a truncated file, or one that Git LFS has not fetched.
+    """
     counts = {}
     for component in sorted(path for path in folder.iterdir() if path.is_dir()):
         count = 0
         for path in component.glob("*.safetensors"):
-            with safe_open(path, framework="pt") as file:
-                count += sum(prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+            try:
+                count += _count(path)
+            except SafetensorError as error:
+                raise ValueError(
+                    f"{path} is damaged ({error}): copy or download it again; if it is tiny, fetch "
+                    "it with git lfs pull"
+                ) from error
         if count:
             counts[component.name] = count
     return counts
+
+
+def _count(path: Path) -> int:
+    """Numbers in a weights file, by its header."""
+    with safe_open(path, framework="pt") as file:
+        return sum(prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
