@@ -27,7 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--run", type=Path, required=True, help="results/{run}")
     parser.add_argument("--output", type=Path, required=True, help="the HTML file")
     parser.add_argument("--metrics", type=Path, required=True, help="the JSON file")
-    parser.add_argument("--log", type=Path, help="log file; without it, log to the terminal")
+    parser.add_argument(
+        "--log-file", dest="log", type=Path, help="log file; without it, log to the terminal"
+    )
     args = parser.parse_args(argv)
 
     def body() -> None:

@@ -14,8 +14,9 @@ from transformers import CLIPConfig, CLIPModel, CLIPProcessor, CLIPTokenizer
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from distillery.config import Evaluation, EvaluationJob
-from distillery.evaluation.evaluate import evaluate
+from distillery.evaluation.evaluate import evaluate, summarise
 from distillery.evaluation.judge import count_cut_prompts, embed_images, embed_prompts, load_judge
+from distillery.evaluation.manifests import read_samples
 from distillery.evaluation.metrics import IDENTICAL_PSNR_DB
 from distillery.telemetry import Reporter
 
@@ -177,6 +178,19 @@ def test_summary_matches_the_rows(run):
     assert quality["models"]["teacher"]["network_calls"] == 48
     assert quality["models"]["student"]["network_calls"] == 4
     assert set(quality["models"]["student"]["against"]) == {"teacher", "few"}
+
+
+def test_retrieval_counts_first_places_only(run):
+    """Of 24 pictures 6 are found first, 6 second: R@1 is a quarter."""
+    samples = {model: read_samples(model, path) for model, path in run.manifests.items()}
+    scores = {
+        model: found.table[["prompt_id", "index"]].assign(
+            clip_score=0.5, rank=[1, 2, 3, 4] * 6, latents_mse=0.0, psnr_db=30.0
+        )
+        for model, found in samples.items()
+    }
+    quality = summarise(run.job, samples, scores)
+    assert quality["models"]["student"]["retrieval_r1"]["mean"] == 0.25
 
 
 def test_equal_inputs_give_equal_bytes(run):

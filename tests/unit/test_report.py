@@ -342,3 +342,8 @@ def test_diverged_training_is_drawn_and_told(folder, tmp_path):
 
 def test_templates_lie_where_the_report_looks():
     assert (Path(report.TEMPLATES) / "report.html.j2").is_file()
+
+
+def test_text_in_a_plot_is_escaped():
+    drawing = plots.tag("text", "<b>&", x=1.5, class_='a"b')
+    assert drawing == '<text x="1.5" class="a&#34;b">&lt;b&gt;&amp;</text>'

@@ -93,6 +93,13 @@ def test_processes_that_share_a_device_get_rows_of_their_own():
     attempts = find_attempts(events)
     worker = find_workers(attempts, RunClock.of(attempts))[0]
     assert [len(lane) for lane in worker.lanes] == [2, 1]
+    assert worker.peak_memory_bytes is None
+
+
+def test_peak_memory_is_the_largest_told():
+    told = [event("work", "train", 0, 1, 8, peak_memory_bytes=number) for number in (5, 9, 7)]
+    attempts = find_attempts(told)
+    assert find_workers(attempts, RunClock.of(attempts))[0].peak_memory_bytes == 9
 
 
 @pytest.mark.parametrize(

@@ -175,6 +175,7 @@ class Timings:
                     "busy_s": worker.busy_s,
                     "span_s": worker.span_s,
                     "utilisation": worker.utilisation,
+                    "peak_memory_bytes": worker.peak_memory_bytes,
                 }
                 for worker in self.workers
             ],

@@ -69,6 +69,7 @@ class Worker:
         lanes: its attempts, in rows that do not overlap (processes may share a CPU).
         busy_s: time in which at least one of them worked.
         span_s: from its first sign of life to its last, without the run's pauses.
+        peak_memory_bytes: the most that one of its processes reported; None if none did.
     """
 
     host: str
@@ -76,6 +77,7 @@ class Worker:
     lanes: tuple[tuple[Attempt, ...], ...]
     busy_s: float
     span_s: float
+    peak_memory_bytes: int | None
 
     @property
     def utilisation(self) -> float | None:
@@ -197,9 +199,19 @@ def find_workers(attempts: Sequence[Attempt], clock: RunClock) -> list[Worker]:
             busy_s=length(span for attempt in tries for span in attempt.busy),
             span_s=clock.at(max(attempt.end_s for attempt in tries))
             - clock.at(min(attempt.begin_s for attempt in tries)),
+            peak_memory_bytes=_peak_memory_bytes(tries),
         )
         for (host, device), tries in sorted(by_device.items())
     ]
+
+
+def _peak_memory_bytes(attempts: Iterable[Attempt]) -> int | None:
+    """The largest `peak_memory_bytes` among the events' facts."""
+    events = (event for attempt in attempts for event in attempt.work)
+    said = [
+        event.facts["peak_memory_bytes"] for event in events if event.facts.get("peak_memory_bytes")
+    ]
+    return max((int(number) for number in said), default=None)
 
 
 def _lanes(attempts: Iterable[Attempt]) -> tuple[tuple[Attempt, ...], ...]:
