@@ -42,13 +42,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--losses", type=Path, required=True, help="table to write")
     parser.add_argument("--telemetry", type=Path, help="default: results/{run}/telemetry")
     arguments = parser.parse_args(argv)
-    stop = StopRequest()
-    stop.listen()
     finished = False
 
     def body() -> None:
         nonlocal finished
-        finished = run(arguments, stop)
+        stop = StopRequest()
+        with stop.listening():
+            finished = run(arguments, stop)
 
     status = explain_errors(body)
     return status or (0 if finished else EXIT_INTERRUPTED)

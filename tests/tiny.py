@@ -197,20 +197,21 @@ def write_training_job(folder: Path, *, steps: int = 4, seed: int = 0, **trainin
     write_json(folder / "config" / "training.json", job)
 
 
-def train_arguments(folder: Path) -> list[str]:
-    """The command line of scripts/train.py for a tiny run."""
+def train_arguments(folder: Path, output: Path | None = None) -> list[str]:
+    """The command line of scripts/train.py: data from one folder, config and results in another."""
+    output = output or folder
     places = {
-        "--config": "config/training.json",
-        "--student": "student/initial",
-        "--targets": "targets/manifest.json",
-        "--embeddings": "embeddings/train/manifest.json",
-        "--prompts": "prompts/train.parquet",
-        "--checkpoints": "student/checkpoints",
-        "--trained": "student/trained",
-        "--losses": "student/loss.parquet",
-        "--log": "logs/train.log",
+        "--student": folder / "student/initial",
+        "--targets": folder / "targets/manifest.json",
+        "--embeddings": folder / "embeddings/train/manifest.json",
+        "--prompts": folder / "prompts/train.parquet",
+        "--config": output / "config/training.json",
+        "--checkpoints": output / "student/checkpoints",
+        "--trained": output / "student/trained",
+        "--losses": output / "student/loss.parquet",
+        "--log": output / "logs/train.log",
     }
-    return [word for option, place in places.items() for word in (option, str(folder / place))]
+    return [word for option, place in places.items() for word in (option, str(place))]
 
 
 def _write_embeddings(root: Path, table: pd.DataFrame, chunk_size: int, seed: int) -> str:

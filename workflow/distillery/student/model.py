@@ -22,10 +22,7 @@ def load_denoiser(folder: Path, dtype: torch.dtype) -> Denoiser:
     """
     import diffusers
 
-    if not (folder / CONFIG).is_file():
-        raise FileNotFoundError(
-            f"{folder} holds no {CONFIG}: make it with scripts/build_student.py"
-        )
+    _check_there(folder)
     denoiser = diffusers.AutoModel.from_pretrained(str(folder), dtype=dtype, local_files_only=True)
     assert isinstance(denoiser, torch.nn.Module)
     return denoiser
@@ -56,5 +53,15 @@ def share(folder: Path) -> None:
 
 def hash_model(folder: Path) -> str:
     """A hash over every file of a model folder, wherever it lies."""
+    _check_there(folder)
     files = sorted(path for path in folder.iterdir() if path.is_file())
     return hash_json({path.name: hash_file(path) for path in files})
+
+
+def _check_there(folder: Path) -> None:
+    """Raise FileNotFoundError unless the folder holds a model."""
+    if not (folder / CONFIG).is_file():
+        raise FileNotFoundError(
+            f"{folder} holds no {CONFIG}: scripts/build_student.py makes a student, scripts/train.py "
+            "a trained one"
+        )

@@ -2,6 +2,8 @@
 
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
@@ -26,10 +28,15 @@ class StopRequest:
         """Whether a signal has come."""
         return self.signal is not None
 
-    def listen(self) -> None:
-        """Take over the signals; main thread only."""
-        for number in SIGNALS:
-            signal.signal(number, self._handle)
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Take the signals over, and give them back at the end; main thread only."""
+        before = {number: signal.signal(number, self._handle) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def _handle(self, number: int, _: FrameType | None) -> None:
         """Note the first signal; a person who asks again is not made to wait."""

@@ -1,0 +1,130 @@
+"""The order of the samples, and what one sample is."""
+
+from collections import Counter
+
+import pytest
+import tiny
+import torch
+from distillery.config import Training
+from distillery.files import read_json, write_json
+from distillery.schedule import from_prediction
+from distillery.store.trajectories import TrajectoryStore
+from distillery.training.dataset import Batches, Order, SegmentDataset
+from distillery.training.distributed import Place
+
+TARGETS, EMBEDDINGS, PROMPTS = (
+    "targets/manifest.json",
+    "embeddings/train/manifest.json",
+    "prompts/train.parquet",
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    tiny.make_tiny_store(folder, num_prompts=5, samples_per_prompt=2)
+    return folder
+
+
+def open_dataset(folder, steps=4):
+    return SegmentDataset(folder / TARGETS, folder / EMBEDDINGS, folder / PROMPTS, steps)
+
+
+def training(**changes):
+    return Training(**(tiny.TRAINING | {"num_samples": 96} | changes))
+
+
+def test_an_epoch_holds_every_item_once_and_epochs_differ():
+    order = Order(num_items=40, seed=3)
+    epochs = [order.items(start, start + 40) for start in (0, 40, 80)]
+    assert all(sorted(epoch) == list(range(40)) for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2]
+    assert order.items(0, 40) != Order(40, seed=4).items(0, 40)
+
+
+def test_any_stretch_of_the_stream_is_the_same_however_it_is_cut():
+    order = Order(num_items=7, seed=0)
+    whole = order.items(0, 50)
+    assert [item for start in range(50) for item in order.items(start, start + 1)] == whole
+    assert order.items(5, 23) == whole[5:23]
+
+
+@pytest.mark.parametrize("num_processes", [1, 2, 3, 5])
+@pytest.mark.parametrize("micro_batch_size", [None, 1, 4])
+def test_every_number_of_processes_sees_the_same_global_batches(
+    run, num_processes, micro_batch_size
+):
+    settings = training(micro_batch_size=micro_batch_size)
+    dataset = open_dataset(run)
+    seen = []
+    for rank in range(num_processes):
+        batches = Batches(dataset, settings, 0, Place(rank, num_processes))
+        stream = list(batches.positions(16))
+        size = batches.num_micro_batches
+        seen.append([sum(stream[i : i + size], []) for i in range(0, len(stream), size)])
+    joined = [sum(parts, []) for parts in zip(*seen, strict=True)]
+    order = Order(dataset.num_items, 0)
+    assert joined == [order.items(start, start + 8) for start in range(16, 96, 8)]
+
+
+def test_more_processes_than_samples_in_a_batch_are_refused(run):
+    with pytest.raises(ValueError, match="global_batch_size is 8 and there are 9 processes"):
+        Batches(open_dataset(run), training(), 0, Place(0, 9))
+
+
+@pytest.mark.parametrize("steps", [4, 2, 1])
+def test_a_target_leads_from_one_stored_state_to_the_next(run, steps):
+    dataset, store = open_dataset(run, steps), TrajectoryStore(run / TARGETS)
+    items = list(range(dataset.num_items))
+    batch = dataset.__getitems__(items)
+    assert Counter(batch.segment.tolist()) == dict.fromkeys(range(steps), 10)
+    stride = 4 // steps
+    for row, item in enumerate(items):
+        trajectory, segment = divmod(item, steps)
+        here, there = store.states(trajectory, segment * stride, (segment + 1) * stride)
+        assert torch.equal(batch.noisy[row], here)
+        alpha, sigma = (
+            torch.tensor(values) for values in (dataset.grid.alphas, dataset.grid.sigmas)
+        )
+        clean, noise = from_prediction(
+            "flow_prediction", batch.target[row], here, alpha[segment], sigma[segment]
+        )
+        landed = alpha[segment + 1] * clean + sigma[segment + 1] * noise
+        torch.testing.assert_close(landed, there, rtol=1e-5, atol=1e-5)
+        assert batch.timestep[row].item() == store.schedule.timesteps[segment * stride]
+
+
+def test_prompts_are_padded_as_the_pipeline_pads_and_belong_to_their_trajectory(run):
+    dataset = open_dataset(run)
+    batch = dataset.__getitems__([0, 8, 16, 24])
+    embeds = batch.conditioning["prompt_embeds"]
+    assert embeds.shape == (4, tiny.MAX_TOKENS, tiny.TEXT_FEATURES)
+    assert dataset.name(24) == "p003/0 segment 0 (row 3)"
+    alone = dataset.__getitems__([24]).conditioning["prompt_embeds"][0]
+    assert torch.equal(alone, embeds[3])
+    assert not embeds[0][6:].any()
+
+
+def test_whole_timesteps_stay_whole(run):
+    assert open_dataset(run).__getitems__([0, 1]).timestep.dtype == torch.int64
+
+
+def test_embeddings_of_another_recipe_are_refused(run, tmp_path):
+    other = tmp_path / "other"
+    tiny.make_tiny_store(other, num_prompts=5, samples_per_prompt=2, seed=1)
+    with pytest.raises(ValueError, match="rerun the targets"):
+        SegmentDataset(run / TARGETS, other / EMBEDDINGS, run / PROMPTS, 4)
+
+
+def test_steps_that_do_not_divide_the_segments_are_refused(run):
+    with pytest.raises(ValueError, match="student.steps is 3.*use 1 or 2 or 4 steps"):
+        open_dataset(run, 3)
+
+
+def test_a_schedule_off_the_stored_knots_is_refused(tmp_path):
+    tiny.make_tiny_store(tmp_path)
+    manifest = read_json(tmp_path / TARGETS)
+    manifest["recipe"]["scheduler"]["flow_shift"] = 3.001
+    write_json(tmp_path / TARGETS, manifest)
+    with pytest.raises(ValueError, match="would sample at timesteps"):
+        open_dataset(tmp_path)

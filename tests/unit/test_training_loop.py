@@ -1,0 +1,309 @@
+"""One process: what a training reads, writes, refuses, and where it goes on."""
+
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import tiny
+import torch
+from distillery.files import read_json, write_json
+from distillery.student.model import hash_model
+from distillery.telemetry import read_events
+from distillery.training import checkpoint, loop
+from safetensors.torch import load_file, save_file
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+WEIGHTS = "student/trained/diffusion_pytorch_model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    tiny.make_tiny_run(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def undisturbed(data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    assert train(data, folder) == 0
+    return folder
+
+
+def train(data, output, **settings):
+    """Run scripts/train.py in this process."""
+    sys.path.insert(0, str(SCRIPTS))
+    import train as script
+
+    tiny.write_training_job(output, **settings)
+    return script.main(tiny.train_arguments(data, output))
+
+
+def outputs(folder):
+    """The bytes of everything that a training declares."""
+    files = [*sorted((folder / "student/trained").iterdir()), folder / "student/loss.parquet"]
+    return {path.name: path.read_bytes() for path in files}
+
+
+def checkpoints(folder):
+    return sorted((folder / "student/checkpoints").glob("*/samples-*"))
+
+
+def test_a_training_writes_a_diffusers_model_and_its_losses(data, undisturbed):
+    import diffusers
+
+    model = diffusers.AutoModel.from_pretrained(str(undisturbed / "student/trained"))
+    assert type(model).__name__ == "WanTransformer3DModel"
+    losses = pd.read_parquet(undisturbed / "student/loss.parquet")
+    assert losses["samples_seen"].tolist() == list(range(8, 72, 8))
+    assert list(losses.columns) == [
+        "samples_seen", "loss", "grad_norm", "learning_rate",
+        "loss_segment_0", "loss_segment_1", "loss_segment_2", "loss_segment_3",
+    ]  # fmt: skip
+    assert read_json(undisturbed / "student/trained/distillery.json")["samples_seen"] == 64
+    assert "_name_or_path" not in read_json(undisturbed / "student/trained/config.json")
+
+
+def test_the_same_training_gives_the_same_bytes(data, undisturbed, tmp_path):
+    assert train(data, tmp_path) == 0
+    assert outputs(tmp_path) == outputs(undisturbed)
+
+
+def test_other_seeds_give_other_weights(data, undisturbed, tmp_path):
+    assert train(data, tmp_path, seed=1) == 0
+    assert outputs(tmp_path) != outputs(undisturbed)
+
+
+def test_a_student_learns(data, tmp_path):
+    settings = {"num_samples": 1600, "log_every_samples": 160, "save_every_samples": 1600}
+    assert train(data, tmp_path, **settings, learning_rate=1e-2, ema_half_life_samples=0) == 0
+    losses = pd.read_parquet(tmp_path / "student/loss.parquet")["loss"]
+    assert losses.iloc[-1] < 0.5 * losses.iloc[0]
+
+
+def test_small_micro_batches_change_nothing_but_rounding(data, undisturbed, tmp_path):
+    assert train(data, tmp_path, micro_batch_size=2) == 0
+    ours, theirs = load_file(tmp_path / WEIGHTS), load_file(undisturbed / WEIGHTS)
+    for name in theirs:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-5, atol=1e-5)
+
+
+def test_averaged_weights_are_exported(data, undisturbed, tmp_path):
+    newest = checkpoints(undisturbed)[-1]
+    average, last = load_file(newest / checkpoint.AVERAGE), load_file(newest / checkpoint.WEIGHTS)
+    exported = load_file(undisturbed / WEIGHTS)
+    assert all(torch.equal(exported[name], average[name]) for name in average)
+    assert any(not torch.equal(exported[name], last[name]) for name in last)
+    assert train(data, tmp_path, ema_half_life_samples=0) == 0
+    last = load_file(checkpoints(tmp_path)[-1] / checkpoint.WEIGHTS)
+    exported = load_file(tmp_path / WEIGHTS)
+    assert all(torch.equal(exported[name], last[name]) for name in last)
+
+
+def test_only_the_student_and_stored_numbers_are_opened(data, tmp_path, monkeypatch):
+    """T1: no teacher, no text encoder, no VAE, whatever the class that would load it."""
+    import diffusers
+    import transformers
+    from diffusers.models.modeling_utils import ModelMixin
+
+    loaded = []
+    load = ModelMixin.from_pretrained.__func__
+
+    def note(cls, path, *args, **kwargs):
+        loaded.append(str(path))
+        return load(cls, path, *args, **kwargs)
+
+    def refuse(*args, **kwargs):
+        raise AssertionError(f"the trainer loads {args}")
+
+    monkeypatch.setattr(ModelMixin, "from_pretrained", classmethod(note))
+    monkeypatch.setattr(diffusers.DiffusionPipeline, "from_pretrained", refuse)
+    monkeypatch.setattr(transformers.PreTrainedModel, "from_pretrained", refuse)
+    for name in ("find_teacher", "load_pipeline", "load_scheduler"):
+        monkeypatch.setattr(f"distillery.teacher.{name}", refuse)
+    moved = tmp_path / "data"
+    shutil.copytree(data, moved, ignore=shutil.ignore_patterns("teacher"))
+    assert train(moved, tmp_path) == 0
+    assert loaded == [str(moved / "student/initial")]
+
+
+def test_the_untrained_student_stays_as_it_was(data, undisturbed):
+    before = read_json(undisturbed / "student/trained/distillery.json")["recipe"]["initial"]
+    assert hash_model(data / "student/initial") == before
+
+
+def test_telemetry_holds_the_times_and_the_memory(undisturbed):
+    events = read_events(undisturbed / "telemetry")
+    assert [event.kind for event in events].count("work") == 8
+    work = [event for event in events if event.kind == "work"]
+    assert sum(event.num_items for event in work) == 64
+    assert all(event.facts["peak_memory_bytes"] > 1e6 for event in work)
+    assert {(event.stage, event.job) for event in events} == {("train", "train")}
+
+
+def test_a_finished_training_only_writes_its_outputs_again(data, undisturbed, tmp_path, monkeypatch):
+    shutil.copytree(undisturbed, tmp_path, dirs_exist_ok=True)
+    expected = outputs(tmp_path)
+    shutil.rmtree(tmp_path / "student/trained")
+    monkeypatch.setattr(loop, "accumulate_gradients", None)
+    assert train(data, tmp_path) == 0
+    assert outputs(tmp_path) == expected
+
+
+def interrupt_after(monkeypatch, num_updates):
+    """Send this process SIGTERM in the middle of an update."""
+    calls = []
+    original = loop.set_learning_rate
+
+    def send(optimizer, learning_rate):
+        calls.append(learning_rate)
+        if len(calls) == num_updates:
+            os.kill(os.getpid(), signal.SIGTERM)
+        original(optimizer, learning_rate)
+
+    monkeypatch.setattr(loop, "set_learning_rate", send)
+
+
+@pytest.mark.parametrize("num_updates", [1, 3])
+def test_sigterm_saves_and_the_next_start_ends_as_if_nothing_was(
+    data, undisturbed, tmp_path, monkeypatch, num_updates
+):
+    interrupt_after(monkeypatch, num_updates)
+    # The signal comes after the reduction that carries it, so one more update is made.
+    assert train(data, tmp_path, log_every_samples=8) == 75
+    assert [path.name for path in checkpoints(tmp_path)][-1] == f"samples-{8 * num_updates + 8:012d}"
+    assert not (tmp_path / "student/trained").exists()
+    monkeypatch.undo()
+    assert train(data, tmp_path) == 0
+    assert outputs(tmp_path) == outputs(undisturbed)
+
+
+def test_losses_of_an_interval_survive_an_interruption(data, tmp_path, monkeypatch):
+    """The checkpoint falls between two rows of the loss history."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    settings = {"num_samples": 96, "log_every_samples": 48}
+    assert train(data, whole, **settings) == 0
+    interrupt_after(monkeypatch, 3)
+    assert train(data, parts, **settings) == 75
+    monkeypatch.undo()
+    assert train(data, parts, **settings) == 0
+    assert outputs(parts) == outputs(whole)
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[-10] ^= 1
+    path.write_bytes(bytes(content))
+
+
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [
+        (checkpoint.WEIGHTS, truncate),
+        (checkpoint.OPTIMIZER, flip),
+        (checkpoint.AVERAGE, Path.unlink),
+        (checkpoint.LOSSES, truncate),
+        (checkpoint.STATE, Path.unlink),
+        (checkpoint.STATE, truncate),
+    ],
+)
+def test_a_damaged_checkpoint_is_passed_over(data, undisturbed, tmp_path, caplog, file, damage):
+    shutil.copytree(undisturbed, tmp_path, dirs_exist_ok=True)
+    newest = checkpoints(tmp_path)[-1]
+    damage(newest / file)
+    assert train(data, tmp_path) == 0
+    log = (tmp_path / "logs/train.log").read_text()
+    assert f"{newest} is passed over" in log
+    assert f"goes on from {newest.parent / 'samples-000000000048'}" in log
+    assert outputs(tmp_path) == outputs(undisturbed)
+
+
+def test_only_the_last_checkpoints_are_kept(undisturbed):
+    assert [path.name for path in checkpoints(undisturbed)] == [
+        "samples-000000000048",
+        "samples-000000000064",
+    ]
+
+
+def test_a_changed_recipe_starts_anew_and_keeps_the_old_checkpoints(data, undisturbed, tmp_path):
+    shutil.copytree(undisturbed, tmp_path, dirs_exist_ok=True)
+    assert train(data, tmp_path, learning_rate=2e-3) == 0
+    assert len(checkpoints(tmp_path)) == 4
+    assert outputs(tmp_path) != outputs(undisturbed)
+
+
+def test_settings_of_the_machine_do_not_start_anew(data, undisturbed, tmp_path):
+    shutil.copytree(undisturbed, tmp_path, dirs_exist_ok=True)
+    settings = {"micro_batch_size": 4, "keep_checkpoints": 5, "timeout_s": 7}
+    assert train(data, tmp_path, **settings) == 0
+    assert "goes on from" in (tmp_path / "logs/train.log").read_text()
+
+
+def test_what_a_killed_process_left_half_written_is_removed(data, tmp_path):
+    assert train(data, tmp_path) == 0
+    half = checkpoints(tmp_path)[0].parent / ".samples-000000000064.x1.tmp"
+    half.mkdir()
+    assert train(data, tmp_path) == 0
+    assert not half.exists()
+
+
+def poison(data, value):
+    """Put `value` in the last state of the first trajectory, past every check of the stores."""
+    path = next((data / "targets").glob("*/chunk-000000.safetensors"))
+    tensors = load_file(path)
+    tensors["noisy"][0, -1, 0] = value
+    save_file(tensors, path)
+
+
+def test_a_loss_that_is_not_finite_names_its_sample_before_any_update(data, tmp_path, capsys):
+    poisoned = tmp_path / "data"
+    shutil.copytree(data, poisoned)
+    poison(poisoned, float("nan"))
+    assert train(poisoned, tmp_path, num_samples=48, log_every_samples=48) == 1
+    message = capsys.readouterr().err
+    assert "nothing was updated" in message
+    assert "1 samples have such a loss; they are: p000/0 segment 3 (row 0)" in message
+    for path in checkpoints(tmp_path):
+        assert all(tensor.isfinite().all() for tensor in load_file(path / checkpoint.WEIGHTS).values())
+
+
+def test_a_gradient_that_is_not_finite_stops_too(data, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *_: torch.tensor(float("inf")))
+    assert train(data, tmp_path) == 1
+    assert "0 samples have such a loss; its batch is: p0" in capsys.readouterr().err
+
+
+def test_float16_is_refused_with_a_reason(data, tmp_path, capsys):
+    assert train(data, tmp_path, dtype="float16") == 1
+    assert "loss scaling" in capsys.readouterr().err
+
+
+def test_bfloat16_keeps_float32_weights(data, tmp_path):
+    assert train(data, tmp_path, dtype="bfloat16") == 0
+    weights = load_file(tmp_path / WEIGHTS)
+    assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
+
+
+def test_a_store_of_another_recipe_is_refused(data, tmp_path, capsys):
+    moved = tmp_path / "data"
+    shutil.copytree(data, moved)
+    manifest = read_json(moved / "targets/manifest.json")
+    manifest["recipe"]["embeddings"] = "0" * 64
+    write_json(moved / "targets/manifest.json", manifest)
+    assert train(moved, tmp_path) == 1
+    assert "rerun the targets" in capsys.readouterr().err
+
+
+def test_a_student_that_was_not_built_is_explained(data, tmp_path, capsys):
+    moved = tmp_path / "data"
+    shutil.copytree(data, moved, ignore=shutil.ignore_patterns("student"))
+    assert train(moved, tmp_path) == 1
+    assert "build_student.py" in capsys.readouterr().err

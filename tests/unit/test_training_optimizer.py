@@ -1,0 +1,43 @@
+"""The learning rate and the averaged weights, both by samples."""
+
+import pytest
+import tiny
+import torch
+from distillery.config import Training
+from distillery.training.optimizer import ema_decay, learning_rate_at, update_ema
+
+
+def training(**changes):
+    return Training(**(tiny.TRAINING | changes))
+
+
+def test_the_learning_rate_rises_linearly_then_falls_to_almost_nothing():
+    settings = training(num_samples=800, warmup_samples=80, global_batch_size=8)
+    rates = [learning_rate_at(seen, settings) for seen in range(0, 800, 8)]
+    assert rates[0] > 0
+    assert rates[1] / rates[0] == pytest.approx(3.0, rel=1e-2)
+    assert max(rates) <= settings.learning_rate
+    assert 0 < rates[-1] < 1e-3 * settings.learning_rate
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+
+
+def test_a_constant_learning_rate_is_constant_after_the_rise():
+    settings = training(schedule="constant", warmup_samples=16)
+    assert learning_rate_at(16, settings) == settings.learning_rate
+    assert learning_rate_at(56, settings) == settings.learning_rate
+    assert learning_rate_at(0, settings) == pytest.approx(settings.learning_rate / 4)
+
+
+@pytest.mark.parametrize("global_batch_size", [1, 8, 32])
+def test_after_the_half_life_half_of_the_old_average_is_left(global_batch_size):
+    settings = training(
+        global_batch_size=global_batch_size,
+        ema_half_life_samples=64,
+        num_samples=64,
+        log_every_samples=64,
+        save_every_samples=64,
+    )
+    averages, parameters = [torch.ones(3)], [torch.zeros(3)]
+    for _ in range(64 // global_batch_size):
+        update_ema(averages, parameters, ema_decay(settings))
+    torch.testing.assert_close(averages[0], torch.full((3,), 0.5))
