@@ -16,7 +16,7 @@ from distillery.identity import check_prompt_id
 REQUIRED = ("prompt_id", "prompt")
 RESERVED = (
     "index", "noise_seed", "file", "sha256", "latents_file", "latents_sha256", "model", "steps",
-    "guidance_scale", "network_calls", "width", "height", "shard",
+    "guidance_scale", "network_calls", "width", "height", "recipe", "shard",
 )  # fmt: skip
 """Columns of the samples' manifest that are ours; a prompt file's own stand beside them."""
 FORMATS = (".csv", ".txt", ".jsonl", ".parquet")

@@ -1,6 +1,6 @@
 """The merge stages: many shards to one manifest, complete and verified."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -18,27 +18,55 @@ def merge_samples(shards: Sequence[Path], output: Path) -> None:
     """Join the shards' tables in the prompt table's order, after looking at every file.
 
     Raises:
-        ValueError: a picture or its latents are missing or damaged, or stand in two shards.
+        ValueError: a shard is missing or of another recipe; a picture or its latents are missing or
+            damaged, or stand in two shards.
     """
-    parts = [pd.read_parquet(path) for path in shards]
+    parts = {path: pd.read_parquet(path) for path in shards}
     # An empty shard has no column types of its own to offer.
-    table = pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)
+    filled = sorted((path for path in shards if len(parts[path])), key=lambda p: _place(parts[p]))
+    _check_set(parts, filled)
+    table = pd.concat([parts[path] for path in filled], ignore_index=True)
     duplicated = table.duplicated(["prompt_id", "index"])
     if duplicated.any():
         raise ValueError(
             f"{table.loc[duplicated, 'file'].iloc[0]} stands in two of the shards "
             f"{', '.join(map(str, shards))}: delete the stale one and rerun"
         )
-    for row in table.to_dict("records"):
-        for file, digest in (
-            (row["file"], row["sha256"]),
-            (row["latents_file"], row["latents_sha256"]),
-        ):
-            path = output.parent / file
-            if not path.is_file() or hash_file(path) != digest:
-                raise ValueError(
-                    f"{path} is missing or damaged: delete {shards[row['shard']]} and rerun, "
-                    "only what is missing is made again"
-                )
+    for path in filled:
+        _verify(path, parts[path], output.parent)
     with atomic_path(output) as temporary:
         table.drop(columns="shard").to_parquet(temporary, index=False)
+
+
+def _place(part: pd.DataFrame) -> tuple[int, int]:
+    """(i, n) of a shard that is not empty."""
+    shard, _, whole = str(part["shard"].iloc[0]).partition("/")
+    return int(shard), int(whole)
+
+
+def _check_set(parts: Mapping[Path, pd.DataFrame], filled: Sequence[Path]) -> None:
+    """Raise ValueError unless these are all shards of one recipe."""
+    if not filled:
+        raise ValueError(f"there is no picture in {', '.join(map(str, parts))}")
+    wholes = sorted({_place(parts[path])[1] for path in filled})
+    if wholes != [len(parts)]:
+        raise ValueError(
+            f"these are {len(parts)} shards of a set of {' and '.join(map(str, wholes))}: merge "
+            "all shards of one run"
+        )
+    recipes = {recipe: path for path in filled for recipe in parts[path]["recipe"].unique()}
+    if len(recipes) != 1:
+        named = ", ".join(f"{path} has {recipe[:12]}" for recipe, path in recipes.items())
+        raise ValueError(f"the shards are of different recipes ({named}): delete the stale one")
+
+
+def _verify(shard: Path, part: pd.DataFrame, folder: Path) -> None:
+    """Compare every file of a shard with its hash."""
+    for kind, digest in (("file", "sha256"), ("latents_file", "latents_sha256")):
+        for name, expected in zip(part[kind], part[digest], strict=True):
+            path = folder / name
+            if not path.is_file() or hash_file(path) != expected:
+                raise ValueError(
+                    f"{path} is missing or damaged: delete {shard} and rerun, only what is missing "
+                    "is made again"
+                )

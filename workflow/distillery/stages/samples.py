@@ -14,6 +14,7 @@ from distillery.families import Family, Request
 from distillery.families.protocol import Pipeline
 from distillery.files import atomic_path, hash_file, hash_json
 from distillery.identity import SampleId, draw_noise, noise_seed
+from distillery.prompts import REQUIRED, RESERVED
 from distillery.stages.targets import all_samples
 from distillery.store.chunks import ChunkIdentity, is_intact, write_chunk
 from distillery.store.embeddings import EmbeddingStore
@@ -24,6 +25,8 @@ from distillery.trajectory import record
 
 PNG_COMPRESSION = 1
 """zlib level. A 1024 px picture takes 92 ms of a core at level 1 and 241 ms at the default 6."""
+
+MAX_FAILURES_SHOWN = 20
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,8 @@ def make_samples(
         reporter: of this job.
 
     Raises:
-        ValueError: some prompts failed; all others were made first.
+        ValueError: some prompts failed, all others were made first; or there is no pipeline folder
+            for a student, or one for a teacher.
     """
     table = pd.read_parquet(inputs.prompts)
     painter = Painter(job, inputs, table, output.parent, device)
@@ -79,12 +83,12 @@ def make_samples(
     if failures:
         raise ValueError(
             f"{len(failures)} of {last - first} pictures could not be made, the others are saved:"
-            + "".join(f"\n  {failure}" for failure in failures)
+            + "".join(f"\n  {failure}" for failure in failures[:MAX_FAILURES_SHOWN])
+            + "\n  the log names all of them" * (len(failures) > MAX_FAILURES_SHOWN)
         )
-    records = [painter.describe(row, model, shard[0]) for row in range(first, last)]
-    columns = list(painter.describe_columns())
+    records = [painter.describe(row, model, shard) for row in range(first, last)]
     with atomic_path(output) as temporary:
-        pd.DataFrame(records, columns=columns).to_parquet(temporary, index=False)
+        pd.DataFrame(records, columns=painter.columns()).to_parquet(temporary, index=False)
 
 
 def _make_batch(painter: "Painter", rows: Sequence[int], reporter: Reporter) -> list[str]:
@@ -97,7 +101,7 @@ def _make_batch(painter: "Painter", rows: Sequence[int], reporter: Reporter) -> 
             return painter.paint(rows, missing)
     except (ValueError, RuntimeError) as error:
         names = ", ".join(painter.samples[row].prompt_id for row in rows)
-        reporter.warning(f"a batch failed ({names}): {error}")
+        reporter.info(f"a batch failed ({names}): {error}")
         return [f"{painter.samples[row].prompt_id}: {error}" for row in missing]
 
 
@@ -108,6 +112,7 @@ class Painter:
         self, job: SamplesJob, inputs: Inputs, table: pd.DataFrame, root: Path, device: torch.device
     ) -> None:
         """Nothing heavy is loaded until the first missing picture."""
+        _check_source(job, inputs.pipeline)
         self.job = job
         self.table = table
         self.root = root
@@ -223,7 +228,7 @@ class Painter:
         with atomic_path(self._picture(sample)) as temporary:
             picture.save(temporary, format="PNG", pnginfo=text, compress_level=PNG_COMPRESSION)
 
-    def describe(self, row: int, model: str, shard: int) -> dict[str, Any]:
+    def describe(self, row: int, model: str, shard: tuple[int, int]) -> dict[str, Any]:
         """One row of the manifest, with the user's own columns last."""
         sample, sampling = self.samples[row], self.job.sampling
         picture, latents = self._picture(sample), self._latents(sample)
@@ -244,21 +249,29 @@ class Painter:
             "network_calls": sampling.steps * (2 if guided else 1),
             "width": self.job.teacher.width,
             "height": self.job.teacher.height,
-            "shard": shard,
+            "recipe": self.recipe_hash,
+            "shard": f"{shard[0]}/{shard[1]}",
             **{name: prompt_row[name] for name in self._extra_columns()},
         }
 
     def _extra_columns(self) -> list[str]:
         """The user's own columns of the prompt file."""
-        return [name for name in self.table.columns if name not in ("prompt_id", "prompt")]
+        return [name for name in self.table.columns if name not in REQUIRED]
 
-    def describe_columns(self) -> tuple[str, ...]:
+    def columns(self) -> list[str]:
         """The names in `describe`, for a shard without pictures."""
-        return (
-            "prompt_id", "prompt", "index", "noise_seed", "file", "sha256", "latents_file",
-            "latents_sha256", "model", "steps", "guidance_scale", "network_calls", "width",
-            "height", "shard", *self._extra_columns(),
-        )  # fmt: skip
+        return [*REQUIRED, *RESERVED, *self._extra_columns()]
+
+
+def _check_source(job: SamplesJob, pipeline: Path | None) -> None:
+    """Raise ValueError where the teacher would be sampled for the student, or the reverse."""
+    source = job.sampling.source
+    if (source == "student") != (pipeline is not None):
+        given = "none is given" if pipeline is None else f"{pipeline} is given"
+        raise ValueError(
+            f"this model samples the {source} and as its pipeline {given}: use --pipeline with the "
+            "student's folder for a student, and not at all for the teacher"
+        )
 
 
 def _is_picture(path: Path, identity: ChunkIdentity) -> bool:
