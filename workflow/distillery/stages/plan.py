@@ -6,11 +6,14 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from distillery.config import Config, TargetsJob
-from distillery.files import write_json
+from distillery.config import Config, EmbeddingsJob, TargetsJob
+from distillery.families import Family
+from distillery.files import hash_json, write_json
 from distillery.hardware import describe_hardware
 from distillery.prompts import read_prompts
+from distillery.stages.embeddings import embeddings_recipe
 from distillery.stages.targets import targets_recipe
+from distillery.store.chunks import chunk_folder
 from distillery.teacher import (
     count_parameters,
     family_in,
@@ -58,12 +61,12 @@ def make_plan(config: Config, output: Path) -> None:
     folder = find_teacher(config.teacher)
     _check_judge(config)
     family = family_in(folder)
-    job = TargetsJob(seed=config.seed, teacher=config.teacher, targets=config.targets)
-    targets_recipe(job, family, load_scheduler(folder), fingerprint(folder), embeddings_hash="")
+    recipe = _recipe(config, folder, family)
     skeleton = load_skeleton(folder, family)
     shape = family.latent_shape(skeleton, config.teacher.height, config.teacher.width)
     work = plan_work(config, num_prompts, shape)
-    disk = check_disk(work, output.parent)
+    chunks = chunk_folder(output.parent / "targets", hash_json(recipe))
+    disk = check_disk(work, output.parent, chunks)
     plan = {
         "run": config.run,
         "teacher": {
@@ -79,6 +82,15 @@ def make_plan(config: Config, output: Path) -> None:
         "advice": advise(config, work),
     }
     write_json(output, plan)
+
+
+def _recipe(config: Config, folder: Path, family: Family) -> dict[str, Any]:
+    """The recipe that the targets will have; raises ValueError for an impossible grid."""
+    teacher_hash = fingerprint(folder)
+    encoding = EmbeddingsJob(teacher=config.teacher, embeddings=config.embeddings)
+    embeddings_hash = hash_json(embeddings_recipe(encoding, family, teacher_hash))
+    job = TargetsJob(seed=config.seed, teacher=config.teacher, targets=config.targets)
+    return targets_recipe(job, family, load_scheduler(folder), teacher_hash, embeddings_hash)
 
 
 def plan_work(config: Config, num_prompts: dict[str, int], shape: tuple[int, ...]) -> Work:
@@ -97,12 +109,12 @@ def plan_work(config: Config, num_prompts: dict[str, int], shape: tuple[int, ...
     )
 
 
-def check_disk(work: Work, folder: Path) -> dict[str, Any]:
-    """Compare the planned size with the free space; what is there already counts as free."""
+def check_disk(work: Work, folder: Path, chunks: Path) -> dict[str, Any]:
+    """Compare the planned size with the free space of `folder`; finished `chunks` need no more."""
     folder.mkdir(parents=True, exist_ok=True)
     planned = int(work.num_trajectories * work.trajectory_bytes * HEADROOM)
     free = shutil.disk_usage(folder).free
-    present = sum(path.stat().st_size for path in folder.glob("targets/*/chunk-*.safetensors"))
+    present = sum(path.stat().st_size for path in chunks.glob("chunk-*.safetensors"))
     if planned > free + present:
         raise ValueError(
             f"the targets need {planned / GIB:.1f} GiB, {folder} has {free / GIB:.1f} GiB free: "
@@ -161,7 +173,7 @@ def summary(plan: dict[str, Any]) -> str:
         f"{work['teacher_calls']} network calls",
         f"  disk          {disk['planned_bytes'] / GIB:.2f} GiB planned, "
         f"{disk['free_bytes'] / GIB:.1f} GiB free",
-        f"  devices       {len(plan['hardware'].get('gpus', [])) or 'no'} GPU, "
-        f"{plan['hardware'].get('cpu_cores', '?')} cores",
+        f"  devices       {len(plan['hardware']['gpus']) or 'no'} GPU, "
+        f"{plan['hardware']['num_cores']} cores",
     ]
     return "\n".join([*lines, *(f"  note          {line}" for line in plan["advice"])])
