@@ -130,10 +130,12 @@ class Wan:
         First order UniPC with data prediction is DDIM (Zhao et al. 2023, arXiv:2302.04867, §3.4),
         which for a flow is the Euler step. Its grid of k steps is part of the grid of any multiple.
         """
-        if type(scheduler).__name__ != "UniPCMultistepScheduler":
+        is_unipc = type(scheduler).__name__ == "UniPCMultistepScheduler"
+        if not (is_unipc and scheduler.config.use_flow_sigmas):
             raise ValueError(
-                f"the teacher's scheduler is {type(scheduler).__name__}, whose grid of a few steps "
-                "is not part of its grid of many: give the teacher folder a "
+                f"the teacher's scheduler is {type(scheduler).__name__}"
+                f"{' without use_flow_sigmas' if is_unipc else ''}, whose grid of a few steps is "
+                "not part of its grid of many: give the teacher folder a "
                 "UniPCMultistepScheduler with use_flow_sigmas: true, as Wan is released"
             )
         return type(scheduler).from_config(
