@@ -36,5 +36,5 @@ rule plan:
         exec python {input.script} \
             --config {input.config} \
             --output {output} \
-            --log {log}
+            --log-file {log}
         """

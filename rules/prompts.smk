@@ -17,7 +17,7 @@ rule prompts:
             --config {input.config} \
             --split {wildcards.split} \
             --output {output} \
-            --log {log}
+            --log-file {log}
         """
 
 
@@ -43,5 +43,5 @@ rule embeddings:
             --prompts {input.prompts} \
             --output {output} \
             --cpu-threads {resources.cpu_threads} \
-            --log {log}
+            --log-file {log}
         """

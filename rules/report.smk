@@ -26,7 +26,7 @@ rule evaluate:
             --quality {output.quality} \
             --scores {output.scores} \
             --cpu-threads {resources.cpu_threads} \
-            --log {log}
+            --log-file {log}
         """
 
 
@@ -61,5 +61,5 @@ rule report:
             --run {RUN} \
             --output {output.html} \
             --metrics {output.metrics} \
-            --log {log}
+            --log-file {log}
         """

@@ -39,7 +39,7 @@ rule samples:
             --shard {wildcards.shard}/{params.num_shards} \
             --output {output} \
             --cpu-threads {resources.cpu_threads} \
-            --log {log} {params.pipeline}
+            --log-file {log} {params.pipeline}
         """
 
 
@@ -60,5 +60,5 @@ rule merge_samples:
         """
         exec python {input.script} samples {input.shards} \
             --output {output} \
-            --log {log}
+            --log-file {log}
         """

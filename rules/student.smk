@@ -16,7 +16,7 @@ rule build_student:
         exec python scripts/build_student.py \
             --config {input.config} \
             --output {output} \
-            --log {log}
+            --log-file {log}
         """
 
 
@@ -56,7 +56,7 @@ rule train:
             --trained {output.student} \
             --losses {output.loss} \
             --cpu-threads {resources.cpu_threads} \
-            --log {log}
+            --log-file {log}
         """
 
 
@@ -78,5 +78,5 @@ rule export:
             --student {input.student} \
             --targets {input.targets} \
             --output {output} \
-            --log {log}
+            --log-file {log}
         """

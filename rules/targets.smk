@@ -29,7 +29,7 @@ rule targets:
             --shard {wildcards.shard}/{params.num_shards} \
             --output {output} \
             --cpu-threads {resources.cpu_threads} \
-            --log {log}
+            --log-file {log}
         """
 
 
@@ -50,5 +50,5 @@ rule merge_targets:
         """
         exec python {input.script} targets {input.shards} \
             --output {output} \
-            --log {log}
+            --log-file {log}
         """

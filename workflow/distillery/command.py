@@ -18,7 +18,9 @@ def logged_parser(description: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--log", type=Path, help="log file; without it, log to the terminal")
+    parser.add_argument(
+        "--log-file", dest="log", type=Path, help="log file; without it, log to the terminal"
+    )
     return parser
 
 
