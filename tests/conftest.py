@@ -1,0 +1,25 @@
+"""What all tests share: one tiny teacher, and one thread, since their number changes last bits."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny Wan; tests must not write into it."""
+    from tiny import make_tiny_wan
+
+    folder = tmp_path_factory.mktemp("teacher")
+    make_tiny_wan(folder)
+    return folder

@@ -1,0 +1,181 @@
+"""A tiny run whose stages are called in this process, as their scripts call them."""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from distillery.config import (
+    Config,
+    EmbeddingsJob,
+    SamplesJob,
+    Section,
+    TargetsJob,
+    freeze,
+    parse_config,
+    read_job,
+)
+from distillery.files import write_json
+from distillery.stages.embeddings import make_embeddings
+from distillery.stages.merge import merge_samples, merge_targets
+from distillery.stages.samples import Inputs, make_samples
+from distillery.stages.targets import make_targets
+from distillery.telemetry import Reporter
+from tiny import HEIGHT, MAX_TOKENS, WIDTH, tiny_prompts
+
+CPU = torch.device("cpu")
+SETTINGS: dict[str, Any] = {
+    "run": "tiny",
+    "teacher": {
+        "dtype": "float32",
+        "height": HEIGHT,
+        "width": WIDTH,
+        "max_sequence_length": MAX_TOKENS,
+        "negative_prompt": "the house",
+    },
+    "embeddings": {"batch_size": 3, "chunk_size": 4},
+    "targets": {
+        "steps": 4,
+        "guidance_scale": 3.0,
+        "num_segments": 2,
+        "batch_size": 2,
+        "chunk_size": 4,
+        "num_shards": 2,
+    },
+    "student": {"steps": 2},
+    "training": {
+        "num_samples": 8,
+        "global_batch_size": 8,
+        "dtype": "float32",
+        "log_every_samples": 8,
+        "save_every_samples": 8,
+    },
+    "samples": {
+        "num_shards": 2,
+        "batch_size": 2,
+        "models": {"teacher": {"source": "teacher"}, "student": {"source": "student"}},
+    },
+}
+
+
+def settings(folder: Path, teacher: Path, **changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A whole configuration; `changes` update sections, e.g. targets={"steps": 8}.
+
+    Writes the prompt files and a judge's config.json to `folder`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    table = tiny_prompts(9)
+    table["style"] = [f"style {row}" for row in range(len(table))]
+    table.to_csv(folder / "train.csv", index=False)
+    table.head(5).to_csv(folder / "eval.csv", index=False)
+    write_json(folder / "judge" / "config.json", {})
+    raw = copy.deepcopy(SETTINGS)
+    raw["teacher"]["path"] = str(teacher)
+    raw["prompts"] = {"train": str(folder / "train.csv"), "eval": str(folder / "eval.csv")}
+    raw["evaluation"] = {"judge": str(folder / "judge")}
+    for section, values in changes.items():
+        raw[section] = raw[section] | dict(values)
+    return raw
+
+
+@dataclass
+class Run:
+    """One run's folder and configuration, and its stages."""
+
+    folder: Path
+    config: Config
+
+    def job(self, stage: str, model: type[Section]) -> Any:
+        """The frozen configuration of a stage, through its file."""
+        path = self.folder / "config" / f"{stage}.json"
+        write_json(path, freeze(self.config, stage))
+        return read_job(path, model)
+
+    def reporter(self, job: str = "job") -> Reporter:
+        return Reporter(self.folder / "telemetry", "stage", job, "cpu")
+
+    def prompts(self, split: str) -> Path:
+        return self.folder / "prompts" / f"{split}.parquet"
+
+    def embeddings(self, split: str) -> Path:
+        return self.folder / "embeddings" / split / "manifest.json"
+
+    def encode(self, split: str) -> Path:
+        """Prompts and their embeddings; returns the manifest."""
+        self.prompts(split).parent.mkdir(parents=True, exist_ok=True)
+        table = pd.read_csv(getattr(self.config.prompts, split), dtype=str)
+        table.to_parquet(self.prompts(split), index=False)
+        make_embeddings(
+            self.job("embeddings", EmbeddingsJob),
+            self.prompts(split),
+            self.embeddings(split),
+            CPU,
+            self.reporter(),
+        )
+        return self.embeddings(split)
+
+    def targets(self, part: int = 0, num_shards: int = 1) -> Path:
+        """One shard of trajectories; returns its manifest."""
+        output = self.folder / "targets" / f"shard-{part}-of-{num_shards}.json"
+        make_targets(
+            self.job("targets", TargetsJob),
+            self.prompts("train"),
+            self.embeddings("train"),
+            (part, num_shards),
+            output,
+            CPU,
+            self.reporter(f"targets-{part}-of-{num_shards}"),
+        )
+        return output
+
+    def all_targets(self, num_shards: int = 1) -> Path:
+        """All shards, merged; returns the manifest."""
+        shards = [self.targets(part, num_shards) for part in range(num_shards)]
+        merge_targets(shards, self.folder / "targets" / "manifest.json")
+        return self.folder / "targets" / "manifest.json"
+
+    def chunks(self) -> dict[str, bytes]:
+        """Every chunk of trajectories by its name."""
+        paths = (self.folder / "targets").glob("*/chunk-*.safetensors")
+        return {path.name: path.read_bytes() for path in paths}
+
+    def samples(
+        self,
+        part: int = 0,
+        num_shards: int = 1,
+        model: str = "teacher",
+        pipeline: Path | None = None,
+    ) -> Path:
+        """One shard of pictures; returns its table."""
+        output = self.folder / "samples" / model / f"shard-{part}-of-{num_shards}.parquet"
+        make_samples(
+            self.job(f"samples-{model}", SamplesJob),
+            model,
+            Inputs(self.prompts("eval"), self.embeddings("eval"), pipeline),
+            (part, num_shards),
+            output,
+            CPU,
+            self.reporter(f"samples-{part}-of-{num_shards}"),
+        )
+        return output
+
+    def all_samples(self, num_shards: int = 1) -> Path:
+        """All shards of the teacher's pictures, merged; returns the manifest."""
+        shards = [self.samples(part, num_shards) for part in range(num_shards)]
+        merge_samples(shards, shards[0].parent / "manifest.parquet")
+        return shards[0].parent / "manifest.parquet"
+
+    def pictures(self) -> dict[str, bytes]:
+        """Every picture and its latents, by path."""
+        folder = self.folder / "samples"
+        paths = [*folder.glob("*/*/*.png"), *folder.glob("*/*/*.safetensors")]
+        return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+
+
+def make_run(folder: Path, teacher: Path, **changes: Mapping[str, Any]) -> Run:
+    """A run that has nothing yet; `changes` as in `settings`."""
+    return Run(folder / "results", parse_config(settings(folder, teacher, **changes), "tiny"))

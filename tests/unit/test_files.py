@@ -1,0 +1,91 @@
+"""Files are whole or absent, JSON has one form."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from distillery.files import (
+    atomic_path,
+    canonical_json,
+    hash_file,
+    hash_json,
+    read_json,
+    write_json,
+)
+
+
+def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+
+    def fail_midway() -> None:
+        with atomic_path(path) as temporary:
+            temporary.write_text("half")
+            raise RuntimeError("midway")
+
+    with pytest.raises(RuntimeError, match="midway"):
+        fail_midway()
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_nothing_is_seen_before_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "a.txt"
+    with atomic_path(path) as temporary:
+        temporary.write_text("new")
+        assert not path.exists()
+        assert temporary.parent == path.parent
+    assert path.read_text() == "new"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_forgetting_to_write_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), atomic_path(tmp_path / "a.txt"):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_replaces_a_folder(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    for content in ("old", "new"):
+        with atomic_path(path) as temporary:
+            (temporary / "deep").mkdir(parents=True)
+            (temporary / "deep" / content).write_text(content)
+    assert [file.name for file in (path / "deep").iterdir()] == ["new"]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_permissions_are_those_of_an_ordinary_file(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        write_json(tmp_path / "a.json", {})
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "a.json").stat().st_mode) == 0o640
+
+
+def test_json_has_one_form(tmp_path: Path) -> None:
+    one, other = {"b": [1, 2.5], "a": {"d": None, "c": "ü"}}, {"a": {"c": "ü", "d": None}}
+    other["b"] = [1, 2.5]  # type: ignore[assignment]
+    assert canonical_json(one) == canonical_json(other)
+    assert hash_json(one) == hash_json(other) != hash_json({**one, "b": [1, 2]})
+    write_json(tmp_path / "one.json", one)
+    write_json(tmp_path / "other.json", other)
+    assert hash_file(tmp_path / "one.json") == hash_file(tmp_path / "other.json")
+    assert read_json(tmp_path / "one.json") == one
+
+
+def test_no_nan_enters_a_recipe(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="JSON compliant"):
+        hash_json({"a": float("nan")})
+    with pytest.raises(ValueError, match="JSON compliant"):
+        write_json(tmp_path / "a.json", {"a": float("inf")})
+
+
+@pytest.mark.parametrize(("text", "problem"), [("{", "not valid JSON"), ("[1]", "JSON list")])
+def test_a_bad_json_file_is_named(tmp_path: Path, text: str, problem: str) -> None:
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(ValueError, match=rf"a\.json.*{problem}"):
+        read_json(tmp_path / "a.json")
