@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
         with stop.listening():
             finished = run(arguments, stop)
 
-    status = explain_errors(body)
+    status = explain_errors(body, arguments.log)
     return status or (0 if finished else EXIT_INTERRUPTED)
 
 

@@ -209,7 +209,7 @@ def train_arguments(folder: Path, output: Path | None = None) -> list[str]:
         "--checkpoints": output / "student/checkpoints",
         "--trained": output / "student/trained",
         "--losses": output / "student/loss.parquet",
-        "--log": output / "logs/train.log",
+        "--log-file": output / "logs/train.log",
     }
     return [word for option, place in places.items() for word in (option, str(place))]
 

@@ -19,9 +19,10 @@ ROOT = Path(__file__).parents[2]
 ROOMS = [ROOT / "scripts", ROOT / "workflow", ROOT / "tests", ROOT / "tests" / "distributed"]
 sys.path[:0] = [str(room) for room in ROOMS if str(room) not in sys.path]
 
-import tiny  # noqa: E402, F401 - imports what the processes would otherwise each import again
 import torch  # noqa: E402
 import train as script  # noqa: E402
+
+import tiny  # noqa: E402, F401 - imports what the processes would otherwise each import again
 from distillery.training import checkpoint, distributed, loop  # noqa: E402
 
 HUNG = "killed by the watchdog"

@@ -1,4 +1,4 @@
-"""Several gloo processes equal one; a killed training ends as an undisturbed one; one fails, all stop."""
+"""Several gloo processes equal one; a killed one leaves no trace; where one fails, all stop."""
 
 import subprocess
 import sys
@@ -8,10 +8,11 @@ from pathlib import Path
 import pandas as pd
 import processes
 import pytest
-import tiny
 import torch
-from distillery.telemetry import read_events
 from safetensors.torch import load_file
+
+import tiny
+from distillery.telemetry import read_events
 
 WEIGHTS = "student/trained/diffusion_pytorch_model.safetensors"
 

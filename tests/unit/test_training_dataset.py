@@ -1,10 +1,12 @@
 """The order of the samples, and what one sample is."""
 
 from collections import Counter
+from itertools import chain
 
 import pytest
-import tiny
 import torch
+
+import tiny
 from distillery.config import Training
 from distillery.files import read_json, write_json
 from distillery.schedule import from_prediction
@@ -28,6 +30,10 @@ def run(tmp_path_factory):
 
 def open_dataset(folder, steps=4):
     return SegmentDataset(folder / TARGETS, folder / EMBEDDINGS, folder / PROMPTS, steps)
+
+
+def joined(lists):
+    return list(chain.from_iterable(lists))
 
 
 def training(**changes):
@@ -61,10 +67,10 @@ def test_every_number_of_processes_sees_the_same_global_batches(
         batches = Batches(dataset, settings, 0, Place(rank, num_processes))
         stream = list(batches.positions(16))
         size = batches.num_micro_batches
-        seen.append([sum(stream[i : i + size], []) for i in range(0, len(stream), size)])
-    joined = [sum(parts, []) for parts in zip(*seen, strict=True)]
+        seen.append([joined(stream[i : i + size]) for i in range(0, len(stream), size)])
+    together = [joined(parts) for parts in zip(*seen, strict=True)]
     order = Order(dataset.num_items, 0)
-    assert joined == [order.items(start, start + 8) for start in range(16, 96, 8)]
+    assert together == [order.items(start, start + 8) for start in range(16, 96, 8)]
 
 
 def test_more_processes_than_samples_in_a_batch_are_refused(run):
@@ -117,7 +123,7 @@ def test_embeddings_of_another_recipe_are_refused(run, tmp_path):
 
 
 def test_steps_that_do_not_divide_the_segments_are_refused(run):
-    with pytest.raises(ValueError, match="student.steps is 3.*use 1 or 2 or 4 steps"):
+    with pytest.raises(ValueError, match=r"student.steps is 3.*use 1 or 2 or 4 steps"):
         open_dataset(run, 3)
 
 

@@ -4,6 +4,7 @@ import os
 import signal
 
 import pytest
+
 from distillery.training import distributed
 from distillery.training.distributed import Place, find_place, first_node
 from distillery.training.stopping import SIGNALS, StopRequest

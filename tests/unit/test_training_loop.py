@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-import tiny
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+import tiny
 from distillery.files import read_json, write_json
 from distillery.student.model import hash_model
 from distillery.telemetry import read_events
 from distillery.training import checkpoint, loop
-from safetensors.torch import load_file, save_file
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 WEIGHTS = "student/trained/diffusion_pytorch_model.safetensors"
@@ -145,7 +147,9 @@ def test_telemetry_holds_the_times_and_the_memory(undisturbed):
     assert {(event.stage, event.job) for event in events} == {("train", "train")}
 
 
-def test_a_finished_training_only_writes_its_outputs_again(data, undisturbed, tmp_path, monkeypatch):
+def test_a_finished_training_only_writes_its_outputs_again(
+    data, undisturbed, tmp_path, monkeypatch
+):
     shutil.copytree(undisturbed, tmp_path, dirs_exist_ok=True)
     expected = outputs(tmp_path)
     shutil.rmtree(tmp_path / "student/trained")
@@ -175,7 +179,9 @@ def test_sigterm_saves_and_the_next_start_ends_as_if_nothing_was(
     interrupt_after(monkeypatch, num_updates)
     # The signal comes after the reduction that carries it, so one more update is made.
     assert train(data, tmp_path, log_every_samples=8) == 75
-    assert [path.name for path in checkpoints(tmp_path)][-1] == f"samples-{8 * num_updates + 8:012d}"
+    assert [path.name for path in checkpoints(tmp_path)][
+        -1
+    ] == f"samples-{8 * num_updates + 8:012d}"
     assert not (tmp_path / "student/trained").exists()
     monkeypatch.undo()
     assert train(data, tmp_path) == 0
@@ -258,9 +264,11 @@ def test_what_a_killed_process_left_half_written_is_removed(data, tmp_path):
 def poison(data, value):
     """Put `value` in the last state of the first trajectory, past every check of the stores."""
     path = next((data / "targets").glob("*/chunk-000000.safetensors"))
-    tensors = load_file(path)
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    tensors = {name: tensor.clone() for name, tensor in load_file(path).items()}
     tensors["noisy"][0, -1, 0] = value
-    save_file(tensors, path)
+    save_file(tensors, path, metadata=metadata)
 
 
 def test_a_loss_that_is_not_finite_names_its_sample_before_any_update(data, tmp_path, capsys):
@@ -272,7 +280,9 @@ def test_a_loss_that_is_not_finite_names_its_sample_before_any_update(data, tmp_
     assert "nothing was updated" in message
     assert "1 samples have such a loss; they are: p000/0 segment 3 (row 0)" in message
     for path in checkpoints(tmp_path):
-        assert all(tensor.isfinite().all() for tensor in load_file(path / checkpoint.WEIGHTS).values())
+        assert all(
+            tensor.isfinite().all() for tensor in load_file(path / checkpoint.WEIGHTS).values()
+        )
 
 
 def test_a_gradient_that_is_not_finite_stops_too(data, tmp_path, capsys, monkeypatch):

@@ -1,8 +1,9 @@
 """The learning rate and the averaged weights, both by samples."""
 
 import pytest
-import tiny
 import torch
+
+import tiny
 from distillery.config import Training
 from distillery.training.optimizer import ema_decay, learning_rate_at, update_ema
 

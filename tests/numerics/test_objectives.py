@@ -1,0 +1,204 @@
+"""Secants land, the teacher is its own perfect student, and the loss curve is what it was.
+
+After a change that is meant to change the numbers, write the golden losses again, look at the
+difference, and commit it with the change:
+
+    PYTHONPATH=workflow:tests python tests/numerics/test_objectives.py
+"""
+
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from diffusers import DDIMScheduler, FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
+
+import tiny
+from distillery.config import Embeddings, EmbeddingsJob, Targets, TargetsJob, Teacher
+from distillery.schedule import from_prediction
+from distillery.stages.embeddings import make_embeddings
+from distillery.stages.merge import merge_targets
+from distillery.stages.targets import make_targets
+from distillery.student.model import load_denoiser
+from distillery.telemetry import Reporter
+from distillery.training.dataset import SegmentDataset
+from distillery.training.objectives import sample_losses, segment_target
+
+GOLDEN = Path(__file__).parent / "golden" / "segment_losses.txt"
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+SHAPE = (2, 4, 1, 6, 6)
+CPU = torch.device("cpu")
+
+
+def states(seed=0):
+    """Two states of nothing in particular: any two have a secant."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(SHAPE, generator=generator), torch.randn(SHAPE, generator=generator)
+
+
+def relative_error(ours, theirs):
+    return float((ours - theirs).norm() / theirs.norm())
+
+
+def vp(scheduler, timestep):
+    """alpha and sigma of a variance-preserving scheduler at a training timestep."""
+    alpha_squared = scheduler.alphas_cumprod[timestep].double()
+    return alpha_squared.sqrt().float(), (1 - alpha_squared).sqrt().float()
+
+
+@pytest.mark.parametrize("prediction_type", ["epsilon", "v_prediction", "sample"])
+def test_one_ddim_step_lands_on_the_next_state(prediction_type):
+    scheduler = DDIMScheduler(
+        prediction_type=prediction_type, clip_sample=False, timestep_spacing="trailing"
+    )
+    scheduler.set_timesteps(4)
+    noisy_j, noisy_k = states()
+    for here, there in zip(scheduler.timesteps[:-1], scheduler.timesteps[1:], strict=True):
+        target = segment_target(
+            prediction_type, noisy_j, noisy_k, *vp(scheduler, here), *vp(scheduler, there)
+        )
+        landed = scheduler.step(target, here, noisy_j).prev_sample
+        assert relative_error(landed, noisy_k) < 1e-4
+
+
+@pytest.mark.parametrize("steps", [1, 4, 7])
+def test_one_flow_euler_step_lands_on_the_next_state(steps):
+    scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
+    scheduler.set_timesteps(steps)
+    noisy_j, noisy_k = states()
+    for number, timestep in enumerate(scheduler.timesteps):
+        here, there = scheduler.sigmas[number], scheduler.sigmas[number + 1]
+        target = segment_target(
+            "flow_prediction", noisy_j, noisy_k, 1 - here, here, 1 - there, there
+        )
+        landed = scheduler.step(target, timestep, noisy_j).prev_sample
+        assert relative_error(landed, noisy_k) < 1e-4
+
+
+@pytest.mark.parametrize(
+    "prediction_type", ["epsilon", "v_prediction", "sample", "flow_prediction"]
+)
+def test_one_first_order_unipc_step_lands_on_the_next_state(prediction_type):
+    is_flow = prediction_type == "flow_prediction"
+    scheduler = UniPCMultistepScheduler(
+        prediction_type=prediction_type,
+        use_flow_sigmas=is_flow,
+        flow_shift=3.0 if is_flow else 1.0,
+        solver_order=1,
+        disable_corrector=[0, 1, 2, 3],
+    )
+    scheduler.set_timesteps(4)
+    noisy_j, noisy_k = states()
+    for number, timestep in enumerate(scheduler.timesteps):
+        here, there = (
+            scheduler._sigma_to_alpha_sigma_t(scheduler.sigmas[number + after]) for after in (0, 1)
+        )
+        target = segment_target(prediction_type, noisy_j, noisy_k, *here, *there)
+        landed = scheduler.step(target, timestep, noisy_j).prev_sample
+        assert relative_error(landed, noisy_k) < 1e-4
+
+
+def test_the_flow_target_is_the_mean_velocity():
+    noisy_j, noisy_k = states()
+    here, there = torch.tensor(0.9), torch.tensor(0.5)
+    target = segment_target("flow_prediction", noisy_j, noisy_k, 1 - here, here, 1 - there, there)
+    torch.testing.assert_close(target, (noisy_j - noisy_k) / (here - there))
+
+
+def test_on_a_straight_path_every_type_gives_back_clean_and_noise():
+    clean, noise = states()
+    alpha, sigma = torch.tensor([0.1, 0.7]), torch.tensor([0.99, 0.6])
+    noisy = [alpha[i] * clean + sigma[i] * noise for i in range(2)]
+    for prediction_type in ("epsilon", "v_prediction", "sample", "flow_prediction"):
+        target = segment_target(prediction_type, *noisy, alpha[0], sigma[0], alpha[1], sigma[1])
+        found = from_prediction(prediction_type, target, noisy[0], alpha[0], sigma[0])
+        assert relative_error(found[0], clean) < 1e-4
+        assert relative_error(found[1], noise) < 1e-4
+
+
+def test_a_sample_counts_the_same_whatever_its_neighbours():
+    prediction, target = states()
+    together = sample_losses(prediction, target)
+    alone = [sample_losses(prediction[row : row + 1], target[row : row + 1]) for row in range(2)]
+    assert torch.equal(together, torch.cat(alone))
+    assert together[0].item() == pytest.approx(float(((prediction - target)[0] ** 2).mean()))
+
+
+def test_the_teacher_is_its_own_perfect_student(tmp_path):
+    """Trap 2. Trajectories of a first-order teacher without guidance, one segment a step: what the
+    training asks of the network is what the stock pipeline's network gave, at the same timesteps
+    and with the same padded prompts."""
+    make_first_order_run(tmp_path, steps=6)
+    dataset = SegmentDataset(
+        tmp_path / "targets/manifest.json",
+        tmp_path / "embeddings/train/manifest.json",
+        tmp_path / "prompts/train.parquet",
+        6,
+    )
+    teacher = load_denoiser(tmp_path / "teacher/transformer", torch.float32)
+    batch = dataset.__getitems__(list(range(dataset.num_items)))
+    with torch.no_grad():
+        given = dataset.family.predict(teacher, batch.noisy, batch.timestep, batch.conditioning)
+    assert relative_error(batch.target, given) < 1e-4
+    # The test can fail: other prompts, or timesteps, are noticed.
+    with torch.no_grad():
+        turned = {name: value.roll(6, 0) for name, value in batch.conditioning.items()}
+        other = dataset.family.predict(teacher, batch.noisy, batch.timestep, turned)
+    assert relative_error(batch.target, other) > 1e-3
+
+
+def make_first_order_run(folder, steps):
+    """Real stages on a teacher whose own scheduler is first order."""
+    tiny.make_tiny_wan(folder / "teacher")
+    scheduler = tiny.tiny_scheduler()
+    first_order = type(scheduler).from_config(
+        scheduler.config, solver_order=1, disable_corrector=list(range(steps))
+    )
+    first_order.save_pretrained(folder / "teacher/scheduler")
+    prompts = folder / "prompts/train.parquet"
+    prompts.parent.mkdir()
+    tiny.tiny_prompts(3).to_parquet(prompts, index=False)
+    teacher = Teacher(
+        path=str(folder / "teacher"),
+        dtype="float32",
+        height=tiny.HEIGHT,
+        width=tiny.WIDTH,
+        max_sequence_length=tiny.MAX_TOKENS,
+    )
+    reporter = Reporter(folder / "telemetry", "targets", "targets", "cpu")
+    embeddings = folder / "embeddings/train/manifest.json"
+    make_embeddings(
+        EmbeddingsJob(teacher=teacher, embeddings=Embeddings()), prompts, embeddings, CPU, reporter
+    )
+    targets = Targets(
+        steps=steps, num_segments=steps, guidance_scale=1.0, batch_size=3, chunk_size=3
+    )
+    shard = folder / "targets/shard-0-of-1.json"
+    job = TargetsJob(seed=0, teacher=teacher, targets=targets)
+    make_targets(job, prompts, embeddings, (0, 1), shard, CPU, reporter)
+    merge_targets([shard], folder / "targets/manifest.json")
+
+
+def first_losses(folder):
+    """The losses of 20 updates with everything fixed."""
+    sys.path.insert(0, str(SCRIPTS))
+    import train as script
+
+    tiny.make_tiny_run(folder, config={"num_samples": 160, "save_every_samples": 160})
+    assert script.main(tiny.train_arguments(folder)) == 0
+    return pd.read_parquet(folder / "student/loss.parquet")["loss"].tolist()
+
+
+def test_the_first_losses_are_the_golden_ones(tmp_path):
+    golden = [float(line) for line in GOLDEN.read_text().split()]
+    assert len(golden) == 20
+    assert first_losses(tmp_path) == pytest.approx(golden, rel=1e-4)
+
+
+if __name__ == "__main__":
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as chosen:
+        lines = [f"{loss:.6f}\n" for loss in first_losses(Path(chosen))]
+    GOLDEN.write_text("".join(lines))
