@@ -64,7 +64,6 @@ rule export:
     input:
         config=f"{RUN}/config/export.json",
         student=f"{RUN}/student/trained",
-        targets=f"{RUN}/targets/manifest.json",
     output:
         directory(f"{RUN}/student/pipeline"),
     log:
@@ -75,8 +74,7 @@ rule export:
         """
         exec python scripts/export.py \
             --config {input.config} \
-            --student {input.student} \
-            --targets {input.targets} \
+            --trained {input.student} \
             --output {output} \
             --log-file {log}
         """
