@@ -62,7 +62,7 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def settings(folder: Path, teacher: Path, **changes: Mapping[str, Any]) -> dict[str, Any]:
+def settings(folder: Path, teacher: Path, /, **changes: Mapping[str, Any]) -> dict[str, Any]:
     """A whole configuration; `changes` update sections, e.g. targets={"steps": 8}.
 
     Writes the prompt files and a judge's config.json to `folder`.
@@ -176,6 +176,6 @@ class Run:
         return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
-def make_run(folder: Path, teacher: Path, **changes: Mapping[str, Any]) -> Run:
+def make_run(folder: Path, teacher: Path, /, **changes: Mapping[str, Any]) -> Run:
     """A run that has nothing yet; `changes` as in `settings`."""
     return Run(folder / "results", parse_config(settings(folder, teacher, **changes), "tiny"))

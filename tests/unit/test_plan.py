@@ -1,0 +1,123 @@
+"""The plan stops what cannot work, and its numbers are right."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distillery.config import parse_config
+from distillery.stages.plan import make_plan, summary
+from runs import make_run, settings
+from tiny import tiny_prompts
+
+
+def plan(folder: Path, teacher: Path, /, **changes: Any) -> dict[str, Any]:
+    output = folder / "results" / "plan.json"
+    make_plan(parse_config(settings(folder, teacher, **changes), "tiny"), output)
+    found: dict[str, Any] = json.loads(output.read_text())
+    return found
+
+
+def test_the_numbers(teacher: Path, tmp_path: Path) -> None:
+    found = plan(tmp_path, teacher, targets={"samples_per_prompt": 3, "num_shards": 9})
+    assert found["work"] == {
+        "num_prompts": {"train": 9, "eval": 5},
+        "num_trajectories": 27,
+        "num_chunks": 7,
+        "trajectory_bytes": 3 * 64 * 4,
+        "teacher_calls": 27 * 4 * 2,
+    }
+    assert found["latent_shape"] == [4, 1, 4, 4]
+    assert found["jobs"] == {"embeddings": 2, "targets": 9, "training": 1, "samples": 4}
+    assert found["disk"]["planned_bytes"] == int(27 * 3 * 64 * 4 * 1.05)
+    assert found["disk"]["present_bytes"] == 0
+    assert found["teacher"]["family"] == "wan"
+    assert any("num_shards is 9 for 7 chunks" in line for line in found["advice"])
+    assert any("27 trajectories" in line for line in found["advice"])
+
+
+def test_guidance_off_and_half_precision_cost_half(teacher: Path, tmp_path: Path) -> None:
+    work = plan(tmp_path, teacher, targets={"guidance_scale": 1.0, "dtype": "bfloat16"})["work"]
+    assert work["teacher_calls"] == 9 * 4
+    assert work["trajectory_bytes"] == 3 * 64 * 2
+
+
+def test_the_summary_fits_a_screen_and_knows_the_machine(teacher: Path, tmp_path: Path) -> None:
+    text = summary(plan(tmp_path, teacher))
+    assert "9 to learn from, 5 held out" in text
+    assert "9 in 3 chunks, 72 network calls" in text
+    assert "? cores" not in text
+    assert len(text.splitlines()) < 12
+
+
+def refused(folder: Path, teacher: Path, /, **changes: Any) -> str:
+    with pytest.raises((ValueError, FileNotFoundError)) as caught:
+        plan(folder, teacher, **changes)
+    assert not (folder / "results" / "plan.json").exists()
+    return str(caught.value)
+
+
+def test_no_teacher(teacher: Path, tmp_path: Path) -> None:
+    assert "no such folder" in refused(tmp_path, tmp_path / "nowhere")
+
+
+def test_an_incomplete_teacher(teacher: Path, tmp_path: Path) -> None:
+    shutil.copytree(teacher, tmp_path / "teacher")
+    shutil.rmtree(tmp_path / "teacher" / "vae")
+    assert "missing: vae" in refused(tmp_path, tmp_path / "teacher")
+
+
+def test_damaged_weights(teacher: Path, tmp_path: Path) -> None:
+    shutil.copytree(teacher, tmp_path / "teacher")
+    (path,) = (tmp_path / "teacher" / "transformer").glob("*.safetensors")
+    path.write_bytes(path.read_bytes()[:1000])
+    assert "is damaged" in refused(tmp_path, tmp_path / "teacher")
+
+
+def test_a_size_that_does_not_fit(teacher: Path, tmp_path: Path) -> None:
+    message = refused(tmp_path, teacher, teacher={"width": 40})
+    assert "teacher.width is 40" in message
+    assert "use 32" in message
+
+
+def test_a_scheduler_that_does_not_fit(teacher: Path, tmp_path: Path) -> None:
+    shutil.copytree(teacher, tmp_path / "teacher")
+    path = tmp_path / "teacher" / "model_index.json"
+    path.write_text(path.read_text().replace("UniPCMultistep", "FlowMatchEulerDiscrete"))
+    assert "not part of its grid" in refused(tmp_path, tmp_path / "teacher")
+
+
+def test_no_disk_space(teacher: Path, tmp_path: Path) -> None:
+    message = refused(tmp_path, teacher, targets={"samples_per_prompt": 10**12})
+    assert "the targets need" in message
+    assert "GiB free" in message
+
+
+def test_chunks_of_this_recipe_alone_count_as_there(teacher: Path, tmp_path: Path) -> None:
+    run = make_run(tmp_path, teacher)
+    run.encode("train")
+    run.all_targets()
+    size = sum(len(content) for content in run.chunks().values())
+    assert plan(tmp_path, teacher)["disk"]["present_bytes"] == size
+    other = plan(tmp_path, teacher, targets={"guidance_scale": 2.0})
+    assert other["disk"]["present_bytes"] == 0
+
+
+@pytest.mark.parametrize("judge", ["/nowhere", "nowhere", "./a/b"])
+def test_no_judge(teacher: Path, tmp_path: Path, judge: str) -> None:
+    assert f"evaluation.judge is '{judge}'" in refused(
+        tmp_path, teacher, evaluation={"judge": judge}
+    )
+
+
+def test_bad_prompts_of_either_split(teacher: Path, tmp_path: Path) -> None:
+    raw = settings(tmp_path, teacher)
+    for split in ("train", "eval"):
+        path = Path(raw["prompts"][split])
+        good = path.read_text()
+        tiny_prompts(3).assign(prompt=" ").to_csv(path, index=False)
+        with pytest.raises(ValueError, match=f"{split}.csv has bad rows"):
+            make_plan(parse_config(raw, "tiny"), tmp_path / "plan.json")
+        path.write_text(good)

@@ -1,0 +1,177 @@
+"""A teacher's folder: what is missing is named, and its fingerprint sees what matters."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from distillery.config import Teacher
+from distillery.families import family_named
+from distillery.teacher import (
+    check_complete,
+    count_parameters,
+    family_in,
+    find_teacher,
+    fingerprint,
+    load_pipeline,
+    load_skeleton,
+)
+from runs import CPU
+from tiny import HEIGHT, LATENT_SHAPE, WIDTH, make_tiny_wan
+
+WEIGHTS = "diffusion_pytorch_model.safetensors"
+
+
+@pytest.fixture
+def copy(teacher: Path, tmp_path: Path) -> Path:
+    """A teacher that a test may damage."""
+    shutil.copytree(teacher, tmp_path / "teacher")
+    return tmp_path / "teacher"
+
+
+def edit_json(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_a_whole_teacher_is_found(teacher: Path) -> None:
+    assert find_teacher(Teacher(path=str(teacher), height=32, width=32)) == teacher
+    assert family_in(teacher) is family_named("wan")
+
+
+@pytest.mark.parametrize("path", ["/nowhere/at/all", "./nowhere/x", "nowhere", "a/b/c"])
+def test_no_such_folder(path: str) -> None:
+    with pytest.raises(FileNotFoundError, match=rf"teacher\.path is '{path}': there is no such"):
+        find_teacher(Teacher(path=path, height=32, width=32))
+
+
+def test_a_hub_id_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(FileNotFoundError, match=r"'nobody/nothing'.*could not be had from the hub"):
+        find_teacher(Teacher(path="nobody/nothing", height=32, width=32))
+
+
+def test_a_folder_without_index_is_no_pipeline(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"has no model_index\.json"):
+        check_complete(tmp_path)
+
+
+def test_an_unknown_pipeline_class_is_named(copy: Path) -> None:
+    edit_json(copy / "model_index.json", _class_name="OtherPipeline")
+    with pytest.raises(ValueError, match=r"'OtherPipeline'; known: WanPipeline"):
+        check_complete(copy)
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [
+        "text_encoder",
+        "tokenizer",
+        "vae",
+        "transformer",
+        "scheduler",
+        "transformer/config.json",
+        "vae/config.json",
+        "text_encoder/config.json",
+        "scheduler/scheduler_config.json",
+        "tokenizer/tokenizer_config.json",
+    ],
+)
+def test_every_missing_part_is_named(copy: Path, missing: str) -> None:
+    path = copy / missing
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with pytest.raises(FileNotFoundError, match=f"incomplete, missing: {missing};"):
+        check_complete(copy)
+
+
+@pytest.mark.parametrize("component", ["transformer", "vae", "text_encoder"])
+def test_missing_weights_are_named(copy: Path, component: str) -> None:
+    for path in (copy / component).glob("*.safetensors"):
+        path.unlink()
+    with pytest.raises(FileNotFoundError, match=rf"missing: {component}/\*\.safetensors"):
+        check_complete(copy)
+
+
+def test_a_missing_shard_of_an_index_is_named(copy: Path) -> None:
+    folder = copy / "transformer"
+    (folder / WEIGHTS).rename(folder / "model-00001-of-00002.safetensors")
+    names = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (folder / f"{WEIGHTS}.index.json").write_text(json.dumps({"weight_map": names}))
+    with pytest.raises(FileNotFoundError, match="missing: transformer/model-00002-of-00002"):
+        check_complete(copy)
+
+
+def test_a_component_that_is_null_may_be_absent(copy: Path) -> None:
+    edit_json(copy / "model_index.json", image_encoder=[None, None])
+    check_complete(copy)
+
+
+def test_parameters_are_counted_without_loading(teacher: Path) -> None:
+    found = count_parameters(teacher)
+    assert set(found) == {"text_encoder", "transformer", "vae"}
+    tensors = load_file(teacher / "transformer" / WEIGHTS)
+    assert found["transformer"] == sum(tensor.numel() for tensor in tensors.values())
+
+
+@pytest.mark.parametrize("content", [b"", b"version https://git-lfs.github.com/spec/v1\n", None])
+def test_damaged_weights_are_named(copy: Path, content: bytes | None) -> None:
+    path = copy / "transformer" / WEIGHTS
+    path.write_bytes(path.read_bytes()[:-1] if content is None else content)
+    with pytest.raises(ValueError, match=rf"{WEIGHTS} is damaged .*git lfs pull"):
+        count_parameters(copy)
+
+
+def test_a_fingerprint_does_not_depend_on_the_place_or_on_traces_of_a_download(
+    teacher: Path, copy: Path
+) -> None:
+    (copy / "README.md").write_text("words")
+    (copy / ".cache" / "huggingface").mkdir(parents=True)
+    (copy / ".cache" / "huggingface" / "x.metadata").write_text("1700000000")
+    assert fingerprint(copy) == fingerprint(teacher)
+
+
+@pytest.mark.parametrize("name", [f"transformer/{WEIGHTS}", "scheduler/scheduler_config.json"])
+def test_a_fingerprint_sees_a_changed_file(teacher: Path, copy: Path, name: str) -> None:
+    content = bytearray((copy / name).read_bytes())
+    content[-2] ^= 1
+    (copy / name).write_bytes(content)
+    assert fingerprint(copy) != fingerprint(teacher)
+
+
+def test_a_fingerprint_sees_other_weights_and_a_missing_file(teacher: Path, tmp_path: Path) -> None:
+    make_tiny_wan(tmp_path / "other", seed=1)
+    assert fingerprint(tmp_path / "other") != fingerprint(teacher)
+    shutil.copytree(teacher, tmp_path / "copy")
+    before = fingerprint(tmp_path / "copy")
+    (tmp_path / "copy" / "tokenizer" / "tokenizer_config.json").unlink()
+    assert fingerprint(tmp_path / "copy") != before
+
+
+def test_a_fingerprint_sees_the_end_of_a_large_file(tmp_path: Path) -> None:
+    found = set()
+    for end in (b"a", b"b"):
+        (tmp_path / "weights").write_bytes(bytes(3 << 20) + end)
+        found.add(fingerprint(tmp_path))
+    (tmp_path / "weights").write_bytes(bytes((3 << 20) + 1) + b"b")
+    assert len({*found, fingerprint(tmp_path)}) == 3
+
+
+def test_what_a_job_does_not_need_is_not_loaded(teacher: Path) -> None:
+    family = family_named("wan")
+    pipeline = load_pipeline(teacher, "bfloat16", CPU, leave_out=family.text_components)
+    assert pipeline.text_encoder is None
+    assert pipeline.tokenizer is None
+    assert pipeline.vae.dtype == torch.float32
+    assert pipeline.transformer.patch_embedding.weight.dtype == torch.bfloat16
+
+
+def test_a_skeleton_has_shapes_and_no_weights(teacher: Path) -> None:
+    family = family_named("wan")
+    skeleton = load_skeleton(teacher, family)
+    assert family.latent_shape(skeleton, HEIGHT, WIDTH) == LATENT_SHAPE
+    assert all(parameter.is_meta for parameter in skeleton.transformer.parameters())

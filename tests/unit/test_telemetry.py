@@ -1,0 +1,122 @@
+"""Logs, events and errors: what people see when a job runs, fails, or is stopped."""
+
+import argparse
+import errno
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from distillery.command import run_folder, shard_argument, stage_parser
+from distillery.telemetry import Reporter, explain_errors, read_events, reporting
+
+
+@pytest.fixture(autouse=True)
+def restore_logging() -> Iterator[None]:
+    """`reporting` replaces the root logger's handlers, as a script wants."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def test_a_job_leaves_its_times_and_its_log(tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "job.log"
+    with reporting(tmp_path / "telemetry", "targets", "targets-0-of-2", "cpu", log) as reporter:
+        with reporter.work(3, chunk=7):
+            pass
+        reporter.info("for the log")
+    events = read_events(tmp_path / "telemetry")
+    assert sorted(event.kind for event in events) == ["end", "start", "work"]
+    assert {(event.stage, event.job, event.device) for event in events} == {
+        ("targets", "targets-0-of-2", "cpu")
+    }
+    start, work, end = (
+        next(event for event in events if event.kind == kind) for kind in ("start", "work", "end")
+    )
+    assert work.num_items == 3
+    assert work.facts == {"chunk": 7}
+    assert start.begin_s == start.end_s == end.begin_s, "the end spans the whole job"
+    assert start.end_s <= work.begin_s <= work.end_s <= end.end_s
+    lines = log.read_text().splitlines()
+    assert any("for the log" in line for line in lines)
+    assert all("targets-0-of-2 [cpu]" in line for line in lines), "every line names job and device"
+
+
+def test_work_that_failed_is_not_counted_and_the_job_has_no_end(tmp_path: Path) -> None:
+    def fail() -> None:
+        job = reporting(tmp_path, "targets", "job", "cpu", tmp_path / "log")
+        with job as reporter, reporter.work(3):
+            raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        fail()
+    assert [event.kind for event in read_events(tmp_path)] == ["start"]
+
+
+def test_a_second_try_is_appended_and_a_torn_line_skipped(tmp_path: Path) -> None:
+    reporter = Reporter(tmp_path, "targets", "job", "cpu")
+    reporter.emit("start", 1.0, 1.0)
+    reporter.emit("start", 3.0, 3.0)
+    (tmp_path / "other.jsonl").write_text('{"kind": "start", "stage": "x"}\n7\n{"kind": "st')
+    Reporter(tmp_path, "samples", "early", "cpu").emit("work", 2.0, 2.5, 4, memory_bytes=1)
+    assert [event.begin_s for event in read_events(tmp_path)] == [1.0, 2.0, 3.0]
+
+
+def failing(error: BaseException) -> Callable[[], None]:
+    def body() -> None:
+        raise error
+
+    return body
+
+
+@pytest.mark.parametrize("error", [ValueError("steps is 3"), FileNotFoundError("steps is 3")])
+def test_what_a_user_can_mend_is_said_without_traceback(
+    error: Exception, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert explain_errors(failing(error), tmp_path / "logs" / "log") == 1
+    seen = capsys.readouterr().err
+    assert "error: steps is 3" in seen
+    assert "Traceback" not in seen
+    assert "Traceback" in (tmp_path / "logs" / "log").read_text()
+
+
+def test_our_own_fault_shows_its_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert explain_errors(failing(KeyError("oops")), tmp_path / "log") == 1
+    assert "Traceback" in capsys.readouterr().err
+    assert "KeyError: 'oops'" in (tmp_path / "log").read_text()
+
+
+def test_a_full_disk_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert explain_errors(failing(OSError(errno.ENOSPC, "No space left", "a.png"))) == 1
+    assert "free some space and rerun, what is finished is kept" in capsys.readouterr().err
+
+
+def test_an_interrupt_says_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+    assert explain_errors(failing(KeyboardInterrupt())) == 130
+    assert "rerun to go on" in capsys.readouterr().err
+
+
+def test_success() -> None:
+    assert explain_errors(lambda: None) == 0
+
+
+@pytest.mark.parametrize(("text", "shard"), [("0/1", (0, 1)), ("3/4", (3, 4))])
+def test_shards_on_the_command_line(text: str, shard: tuple[int, int]) -> None:
+    assert shard_argument(text) == shard
+
+
+@pytest.mark.parametrize("text", ["4/4", "-1/4", "0", "0/0", "a/b", "1/", "1/2/3"])
+def test_bad_shards_are_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="write i/n"):
+        shard_argument(text)
+
+
+def test_the_run_is_found_from_its_configuration() -> None:
+    arguments = stage_parser("x").parse_args(["--config", "results/demo/config/targets.json"])
+    assert run_folder(arguments.config) == Path("results/demo")
+    assert arguments.cpu_threads == 1
