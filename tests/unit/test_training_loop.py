@@ -138,6 +138,13 @@ def test_the_untrained_student_stays_as_it_was(data, undisturbed):
     assert hash_model(data / "student/initial") == before
 
 
+def test_a_time_stamp_of_snakemake_is_no_other_student(data, tmp_path):
+    folder = tmp_path / "initial"
+    shutil.copytree(data / "student/initial", folder)
+    (folder / ".snakemake_timestamp").touch()
+    assert hash_model(folder) == hash_model(data / "student/initial")
+
+
 def test_telemetry_holds_the_times_and_the_memory(undisturbed):
     events = read_events(undisturbed / "telemetry")
     assert [event.kind for event in events].count("work") == 8

@@ -52,9 +52,13 @@ def share(folder: Path) -> None:
 
 
 def hash_model(folder: Path) -> str:
-    """A hash over every file of a model folder, wherever it lies."""
+    """A hash over every file of a model folder, wherever it lies.
+
+    Hidden files do not count: Snakemake puts its time stamp into a folder that a rule makes.
+    """
     _check_there(folder)
-    files = sorted(path for path in folder.iterdir() if path.is_file())
+    visible = (path for path in folder.iterdir() if not path.name.startswith("."))
+    files = sorted(path for path in visible if path.is_file())
     return hash_json({path.name: hash_file(path) for path in files})
 
 
