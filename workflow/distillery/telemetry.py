@@ -35,7 +35,7 @@ class Event:
         job: unique in the run, e.g. "targets-0-of-4".
         device: "cpu", or "cuda" and the visible device, e.g. "cuda:GPU-1a2b".
         host: node name.
-        begin_s, end_s: Unix time of the piece of work; for a start equal, for an end of the whole job.
+        begin_s, end_s: Unix time of the piece of work; of the whole job for an end.
         num_items: samples, prompts or images done in it.
         facts: anything else, e.g. memory at the end.
     """
