@@ -1,5 +1,7 @@
 """Distillery: from a text-to-image teacher to a few-step student and a report about it."""
 
+import re
+
 from snakemake.exceptions import WorkflowError
 from snakemake.utils import min_version
 
@@ -33,7 +35,7 @@ if workflow.nodes is None:
 
 wildcard_constraints:
     split="train|eval",
-    model="|".join(MODELS),
+    model="|".join(map(re.escape, MODELS)),
     shard=r"\d+",
 
 

@@ -54,11 +54,13 @@ rule report:
         f"{RUN}/logs/report.log",
     benchmark:
         f"{RUN}/benchmarks/report.tsv"
+    params:
+        run=subpath(input.config, ancestor=2),
     shell:
         """
         exec python {input.script} \
             --config {input.config} \
-            --run {RUN} \
+            --run {params.run} \
             --output {output.html} \
             --metrics {output.metrics} \
             --log-file {log}

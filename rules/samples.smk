@@ -1,18 +1,17 @@
 # Pictures of the held-out prompts, one independent job a shard and model: no process group.
 
 
-def student_pipeline(wildcards):
-    """The student's pipeline for models that are the student, nothing for the teacher's."""
-    is_student = CONFIG.samples.models[wildcards.model].source == "student"
-    return f"{RUN}/student/pipeline" if is_student else []
-
-
 rule samples:
     input:
         config=f"{RUN}/config/samples-{{model}}.json",
         prompts=f"{RUN}/prompts/eval.parquet",
         embeddings=f"{RUN}/embeddings/eval/manifest.json",
-        pipeline=student_pipeline,
+        # The student's pipeline for models that are the student, nothing for the teacher's.
+        pipeline=lambda wildcards: (
+            f"{RUN}/student/pipeline"
+            if CONFIG.samples.models[wildcards.model].source == "student"
+            else []
+        ),
     output:
         f"{RUN}/samples/{{model}}/shard-{{shard}}-of-{CONFIG.samples.num_shards}.parquet",
     log:
