@@ -1,0 +1,171 @@
+"""Snakemake on a tiny run: what runs, what does not run again, and what a mistake looks like."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from distillery.store.shards import Manifest
+from runs import settings
+
+REPOSITORY = Path(__file__).parents[2]
+SHIPPED = sorted((REPOSITORY / "config").glob("*.yaml"))
+TARGETS = "results/tiny/targets/manifest.json"
+SAMPLES = "results/tiny/samples/teacher/manifest.parquet"
+SNAKEMAKE = shutil.which("snakemake", path=str(Path(sys.executable).parent)) or "snakemake"
+
+
+def skeleton(folder: Path, *names: str) -> Path:
+    """A folder that looks like the repository, so that the checkout itself stays clean."""
+    for name in ("Snakefile", "rules", "scripts", "workflow", "profiles", *names):
+        (folder / name).symlink_to(REPOSITORY / name)
+    return folder
+
+
+def snakemake(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(
+        [SNAKEMAKE, "--cores", "2", *arguments],
+        cwd=folder,
+        env={**os.environ, "PATH": path, "CUDA_VISIBLE_DEVICES": ""},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def succeed(folder: Path, *arguments: str) -> str:
+    done = snakemake(folder, *arguments)
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def jobs(output: str) -> set[str]:
+    """The rules that a run or a dry run lists in its table of jobs."""
+    return set(re.findall(r"^(?:local)?rule (\w+):", output, flags=re.MULTILINE))
+
+
+def configure(folder: Path, teacher: Path, /, **changes: Any) -> None:
+    raw = settings(folder / "inputs", teacher, **changes)
+    (folder / "config").mkdir(exist_ok=True)
+    (folder / "config" / "config.yaml").write_text(yaml.safe_dump(raw))
+
+
+ONE_SHARD = {"targets": {"num_shards": 1}, "samples": {"num_shards": 1}}
+
+
+@pytest.fixture(scope="module")
+def ran(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run up to the teacher's targets and samples."""
+    folder = skeleton(tmp_path_factory.mktemp("workflow"))
+    configure(folder, teacher, **ONE_SHARD)
+    succeed(folder, TARGETS, SAMPLES)
+    return folder
+
+
+def chunks(folder: Path) -> dict[Path, int]:
+    found = folder.glob("results/tiny/targets/*/chunk-*.safetensors")
+    return {path: path.stat().st_mtime_ns for path in found}
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_every_shipped_configuration_can_be_planned(path: Path, tmp_path: Path) -> None:
+    folder = skeleton(tmp_path, "config", "resources")
+    output = succeed(folder, "--dry-run", "--configfile", f"config/{path.name}")
+    assert {"freeze", "plan", "targets", "train", "samples", "report"} <= jobs(output)
+
+
+def test_a_run_leaves_what_it_should(ran: Path) -> None:
+    manifest = Manifest.open(ran / TARGETS)
+    assert manifest.num_samples == 9
+    assert len(list(ran.glob("results/tiny/samples/teacher/*/0.png"))) == 5
+    assert (ran / "results/tiny/plan.json").is_file()
+    assert "3 of 3 chunks made" in (ran / "results/tiny/logs/targets-0-of-1.log").read_text()
+
+
+def test_a_second_run_has_nothing_to_do(ran: Path) -> None:
+    assert "Nothing to be done" in succeed(ran, "--dry-run", TARGETS, SAMPLES)
+
+
+def test_samples_settings_rerun_no_targets(ran: Path, teacher: Path) -> None:
+    configure(ran, teacher, targets={"num_shards": 1}, samples={"num_shards": 1, "batch_size": 3})
+    listed = jobs(succeed(ran, "--dry-run", TARGETS, SAMPLES))
+    configure(ran, teacher, **ONE_SHARD)
+    assert listed == {"freeze", "plan", "samples", "merge_samples"}
+
+
+def test_training_settings_rerun_neither(ran: Path, teacher: Path) -> None:
+    configure(ran, teacher, **ONE_SHARD, training={"learning_rate": 0.5})
+    listed = jobs(succeed(ran, "--dry-run", TARGETS, SAMPLES))
+    configure(ran, teacher, **ONE_SHARD)
+    assert listed <= {"freeze", "plan"}
+
+
+def test_another_number_of_shards_recomputes_no_chunk(ran: Path, teacher: Path) -> None:
+    before, manifest = chunks(ran), (ran / TARGETS).read_bytes()
+    configure(ran, teacher, targets={"num_shards": 2}, samples={"num_shards": 1})
+    output = succeed(ran, TARGETS)
+    assert {"targets", "merge_targets"} <= jobs(output)
+    assert chunks(ran) == before
+    assert (ran / TARGETS).read_bytes() == manifest
+    configure(ran, teacher, **ONE_SHARD)
+
+
+def test_a_job_that_fails_keeps_its_finished_chunks(ran: Path) -> None:
+    """Last of all that share a run, which it leaves damaged."""
+    first, second, _ = sorted(chunks(ran))
+    content = {path: path.read_bytes() for path in (first, second)}
+    other = Manifest.open(ran / TARGETS).recipe_hash.encode()
+    second.write_bytes(content[second].replace(other, b"0" * 64))
+    first.unlink()
+    done = snakemake(ran, "--forcerun", "targets", "--", TARGETS)
+    assert done.returncode != 0
+    log = (ran / "results/tiny/logs/targets-0-of-1.log").read_text()
+    assert "was made by recipe 000000000000" in log + done.stdout
+    assert first.read_bytes() == content[first], "made before the failure, and kept"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"targets": {"steps": 5}}, "targets.steps is 5: 5 must be a multiple of 2; use 4 or 6"),
+        ({"targets": {"stepz": 5}}, "targets.stepz is not a key of the configuration"),
+    ],
+)
+def test_a_wrong_configuration_gives_one_clear_message(
+    changes: dict[str, Any], message: str, teacher: Path, tmp_path: Path
+) -> None:
+    folder = skeleton(tmp_path)
+    configure(folder, teacher, **changes)
+    done = snakemake(folder, "--dry-run")
+    assert done.returncode != 0
+    assert done.stdout.count(message) == 1
+    assert "config/config.yaml cannot be used" in done.stdout
+    assert "Traceback" not in done.stdout
+
+
+def test_a_plan_that_cannot_work_stops_the_run_with_its_reason(
+    teacher: Path, tmp_path: Path
+) -> None:
+    folder = skeleton(tmp_path)
+    configure(folder, teacher, teacher={"width": 40})
+    done = snakemake(folder, TARGETS)
+    assert done.returncode != 0
+    assert "teacher.width is 40: this model needs a multiple of 16; use 32" in done.stdout
+    assert not (folder / "results/tiny/embeddings").exists()
+
+
+def test_lint(teacher: Path, tmp_path: Path) -> None:
+    folder = skeleton(tmp_path)
+    configure(folder, teacher)
+    output = snakemake(folder, "--lint").stdout
+    lints = {line for line in output.splitlines() if line.startswith("    * ")}
+    assert {line for line in lints if "conda environment or container" not in line} == set()
