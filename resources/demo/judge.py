@@ -130,10 +130,14 @@ def train_judge(
     *,
     seed: int,
     device: torch.device,
+    recorded: bool,
 ) -> list[LossRow]:
     """Train the judge on whole groups of neighbours, so that every batch has hard negatives."""
     random = generator_for(seed, "judge", device)
-    ids, mask = token_ids(processor.tokenizer, pool.captions, device)
+    ids, _ = token_ids(processor.tokenizer, pool.captions, device)
+    # What the text model makes of a plain padding mask is this, as its features are read at the
+    # first end-of-text token and padding only comes after it.
+    causal = torch.ones((1, 1, MAX_TOKENS, MAX_TOKENS), dtype=torch.bool, device=device).tril()
     scenes = pool.scenes.to(device)
     num_decoded = int(DECODED_SHARE * len(pool.captions))
     decoded = decoded_pictures(vae, pool.pictures[:num_decoded], random)
@@ -146,12 +150,12 @@ def train_judge(
         groups = torch.randint(num_groups, size, generator=random, device=device)
         index = (GROUP * groups + members).flatten()
         seen = judge.get_image_features(augmented(pictures[index], random)).pooler_output
-        read = judge.get_text_features(ids[index], mask[index]).pooler_output
+        read = judge.get_text_features(ids[index], causal).pooler_output
         scale = judge.logit_scale.clamp(max=MAX_LOGIT_SCALE).exp()
         loss = contrastive_loss(seen.float(), read.float(), scenes[index], scale)
         return {"loss": loss, "scale": scale}
 
-    return fit("judge", [judge], losses, plan, device)
+    return fit("judge", [judge], losses, plan, random, recorded=recorded)
 
 
 def save_judge(judge: CLIPModel, processor: CLIPProcessor, folder: Path) -> None:

@@ -37,9 +37,9 @@ PACKAGES = ("torch", "diffusers", "transformers", "tokenizers", "safetensors", "
 STATISTICS_PICTURES = 8192
 # Samples, batch size, peak learning rate, averaging: as measured for the committed weights.
 PLANS = {
-    "vae": Plan(1_000_000, 128, 2e-3, 0.999),
-    "judge": Plan(6_000_000, 1024, 1e-3, 0.999),
-    "teacher": Plan(20_000_000, 1024, 1.5e-3, 0.9995),
+    "vae": Plan(500_000, 128, 2e-3, 0.999),
+    "judge": Plan(3_000_000, 1024, 1e-3, 0.999),
+    "teacher": Plan(6_000_000, 1024, 1.5e-3, 0.9995),
 }
 TINY = {"pictures": 256, "samples": 32, "batch": 16, "score_prompts": 8, "score_seeds": 1}
 
@@ -55,6 +55,7 @@ class Settings:
     pictures: int
     plans: dict[str, Plan]
     compiled: bool
+    recorded: frozenset[str]
     resume_teacher: bool
     score_prompts: int
     score_seeds: int
@@ -83,6 +84,7 @@ def make_vae(settings: Settings) -> StageRecord:
         seed=settings.seed,
         device=settings.device,
         compiled=settings.compiled,
+        recorded="vae" in settings.recorded,
     )
     # Statistics of the weights that users load: those on disk are rounded.
     model.to(torch.bfloat16).float()
@@ -115,6 +117,7 @@ def make_judge(settings: Settings) -> StageRecord:
         settings.plans["judge"],
         seed=settings.seed,
         device=settings.device,
+        recorded="judge" in settings.recorded,
     )
     judges.save_judge(model, processor, settings.out / "judge")
     return {"parameters": count_parameters(model), "log": log}
@@ -144,6 +147,7 @@ def make_teacher(settings: Settings) -> StageRecord:
         settings.plans["teacher"],
         seed=settings.seed,
         device=settings.device,
+        recorded="teacher" in settings.recorded,
     )
     teacher.save_teacher(transformer, text_encoder, tokenizer, decoder, settings.out / "teacher")
     return {
@@ -232,6 +236,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--score-prompts", type=int, default=256)
     parser.add_argument("--score-seeds", type=int, default=4, help="pictures per prompt")
     parser.add_argument("--compile", action="store_true", help="torch.compile vae and teacher")
+    parser.add_argument(
+        "--record", nargs="*", default=[], choices=PLANS, help="stages to train as CUDA graphs"
+    )
     parser.add_argument("--resume-teacher", action="store_true", help="start from its folder")
     parser.add_argument("--redo", action="store_true", help="even if the record has the stage")
     parser.add_argument("--tiny", action="store_true", help="everything so small that it is quick")
@@ -250,6 +257,14 @@ def plan_of(stage: str, args: argparse.Namespace) -> Plan:
     return Plan(**values | {key: value for key, value in given.items() if value is not None})
 
 
+def command_line(argv: Sequence[str]) -> str:
+    """Return the command for the record; where the results were written is no part of it."""
+    kept = list(argv)
+    if "--out" in kept:
+        del kept[kept.index("--out") : kept.index("--out") + 2]
+    return f"python -m resources.demo.make {shlex.join(kept)}"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the stages asked for."""
     args = parse(argv)
@@ -263,13 +278,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         pictures=TINY["pictures"] if args.tiny else args.pictures,
         plans={stage: plan_of(stage, args) for stage in PLANS},
         compiled=args.compile,
+        recorded=frozenset(args.record),
         resume_teacher=args.resume_teacher,
         score_prompts=TINY["score_prompts"] if args.tiny else args.score_prompts,
         score_seeds=TINY["score_seeds"] if args.tiny else args.score_seeds,
     )
     settings.out.mkdir(parents=True, exist_ok=True)
-    shown = shlex.join(sys.argv[1:] if argv is None else argv)
-    command = f"python -m resources.demo.make {shown}"
+    command = command_line(sys.argv[1:] if argv is None else argv)
     for stage in STAGES if args.stage == "all" else (args.stage,):
         run_stage(stage, settings, redo=args.redo, command=command)
     return 0

@@ -13,11 +13,12 @@ held out, chosen by a hash of its caption: no training stage ever sees it.
 import argparse
 import csv
 import hashlib
+import itertools
 import math
 import random
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from PIL import Image, ImageDraw
@@ -203,6 +204,26 @@ def training_scene(rng: random.Random) -> Scene:
         scene = random_scene(rng, 1 if rng.random() < ONE_OBJECT_SHARE else 2)
         if not is_held_out(scene):
             return scene
+
+
+def near_misses(scene: Scene) -> list[Scene]:
+    """Return the other scenes that differ from one by a word or by one exchange of two words."""
+    words = {"size": tuple(RADII_PX), "colour": tuple(COLOURS), "shape": SHAPES}
+    near = [replace(scene, background=ground) for ground in BACKGROUNDS]
+    for index, field in itertools.product(range(len(scene.items)), words):
+        for word in words[field]:
+            items = list(scene.items)
+            items[index] = replace(items[index], **{field: word})
+            near.append(replace(scene, items=tuple(items)))
+    if scene.relation is not None:
+        first, second = scene.items
+        near += [replace(scene, relation=relation) for relation in RELATIONS]
+        for field in words:
+            one, other = getattr(first, field), getattr(second, field)
+            items = [replace(first, **{field: other}), replace(second, **{field: one})]
+            near.append(replace(scene, items=tuple(items)))
+    own = canonical_caption(scene)
+    return [other for other in near if canonical_caption(other) != own]
 
 
 def _place(scene: Scene, rng: random.Random) -> tuple[Placement, ...]:

@@ -11,7 +11,15 @@ from diffusers import (
     WanTransformer3DModel,
 )
 from resources.demo.pool import Pool
-from resources.demo.training import LossParts, LossRow, Plan, fit, generator_for, load_as_float32
+from resources.demo.training import (
+    LossParts,
+    LossRow,
+    Plan,
+    fit,
+    forget_origin,
+    generator_for,
+    load_as_float32,
+)
 from resources.demo.vae import LATENT_CHANNELS, encode_pictures
 from resources.demo.words import token_ids
 from transformers import PreTrainedTokenizerBase, UMT5Config, UMT5EncoderModel
@@ -78,8 +86,13 @@ def sample_sigma(batch_size: int, random: torch.Generator, device: torch.device)
 def encode_text(
     text_encoder: UMT5EncoderModel, ids: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
-    """Return text features (b, l, d) as WanPipeline makes them: zeros beyond a text's length."""
-    hidden: torch.Tensor = text_encoder(ids, mask).last_hidden_state
+    """Return text features (b, l, d) as WanPipeline makes them: zeros beyond a text's length.
+
+    The mask (b, l) goes in as what is added to the attention scores, (b, 1, 1, l): to make that
+    of a plain mask, transformers looks at its values, and a recorded step cannot.
+    """
+    added = (1.0 - mask[:, None, None, :].float()) * torch.finfo(torch.float32).min
+    hidden: torch.Tensor = text_encoder(ids, added).last_hidden_state
     return hidden * mask.unsqueeze(-1)
 
 
@@ -93,6 +106,7 @@ def train_teacher(
     *,
     seed: int,
     device: torch.device,
+    recorded: bool,
 ) -> list[LossRow]:
     """Train by rectified flow: predict noise - clean at (1 - sigma) clean + sigma noise."""
     random = generator_for(seed, "teacher", device)
@@ -117,7 +131,7 @@ def train_teacher(
         predicted = transformer(noisy, TIMESTEPS * sigma, text).sample
         return {"loss": F.mse_loss(predicted.float(), noise - clean)}
 
-    return fit("teacher", [transformer, text_encoder], losses, plan, device)
+    return fit("teacher", [transformer, text_encoder], losses, plan, random, recorded=recorded)
 
 
 def save_teacher(
@@ -137,3 +151,4 @@ def save_teacher(
     )
     pipeline.to(torch.bfloat16).save_pretrained(folder)
     load_as_float32(folder / "text_encoder")
+    forget_origin(folder / "vae")

@@ -3,8 +3,10 @@
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,6 +16,8 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 LossParts = dict[str, torch.Tensor]
 LossRow = dict[str, float]
 NUM_LOG_LINES = 24
+# Steps taken before one is recorded: compilers and autotuners must have finished.
+NUM_EAGER_STEPS = 12
 
 
 @dataclass(frozen=True)
@@ -59,48 +63,105 @@ def fit(
     modules: Sequence[nn.Module],
     losses: Callable[[], LossParts],
     plan: Plan,
-    device: torch.device,
+    random: torch.Generator,
+    *,
+    recorded: bool = False,
 ) -> list[LossRow]:
     """Train the modules on `losses()["loss"]`, leave their averaged weights in them, return a log.
+
+    `random` is the generator that `losses` draws from. With `recorded` (CUDA only) one step is
+    recorded as a CUDA graph and replayed: for networks this small, launching kernels one by one
+    takes most of the time. `losses` must then stay on the device, with fixed shapes.
 
     Raises:
         FloatingPointError: the loss is not finite (checked at every log line).
     """
     weights = [p for module in modules for p in module.parameters() if p.requires_grad]
     averaged = [w.detach().clone() for w in weights]
-    optimizer = torch.optim.AdamW(
+    optimizer = _optimizer(weights, plan, random.device)
+    rate: torch.Tensor = optimizer.param_groups[0]["lr"]
+    step: Callable[[], LossParts] = partial(_take_step, weights, optimizer, losses, plan)
+    log: list[LossRow] = []
+    log_every = max(1, plan.num_steps // NUM_LOG_LINES)
+    start = time.monotonic()
+    with _own_stream(recorded):
+        for number in range(plan.num_steps):
+            if recorded and number == NUM_EAGER_STEPS:
+                step = _recorded(step, random)
+            rate.fill_(learning_rate((number + 0.5) / plan.num_steps, plan))
+            parts = step()
+            # The average of the first steps would be one of noise: let it forget them quickly.
+            decay = min(plan.ema_decay, (1.0 + number) / (10.0 + number))
+            average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
+            average(averaged, [w.detach() for w in weights], number)
+            if number % log_every == 0 or number == plan.num_steps - 1:
+                log.append(_log_line(name, (number + 1) * plan.batch_size, start, parts))
+    with torch.no_grad():
+        for weight, mean in zip(weights, averaged, strict=True):
+            weight.copy_(mean)
+    return log
+
+
+def _optimizer(
+    weights: list[nn.Parameter], plan: Plan, device: torch.device
+) -> torch.optim.Optimizer:
+    """Return AdamW with its learning rate in a tensor, which a recorded step reads anew."""
+    on_gpu = device.type == "cuda"
+    return torch.optim.AdamW(
         weights,
-        lr=0.0,
+        lr=torch.zeros((), device=device),
         betas=(0.9, 0.99),
         weight_decay=plan.weight_decay,
-        fused=device.type == "cuda",
+        fused=on_gpu,
+        capturable=on_gpu,
     )
-    log: list[LossRow] = []
-    start = time.monotonic()
-    for step in range(plan.num_steps):
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate((step + 0.5) / plan.num_steps, plan)
-        with autocast(device):
-            parts = losses()
-        parts["loss"].backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(weights, plan.clip_norm)
-        optimizer.step()
-        optimizer.zero_grad()
-        # The average of the first steps would be one of noise: let it forget them quickly.
-        decay = min(plan.ema_decay, (1.0 + step) / (10.0 + step))
-        average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
-        average(averaged, [w.detach() for w in weights], step)
-        if step % max(1, plan.num_steps // NUM_LOG_LINES) == 0 or step == plan.num_steps - 1:
-            log.append(_log_line(name, (step + 1) * plan.batch_size, start, parts))
-    with torch.no_grad():
-        for weight, average in zip(weights, averaged, strict=True):
-            weight.copy_(average)
-    return log
+
+
+def _take_step(
+    weights: list[nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    losses: Callable[[], LossParts],
+    plan: Plan,
+) -> LossParts:
+    """Take one optimizer step and return the losses before it."""
+    with autocast(weights[0].device):
+        parts = losses()
+    parts["loss"].backward()  # type: ignore[no-untyped-call]
+    nn.utils.clip_grad_norm_(weights, plan.clip_norm)
+    optimizer.step()
+    optimizer.zero_grad()
+    return {key: value.detach() for key, value in parts.items()}
+
+
+@contextmanager
+def _own_stream(recorded: bool) -> Iterator[None]:
+    """Run everything on one stream beside the default one, which recording cannot use."""
+    if not recorded:
+        yield
+        return
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
+        yield
+    torch.cuda.synchronize()
+
+
+def _recorded(step: Callable[[], LossParts], random: torch.Generator) -> Callable[[], LossParts]:
+    """Record one step as a CUDA graph, without taking it, and return a function that replays it."""
+    graph = torch.cuda.CUDAGraph()
+    graph.register_generator_state(random)
+    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+        parts = step()
+
+    def replay() -> LossParts:
+        graph.replay()
+        return parts
+
+    return replay
 
 
 def _log_line(name: str, num_samples: int, start: float, parts: LossParts) -> LossRow:
     """Print and return one row of the log; seconds are whole tenths since the stage began."""
-    values = {key: float(value.detach()) for key, value in parts.items()}
+    values = {key: float(value) for key, value in parts.items()}
     if not math.isfinite(values["loss"]):
         raise FloatingPointError(f"{name}: the loss is {values} after {num_samples} samples")
     seconds = round(time.monotonic() - start, 1)
@@ -116,9 +177,20 @@ def load_as_float32(folder: Path) -> None:
     Diffusers loads its own models in float32 unless told otherwise, transformers in the type that
     the configuration names: one pipeline would hold two types.
     """
+    _edit_config(folder, {"dtype": "float32"})
+
+
+def forget_origin(folder: Path) -> None:
+    """Take out of a saved Diffusers model the folder that it was once loaded from."""
+    _edit_config(folder, {"_name_or_path": None})
+
+
+def _edit_config(folder: Path, changes: dict[str, str | None]) -> None:
+    """Set keys of a saved model's config.json; None takes a key out."""
     path = folder / "config.json"
-    config = json.loads(path.read_text())
-    path.write_text(json.dumps(config | {"dtype": "float32"}, indent=2, sort_keys=True) + "\n")
+    config = {**json.loads(path.read_text()), **changes}
+    kept = {key: value for key, value in config.items() if changes.get(key, "") is not None}
+    path.write_text(json.dumps(kept, indent=2, sort_keys=True) + "\n")
 
 
 def count_parameters(module: nn.Module) -> int:

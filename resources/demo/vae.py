@@ -85,6 +85,7 @@ def train_vae(
     seed: int,
     device: torch.device,
     compiled: bool,
+    recorded: bool,
 ) -> list[LossRow]:
     """Train the VAE on L1 and squared error of the picture and a weak KL term."""
     random = generator_for(seed, "vae", device)
@@ -106,7 +107,7 @@ def train_vae(
         return {"loss": l1 + mse + KL_WEIGHT * kl, "l1": l1, "mse": mse, "kl": kl}
 
     with one_frame(vae):
-        return fit("vae", [vae], losses, plan, device)
+        return fit("vae", [vae], losses, plan, random, recorded=recorded)
 
 
 @torch.no_grad()
