@@ -1,6 +1,6 @@
 """Make the embedded demo teacher and judge.
 
-    python -m resources.demo.make all --device cuda --compile      # about ten minutes on an H200
+    python -m resources.demo.make all --device cuda --compile      # seven and a half minutes, H200
     python -m resources.demo.make teacher --redo                   # one stage again
     python -m resources.demo.make all --tiny --out /tmp/demo       # a smoke test on one CPU core
 
