@@ -48,11 +48,12 @@ def train_t5_tokenizer(captions: Sequence[str]) -> PreTrainedTokenizerBase:
 
 def train_clip_tokenizer(captions: Sequence[str]) -> PreTrainedTokenizerBase:
     """Train a CLIP (byte-pair) tokenizer; as in CLIP, padding is the end-of-text token."""
+    specials = ["<|startoftext|>", "<|endoftext|>"]
     raw = Tokenizer(models.BPE(end_of_word_suffix="</w>"))
     raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     trainer = trainers.BpeTrainer(
         vocab_size=CLIP_VOCABULARY,
-        special_tokens=["<|startoftext|>", "<|endoftext|>"],
+        special_tokens=specials,
         initial_alphabet=LETTERS,
         end_of_word_suffix="</w>",
         show_progress=False,
@@ -60,11 +61,14 @@ def train_clip_tokenizer(captions: Sequence[str]) -> PreTrainedTokenizerBase:
     # Each letter once as the end of a word, so that it has a token there too.
     raw.train_from_iterator([*captions, *LETTERS], trainer)
     model = json.loads(raw.to_str())["model"]
+    pieces = set(model["vocab"])
     merges = [
         tuple(pair) if isinstance(pair, list) else tuple(pair.split()) for pair in model["merges"]
     ]
+    # The trainer numbers letters in another order each time: number all pieces by the alphabet.
+    vocabulary = {piece: i for i, piece in enumerate([*specials, *sorted(pieces - {*specials})])}
     return CLIPTokenizer(
-        vocab=model["vocab"], merges=merges, model_max_length=MAX_TOKENS, padding_side="right"
+        vocab=vocabulary, merges=merges, model_max_length=MAX_TOKENS, padding_side="right"
     )
 
 
