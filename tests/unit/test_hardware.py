@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from distillery import hardware
 
 ROOT = Path(__file__).parents[2]

@@ -33,6 +33,7 @@ class Wan:
     call_options: Mapping[str, object] = MappingProxyType({"num_frames": NUM_FRAMES})
     picture = "frames[0][0]"
 
+    @torch.no_grad()
     def encode(
         self, pipeline: Pipeline, prompts: Sequence[str], max_sequence_length: int
     ) -> list[Conditioning]:

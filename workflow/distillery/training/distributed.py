@@ -6,8 +6,10 @@ for another process.
 """
 
 import contextlib
+import ctypes
 import os
 import re
+import signal
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,6 +21,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
+PR_SET_PDEATHSIG = 1
+"""From Linux's <sys/prctl.h>."""
 SLURM_PORTS = range(20000, 40000)
 """One of these is chosen by the job's number, so that jobs that share a node do not meet."""
 
@@ -43,6 +47,16 @@ class Place:
     def is_main(self) -> bool:
         """Whether this process logs and saves."""
         return self.rank == 0
+
+
+def die_with_launcher(environ: Mapping[str, str]) -> None:
+    """Have the kernel end this process when its torchrun ends, even by SIGKILL (Linux only).
+
+    Workers that outlive a killed torchrun would hold their GPUs, whose locks are already free, and
+    would go on writing checkpoints beside those of the next try.
+    """
+    if "TORCHELASTIC_RUN_ID" in environ and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def find_place(environ: Mapping[str, str]) -> Place:
