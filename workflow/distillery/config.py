@@ -171,6 +171,9 @@ class Samples(Section):
     models: dict[Name, SampledModel] = Field(
         min_length=1, description="the columns of the comparison, by a name of your choice"
     )
+    num_prompts: Count | None = Field(
+        None, description="the first so many of the held-out prompts; null: all of them"
+    )
     images_per_prompt: Count = Field(1, description="each with its own noise")
     batch_size: Count = Field(8, description="images in one call of the pipeline")
     num_shards: Count = Field(4, description="independent jobs a model")
@@ -284,6 +287,7 @@ class Sampling(Section):
     source: Literal["teacher", "student"]
     steps: Count
     guidance_scale: float
+    num_prompts: Count | None
     images_per_prompt: Count
     batch_size: Count
 
@@ -350,6 +354,7 @@ def resolve_sampling(config: Config, model: str) -> Sampling:
         source=chosen.source,
         steps=chosen.steps or steps,
         guidance_scale=chosen.guidance_scale or guidance_scale,
+        num_prompts=config.samples.num_prompts,
         images_per_prompt=config.samples.images_per_prompt,
         batch_size=config.samples.batch_size,
     )

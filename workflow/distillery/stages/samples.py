@@ -117,7 +117,8 @@ class Painter:
         self.table = table
         self.root = root
         self.device = device
-        self.samples = all_samples(table, job.sampling.images_per_prompt)
+        chosen = table.head(job.sampling.num_prompts or len(table))
+        self.samples = all_samples(chosen, job.sampling.images_per_prompt)
         self.store = EmbeddingStore(inputs.embeddings, table)
         self.folder = inputs.pipeline or find_teacher(job.teacher)
         self.family: Family = family_in(self.folder)
@@ -137,7 +138,8 @@ class Painter:
             "height": self.job.teacher.height,
             "width": self.job.teacher.width,
             "max_sequence_length": self.length,
-            **self.job.sampling.model_dump(mode="json"),
+            # How many prompts there are decides which pictures are made, not what they are.
+            **self.job.sampling.model_dump(mode="json", exclude={"num_prompts"}),
         }
 
     @property
