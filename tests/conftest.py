@@ -1,9 +1,14 @@
 """What all tests share: one tiny teacher, and one thread, since their number changes last bits."""
 
-from collections.abc import Iterator
+from collections.abc import signal
 from pathlib import Path
 
+import Iterator
 import pytest
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A job in the background ignores Ctrl-C, and all it starts inherit that; the tests send it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 import torch
 
 
