@@ -1,15 +1,15 @@
 """What all tests share: one tiny teacher, and one thread, since their number changes last bits."""
 
-from collections.abc import signal
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
-import Iterator
 import pytest
+import torch
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A job in the background ignores Ctrl-C, and all it starts inherit that; the tests send it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-import torch
 
 
 @pytest.fixture(scope="session", autouse=True)
