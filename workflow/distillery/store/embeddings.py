@@ -5,7 +5,7 @@ one after another, (sum of l, ...)) and `{name}.lengths` (l of each prompt). Tex
 negative prompt.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 
@@ -13,10 +13,9 @@ import pandas as pd
 import torch
 from safetensors import safe_open
 
+from distillery.families.protocol import Conditioning
 from distillery.files import hash_json
 from distillery.store.shards import Manifest
-
-Conditioning = Mapping[str, torch.Tensor]
 
 
 def distinct_texts(table: pd.DataFrame, negative_prompt: str) -> tuple[list[str], list[int]]:
