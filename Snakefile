@@ -5,7 +5,8 @@ import re
 from snakemake.exceptions import WorkflowError
 from snakemake.utils import min_version
 
-from distillery.config import freeze, parse_config
+from distillery.config import parse_config
+from distillery.jobs import freeze
 from distillery.hardware import count_gpus
 
 min_version("9.20")

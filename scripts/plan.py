@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 from distillery.command import logged_parser
-from distillery.config import Config, read_job
+from distillery.config import Config
 from distillery.files import read_json
+from distillery.jobs import read_job
 from distillery.stages.plan import make_plan, summary
 from distillery.telemetry import explain_errors
 

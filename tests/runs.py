@@ -9,17 +9,9 @@ from typing import Any
 import pandas as pd
 import torch
 
-from distillery.config import (
-    Config,
-    EmbeddingsJob,
-    SamplesJob,
-    Section,
-    TargetsJob,
-    freeze,
-    parse_config,
-    read_job,
-)
+from distillery.config import Config, Section, parse_config
 from distillery.files import write_json
+from distillery.jobs import EmbeddingsJob, SamplesJob, TargetsJob, freeze, read_job
 from distillery.stages.embeddings import make_embeddings
 from distillery.stages.merge import merge_samples, merge_targets
 from distillery.stages.samples import Inputs, make_samples

@@ -15,7 +15,8 @@ import torch
 from diffusers import DDIMScheduler, FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
 
 import tiny
-from distillery.config import Embeddings, EmbeddingsJob, Targets, TargetsJob, Teacher
+from distillery.config import Embeddings, Targets, Teacher
+from distillery.jobs import EmbeddingsJob, TargetsJob
 from distillery.schedule import from_prediction
 from distillery.stages.embeddings import make_embeddings
 from distillery.stages.merge import merge_targets

@@ -6,7 +6,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from distillery.config import Prompts, PromptsJob
+from distillery.config import Prompts
+from distillery.jobs import PromptsJob
 from distillery.prompts import RESERVED, read_prompts
 from distillery.stages.prompts import make_prompt_table
 

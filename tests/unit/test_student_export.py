@@ -14,10 +14,11 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import tiny
-from distillery.config import ExportJob, Student, Targets, Teacher
+from distillery.config import Student, Targets, Teacher
 from distillery.families import family_named
 from distillery.files import hash_file, read_json, write_json
 from distillery.identity import SampleId, draw_noise, noise_seed
+from distillery.jobs import ExportJob
 from distillery.student import export
 from distillery.student.export import export_student
 from distillery.student.model import ABOUT

@@ -5,8 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distillery.config import Job, read_job
+from distillery.config import Model
 from distillery.hardware import device_label, select_device
+from distillery.jobs import read_job
 from distillery.telemetry import Reporter, explain_errors, reporting
 
 if TYPE_CHECKING:
@@ -46,8 +47,8 @@ def run_stage(
     arguments: argparse.Namespace,
     stage: str,
     job_name: str,
-    job_model: type[Job],
-    body: "Callable[[Job, torch.device, Reporter], None]",
+    job_model: type[Model],
+    body: "Callable[[Model, torch.device, Reporter], None]",
 ) -> int:
     """Run a stage's body with its job, device and reporter; returns the exit status.
 

@@ -7,10 +7,10 @@ from typing import Any
 import pandas as pd
 import torch
 
-from distillery.config import EmbeddingsJob
 from distillery.families import Conditioning, Family
 from distillery.families.protocol import Pipeline
 from distillery.files import read_json
+from distillery.jobs import EmbeddingsJob
 from distillery.stages.chunked import ChunkPlan, NotFiniteError, make_chunks
 from distillery.store.embeddings import distinct_texts, members_of, pack
 from distillery.teacher import INDEX, family_in, find_teacher, fingerprint, load_pipeline

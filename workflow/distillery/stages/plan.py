@@ -6,10 +6,11 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from distillery.config import Config, EmbeddingsJob, TargetsJob
+from distillery.config import Config
 from distillery.families import Family
 from distillery.files import hash_json, write_json
 from distillery.hardware import describe_hardware
+from distillery.jobs import EmbeddingsJob, TargetsJob
 from distillery.prompts import read_prompts
 from distillery.stages.embeddings import embeddings_recipe
 from distillery.stages.targets import targets_recipe

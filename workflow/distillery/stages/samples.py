@@ -9,11 +9,11 @@ import pandas as pd
 import torch
 from PIL import Image, PngImagePlugin
 
-from distillery.config import SamplesJob
 from distillery.families import Family, Request
 from distillery.families.protocol import Pipeline
 from distillery.files import atomic_path, hash_file, hash_json
 from distillery.identity import SampleId, draw_noise, noise_seed
+from distillery.jobs import SamplesJob
 from distillery.prompts import REQUIRED, RESERVED
 from distillery.stages.targets import all_samples
 from distillery.store.chunks import ChunkIdentity, is_intact, write_chunk

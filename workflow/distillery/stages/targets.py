@@ -8,11 +8,11 @@ from typing import Any
 import pandas as pd
 import torch
 
-from distillery.config import TargetsJob
 from distillery.families import Family, Request, Schedule
 from distillery.families.protocol import Pipeline, Scheduler
 from distillery.files import hash_json
 from distillery.identity import SampleId, draw_noise
+from distillery.jobs import TargetsJob
 from distillery.stages.chunked import ChunkPlan, NotFiniteError, make_chunks
 from distillery.store.embeddings import EmbeddingStore
 from distillery.store.trajectories import knots_of, schedule_at

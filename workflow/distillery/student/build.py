@@ -4,10 +4,10 @@ from pathlib import Path
 
 import torch
 
-from distillery.config import TrainingJob
 from distillery.families import Family
 from distillery.families.protocol import Denoiser
 from distillery.files import atomic_path
+from distillery.jobs import TrainingJob
 from distillery.student.model import load_denoiser, save_denoiser
 from distillery.teacher import family_in, find_teacher
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from distillery.config import ExportJob
 from distillery.families import Family, Schedule
 from distillery.files import atomic_path, read_json, write_json, write_text
+from distillery.jobs import ExportJob
 from distillery.student.model import ABOUT, load_denoiser, save_denoiser
 from distillery.teacher import INDEX, family_in, find_teacher, load_scheduler, torch_dtype
 

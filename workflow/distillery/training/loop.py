@@ -10,8 +10,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from distillery.config import Training, TrainingJob
+from distillery.config import Training
 from distillery.files import atomic_path, hash_json, write_json
+from distillery.jobs import TrainingJob
 from distillery.store.chunks import chunk_folder
 from distillery.student.model import ABOUT, hash_model, load_denoiser, save_denoiser
 from distillery.telemetry import Reporter
