@@ -21,6 +21,16 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny run that is ready to train; tests must not write into it."""
+    from tiny import make_tiny_run
+
+    folder = tmp_path_factory.mktemp("data")
+    make_tiny_run(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a tiny Wan; tests must not write into it."""
     from tiny import make_tiny_wan

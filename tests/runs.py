@@ -11,12 +11,25 @@ import torch
 
 from distillery.config import Config, Section, parse_config
 from distillery.files import write_json
-from distillery.jobs import EmbeddingsJob, SamplesJob, TargetsJob, freeze, read_job
+from distillery.jobs import (
+    EmbeddingsJob,
+    ExportJob,
+    SamplesJob,
+    TargetsJob,
+    TrainingJob,
+    freeze,
+    read_job,
+)
 from distillery.stages.embeddings import make_embeddings
 from distillery.stages.merge import merge_samples, merge_targets
 from distillery.stages.samples import Inputs, make_samples
 from distillery.stages.targets import make_targets
+from distillery.student.build import build_student
+from distillery.student.export import export_student
 from distillery.telemetry import Reporter
+from distillery.training.distributed import find_place
+from distillery.training.loop import Paths, train
+from distillery.training.stopping import StopRequest
 from tiny import HEIGHT, MAX_TOKENS, WIDTH, tiny_prompts
 
 CPU = torch.device("cpu")
@@ -160,6 +173,24 @@ class Run:
         shards = [self.samples(part, num_shards) for part in range(num_shards)]
         merge_samples(shards, shards[0].parent / "manifest.parquet")
         return shards[0].parent / "manifest.parquet"
+
+    def train_and_export(self) -> Path:
+        """Train for `SETTINGS["training"]`, export; returns the pipeline's folder."""
+        folder = self.folder / "student"
+        job = self.job("training", TrainingJob)
+        build_student(job, folder / "initial")
+        paths = Paths(
+            student=folder / "initial",
+            targets=self.folder / "targets" / "manifest.json",
+            embeddings=self.embeddings("train"),
+            prompts=self.prompts("train"),
+            trained=folder / "trained",
+            losses=folder / "loss.parquet",
+            checkpoints=folder / "checkpoints",
+        )
+        assert train(job, paths, find_place({}), CPU, self.reporter("train"), StopRequest())
+        export_student(self.job("export", ExportJob), folder / "trained", folder / "pipeline")
+        return folder / "pipeline"
 
     def pictures(self) -> dict[str, bytes]:
         """Every picture and its latents, by path."""

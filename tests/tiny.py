@@ -19,13 +19,14 @@ from diffusers import (
 )
 from transformers import T5Tokenizer, UMT5Config, UMT5EncoderModel
 
-from distillery.families import family_named
+from distillery.families import family_named, grid_of
 from distillery.files import hash_json, write_json
 from distillery.jobs import TrainingJob, read_job
+from distillery.schedulers import plain_config
 from distillery.store.chunks import ChunkIdentity, chunk_folder, chunk_path, write_chunk
 from distillery.store.embeddings import distinct_texts, members_of, pack
 from distillery.store.shards import Manifest, describe_chunk
-from distillery.store.trajectories import knots_of, schedule_at
+from distillery.store.trajectories import knots_of
 from distillery.student.build import build_student
 
 HEIGHT = WIDTH = 32
@@ -242,12 +243,13 @@ def _targets_recipe(
         "family": family.name,
         "teacher": "tiny",
         "embeddings": embeddings_hash,
-        "scheduler": {"class": type(scheduler).__name__, **scheduler.config},
+        "scheduler": plain_config(scheduler),
         "prediction_type": "flow_prediction",
         "steps": steps,
         "guidance_scale": 4.0,
         "knots": list(knots),
-        "schedule": asdict(schedule_at(family.schedule(scheduler, steps), knots)),
+        "schedule": asdict(grid_of(family, scheduler, steps, LATENT_SHAPE).at(knots)),
+        "latent_shape": list(LATENT_SHAPE),
         "height": HEIGHT,
         "width": WIDTH,
         "max_sequence_length": MAX_TOKENS,
@@ -279,6 +281,7 @@ def _write_targets(root: Path, recipe: dict[str, Any], num_samples: int, chunk_s
                 "timesteps": torch.tensor(schedule["timesteps"], dtype=torch.float64),
                 "alphas": torch.tensor(schedule["alphas"], dtype=torch.float64),
                 "sigmas": torch.tensor(schedule["sigmas"], dtype=torch.float64),
+                "scales": torch.tensor(schedule["scales"], dtype=torch.float64),
             }
         )
         sizes.append(len(rows))

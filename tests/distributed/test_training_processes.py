@@ -18,13 +18,6 @@ WEIGHTS = "student/trained/diffusion_pytorch_model.safetensors"
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    tiny.make_tiny_run(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
 def alone(data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("alone")
     assert train(data, folder, 1) == [0]

@@ -140,12 +140,16 @@ def test_the_teacher_is_its_own_perfect_student(tmp_path):
     teacher = load_denoiser(tmp_path / "teacher/transformer", torch.float32)
     batch = dataset.__getitems__(list(range(dataset.num_items)))
     with torch.no_grad():
-        given = dataset.family.predict(teacher, batch.noisy, batch.timestep, batch.conditioning)
+        given = dataset.family.predict(
+            teacher, batch.noisy, batch.timestep, batch.conditioning, dataset.setting
+        )
     assert relative_error(batch.target, given) < 1e-4
     # The test can fail: other prompts, or timesteps, are noticed.
     with torch.no_grad():
         turned = {name: value.roll(6, 0) for name, value in batch.conditioning.items()}
-        other = dataset.family.predict(teacher, batch.noisy, batch.timestep, turned)
+        other = dataset.family.predict(
+            teacher, batch.noisy, batch.timestep, turned, dataset.setting
+        )
     assert relative_error(batch.target, other) > 1e-3
 
 

@@ -1,6 +1,7 @@
 """The plan stops what cannot work, and its numbers are right."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -82,11 +83,37 @@ def test_a_size_that_does_not_fit(teacher: Path, tmp_path: Path) -> None:
     assert "use 32" in message
 
 
-def test_a_scheduler_that_does_not_fit(teacher: Path, tmp_path: Path) -> None:
-    shutil.copytree(teacher, tmp_path / "teacher")
-    path = tmp_path / "teacher" / "model_index.json"
-    path.write_text(path.read_text().replace("UniPCMultistep", "FlowMatchEulerDiscrete"))
-    assert "not part of its grid" in refused(tmp_path, tmp_path / "teacher")
+@pytest.mark.parametrize(
+    ("scheduler", "problem"),
+    [
+        ({"class": "PNDMScheduler"}, "is PNDMScheduler, known are DDIM"),
+        ({"class": "Euler"}, "Diffusers has no scheduler 'Euler'"),
+        ({"final_sigmas_type": "sigma_min"}, "must lie on the teacher's grid"),
+        ({"prediction_type": "epsilon"}, "'epsilon' on flow states"),
+        ({"flow_shfit": 5.0}, "has no setting flow_shfit; it has .*flow_shift"),
+    ],
+)
+def test_a_scheduler_that_does_not_fit(
+    teacher: Path, tmp_path: Path, scheduler: dict[str, Any], problem: str
+) -> None:
+    assert re.search(problem, refused(tmp_path, teacher, teacher={"scheduler": scheduler}))
+
+
+def test_layers_that_the_teacher_lacks(teacher: Path, tmp_path: Path) -> None:
+    student = {"steps": 2, "init": "layers", "layers": [0, 9]}
+    assert "lists 9: the teacher's transformer has 2 blocks" in refused(
+        tmp_path, teacher, student=student
+    )
+
+
+def test_an_expert_that_the_teacher_lacks(teacher: Path, tmp_path: Path) -> None:
+    student = {"steps": 2, "expert": "transformer_2"}
+    assert "the teacher has the networks transformer," in refused(tmp_path, teacher, student=student)
+
+
+def test_prompts_in_both_files_are_pointed_out(teacher: Path, tmp_path: Path) -> None:
+    advice = plan(tmp_path, teacher)["advice"]
+    assert any(line.startswith("5 prompts of prompts.eval are also in") for line in advice)
 
 
 def test_no_disk_space(teacher: Path, tmp_path: Path) -> None:

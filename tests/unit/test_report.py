@@ -49,7 +49,7 @@ def folder(tmp_path_factory):
         manifest = {"recipe": recipe, "recipe_hash": "ab" * 32, "num_samples": 64, "chunks": [{}]}
         write_json(folder / name / "manifest.json", manifest)
     (folder / "student/pipeline").mkdir(parents=True)
-    write_json(folder / "student/pipeline/model_index.json", {"_class_name": "WanPipeline"})
+    write_call(folder, {"num_inference_steps": 4, "guidance_scale": 1.0, "num_frames": 1})
     write_loss(folder / "student/loss.parquet")
     (folder / "telemetry").mkdir(exist_ok=True)
     for number, found in enumerate(run_events()):
@@ -59,6 +59,13 @@ def folder(tmp_path_factory):
     (folder / "telemetry/evaluation.jsonl").unlink()
     write_json(folder / "plan.json", {"advice": ["more prompts would help"]})
     return folder
+
+
+def write_call(folder, arguments, picture="frames[0][0]"):
+    """What the export says of its pipeline."""
+    (folder / "student/pipeline").mkdir(parents=True, exist_ok=True)
+    call = {"arguments": arguments, "picture": picture}
+    write_json(folder / "student/pipeline/distillery.json", {"call": call})
 
 
 def write_loss(path):
@@ -213,18 +220,15 @@ def test_run_without_training_leaves_it_out(folder, tmp_path):
 
 def test_code_names_the_right_call(written):
     code = re.search(r"<pre tabindex=\"0\"><code>(import torch.*?)</code>", written[0], re.S)[1]
-    for line in ("num_inference_steps=4,", "guidance_scale=1.0,", "num_frames=1,", "height=48,"):
+    for line in ("num_inference_steps=4,", "guidance_scale=1.0,", "num_frames=1,"):
         assert line in code
-    assert "max_sequence_length" not in code
     assert "&#34;vae&#34;: torch.float32" in code
     assert "manual_seed(0),  # noise of eval-00/0" in code
     assert "frames[0][0]" in code
 
 
 def test_picture_pipelines_take_no_frames(folder, tmp_path):
-    (tmp_path / "student/pipeline").mkdir(parents=True)
-    path = tmp_path / "student/pipeline/model_index.json"
-    write_json(path, {"_class_name": "StableDiffusionXLPipeline"})
+    write_call(tmp_path, {"num_inference_steps": 4}, "images[0]")
     html, _ = write(make_config(), tmp_path)
     assert "num_frames" not in html.split('<h2 id="provenance"')[0]
     assert "images[0]" in html

@@ -209,14 +209,14 @@ def test_an_embedding_that_is_not_finite_is_named(
     teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = make_run(tmp_path, teacher)
-    load = embeddings_stage.load_pipeline
+    load = embeddings_stage.load_teacher
 
     def spoiled(*args: object, **kwargs: object) -> object:
         pipeline = load(*args, **kwargs)  # type: ignore[arg-type]
         pipeline.text_encoder.shared.weight.data[4] = torch.nan
         return pipeline
 
-    monkeypatch.setattr(embeddings_stage, "load_pipeline", spoiled)
+    monkeypatch.setattr(embeddings_stage, "load_teacher", spoiled)
     with pytest.raises(ValueError, match=r"not finite for 'a red dog'.*dtype is float32"):
         run.encode("train")
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 import tiny
 from distillery.config import Student, Targets, Teacher
-from distillery.families import family_named
+from distillery.families import family_named, grid_of
 from distillery.files import hash_file, read_json, write_json
 from distillery.identity import SampleId, draw_noise, noise_seed
 from distillery.jobs import ExportJob
@@ -34,8 +34,15 @@ def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
     tiny.make_tiny_run(folder)
     recipe = read_json(folder / "targets/manifest.json")["recipe"]
-    grid = family_named("wan").schedule(student_scheduler(recipe, STEPS), STEPS)
-    trained = {"steps": STEPS, "schedule": asdict(grid), "targets": "t" * 64, "seed": 0}
+    shape = recipe["latent_shape"]
+    grid = grid_of(family_named("wan"), student_scheduler(recipe, STEPS), STEPS, shape)
+    trained = {
+        "steps": STEPS,
+        "schedule": asdict(grid),
+        "latent_shape": shape,
+        "targets": "t" * 64,
+        "seed": 0,
+    }
     shutil.copytree(folder / "student/initial", folder / "student/trained")
     write_json(
         folder / "student/trained" / ABOUT,

@@ -11,14 +11,13 @@ from safetensors.torch import load_file
 
 from distillery.config import Teacher
 from distillery.families import family_named
+from distillery.loading import load_pipeline, load_skeleton
 from distillery.teacher import (
     check_complete,
     count_parameters,
     family_in,
     find_teacher,
     fingerprint,
-    load_pipeline,
-    load_skeleton,
 )
 from runs import CPU
 from tiny import HEIGHT, LATENT_SHAPE, WIDTH, make_tiny_wan

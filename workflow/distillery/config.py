@@ -38,9 +38,20 @@ class Teacher(Section):
     dtype: Dtype = Field("bfloat16", description="weights and activations; latents stay float32")
     height: Count = Field(description="pixels")
     width: Count = Field(description="pixels")
-    negative_prompt: str = Field("", description="the unconditional branch's prompt")
+    negative_prompt: str | None = Field(
+        None,
+        description="the unconditional branch's prompt; null: what the stock pipeline does without",
+    )
     max_sequence_length: Count | None = Field(
         None, description="text tokens a prompt is padded to; null: the stock pipeline's default"
+    )
+    long_prompts: Literal["refuse", "truncate"] = Field(
+        "refuse", description="what happens to a prompt of more tokens than the model reads"
+    )
+    scheduler: dict[str, bool | int | float | str] | None = Field(
+        None,
+        description="the solver: `class`, a Diffusers scheduler, and settings of it that differ "
+        "from the released one's; null: the released one",
     )
 
 
@@ -87,6 +98,11 @@ class Student(Section):
     layers: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
         None, description="indices of the teacher's blocks to keep, for init: layers"
     )
+    expert: str | None = Field(
+        None,
+        description="of a teacher with several networks, the one that the student starts from; "
+        "Wan2.2-A14B has transformer (for the noisier states) and transformer_2",
+    )
     steps: Count = Field(4, description="denoising steps, without guidance")
 
     @model_validator(mode="after")
@@ -127,7 +143,11 @@ class Training(Section):
     ema_half_life_samples: Annotated[int, Field(ge=0)] = Field(
         0, description="of the averaged weights that are exported; 0: no averaging"
     )
-    dtype: Dtype = Field("bfloat16", description="of the forward pass; master weights are float32")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "bfloat16",
+        description="of the forward pass; master weights are float32. float16 would need loss "
+        "scaling, which is not offered",
+    )
     log_every_samples: Count = Field(1024, description="between two rows of the loss table")
     save_every_samples: Count = Field(16384, description="between two checkpoints")
     keep_checkpoints: Count = Field(2, description="older ones are removed")

@@ -88,6 +88,11 @@ def hash_json(value: JsonObject) -> str:
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()
 
 
+def could_be_hub_id(path: str) -> bool:
+    """Whether a path in a configuration may name a hub repository, owner/name, and no folder."""
+    return path.count("/") == 1 and not path.startswith((".", "/", "~"))
+
+
 def hash_file(path: Path) -> str:
     """SHA-256 of a file's bytes, as 64 hexadecimal digits, read in blocks."""
     with path.open("rb") as file:

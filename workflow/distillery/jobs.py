@@ -25,7 +25,7 @@ from distillery.config import (
 )
 from distillery.files import read_json
 
-RECIPE_VERSIONS = {"embeddings": 1, "targets": 1, "training": 1, "samples": 1}
+RECIPE_VERSIONS = {"embeddings": 2, "targets": 2, "training": 2, "samples": 2}
 """Raise a stage's number when its code would give other bytes for the same configuration: that
 makes it run again. A comment must never recompute a week of work, so scripts are not watched."""
 
@@ -72,11 +72,16 @@ class ExportJob(Section):
 
 
 class Sampling(Section):
-    """One model's sampling with every default resolved."""
+    """One model's sampling with every default resolved.
+
+    `guidance_scale` is None for a student as it was trained: without guidance, or, where the
+    network takes the scale as an input, told `trained_guidance_scale`, that of its targets.
+    """
 
     source: Literal["teacher", "student"]
     steps: Count
-    guidance_scale: float
+    guidance_scale: float | None
+    trained_guidance_scale: float | None
     num_prompts: Count | None
     images_per_prompt: Count
     batch_size: Count
@@ -138,11 +143,12 @@ def resolve_sampling(config: Config, model: str) -> Sampling:
     chosen = config.samples.models[model]
     of_teacher = chosen.source == "teacher"
     steps = config.targets.steps if of_teacher else config.student.steps
-    guidance_scale = config.targets.guidance_scale if of_teacher else 1.0
+    guidance_scale = config.targets.guidance_scale if of_teacher else None
     return Sampling(
         source=chosen.source,
         steps=chosen.steps or steps,
         guidance_scale=chosen.guidance_scale or guidance_scale,
+        trained_guidance_scale=None if of_teacher else config.targets.guidance_scale,
         num_prompts=config.samples.num_prompts,
         images_per_prompt=config.samples.images_per_prompt,
         batch_size=config.samples.batch_size,

@@ -1,15 +1,59 @@
-"""The one noise convention, and secants: `noisy = alpha * clean + sigma * noise`.
+"""The one noise convention, schedules and secants: `noisy = alpha * clean + sigma * noise`.
 
 Flow matching has alpha = 1 - sigma (Lipman et al. 2023, arXiv:2210.02747, eq. 22, t = 1 - sigma);
 variance-preserving diffusion has alpha² + sigma² = 1 (Song et al. 2021, arXiv:2011.13456).
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
 from typing import Literal
 
 import torch
 
 PredictionType = Literal["epsilon", "v_prediction", "sample", "flow_prediction"]
 """What a network predicts, in the words of the Diffusers schedulers."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A scheduler's grid, as numbers.
+
+    Attributes:
+        timesteps: one a step, as the network receives them (int or float by the scheduler's type).
+        alphas, sigmas: one a state, so one more than steps; the last state is clean (1, 0).
+        scales: one a state. A scheduler's state is `scale * (alpha * clean + sigma * noise)`, and
+            the network sees it divided by its scale. Only variance-exploding samplers (Euler on
+            SDXL) have scales other than 1.
+    """
+
+    timesteps: tuple[int | float, ...]
+    alphas: tuple[float, ...]
+    sigmas: tuple[float, ...]
+    scales: tuple[float, ...]
+
+    def at(self, knots: Sequence[int]) -> "Schedule":
+        """The schedule restricted to the states at `knots`; the last knot has no timestep."""
+        return Schedule(
+            timesteps=tuple(self.timesteps[knot] for knot in knots[:-1]),
+            alphas=tuple(self.alphas[knot] for knot in knots),
+            sigmas=tuple(self.sigmas[knot] for knot in knots),
+            scales=tuple(self.scales[knot] for knot in knots),
+        )
+
+    def distance(self, other: "Schedule") -> float:
+        """The largest difference of any number of two schedules, timesteps in thousandths.
+
+        Infinite where they have not equally many steps.
+        """
+        if len(self.timesteps) != len(other.timesteps):
+            return inf
+        pairs = zip(self._levels(), other._levels(), strict=True)
+        return max(abs(ours - theirs) for ours, theirs in pairs)
+
+    def _levels(self) -> tuple[float, ...]:
+        thousandths = (timestep / 1000 for timestep in self.timesteps)
+        return (*thousandths, *self.alphas, *self.sigmas, *self.scales)
 
 
 def add_noise(

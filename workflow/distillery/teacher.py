@@ -1,17 +1,15 @@
-"""Find a teacher, check that it is whole, say which it is, and load the parts that a job needs."""
+"""Find a teacher, check that it is whole, and say which it is."""
 
 import hashlib
 from math import prod
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 
-from distillery.config import Dtype, Teacher
+from distillery.config import Teacher
 from distillery.families import Family, family_of
-from distillery.families.protocol import Pipeline, Scheduler
-from distillery.files import hash_json, read_json
+from distillery.files import could_be_hub_id, hash_json, read_json
 
 INDEX = "model_index.json"
 MODEL_CONFIG = "config.json"
@@ -35,7 +33,7 @@ def find_teacher(teacher: Teacher) -> Path:
     """
     folder = Path(teacher.path)
     if not folder.is_dir():
-        if teacher.path.count("/") != 1 or teacher.path.startswith((".", "/", "~")):
+        if not could_be_hub_id(teacher.path):
             raise FileNotFoundError(
                 f"teacher.path is {teacher.path!r}: there is no such folder; give a Diffusers "
                 "folder (with a model_index.json) or the id of a hub repository, owner/name"
@@ -65,7 +63,7 @@ def check_complete(folder: Path) -> None:
     missing = [
         file
         for name, value in index.items()
-        if _is_component(value)
+        if is_component(value)
         for file in _missing(folder / name, class_name=value[1])
     ]
     if missing:
@@ -75,7 +73,7 @@ def check_complete(folder: Path) -> None:
         )
 
 
-def _is_component(value: Any) -> bool:
+def is_component(value: Any) -> bool:
     """Whether an entry of model_index.json is a component, [library, class], that is present."""
     return isinstance(value, list) and len(value) == 2 and None not in value
 
@@ -126,61 +124,10 @@ def family_in(folder: Path) -> Family:
     return family_of(read_json(folder / INDEX)["_class_name"])
 
 
-def load_scheduler(folder: Path) -> Scheduler:
-    """The pipeline's scheduler alone: milliseconds, no weights."""
-    import diffusers
-
-    name = read_json(folder / INDEX)["scheduler"][1]
-    return getattr(diffusers, name).from_pretrained(folder / "scheduler")
-
-
-def torch_dtype(name: Dtype) -> torch.dtype:
-    """The torch type of a configuration's `dtype`."""
-    found = getattr(torch, name)
-    assert isinstance(found, torch.dtype)
-    return found
-
-
-def load_pipeline(
-    folder: Path, dtype: Dtype, device: torch.device, leave_out: tuple[str, ...] = ()
-) -> Pipeline:
-    """Load a stock pipeline on one device.
-
-    Args:
-        folder: in Diffusers format.
-        dtype: of all weights but the VAE's, which stays float32 (bf16 decoding shifts colours).
-        device: where it goes.
-        leave_out: names of components that this job does not need.
-    """
-    from diffusers import DiffusionPipeline
-    from diffusers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()
-    absent: dict[str, None] = dict.fromkeys(leave_out)
-    pipeline = DiffusionPipeline.from_pretrained(
-        folder,
-        dtype={"default": torch_dtype(dtype), "vae": torch.float32},
-        local_files_only=True,
-        **absent,
-    )
-    pipeline.set_progress_bar_config(disable=True)
-    return pipeline.to(device)
-
-
-def load_skeleton(folder: Path, family: Family) -> Pipeline:
-    """The pipeline with its shapes but without weights: denoiser and VAE on the meta device."""
-    import diffusers
-
+def denoisers_in(folder: Path) -> list[str]:
+    """Names of the denoisers that a pipeline's folder has."""
     index = read_json(folder / INDEX)
-    parts: dict[str, Any] = {
-        name: None for name, value in index.items() if isinstance(value, list) and len(value) == 2
-    }
-    parts["scheduler"] = load_scheduler(folder)
-    with torch.device("meta"):
-        for name in (family.denoiser, "vae"):
-            component = getattr(diffusers, index[name][1])
-            parts[name] = component.from_config(component.load_config(folder / name))
-    return getattr(diffusers, index["_class_name"])(**parts)
+    return [name for name in family_in(folder).denoisers if is_component(index.get(name))]
 
 
 def count_parameters(folder: Path) -> dict[str, int]:

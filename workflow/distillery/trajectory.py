@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from distillery.families.protocol import Scheduler
+from distillery.schedulers import Scheduler
 
 
 @dataclass

@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 
 from distillery.evaluation.metrics import FloatArray
+from distillery.files import could_be_hub_id
 
 if TYPE_CHECKING:
     from transformers import CLIPModel, CLIPProcessor
@@ -62,8 +63,7 @@ def load_judge(judge: str, device: torch.device) -> Judge:
 
 def _check_exists(judge: str) -> None:
     """Say plainly that a folder is missing; the hub's own message would speak of repository ids."""
-    could_be_hub_id = judge.count("/") <= 1 and not judge.startswith((".", "/", "~"))
-    if not Path(judge).is_dir() and not could_be_hub_id:
+    if not Path(judge).is_dir() and not could_be_hub_id(judge):
         raise ValueError(
             f"evaluation.judge is {judge!r}: there is no such folder; give a folder with a CLIP "
             "model in transformers format, or a hub id such as openai/clip-vit-large-patch14"

@@ -49,7 +49,7 @@ def find_roles(config: Config) -> Roles:
         sampling = resolve_sampling(config, name)
         if sampling.steps != config.student.steps:
             continue
-        is_guided = sampling.guidance_scale > 1.0
+        is_guided = (sampling.guidance_scale or 1.0) > 1.0
         if chosen.source == "student" and not is_guided:
             student = student or name
         elif chosen.source == "teacher" and is_guided and name != config.evaluation.reference:
@@ -62,7 +62,7 @@ def order_models(config: Config) -> list[str]:
 
     def cost(name: str) -> tuple[bool, float, str]:
         sampling = resolve_sampling(config, name)
-        calls = sampling.steps * (2 if sampling.guidance_scale > 1.0 else 1)
+        calls = sampling.steps * (2 if (sampling.guidance_scale or 1.0) > 1.0 else 1)
         return name != config.evaluation.reference, -calls, name
 
     return sorted(config.samples.models, key=cost)

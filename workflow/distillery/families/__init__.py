@@ -1,11 +1,23 @@
 """One adapter file per model family, behind one protocol."""
 
-from distillery.families.protocol import Conditioning, Family, Request, Schedule
+from distillery.families.protocol import Conditioning, Family, Request, Setting
+from distillery.families.sdxl import Sdxl
 from distillery.families.wan import Wan
+from distillery.schedule import Schedule
+from distillery.schedulers import Scheduler, first_order, walked
 
-__all__ = ["Conditioning", "Family", "Request", "Schedule", "family_named", "family_of"]
+__all__ = [
+    "Conditioning",
+    "Family",
+    "Request",
+    "Setting",
+    "family_named",
+    "family_of",
+    "few_step_scheduler",
+    "grid_of",
+]
 
-FAMILIES: tuple[Family, ...] = (Wan(),)
+FAMILIES: tuple[Family, ...] = (Wan(), Sdxl())
 
 
 def family_of(pipeline_class: str) -> Family:
@@ -16,7 +28,7 @@ def family_of(pipeline_class: str) -> Family:
     known = ", ".join(name for family in FAMILIES for name in family.pipeline_classes)
     raise ValueError(
         f"no family for the pipeline class {pipeline_class!r}; known: {known}. "
-        "docs/design.md says what an adapter in workflow/distillery/families/ must do"
+        "docs/add-a-family.md says how to add one"
     )
 
 
@@ -26,3 +38,24 @@ def family_named(name: str) -> Family:
         if family.name == name:
             return family
     raise ValueError(f"no family {name!r}; known: {', '.join(f.name for f in FAMILIES)}")
+
+
+def grid_of(
+    family: Family, scheduler: Scheduler, steps: int, latent_shape: tuple[int, ...]
+) -> Schedule:
+    """The grid of `steps` steps that the stock pipeline would walk; `scheduler` is not changed."""
+    copy = type(scheduler).from_config(scheduler.config)
+    family.set_timesteps(copy, steps, latent_shape)
+    return walked(copy)
+
+
+def few_step_scheduler(
+    family: Family,
+    scheduler: Scheduler,
+    teacher_steps: int,
+    steps: int,
+    latent_shape: tuple[int, ...],
+) -> Scheduler:
+    """A deterministic first-order scheduler on the teacher's grid, for the student's export."""
+    grid = grid_of(family, scheduler, teacher_steps, latent_shape)
+    return first_order(scheduler, grid, steps)

@@ -6,35 +6,36 @@ between Wan, SDXL, SD3 or FLUX is behind this protocol; there is no `if family =
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
 from PIL import Image
 
-from distillery.schedule import PredictionType
+from distillery.families.text import Reader
+from distillery.schedulers import Scheduler
 
 Conditioning = Mapping[str, torch.Tensor]
-"""What a prompt becomes. For one prompt: name to (l, ...), unpadded. For a batch: (b, l, ...)."""
+"""What a prompt becomes. For one prompt: name to (l, ...), unpadded; one vector is (1, d). For a
+batch: (b, l, ...) or, for one vector, (b, d)."""
 
 Pipeline = Any
 """A Diffusers pipeline; Diffusers ships no types."""
-Scheduler = Any
-"""A Diffusers scheduler."""
 Denoiser = torch.nn.Module
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """A scheduler's grid for one number of steps, as numbers.
+class Setting:
+    """What a denoiser may be told beside state, timestep and prompt.
 
     Attributes:
-        timesteps: one a step, as the network receives them (int or float by the scheduler's type).
-        alphas, sigmas: one a state, so one more than steps; the last state is clean (1, 0).
+        height, width: pixels.
+        guidance_scale: 1.0 is off; only a network that takes the scale as an input sees it.
     """
 
-    timesteps: tuple[int | float, ...]
-    alphas: tuple[float, ...]
-    sigmas: tuple[float, ...]
+    height: int
+    width: int
+    guidance_scale: float
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,7 @@ class Request:
         noise: (b, *latent) float32 on the CPU.
         conditioning, negative: padded batches; negative is used with guidance only.
         steps: denoising steps.
-        guidance_scale: 1.0 is off.
-        height, width: pixels.
+        setting: size and guidance.
         decode: whether pictures are wanted, or the latents alone.
     """
 
@@ -54,48 +54,69 @@ class Request:
     conditioning: Conditioning
     negative: Conditioning
     steps: int
-    guidance_scale: float
-    height: int
-    width: int
+    setting: Setting
     decode: bool
 
 
 class Family(Protocol):
-    """The adapter of one model family."""
+    """The adapter of one model family; adapters inherit what most of them share."""
 
     name: str
     pipeline_classes: tuple[str, ...]
-    denoiser: str
-    """Name of the pipeline's component that denoises."""
+    denoisers: tuple[str, ...] = ("transformer",)
+    """Names of the pipeline's components that denoise; a folder may lack all but the first."""
+    single_network: Mapping[str, object] = MappingProxyType({})
+    """Entries of model_index.json for a student, which has one network where a teacher has more."""
     text_components: tuple[str, ...]
     """Names of the components that only encode prompts; not loaded once embeddings exist."""
     max_sequence_length: int
     """Text tokens that the stock pipeline pads to by default."""
-    blocks: str
-    """Attribute of the denoiser that lists its repeated blocks."""
-    blocks_config: str
-    """Key of the denoiser's configuration that counts them."""
-    call_options: Mapping[str, object]
-    """Arguments that a call of the pipeline for one picture needs beside the usual ones."""
-    picture: str
+    blocks: Mapping[str, str] = MappingProxyType({})
+    """Attributes of the denoiser that list its repeated blocks, in the order they run, to the keys
+    of its configuration that count them. Empty: blocks cannot be dropped one by one."""
+    guidance_argument: str = "guidance_scale"
+    """The call's argument that means classifier-free guidance."""
+    picture: str = "images[0]"
     """Where that call's result holds the picture, e.g. `images[0]`."""
+
+    def call_options(self, max_sequence_length: int) -> Mapping[str, object]:
+        """Arguments that a call of the pipeline for one picture needs beside the usual ones."""
+        return {}
+
+    def readers(self, pipeline: Pipeline, max_sequence_length: int) -> Sequence[Reader]:
+        """Who reads a prompt and how much of it, for the check that nothing is cut unnoticed."""
+        ...
 
     def encode(
         self, pipeline: Pipeline, prompts: Sequence[str], max_sequence_length: int
     ) -> list[Conditioning]:
-        """Encode prompts as the stock pipeline does; each unpadded, on the CPU.
-
-        Raises ValueError for a prompt of more tokens than `max_sequence_length`.
-        """
+        """Encode prompts as the stock pipeline does; each unpadded, on the CPU."""
         ...
+
+    def encode_no_negative(self, pipeline: Pipeline, max_sequence_length: int) -> Conditioning:
+        """What the stock pipeline takes for the negative prompt where none is given; unpadded."""
+        return self.encode(pipeline, [""], max_sequence_length)[0]
 
     def pad(self, prompts: Sequence[Conditioning], max_sequence_length: int) -> Conditioning:
         """Stack unpadded prompts to a batch, padded exactly as the stock pipeline pads."""
         ...
 
     def latent_shape(self, pipeline: Pipeline, height: int, width: int) -> tuple[int, ...]:
-        """Shape of one sample's latents; raises ValueError for a size the model cannot make."""
+        """Shape of one sample's latents as the scheduler sees them.
+
+        Raises ValueError for a size that the model cannot make.
+        """
         ...
+
+    def set_timesteps(
+        self, scheduler: Scheduler, steps: int, latent_shape: tuple[int, ...]
+    ) -> None:
+        """Set a scheduler's timesteps as the stock pipeline's call would."""
+        scheduler.set_timesteps(steps)
+
+    def embeds_guidance(self, denoiser_config: Mapping[str, Any]) -> bool:
+        """Whether the network takes the guidance scale as an input: one call a step, not two."""
+        return False
 
     def generate(self, pipeline: Pipeline, request: Request) -> list[Image.Image]:
         """Call the stock pipeline once. Pictures if `decode`, else an empty list."""
@@ -107,21 +128,11 @@ class Family(Protocol):
         noisy: torch.Tensor,
         timestep: torch.Tensor,
         conditioning: Conditioning,
+        setting: Setting,
     ) -> torch.Tensor:
         """One conditional forward pass, fed as the stock pipeline feeds it.
 
-        noisy (b, *latent), timestep (b,), conditioning padded; returns (b, *latent).
+        noisy (b, *latent) already divided by its schedule's scale, timestep (b,), conditioning
+        padded; returns (b, *latent).
         """
-        ...
-
-    def prediction_type(self, scheduler: Scheduler) -> PredictionType:
-        """What the denoiser predicts, by its scheduler's configuration."""
-        ...
-
-    def schedule(self, scheduler: Scheduler, steps: int) -> Schedule:
-        """The grid of `steps` steps that the stock pipeline would use."""
-        ...
-
-    def few_step_scheduler(self, scheduler: Scheduler, steps: int) -> Scheduler:
-        """A deterministic first-order scheduler on the same grid, for the student's export."""
         ...

@@ -1,4 +1,4 @@
-"""Wan (2.1 and its descendants) at one frame: text attends to zero padding, without a mask."""
+"""Wan (2.1 and 2.2) at one frame: text attends to zero padding, without a mask."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -9,36 +9,51 @@ from PIL import Image
 from distillery.families.protocol import (
     Conditioning,
     Denoiser,
+    Family,
     Pipeline,
     Request,
-    Schedule,
-    Scheduler,
+    Setting,
 )
-from distillery.schedule import PredictionType
+from distillery.families.text import Reader, check_size, on, pad_with_zeros
 
 NUM_FRAMES = 1
-MAX_PROMPTS_NAMED = 5
 
 
-class Wan:
-    """Adapter of `WanPipeline`; latents are (c, f, h, w) with one frame."""
+class Wan(Family):
+    """Adapter of `WanPipeline`; latents are (c, f, h, w) with one frame.
+
+    Wan2.2-A14B has two networks: `transformer` for the noisier part of the schedule, and
+    `transformer_2` below `boundary_ratio`. Wan2.2-5B, which gives every token a timestep of its
+    own (`expand_timesteps`), is refused.
+    """
 
     name = "wan"
-    pipeline_classes: tuple[str, ...] = ("WanPipeline",)
-    denoiser = "transformer"
-    text_components: tuple[str, ...] = ("tokenizer", "text_encoder")
+    pipeline_classes = ("WanPipeline",)
+    denoisers = ("transformer", "transformer_2")
+    single_network: Mapping[str, object] = MappingProxyType({"boundary_ratio": None})
+    text_components = ("tokenizer", "text_encoder")
     max_sequence_length = 512
-    blocks = "blocks"
-    blocks_config = "num_layers"
-    call_options: Mapping[str, object] = MappingProxyType({"num_frames": NUM_FRAMES})
+    blocks: Mapping[str, str] = MappingProxyType({"blocks": "num_layers"})
     picture = "frames[0][0]"
+
+    def call_options(self, max_sequence_length: int) -> Mapping[str, object]:
+        """One frame, and how far prompts are padded."""
+        return {"num_frames": NUM_FRAMES, "max_sequence_length": max_sequence_length}
+
+    def readers(self, pipeline: Pipeline, max_sequence_length: int) -> Sequence[Reader]:
+        """UMT5, after the pipeline's own cleaning."""
+        from diffusers.pipelines.wan.pipeline_wan import prompt_clean
+
+        return [Reader("tokenizer", pipeline.tokenizer, max_sequence_length, prompt_clean)]
 
     @torch.no_grad()
     def encode(
         self, pipeline: Pipeline, prompts: Sequence[str], max_sequence_length: int
     ) -> list[Conditioning]:
         """Encode as `WanPipeline.encode_prompt`, cut each prompt's zero padding away."""
-        lengths = _count_tokens(pipeline, prompts, max_sequence_length)
+        (reader,) = self.readers(pipeline, max_sequence_length)
+        cleaned = [reader.clean(prompt) for prompt in prompts]
+        lengths = [len(tokens) for tokens in pipeline.tokenizer(cleaned, verbose=False).input_ids]
         padded_bld, _ = pipeline.encode_prompt(
             list(prompts),
             do_classifier_free_guidance=False,
@@ -52,40 +67,36 @@ class Wan:
     def pad(self, prompts: Sequence[Conditioning], max_sequence_length: int) -> Conditioning:
         """Zero vectors up to `max_sequence_length`: the network attends to them, so they count."""
         embeds = [prompt["prompt_embeds"] for prompt in prompts]
-        padded = embeds[0].new_zeros(len(embeds), max_sequence_length, embeds[0].shape[-1])
-        for row, tokens in enumerate(embeds):
-            padded[row, : len(tokens)] = tokens
-        return {"prompt_embeds": padded}
+        return {"prompt_embeds": pad_with_zeros(embeds, max_sequence_length)}
 
     def latent_shape(self, pipeline: Pipeline, height: int, width: int) -> tuple[int, ...]:
         """(c, 1, height / factor, width / factor)."""
+        if pipeline.config.get("expand_timesteps"):
+            raise ValueError(
+                "the teacher has expand_timesteps, as Wan2.2-5B: it is made for video from a first "
+                "frame and is not supported; use Wan2.1 or Wan2.2-T2V-A14B"
+            )
         scale = pipeline.vae_scale_factor_spatial
-        _, patch_h, patch_w = pipeline.transformer.config.patch_size
-        for name, pixels, multiple in (
-            ("height", height, scale * patch_h),
-            ("width", width, scale * patch_w),
-        ):
-            if pixels % multiple:
-                nearest = max(round(pixels / multiple), 1) * multiple
-                raise ValueError(
-                    f"teacher.{name} is {pixels}: this model needs a multiple of {multiple}; "
-                    f"use {nearest}"
-                )
-        channels = pipeline.transformer.config.in_channels
-        return (channels, NUM_FRAMES, height // scale, width // scale)
+        config = (pipeline.transformer or pipeline.transformer_2).config
+        _, patch_h, patch_w = config.patch_size
+        check_size(
+            {"height": height, "width": width},
+            {"height": scale * patch_h, "width": scale * patch_w},
+        )
+        return (config.in_channels, NUM_FRAMES, height // scale, width // scale)
 
     def generate(self, pipeline: Pipeline, request: Request) -> list[Image.Image]:
         """One call of the stock pipeline with stored embeddings and the samples' own noise."""
         device = pipeline._execution_device
         frames = pipeline(
-            prompt_embeds=request.conditioning["prompt_embeds"].to(device),
-            negative_prompt_embeds=request.negative["prompt_embeds"].to(device),
+            prompt_embeds=on(request.conditioning, device)["prompt_embeds"],
+            negative_prompt_embeds=on(request.negative, device)["prompt_embeds"],
             latents=request.noise.to(device),
-            height=request.height,
-            width=request.width,
+            height=request.setting.height,
+            width=request.setting.width,
             num_frames=NUM_FRAMES,
             num_inference_steps=request.steps,
-            guidance_scale=request.guidance_scale,
+            guidance_scale=request.setting.guidance_scale,
             output_type="pil" if request.decode else "latent",
             return_dict=False,
         )[0]
@@ -97,6 +108,7 @@ class Wan:
         noisy: torch.Tensor,
         timestep: torch.Tensor,
         conditioning: Conditioning,
+        setting: Setting,
     ) -> torch.Tensor:
         """The conditional branch of `WanPipeline.__call__`."""
         prediction: torch.Tensor = denoiser(
@@ -106,61 +118,3 @@ class Wan:
             return_dict=False,
         )[0]
         return prediction
-
-    def prediction_type(self, scheduler: Scheduler) -> PredictionType:
-        """Flow matching; anything else is not a Wan."""
-        found = scheduler.config.get("prediction_type", "flow_prediction")
-        if found != "flow_prediction":
-            raise ValueError(f"the teacher's scheduler predicts {found!r}, a Wan predicts the flow")
-        return "flow_prediction"
-
-    def schedule(self, scheduler: Scheduler, steps: int) -> Schedule:
-        """Flow matching has alpha = 1 - sigma. The scheduler given is not changed."""
-        scheduler = type(scheduler).from_config(scheduler.config)
-        scheduler.set_timesteps(steps)
-        sigmas = [float(sigma) for sigma in scheduler.sigmas]
-        return Schedule(
-            timesteps=tuple(timestep.item() for timestep in scheduler.timesteps),
-            alphas=tuple(1.0 - sigma for sigma in sigmas),
-            sigmas=tuple(sigmas),
-        )
-
-    def few_step_scheduler(self, scheduler: Scheduler, steps: int) -> Scheduler:
-        """The released Wan scheduler, UniPC, with order one and no corrector: flow Euler.
-
-        First order UniPC with data prediction is DDIM (Zhao et al. 2023, arXiv:2302.04867, §3.4),
-        which for a flow is the Euler step. Its grid of k steps is part of the grid of any multiple.
-        """
-        is_unipc = type(scheduler).__name__ == "UniPCMultistepScheduler"
-        if not (is_unipc and scheduler.config.use_flow_sigmas):
-            raise ValueError(
-                f"the teacher's scheduler is {type(scheduler).__name__}"
-                f"{' without use_flow_sigmas' if is_unipc else ''}, whose grid of a few steps is "
-                "not part of its grid of many: give the teacher folder a "
-                "UniPCMultistepScheduler with use_flow_sigmas: true, as Wan is released"
-            )
-        return type(scheduler).from_config(
-            scheduler.config, solver_order=1, disable_corrector=list(range(steps))
-        )
-
-
-def _count_tokens(
-    pipeline: Pipeline, prompts: Sequence[str], max_sequence_length: int
-) -> list[int]:
-    """Tokens of each prompt, cleaned as the stock pipeline cleans; too long ones raise."""
-    from diffusers.pipelines.wan.pipeline_wan import prompt_clean
-
-    cleaned = [prompt_clean(prompt) for prompt in prompts]
-    lengths = [len(tokens) for tokens in pipeline.tokenizer(cleaned).input_ids]
-    too_long = [
-        f"{length} tokens: {prompt[:80]!r}"
-        for prompt, length in zip(prompts, lengths, strict=True)
-        if length > max_sequence_length
-    ]
-    if too_long:
-        shown = "\n  ".join(too_long[:MAX_PROMPTS_NAMED])
-        raise ValueError(
-            f"{len(too_long)} prompts are longer than the {max_sequence_length} tokens the teacher "
-            f"reads: shorten them, or raise teacher.max_sequence_length:\n  {shown}"
-        )
-    return lengths

@@ -9,11 +9,13 @@ import torch
 
 from distillery.families import Conditioning, Family
 from distillery.families.protocol import Pipeline
+from distillery.families.text import check_lengths
 from distillery.files import read_json
 from distillery.jobs import EmbeddingsJob
+from distillery.loading import load_teacher
 from distillery.stages.chunked import ChunkPlan, NotFiniteError, make_chunks
 from distillery.store.embeddings import distinct_texts, members_of, pack
-from distillery.teacher import INDEX, family_in, find_teacher, fingerprint, load_pipeline
+from distillery.teacher import INDEX, family_in, find_teacher, fingerprint
 from distillery.telemetry import Reporter
 
 
@@ -28,6 +30,7 @@ def embeddings_recipe(job: EmbeddingsJob, family: Family, teacher_hash: str) -> 
         "dtype": teacher.dtype,
         "negative_prompt": teacher.negative_prompt,
         "max_sequence_length": teacher.max_sequence_length or family.max_sequence_length,
+        "long_prompts": teacher.long_prompts,
     }
 
 
@@ -46,6 +49,7 @@ def make_embeddings(
     folder = find_teacher(job.teacher)
     family = family_in(folder)
     recipe = embeddings_recipe(job, family, fingerprint(folder))
+    length = recipe["max_sequence_length"]
     texts, _ = distinct_texts(pd.read_parquet(prompts), job.teacher.negative_prompt)
     size = job.embeddings.chunk_size
     groups = [texts[start : start + size] for start in range(0, len(texts), size)]
@@ -58,24 +62,30 @@ def make_embeddings(
     def make(plan: ChunkPlan) -> Mapping[str, torch.Tensor]:
         nonlocal pipeline
         if pipeline is None:
-            pipeline = load_pipeline(
-                folder, job.teacher.dtype, device, leave_out=_all_but_text(folder, family)
+            pipeline = load_teacher(
+                job.teacher, folder, device, leave_out=_all_but_text(folder, family)
             )
-        encoded = []
+            if job.teacher.long_prompts == "refuse":
+                given = [text for text in texts if text is not None]
+                check_lengths(family.readers(pipeline, length), given)
+        encoded: list[Conditioning] = []
         group = groups[plan.index]
-        for start in range(0, len(group), job.embeddings.batch_size):
-            batch = group[start : start + job.embeddings.batch_size]
-            encoded += family.encode(pipeline, batch, recipe["max_sequence_length"])
+        if None in group:
+            encoded.append(family.encode_no_negative(pipeline, length))
+        given = [text for text in group if text is not None]
+        for start in range(0, len(given), job.embeddings.batch_size):
+            batch = given[start : start + job.embeddings.batch_size]
+            encoded += family.encode(pipeline, batch, length)
         _check_finite(group, encoded, job.teacher.dtype)
         return pack(encoded)
 
     make_chunks(recipe, plans, (0, 1), make, manifest, reporter, "prompt")
 
 
-def _check_finite(texts: Sequence[str], encoded: Sequence[Conditioning], dtype: str) -> None:
+def _check_finite(texts: Sequence[str | None], encoded: Sequence[Conditioning], dtype: str) -> None:
     """Raise NotFiniteError that names the prompts; T5 encoders overflow in float16."""
     bad = [
-        repr(text[:80])
+        repr((text or "")[:80])
         for text, prompt in zip(texts, encoded, strict=True)
         if not all(value.isfinite().all() for value in prompt.values())
     ]

@@ -1,28 +1,32 @@
 """The plan: what will run, what it needs, and whether it can work, before anything is computed."""
 
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from distillery.config import Config
 from distillery.families import Family
-from distillery.files import hash_json, write_json
+from distillery.files import could_be_hub_id, hash_json, read_json, write_json
 from distillery.hardware import describe_hardware
 from distillery.jobs import EmbeddingsJob, TargetsJob
+from distillery.loading import torch_dtype
 from distillery.prompts import read_prompts
 from distillery.stages.embeddings import embeddings_recipe
 from distillery.stages.targets import targets_recipe
 from distillery.store.chunks import chunk_folder
+from distillery.student.build import check_layers, choose_expert
 from distillery.teacher import (
+    MODEL_CONFIG,
     count_parameters,
+    denoisers_in,
     family_in,
     find_teacher,
     fingerprint,
-    load_scheduler,
-    load_skeleton,
-    torch_dtype,
 )
 
 GIB = 1 << 30
@@ -56,16 +60,20 @@ def make_plan(config: Config, output: Path) -> None:
         FileNotFoundError: a prompt file, the teacher, a part of it, or the judge is missing.
         ValueError: bad prompts, an impossible size or grid, or too little disk space.
     """
-    num_prompts = {
-        split: len(read_prompts(Path(path))) for split, path in config.prompts.model_dump().items()
+    prompts = {
+        split: read_prompts(Path(path)) for split, path in config.prompts.model_dump().items()
     }
+    num_prompts = {split: len(table) for split, table in prompts.items()}
     folder = find_teacher(config.teacher)
     _check_judge(config)
     family = family_in(folder)
+    choose_expert(denoisers_in(folder), config.student.expert)
+    if config.student.layers is not None:
+        check_layers(folder, family, config.student.layers)
     recipe = _recipe(config, folder, family)
-    skeleton = load_skeleton(folder, family)
-    shape = family.latent_shape(skeleton, config.teacher.height, config.teacher.width)
-    work = plan_work(config, num_prompts, shape)
+    shape = tuple(recipe["latent_shape"])
+    embeds_guidance = family.embeds_guidance(read_json(folder / family.denoisers[0] / MODEL_CONFIG))
+    work = plan_work(config, num_prompts, shape, embeds_guidance)
     chunks = chunk_folder(output.parent / "targets", hash_json(recipe))
     disk = check_disk(work, output.parent, chunks)
     plan = {
@@ -80,25 +88,26 @@ def make_plan(config: Config, output: Path) -> None:
         "jobs": count_jobs(config),
         "disk": disk,
         "hardware": describe_hardware(),
-        "advice": advise(config, work),
+        "advice": advise(config, work, count_shared(prompts)),
     }
     write_json(output, plan)
 
 
 def _recipe(config: Config, folder: Path, family: Family) -> dict[str, Any]:
     """The recipe that the targets will have; raises ValueError for an impossible grid."""
-    teacher_hash = fingerprint(folder)
     encoding = EmbeddingsJob(teacher=config.teacher, embeddings=config.embeddings)
-    embeddings_hash = hash_json(embeddings_recipe(encoding, family, teacher_hash))
+    embeddings_hash = hash_json(embeddings_recipe(encoding, family, fingerprint(folder)))
     job = TargetsJob(seed=config.seed, teacher=config.teacher, targets=config.targets)
-    return targets_recipe(job, family, load_scheduler(folder), teacher_hash, embeddings_hash)
+    return targets_recipe(job, family, folder, embeddings_hash)
 
 
-def plan_work(config: Config, num_prompts: dict[str, int], shape: tuple[int, ...]) -> Work:
+def plan_work(
+    config: Config, num_prompts: dict[str, int], shape: tuple[int, ...], embeds_guidance: bool
+) -> Work:
     """Count trajectories, bytes and network calls."""
     targets = config.targets
     num_trajectories = num_prompts["train"] * targets.samples_per_prompt
-    calls_per_step = 2 if targets.guidance_scale > 1.0 else 1
+    calls_per_step = 2 if targets.guidance_scale > 1.0 and not embeds_guidance else 1
     return Work(
         num_prompts=num_prompts,
         num_trajectories=num_trajectories,
@@ -136,9 +145,19 @@ def count_jobs(config: Config) -> dict[str, int]:
     }
 
 
-def advise(config: Config, work: Work) -> list[str]:
+def count_shared(prompts: Mapping[str, pd.DataFrame]) -> int:
+    """Held-out prompts that the student also learns from."""
+    return len(set(prompts["train"]["prompt"]) & set(prompts["eval"]["prompt"]))
+
+
+def advise(config: Config, work: Work, num_shared: int) -> list[str]:
     """What a user would want to know, though it stops nothing."""
     advice = []
+    if num_shared:
+        advice.append(
+            f"{num_shared} prompts of prompts.eval are also in prompts.train: on them the scores "
+            "say what the student remembers, not what it has learned"
+        )
     if work.num_chunks < config.targets.num_shards:
         advice.append(
             f"targets.num_shards is {config.targets.num_shards} for {work.num_chunks} chunks: some "
@@ -155,8 +174,7 @@ def advise(config: Config, work: Work) -> list[str]:
 def _check_judge(config: Config) -> None:
     """A judge that is a local path must exist; a hub id is looked up when it is used."""
     judge = config.evaluation.judge
-    is_hub_id = judge.count("/") == 1 and not judge.startswith((".", "/", "~"))
-    if not is_hub_id and not (Path(judge) / "config.json").is_file():
+    if not could_be_hub_id(judge) and not (Path(judge) / "config.json").is_file():
         raise FileNotFoundError(
             f"evaluation.judge is {judge!r}: there is no CLIP model in that folder; give a folder "
             "in transformers format or a hub id such as openai/clip-vit-large-patch14"

@@ -9,17 +9,18 @@ import pandas as pd
 import torch
 from PIL import Image, PngImagePlugin
 
-from distillery.families import Family, Request
+from distillery.families import Family, Request, Setting
 from distillery.families.protocol import Pipeline
-from distillery.files import atomic_path, hash_file, hash_json
+from distillery.files import atomic_path, hash_file, hash_json, read_json
 from distillery.identity import SampleId, draw_noise, noise_seed
 from distillery.jobs import SamplesJob
+from distillery.loading import load_pipeline, load_teacher
 from distillery.prompts import REQUIRED, RESERVED
 from distillery.stages.targets import all_samples
 from distillery.store.chunks import ChunkIdentity, is_intact, write_chunk
 from distillery.store.embeddings import EmbeddingStore
 from distillery.store.shards import balanced_range
-from distillery.teacher import family_in, find_teacher, fingerprint, load_pipeline
+from distillery.teacher import MODEL_CONFIG, family_in, find_teacher, fingerprint
 from distillery.telemetry import Reporter
 from distillery.trajectory import record
 
@@ -27,6 +28,8 @@ PNG_COMPRESSION = 1
 """zlib level. A 1024 px picture takes 92 ms of a core at level 1 and 241 ms at the default 6."""
 
 MAX_FAILURES_SHOWN = 20
+NOT_IN_RECIPE = {"num_prompts", "trained_guidance_scale"}
+"""How many prompts there are decides which pictures are made; the scale used is written itself."""
 
 
 @dataclass(frozen=True)
@@ -123,8 +126,19 @@ class Painter:
         self.folder = inputs.pipeline or find_teacher(job.teacher)
         self.family: Family = family_in(self.folder)
         self.length = job.teacher.max_sequence_length or self.family.max_sequence_length
+        self.is_student = inputs.pipeline is not None
+        self.embeds_guidance = self.family.embeds_guidance(
+            read_json(self.folder / self.family.denoisers[0] / MODEL_CONFIG)
+        )
+        self.setting = Setting(job.teacher.height, job.teacher.width, self._guidance_scale())
         self.recipe_hash = hash_json(self._recipe())
         self._pipeline: Pipeline = None
+
+    def _guidance_scale(self) -> float:
+        """The one asked for; without, a student is told no other than it was trained with."""
+        sampling = self.job.sampling
+        trained = sampling.trained_guidance_scale if self.embeds_guidance else None
+        return sampling.guidance_scale or trained or 1.0
 
     def _recipe(self) -> dict[str, Any]:
         """Everything that a picture depends on beside its sample's identity."""
@@ -138,17 +152,20 @@ class Painter:
             "height": self.job.teacher.height,
             "width": self.job.teacher.width,
             "max_sequence_length": self.length,
-            # How many prompts there are decides which pictures are made, not what they are.
-            **self.job.sampling.model_dump(mode="json", exclude={"num_prompts"}),
+            "scheduler": None if self.is_student else self.job.teacher.scheduler,
+            **self.job.sampling.model_dump(mode="json", exclude=NOT_IN_RECIPE),
+            "guidance_scale": self.setting.guidance_scale,
         }
 
     @property
     def pipeline(self) -> Pipeline:
         """The pipeline without its text encoder."""
         if self._pipeline is None:
-            self._pipeline = load_pipeline(
-                self.folder, self.job.teacher.dtype, self.device, self.family.text_components
-            )
+            teacher, absent = self.job.teacher, self.family.text_components
+            if self.is_student:
+                self._pipeline = load_pipeline(self.folder, teacher.dtype, self.device, absent)
+            else:
+                self._pipeline = load_teacher(teacher, self.folder, self.device, absent)
         return self._pipeline
 
     def rows_of(self, batch: int) -> range:
@@ -212,9 +229,7 @@ class Painter:
             conditioning=family.pad(conditioning, self.length),
             negative=family.pad([self.store.negative] * len(rows), self.length),
             steps=job.sampling.steps,
-            guidance_scale=job.sampling.guidance_scale,
-            height=job.teacher.height,
-            width=job.teacher.width,
+            setting=self.setting,
             decode=True,
         )
 
@@ -234,7 +249,7 @@ class Painter:
         """One row of the manifest, with the user's own columns last."""
         sample, sampling = self.samples[row], self.job.sampling
         picture, latents = self._picture(sample), self._latents(sample)
-        guided = sampling.guidance_scale > 1.0
+        takes_two_calls = self.setting.guidance_scale > 1.0 and not self.embeds_guidance
         prompt_row = self.table.iloc[row // sampling.images_per_prompt]
         return {
             "prompt_id": sample.prompt_id,
@@ -247,8 +262,8 @@ class Painter:
             "latents_sha256": hash_file(latents),
             "model": model,
             "steps": sampling.steps,
-            "guidance_scale": sampling.guidance_scale,
-            "network_calls": sampling.steps * (2 if guided else 1),
+            "guidance_scale": self.setting.guidance_scale,
+            "network_calls": sampling.steps * (2 if takes_two_calls else 1),
             "width": self.job.teacher.width,
             "height": self.job.teacher.height,
             "recipe": self.recipe_hash,

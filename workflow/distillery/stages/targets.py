@@ -1,6 +1,6 @@
 """The targets stage: run the teacher's stock pipeline, keep its trajectory at the knots."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -8,54 +8,54 @@ from typing import Any
 import pandas as pd
 import torch
 
-from distillery.families import Family, Request, Schedule
-from distillery.families.protocol import Pipeline, Scheduler
+from distillery.families import Family, Request, Setting, few_step_scheduler, grid_of
+from distillery.families.protocol import Pipeline
 from distillery.files import hash_json
 from distillery.identity import SampleId, draw_noise
 from distillery.jobs import TargetsJob
+from distillery.loading import load_scheduler, load_skeleton, load_teacher, torch_dtype
+from distillery.schedule import Schedule
+from distillery.schedulers import ADVICE, GRID_TOLERANCE, Scheduler, plain_config, prediction_type
 from distillery.stages.chunked import ChunkPlan, NotFiniteError, make_chunks
 from distillery.store.embeddings import EmbeddingStore
-from distillery.store.trajectories import knots_of, schedule_at
-from distillery.teacher import (
-    family_in,
-    find_teacher,
-    fingerprint,
-    load_pipeline,
-    load_scheduler,
-    torch_dtype,
-)
+from distillery.store.trajectories import knots_of
+from distillery.teacher import family_in, find_teacher, fingerprint
 from distillery.telemetry import Reporter
 from distillery.trajectory import record
 
 
 def targets_recipe(
-    job: TargetsJob, family: Family, scheduler: Scheduler, teacher_hash: str, embeddings_hash: str
+    job: TargetsJob, family: Family, folder: Path, embeddings_hash: str
 ) -> dict[str, Any]:
     """Everything that a trajectory depends on beside its sample's identity.
 
-    Raises ValueError if the student's scheduler could not walk the same knots.
+    Raises ValueError for a size the teacher cannot make, or if the student's scheduler could not
+    walk the same knots.
     """
-    targets = job.targets
+    targets, teacher = job.targets, job.teacher
+    scheduler = load_scheduler(folder, teacher)
+    shape = family.latent_shape(load_skeleton(folder, family), teacher.height, teacher.width)
     knots = knots_of(targets.steps, targets.num_segments)
-    schedule = schedule_at(family.schedule(scheduler, targets.steps), knots)
-    check_student_grid(family, scheduler, schedule, targets.steps)
+    schedule = grid_of(family, scheduler, targets.steps, shape).at(knots)
+    check_student_grid(family, scheduler, schedule, targets.steps, shape)
     return {
         "kind": "targets",
         "version": job.version,
         "family": family.name,
-        "teacher": teacher_hash,
+        "teacher": fingerprint(folder),
         "embeddings": embeddings_hash,
-        "scheduler": {"class": type(scheduler).__name__, **_plain(scheduler.config)},
-        "prediction_type": family.prediction_type(scheduler),
+        "scheduler": plain_config(scheduler),
+        "prediction_type": prediction_type(scheduler),
         "steps": targets.steps,
         "guidance_scale": targets.guidance_scale,
         "knots": list(knots),
         "schedule": asdict(schedule),
-        "height": job.teacher.height,
-        "width": job.teacher.width,
-        "max_sequence_length": job.teacher.max_sequence_length or family.max_sequence_length,
-        "negative_prompt": job.teacher.negative_prompt,
-        "dtype": job.teacher.dtype,
+        "latent_shape": list(shape),
+        "height": teacher.height,
+        "width": teacher.width,
+        "max_sequence_length": teacher.max_sequence_length or family.max_sequence_length,
+        "negative_prompt": teacher.negative_prompt,
+        "dtype": teacher.dtype,
         "stored_dtype": targets.dtype,
         "seed": job.seed,
         "samples_per_prompt": targets.samples_per_prompt,
@@ -64,27 +64,24 @@ def targets_recipe(
     }
 
 
-def check_student_grid(family: Family, scheduler: Scheduler, knots: Schedule, steps: int) -> None:
+def check_student_grid(
+    family: Family,
+    scheduler: Scheduler,
+    knots: Schedule,
+    steps: int,
+    latent_shape: tuple[int, ...],
+) -> None:
     """Raise ValueError unless a student of one step a segment would walk exactly these knots."""
     num_segments = len(knots.timesteps)
-    student = family.schedule(family.few_step_scheduler(scheduler, num_segments), num_segments)
-    error = max(abs(a - b) for a, b in zip(student.sigmas, knots.sigmas, strict=True))
-    same_timesteps = student.timesteps == knots.timesteps
-    if error > 1e-6 or not same_timesteps:
+    chosen = few_step_scheduler(family, scheduler, steps, num_segments, latent_shape)
+    student = grid_of(family, chosen, num_segments, latent_shape)
+    if student.distance(knots) > GRID_TOLERANCE:
         raise ValueError(
             f"a student of {num_segments} steps would walk timesteps {list(student.timesteps)}, "
             f"the teacher's {steps} steps hold {list(knots.timesteps)} there: the student's steps "
-            "must lie on the teacher's grid; choose other targets.steps or targets.num_segments"
+            "must lie on the teacher's grid; choose other targets.steps or targets.num_segments, "
+            f"or another scheduler ({ADVICE})"
         )
-
-
-def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A scheduler's configuration without Diffusers' private entries, as JSON types."""
-    return {
-        key: list(value) if isinstance(value, tuple) else value
-        for key, value in config.items()
-        if not key.startswith("_")
-    }
 
 
 def all_samples(table: pd.DataFrame, samples_per_prompt: int) -> list[SampleId]:
@@ -158,17 +155,15 @@ class TrajectoryMaker:
         self.folder = folder
         self.device = device
         self.family = family_in(folder)
-        self.recipe = targets_recipe(
-            job, self.family, load_scheduler(folder), fingerprint(folder), store.recipe_hash
-        )
+        self.recipe = targets_recipe(job, self.family, folder, store.recipe_hash)
         self._pipeline: Pipeline = None
 
     @property
     def pipeline(self) -> Pipeline:
         """The teacher without its text encoder."""
         if self._pipeline is None:
-            self._pipeline = load_pipeline(
-                self.folder, self.job.teacher.dtype, self.device, self.family.text_components
+            self._pipeline = load_teacher(
+                self.job.teacher, self.folder, self.device, self.family.text_components
             )
         return self._pipeline
 
@@ -188,6 +183,7 @@ class TrajectoryMaker:
             "timesteps": torch.tensor(schedule["timesteps"], dtype=torch.float64),
             "alphas": torch.tensor(schedule["alphas"], dtype=torch.float64),
             "sigmas": torch.tensor(schedule["sigmas"], dtype=torch.float64),
+            "scales": torch.tensor(schedule["scales"], dtype=torch.float64),
         }
 
     def _run(self, rows: Sequence[int]) -> torch.Tensor:
@@ -199,16 +195,14 @@ class TrajectoryMaker:
         job, family = self.job, self.family
         padded = [*rows, *[rows[-1]] * (job.targets.batch_size - len(rows))]
         length = self.recipe["max_sequence_length"]
-        shape = family.latent_shape(self.pipeline, job.teacher.height, job.teacher.width)
+        shape = tuple(self.recipe["latent_shape"])
         conditioning = [self.store.row(row // job.targets.samples_per_prompt) for row in padded]
         request = Request(
             noise=draw_noise(job.seed, [self.samples[row] for row in padded], shape),
             conditioning=family.pad(conditioning, length),
             negative=family.pad([self.store.negative] * len(padded), length),
             steps=job.targets.steps,
-            guidance_scale=job.targets.guidance_scale,
-            height=job.teacher.height,
-            width=job.teacher.width,
+            setting=Setting(job.teacher.height, job.teacher.width, job.targets.guidance_scale),
             decode=False,
         )
         with record(self.pipeline.scheduler, self.recipe["knots"]) as trajectory:

@@ -18,14 +18,19 @@ from distillery.files import hash_json
 from distillery.store.shards import Manifest
 
 
-def distinct_texts(table: pd.DataFrame, negative_prompt: str) -> tuple[list[str], list[int]]:
-    """The texts to encode, negative prompt first, and for each row of the table its text."""
+def distinct_texts(
+    table: pd.DataFrame, negative_prompt: str | None
+) -> tuple[list[str | None], list[int]]:
+    """The texts to encode, negative prompt first, and for each row of the table its text.
+
+    None stands for what the stock pipeline does without a negative prompt.
+    """
     texts = list(dict.fromkeys([negative_prompt, *table["prompt"]]))
     position = {text: index for index, text in enumerate(texts)}
     return texts, [position[prompt] for prompt in table["prompt"]]
 
 
-def members_of(texts: Sequence[str]) -> str:
+def members_of(texts: Sequence[str | None]) -> str:
     """The digest of a chunk's texts."""
     return hash_json({"texts": list(texts)})
 
@@ -83,7 +88,7 @@ class EmbeddingStore:
         return found
 
 
-def _check_texts(manifest: Manifest, texts: Sequence[str], path: Path) -> None:
+def _check_texts(manifest: Manifest, texts: Sequence[str | None], path: Path) -> None:
     """Raise ValueError unless the chunks hold exactly these texts, in this order."""
     ends = list(accumulate(chunk.num_samples for chunk in manifest.chunks))
     starts = [0, *ends[:-1]]

@@ -1,7 +1,8 @@
 """Teacher trajectories on disk: the states at the knots, read by sample without loading all.
 
 A chunk holds `noisy` (b, k, *latent), `prompt_row` (b,) into the prompt table, and the schedule
-that the recipe also holds: `timesteps` (k - 1,), `alphas` (k,), `sigmas` (k,) at the knots.
+that the recipe also holds: `timesteps` (k - 1,), `alphas`, `sigmas` and `scales` (k,) at the knots.
+States are the scheduler's own: `scale * (alpha * clean + sigma * noise)`.
 """
 
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from distillery.families.protocol import Schedule
+from distillery.schedule import Schedule
 from distillery.store.shards import Manifest
 
 
@@ -19,18 +20,9 @@ def knots_of(steps: int, num_segments: int) -> tuple[int, ...]:
     return tuple(range(0, steps + 1, steps // num_segments))
 
 
-def schedule_at(schedule: Schedule, knots: tuple[int, ...]) -> Schedule:
-    """The schedule restricted to the knots; the last knot has no timestep."""
-    return Schedule(
-        timesteps=tuple(schedule.timesteps[knot] for knot in knots[:-1]),
-        alphas=tuple(schedule.alphas[knot] for knot in knots),
-        sigmas=tuple(schedule.sigmas[knot] for knot in knots),
-    )
-
-
 def schedule_from_json(raw: dict[str, Any]) -> Schedule:
     """The schedule as a recipe stores it."""
-    return Schedule(tuple(raw["timesteps"]), tuple(raw["alphas"]), tuple(raw["sigmas"]))
+    return Schedule(**{name: tuple(values) for name, values in raw.items()})
 
 
 class TrajectoryStore:

@@ -1,15 +1,16 @@
 """Build the student before training, from the teacher's denoiser alone."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from distillery.families import Family
 from distillery.families.protocol import Denoiser
-from distillery.files import atomic_path
+from distillery.files import atomic_path, read_json
 from distillery.jobs import TrainingJob
 from distillery.student.model import load_denoiser, save_denoiser
-from distillery.teacher import family_in, find_teacher
+from distillery.teacher import MODEL_CONFIG, denoisers_in, family_in, find_teacher
 
 
 def build_student(job: TrainingJob, output: Path) -> None:
@@ -27,22 +28,51 @@ def build_student(job: TrainingJob, output: Path) -> None:
     """
     folder = find_teacher(job.teacher)
     family = family_in(folder)
-    denoiser = load_denoiser(folder / family.denoiser, torch.float32)
+    expert = choose_expert(denoisers_in(folder), job.student.expert)
+    denoiser = load_denoiser(folder / expert, torch.float32)
     if job.student.layers is not None:
+        check_layers(folder, family, job.student.layers)
         keep_blocks(denoiser, family, job.student.layers)
     with atomic_path(output) as temporary:
         save_denoiser(denoiser, temporary)
 
 
-def keep_blocks(denoiser: Denoiser, family: Family, layers: tuple[int, ...]) -> None:
-    """Keep the listed blocks of a denoiser, in place, in their order."""
-    blocks = denoiser.get_submodule(family.blocks)
-    assert isinstance(blocks, torch.nn.ModuleList)
-    unknown = [layer for layer in layers if layer >= len(blocks)]
+def choose_expert(present: Sequence[str], chosen: str | None) -> str:
+    """The teacher's network that the student starts from; with several, one must be chosen."""
+    if chosen in present:
+        return str(chosen)
+    if chosen is None and len(present) == 1:
+        return present[0]
+    raise ValueError(
+        f"student.expert is {chosen!r}: the teacher has the networks {', '.join(present)}, the "
+        "student is one network for all steps; say which of them it starts from"
+    )
+
+
+def check_layers(folder: Path, family: Family, layers: tuple[int, ...]) -> None:
+    """Raise ValueError unless the teacher in `folder` has the blocks that shall be kept."""
+    if not family.blocks:
+        raise ValueError(
+            f"student.layers is given, but the denoiser of {family.name} is no row of equal "
+            "blocks: use student.init: teacher"
+        )
+    config = read_json(folder / denoisers_in(folder)[0] / MODEL_CONFIG)
+    num_blocks = sum(config[key] for key in family.blocks.values())
+    unknown = [layer for layer in layers if layer >= num_blocks]
     if unknown:
         raise ValueError(
-            f"student.layers lists {', '.join(map(str, unknown))}: the teacher's {family.denoiser} "
-            f"has {len(blocks)} blocks, so use indices from 0 to {len(blocks) - 1}"
+            f"student.layers lists {', '.join(map(str, unknown))}: the teacher's "
+            f"{denoisers_in(folder)[0]} has {num_blocks} blocks, so use indices from 0 to "
+            f"{num_blocks - 1}"
         )
-    setattr(denoiser, family.blocks, torch.nn.ModuleList(blocks[layer] for layer in layers))
-    denoiser.register_to_config(**{family.blocks_config: len(layers)})  # type: ignore[operator]
+
+
+def keep_blocks(denoiser: Denoiser, family: Family, layers: tuple[int, ...]) -> None:
+    """Keep the listed blocks of a denoiser, in place; blocks are counted in the order they run."""
+    first = 0
+    for name, key in family.blocks.items():
+        blocks = list(denoiser.get_submodule(name).children())
+        kept = [block for index, block in enumerate(blocks, first) if index in layers]
+        first += len(blocks)
+        setattr(denoiser, name, torch.nn.ModuleList(kept))
+        denoiser.register_to_config(**{key: len(kept)})  # type: ignore[operator]

@@ -9,13 +9,16 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from distillery.families import Family, Schedule
+from distillery.families import Family, few_step_scheduler, grid_of
+from distillery.families.protocol import Denoiser
 from distillery.files import atomic_path, read_json, write_json, write_text
 from distillery.jobs import ExportJob
+from distillery.loading import load_scheduler, torch_dtype
+from distillery.schedulers import GRID_TOLERANCE, Scheduler
+from distillery.store.trajectories import schedule_from_json
 from distillery.student.model import ABOUT, load_denoiser, save_denoiser
-from distillery.teacher import INDEX, family_in, find_teacher, load_scheduler, torch_dtype
+from distillery.teacher import INDEX, family_in, find_teacher, is_component
 
-TOLERANCE = 1e-6
 LINKED_BYTES = 1 << 20
 """Files of this size or more become hard links where they can; people edit the small ones."""
 
@@ -41,16 +44,23 @@ def export_student(job: ExportJob, trained: Path, output: Path) -> None:
     family = family_in(folder)
     about = read_json(trained / ABOUT)
     _check_steps(job, about, trained)
-    scheduler = family.few_step_scheduler(load_scheduler(folder), job.student.steps)
+    scheduler = few_step_scheduler(
+        family,
+        load_scheduler(folder, job.teacher),
+        job.targets.steps,
+        job.student.steps,
+        tuple(about["recipe"]["latent_shape"]),
+    )
     denoiser = load_denoiser(trained, torch_dtype(job.teacher.dtype))
     with atomic_path(output) as temporary:
-        index = take_over(folder, temporary, {family.denoiser: denoiser, "scheduler": scheduler})
-        save_denoiser(denoiser, temporary / family.denoiser)
+        index = take_over(folder, temporary, family, denoiser, scheduler)
+        save_denoiser(denoiser, temporary / family.denoisers[0])
         scheduler.save_pretrained(temporary / "scheduler")
         write_json(temporary / INDEX, index)
-        check_schedule(family, temporary, about["recipe"]["schedule"])
+        check_schedule(family, temporary, about["recipe"])
+        about["call"] = right_call(job, family, denoiser)
         write_json(temporary / ABOUT, about)
-        write_text(temporary / "README.md", model_card(job, family, about))
+        write_text(temporary / "README.md", model_card(job, about))
 
 
 def _check_steps(job: ExportJob, about: Mapping[str, Any], trained: Path) -> None:
@@ -63,23 +73,29 @@ def _check_steps(job: ExportJob, about: Mapping[str, Any], trained: Path) -> Non
         )
 
 
-def take_over(folder: Path, output: Path, replaced: Mapping[str, object]) -> dict[str, Any]:
-    """Copy a pipeline's components but those replaced; returns the new model_index.json.
+def take_over(
+    folder: Path, output: Path, family: Family, denoiser: Denoiser, scheduler: Scheduler
+) -> dict[str, Any]:
+    """Copy a pipeline's components but denoisers and scheduler; returns the new model_index.json.
 
     Args:
         folder: the teacher's.
         output: folder to make.
-        replaced: component name to the object that takes its place; it is not written here.
+        family: of the teacher.
+        denoiser, scheduler: the student's, which are not written here.
     """
     index = read_json(folder / INDEX)
     index.pop("_name_or_path", None)
     output.mkdir()
+    own = {family.denoisers[0]: denoiser, "scheduler": scheduler}
     for name, value in index.items():
-        if name in replaced:
-            index[name] = [value[0], type(replaced[name]).__name__]
-        elif isinstance(value, list) and None not in value and (folder / name).is_dir():
+        if name in own:
+            index[name] = ["diffusers", type(own[name]).__name__]
+        elif name in family.denoisers:
+            index[name] = [None, None]
+        elif is_component(value) and (folder / name).is_dir():
             _copy_tree(folder / name, output / name)
-    return index
+    return index | dict(family.single_network)
 
 
 def _copy_tree(source: Path, target: Path) -> None:
@@ -103,28 +119,36 @@ def _link_or_copy(path: Path, copy: Path) -> None:
     shutil.copyfile(path, copy)
 
 
-def check_schedule(family: Family, pipeline: Path, trained: Mapping[str, list[float]]) -> None:
+def check_schedule(family: Family, pipeline: Path, recipe: Mapping[str, Any]) -> None:
     """Raise ValueError unless the written scheduler takes exactly the steps of the training."""
-    steps = len(trained["timesteps"])
-    written = family.schedule(load_scheduler(pipeline), steps)
-    expected = Schedule(
-        tuple(trained["timesteps"]), tuple(trained["alphas"]), tuple(trained["sigmas"])
+    trained = schedule_from_json(recipe["schedule"])
+    written = grid_of(
+        family, load_scheduler(pipeline), recipe["steps"], tuple(recipe["latent_shape"])
     )
-    error = max(
-        abs(ours - theirs) for ours, theirs in zip(_levels(written), _levels(expected), strict=True)
-    )
-    if written.timesteps != expected.timesteps or error > TOLERANCE:
+    if written.distance(trained) > GRID_TOLERANCE:
         raise ValueError(
             f"the exported scheduler takes {asdict(written)}, the student was trained on "
-            f"{asdict(expected)}: was the teacher folder's scheduler changed since?"
+            f"{asdict(trained)}: was the teacher folder's scheduler changed since?"
         )
 
 
-def _levels(schedule: Schedule) -> tuple[float, ...]:
-    return (*schedule.alphas, *schedule.sigmas)
+def right_call(job: ExportJob, family: Family, denoiser: Denoiser) -> dict[str, Any]:
+    """How the student's pipeline is called: `arguments`, and where the result has its `picture`."""
+    teacher = job.teacher
+    is_told = family.embeds_guidance(denoiser.config)  # type: ignore[arg-type]
+    length = teacher.max_sequence_length or family.max_sequence_length
+    arguments = {
+        "num_inference_steps": job.student.steps,
+        family.guidance_argument: job.targets.guidance_scale if is_told else 1.0,
+        "height": teacher.height,
+        "width": teacher.width,
+        **family.call_options(length),
+        "output_type": "pil",
+    }
+    return {"arguments": arguments, "picture": family.picture}
 
 
-def model_card(job: ExportJob, family: Family, about: Mapping[str, Any]) -> str:
+def model_card(job: ExportJob, about: Mapping[str, Any]) -> str:
     """README.md of the pipeline: the right call, where the noise comes from, how it was trained."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -138,9 +162,7 @@ def model_card(job: ExportJob, family: Family, about: Mapping[str, Any]) -> str:
         teacher=job.teacher,
         targets=job.targets,
         student=job.student,
-        max_sequence_length=job.teacher.max_sequence_length or family.max_sequence_length,
-        call_options=family.call_options,
-        picture=family.picture,
+        call=about["call"],
         recipe=about["recipe"],
         recipe_hash=about["recipe_hash"],
         samples_seen=about["samples_seen"],

@@ -6,7 +6,7 @@ follow one another without an end, each a permutation of all items, and global b
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -17,17 +17,18 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from distillery.config import Training
-from distillery.families import Family, Schedule, family_named
-from distillery.families.protocol import Conditioning, Scheduler
+from distillery.families import Family, Setting, family_named, few_step_scheduler, grid_of
+from distillery.families.protocol import Conditioning
 from distillery.files import canonical_json
 from distillery.identity import SampleId
+from distillery.schedule import Schedule
+from distillery.schedulers import GRID_TOLERANCE, Scheduler, make_scheduler
 from distillery.store.embeddings import EmbeddingStore
 from distillery.store.shards import balanced_range
 from distillery.store.trajectories import TrajectoryStore
 from distillery.training.distributed import Place
 from distillery.training.objectives import segment_target
 
-SCHEDULE_TOLERANCE = 1e-6
 NUM_CUDA_WORKERS = 2
 """Processes that read ahead for one GPU. None on a CPU, which they would take time from."""
 
@@ -117,6 +118,7 @@ class SegmentDataset(Dataset[Batch]):
         recipe_hash: its hash.
         family: of the teacher.
         grid: the student's schedule, one step a segment.
+        setting: size and guidance of the targets.
         num_items: trajectories times student steps.
     """
 
@@ -145,7 +147,10 @@ class SegmentDataset(Dataset[Batch]):
             )
         self.family: Family = family_named(self.recipe["family"])
         stored = self._trajectories.schedule
-        self.grid = student_grid(self.family, student_scheduler(self.recipe, steps), stored, steps)
+        self.grid = student_grid(self.recipe, stored, steps)
+        self.setting = Setting(
+            self.recipe["height"], self.recipe["width"], self.recipe["guidance_scale"]
+        )
         self.steps = steps
         self.num_items = self._trajectories.num_samples * steps
         self._stride = len(stored.timesteps) // steps
@@ -154,9 +159,9 @@ class SegmentDataset(Dataset[Batch]):
     def __getitems__(self, items: list[int]) -> Batch:
         """Read the items and compute their targets."""
         pairs = [self._states(item) for item in items]
-        noisy_j = torch.stack([pair[0] for pair in pairs]).float()
-        noisy_k = torch.stack([pair[1] for pair in pairs]).float()
         segment = torch.tensor([item % self.steps for item in items])
+        noisy_j = self._scaled([pair[0] for pair in pairs], segment)
+        noisy_k = self._scaled([pair[1] for pair in pairs], segment + 1)
         return Batch(
             items=list(items),
             segment=segment,
@@ -184,6 +189,11 @@ class SegmentDataset(Dataset[Batch]):
             trajectory, segment * self._stride, (segment + 1) * self._stride
         )
 
+    def _scaled(self, states: list[torch.Tensor], knot: torch.Tensor) -> torch.Tensor:
+        """States (b, *latent) in float32 as the network sees them, without their scale."""
+        stacked = torch.stack(states).float()
+        return stacked / self._at(self.grid.scales, knot, stacked)
+
     def _at(
         self, values: tuple[float, ...], knot: torch.Tensor, like: torch.Tensor
     ) -> torch.Tensor:
@@ -202,17 +212,19 @@ class SegmentDataset(Dataset[Batch]):
         return f"{sample.prompt_id}/{sample.index} segment {segment} (row {row})"
 
 
-def student_scheduler(recipe: dict[str, Any], steps: int) -> Scheduler:
+def student_scheduler(recipe: Mapping[str, Any], steps: int) -> Scheduler:
     """The scheduler that the student will be exported with, from the targets' recipe alone."""
-    import diffusers
-
+    family, shape = family_named(recipe["family"]), tuple(recipe["latent_shape"])
     config = dict(recipe["scheduler"])
-    teacher: Scheduler = getattr(diffusers, config.pop("class")).from_config(config)
-    return family_named(recipe["family"]).few_step_scheduler(teacher, steps)
+    teacher = make_scheduler(config.pop("class"), config)
+    return few_step_scheduler(family, teacher, recipe["steps"], steps, shape)
 
 
-def student_grid(family: Family, scheduler: Scheduler, stored: Schedule, steps: int) -> Schedule:
-    """The student's schedule; raises ValueError unless its states are stored knots."""
+def student_grid(recipe: Mapping[str, Any], stored: Schedule, steps: int) -> Schedule:
+    """The schedule of the student's scheduler, from the targets' recipe alone.
+
+    Raises ValueError unless its states are stored knots.
+    """
     num_segments = len(stored.timesteps)
     if num_segments % steps:
         allowed = [count for count in range(1, num_segments + 1) if num_segments % count == 0]
@@ -220,17 +232,9 @@ def student_grid(family: Family, scheduler: Scheduler, stored: Schedule, steps: 
             f"student.steps is {steps}, the trajectories are stored in {num_segments} segments: "
             f"use {' or '.join(map(str, allowed))} steps, or other targets.num_segments"
         )
-    grid = family.schedule(scheduler, steps)
-    stride = num_segments // steps
-    same = grid.timesteps == stored.timesteps[::stride] and all(
-        abs(ours - theirs) <= SCHEDULE_TOLERANCE
-        for ours, theirs in zip(
-            grid.alphas + grid.sigmas,
-            stored.alphas[::stride] + stored.sigmas[::stride],
-            strict=True,
-        )
-    )
-    if not same:
+    family, shape = family_named(recipe["family"]), tuple(recipe["latent_shape"])
+    grid = grid_of(family, student_scheduler(recipe, steps), steps, shape)
+    if grid.distance(stored.at(range(0, num_segments + 1, num_segments // steps))) > GRID_TOLERANCE:
         raise ValueError(
             f"a student of {steps} steps would sample at timesteps {list(grid.timesteps)}, sigmas "
             f"{_rounded(grid.sigmas)}; the targets hold timesteps {list(stored.timesteps)}, sigmas "

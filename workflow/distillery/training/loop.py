@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from distillery.config import Training
 from distillery.files import atomic_path, hash_json, write_json
 from distillery.jobs import TrainingJob
+from distillery.loading import torch_dtype
 from distillery.store.chunks import chunk_folder
 from distillery.student.model import ABOUT, hash_model, load_denoiser, save_denoiser
 from distillery.telemetry import Reporter
@@ -169,23 +170,15 @@ def accumulate_gradients(model: torch.nn.Module, batches: Iterator[Batch], run: 
 
 def predict(model: torch.nn.Module, batch: Batch, run: Run) -> torch.Tensor:
     """The student's output in `training.dtype`, from float32 weights."""
-    dtype = torch_dtype(run.training)
+    dtype = torch_dtype(run.training.dtype)
     conditioning = {
         name: value.to(dtype) if value.is_floating_point() else value
         for name, value in batch.conditioning.items()
     }
     with torch.autocast(run.device.type, dtype, enabled=dtype != torch.float32):
-        return run.dataset.family.predict(model, batch.noisy, batch.timestep, conditioning)
-
-
-def torch_dtype(training: Training) -> torch.dtype:
-    """The type of the forward pass."""
-    if training.dtype == "float16":
-        raise ValueError(
-            "training.dtype is 'float16': its small gradients vanish without loss scaling, which "
-            "is not offered; use bfloat16, or float32"
+        return run.dataset.family.predict(
+            model, batch.noisy, batch.timestep, conditioning, run.dataset.setting
         )
-    return torch.bfloat16 if training.dtype == "bfloat16" else torch.float32
 
 
 def reduce_totals(share: Share, run: Run) -> Totals:
@@ -232,7 +225,6 @@ def prepare(
     stop: StopRequest,
 ) -> Run:
     """Open the data, check that all of it belongs together, and name the recipe."""
-    torch_dtype(job.training)
     dataset = SegmentDataset(paths.targets, paths.embeddings, paths.prompts, job.student.steps)
     # Hashing a large student takes seconds; one process does it for all.
     initial = hash_model(paths.student) if place.is_main else ""
@@ -265,6 +257,8 @@ def training_recipe(job: TrainingJob, dataset: SegmentDataset, initial: str) -> 
         "seed": job.seed,
         "steps": job.student.steps,
         "schedule": asdict(dataset.grid),
+        "latent_shape": dataset.recipe["latent_shape"],
+        "guidance_scale": dataset.recipe["guidance_scale"],
         "initial": initial,
         "targets": dataset.recipe_hash,
         "training": settings,

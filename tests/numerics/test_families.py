@@ -1,0 +1,379 @@
+"""Every adapter against the stock pipeline of its family: what is fed, what is stored, what lands.
+
+The teachers are real Diffusers classes of tiny size with random weights; see tests/families.
+"""
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from diffusers import DiffusionPipeline
+from PIL import Image
+
+from distillery.families import Setting, family_named, grid_of
+from distillery.families.text import check_lengths
+from distillery.files import read_json
+from distillery.identity import SampleId, draw_noise
+from distillery.loading import load_scheduler, load_teacher
+from distillery.store.embeddings import EmbeddingStore
+from distillery.store.trajectories import TrajectoryStore
+from distillery.student.model import ABOUT
+from distillery.teacher import family_in, find_teacher
+from distillery.training.dataset import SegmentDataset, student_scheduler
+from distillery.trajectory import record
+from families import CASES
+from families.case import FamilyCase
+from runs import CPU, Run, make_run
+
+NUM_PROMPTS = 9
+CLOSE = 2e-5
+"""Between texts encoded in batches of different size."""
+
+
+@dataclass
+class Subject:
+    """A family under test: its case, a run with stored trajectories, and its stock pipeline."""
+
+    case: FamilyCase
+    run: Run
+    pipeline: Any
+
+    @property
+    def family(self) -> Any:
+        return family_named(self.case.family)
+
+    @property
+    def table(self) -> pd.DataFrame:
+        return pd.read_parquet(self.run.prompts("train"))
+
+    @property
+    def setting(self) -> Setting:
+        return Setting(self.case.height, self.case.width, self.case.guidance_scale)
+
+    @property
+    def trajectories(self) -> TrajectoryStore:
+        return TrajectoryStore(self.run.folder / "targets" / "manifest.json")
+
+    @property
+    def max_tokens(self) -> int:
+        return self.case.max_tokens or self.family.max_sequence_length
+
+    def states(self, knot: int) -> torch.Tensor:
+        """The stored states of all prompts at a knot."""
+        store = self.trajectories
+        return torch.stack([store.states(row, 0, knot)[1] for row in range(NUM_PROMPTS)])
+
+    def noise(self) -> torch.Tensor:
+        samples = [SampleId(prompt_id, 0) for prompt_id in self.table["prompt_id"]]
+        return draw_noise(0, samples, self.trajectories.latent_shape)
+
+    def conditioning(self) -> Any:
+        """The stored embeddings of all prompts, as a batch."""
+        store = EmbeddingStore(self.run.embeddings("train"), self.table)
+        rows = [store.row(row) for row in range(NUM_PROMPTS)]
+        return self.family.pad(rows, self.max_tokens)
+
+    def stock_call(self, pipeline: Any = None, **options: Any) -> list[torch.Tensor]:
+        """The stock pipeline's own call with texts; the latents that its callback sees."""
+        seen: list[torch.Tensor] = []
+
+        def keep(_pipeline: Any, _step: int, _time: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+            seen.append(tensors["latents"].float().clone())
+            return tensors
+
+        arguments = {
+            "prompt": self.table["prompt"].tolist(),
+            "latents": self.noise(),
+            "height": self.case.height,
+            "width": self.case.width,
+            "num_inference_steps": self.case.steps,
+            self.family.guidance_argument: self.case.guidance_scale,
+            "output_type": "latent",
+            "callback_on_step_end": keep,
+            **self.family.call_options(self.max_tokens),
+        }
+        if "negative_prompt" in self.case.teacher:
+            arguments["negative_prompt"] = [self.case.teacher["negative_prompt"]] * NUM_PROMPTS
+        (pipeline or self.pipeline)(**(arguments | options))
+        return seen
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
+def subject(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    case: FamilyCase = request.param
+    folder = tmp_path_factory.mktemp(case.name)
+    case.make(folder / "teacher")
+    run = make_run(
+        folder,
+        folder / "teacher",
+        teacher={
+            "height": case.height,
+            "width": case.width,
+            "max_sequence_length": case.max_tokens,
+            "negative_prompt": None,
+            **case.teacher,
+        },
+        embeddings={"batch_size": NUM_PROMPTS, "chunk_size": 99},
+        targets={
+            "steps": case.steps,
+            "num_segments": case.steps,
+            "guidance_scale": case.guidance_scale,
+            "batch_size": NUM_PROMPTS,
+            "chunk_size": NUM_PROMPTS,
+        },
+        student={"steps": case.steps, **case.student},
+    )
+    for split in ("train", "eval"):
+        run.encode(split)
+    run.all_targets()
+    teacher = run.config.teacher
+    return Subject(case, run, load_teacher(teacher, find_teacher(teacher), CPU))
+
+
+def test_stored_states_are_the_stock_pipelines_bit_for_bit(subject: Subject) -> None:
+    stock = subject.stock_call()
+    assert len(stock) == subject.case.steps
+    for knot, theirs in enumerate(stock, start=1):
+        assert subject.states(knot).equal(theirs), f"knot {knot}"
+    assert not stock[0].allclose(stock[-1])
+
+
+def test_the_first_state_is_the_noise(subject: Subject) -> None:
+    """At the scheduler's own scale: sigma_max for a variance-exploding one."""
+    states, noise = subject.states(0), subject.noise()
+    scale = (states / noise).flatten()
+    assert torch.allclose(scale, scale[0].expand_as(scale), rtol=1e-5)
+
+
+def test_embeddings_do_not_depend_on_their_neighbours(subject: Subject) -> None:
+    """Trap 3."""
+    prompts = ["a red dog", "", "a blue cat on the hill"]
+    together = subject.family.encode(subject.pipeline, prompts, subject.max_tokens)
+    for prompt, expected in zip(prompts, together, strict=True):
+        (alone,) = subject.family.encode(subject.pipeline, [prompt], subject.max_tokens)
+        assert alone.keys() == expected.keys()
+        for name, value in alone.items():
+            assert not value.requires_grad
+            assert value.shape == expected[name].shape
+            torch.testing.assert_close(value, expected[name], rtol=0, atol=CLOSE)
+
+
+def test_targets_depend_on_noise_prompt_and_guidance(subject: Subject) -> None:
+    """Trap 1: beyond what the noise itself contributes, the network must see it."""
+    states, conditioning = subject.states(0)[:1], subject.conditioning()
+    schedule = subject.trajectories.schedule
+    timestep = torch.tensor([schedule.timesteps[0]])
+    network = getattr(subject.pipeline, subject.case.denoiser_at(schedule.timesteps[0]))
+
+    def predict(noisy: torch.Tensor, row: int) -> torch.Tensor:
+        prompt = {name: value[row : row + 1] for name, value in conditioning.items()}
+        with torch.no_grad():
+            return subject.family.predict(network, noisy, timestep, prompt, subject.setting)
+
+    assert not predict(states, 0).allclose(predict(-states, 0), atol=1e-4)
+    assert not predict(states, 0).allclose(predict(states, 1), atol=1e-6)
+    unguided = subject.stock_call(**{subject.family.guidance_argument: 1.0})[-1]
+    assert not unguided.allclose(subject.states(subject.case.steps), atol=1e-4)
+
+
+def test_the_recorder_does_not_disturb(subject: Subject) -> None:
+    plain = subject.stock_call()
+    with record(subject.pipeline.scheduler, [subject.case.steps]) as trajectory:
+        recorded = subject.stock_call()
+    assert recorded[-1].equal(plain[-1])
+    assert trajectory.states[subject.case.steps].equal(plain[-1])
+    assert "step" not in vars(subject.pipeline.scheduler)
+
+
+def test_the_student_is_fed_as_the_stock_pipeline_feeds(subject: Subject) -> None:
+    """Trap 2: the conditional branch, tensor for tensor, at every step."""
+    with fed(subject) as stock_calls:
+        subject.stock_call()
+    steps = subject.trajectories.schedule
+    conditional = list(conditional_calls(stock_calls, subject))
+    assert len(conditional) == subject.case.steps
+    conditioning = subject.conditioning()
+    for step, expected in enumerate(conditional):
+        noisy = subject.states(step) / steps.scales[step]
+        timestep = torch.tensor([steps.timesteps[step]] * NUM_PROMPTS)
+        network = getattr(subject.pipeline, subject.case.denoiser_at(steps.timesteps[step]))
+        with fed(subject) as our_calls, torch.no_grad():
+            subject.family.predict(network, noisy, timestep, conditioning, subject.setting)
+        ((name, ours),) = our_calls
+        assert name == expected[0]
+        assert_same_inputs(ours, expected[1])
+
+
+def test_the_teacher_is_its_own_perfect_student(subject: Subject) -> None:
+    """The oracle: our predictions in the teacher's own sampler, from noise to the last latents.
+
+    Without guidance, since a student has none; a network that is told its guidance keeps it.
+    """
+    options = {subject.family.guidance_argument: 1.0}
+    setting = Setting(subject.case.height, subject.case.width, 1.0)
+    stock = subject.stock_call(**options)[-1]
+    scheduler = load_scheduler(find_teacher(subject.run.config.teacher), subject.run.config.teacher)
+    subject.family.set_timesteps(scheduler, subject.case.steps, subject.trajectories.latent_shape)
+    schedule = grid_of(
+        subject.family, scheduler, subject.case.steps, subject.trajectories.latent_shape
+    )
+    noisy, conditioning = subject.states(0), subject.conditioning()
+    for step, timestep in enumerate(scheduler.timesteps):
+        network = getattr(subject.pipeline, subject.case.denoiser_at(float(timestep)))
+        with torch.no_grad():
+            prediction = subject.family.predict(
+                network,
+                noisy / schedule.scales[step],
+                timestep.repeat(NUM_PROMPTS),
+                conditioning,
+                setting,
+            )
+        noisy = scheduler.step(prediction, timestep, noisy, return_dict=False)[0]
+    torch.testing.assert_close(noisy, stock, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 4])
+def test_a_step_with_the_target_lands_on_the_next_knot(subject: Subject, steps: int) -> None:
+    """With the scheduler that the student is exported with."""
+    folder = subject.run.folder
+    dataset = SegmentDataset(
+        folder / "targets" / "manifest.json",
+        subject.run.embeddings("train"),
+        subject.run.prompts("train"),
+        steps,
+    )
+    scheduler = student_scheduler(dataset.recipe, steps)
+    subject.family.set_timesteps(scheduler, steps, subject.trajectories.latent_shape)
+    scales = dataset.grid.scales
+    for segment, timestep in enumerate(scheduler.timesteps):
+        batch = dataset.__getitems__([row * steps + segment for row in range(NUM_PROMPTS)])
+        # The scheduler's place is set by hand, and it may remember no earlier step.
+        if hasattr(scheduler, "set_begin_index"):
+            scheduler.set_begin_index(segment)
+            scheduler._step_index = None
+        landed = scheduler.step(
+            batch.target, timestep, batch.noisy * scales[segment], return_dict=False
+        )[0]
+        expected = subject.states((segment + 1) * subject.case.steps // steps)
+        assert float((landed - expected).norm() / expected.norm()) < 1e-4
+
+
+def test_the_students_pipeline_is_stock_and_draws_the_stages_picture(subject: Subject) -> None:
+    """Train, export, load with plain Diffusers, call as its card says."""
+    run = subject.run
+    pipeline_folder = run.train_and_export()
+    run.samples(model="student", pipeline=pipeline_folder)
+    about = read_json(pipeline_folder / ABOUT)
+    plain = DiffusionPipeline.from_pretrained(pipeline_folder)
+    plain.set_progress_bar_config(disable=True)
+
+    grid = grid_of(
+        family_in(pipeline_folder),
+        plain.scheduler,
+        subject.case.steps,
+        subject.trajectories.latent_shape,
+    )
+    assert grid.timesteps == tuple(about["recipe"]["schedule"]["timesteps"])
+
+    table = pd.read_parquet(run.prompts("eval")).head(2)
+    samples = [SampleId(prompt_id, 0) for prompt_id in table["prompt_id"]]
+    result = plain(
+        prompt=table["prompt"].tolist(),
+        latents=draw_noise(0, samples, subject.trajectories.latent_shape),
+        **about["call"]["arguments"],
+    )
+    assert eval("result." + about["call"]["picture"], {"result": result}).size
+    pictures = [np.asarray(picture) for picture in flat(result[0])]
+    for sample, theirs in zip(samples, pictures, strict=True):
+        path = run.folder / "samples" / "student" / sample.prompt_id / "0.png"
+        ours = np.asarray(Image.open(path)).astype(int)
+        assert abs(ours - theirs.astype(int)).max() <= 1
+        assert ours.std() > 0
+
+
+def test_a_prompt_over_the_limit_is_named_with_what_would_be_cut(subject: Subject) -> None:
+    readers = subject.family.readers(subject.pipeline, subject.max_tokens)
+    limit = min(reader.limit for reader in readers)
+    check_lengths(readers, ["a dog"])
+    with pytest.raises(ValueError, match=r"would lose '.*zebra"):
+        check_lengths(readers, ["a dog", "dog " * limit + "zebra"])
+
+
+@pytest.mark.parametrize("name", ["height", "width"])
+def test_a_size_that_does_not_fit_comes_with_one_that_does(subject: Subject, name: str) -> None:
+    sizes = {"height": subject.case.height, "width": subject.case.width}
+    assert subject.family.latent_shape(subject.pipeline, **sizes)
+    with pytest.raises(ValueError, match=rf"teacher\.{name} is \d+.*multiple of.*use \d+"):
+        subject.family.latent_shape(subject.pipeline, **(sizes | {name: sizes[name] + 1}))
+
+
+class fed:  # noqa: N801 - reads as a verb
+    """Record what the denoisers are given: (component's name, arguments by name) a call."""
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.hooks: list[Any] = []
+
+    def __enter__(self) -> list[tuple[str, dict[str, Any]]]:
+        for name in self.subject.family.denoisers:
+            network = getattr(self.subject.pipeline, name, None)
+            if network is not None:
+                self.hooks.append(self._watch(name, network))
+        return self.calls
+
+    def _watch(self, name: str, network: torch.nn.Module) -> Any:
+        signature = inspect.signature(type(network).forward)
+
+        def remember(module: Any, args: Any, kwargs: Any) -> None:
+            bound = signature.bind(module, *args, **kwargs).arguments
+            self.calls.append((name, {key: value for key, value in bound.items() if key != "self"}))
+
+        return network.register_forward_pre_hook(remember, with_kwargs=True)
+
+    def __exit__(self, *_error: object) -> None:
+        for hook in self.hooks:
+            hook.remove()
+
+
+def conditional_calls(
+    calls: list[tuple[str, dict[str, Any]]], subject: Subject
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The conditional branch of each step: half of a batch, or the first of two calls."""
+    calls_per_step = len(calls) // subject.case.steps
+    for name, arguments in calls[::calls_per_step]:
+        yield name, {key: second_half(value) for key, value in arguments.items()}
+
+
+def second_half(value: Any) -> Any:
+    """Of tensors whose batch holds both branches; everything else as it is."""
+    if isinstance(value, dict):
+        return {key: second_half(item) for key, item in value.items()}
+    is_double = isinstance(value, torch.Tensor) and value.ndim and len(value) == 2 * NUM_PROMPTS
+    return value[NUM_PROMPTS:] if is_double else value
+
+
+def assert_same_inputs(ours: Any, theirs: Any, name: str = "") -> None:
+    """Equal arguments; absent and None are the same, and a timestep may stand for a batch's."""
+    if isinstance(theirs, dict):
+        keys = {key for key in ours | theirs if ours.get(key) is not None or theirs.get(key)}
+        for key in keys if theirs else ():
+            assert_same_inputs(ours.get(key), theirs.get(key), f"{name}.{key}")
+    elif isinstance(theirs, torch.Tensor):
+        assert isinstance(ours, torch.Tensor), name
+        assert ours.dtype == theirs.dtype, name
+        torch.testing.assert_close(
+            ours, theirs.expand_as(ours), rtol=0, atol=0, msg=lambda text: f"{name}: {text}"
+        )
+    elif theirs is not None:
+        assert ours == theirs, name
+
+
+def flat(pictures: Any) -> list[Any]:
+    """Pictures of a pipeline's result, where videos have one frame."""
+    return [picture[0] if isinstance(picture, list) else picture for picture in pictures]

@@ -1,0 +1,121 @@
+"""SDXL: two CLIP encoders, a pooled vector, and the picture's size as an input of the UNet."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from PIL import Image
+
+from distillery.families.protocol import (
+    Conditioning,
+    Denoiser,
+    Family,
+    Pipeline,
+    Request,
+    Setting,
+)
+from distillery.families.text import Reader, check_size, on, stack
+
+
+class Sdxl(Family):
+    """Adapter of `StableDiffusionXLPipeline`; latents are (c, h, w)."""
+
+    name = "sdxl"
+    pipeline_classes = ("StableDiffusionXLPipeline",)
+    denoisers = ("unet",)
+    text_components = (
+        "tokenizer",
+        "tokenizer_2",
+        "text_encoder",
+        "text_encoder_2",
+    )
+    max_sequence_length = 77
+
+    def readers(self, pipeline: Pipeline, max_sequence_length: int) -> Sequence[Reader]:
+        """Both CLIP tokenizers; the stock pipeline takes what their encoders can read."""
+        names = [name for name in self.text_components[:2] if getattr(pipeline, name) is not None]
+        found = [(name, getattr(pipeline, name)) for name in names]
+        return [Reader(name, tokenizer, tokenizer.model_max_length) for name, tokenizer in found]
+
+    @torch.no_grad()
+    def encode(
+        self, pipeline: Pipeline, prompts: Sequence[str], max_sequence_length: int
+    ) -> list[Conditioning]:
+        """Encode as `StableDiffusionXLPipeline.encode_prompt`; CLIP sees its padding."""
+        embeds_bld, _, pooled_bd, _ = pipeline.encode_prompt(
+            list(prompts), do_classifier_free_guidance=False
+        )
+        return [
+            {"prompt_embeds": embeds.cpu().clone(), "pooled": pooled[None].cpu().clone()}
+            for embeds, pooled in zip(embeds_bld, pooled_bd, strict=True)
+        ]
+
+    def encode_no_negative(self, pipeline: Pipeline, max_sequence_length: int) -> Conditioning:
+        """Zeros where the pipeline says so, as SDXL is released, else the empty prompt."""
+        empty = self.encode(pipeline, [""], max_sequence_length)[0]
+        if pipeline.config.force_zeros_for_empty_prompt:
+            return {name: torch.zeros_like(value) for name, value in empty.items()}
+        return empty
+
+    def pad(self, prompts: Sequence[Conditioning], max_sequence_length: int) -> Conditioning:
+        """All prompts have the length that CLIP pads to."""
+        return {
+            "prompt_embeds": stack(prompts, "prompt_embeds"),
+            "pooled": stack(prompts, "pooled").squeeze(1),
+        }
+
+    def latent_shape(self, pipeline: Pipeline, height: int, width: int) -> tuple[int, ...]:
+        """(c, height / factor, width / factor)."""
+        factor = pipeline.vae_scale_factor
+        # The UNet halves the latents once less than it has levels.
+        multiple = factor * 2 ** (len(pipeline.unet.config.block_out_channels) - 1)
+        check_size({"height": height, "width": width}, {"height": multiple, "width": multiple})
+        return (pipeline.unet.config.in_channels, height // factor, width // factor)
+
+    def embeds_guidance(self, denoiser_config: Mapping[str, Any]) -> bool:
+        """Only distilled ones do (LCM); what they are told is then the teacher's guidance."""
+        return denoiser_config.get("time_cond_proj_dim") is not None
+
+    def generate(self, pipeline: Pipeline, request: Request) -> list[Image.Image]:
+        """One call of the stock pipeline with stored embeddings and the samples' own noise."""
+        device = pipeline._execution_device
+        prompts, negative = on(request.conditioning, device), on(request.negative, device)
+        images = pipeline(
+            prompt_embeds=prompts["prompt_embeds"],
+            pooled_prompt_embeds=prompts["pooled"],
+            negative_prompt_embeds=negative["prompt_embeds"],
+            negative_pooled_prompt_embeds=negative["pooled"],
+            latents=request.noise.to(device),
+            height=request.setting.height,
+            width=request.setting.width,
+            num_inference_steps=request.steps,
+            guidance_scale=request.setting.guidance_scale,
+            output_type="pil" if request.decode else "latent",
+            return_dict=False,
+        )[0]
+        return list(images) if request.decode else []
+
+    def predict(
+        self,
+        denoiser: Denoiser,
+        noisy: torch.Tensor,
+        timestep: torch.Tensor,
+        conditioning: Conditioning,
+        setting: Setting,
+    ) -> torch.Tensor:
+        """The conditional branch of `StableDiffusionXLPipeline.__call__`."""
+        size = (setting.height, setting.width)
+        embeds = conditioning["prompt_embeds"]
+        # Original size, upper left corner, target size: those of the stock call.
+        time_ids = torch.tensor([[*size, 0, 0, *size]], device=noisy.device, dtype=embeds.dtype)
+        prediction: torch.Tensor = denoiser(
+            noisy,
+            timestep,
+            encoder_hidden_states=embeds,
+            added_cond_kwargs={
+                "text_embeds": conditioning["pooled"],
+                "time_ids": time_ids.repeat(len(noisy), 1),
+            },
+            return_dict=False,
+        )[0]
+        return prediction

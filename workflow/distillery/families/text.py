@@ -1,0 +1,97 @@
+"""Prompts on their way into a stock pipeline: lengths, padding, and what families share of it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+MAX_PROMPTS_NAMED = 5
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A tokenizer and how many of its tokens the pipeline keeps.
+
+    Attributes:
+        name: of the component, for messages.
+        tokenizer: from transformers.
+        limit: tokens, with the special ones.
+        clean: what the pipeline does to a prompt before.
+    """
+
+    name: str
+    tokenizer: Any
+    limit: int
+    clean: Callable[[str], str] = str
+
+
+def find_cut(reader: Reader, prompt: str) -> str | None:
+    """The end of a prompt that the pipeline would cut away, or None where it reads everything."""
+    ids = reader.tokenizer(reader.clean(prompt), truncation=False, verbose=False).input_ids
+    if len(ids) <= reader.limit:
+        return None
+    num_special = reader.tokenizer.num_special_tokens_to_add()
+    text_ids = reader.tokenizer(
+        reader.clean(prompt), add_special_tokens=False, truncation=False, verbose=False
+    ).input_ids
+    return str(reader.tokenizer.decode(text_ids[reader.limit - num_special :]))
+
+
+def check_lengths(readers: Sequence[Reader], prompts: Sequence[str]) -> None:
+    """Raise ValueError that names prompts which would be cut, and the part that would be lost."""
+    cuts = {
+        prompt: f"{prompt[:60]!r} would lose {cut[:200]!r} (the {reader.name} reads "
+        f"{reader.limit} tokens)"
+        for prompt in prompts
+        for reader in readers
+        if (cut := find_cut(reader, prompt)) is not None
+    }
+    if cuts:
+        shown = "\n  ".join(list(cuts.values())[:MAX_PROMPTS_NAMED])
+        raise ValueError(
+            f"{len(cuts)} prompts are longer than the teacher reads: shorten them, raise "
+            "teacher.max_sequence_length where the model allows it, or cut them knowingly with "
+            f"teacher.long_prompts: truncate:\n  {shown}"
+        )
+
+
+def stack(prompts: Sequence[Mapping[str, torch.Tensor]], name: str) -> torch.Tensor:
+    """One named tensor of prompts of equal length: (b, l, ...)."""
+    return torch.stack([prompt[name] for prompt in prompts])
+
+
+def pad_with_zeros(tensors: Sequence[torch.Tensor], length: int) -> torch.Tensor:
+    """Tensors of (l, ...) to (b, length, ...), zeros after each."""
+    padded = tensors[0].new_zeros(len(tensors), length, *tensors[0].shape[1:])
+    for row, tokens in enumerate(tensors):
+        padded[row, : len(tokens)] = tokens
+    return padded
+
+
+def on(conditioning: Mapping[str, torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
+    """A batch on a device, in float32 where it has a floating type.
+
+    Networks of lower precision get what they were given before: the values are exact in float32,
+    and `teacher.keep_states_in_float32` casts them back at the network's door.
+    """
+    return {
+        name: value.to(device).float() if value.is_floating_point() else value.to(device)
+        for name, value in conditioning.items()
+    }
+
+
+def check_size(sizes: Mapping[str, int], multiples: Mapping[str, int]) -> None:
+    """Raise ValueError with the nearest good size unless each is a multiple of its factor.
+
+    Args:
+        sizes: `height` and `width` in pixels.
+        multiples: their factors.
+    """
+    for name, pixels in sizes.items():
+        if pixels % multiples[name]:
+            nearest = max(round(pixels / multiples[name]), 1) * multiples[name]
+            raise ValueError(
+                f"teacher.{name} is {pixels}: this model needs a multiple of {multiples[name]}; "
+                f"use {nearest}"
+            )

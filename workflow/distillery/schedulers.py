@@ -1,0 +1,254 @@
+"""Diffusers' schedulers: what grid they walk, and who walks a part of it in first-order steps.
+
+A teacher may be solved with any deterministic scheduler that is called once a step. Its student
+needs a scheduler of first order whose few states lie on the teacher's grid, because then a secant
+between two stored states is exactly one of its steps. Schedulers are told apart here by class, for
+all families alike.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
+from typing import Any
+
+from distillery.schedule import PredictionType, Schedule
+
+Scheduler = Any
+"""A Diffusers scheduler; Diffusers ships no types."""
+
+GRID_TOLERANCE = 1e-6
+"""Between two grids that count as one, in alpha, sigma and thousandths of a timestep."""
+
+MULTISTEP = ("UniPCMultistepScheduler", "DPMSolverMultistepScheduler")
+STATIC_SHIFT_ROUNDS = 20
+ADVICE = (
+    "set teacher.scheduler, for example {class: DDIMScheduler, timestep_spacing: trailing} for "
+    "SDXL and older models, or {class: UniPCMultistepScheduler, use_flow_sigmas: true, flow_shift: "
+    "3.0, prediction_type: flow_prediction} for flow models"
+)
+
+
+def make_scheduler(class_name: str, config: Mapping[str, Any]) -> Scheduler:
+    """A scheduler of a Diffusers class, from its own or another class's configuration.
+
+    Raises ValueError for a class that Diffusers does not have.
+    """
+    return _class_named(class_name).from_config(dict(config))
+
+
+def check_settings(class_name: str, settings: Iterable[str]) -> None:
+    """Raise ValueError for a setting that a scheduler's class lacks; Diffusers would ignore it."""
+    known = inspect.signature(_class_named(class_name).__init__).parameters.keys() - {"self"}
+    unknown = [name for name in settings if name not in known]
+    if unknown:
+        raise ValueError(
+            f"teacher.scheduler: {class_name} has no setting {', '.join(unknown)}; it has "
+            f"{', '.join(sorted(known))}"
+        )
+
+
+def _class_named(class_name: str) -> Any:
+    import diffusers  # heavy, and the numbers below do not need it
+
+    found = getattr(diffusers, class_name, None)
+    if found is None or not class_name.endswith("Scheduler"):
+        raise ValueError(
+            f"Diffusers has no scheduler {class_name!r}; supported here: {', '.join(_WALKS)}"
+        )
+    return found
+
+
+def plain_config(scheduler: Scheduler) -> dict[str, Any]:
+    """A scheduler's class and configuration as JSON types, without Diffusers' private entries."""
+    config = {
+        key: list(value) if isinstance(value, tuple) else value
+        for key, value in scheduler.config.items()
+        if not key.startswith("_")
+    }
+    return {"class": type(scheduler).__name__, **config}
+
+
+def is_flow(scheduler: Scheduler) -> bool:
+    """Whether states are `(1 - sigma) * clean + sigma * noise`."""
+    is_flow_match = type(scheduler).__name__ == "FlowMatchEulerDiscreteScheduler"
+    return is_flow_match or bool(scheduler.config.get("use_flow_sigmas", False))
+
+
+def prediction_type(scheduler: Scheduler) -> PredictionType:
+    """What the denoiser predicts, by its scheduler's configuration.
+
+    Raises ValueError for a type that is none of `PredictionType`, or that contradicts the states.
+    """
+    default = "flow_prediction" if is_flow(scheduler) else "epsilon"
+    found = scheduler.config.get("prediction_type", default)
+    if found == "flow_prediction" and is_flow(scheduler):
+        return "flow_prediction"
+    if not is_flow(scheduler):
+        if found == "epsilon":
+            return "epsilon"
+        if found == "v_prediction":
+            return "v_prediction"
+        if found == "sample":
+            return "sample"
+    raise ValueError(
+        f"the teacher's {type(scheduler).__name__} has prediction_type {found!r} on "
+        f"{'flow' if is_flow(scheduler) else 'diffusion'} states: flow_prediction goes with "
+        "use_flow_sigmas: true, and epsilon, v_prediction or sample without; " + ADVICE
+    )
+
+
+def walked(scheduler: Scheduler) -> Schedule:
+    """The grid of a scheduler whose timesteps are set.
+
+    Raises ValueError for a class that is not supported, or a setting under which its states do not
+    lie on the grid it announces.
+    """
+    name = type(scheduler).__name__
+    if name not in _WALKS:
+        raise ValueError(
+            f"the teacher's scheduler is {name}, known are {', '.join(_WALKS)}: {ADVICE}"
+        )
+    timesteps = tuple(timestep.item() for timestep in scheduler.timesteps)
+    alphas, sigmas, scales = zip(*_WALKS[name](scheduler), strict=True)
+    return Schedule(timesteps, alphas, sigmas, scales)
+
+
+Level = tuple[float, float, float]
+"""alpha, sigma and scale of one state."""
+
+
+def _flow(sigma: float) -> Level:
+    """Rectified flow (Liu et al. 2023, arXiv:2209.03003)."""
+    return 1.0 - sigma, sigma, 1.0
+
+
+def _walk_flow(scheduler: Scheduler) -> list[Level]:
+    return [_flow(float(sigma)) for sigma in scheduler.sigmas]
+
+
+def _walk_multistep(scheduler: Scheduler) -> list[Level]:
+    """Their `sigmas` are sigma itself for flows and sigma / alpha for diffusion, whose states keep
+    their variance: alpha² + sigma² = 1."""
+    if is_flow(scheduler):
+        return _walk_flow(scheduler)
+    lengths = [float((sigma**2 + 1) ** 0.5) for sigma in scheduler.sigmas]
+    return [
+        (1.0 / length, float(sigma) / length, 1.0)
+        for sigma, length in zip(scheduler.sigmas, lengths, strict=True)
+    ]
+
+
+def _walk_euler(scheduler: Scheduler) -> list[Level]:
+    """Variance exploding: the state is clean + sigma * noise, the network sees it divided by
+    sqrt(sigma² + 1) (`EulerDiscreteScheduler.scale_model_input`, float32)."""
+    scales = [float((sigma**2 + 1) ** 0.5) for sigma in scheduler.sigmas]
+    return [
+        (1.0 / scale, float(sigma) / scale, scale)
+        for sigma, scale in zip(scheduler.sigmas, scales, strict=True)
+    ]
+
+
+def _walk_ddim(scheduler: Scheduler) -> list[Level]:
+    """A step goes from t to t - T / n (`DDIMScheduler.step`), which must be the next timestep."""
+    steps = scheduler.timesteps.tolist()
+    stride = scheduler.config.num_train_timesteps // len(steps)
+    if any(now - stride != then for now, then in pairwise(steps)):
+        raise ValueError(
+            f"DDIM with timestep_spacing {scheduler.config.timestep_spacing!r} and {len(steps)} "
+            f"steps goes to timesteps that are not its next ones, {steps[:3]} …: use 'trailing' "
+            f"and a number of steps that divides {scheduler.config.num_train_timesteps}"
+        )
+    squares = [float(scheduler.alphas_cumprod[step]) for step in steps]
+    last = steps[-1] - stride
+    final = scheduler.alphas_cumprod[last] if last >= 0 else scheduler.final_alpha_cumprod
+    return [(square**0.5, (1.0 - square) ** 0.5, 1.0) for square in (*squares, float(final))]
+
+
+_WALKS: Mapping[str, Callable[[Scheduler], list[Level]]] = {
+    "DDIMScheduler": _walk_ddim,
+    "DPMSolverMultistepScheduler": _walk_multistep,
+    "EulerDiscreteScheduler": _walk_euler,
+    "FlowMatchEulerDiscreteScheduler": _walk_flow,
+    "UniPCMultistepScheduler": _walk_multistep,
+}
+
+
+def first_order(scheduler: Scheduler, grid: Schedule, steps: int) -> Scheduler:
+    """The student's scheduler: deterministic, of first order, on every m-th state of the teacher's.
+
+    Whether its grid really lies on the teacher's is for the caller to check, with `walked`.
+
+    Args:
+        scheduler: the teacher's.
+        grid: that the teacher walks with it.
+        steps: of the student; divides the teacher's.
+    """
+    name, config = type(scheduler).__name__, scheduler.config
+    changes: dict[str, Any] = {}
+    if name in MULTISTEP:
+        changes = _first_order_multistep(name, config, steps)
+    elif name == "FlowMatchEulerDiscreteScheduler":
+        _refuse_stochastic(config.get("stochastic_sampling", False), name)
+        changes = _sparser_flow(scheduler, grid, steps)
+    elif config.timestep_spacing == "leading":
+        # The teacher's k-th last state, where a student of few steps would start lower.
+        num_steps = len(grid.timesteps)
+        skipped = (num_steps // steps - 1) * (config.num_train_timesteps // num_steps)
+        changes = {"steps_offset": config.steps_offset + skipped}
+    return type(scheduler).from_config(config, **changes)
+
+
+def _first_order_multistep(name: str, config: Mapping[str, Any], steps: int) -> dict[str, Any]:
+    """UniPC and DPM-Solver++ of order one are DDIM, which for a flow is the Euler step.
+
+    Zhao et al. 2023, arXiv:2302.04867, §3.4; Lu et al. 2022, arXiv:2211.01095, §4.
+    """
+    if name == "UniPCMultistepScheduler":
+        return {"solver_order": 1, "disable_corrector": list(range(steps))}
+    _refuse_stochastic(config["algorithm_type"].startswith("sde"), name)
+    return {"solver_order": 1}
+
+
+def _refuse_stochastic(is_stochastic: bool, name: str) -> None:
+    if is_stochastic:
+        raise ValueError(
+            f"the teacher's {name} adds noise while it samples: targets must be functions of their "
+            "starting noise; use its deterministic form"
+        )
+
+
+def _sparser_flow(scheduler: Scheduler, grid: Schedule, steps: int) -> dict[str, Any]:
+    """Settings under which flow Euler takes every m-th of the teacher's sigmas.
+
+    Diffusers maps equidistant x to sigma = s x / (1 + (s - 1) x), s the shift, and then may stretch
+    1 - sigma so that the last sigma is `shift_terminal`. Where the pipeline gives the x itself and
+    the shift (FLUX, Qwen-Image) they are nested, and only a stretch must end elsewhere. Else the x
+    run from 1 to sigma_min in any number of steps: with x = 1 - c i,
+    1 / (1 - sigma) = s / (c i) - (s - 1), so another c is made good by another shift and a stretch.
+    sigma_min itself depends on the shift, hence the iteration.
+    """
+    config, num_steps = scheduler.config, len(grid.timesteps)
+    stride = num_steps // steps
+    last = grid.sigmas[stride * (steps - 1)]
+    if stride == 1:
+        return {}
+    if steps == 1:
+        return {"shift_terminal": None}  # the only step starts from pure noise
+    if config.use_dynamic_shifting:
+        return {"shift_terminal": last} if config.shift_terminal else {}
+    shift = config.shift
+    spacing = (1.0 - _sigma_min(scheduler, shift)) * stride / (num_steps - 1)
+    found = shift
+    for _ in range(STATIC_SHIFT_ROUNDS):
+        ratio = (1.0 - _sigma_min(scheduler, found)) / (steps - 1) / spacing
+        found = shift * ratio / (shift * ratio - (shift - 1.0))
+    return {"shift": found, "shift_terminal": last}
+
+
+def _shifted(x: float, shift: float) -> float:
+    return shift * x / (1.0 + (shift - 1.0) * x)
+
+
+def _sigma_min(scheduler: Scheduler, shift: float) -> float:
+    """The least sigma that the scheduler starts from, already shifted once, as Diffusers does."""
+    return _shifted(1.0 / scheduler.config.num_train_timesteps, shift)
