@@ -8,5 +8,18 @@ from importlib import import_module
 
 from families.case import FamilyCase
 
-FILES = ("wan", "wan_two_experts", "sdxl")
+FILES = (
+    "wan",
+    "wan_two_experts",
+    "sdxl",
+    "sd15",
+    "sd21",
+    "pixart",
+    "sana",
+    "sd3",
+    "flux_dev",
+    "flux_schnell",
+    "flux_true_guidance",
+    "qwen_image",
+)
 CASES: list[FamilyCase] = [import_module(f"families.{name}").CASE for name in FILES]

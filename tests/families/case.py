@@ -18,8 +18,11 @@ class FamilyCase:
         max_tokens: `teacher.max_sequence_length`.
         steps: of the teacher.
         guidance_scale: of the targets.
+        guidance_argument: the stock call's, where it is not the family's.
+        no_negative: what a stock call that does not guide without a negative prompt is given.
         teacher: further settings of the section `teacher`.
         denoiser_at: name of the component that the stock pipeline calls at a timestep.
+        masks: denoiser's arguments of tokens, to the argument that is 0 where they do not count.
     """
 
     name: str
@@ -30,6 +33,9 @@ class FamilyCase:
     max_tokens: int | None = None
     steps: int = 4
     guidance_scale: float = 3.0
+    guidance_argument: str | None = None
+    no_negative: str | None = None
     teacher: Mapping[str, Any] = field(default_factory=dict)
     student: Mapping[str, Any] = field(default_factory=dict)
     denoiser_at: Callable[[float], str] = lambda _timestep: "transformer"
+    masks: Mapping[str, str] = field(default_factory=dict)

@@ -9,6 +9,7 @@ all families alike.
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
+from math import inf
 from typing import Any
 
 from distillery.schedule import PredictionType, Schedule
@@ -63,7 +64,8 @@ def plain_config(scheduler: Scheduler) -> dict[str, Any]:
     config = {
         key: list(value) if isinstance(value, tuple) else value
         for key, value in scheduler.config.items()
-        if not key.startswith("_")
+        # Infinite is a class's own default (lambda_min_clipped), and JSON has no such number.
+        if not key.startswith("_") and value not in (inf, -inf)
     }
     return {"class": type(scheduler).__name__, **config}
 
@@ -221,9 +223,9 @@ def _sparser_flow(scheduler: Scheduler, grid: Schedule, steps: int) -> dict[str,
     """Settings under which flow Euler takes every m-th of the teacher's sigmas.
 
     Diffusers maps equidistant x to sigma = s x / (1 + (s - 1) x), s the shift, and then may stretch
-    1 - sigma so that the last sigma is `shift_terminal`. Where the pipeline gives the x itself and
-    the shift (FLUX, Qwen-Image) they are nested, and only a stretch must end elsewhere. Else the x
-    run from 1 to sigma_min in any number of steps: with x = 1 - c i,
+    1 - sigma so that the last sigma is `shift_terminal`. Where the pipeline gives the x itself
+    (FLUX, Qwen-Image: from 1 to 1 / n) they are nested, and only a stretch must end elsewhere. Else
+    the x run from 1 to sigma_min in any number of steps: with x = 1 - c i,
     1 / (1 - sigma) = s / (c i) - (s - 1), so another c is made good by another shift and a stretch.
     sigma_min itself depends on the shift, hence the iteration.
     """
@@ -237,6 +239,8 @@ def _sparser_flow(scheduler: Scheduler, grid: Schedule, steps: int) -> dict[str,
     if config.use_dynamic_shifting:
         return {"shift_terminal": last} if config.shift_terminal else {}
     shift = config.shift
+    if abs(_unshifted(grid.sigmas[-2], shift) - 1.0 / num_steps) < GRID_TOLERANCE:
+        return {}
     spacing = (1.0 - _sigma_min(scheduler, shift)) * stride / (num_steps - 1)
     found = shift
     for _ in range(STATIC_SHIFT_ROUNDS):
@@ -247,6 +251,10 @@ def _sparser_flow(scheduler: Scheduler, grid: Schedule, steps: int) -> dict[str,
 
 def _shifted(x: float, shift: float) -> float:
     return shift * x / (1.0 + (shift - 1.0) * x)
+
+
+def _unshifted(sigma: float, shift: float) -> float:
+    return sigma / (shift - (shift - 1.0) * sigma)
 
 
 def _sigma_min(scheduler: Scheduler, shift: float) -> float:

@@ -1,6 +1,12 @@
 """One adapter file per model family, behind one protocol."""
 
+from distillery.families.flux import Flux
+from distillery.families.pixart import PixArt
 from distillery.families.protocol import Conditioning, Family, Request, Setting
+from distillery.families.qwen_image import QwenImage
+from distillery.families.sana import Sana
+from distillery.families.sd import Sd
+from distillery.families.sd3 import Sd3
 from distillery.families.sdxl import Sdxl
 from distillery.families.wan import Wan
 from distillery.schedule import Schedule
@@ -17,7 +23,7 @@ __all__ = [
     "grid_of",
 ]
 
-FAMILIES: tuple[Family, ...] = (Wan(), Sdxl())
+FAMILIES: tuple[Family, ...] = (Wan(), Sdxl(), Sd(), PixArt(), Sana(), Sd3(), Flux(), QwenImage())
 
 
 def family_of(pipeline_class: str) -> Family:

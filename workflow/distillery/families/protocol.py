@@ -10,7 +10,6 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
-from PIL import Image
 
 from distillery.families.text import Reader
 from distillery.schedulers import Scheduler
@@ -74,6 +73,9 @@ class Family(Protocol):
     blocks: Mapping[str, str] = MappingProxyType({})
     """Attributes of the denoiser that list its repeated blocks, in the order they run, to the keys
     of its configuration that count them. Empty: blocks cannot be dropped one by one."""
+    compiles_by_block: bool = True
+    """Whether the denoiser is compiled by its repeated blocks, which takes seconds and loses
+    nothing where all the work is in them; else whole, which takes a minute."""
     guidance_argument: str = "guidance_scale"
     """The call's argument that means classifier-free guidance."""
     picture: str = "images[0]"
@@ -92,6 +94,14 @@ class Family(Protocol):
     ) -> list[Conditioning]:
         """Encode prompts as the stock pipeline does; each unpadded, on the CPU."""
         ...
+
+    def encode_negative(
+        self, pipeline: Pipeline, prompt: str | None, max_sequence_length: int
+    ) -> Conditioning:
+        """The negative prompt, or what the stock pipeline takes where none is given; unpadded."""
+        if prompt is None:
+            return self.encode_no_negative(pipeline, max_sequence_length)
+        return self.encode(pipeline, [prompt], max_sequence_length)[0]
 
     def encode_no_negative(self, pipeline: Pipeline, max_sequence_length: int) -> Conditioning:
         """What the stock pipeline takes for the negative prompt where none is given; unpadded."""
@@ -118,8 +128,17 @@ class Family(Protocol):
         """Whether the network takes the guidance scale as an input: one call a step, not two."""
         return False
 
-    def generate(self, pipeline: Pipeline, request: Request) -> list[Image.Image]:
-        """Call the stock pipeline once. Pictures if `decode`, else an empty list."""
+    def kept_config(
+        self, denoiser_config: Mapping[str, Any], layers: Sequence[int]
+    ) -> Mapping[str, object]:
+        """What else changes in a denoiser's configuration when only some blocks are kept.
+
+        Raises ValueError for a block that the network cannot do without.
+        """
+        return {}
+
+    def generate(self, pipeline: Pipeline, request: Request) -> torch.Tensor | None:
+        """Call the stock pipeline once: pictures (b, 3, h, w) in [0, 1] if `decode`, else None."""
         ...
 
     def predict(

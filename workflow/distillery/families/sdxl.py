@@ -1,10 +1,8 @@
 """SDXL: two CLIP encoders, a pooled vector, and the picture's size as an input of the UNet."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
-from PIL import Image
 
 from distillery.families.protocol import (
     Conditioning,
@@ -23,6 +21,7 @@ class Sdxl(Family):
     name = "sdxl"
     pipeline_classes = ("StableDiffusionXLPipeline",)
     denoisers = ("unet",)
+    compiles_by_block = False
     text_components = (
         "tokenizer",
         "tokenizer_2",
@@ -66,21 +65,22 @@ class Sdxl(Family):
 
     def latent_shape(self, pipeline: Pipeline, height: int, width: int) -> tuple[int, ...]:
         """(c, height / factor, width / factor)."""
+        if pipeline.unet.config.time_cond_proj_dim is not None:
+            raise ValueError(
+                "the teacher's unet takes the guidance as an input (time_cond_proj_dim), as "
+                "distilled ones do: use the model that it was distilled from"
+            )
         factor = pipeline.vae_scale_factor
         # The UNet halves the latents once less than it has levels.
         multiple = factor * 2 ** (len(pipeline.unet.config.block_out_channels) - 1)
         check_size({"height": height, "width": width}, {"height": multiple, "width": multiple})
         return (pipeline.unet.config.in_channels, height // factor, width // factor)
 
-    def embeds_guidance(self, denoiser_config: Mapping[str, Any]) -> bool:
-        """Only distilled ones do (LCM); what they are told is then the teacher's guidance."""
-        return denoiser_config.get("time_cond_proj_dim") is not None
-
-    def generate(self, pipeline: Pipeline, request: Request) -> list[Image.Image]:
+    def generate(self, pipeline: Pipeline, request: Request) -> torch.Tensor | None:
         """One call of the stock pipeline with stored embeddings and the samples' own noise."""
         device = pipeline._execution_device
         prompts, negative = on(request.conditioning, device), on(request.negative, device)
-        images = pipeline(
+        images: torch.Tensor = pipeline(
             prompt_embeds=prompts["prompt_embeds"],
             pooled_prompt_embeds=prompts["pooled"],
             negative_prompt_embeds=negative["prompt_embeds"],
@@ -90,10 +90,10 @@ class Sdxl(Family):
             width=request.setting.width,
             num_inference_steps=request.steps,
             guidance_scale=request.setting.guidance_scale,
-            output_type="pil" if request.decode else "latent",
+            output_type="pt" if request.decode else "latent",
             return_dict=False,
         )[0]
-        return list(images) if request.decode else []
+        return images if request.decode else None
 
     def predict(
         self,

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import torch
-from PIL import Image
 
 from distillery.families.protocol import (
     Conditioning,
@@ -85,10 +84,10 @@ class Wan(Family):
         )
         return (config.in_channels, NUM_FRAMES, height // scale, width // scale)
 
-    def generate(self, pipeline: Pipeline, request: Request) -> list[Image.Image]:
+    def generate(self, pipeline: Pipeline, request: Request) -> torch.Tensor | None:
         """One call of the stock pipeline with stored embeddings and the samples' own noise."""
         device = pipeline._execution_device
-        frames = pipeline(
+        frames: torch.Tensor = pipeline(
             prompt_embeds=on(request.conditioning, device)["prompt_embeds"],
             negative_prompt_embeds=on(request.negative, device)["prompt_embeds"],
             latents=request.noise.to(device),
@@ -97,10 +96,10 @@ class Wan(Family):
             num_frames=NUM_FRAMES,
             num_inference_steps=request.steps,
             guidance_scale=request.setting.guidance_scale,
-            output_type="pil" if request.decode else "latent",
+            output_type="pt" if request.decode else "latent",
             return_dict=False,
         )[0]
-        return [video[0] for video in frames] if request.decode else []
+        return frames[:, 0] if request.decode else None
 
     def predict(
         self,

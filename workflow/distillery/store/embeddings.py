@@ -25,9 +25,9 @@ def distinct_texts(
 
     None stands for what the stock pipeline does without a negative prompt.
     """
-    texts = list(dict.fromkeys([negative_prompt, *table["prompt"]]))
-    position = {text: index for index, text in enumerate(texts)}
-    return texts, [position[prompt] for prompt in table["prompt"]]
+    prompts = list(dict.fromkeys(table["prompt"]))
+    position = {prompt: text for text, prompt in enumerate(prompts, start=1)}
+    return [negative_prompt, *prompts], [position[prompt] for prompt in table["prompt"]]
 
 
 def members_of(texts: Sequence[str | None]) -> str:

@@ -1,0 +1,147 @@
+"""FLUX.1: packed latents, T5 without a mask, CLIP for one vector, guidance as an input or none."""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+
+from distillery.families.image_tokens import image_shift, packed_shape, token_grid
+from distillery.families.protocol import (
+    Conditioning,
+    Denoiser,
+    Family,
+    Pipeline,
+    Request,
+    Setting,
+)
+from distillery.families.text import Reader, on, stack
+from distillery.schedulers import Scheduler
+
+TIMESTEPS = 1000
+"""The network is told a timestep between 0 and 1."""
+
+
+class Flux(Family):
+    """Adapter of `FluxPipeline`; latents are (tokens, features), as its scheduler sees them.
+
+    A guidance-distilled network (FLUX.1-dev) is told the guidance scale and called once a step.
+    Any other one (FLUX.1-schnell, or a dev whose distillation was undone) is guided by a second
+    call where the scale is above 1, which the stock call names `true_cfg_scale`.
+    """
+
+    name = "flux"
+    pipeline_classes = ("FluxPipeline",)
+    text_components = (
+        "tokenizer",
+        "tokenizer_2",
+        "text_encoder",
+        "text_encoder_2",
+    )
+    max_sequence_length = 512
+    blocks: Mapping[str, str] = MappingProxyType(
+        {"transformer_blocks": "num_layers", "single_transformer_blocks": "num_single_layers"}
+    )
+
+    def call_options(self, max_sequence_length: int) -> Mapping[str, object]:
+        """How far T5's prompts are padded."""
+        return {"max_sequence_length": max_sequence_length}
+
+    def readers(self, pipeline: Pipeline, max_sequence_length: int) -> Sequence[Reader]:
+        """T5, which reads on where CLIP has stopped."""
+        return [Reader("tokenizer_2", pipeline.tokenizer_2, max_sequence_length)]
+
+    @torch.no_grad()
+    def encode(
+        self, pipeline: Pipeline, prompts: Sequence[str], max_sequence_length: int
+    ) -> list[Conditioning]:
+        """Encode as `FluxPipeline.encode_prompt`; all positions count, T5's padding too."""
+        embeds_bld, pooled_bd, _ = pipeline.encode_prompt(
+            list(prompts), max_sequence_length=max_sequence_length
+        )
+        return [
+            {"prompt_embeds": embeds.cpu().clone(), "pooled": pooled[None].cpu().clone()}
+            for embeds, pooled in zip(embeds_bld, pooled_bd, strict=True)
+        ]
+
+    def pad(self, prompts: Sequence[Conditioning], max_sequence_length: int) -> Conditioning:
+        """All prompts have the length of T5's padding."""
+        return {
+            "prompt_embeds": stack(prompts, "prompt_embeds"),
+            "pooled": stack(prompts, "pooled").squeeze(1),
+        }
+
+    def latent_shape(self, pipeline: Pipeline, height: int, width: int) -> tuple[int, ...]:
+        """(tokens, features)."""
+        return packed_shape(pipeline, height, width)
+
+    def set_timesteps(
+        self, scheduler: Scheduler, steps: int, latent_shape: tuple[int, ...]
+    ) -> None:
+        """Equal steps from 1 to 1 / steps, which the scheduler shifts by the picture's size."""
+        from diffusers.pipelines.flux.pipeline_flux import retrieve_timesteps
+
+        mu = image_shift(scheduler, latent_shape[0])
+        has_own = scheduler.config.get("use_flow_sigmas", False)
+        sigmas = None if has_own else np.linspace(1.0, 1 / steps, steps)
+        retrieve_timesteps(scheduler, steps, sigmas=sigmas, mu=mu)
+
+    def embeds_guidance(self, denoiser_config: Mapping[str, Any]) -> bool:
+        """FLUX.1-dev's does."""
+        return bool(denoiser_config.get("guidance_embeds", False))
+
+    def generate(self, pipeline: Pipeline, request: Request) -> torch.Tensor | None:
+        """One call of the stock pipeline with stored embeddings and the samples' own noise."""
+        device = pipeline._execution_device
+        prompts, negative = on(request.conditioning, device), on(request.negative, device)
+        scale = request.setting.guidance_scale
+        is_told = self.embeds_guidance(pipeline.transformer.config)
+        images: torch.Tensor = pipeline(
+            prompt_embeds=prompts["prompt_embeds"],
+            pooled_prompt_embeds=prompts["pooled"],
+            negative_prompt_embeds=negative["prompt_embeds"],
+            negative_pooled_prompt_embeds=negative["pooled"],
+            latents=request.noise.to(device),
+            height=request.setting.height,
+            width=request.setting.width,
+            num_inference_steps=request.steps,
+            guidance_scale=scale,  # not looked at by a network that is not told it
+            true_cfg_scale=1.0 if is_told else scale,
+            output_type="pt" if request.decode else "latent",
+            return_dict=False,
+        )[0]
+        return images if request.decode else None
+
+    def predict(
+        self,
+        denoiser: Denoiser,
+        noisy: torch.Tensor,
+        timestep: torch.Tensor,
+        conditioning: Conditioning,
+        setting: Setting,
+    ) -> torch.Tensor:
+        """The conditional branch of `FluxPipeline.__call__`."""
+        embeds, guidance = conditioning["prompt_embeds"], None
+        if self.embeds_guidance(denoiser.config):  # type: ignore[arg-type]
+            guidance = torch.full_like(timestep, setting.guidance_scale, dtype=torch.float32)
+        prediction: torch.Tensor = denoiser(
+            hidden_states=noisy,
+            timestep=timestep / TIMESTEPS,
+            guidance=guidance,
+            pooled_projections=conditioning["pooled"],
+            encoder_hidden_states=embeds,
+            txt_ids=noisy.new_zeros(embeds.shape[1], 3),
+            img_ids=_positions(noisy, setting),
+            return_dict=False,
+        )[0]
+        return prediction
+
+
+def _positions(noisy_bld: torch.Tensor, setting: Setting) -> torch.Tensor:
+    """(tokens, 3): zero, row and column of each token; text has (0, 0, 0)."""
+    rows, columns = (
+        torch.arange(count, device=noisy_bld.device, dtype=noisy_bld.dtype)
+        for count in token_grid(noisy_bld.shape[1], setting)
+    )
+    return torch.cartesian_prod(rows.new_zeros(1), rows, columns)

@@ -1,0 +1,45 @@
+"""Pictures as tokens: packed latents, and the timestep shift that the number of tokens asks for."""
+
+from math import isqrt
+
+from distillery.families.protocol import Pipeline, Setting
+from distillery.families.text import check_size
+from distillery.schedulers import Scheduler
+
+PACKED = 2
+"""Rows and columns of latents in one token of FLUX and Qwen-Image."""
+
+
+def packed_shape(pipeline: Pipeline, height: int, width: int) -> tuple[int, int]:
+    """(tokens, features) of one sample whose latents are packed; `height` and `width` in pixels.
+
+    Raises ValueError unless tokens fill the picture; the stock pipelines would shrink it silently.
+    """
+    factor = PACKED * pipeline.vae_scale_factor
+    check_size({"height": height, "width": width}, {"height": factor, "width": factor})
+    return (height // factor) * (width // factor), pipeline.transformer.config.in_channels
+
+
+def token_grid(num_tokens: int, setting: Setting) -> tuple[int, int]:
+    """Rows and columns of a picture's tokens, which are square."""
+    factor = isqrt(setting.height * setting.width // num_tokens)
+    return setting.height // factor, setting.width // factor
+
+
+def image_shift(scheduler: Scheduler, num_tokens: int) -> float:
+    """The `mu` that stock pipelines give a scheduler for a picture of so many tokens.
+
+    Larger pictures need more noise to be as disturbed: Esser et al. 2024, arXiv:2403.03206, §5.3.2.
+    """
+    from diffusers.pipelines.flux.pipeline_flux import calculate_shift
+
+    config = scheduler.config
+    return float(
+        calculate_shift(
+            num_tokens,
+            config.get("base_image_seq_len", 256),
+            config.get("max_image_seq_len", 4096),
+            config.get("base_shift", 0.5),
+            config.get("max_shift", 1.15),
+        )
+    )

@@ -1,0 +1,133 @@
+"""Qwen-Image: packed latents, and a language model that reads the prompt inside a template."""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+import numpy as np
+import torch
+
+from distillery.families.image_tokens import image_shift, packed_shape, token_grid
+from distillery.families.masked import pad_and_mask, unmasked
+from distillery.families.protocol import (
+    Conditioning,
+    Denoiser,
+    Family,
+    Pipeline,
+    Request,
+    Setting,
+)
+from distillery.families.text import Reader, on
+from distillery.schedulers import Scheduler
+
+TIMESTEPS = 1000
+"""The network is told a timestep between 0 and 1."""
+
+NO_NEGATIVE = " "
+"""The stock call does not guide at all without a negative prompt; this is its authors' for none."""
+
+
+class QwenImage(Family):
+    """Adapter of `QwenImagePipeline`; latents are (tokens, features), as its scheduler sees them.
+
+    The stock call rescales a guided prediction to the length of the conditional one, token by
+    token. The trajectories hold that, so a student learns it too.
+    """
+
+    name = "qwen_image"
+    pipeline_classes = ("QwenImagePipeline",)
+    text_components = ("tokenizer", "text_encoder")
+    max_sequence_length = 512
+    blocks: Mapping[str, str] = MappingProxyType({"transformer_blocks": "num_layers"})
+    guidance_argument = "true_cfg_scale"
+
+    def call_options(self, max_sequence_length: int) -> Mapping[str, object]:
+        """Where prompts are cut; they are padded no further than to the longest of a batch."""
+        return {"max_sequence_length": max_sequence_length}
+
+    def readers(self, pipeline: Pipeline, max_sequence_length: int) -> Sequence[Reader]:
+        """The language model, which reads the template too and forgets the beginning of it.
+
+        The template's end comes after the prompt and is the first that would be cut.
+        """
+        limit = pipeline.prompt_template_encode_start_idx + max_sequence_length
+        clean = pipeline.prompt_template_encode.format
+        return [Reader("tokenizer, with Qwen-Image's template,", pipeline.tokenizer, limit, clean)]
+
+    @torch.no_grad()
+    def encode(
+        self, pipeline: Pipeline, prompts: Sequence[str], max_sequence_length: int
+    ) -> list[Conditioning]:
+        """Encode as `QwenImagePipeline.encode_prompt`, cut each prompt's padding away."""
+        embeds_bld, mask_bl = pipeline.encode_prompt(
+            list(prompts), max_sequence_length=max_sequence_length
+        )
+        if mask_bl is None:  # what the pipeline says where no prompt is padded
+            mask_bl = torch.ones(embeds_bld.shape[:2])
+        return unmasked(embeds_bld, mask_bl)
+
+    def encode_no_negative(self, pipeline: Pipeline, max_sequence_length: int) -> Conditioning:
+        """`NO_NEGATIVE`."""
+        return self.encode(pipeline, [NO_NEGATIVE], max_sequence_length)[0]
+
+    def pad(self, prompts: Sequence[Conditioning], max_sequence_length: int) -> Conditioning:
+        """Masked zeros up to the longest prompt of the batch."""
+        return pad_and_mask(prompts, max(len(prompt["prompt_embeds"]) for prompt in prompts))
+
+    def latent_shape(self, pipeline: Pipeline, height: int, width: int) -> tuple[int, ...]:
+        """(tokens, features)."""
+        return packed_shape(pipeline, height, width)
+
+    def set_timesteps(
+        self, scheduler: Scheduler, steps: int, latent_shape: tuple[int, ...]
+    ) -> None:
+        """Equal steps from 1 to 1 / steps, which the scheduler shifts by the picture's size."""
+        from diffusers.pipelines.qwenimage.pipeline_qwenimage import retrieve_timesteps
+
+        mu = image_shift(scheduler, latent_shape[0])
+        retrieve_timesteps(scheduler, steps, sigmas=np.linspace(1.0, 1 / steps, steps), mu=mu)
+
+    def generate(self, pipeline: Pipeline, request: Request) -> torch.Tensor | None:
+        """One call of the stock pipeline with stored embeddings and the samples' own noise."""
+        device = pipeline._execution_device
+        prompts, negative = on(request.conditioning, device), on(request.negative, device)
+        scale = request.setting.guidance_scale
+        given = {
+            "negative_prompt_embeds": negative["prompt_embeds"],
+            "negative_prompt_embeds_mask": negative["attention_mask"],
+        }
+        lengths = [part["prompt_embeds"].shape[1] for part in (prompts, negative)]
+        images: torch.Tensor = pipeline(
+            prompt_embeds=prompts["prompt_embeds"],
+            prompt_embeds_mask=prompts["attention_mask"],
+            **(given if scale > 1.0 else {}),  # else it would warn with each call
+            latents=request.noise.to(device),
+            height=request.setting.height,
+            width=request.setting.width,
+            num_inference_steps=request.steps,
+            true_cfg_scale=scale,
+            max_sequence_length=max(lengths),  # its default would cut what was encoded longer
+            output_type="pt" if request.decode else "latent",
+            return_dict=False,
+        )[0]
+        return images if request.decode else None
+
+    def predict(
+        self,
+        denoiser: Denoiser,
+        noisy: torch.Tensor,
+        timestep: torch.Tensor,
+        conditioning: Conditioning,
+        setting: Setting,
+    ) -> torch.Tensor:
+        """The conditional branch of `QwenImagePipeline.__call__`."""
+        mask = conditioning["attention_mask"]
+        rows, columns = token_grid(noisy.shape[1], setting)
+        prediction: torch.Tensor = denoiser(
+            hidden_states=noisy,
+            timestep=timestep / TIMESTEPS,
+            encoder_hidden_states=conditioning["prompt_embeds"],
+            encoder_hidden_states_mask=None if mask.all() else mask,  # attention is faster without
+            img_shapes=[[(1, rows, columns)]] * len(noisy),
+            return_dict=False,
+        )[0]
+        return prediction

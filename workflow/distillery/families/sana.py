@@ -1,0 +1,137 @@
+"""Sana: Gemma reads an instruction before each prompt; latents have a 32nd of the sides."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from distillery.families.masked import pad_and_mask, unmasked
+from distillery.families.protocol import (
+    Conditioning,
+    Denoiser,
+    Family,
+    Pipeline,
+    Request,
+    Setting,
+)
+from distillery.families.text import Reader, check_size, on
+
+AS_ASKED: Mapping[str, object] = MappingProxyType(
+    {"use_resolution_binning": False, "clean_caption": False}
+)
+"""The size that is asked for, not one of a list resized to it; the prompt as it is written."""
+
+
+class Sana(Family):
+    """Adapter of `SanaPipeline`; latents are (c, h, w).
+
+    The stock call puts its `complex_human_instruction` before a prompt, but not before the negative
+    prompt.
+    """
+
+    name = "sana"
+    pipeline_classes = ("SanaPipeline",)
+    text_components = ("tokenizer", "text_encoder")
+    max_sequence_length = 300
+    blocks: Mapping[str, str] = MappingProxyType({"transformer_blocks": "num_layers"})
+
+    def call_options(self, max_sequence_length: int) -> Mapping[str, object]:
+        """`AS_ASKED`, and how far prompts are padded."""
+        return {**AS_ASKED, "max_sequence_length": max_sequence_length}
+
+    def readers(self, pipeline: Pipeline, max_sequence_length: int) -> Sequence[Reader]:
+        """Gemma, which reads the instruction too."""
+        tokenizer, text = pipeline.tokenizer, "\n".join(instruction(pipeline))
+        # Two less, as the pipeline has it: one special token, and one that may join with the text.
+        limit = len(tokenizer.encode(text)) + max_sequence_length - 2
+
+        def clean(prompt: str) -> str:
+            return text + str(pipeline._text_preprocessing(prompt, clean_caption=False)[0])
+
+        return [Reader("tokenizer, with Sana's instruction,", tokenizer, limit, clean)]
+
+    def encode(
+        self, pipeline: Pipeline, prompts: Sequence[str], max_sequence_length: int
+    ) -> list[Conditioning]:
+        """Encode as the stock call does: after its instruction, of which it keeps the two ends."""
+        return _encode(pipeline, prompts, max_sequence_length, instruction(pipeline))
+
+    def encode_negative(
+        self, pipeline: Pipeline, prompt: str | None, max_sequence_length: int
+    ) -> Conditioning:
+        """Without the instruction; none is the empty one."""
+        return _encode(pipeline, [prompt or ""], max_sequence_length, None)[0]
+
+    def pad(self, prompts: Sequence[Conditioning], max_sequence_length: int) -> Conditioning:
+        """Masked zeros up to `max_sequence_length`."""
+        return pad_and_mask(prompts, max_sequence_length)
+
+    def latent_shape(self, pipeline: Pipeline, height: int, width: int) -> tuple[int, ...]:
+        """(c, height / factor, width / factor)."""
+        config, factor = pipeline.transformer.config, pipeline.vae_scale_factor
+        multiple = factor * config.patch_size
+        check_size({"height": height, "width": width}, {"height": multiple, "width": multiple})
+        return (config.in_channels, height // factor, width // factor)
+
+    def generate(self, pipeline: Pipeline, request: Request) -> torch.Tensor | None:
+        """One call of the stock pipeline with stored embeddings and the samples' own noise."""
+        device = pipeline._execution_device
+        prompts, negative = on(request.conditioning, device), on(request.negative, device)
+        images: torch.Tensor = pipeline(
+            prompt_embeds=prompts["prompt_embeds"],
+            prompt_attention_mask=prompts["attention_mask"],
+            negative_prompt=None,  # its default is a text, which embeddings may not go with
+            negative_prompt_embeds=negative["prompt_embeds"],
+            negative_prompt_attention_mask=negative["attention_mask"],
+            latents=request.noise.to(device),
+            height=request.setting.height,
+            width=request.setting.width,
+            num_inference_steps=request.steps,
+            guidance_scale=request.setting.guidance_scale,
+            output_type="pt" if request.decode else "latent",
+            return_dict=False,
+            **AS_ASKED,
+        )[0]
+        return images if request.decode else None
+
+    def predict(
+        self,
+        denoiser: Denoiser,
+        noisy: torch.Tensor,
+        timestep: torch.Tensor,
+        conditioning: Conditioning,
+        setting: Setting,
+    ) -> torch.Tensor:
+        """The conditional branch of `SanaPipeline.__call__`."""
+        network: Any = getattr(denoiser, "module", denoiser)  # of DistributedDataParallel
+        prediction: torch.Tensor = denoiser(
+            noisy,
+            encoder_hidden_states=conditioning["prompt_embeds"],
+            encoder_attention_mask=conditioning["attention_mask"],
+            timestep=timestep * network.config.timestep_scale,
+            return_dict=False,
+        )[0]
+        return prediction[:, : noisy.shape[1]]
+
+
+def instruction(pipeline: Pipeline) -> list[str]:
+    """The lines that the stock call puts before a prompt, where it is told no others."""
+    default = inspect.signature(type(pipeline).__call__).parameters["complex_human_instruction"]
+    return list(default.default)
+
+
+@torch.no_grad()
+def _encode(
+    pipeline: Pipeline, prompts: Sequence[str], max_sequence_length: int, lines: list[str] | None
+) -> list[Conditioning]:
+    """Encode as `SanaPipeline.encode_prompt`, keep what the mask shows."""
+    embeds_bld, mask_bl, _, _ = pipeline.encode_prompt(
+        list(prompts),
+        do_classifier_free_guidance=False,
+        clean_caption=False,
+        max_sequence_length=max_sequence_length,
+        complex_human_instruction=lines,
+    )
+    return unmasked(embeds_bld, mask_bl)

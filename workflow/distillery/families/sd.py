@@ -1,0 +1,123 @@
+"""Stable Diffusion 1.5 and 2.1: one CLIP encoder and a UNet."""
+
+from collections.abc import Sequence
+
+import torch
+
+from distillery.families.protocol import (
+    Conditioning,
+    Denoiser,
+    Family,
+    Pipeline,
+    Request,
+    Setting,
+)
+from distillery.families.text import Reader, check_size, on, stack
+from distillery.schedulers import Scheduler
+
+
+class Sd(Family):
+    """Adapter of `StableDiffusionPipeline`; latents are (c, h, w).
+
+    The released schedulers are PNDM, which calls the network twice in its first step: choose
+    another with `teacher.scheduler`. The safety checker counts as a text component, which means
+    that neither teacher nor student is sampled with it: it would put black pictures among those
+    that are compared. The student's exported pipeline has the teacher's.
+    """
+
+    name = "sd"
+    pipeline_classes = ("StableDiffusionPipeline",)
+    denoisers = ("unet",)
+    compiles_by_block = False
+    text_components = ("tokenizer", "text_encoder", "safety_checker", "feature_extractor")
+    max_sequence_length = 77
+
+    def readers(self, pipeline: Pipeline, max_sequence_length: int) -> Sequence[Reader]:
+        """CLIP; the stock pipeline takes what the encoder can read."""
+        return [Reader("tokenizer", pipeline.tokenizer, pipeline.tokenizer.model_max_length)]
+
+    @torch.no_grad()
+    def encode(
+        self, pipeline: Pipeline, prompts: Sequence[str], max_sequence_length: int
+    ) -> list[Conditioning]:
+        """Encode as `StableDiffusionPipeline.encode_prompt`; CLIP sees its padding."""
+        embeds_bld, _ = pipeline.encode_prompt(
+            list(prompts),
+            device=pipeline._execution_device,
+            num_images_per_prompt=1,
+            do_classifier_free_guidance=False,
+        )
+        return [{"prompt_embeds": embeds.cpu().clone()} for embeds in embeds_bld]
+
+    def pad(self, prompts: Sequence[Conditioning], max_sequence_length: int) -> Conditioning:
+        """All prompts have the length that CLIP pads to."""
+        return {"prompt_embeds": stack(prompts, "prompt_embeds")}
+
+    def latent_shape(self, pipeline: Pipeline, height: int, width: int) -> tuple[int, ...]:
+        """(c, height / factor, width / factor); the UNet itself takes odd sizes too."""
+        config, factor = pipeline.unet.config, pipeline.vae_scale_factor
+        if config.get("time_cond_proj_dim") is not None:
+            raise ValueError(
+                "the teacher's unet takes the guidance as an input (time_cond_proj_dim), as "
+                "distilled ones do: use the model that it was distilled from"
+            )
+        check_size({"height": height, "width": width}, {"height": factor, "width": factor})
+        return (config.in_channels, height // factor, width // factor)
+
+    def set_timesteps(
+        self, scheduler: Scheduler, steps: int, latent_shape: tuple[int, ...]
+    ) -> None:
+        """Set them, unless `StableDiffusionPipeline` would change the scheduler when it is loaded.
+
+        It sets `steps_offset` to 1 and `clip_sample` to False, so that a student's pipeline would
+        not take the steps that the student was trained for.
+        """
+        config = scheduler.config
+        offset = config.get("steps_offset", 1)
+        if config.get("timestep_spacing") == "leading" and offset != 1:
+            raise ValueError(
+                f"the {type(scheduler).__name__} for {steps} steps has timestep_spacing 'leading' "
+                f"and steps_offset {offset}, which Stable Diffusion's pipeline sets to 1 when it "
+                "is loaded: set teacher.scheduler, for example {class: DDIMScheduler, "
+                "timestep_spacing: trailing}"
+            )
+        if config.get("clip_sample", False):
+            raise ValueError(
+                f"the {type(scheduler).__name__} has clip_sample true, which Stable Diffusion's "
+                "pipeline sets to false when it is loaded: add clip_sample: false to "
+                "teacher.scheduler"
+            )
+        scheduler.set_timesteps(steps)
+
+    def generate(self, pipeline: Pipeline, request: Request) -> torch.Tensor | None:
+        """One call of the stock pipeline with stored embeddings and the samples' own noise."""
+        device = pipeline._execution_device
+        images: torch.Tensor = pipeline(
+            prompt_embeds=on(request.conditioning, device)["prompt_embeds"],
+            negative_prompt_embeds=on(request.negative, device)["prompt_embeds"],
+            latents=request.noise.to(device),
+            height=request.setting.height,
+            width=request.setting.width,
+            num_inference_steps=request.steps,
+            guidance_scale=request.setting.guidance_scale,
+            output_type="pt" if request.decode else "latent",
+            return_dict=False,
+        )[0]
+        return images if request.decode else None
+
+    def predict(
+        self,
+        denoiser: Denoiser,
+        noisy: torch.Tensor,
+        timestep: torch.Tensor,
+        conditioning: Conditioning,
+        setting: Setting,
+    ) -> torch.Tensor:
+        """The conditional branch of `StableDiffusionPipeline.__call__`."""
+        prediction: torch.Tensor = denoiser(
+            noisy,
+            timestep,
+            encoder_hidden_states=conditioning["prompt_embeds"],
+            return_dict=False,
+        )[0]
+        return prediction
