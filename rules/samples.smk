@@ -20,8 +20,9 @@ rule samples:
         f"{RUN}/benchmarks/samples-{{model}}-{{shard}}-of-{CONFIG.samples.num_shards}.tsv"
     threads: CONFIG.hardware.cpu_threads
     resources:
-        gpu=GPUS_A_JOB,
+        gpu=min(NUM_GPUS, CONFIG.teacher.num_gpus),
         cpu_threads=CONFIG.hardware.cpu_threads,
+        compile=CONFIG.hardware.compile,
     params:
         num_shards=CONFIG.samples.num_shards,
         pipeline=lambda wildcards, input: (
@@ -37,6 +38,7 @@ rule samples:
             --embeddings {input.embeddings} \
             --shard {wildcards.shard}/{params.num_shards} \
             --output {output} \
+            --compile {resources.compile} \
             --cpu-threads {resources.cpu_threads} \
             --log-file {log} {params.pipeline}
         """

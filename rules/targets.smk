@@ -2,6 +2,10 @@
 # a shard's manifest is. Changing the number of shards recomputes no chunk.
 
 
+localrules:
+    merge_targets,
+
+
 rule targets:
     input:
         config=f"{RUN}/config/targets.json",
@@ -15,8 +19,10 @@ rule targets:
         f"{RUN}/benchmarks/targets-{{shard}}-of-{CONFIG.targets.num_shards}.tsv"
     threads: CONFIG.hardware.cpu_threads
     resources:
-        gpu=GPUS_A_JOB,
+        gpu=min(NUM_GPUS, CONFIG.teacher.num_gpus),
         cpu_threads=CONFIG.hardware.cpu_threads,
+        # A resource and no parameter: it changes no result beyond rounding, so it reruns nothing.
+        compile=CONFIG.hardware.compile,
     params:
         num_shards=CONFIG.targets.num_shards,
     shell:
@@ -28,6 +34,7 @@ rule targets:
             --embeddings {input.embeddings} \
             --shard {wildcards.shard}/{params.num_shards} \
             --output {output} \
+            --compile {resources.compile} \
             --cpu-threads {resources.cpu_threads} \
             --log-file {log}
         """

@@ -10,7 +10,7 @@ For the student add --pipeline results/demo/student/pipeline.
 
 from pathlib import Path
 
-from distillery.command import run_stage, shard_argument, stage_parser
+from distillery.command import add_compile, run_stage, shard_argument, stage_parser
 from distillery.jobs import SamplesJob
 from distillery.stages.samples import Inputs, make_samples
 
@@ -24,6 +24,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--pipeline", type=Path, help="the student's; without it, the teacher's")
     parser.add_argument("--shard", type=shard_argument, required=True, help="i/n, i from 0")
     parser.add_argument("--output", type=Path, required=True, help="the shard's table")
+    add_compile(parser)
     arguments = parser.parse_args(argv)
     part, whole = arguments.shard
     inputs = Inputs(arguments.prompts, arguments.embeddings, arguments.pipeline)
@@ -33,7 +34,14 @@ def main(argv: list[str] | None = None) -> int:
         f"samples-{arguments.model}-{part}-of-{whole}",
         SamplesJob,
         lambda job, device, reporter: make_samples(
-            job, arguments.model, inputs, arguments.shard, arguments.output, device, reporter
+            job,
+            arguments.model,
+            inputs,
+            arguments.shard,
+            arguments.output,
+            device,
+            reporter,
+            arguments.compile,
         ),
     )
 

@@ -8,7 +8,7 @@ python scripts/targets.py --config results/demo/config/targets.json \
 
 from pathlib import Path
 
-from distillery.command import run_stage, shard_argument, stage_parser
+from distillery.command import add_compile, run_stage, shard_argument, stage_parser
 from distillery.jobs import TargetsJob
 from distillery.stages.targets import make_targets
 
@@ -20,6 +20,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--embeddings", type=Path, required=True)
     parser.add_argument("--shard", type=shard_argument, required=True, help="i/n, i from 0")
     parser.add_argument("--output", type=Path, required=True, help="the shard's manifest")
+    add_compile(parser)
     arguments = parser.parse_args(argv)
     part, whole = arguments.shard
     return run_stage(
@@ -35,6 +36,7 @@ def main(argv: list[str] | None = None) -> int:
             arguments.output,
             device,
             reporter,
+            arguments.compile,
         ),
     )
 

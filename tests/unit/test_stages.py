@@ -200,7 +200,9 @@ def test_a_batch_that_fails_is_named_and_the_others_are_made(
 ) -> None:
     run = fresh(finished, tmp_path)
     spoil(monkeypatch, 3, RuntimeError("no such luck"))
-    with pytest.raises(ValueError, match=r"2 of 5.*\n  p002: no such luck\n  p003: no such luck"):
+    with pytest.raises(
+        ValueError, match=r"2 of 5.*\n  p002/0: no such luck\n  p003/0: no such luck"
+    ):
         run.samples()
     assert len(run.pictures()) == 6
 
@@ -367,4 +369,4 @@ def test_events_count_what_was_made(finished: Run) -> None:
     events = read_events(finished.folder / "telemetry")
     made = sum(event.num_items for event in events if event.job == "targets-0-of-1")
     assert made == 9
-    assert sum(event.num_items for event in events if event.job == "samples-0-of-1") == 5
+    assert sum(event.num_items for event in events if event.job == "samples-teacher-0-of-1") == 5

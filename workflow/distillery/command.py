@@ -35,6 +35,16 @@ def stage_parser(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
+def add_compile(parser: argparse.ArgumentParser) -> None:
+    """The option of stages that run large networks."""
+    parser.add_argument(
+        "--compile",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="compile networks on a GPU; auto: large ones in long runs",
+    )
+
+
 def shard_argument(text: str) -> tuple[int, int]:
     """`i/n` on a command line as (i, n)."""
     part, _, whole = text.partition("/")

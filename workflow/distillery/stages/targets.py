@@ -8,6 +8,8 @@ from typing import Any
 import pandas as pd
 import torch
 
+from distillery.adapters import teacher_hash
+from distillery.batching import Batcher
 from distillery.families import Family, Request, Setting, few_step_scheduler, grid_of
 from distillery.families.protocol import Pipeline
 from distillery.files import hash_json
@@ -16,10 +18,11 @@ from distillery.jobs import TargetsJob
 from distillery.loading import load_scheduler, load_skeleton, load_teacher, torch_dtype
 from distillery.schedule import Schedule
 from distillery.schedulers import ADVICE, GRID_TOLERANCE, Scheduler, plain_config, prediction_type
+from distillery.speed import PROBE_STEPS, Amount, Compile, loading_timed, tune
 from distillery.stages.chunked import ChunkPlan, NotFiniteError, make_chunks
 from distillery.store.embeddings import EmbeddingStore
 from distillery.store.trajectories import knots_of
-from distillery.teacher import family_in, find_teacher, fingerprint
+from distillery.teacher import family_in, find_teacher
 from distillery.telemetry import Reporter
 from distillery.trajectory import record
 
@@ -42,7 +45,7 @@ def targets_recipe(
         "kind": "targets",
         "version": job.version,
         "family": family.name,
-        "teacher": fingerprint(folder),
+        "teacher": teacher_hash(teacher, folder),
         "embeddings": embeddings_hash,
         "scheduler": plain_config(scheduler),
         "prediction_type": prediction_type(scheduler),
@@ -117,6 +120,7 @@ def make_targets(
     output: Path,
     device: torch.device,
     reporter: Reporter,
+    compiling: Compile = "never",
 ) -> None:
     """Make one shard's chunks of trajectories.
 
@@ -128,11 +132,12 @@ def make_targets(
         output: the shard's manifest to write; the chunks go to a folder beside it.
         device: for the teacher.
         reporter: of this job.
+        compiling: `hardware.compile`; on a GPU only.
     """
     table = pd.read_parquet(prompts)
     store = EmbeddingStore(embeddings, table)
     folder = find_teacher(job.teacher)
-    maker = TrajectoryMaker(job, table, store, folder, device)
+    maker = TrajectoryMaker(job, table, store, folder, device, reporter, compiling)
     plans = plan_chunks(table, job.targets.samples_per_prompt, job.targets.chunk_size)
     make_chunks(maker.recipe, plans, shard, maker.make, output, reporter, "sample")
 
@@ -147,6 +152,8 @@ class TrajectoryMaker:
         store: EmbeddingStore,
         folder: Path,
         device: torch.device,
+        reporter: Reporter,
+        compiling: Compile,
     ) -> None:
         """Nothing heavy is loaded here, so a job that finds all its chunks made ends at once."""
         self.job = job
@@ -154,6 +161,9 @@ class TrajectoryMaker:
         self.store = store
         self.folder = folder
         self.device = device
+        self.reporter = reporter
+        self.compiling = compiling
+        self.batcher = Batcher(job.targets.batch_size, job.targets.chunk_size, device, reporter)
         self.family = family_in(folder)
         self.recipe = targets_recipe(job, self.family, folder, store.recipe_hash)
         self._pipeline: Pipeline = None
@@ -162,9 +172,13 @@ class TrajectoryMaker:
     def pipeline(self) -> Pipeline:
         """The teacher without its text encoder."""
         if self._pipeline is None:
-            self._pipeline = load_teacher(
-                self.job.teacher, self.folder, self.device, self.family.text_components
-            )
+            with loading_timed(self.reporter):
+                self._pipeline = load_teacher(
+                    self.job.teacher, self.folder, self.device, self.family.text_components
+                )
+            self.batcher.settle(self._probe)
+            amount = Amount(len(self.samples), self.job.targets.steps, self.batcher.size)
+            tune(self._pipeline, self.family, self.device, self.compiling, amount, self.reporter)
         return self._pipeline
 
     def make(self, plan: ChunkPlan) -> dict[str, torch.Tensor]:
@@ -172,10 +186,7 @@ class TrajectoryMaker:
         targets = self.job.targets
         start = plan.index * targets.chunk_size
         rows = list(range(start, start + plan.num_samples))
-        batches = [
-            self._run(rows[first : first + targets.batch_size])
-            for first in range(0, len(rows), targets.batch_size)
-        ]
+        batches = [states for _, states in self.batcher.map(rows, self._run)]
         schedule = self.recipe["schedule"]
         return {
             "noisy": torch.cat(batches).to(torch_dtype(targets.dtype)),
@@ -186,27 +197,36 @@ class TrajectoryMaker:
             "scales": torch.tensor(schedule["scales"], dtype=torch.float64),
         }
 
-    def _run(self, rows: Sequence[int]) -> torch.Tensor:
-        """One call of the pipeline: (b, k, *latent) float32, for the samples of `rows`.
-
-        The batch is always of the configured size, padded by repeating its last sample, because
-        the last bits of a matrix product depend on its size.
-        """
+    def _request(self, rows: Sequence[int], steps: int) -> Request:
+        """The pipeline call for the samples of `rows`."""
         job, family = self.job, self.family
-        padded = [*rows, *[rows[-1]] * (job.targets.batch_size - len(rows))]
         length = self.recipe["max_sequence_length"]
         shape = tuple(self.recipe["latent_shape"])
-        conditioning = [self.store.row(row // job.targets.samples_per_prompt) for row in padded]
-        request = Request(
-            noise=draw_noise(job.seed, [self.samples[row] for row in padded], shape),
+        conditioning = [self.store.row(row // job.targets.samples_per_prompt) for row in rows]
+        return Request(
+            noise=draw_noise(job.seed, [self.samples[row] for row in rows], shape),
             conditioning=family.pad(conditioning, length),
-            negative=family.pad([self.store.negative] * len(padded), length),
-            steps=job.targets.steps,
+            negative=family.pad([self.store.negative] * len(rows), length),
+            steps=steps,
             setting=Setting(job.teacher.height, job.teacher.width, job.targets.guidance_scale),
             decode=False,
         )
+
+    def _probe(self, size: int) -> None:
+        """A few steps of the first samples, to find the batch size."""
+        rows = [row % len(self.samples) for row in range(size)]
+        self.family.generate(self.pipeline, self._request(rows, PROBE_STEPS))
+
+    def _run(self, rows: Sequence[int], size: int) -> torch.Tensor:
+        """One call of the pipeline: (b, k, *latent) float32, for the samples of `rows`.
+
+        The batch is always padded to `size` by repeating its last sample, because the last bits of
+        a matrix product depend on its size.
+        """
+        job = self.job
+        request = self._request([*rows, *[rows[-1]] * (size - len(rows))], job.targets.steps)
         with record(self.pipeline.scheduler, self.recipe["knots"]) as trajectory:
-            family.generate(self.pipeline, request)
+            self.family.generate(self.pipeline, request)
         if trajectory.num_steps != job.targets.steps:
             raise ValueError(
                 f"the teacher took {trajectory.num_steps} scheduler steps for targets.steps "

@@ -1,0 +1,152 @@
+"""Released models that are measured: published configurations, and a forward pass's cost."""
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Model:
+    """A released model to measure.
+
+    Attributes:
+        pipeline: its Diffusers class.
+        denoiser: component's name, class and released configuration.
+        vae: class and released configuration.
+        scheduler: class and released configuration.
+        height, width, steps, guidance_scale: of the targets.
+        batch_size: of the stages.
+        calls_per_step: network calls for one sample and step.
+        teraflops: of one forward pass for one sample.
+        prompt: shapes of one prompt's embeddings, by the adapter's names.
+        index: further entries of model_index.json.
+    """
+
+    pipeline: str
+    denoiser: tuple[str, str, dict[str, Any]]
+    vae: tuple[str, dict[str, Any]]
+    scheduler: tuple[str, dict[str, Any]]
+    height: int
+    width: int
+    steps: int
+    guidance_scale: float
+    batch_size: int
+    calls_per_step: int
+    teraflops: float
+    prompt: dict[str, tuple[int, ...]]
+    index: dict[str, Any]
+
+
+KL = {
+    "block_out_channels": [128, 256, 512, 512],
+    "down_block_types": ["DownEncoderBlock2D"] * 4,
+    "up_block_types": ["UpDecoderBlock2D"] * 4,
+    "layers_per_block": 2,
+    "sample_size": 1024,
+}
+SDXL = Model(
+    pipeline="StableDiffusionXLPipeline",
+    denoiser=(
+        "unet",
+        "UNet2DConditionModel",
+        {
+            "sample_size": 128,
+            "down_block_types": ["DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"],
+            "up_block_types": ["CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"],
+            "block_out_channels": [320, 640, 1280],
+            "layers_per_block": 2,
+            "cross_attention_dim": 2048,
+            "transformer_layers_per_block": [1, 2, 10],
+            "attention_head_dim": [5, 10, 20],
+            "use_linear_projection": True,
+            "addition_embed_type": "text_time",
+            "addition_time_embed_dim": 256,
+            "projection_class_embeddings_input_dim": 2816,
+        },
+    ),
+    vae=("AutoencoderKL", {**KL, "latent_channels": 4, "scaling_factor": 0.13025}),
+    scheduler=(
+        "EulerDiscreteScheduler",
+        {
+            "beta_start": 0.00085,
+            "beta_end": 0.012,
+            "beta_schedule": "scaled_linear",
+            "timestep_spacing": "leading",
+            "steps_offset": 1,
+        },
+    ),
+    height=1024,
+    width=1024,
+    steps=20,
+    guidance_scale=5.0,
+    batch_size=8,
+    calls_per_step=2,
+    teraflops=6.76,
+    prompt={"prompt_embeds": (77, 2048), "pooled": (1, 1280)},
+    index={"force_zeros_for_empty_prompt": True, "add_watermarker": None},
+)
+WAN = Model(
+    pipeline="WanPipeline",
+    denoiser=(
+        "transformer",
+        "WanTransformer3DModel",
+        {
+            "num_attention_heads": 40,
+            "attention_head_dim": 128,
+            "in_channels": 16,
+            "out_channels": 16,
+            "text_dim": 4096,
+            "freq_dim": 256,
+            "ffn_dim": 13824,
+            "num_layers": 40,
+            "cross_attn_norm": True,
+            "qk_norm": "rms_norm_across_heads",
+        },
+    ),
+    vae=("AutoencoderKLWan", {}),
+    scheduler=(
+        "UniPCMultistepScheduler",
+        {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": 3.0},
+    ),
+    height=480,
+    width=832,
+    steps=40,
+    guidance_scale=5.0,
+    batch_size=8,
+    calls_per_step=2,
+    teraflops=42.1,
+    prompt={"prompt_embeds": (60, 4096)},
+    index={"boundary_ratio": None, "expand_timesteps": False},
+)
+FLUX = Model(
+    pipeline="FluxPipeline",
+    denoiser=(
+        "transformer",
+        "FluxTransformer2DModel",
+        {"guidance_embeds": True, "in_channels": 64, "joint_attention_dim": 4096},
+    ),
+    vae=(
+        "AutoencoderKL",
+        {
+            **KL,
+            "latent_channels": 16,
+            "scaling_factor": 0.3611,
+            "shift_factor": 0.1159,
+            "use_quant_conv": False,
+            "use_post_quant_conv": False,
+        },
+    ),
+    scheduler=(
+        "FlowMatchEulerDiscreteScheduler",
+        {"shift": 3.0, "use_dynamic_shifting": True, "base_shift": 0.5, "max_shift": 1.15},
+    ),
+    height=1024,
+    width=1024,
+    steps=28,
+    guidance_scale=3.5,
+    batch_size=4,
+    calls_per_step=1,
+    teraflops=74.4,
+    prompt={"prompt_embeds": (512, 4096), "pooled": (1, 768)},
+    index={},
+)
+MODELS = {"sdxl": SDXL, "wan": WAN, "flux": FLUX}

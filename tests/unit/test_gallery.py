@@ -1,0 +1,43 @@
+"""Pictures are saved beside the work, and nothing that fails there passes unnoticed."""
+
+import threading
+import time
+
+import pytest
+import torch
+
+from distillery.stages.gallery import Savers
+from distillery.stages.painter import as_bytes
+
+
+def test_leaving_waits_for_everything() -> None:
+    done: list[int] = []
+    with Savers() as savers:
+        for number in range(20):
+            savers.submit(lambda number=number: (time.sleep(0.005), done.append(number))[0])
+    assert sorted(done) == list(range(20))
+
+
+def test_what_a_thread_meets_is_raised() -> None:
+    def fail() -> None:
+        raise OSError(28, "No space left on device")
+
+    savers = Savers()
+    with pytest.raises(OSError, match="No space left"), savers:
+        savers.submit(fail)
+
+
+def test_saving_does_not_hold_up_the_caller() -> None:
+    gate = threading.Event()
+    with Savers() as savers:
+        savers.submit(lambda: gate.wait(5) and None)
+        gate.set()
+
+
+def test_bytes_are_rounded_as_diffusers_rounds() -> None:
+    from diffusers.image_processor import VaeImageProcessor
+
+    values = torch.linspace(0, 1, 3 * 64 * 64).view(1, 3, 64, 64)
+    (expected,) = VaeImageProcessor.numpy_to_pil(VaeImageProcessor.pt_to_numpy(values))
+    ours = as_bytes(values)[0]
+    assert ours.flatten().tolist() == list(expected.tobytes())

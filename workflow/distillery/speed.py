@@ -1,0 +1,101 @@
+"""What makes a stock pipeline fast on a GPU without changing what it computes beyond rounding."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import ceil
+from typing import Literal
+
+import torch
+
+from distillery.families import Family
+from distillery.families.protocol import Pipeline
+from distillery.loading import denoisers_of
+from distillery.telemetry import Reporter
+
+Compile = Literal["auto", "always", "never"]
+MIN_PARAMETERS = 500_000_000
+MIN_CALLS = 8_000
+"""Compiling takes a minute in a first job, a quarter of that in later ones of the same machine, and
+makes large networks about a fifth faster (benchmarks/), so it pays where a run calls one so often.
+"""
+PROBE_STEPS = 2
+"""Denoising steps of a probe for the batch size."""
+
+
+@dataclass(frozen=True)
+class Amount:
+    """How much a whole run generates, over all shards: what decides rounding, compiling or not,
+    must not follow the number of shards.
+
+    Attributes:
+        num_samples: of the run.
+        steps: denoising steps of each.
+        batch_size: samples in a call.
+    """
+
+    num_samples: int
+    steps: int
+    batch_size: int
+
+    @property
+    def num_calls(self) -> int:
+        """Of the denoiser."""
+        return ceil(self.num_samples / self.batch_size) * self.steps
+
+
+def tune(
+    pipeline: Pipeline,
+    family: Family,
+    device: torch.device,
+    choice: Compile,
+    amount: Amount,
+    reporter: Reporter,
+) -> None:
+    """Compile a pipeline's networks where that pays.
+
+    Args:
+        pipeline: loaded.
+        family: its adapter.
+        device: nothing is done on a CPU.
+        choice: `hardware.compile`.
+        amount: of the whole run.
+        reporter: is told.
+    """
+    num_parameters = sum(
+        parameter.numel()
+        for denoiser in denoisers_of(pipeline, family).values()
+        for parameter in denoiser.parameters()
+    )
+    if device.type != "cuda" or not pays(choice, num_parameters, amount):
+        return
+    reporter.info(f"compiles the networks for batches of {amount.batch_size}")
+    compile_networks(pipeline, family)
+
+
+def pays(choice: Compile, num_parameters: int, amount: Amount) -> bool:
+    """Whether networks of so many parameters are compiled."""
+    if choice != "auto":
+        return choice == "always"
+    return num_parameters >= MIN_PARAMETERS and amount.num_calls >= MIN_CALLS
+
+
+def compile_networks(pipeline: Pipeline, family: Family) -> None:
+    """Compile the denoisers, by their repeated blocks or whole, and the decoder."""
+    for denoiser in denoisers_of(pipeline, family).values():
+        if family.compiles_by_block and getattr(denoiser, "_repeated_blocks", None):
+            denoiser.compile_repeated_blocks(dynamic=False)  # type: ignore[operator]
+        else:
+            denoiser.compile(dynamic=False)
+    decoder = getattr(pipeline.vae, "decoder", None)
+    if decoder is not None:
+        decoder.compile(dynamic=False)
+
+
+@contextmanager
+def loading_timed(reporter: Reporter) -> Iterator[None]:
+    """Say in the log how long loading took."""
+    begin = time.perf_counter()
+    yield
+    reporter.info(f"the pipeline is loaded after {time.perf_counter() - begin:.1f} s")

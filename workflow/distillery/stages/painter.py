@@ -1,0 +1,207 @@
+"""Draw the pictures of one model with a stock pipeline that is loaded when the first is missing."""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from distillery.adapters import teacher_hash
+from distillery.batching import Batcher
+from distillery.families import Family, Request, Setting
+from distillery.families.protocol import Pipeline
+from distillery.files import hash_json, read_json
+from distillery.identity import draw_noise
+from distillery.jobs import SamplesJob
+from distillery.loading import load_student, load_teacher
+from distillery.speed import PROBE_STEPS, Amount, Compile, loading_timed, tune
+from distillery.stages.gallery import Gallery, Savers
+from distillery.stages.targets import all_samples
+from distillery.store.embeddings import EmbeddingStore
+from distillery.teacher import MODEL_CONFIG, family_in, find_teacher, fingerprint
+from distillery.telemetry import Reporter
+from distillery.trajectory import record
+
+AUTO_UNIT = 32
+"""Pictures that are made together where `batch_size` is `auto`, in batches of what fits."""
+NOT_IN_RECIPE = {"num_prompts", "trained_guidance_scale"}
+"""How many prompts there are decides which pictures are made; the scale used is written itself."""
+
+
+class Painter:
+    """Makes the pictures of one model."""
+
+    def __init__(
+        self,
+        job: SamplesJob,
+        table: pd.DataFrame,
+        embeddings: Path,
+        pipeline: Path | None,
+        root: Path,
+        device: torch.device,
+        reporter: Reporter,
+        compiling: Compile = "never",
+    ) -> None:
+        """Nothing heavy is loaded until the first missing picture.
+
+        Args:
+            job: frozen configuration.
+            table: of the prompts.
+            embeddings: their manifest.
+            pipeline: folder of the student's pipeline; None paints with the teacher.
+            root: folder of the pictures.
+            device: for the pipeline.
+            reporter: of the job.
+            compiling: `hardware.compile`.
+        """
+        _check_source(job, pipeline)
+        sampling = job.sampling
+        self.job = job
+        self.device = device
+        self.reporter = reporter
+        self.compiling = compiling
+        self.store = EmbeddingStore(embeddings, table)
+        self.is_student = pipeline is not None
+        self.folder = pipeline or find_teacher(job.teacher)
+        self.family: Family = family_in(self.folder)
+        self.length = job.teacher.max_sequence_length or self.family.max_sequence_length
+        self.embeds_guidance = self.family.embeds_guidance(
+            read_json(self.folder / self.family.denoisers[0] / MODEL_CONFIG)
+        )
+        self.setting = Setting(job.teacher.height, job.teacher.width, self._guidance_scale())
+        self.unit = AUTO_UNIT if sampling.batch_size == "auto" else sampling.batch_size
+        self.batcher = Batcher(sampling.batch_size, self.unit, device, reporter)
+        samples = all_samples(
+            table.head(sampling.num_prompts or len(table)), sampling.images_per_prompt
+        )
+        self.gallery = Gallery(
+            root, table, samples, sampling.images_per_prompt, hash_json(self._recipe())
+        )
+        self._pipeline: Pipeline = None
+
+    def _guidance_scale(self) -> float:
+        """The one asked for; without, a student is told no other than it was trained with."""
+        sampling = self.job.sampling
+        trained = sampling.trained_guidance_scale if self.embeds_guidance else None
+        return sampling.guidance_scale or trained or 1.0
+
+    def _recipe(self) -> dict[str, Any]:
+        """Everything that a picture depends on beside its sample's identity."""
+        return {
+            "kind": "samples",
+            "version": self.job.version,
+            "pipeline": (
+                fingerprint(self.folder)
+                if self.is_student
+                else teacher_hash(self.job.teacher, self.folder)
+            ),
+            "embeddings": self.store.recipe_hash,
+            "seed": self.job.seed,
+            "dtype": self.job.teacher.dtype,
+            "vae_dtype": self.job.teacher.vae_dtype,
+            "attention": self.job.teacher.attention,
+            "height": self.job.teacher.height,
+            "width": self.job.teacher.width,
+            "max_sequence_length": self.length,
+            "scheduler": None if self.is_student else self.job.teacher.scheduler,
+            **self.job.sampling.model_dump(mode="json", exclude=NOT_IN_RECIPE),
+            "guidance_scale": self.setting.guidance_scale,
+        }
+
+    @property
+    def num_calls(self) -> int:
+        """Forward passes of the network for one picture."""
+        guided_twice = self.setting.guidance_scale > 1.0 and not self.embeds_guidance
+        return self.job.sampling.steps * (2 if guided_twice else 1)
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The pipeline without its text encoder."""
+        if self._pipeline is None:
+            teacher, absent = self.job.teacher, self.family.text_components
+            with loading_timed(self.reporter):
+                if self.is_student:
+                    self._pipeline = load_student(teacher, self.folder, self.device, absent)
+                else:
+                    self._pipeline = load_teacher(teacher, self.folder, self.device, absent)
+            self.batcher.settle(self._probe)
+            amount = Amount(len(self.gallery.samples), self.job.sampling.steps, self.batcher.size)
+            tune(self._pipeline, self.family, self.device, self.compiling, amount, self.reporter)
+        return self._pipeline
+
+    def units(self) -> list[range]:
+        """The samples in groups that are made together; they do not depend on shards."""
+        num_samples = len(self.gallery.samples)
+        return [
+            range(first, min(first + self.unit, num_samples))
+            for first in range(0, num_samples, self.unit)
+        ]
+
+    def paint(self, rows: Sequence[int], missing: Sequence[int], savers: Savers) -> list[str]:
+        """Make one whole group and save the missing pictures of it.
+
+        Returns a line for each picture whose latents are not finite; nothing is saved for it.
+        """
+        failures = []
+        assert self.pipeline is not None  # loading may change the size of a batch
+        for batch, (pictures, latents_b) in self.batcher.map(rows, self._run):
+            for row, picture, latents in zip(batch, pictures, latents_b, strict=False):
+                if row not in missing:
+                    continue
+                if not latents.isfinite().all():
+                    prompt_id = self.gallery.samples[row].prompt_id
+                    failures.append(f"{prompt_id}: its latents are not finite")
+                    continue
+                savers.submit(partial(self.gallery.save, row, picture.numpy(), latents.clone()))
+        return failures
+
+    def _run(self, rows: Sequence[int], size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """One call of the pipeline, padded to `size`: pictures (b, h, w, 3), latents (b, *latent).
+
+        Both on the CPU, pictures as bytes: rounded as Diffusers rounds, but on the device, so that
+        a quarter of the data crosses to the host.
+        """
+        steps = self.job.sampling.steps
+        request = self._request([*rows, *[rows[-1]] * (size - len(rows))], steps)
+        with record(self.pipeline.scheduler, [steps]) as trajectory:
+            pictures = self.family.generate(self.pipeline, request)
+        assert pictures is not None
+        return as_bytes(pictures).cpu(), trajectory.states[steps].cpu()
+
+    def _probe(self, size: int) -> None:
+        """A few steps of the first samples, to find the batch size."""
+        rows = [row % len(self.gallery.samples) for row in range(size)]
+        self.family.generate(self.pipeline, self._request(rows, PROBE_STEPS))
+
+    def _request(self, rows: Sequence[int], steps: int) -> Request:
+        """The pipeline call of one padded batch."""
+        family, setting = self.family, self.setting
+        shape = family.latent_shape(self.pipeline, setting.height, setting.width)
+        per_prompt = self.job.sampling.images_per_prompt
+        conditioning = [self.store.row(row // per_prompt) for row in rows]
+        return Request(
+            noise=draw_noise(self.job.seed, [self.gallery.samples[row] for row in rows], shape),
+            conditioning=family.pad(conditioning, self.length),
+            negative=family.pad([self.store.negative] * len(rows), self.length),
+            steps=steps,
+            setting=setting,
+            decode=True,
+        )
+
+
+def as_bytes(pictures: torch.Tensor) -> torch.Tensor:
+    """(b, 3, h, w) in [0, 1] to (b, h, w, 3) uint8, as `VaeImageProcessor.numpy_to_pil` rounds."""
+    return (pictures.float() * 255).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous()
+
+
+def _check_source(job: SamplesJob, pipeline: Path | None) -> None:
+    """Raise ValueError where the teacher would be sampled for the student, or the reverse."""
+    source = job.sampling.source
+    if (source == "student") != (pipeline is not None):
+        given = "none is given" if pipeline is None else f"{pipeline} is given"
+        raise ValueError(
+            f"this model samples the {source} and as its pipeline {given}: use --pipeline with the "
+            "student's folder for a student, and not at all for the teacher"
+        )
