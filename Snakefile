@@ -1,11 +1,11 @@
-"""Distillery: from a text-to-image teacher to a few-step student and a report about it."""
+"""Distillery: from a text-to-image teacher to a few-step student, or to a data set of pictures."""
 
 import re
 
 from snakemake.exceptions import WorkflowError
 from snakemake.utils import min_version
 
-from distillery.config import parse_config
+from distillery.config import Config, parse_config
 from distillery.jobs import freeze
 from distillery.hardware import count_gpus
 
@@ -25,12 +25,12 @@ try:
     CONFIG = parse_config(
         config, " and ".join(map(str, workflow.configfiles)) or "--config"
     )
+    NUM_GPUS = count_gpus()
 except ValueError as error:
     raise WorkflowError(str(error))
 
 RUN = f"results/{CONFIG.run}"
 MODELS = list(CONFIG.samples.models)
-NUM_GPUS = count_gpus()
 GPUS_A_JOB = min(NUM_GPUS, 1)
 
 # Where jobs run on this machine, no more of them than it has GPUs; --resources gpu=N overrides it.
@@ -47,10 +47,19 @@ wildcard_constraints:
 
 include: "rules/plan.smk"
 include: "rules/prompts.smk"
-include: "rules/targets.smk"
-include: "rules/student.smk"
 include: "rules/samples.smk"
-include: "rules/report.smk"
+include: "rules/dataset.smk"
+
+
+if isinstance(CONFIG, Config):
+    RESULTS = [f"{RUN}/report/index.html", f"{RUN}/student/pipeline"]
+
+    include: "rules/targets.smk"
+    include: "rules/student.smk"
+    include: "rules/report.smk"
+
+else:
+    RESULTS = rules.dataset.output
 
 
 localrules:
@@ -58,12 +67,10 @@ localrules:
     freeze,
     plan,
     prompts,
-    merge_targets,
     merge_samples,
 
 
 rule all:
     default_target: True
     input:
-        f"{RUN}/report/index.html",
-        f"{RUN}/student/pipeline",
+        RESULTS,

@@ -23,8 +23,8 @@ rule freeze:
 rule plan:
     input:
         script="scripts/plan.py",
-        config=f"{RUN}/config/report.json",
-        prompts=[CONFIG.prompts.train, CONFIG.prompts.eval],
+        config=f"{RUN}/config/run.json",
+        prompts=list(CONFIG.prompts.model_dump(exclude_none=True).values()),
     output:
         f"{RUN}/plan.json",
     log:

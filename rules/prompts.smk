@@ -33,7 +33,7 @@ rule embeddings:
         f"{RUN}/benchmarks/embeddings-{{split}}.tsv"
     threads: CONFIG.hardware.cpu_threads
     resources:
-        gpu=GPUS_A_JOB,
+        gpu=min(NUM_GPUS, CONFIG.teacher.num_gpus),
         cpu_threads=CONFIG.hardware.cpu_threads,
     shell:
         """

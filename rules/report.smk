@@ -33,7 +33,7 @@ rule evaluate:
 rule report:
     input:
         script="scripts/report.py",
-        config=f"{RUN}/config/report.json",
+        config=f"{RUN}/config/run.json",
         quality=f"{RUN}/evaluation/quality.json",
         scores=f"{RUN}/evaluation/scores.parquet",
         manifests=expand(f"{RUN}/samples/{{model}}/manifest.parquet", model=MODELS),

@@ -1,15 +1,14 @@
 """Check a run before it starts, and say what it will do.
 
-python scripts/plan.py --config results/demo/config/report.json --output results/demo/plan.json
+python scripts/plan.py --config results/demo/config/run.json --output results/demo/plan.json
 """
 
 import sys
 from pathlib import Path
 
 from distillery.command import logged_parser
-from distillery.config import Config
 from distillery.files import read_json
-from distillery.jobs import read_job
+from distillery.jobs import read_config
 from distillery.stages.plan import make_plan, summary
 from distillery.telemetry import explain_errors
 
@@ -21,7 +20,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args(argv)
     status = explain_errors(
-        lambda: make_plan(read_job(arguments.config, Config), arguments.output), arguments.log
+        lambda: make_plan(read_config(arguments.config), arguments.output), arguments.log
     )
     if status == 0:
         print(summary(read_json(arguments.output)), file=sys.stderr)

@@ -1,6 +1,6 @@
 """Write the report of a run: one HTML file that opens offline, and its numbers as JSON.
 
-    python scripts/report.py --config results/demo/config/report.json --run results/demo \\
+    python scripts/report.py --config results/demo/config/run.json --run results/demo \\
         --output results/demo/report/index.html --metrics results/demo/report/metrics.json
 
 What the run does not have (no training, no scores) is left out.
@@ -22,9 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--config", type=Path, required=True, help="results/{run}/config/report.json"
-    )
+    parser.add_argument("--config", type=Path, required=True, help="results/{run}/config/run.json")
     parser.add_argument("--run", type=Path, required=True, help="results/{run}")
     parser.add_argument("--output", type=Path, required=True, help="the HTML file")
     parser.add_argument("--metrics", type=Path, required=True, help="the JSON file")

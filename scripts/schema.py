@@ -10,7 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from distillery.config import Config
+from pydantic import TypeAdapter
+
+from distillery.config import Config, GeneratingConfig
 from distillery.files import write_text
 
 SCHEMA = Path("workflow/schemas/config.schema.json")
@@ -19,6 +21,8 @@ OPENING = """# Configuration
 
 A run is one YAML file; `config/config.yaml` is the demo. Another one is chosen with
 `snakemake --cores all --configfile config/other.yaml` and stands alone: nothing is inherited.
+A run that has none of `targets`, `student`, `training`, `evaluation` and `prompts.train` trains
+nothing and makes a data set of pictures: [generate-a-dataset.md](generate-a-dataset.md).
 Unknown keys are refused. This page is generated from `workflow/distillery/config.py` by
 `make schema`; editors that read JSON schemas find `workflow/schemas/config.schema.json`.
 """
@@ -31,8 +35,11 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--check", action="store_true")
     arguments = parser.parse_args(argv)
-    schema = Config.model_json_schema()
-    texts = {SCHEMA: json.dumps(schema, indent=2) + "\n", REFERENCE: reference(schema)}
+    either: TypeAdapter[Config | GeneratingConfig] = TypeAdapter(Config | GeneratingConfig)
+    texts = {
+        SCHEMA: json.dumps(either.json_schema(), indent=2) + "\n",
+        REFERENCE: reference(Config.model_json_schema()),
+    }
     stale = [
         path
         for path, text in texts.items()
@@ -86,8 +93,10 @@ def _kind(schema: dict[str, Any], field: dict[str, Any]) -> str:
     if "$ref" in field:
         keys = _referred(schema, field) or {}
         return "{" + ", ".join(keys.get("properties", {})) + "}"
-    if "additionalProperties" in field and isinstance(field["additionalProperties"], dict):
-        return "name: " + _kind(schema, field["additionalProperties"])
+    values = [field.get("additionalProperties"), *field.get("patternProperties", {}).values()]
+    for value in values:
+        if isinstance(value, dict):
+            return "name: " + _kind(schema, value)
     if field.get("type") == "array":
         items = field.get("items") or (field.get("prefixItems") or [{}])[0]
         return f"list of {_kind(schema, items)}"

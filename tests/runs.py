@@ -83,8 +83,24 @@ def settings(folder: Path, teacher: Path, /, **changes: Mapping[str, Any]) -> di
     raw["prompts"] = {"train": str(folder / "train.csv"), "eval": str(folder / "eval.csv")}
     raw["evaluation"] = {"judge": str(folder / "judge")}
     for section, values in changes.items():
-        raw[section] = raw[section] | dict(values)
+        raw[section] = raw.get(section, {}) | dict(values)
     return raw
+
+
+def generating_settings(
+    folder: Path, teacher: Path, /, **changes: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A configuration without training, two pictures of each prompt; `changes` as in `settings`."""
+    samples = {
+        "images_per_prompt": 2,
+        "models": {"teacher": {"source": "teacher", "steps": 4, "guidance_scale": 3.0}},
+    }
+    changes = {"dataset": {"pairs": "all"}} | changes
+    changes["samples"] = samples | dict(changes.get("samples", {}))
+    raw = settings(folder, teacher, **changes)
+    del raw["prompts"]["train"]
+    kept = ("run", "teacher", "embeddings", "prompts", "samples", "dataset")
+    return {key: raw[key] for key in kept}
 
 
 @dataclass
@@ -164,7 +180,7 @@ class Run:
             (part, num_shards),
             output,
             CPU,
-            self.reporter(f"samples-{part}-of-{num_shards}"),
+            self.reporter(f"samples-{model}-{part}-of-{num_shards}"),
         )
         return output
 

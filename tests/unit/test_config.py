@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from distillery.config import Config, Prompts, parse_config
+from distillery.config import Config, GeneratingConfig, Prompts, parse_config
 from distillery.files import write_json
-from distillery.jobs import JOBS, SamplesJob, TrainingJob, freeze, read_job
+from distillery.jobs import JOBS, SamplesJob, TrainingJob, freeze, read_config, read_job
 
 REPOSITORY = Path(__file__).parents[2]
 SHIPPED = sorted((REPOSITORY / "config").rglob("*.yaml"))
@@ -119,7 +119,15 @@ def test_what_is_wrong_is_said(changes: dict[str, Any], parts: list[str]) -> Non
 
 @pytest.mark.parametrize(
     "keys",
-    [("run",), ("teacher", "path"), ("targets", "steps"), ("training",), ("prompts", "eval")],
+    [
+        ("run",),
+        ("teacher", "path"),
+        ("targets", "steps"),
+        ("training",),
+        ("evaluation",),
+        ("prompts", "train"),
+        ("prompts", "eval"),
+    ],
 )
 def test_a_missing_key_is_named(keys: tuple[str, ...]) -> None:
     assert f"{'.'.join(keys)} is missing" in refused(without(*keys))
@@ -170,6 +178,12 @@ ALL_SAMPLES = OF_TEACHER | {"samples-student"}
             {"teacher__negative_prompt": "x"},
             {"embeddings", "targets", "training", "export", *ALL_SAMPLES},
         ),
+        ({"teacher__offload": "model"}, {"embeddings", "targets", *ALL_SAMPLES}),
+        ({"teacher__num_gpus": 2}, {"embeddings", "targets", *ALL_SAMPLES}),
+        (
+            {"teacher__adapters": [{"path": "x"}]},
+            {"embeddings", "targets", "training", "export", *ALL_SAMPLES},
+        ),
         ({"embeddings__batch_size": 5}, {"embeddings"}),
         ({"prompts__eval": "x.csv"}, {"prompts"}),
         ({"student__steps": 2}, {"training", "export", "samples-student"}),
@@ -178,6 +192,7 @@ ALL_SAMPLES = OF_TEACHER | {"samples-student"}
         ({"samples__num_shards": 5}, set()),
         ({"samples__models__student__steps": 2}, {"samples-student"}),
         ({"evaluation__num_resamples": 5}, {"evaluation"}),
+        ({"dataset__pairs": "all"}, {"dataset"}),
         ({"hardware__cpu_threads": 2}, set()),
         ({"run": "other"}, set()),
     ],
@@ -185,7 +200,7 @@ ALL_SAMPLES = OF_TEACHER | {"samples-student"}
 def test_a_key_changes_the_stages_that_depend_on_it(
     changes: dict[str, Any], stages: set[str]
 ) -> None:
-    assert stages_changed_by(**changes) == stages | {"report"}
+    assert stages_changed_by(**changes) == stages | {"run"}
 
 
 def test_a_frozen_job_survives_its_file(tmp_path: Path) -> None:
@@ -196,7 +211,8 @@ def test_a_frozen_job_survives_its_file(tmp_path: Path) -> None:
         job = read_job(path, JOBS.get(stage, SamplesJob))
         assert job.model_dump(mode="json") == json.loads(path.read_text())
     assert read_job(tmp_path / "training.json", TrainingJob).student.layers == (0, 1)
-    assert read_job(tmp_path / "report.json", Config) == config
+    assert read_job(tmp_path / "run.json", Config) == config
+    assert read_config(tmp_path / "run.json") == config
 
 
 @pytest.mark.parametrize("stage", ["embeddings", "targets", "training", "samples-student"])
@@ -223,3 +239,77 @@ def test_sections_cannot_be_changed() -> None:
     prompts = Prompts(train="a", eval="b")
     with pytest.raises(ValueError, match="frozen"):
         prompts.train = "c"  # type: ignore[misc]
+
+
+def generating(**changes: Any) -> dict[str, Any]:
+    """A configuration without training; `changes` as in `changed`."""
+    raw = changed(
+        samples__models={"teacher": {"source": "teacher", "steps": 20, "guidance_scale": 5.0}},
+        **changes,
+    )
+    return {key: raw[key] for key in ("run", "teacher", "samples")} | {
+        "prompts": {"eval": "eval.csv"},
+        **{key: raw[key] for key in ("dataset", "student") if key in raw},
+    }
+
+
+def test_without_training_a_run_only_generates(tmp_path: Path) -> None:
+    config = parse_config(generating(), "my.yaml")
+    assert isinstance(config, GeneratingConfig)
+    assert freeze(config, "samples-teacher")["sampling"]["steps"] == 20
+    assert freeze(config, "samples-teacher")["sampling"]["guidance_scale"] == 5.0
+    assert freeze(config, "dataset") == {"dataset": {"pairs": "none"}, "models": ["teacher"]}
+    write_json(tmp_path / "run.json", freeze(config, "run"))
+    assert read_config(tmp_path / "run.json") == config
+
+
+@pytest.mark.parametrize("stage", ["targets", "training", "export", "evaluation"])
+def test_a_generating_run_has_no_stage_of_training(stage: str) -> None:
+    with pytest.raises(ValueError, match=f"no stage '{stage}'"):
+        freeze(parse_config(generating(), "my.yaml"), stage)
+
+
+@pytest.mark.parametrize(
+    ("given", "advice"),
+    [
+        (("student",), "add targets, training, evaluation, prompts.train; for a run that only"),
+        (("targets", "evaluation"), "add training, prompts.train; for a run"),
+        (("training",), "remove training"),
+        (("training", "targets", "student"), "remove targets, training, student"),
+    ],
+)
+def test_a_part_of_what_training_needs_is_refused(given: tuple[str, ...], advice: str) -> None:
+    full = changed(student__steps=4)
+    message = refused(generating() | {key: full[key] for key in given})
+    assert advice in message
+    assert "targets is missing" in message or "targets" in given
+
+
+def test_prompts_to_learn_from_need_a_training() -> None:
+    message = refused(generating() | {"prompts": {"train": "train.csv", "eval": "eval.csv"}})
+    assert "training is missing" in message
+    assert "remove prompts.train" in message
+
+
+def test_a_misspelt_section_is_still_named() -> None:
+    assert "trainin is not a key" in refused(without("training") | {"trainin": {}})
+
+
+@pytest.mark.parametrize("setting", ["steps", "guidance_scale"])
+def test_a_generating_run_must_say_how_it_samples(setting: str) -> None:
+    raw = generating()
+    del raw["samples"]["models"]["teacher"][setting]
+    assert f"samples.models.teacher.{setting} is missing" in refused(raw)
+
+
+def test_a_generating_run_has_no_student_to_sample() -> None:
+    raw = generating()
+    raw["samples"]["models"]["fast"] = {"source": "student", "steps": 4, "guidance_scale": 1.0}
+    assert "samples.models.fast.source is 'student': a run without training" in refused(raw)
+
+
+def test_pairs_need_two_pictures() -> None:
+    assert "raise samples.images_per_prompt" in refused(generating(dataset__pairs="all"))
+    raw = generating(dataset__pairs="all", samples__images_per_prompt=2)
+    assert parse_config(raw, "my.yaml").dataset.pairs == "all"
+    assert "dataset.pairs is 'some'" in refused(generating(dataset__pairs="some"))

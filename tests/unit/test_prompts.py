@@ -8,7 +8,7 @@ import pytest
 
 from distillery.config import Prompts
 from distillery.jobs import PromptsJob
-from distillery.prompts import RESERVED, read_prompts
+from distillery.prompts import RESERVED, RESERVED_BY_DATASET, read_prompts
 from distillery.stages.prompts import make_prompt_table
 
 GOOD = "prompt_id,prompt\na,a red dog\nb,a blue cat\n"
@@ -117,7 +117,7 @@ def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path, name: str) -> 
     assert "\ufeff" not in table.iloc[0, 1]
 
 
-@pytest.mark.parametrize("column", RESERVED)
+@pytest.mark.parametrize("column", [*RESERVED, *RESERVED_BY_DATASET])
 def test_a_column_of_the_samples_table_is_refused(tmp_path: Path, column: str) -> None:
     message = refused(write(tmp_path, f"prompt_id,prompt,{column}\na,b,c\n"))
     assert f"columns named {column}" in message
@@ -182,3 +182,9 @@ def test_the_stage_writes_a_split_with_its_extra_columns(tmp_path: Path) -> None
     first = (tmp_path / "eval.parquet").read_bytes()
     make_prompt_table(job, "eval", tmp_path / "eval.parquet")
     assert (tmp_path / "eval.parquet").read_bytes() == first
+
+
+def test_the_stage_asks_for_prompts_that_a_generating_run_has_not(tmp_path: Path) -> None:
+    job = PromptsJob(prompts=Prompts(eval=str(write(tmp_path, GOOD, "eval.csv"))))
+    with pytest.raises(ValueError, match=r"prompts.train is missing"):
+        make_prompt_table(job, "train", tmp_path / "train.parquet")

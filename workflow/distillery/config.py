@@ -1,57 +1,36 @@
 """The typed configuration: one frozen model a section, unknown keys refused, defaults here only.
 
-`Config` is what a user writes; jobs.py says which part of it each stage depends on.
+`Config` is what a user writes to distil a student, `GeneratingConfig` to generate pictures and
+nothing else; jobs.py says which part of it each stage depends on.
 """
 
 import json
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from distillery.files import JsonObject
+from distillery.section import Count as Count
+from distillery.section import Dtype as Dtype
+from distillery.section import Section as Section
+from distillery.teacher_config import Teacher as Teacher
 
-Dtype = Literal["float32", "bfloat16", "float16"]
 Split = Literal["train", "eval"]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
-Count = Annotated[int, Field(ge=1)]
+BatchSize = Count | Literal["auto"]
 Momentum = Annotated[float, Field(ge=0, lt=1)]
-
-
-class Section(BaseModel):
-    """Base of every section: immutable, exact types, no unknown keys."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class Prompts(Section):
     """Which prompt files are read (CSV or Parquet with `prompt_id,prompt`, JSONL, or TXT)."""
 
-    train: str = Field(description="prompts whose teacher trajectories the student learns from")
-    eval: str = Field(description="held-out prompts that samples are generated for")
-
-
-class Teacher(Section):
-    """The model that is distilled, and how its stock pipeline is called."""
-
-    path: str = Field(description="a Diffusers folder, or the id of a repository on the hub")
-    revision: str | None = Field(None, description="commit of a hub repository")
-    dtype: Dtype = Field("bfloat16", description="weights and activations; latents stay float32")
-    height: Count = Field(description="pixels")
-    width: Count = Field(description="pixels")
-    negative_prompt: str | None = Field(
+    train: str | None = Field(
         None,
-        description="the unconditional branch's prompt; null: what the stock pipeline does without",
+        description="prompts whose teacher trajectories the student learns from; required with "
+        "training",
     )
-    max_sequence_length: Count | None = Field(
-        None, description="text tokens a prompt is padded to; null: the stock pipeline's default"
-    )
-    long_prompts: Literal["refuse", "truncate"] = Field(
-        "refuse", description="what happens to a prompt of more tokens than the model reads"
-    )
-    scheduler: dict[str, bool | int | float | str] | None = Field(
-        None,
-        description="the solver: `class`, a Diffusers scheduler, and settings of it that differ "
-        "from the released one's; null: the released one",
+    eval: str = Field(
+        description="prompts that samples are generated for; held out from training, if any"
     )
 
 
@@ -73,7 +52,11 @@ class Targets(Section):
         4, description="equal pieces of a trajectory; their num_segments + 1 ends are stored"
     )
     samples_per_prompt: Count = Field(1, description="trajectories of each prompt")
-    batch_size: Count = Field(8, description="trajectories in one call of the pipeline")
+    batch_size: BatchSize = Field(
+        8,
+        description="trajectories in one call of the pipeline; auto: the largest that fits the GPU "
+        "and pays, so that the last bits of a result follow the GPU",
+    )
     chunk_size: Count = Field(
         64, description="trajectories in one file, the unit that a crash can lose"
     )
@@ -85,7 +68,10 @@ class Targets(Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         _need_multiple("targets.steps", self.steps, "targets.num_segments", self.num_segments)
-        _need_multiple("targets.chunk_size", self.chunk_size, "targets.batch_size", self.batch_size)
+        if self.batch_size != "auto":
+            _need_multiple(
+                "targets.chunk_size", self.chunk_size, "targets.batch_size", self.batch_size
+            )
         return self
 
 
@@ -175,25 +161,43 @@ class SampledModel(Section):
 
     source: Literal["teacher", "student"] = Field(description="whose pipeline is called")
     steps: Count | None = Field(
-        None, description="null: targets.steps for the teacher, student.steps for the student"
+        None,
+        description="null: targets.steps for the teacher, student.steps for the student; required "
+        "where there is no training",
     )
     guidance_scale: Annotated[float, Field(ge=1.0)] | None = Field(
-        None, description="null: targets.guidance_scale for the teacher, 1.0 for the student"
+        None,
+        description="null: targets.guidance_scale for the teacher, 1.0 for the student; required "
+        "where there is no training",
     )
 
 
 class Samples(Section):
-    """What is generated from the held-out prompts."""
+    """What is generated from the prompts of prompts.eval."""
 
     models: dict[Name, SampledModel] = Field(
         min_length=1, description="the columns of the comparison, by a name of your choice"
     )
     num_prompts: Count | None = Field(
-        None, description="the first so many of the held-out prompts; null: all of them"
+        None, description="the first so many prompts of prompts.eval; null: all of them"
     )
-    images_per_prompt: Count = Field(1, description="each with its own noise")
-    batch_size: Count = Field(8, description="images in one call of the pipeline")
+    images_per_prompt: Count = Field(
+        1, description="seeds of each prompt: every picture has its own noise"
+    )
+    batch_size: BatchSize = Field(
+        8, description="images in one call of the pipeline; auto: as for targets"
+    )
     num_shards: Count = Field(4, description="independent jobs a model")
+
+
+class Dataset(Section):
+    """The tables that make a data set of the pictures: results/{run}/dataset."""
+
+    pairs: Literal["none", "all", "neighbours"] = Field(
+        "none",
+        description="which two pictures of a prompt pairs.csv lists, in the order of "
+        "samples.models and of their seeds. all: every two; neighbours: each with the next one",
+    )
 
 
 class Evaluation(Section):
@@ -208,26 +212,73 @@ class Hardware(Section):
     """What the machine gives a job. Nothing here changes a result beyond rounding."""
 
     cpu_threads: Count = Field(1, description="threads of a job without GPU; fixes its last bits")
+    compile: Literal["auto", "always", "never"] = Field(
+        "auto",
+        description="whether networks are compiled on a GPU; auto: large ones in long runs, where "
+        "the minute that it takes is won back",
+    )
     cpu_processes: Count = Field(2, description="training processes where there is no GPU")
 
 
-class Config(Section):
-    """A whole run."""
+class RunConfig(Section):
+    """What every run has."""
 
     run: Name = Field(description="results go to results/{run}")
     seed: Annotated[int, Field(ge=0)] = Field(0, description="of all noise and of the data order")
     prompts: Prompts
     teacher: Teacher
     embeddings: Embeddings = Embeddings()
-    targets: Targets
-    student: Student = Student()
-    training: Training
     samples: Samples
-    evaluation: Evaluation
+    dataset: Dataset = Dataset()
     hardware: Hardware = Hardware()
 
     @model_validator(mode="after")
+    def _check_pairs(self) -> Self:
+        pictures = self.samples.images_per_prompt * len(self.samples.models)
+        if self.dataset.pairs != "none" and pictures == 1:
+            raise ValueError(
+                f"dataset.pairs is {self.dataset.pairs!r} and each prompt gets a single picture: "
+                "raise samples.images_per_prompt, or write pairs: none"
+            )
+        return self
+
+
+class GeneratingConfig(RunConfig):
+    """A run that generates pictures with the teacher, and a data set of them; no training."""
+
+    @model_validator(mode="after")
     def _check(self) -> Self:
+        problems = []
+        for name, model in self.samples.models.items():
+            key = f"samples.models.{name}"
+            if model.source == "student":
+                problems.append(
+                    f"{key}.source is 'student': a run without training has none; use source: "
+                    f"teacher, or add {', '.join(NEEDED_TO_TRAIN)}"
+                )
+            problems += [
+                f"{key}.{setting} is missing: a run without training has no targets.{setting} to "
+                "take it from; add it"
+                for setting in ("steps", "guidance_scale")
+                if getattr(model, setting) is None
+            ]
+        if problems:
+            raise ValueError("\n  ".join(problems))
+        return self
+
+
+class Config(RunConfig):
+    """A run that distils a student."""
+
+    targets: Targets
+    student: Student = Student()
+    training: Training
+    evaluation: Evaluation
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.prompts.train is None:
+            raise ValueError("prompts.train is missing: add it")
         _need_multiple(
             "targets.num_segments", self.targets.num_segments, "student.steps", self.student.steps
         )
@@ -250,9 +301,36 @@ def _need_multiple(name: str, value: int, unit_name: str, unit: int) -> None:
         )
 
 
-def parse_config(raw: JsonObject, source: str) -> Config:
-    """Check a configuration as loaded from YAML; errors name key, value and what is allowed."""
-    return parse(Config, raw, source)
+NEEDED_TO_TRAIN = ("targets", "training", "evaluation", "prompts.train")
+
+
+def parse_config(raw: JsonObject, source: str) -> Config | GeneratingConfig:
+    """Check a configuration as loaded from YAML; errors name key, value and what is allowed.
+
+    A run with none of `NEEDED_TO_TRAIN` and no student only generates.
+    """
+    given = [key for key in (*NEEDED_TO_TRAIN, "student") if _is_given(raw, key)]
+    if not given:
+        return parse(GeneratingConfig, raw, source)
+    missing = [key for key in NEEDED_TO_TRAIN if key not in given]
+    try:
+        return parse(Config, raw, source)
+    except ValueError as error:
+        if not missing:
+            raise
+        raise ValueError(
+            f"{error}\n  To distil a student add {', '.join(missing)}; for a run that only "
+            f"generates pictures remove {', '.join(given)}"
+        ) from None
+
+
+def _is_given(raw: JsonObject, key: str) -> bool:
+    """Whether a section, or the key prompts.train, is in a configuration."""
+    section, _, name = key.partition(".")
+    if not name:
+        return section in raw
+    inner = raw.get(section)
+    return isinstance(inner, dict) and inner.get(name) is not None
 
 
 Model = TypeVar("Model", bound=Section)
@@ -302,8 +380,9 @@ def _known_keys(model: type[BaseModel], location: tuple[str | int, ...]) -> set[
         field = model.model_fields.get(str(part))
         if field is not None and isinstance(field.annotation, type):
             model = field.annotation if issubclass(field.annotation, BaseModel) else model
-        elif field is not None:  # samples.models, the one mapping from free names to a section
-            model = SampledModel
+        elif field is not None:  # a list of sections, or a mapping from free names to them
+            parts = [part for part in get_args(field.annotation) if isinstance(part, type)]
+            model = next((part for part in parts if issubclass(part, BaseModel)), model)
     return set(model.model_fields)
 
 

@@ -9,19 +9,24 @@ from pathlib import Path
 from typing import Any, Literal
 
 from distillery.config import (
+    BatchSize,
     Config,
     Count,
+    Dataset,
     Embeddings,
     Evaluation,
+    GeneratingConfig,
     Model,
     Name,
     Prompts,
+    RunConfig,
     Section,
     Student,
     Targets,
     Teacher,
     Training,
     parse,
+    parse_config,
 )
 from distillery.files import read_json
 
@@ -84,7 +89,7 @@ class Sampling(Section):
     trained_guidance_scale: float | None
     num_prompts: Count | None
     images_per_prompt: Count
-    batch_size: Count
+    batch_size: BatchSize
 
 
 class SamplesJob(Section):
@@ -94,6 +99,13 @@ class SamplesJob(Section):
     seed: int
     teacher: Teacher
     sampling: Sampling
+
+
+class DatasetJob(Section):
+    """Frozen configuration of the data set's tables."""
+
+    dataset: Dataset
+    models: tuple[Name, ...]
 
 
 class EvaluationJob(Section):
@@ -109,46 +121,69 @@ JOBS: dict[str, type[Section]] = {
     "targets": TargetsJob,
     "training": TrainingJob,
     "export": ExportJob,
+    "dataset": DatasetJob,
     "evaluation": EvaluationJob,
-    "report": Config,
+    "run": Config,
 }
-"""Stage name to the model of its frozen configuration; samples have one for each model."""
+"""Stage name to the model of its frozen configuration; samples have one for each model. `run` is
+the whole configuration, which plan and report take; see `read_config`."""
 
 
-def freeze(config: Config, stage: str) -> dict[str, Any]:
+WITHOUT_TEACHER = ("training", "export")
+"""Stages that take the teacher's weights and never run it."""
+NOT_OF_WEIGHTS = {"offload": "none", "num_gpus": 1, "vae_dtype": "float32", "attention": None}
+"""How a teacher runs, as by default: no change of it may train a student again."""
+
+
+def freeze(config: RunConfig, stage: str) -> dict[str, Any]:
     """What `stage` depends on, as a JSON object.
 
     `stage` is a key of `JOBS`, or `samples-{model}` for a key of `config.samples.models`.
     """
-    if stage.removeprefix("samples-") in config.samples.models and stage.startswith("samples-"):
+    models = tuple(config.samples.models)
+    if stage in [f"samples-{model}" for model in models]:
         job: Section = SamplesJob(
             seed=config.seed,
             teacher=config.teacher,
             sampling=resolve_sampling(config, stage.removeprefix("samples-")),
         )
-    elif stage == "evaluation":
-        job = EvaluationJob(evaluation=config.evaluation, models=tuple(config.samples.models))
-    elif stage == "report":
+    elif stage == "dataset":
+        job = DatasetJob(dataset=config.dataset, models=models)
+    elif stage == "evaluation" and isinstance(config, Config):
+        job = EvaluationJob(evaluation=config.evaluation, models=models)
+    elif stage == "run":
         job = config
-    elif stage in JOBS:
-        fields = set(JOBS[stage].model_fields) & set(Config.model_fields)
-        job = JOBS[stage](**{name: getattr(config, name) for name in fields})
+    elif stage in JOBS and _sections(stage) <= set(type(config).model_fields):
+        sections = {name: getattr(config, name) for name in _sections(stage)}
+        if stage in WITHOUT_TEACHER:
+            sections["teacher"] = config.teacher.model_copy(update=NOT_OF_WEIGHTS)
+        job = JOBS[stage](**sections)
     else:
         raise ValueError(f"no stage {stage!r}: use one of {', '.join(JOBS)} or samples-MODEL")
     return job.model_dump(mode="json")
 
 
-def resolve_sampling(config: Config, model: str) -> Sampling:
+def _sections(stage: str) -> set[str]:
+    """The parts of a configuration that a stage's job takes as they are."""
+    return set(JOBS[stage].model_fields) - {"version"}
+
+
+def resolve_sampling(config: RunConfig, model: str) -> Sampling:
     """Fill the steps and the guidance that a sampled model leaves open."""
     chosen = config.samples.models[model]
-    of_teacher = chosen.source == "teacher"
-    steps = config.targets.steps if of_teacher else config.student.steps
-    guidance_scale = config.targets.guidance_scale if of_teacher else None
+    steps, guidance_scale, trained = chosen.steps, chosen.guidance_scale, None
+    if isinstance(config, Config) and chosen.source == "teacher":
+        steps = steps or config.targets.steps
+        guidance_scale = guidance_scale or config.targets.guidance_scale
+    elif isinstance(config, Config):
+        steps = steps or config.student.steps
+        trained = config.targets.guidance_scale
+    assert steps is not None, "a run without training gives them, see GeneratingConfig"
     return Sampling(
         source=chosen.source,
-        steps=chosen.steps or steps,
-        guidance_scale=chosen.guidance_scale or guidance_scale,
-        trained_guidance_scale=None if of_teacher else config.targets.guidance_scale,
+        steps=steps,
+        guidance_scale=guidance_scale,
+        trained_guidance_scale=trained,
         num_prompts=config.samples.num_prompts,
         images_per_prompt=config.samples.images_per_prompt,
         batch_size=config.samples.batch_size,
@@ -158,3 +193,8 @@ def resolve_sampling(config: Config, model: str) -> Sampling:
 def read_job(path: Path, job: type[Model]) -> Model:
     """Read a stage's frozen configuration from results/{run}/config/{stage}.json."""
     return parse(job, read_json(path), str(path))
+
+
+def read_config(path: Path) -> Config | GeneratingConfig:
+    """Read a run's whole configuration from results/{run}/config/run.json."""
+    return parse_config(read_json(path), str(path))

@@ -19,6 +19,8 @@ RESERVED = (
     "guidance_scale", "network_calls", "width", "height", "recipe", "shard",
 )  # fmt: skip
 """Columns of the samples' manifest that are ours; a prompt file's own stand beside them."""
+RESERVED_BY_DATASET = ("file_name", "device", "seconds")
+"""Columns that a data set's tables have beside those."""
 FORMATS = (".csv", ".txt", ".jsonl", ".parquet")
 MAX_PROBLEMS_SHOWN = 20
 
@@ -52,11 +54,11 @@ def read_prompts(path: Path) -> pd.DataFrame:
             f"{path} has no column {' and no column '.join(missing)} (it has: "
             f"{', '.join(map(str, table.columns)) or 'none'}): name them in the first line"
         )
-    taken = [column for column in table.columns if column in RESERVED]
+    taken = [column for column in table.columns if column in (*RESERVED, *RESERVED_BY_DATASET)]
     if taken:
         raise ValueError(
-            f"{path} has columns named {', '.join(taken)}, which the table of samples uses itself: "
-            "rename them"
+            f"{path} has columns named {', '.join(taken)}, which the tables of samples use "
+            "themselves: rename them"
         )
     if table.empty:
         raise ValueError(f"{path} holds no prompts: write at least one")

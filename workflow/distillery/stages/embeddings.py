@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 import torch
 
+from distillery.adapters import text_hash
 from distillery.families import Conditioning, Family
 from distillery.families.protocol import Pipeline
 from distillery.families.text import check_lengths
@@ -15,7 +16,7 @@ from distillery.jobs import EmbeddingsJob
 from distillery.loading import load_teacher
 from distillery.stages.chunked import ChunkPlan, NotFiniteError, make_chunks
 from distillery.store.embeddings import distinct_texts, members_of, pack
-from distillery.teacher import INDEX, family_in, find_teacher, fingerprint
+from distillery.teacher import INDEX, family_in, find_teacher
 from distillery.telemetry import Reporter
 
 
@@ -48,7 +49,7 @@ def make_embeddings(
     """
     folder = find_teacher(job.teacher)
     family = family_in(folder)
-    recipe = embeddings_recipe(job, family, fingerprint(folder))
+    recipe = embeddings_recipe(job, family, text_hash(job.teacher, folder))
     length = recipe["max_sequence_length"]
     texts, _ = distinct_texts(pd.read_parquet(prompts), job.teacher.negative_prompt)
     size = job.embeddings.chunk_size
@@ -70,9 +71,9 @@ def make_embeddings(
                 check_lengths(family.readers(pipeline, length), given)
         encoded: list[Conditioning] = []
         group = groups[plan.index]
-        if None in group:
-            encoded.append(family.encode_no_negative(pipeline, length))
-        given = [text for text in group if text is not None]
+        if plan.index == 0:
+            encoded.append(family.encode_negative(pipeline, texts[0], length))
+        given = [str(text) for text in (group[1:] if plan.index == 0 else group)]
         for start in range(0, len(given), job.embeddings.batch_size):
             batch = given[start : start + job.embeddings.batch_size]
             encoded += family.encode(pipeline, batch, length)

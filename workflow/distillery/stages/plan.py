@@ -9,14 +9,17 @@ from typing import Any
 
 import pandas as pd
 
-from distillery.config import Config
+from distillery.adapters import text_hash
+from distillery.config import Config, RunConfig
 from distillery.families import Family
 from distillery.files import could_be_hub_id, hash_json, read_json, write_json
 from distillery.hardware import describe_hardware
 from distillery.jobs import EmbeddingsJob, TargetsJob
-from distillery.loading import torch_dtype
+from distillery.loading import check_options, torch_dtype
+from distillery.memory import advise_memory, estimate, summarise_memory
 from distillery.prompts import read_prompts
 from distillery.stages.embeddings import embeddings_recipe
+from distillery.stages.plan_generation import plan_generation, summarise_generation
 from distillery.stages.targets import targets_recipe
 from distillery.store.chunks import chunk_folder
 from distillery.student.build import check_layers, choose_expert
@@ -26,7 +29,6 @@ from distillery.teacher import (
     denoisers_in,
     family_in,
     find_teacher,
-    fingerprint,
 )
 
 GIB = 1 << 30
@@ -53,20 +55,48 @@ class Work:
     teacher_calls: int
 
 
-def make_plan(config: Config, output: Path) -> None:
+def make_plan(config: RunConfig, output: Path) -> None:
     """Check everything that can be known beforehand, and write the plan.
 
     Raises:
         FileNotFoundError: a prompt file, the teacher, a part of it, or the judge is missing.
-        ValueError: bad prompts, an impossible size or grid, or too little disk space.
+        ValueError: bad prompts, an impossible size or grid, adapters or attention that do not fit
+            the teacher, or too little disk space.
     """
-    prompts = {
-        split: read_prompts(Path(path)) for split, path in config.prompts.model_dump().items()
-    }
-    num_prompts = {split: len(table) for split, table in prompts.items()}
+    paths = config.prompts.model_dump(exclude_none=True)
+    prompts = {split: read_prompts(Path(path)) for split, path in paths.items()}
     folder = find_teacher(config.teacher)
-    _check_judge(config)
     family = family_in(folder)
+    check_options(config.teacher, folder)
+    plan: dict[str, Any] = {
+        "run": config.run,
+        "teacher": {
+            "folder": str(folder),
+            "family": family.name,
+            "parameters": count_parameters(folder, config.teacher.variant),
+        },
+        "hardware": describe_hardware(),
+    }
+    if isinstance(config, Config):
+        plan |= plan_distillation(config, prompts, folder, family, output.parent)
+    else:
+        plan |= plan_generation(config, len(prompts["eval"]), folder, family, output.parent)
+    memory = estimate(config.teacher, folder, family, plan["hardware"]["gpus"])
+    plan["memory"] = vars(memory)
+    plan["advice"] += advise_memory(config.teacher, memory, isinstance(config, Config))
+    write_json(output, plan)
+
+
+def plan_distillation(
+    config: Config,
+    prompts: Mapping[str, pd.DataFrame],
+    folder: Path,
+    family: Family,
+    run_folder: Path,
+) -> dict[str, Any]:
+    """What a run that distils needs; see `make_plan` for what it raises."""
+    num_prompts = {split: len(table) for split, table in prompts.items()}
+    _check_judge(config)
     choose_expert(denoisers_in(folder), config.student.expert)
     if config.student.layers is not None:
         check_layers(folder, family, config.student.layers)
@@ -74,29 +104,21 @@ def make_plan(config: Config, output: Path) -> None:
     shape = tuple(recipe["latent_shape"])
     embeds_guidance = family.embeds_guidance(read_json(folder / family.denoisers[0] / MODEL_CONFIG))
     work = plan_work(config, num_prompts, shape, embeds_guidance)
-    chunks = chunk_folder(output.parent / "targets", hash_json(recipe))
-    disk = check_disk(work, output.parent, chunks)
-    plan = {
-        "run": config.run,
-        "teacher": {
-            "folder": str(folder),
-            "family": family.name,
-            "parameters": count_parameters(folder),
-        },
+    chunks = chunk_folder(run_folder / "targets", hash_json(recipe))
+    return {
         "latent_shape": list(shape),
         "work": vars(work),
         "jobs": count_jobs(config),
-        "disk": disk,
-        "hardware": describe_hardware(),
+        "disk": check_disk(work, run_folder, chunks),
         "advice": advise(config, work, count_shared(prompts)),
     }
-    write_json(output, plan)
 
 
 def _recipe(config: Config, folder: Path, family: Family) -> dict[str, Any]:
     """The recipe that the targets will have; raises ValueError for an impossible grid."""
     encoding = EmbeddingsJob(teacher=config.teacher, embeddings=config.embeddings)
-    embeddings_hash = hash_json(embeddings_recipe(encoding, family, fingerprint(folder)))
+    text = text_hash(config.teacher, folder)
+    embeddings_hash = hash_json(embeddings_recipe(encoding, family, text))
     job = TargetsJob(seed=config.seed, teacher=config.teacher, targets=config.targets)
     return targets_recipe(job, family, folder, embeddings_hash)
 
@@ -183,16 +205,25 @@ def _check_judge(config: Config) -> None:
 
 def summary(plan: dict[str, Any]) -> str:
     """The plan on one screen."""
-    work, disk = plan["work"], plan["disk"]
+    trains = "training" in plan["jobs"]
     lines = [
         f"run {plan['run']}: {plan['teacher']['family']} teacher in {plan['teacher']['folder']}",
+        *(_summarise_distillation(plan) if trains else summarise_generation(plan)),
+        f"  devices       {len(plan['hardware']['gpus']) or 'no'} GPU, "
+        f"{plan['hardware']['num_cores']} cores",
+        summarise_memory(plan["memory"]),
+    ]
+    return "\n".join([*lines, *(f"  note          {line}" for line in plan["advice"])])
+
+
+def _summarise_distillation(plan: dict[str, Any]) -> list[str]:
+    """The lines of what is computed and stored."""
+    work, disk = plan["work"], plan["disk"]
+    return [
         f"  prompts       {work['num_prompts']['train']} to learn from, "
         f"{work['num_prompts']['eval']} held out",
         f"  trajectories  {work['num_trajectories']} in {work['num_chunks']} chunks, "
         f"{work['teacher_calls']} network calls",
         f"  disk          {disk['planned_bytes'] / GIB:.2f} GiB planned, "
         f"{disk['free_bytes'] / GIB:.1f} GiB free",
-        f"  devices       {len(plan['hardware']['gpus']) or 'no'} GPU, "
-        f"{plan['hardware']['num_cores']} cores",
     ]
-    return "\n".join([*lines, *(f"  note          {line}" for line in plan["advice"])])

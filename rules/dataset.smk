@@ -1,0 +1,27 @@
+# The tables that make a data set of the pictures. They hold times, so nothing is made from them.
+
+
+localrules:
+    dataset,
+
+
+rule dataset:
+    input:
+        script="scripts/dataset.py",
+        config=f"{RUN}/config/dataset.json",
+        manifests=expand(f"{RUN}/samples/{{model}}/manifest.parquet", model=MODELS),
+    output:
+        manifest=f"{RUN}/dataset/manifest.parquet",
+        metadata=expand(f"{RUN}/samples/{{model}}/metadata.csv", model=MODELS),
+        pairs=[] if CONFIG.dataset.pairs == "none" else f"{RUN}/dataset/pairs.csv",
+    log:
+        f"{RUN}/logs/dataset.log",
+    benchmark:
+        f"{RUN}/benchmarks/dataset.tsv"
+    shell:
+        """
+        exec python {input.script} {input.manifests} \
+            --config {input.config} \
+            --output {output.manifest} \
+            --log-file {log}
+        """

@@ -1,0 +1,107 @@
+"""Old flags and student_config.json: what they become, and that nothing is dropped in silence."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from distillery.config import GeneratingConfig, parse_config
+from distillery.importing import REFUSED, SWITCHES, TAKEN, import_run, read_flags
+
+REPOSITORY = Path(__file__).parents[2]
+OLD = shlex.split(
+    "--model_id owner/model --prompts-file prompts.csv --num_inference_steps 30 "
+    "--guidance_scale=5 --resolution 1024 --images_per_prompt 4 --dtype bf16 --gpu_ids 0 2 "
+    "--max_workers 2 --teacher_on_cpu"
+)
+
+
+def test_flags_in_all_their_spellings() -> None:
+    words = ["--a", "1", "--b-c=x y", "--d", "--e", "0", "1", "--f="]
+    assert read_flags(words) == {"a": "1", "b_c": "x y", "d": "true", "e": "0,1", "f": ""}
+    with pytest.raises(ValueError, match="'30' follows no flag"):
+        read_flags(["30"])
+
+
+def test_an_old_generator_becomes_a_generating_run() -> None:
+    imported = import_run("mine", read_flags(OLD), None)
+    config = parse_config(imported.config, "mine.yaml")
+    assert isinstance(config, GeneratingConfig)
+    teacher = config.teacher
+    assert (teacher.height, teacher.width, teacher.dtype) == (1024, 1024, "bfloat16")
+    assert teacher.offload == "model"
+    assert config.samples.images_per_prompt == 4
+    assert config.samples.models["teacher"].steps == 30
+    assert "num_inference_steps -> samples.models.teacher.steps: 30" in imported.lines
+    assert any("CUDA_VISIBLE_DEVICES=0,2 snakemake" in line for line in imported.lines)
+    assert any("--resources gpu=2" in line for line in imported.lines)
+
+
+def test_seeds_are_counted() -> None:
+    for seeds, number in (("1,2,3", 3), ([4, 5], 2), ("7", 1)):
+        imported = import_run("mine", {"seeds": seeds}, None)
+        assert imported.config["samples"]["images_per_prompt"] == number
+
+
+@pytest.mark.parametrize(
+    "flag", [*REFUSED, *SWITCHES, *" ".join(TAKEN.values()).split(), "nonsense"]
+)
+@pytest.mark.parametrize("value", ["true", "false", "3"])
+def test_every_flag_has_its_line(flag: str, value: str) -> None:
+    lines = import_run("mine", {flag: value}, None).lines
+    assert lines[0].startswith((f"{flag} -> ", f"{flag}: left out, "))
+
+
+def test_a_student_config_makes_a_run_that_trains() -> None:
+    student = {"_class_name": "X", "num_layers": 4, "hidden_size": 64, "student_steps": 4}
+    flags = read_flags(shlex.split("--num_inference_steps 28 --guidance 4 --prompts p.csv"))
+    imported = import_run("mine", flags, student)
+    assert imported.config["targets"] == {"steps": 28, "guidance_scale": 4}
+    assert imported.config["prompts"] == {"train": "p.csv"}
+    assert imported.config["student"] == {"steps": 4}
+    assert any(
+        line.startswith("num_layers: left out, name the 4 blocks") for line in imported.lines
+    )
+    for key in ("_class_name", "hidden_size"):
+        assert any(line.startswith(f"{key}: left out, a shape") for line in imported.lines)
+
+
+def run_script(*arguments: str) -> tuple[int, str]:
+    """Exit status, and what it said."""
+    done = subprocess.run(
+        [sys.executable, str(REPOSITORY / "scripts" / "import_config.py"), *arguments],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY / "workflow")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
+def test_the_script_writes_a_file_that_can_be_used(tmp_path: Path) -> None:
+    output = tmp_path / "mine.yaml"
+    status, said = run_script("--run", "mine", "--output", str(output), "--", *OLD)
+    assert status == 0
+    assert f"complete: snakemake -n --configfile {output}" in said
+    assert parse_config(yaml.safe_load(output.read_text()), "mine.yaml").run == "mine"
+
+    status, said = run_script("--run", "mine", "--output", str(output))
+    assert status == 1
+    assert "exists already" in said
+
+
+def test_the_script_says_what_is_missing(tmp_path: Path) -> None:
+    student, output = tmp_path / "student_config.json", tmp_path / "x.yaml"
+    student.write_text(json.dumps({"learning_rate": 0.001}))
+    options = ["--run", "x", "--student", str(student), "--output", str(output)]
+    status, said = run_script(*options, "--", "--model", "a/b")
+    assert status == 0
+    assert "learning_rate -> training.learning_rate: 0.001" in said
+    assert "still to do" in said
+    assert "targets is missing" in said

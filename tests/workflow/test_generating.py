@@ -1,0 +1,115 @@
+"""Snakemake on runs that only generate: dry runs of the shipped ones, and a tiny one to its end."""
+
+import resource
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+from test_workflow import jobs, skeleton, snakemake, succeed
+
+from runs import generating_settings
+
+GENERATING = {
+    "freeze",
+    "plan",
+    "prompts",
+    "embeddings",
+    "samples",
+    "merge_samples",
+    "dataset",
+    "all",
+}
+RESULTS = Path("results") / "tiny"
+
+
+def cpu_seconds() -> float:
+    """Of all processes that were started here and have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def configure(folder: Path, teacher: Path, **changes: dict[str, object]) -> None:
+    raw = generating_settings(folder / "inputs", teacher, **changes)
+    (folder / "config").mkdir(exist_ok=True)
+    (folder / "config" / "config.yaml").write_text(yaml.safe_dump(raw))
+
+
+@pytest.fixture(scope="module")
+def ran(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run."""
+    folder = skeleton(tmp_path_factory.mktemp("generating"))
+    configure(folder, teacher, samples={"num_shards": 1})
+    assert jobs(succeed(folder)) == GENERATING
+    return folder
+
+
+@pytest.mark.parametrize("name", ["dataset", "preference-sdxl"])
+def test_a_shipped_generating_run_is_planned_fast(name: str, tmp_path: Path) -> None:
+    folder = skeleton(tmp_path, "config", "resources")
+    begin_s = cpu_seconds()
+    output = succeed(folder, "--dry-run", "--configfile", f"config/{name}.yaml")
+    assert cpu_seconds() - begin_s < 3
+    assert jobs(output) == GENERATING
+
+
+def test_a_run_ends_with_a_data_set(ran: Path) -> None:
+    pictures = ran / RESULTS / "samples" / "teacher"
+    assert len(pd.read_csv(pictures / "metadata.csv")) == len(list(pictures.rglob("*.png"))) == 10
+    manifest = pd.read_parquet(ran / RESULTS / "dataset" / "manifest.parquet")
+    assert manifest["seconds"].notna().all()
+    assert len(pd.read_csv(ran / RESULTS / "dataset" / "pairs.csv")) == 5
+    assert not (ran / RESULTS / "targets").exists()
+
+
+def test_a_second_run_has_nothing_to_do(ran: Path) -> None:
+    assert "Nothing to be done" in succeed(ran, "--dry-run")
+
+
+def test_other_pairs_draw_no_picture(ran: Path, teacher: Path) -> None:
+    configure(ran, teacher, samples={"num_shards": 1}, dataset={"pairs": "none"})
+    listed = jobs(succeed(ran, "--dry-run"))
+    configure(ran, teacher, samples={"num_shards": 1})
+    assert listed <= {"freeze", "plan", "dataset", "all"}
+    assert "dataset" in listed
+
+
+def test_a_gpu_that_is_not_there_is_named(ran: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISTILLERY_PRETEND_GPUS", "2")
+    done = snakemake(ran, "--dry-run", visible_devices="0,7")
+    assert done.returncode != 0
+    assert "names '7', which is no GPU of this machine; there are: 0 " in done.stdout
+    assert "Traceback" not in done.stdout
+
+
+@pytest.mark.slow
+def test_a_lost_picture_alone_is_drawn_again(ran: Path) -> None:
+    """Last of those that share a run, which it changes."""
+    pictures = ran / RESULTS / "samples" / "teacher"
+    before = {path: path.stat().st_mtime_ns for path in pictures.rglob("*.png")}
+    shutil.rmtree(pictures / "p003")
+    succeed(ran, "--forcerun", "samples")
+    after = {path: path.stat().st_mtime_ns for path in pictures.rglob("*.png")}
+    assert after.keys() == before.keys()
+    drawn = {path.parent.name for path in after if after[path] != before[path]}
+    assert drawn == {"p003"}
+
+
+def test_half_of_a_training_is_refused_with_what_to_do(teacher: Path, tmp_path: Path) -> None:
+    folder = skeleton(tmp_path)
+    configure(folder, teacher)
+    path = folder / "config" / "config.yaml"
+    path.write_text(path.read_text() + "\nstudent: {steps: 2}\n")
+    done = snakemake(folder, "--dry-run")
+    assert done.returncode != 0
+    assert "for a run that only generates pictures remove student" in done.stdout
+    assert "Traceback" not in done.stdout
+
+
+def test_lint(teacher: Path, tmp_path: Path) -> None:
+    folder = skeleton(tmp_path)
+    configure(folder, teacher)
+    output = snakemake(folder, "--lint").stdout
+    lints = {line for line in output.splitlines() if line.startswith("    * ")}
+    assert {line for line in lints if "conda environment or container" not in line} == set()

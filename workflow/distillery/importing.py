@@ -1,0 +1,156 @@
+"""Old habits to a configuration: the flags of earlier scripts, and a student_config.json.
+
+Every flag gets a line that says what it became, or why it has no place here; nothing is dropped in
+silence.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+DTYPES = {
+    "fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp32": "float32", "no": "float32",
+}  # fmt: skip
+TAKEN = {
+    "prompts.eval": "prompts prompts_file prompt_file prompts_path prompts_csv",
+    "teacher.path": "teacher teacher_path model model_id model_path pretrained_model_name_or_path",
+    "teacher.revision": "revision",
+    "teacher.variant": "variant",
+    "teacher.dtype": "dtype torch_dtype mixed_precision",
+    "teacher.height": "height resolution",
+    "teacher.width": "width resolution",
+    "teacher.negative_prompt": "negative_prompt",
+    "samples.models.teacher.steps": "num_inference_steps num_steps steps",
+    "samples.models.teacher.guidance_scale": "guidance_scale guidance",
+    "samples.images_per_prompt": "images_per_prompt num_images_per_prompt num_seeds",
+    "samples.batch_size": "batch_size",
+    "seed": "seed base_seed",
+    "student.steps": "student_steps",
+    "training.learning_rate": "learning_rate lr",
+    "training.weight_decay": "weight_decay",
+    "training.max_grad_norm": "max_grad_norm",
+}
+"""Our key, and the flags whose value it takes."""
+IN_TRAINING = {
+    "prompts.eval": "prompts.train",
+    "samples.models.teacher.steps": "targets.steps",
+    "samples.models.teacher.guidance_scale": "targets.guidance_scale",
+}
+"""Where a run that trains keeps what a generating run keeps elsewhere."""
+SWITCHES = {
+    "balance_teacher": ("teacher.num_gpus", 2),
+    "teacher_on_cpu": ("teacher.offload", "model"),
+    "enable_model_cpu_offload": ("teacher.offload", "model"),
+    "enable_sequential_cpu_offload": ("teacher.offload", "sequential"),
+}
+"""The key and the value that a flag stands for where it is on."""
+REFUSED = {
+    "teacher_rank": "no training process holds a teacher: it runs before, in jobs of its own",
+    "share_teacher": "each job loads a teacher of its own, and training needs none to share",
+    "gpu_ids": "a matter of the machine: CUDA_VISIBLE_DEVICES={value} snakemake ...",
+    "max_workers": "a matter of the machine: snakemake --resources gpu={value} ...",
+    "num_gpus": "found, not typed; fewer with snakemake --resources gpu={value} ...",
+    "world_size": "found, not typed; fewer with snakemake --resources gpu={value} ...",
+    "data_parallel": "each GPU gets jobs of its own instead, see docs/gpu-slots.md",
+    "use_data_parallel": "each GPU gets jobs of its own instead, see docs/gpu-slots.md",
+    "output_dir": "results go to results/RUN: link results/ to a larger disk if need be",
+    "use_dora": "found in the adapter's file: list the file in teacher.adapters",
+    "lora_path": "list it: teacher.adapters: [{{path: {value}}}]",
+    "dora_path": "list it: teacher.adapters: [{{path: {value}}}]",
+}
+"""What has no key of ours, and the way that is right here."""
+OWN_SHAPE = (
+    "a shape of the student's own cannot be chosen yet: it is a copy of the teacher (student.init: "
+    "teacher) or keeps some of its blocks (student.init: layers)"
+)
+NUM_LAYERS = "name the {value} blocks to keep: student.init: layers and student.layers: [0, ...]"
+
+
+@dataclass
+class Imported:
+    """A configuration in the making, and a line about each flag."""
+
+    config: dict[str, Any] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+
+    def put(self, flag: str, key: str, value: object) -> None:
+        """Set our key, and say so."""
+        *sections, last = key.split(".")
+        inner = self.config
+        for name in sections:
+            inner = inner.setdefault(name, {})
+        inner[last] = value
+        self.lines.append(f"{flag} -> {key}: {value}")
+
+
+def read_flags(words: Sequence[str]) -> dict[str, str]:
+    """An old command line as flag to value: `--a 1`, `--a=1`, `--a 1 2` (as 1,2), `--a` (as true).
+
+    Raises ValueError for a word that belongs to no flag.
+    """
+    flags: dict[str, list[str]] = {}
+    name = None
+    for word in words:
+        if word.startswith("--"):
+            name, is_given, value = word[2:].partition("=")
+            name = name.replace("-", "_")
+            flags[name] = [value] if is_given else []
+        elif name is None:
+            raise ValueError(f"{word!r} follows no flag: write --flag value")
+        else:
+            flags[name].append(word)
+    return {name: ",".join(values) if values else "true" for name, values in flags.items()}
+
+
+def import_run(run: str, flags: Mapping[str, Any], student: Mapping[str, Any] | None) -> Imported:
+    """Turn old settings into a configuration; what it still lacks, `parse_config` will say.
+
+    Args:
+        run: name of the new run.
+        flags: as from `read_flags`.
+        student: a student_config.json; None for a run that only generates.
+    """
+    imported = Imported({"run": run})
+    trains = student is not None
+    for flag, value in flags.items():
+        if not _import_flag(imported, flag, value, trains):
+            imported.lines.append(f"{flag}: left out, not known here")
+    for key, value in (student or {}).items():
+        if not _import_flag(imported, key, value, trains):
+            reason = NUM_LAYERS.format(value=value) if key == "num_layers" else OWN_SHAPE
+            imported.lines.append(f"{key}: left out, {reason}")
+    for model in ("teacher", "student") if trains else ("teacher",):
+        imported.put("added", f"samples.models.{model}.source", model)
+    return imported
+
+
+def _import_flag(imported: Imported, flag: str, given: Any, trains: bool) -> bool:
+    """Take over one setting, or say why not; False for one that is not known."""
+    value = _typed(given)
+    keys = [key for key, names in TAKEN.items() if flag in names.split()]
+    for key in keys:
+        known = DTYPES.get(str(value), value) if key == "teacher.dtype" else value
+        imported.put(flag, IN_TRAINING.get(key, key) if trains else key, known)
+    if flag in SWITCHES and value is not True:
+        imported.lines.append(f"{flag}: left out, it is off")
+    elif flag in SWITCHES:
+        imported.put(flag, *SWITCHES[flag])
+    elif flag == "seeds":
+        num_seeds = len(given if isinstance(given, list) else str(given).split(","))
+        imported.put(flag, "samples.images_per_prompt", num_seeds)
+        imported.lines.append(f"{flag}: the seeds follow from `seed`; the tables list them")
+    elif flag in REFUSED:
+        imported.lines.append(f"{flag}: left out, {REFUSED[flag].format(value=given)}")
+    return bool(keys) or flag == "seeds" or flag in SWITCHES or flag in REFUSED
+
+
+def _typed(value: Any) -> Any:
+    """A word of a command line as the number or truth value that it spells."""
+    if not isinstance(value, str) or value.lower() in ("true", "false"):
+        return value if not isinstance(value, str) else value.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(value)
+        except ValueError:
+            continue
+    return value

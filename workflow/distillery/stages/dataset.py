@@ -1,0 +1,133 @@
+"""The dataset stage: the tables that make a data set of the sampled pictures.
+
+Beside the pictures of each model metadata.csv, which image-folder loaders read; for the whole run
+one manifest, with who made each picture and how long it took, and the list of pairs. Times come
+from telemetry, so these tables differ from run to run and no other stage reads them.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import combinations, pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+
+from distillery.evaluation.timeline import SAMPLES_JOB
+from distillery.files import atomic_path
+from distillery.jobs import DatasetJob
+from distillery.prompts import REQUIRED, RESERVED
+from distillery.telemetry import Event, read_events
+
+METADATA = "metadata.csv"
+PAIRS = "pairs.csv"
+METADATA_COLUMNS = (
+    "prompt_id", "prompt", "index", "noise_seed", "steps", "guidance_scale", "width", "height",
+    "sha256",
+)  # fmt: skip
+"""What is known of a picture beside its file name; the user's own columns follow."""
+PAIR_COLUMNS = (
+    "prompt_id", "prompt", "file_a", "file_b", "seed_a", "seed_b", "model_a", "model_b",
+)  # fmt: skip
+
+Picture = tuple[str, str, str]
+"""Recipe, model and `prompt_id/index` of a picture."""
+Making = tuple[str, float]
+"""The device that made a picture, and the seconds it took."""
+
+
+def make_dataset(
+    job: DatasetJob, manifests: Sequence[Path], run_folder: Path, output: Path
+) -> None:
+    """Write each model's metadata.csv, and the run's manifest and pairs.
+
+    Args:
+        job: frozen configuration.
+        manifests: of the models' samples, results/{run}/samples/{model}/manifest.parquet.
+        run_folder: results/{run}; the tables' paths are relative to it.
+        output: the run's manifest (Parquet) to write, pairs.csv beside it.
+
+    Raises:
+        ValueError: these are not the manifests of the configured models.
+    """
+    by_model = {path.parent.name: path for path in manifests}
+    if sorted(by_model) != sorted(job.models) or len(manifests) != len(job.models):
+        raise ValueError(
+            f"the manifests of {', '.join(job.models)} are needed, given are "
+            f"{', '.join(map(str, manifests))}: give each model's samples/MODEL/manifest.parquet"
+        )
+    making = find_making(read_events(run_folder / "telemetry"))
+    parts = []
+    for model in job.models:
+        table = pd.read_parquet(by_model[model])
+        write_csv(by_model[model].with_name(METADATA), metadata(table))
+        parts.append(describe(table, by_model[model].parent.relative_to(run_folder), making))
+    manifest = pd.concat(parts, ignore_index=True)
+    if job.dataset.pairs == "none":
+        output.with_name(PAIRS).unlink(missing_ok=True)
+    else:
+        pairs = pd.DataFrame(find_pairs(manifest, job.dataset.pairs), columns=PAIR_COLUMNS)
+        write_csv(output.with_name(PAIRS), pairs)
+    with atomic_path(output) as temporary:
+        manifest.to_parquet(temporary, index=False)
+
+
+def write_csv(path: Path, table: pd.DataFrame) -> None:
+    """Write a UTF-8 CSV file with a header, atomically."""
+    with atomic_path(path) as temporary:
+        table.to_csv(temporary, index=False, lineterminator="\n")
+
+
+def metadata(samples: pd.DataFrame) -> pd.DataFrame:
+    """A model's metadata.csv: what image-folder loaders read, file names relative to its folder."""
+    extra = [name for name in samples.columns if name not in (*REQUIRED, *RESERVED)]
+    table = samples[["file", *METADATA_COLUMNS, *extra]]
+    return table.rename(columns={"file": "file_name"})
+
+
+def describe(samples: pd.DataFrame, folder: Path, making: Mapping[Picture, Making]) -> pd.DataFrame:
+    """A model's rows of the manifest: paths below `folder`, device and seconds where known."""
+    found = [
+        making.get((recipe, model, f"{prompt_id}/{index}"), (None, float("nan")))
+        for recipe, model, prompt_id, index in zip(
+            samples["recipe"],
+            samples["model"],
+            samples["prompt_id"],
+            samples["index"],
+            strict=True,
+        )
+    ]
+    return samples.assign(
+        file=[(folder / name).as_posix() for name in samples["file"]],
+        latents_file=[(folder / name).as_posix() for name in samples["latents_file"]],
+        device=pd.Series([device for device, _ in found], dtype="string"),
+        seconds=[seconds for _, seconds in found],
+    )
+
+
+def find_making(events: Iterable[Event]) -> dict[Picture, Making]:
+    """Who made each picture, and its share of the seconds of its batch; the last making counts.
+
+    The first batch of a job also loads the model. A picture saved by a batch that was then killed
+    has no event and is not found here.
+    """
+    making: dict[Picture, Making] = {}
+    for event in events:
+        name = SAMPLES_JOB.match(event.job)
+        if event.kind != "work" or name is None or "samples" not in event.facts:
+            continue
+        seconds = (event.end_s - event.begin_s) / max(event.num_items, 1)
+        for sample in event.facts["samples"]:
+            making[event.facts.get("recipe", ""), name["model"], sample] = (event.device, seconds)
+    return making
+
+
+def find_pairs(
+    manifest: pd.DataFrame, kind: Literal["all", "neighbours"]
+) -> Iterator[tuple[Any, ...]]:
+    """Pairs of pictures of one prompt, as `PAIR_COLUMNS`, in the manifest's order."""
+    columns = ["file", "noise_seed", "model"]
+    for (prompt_id, prompt), pictures in manifest.groupby(list(REQUIRED), sort=False):
+        rows = list(pictures[columns].itertuples(index=False, name=None))
+        pairs = combinations(rows, 2) if kind == "all" else pairwise(rows)
+        for (file_a, seed_a, model_a), (file_b, seed_b, model_b) in pairs:
+            yield prompt_id, prompt, file_a, file_b, seed_a, seed_b, model_a, model_b

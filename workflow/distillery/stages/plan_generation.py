@@ -1,0 +1,97 @@
+"""The plan of a run that only generates: how many pictures, network calls and bytes."""
+
+import shutil
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from distillery.config import RunConfig
+from distillery.families import Family
+from distillery.files import read_json
+from distillery.jobs import Sampling, resolve_sampling
+from distillery.loading import load_scheduler, load_skeleton
+from distillery.teacher import MODEL_CONFIG
+
+GIB = 1 << 30
+PNG_BYTES_PER_PIXEL = 3
+"""The most that three channels of 8 bits come to; a photograph takes about half of it."""
+LATENT_BYTES = 4
+"""Latents are stored in float32."""
+
+
+def plan_generation(
+    config: RunConfig, num_prompts: int, folder: Path, family: Family, run_folder: Path
+) -> dict[str, Any]:
+    """What a run that only generates needs.
+
+    Args:
+        config: of the run.
+        num_prompts: in prompts.eval.
+        folder, family: of the teacher.
+        run_folder: results/{run}, where the pictures will be.
+
+    Raises:
+        ValueError: a size that the teacher cannot make, or a scheduler that cannot be used.
+    """
+    size = (config.teacher.height, config.teacher.width)
+    load_scheduler(folder, config.teacher)
+    shape = family.latent_shape(load_skeleton(folder, family), *size)
+    denoiser_config = read_json(folder / family.denoisers[0] / MODEL_CONFIG)
+    embeds_guidance = family.embeds_guidance(denoiser_config)
+    samples = config.samples
+    per_model = min(samples.num_prompts or num_prompts, num_prompts) * samples.images_per_prompt
+    models = [resolve_sampling(config, model) for model in samples.models]
+    bytes_each = prod(size) * PNG_BYTES_PER_PIXEL + prod(shape) * LATENT_BYTES
+    run_folder.mkdir(parents=True, exist_ok=True)
+    disk = {
+        "planned_bytes": per_model * len(models) * bytes_each,
+        "free_bytes": shutil.disk_usage(run_folder).free,
+    }
+    return {
+        "latent_shape": list(shape),
+        "work": {
+            "num_prompts": {"eval": num_prompts},
+            "num_images": per_model * len(models),
+            "teacher_calls": per_model
+            * sum(_network_calls(model, embeds_guidance) for model in models),
+        },
+        "jobs": {"embeddings": 1, "samples": len(models) * samples.num_shards},
+        "disk": disk,
+        "advice": _advise(config, per_model, disk),
+    }
+
+
+def _network_calls(sampling: Sampling, embeds_guidance: bool) -> int:
+    """Denoiser forward passes for one picture."""
+    is_guided = (sampling.guidance_scale or 1.0) > 1.0 and not embeds_guidance
+    return sampling.steps * (2 if is_guided else 1)
+
+
+def _advise(config: RunConfig, per_model: int, disk: dict[str, int]) -> list[str]:
+    """What a user would want to know, though it stops nothing."""
+    advice = []
+    if disk["planned_bytes"] > disk["free_bytes"]:
+        advice.append(
+            "the pictures may not fit on the disk: free some space, or make results/ a link to a "
+            "larger one; a run that fills it stops, keeps what it made, and goes on when rerun"
+        )
+    batch_size = config.samples.batch_size
+    num_batches = -(-per_model // (1 if batch_size == "auto" else batch_size))
+    if num_batches < config.samples.num_shards:
+        advice.append(
+            f"samples.num_shards is {config.samples.num_shards} for {num_batches} batches: some "
+            "jobs will have nothing to do"
+        )
+    return advice
+
+
+def summarise_generation(plan: dict[str, Any]) -> list[str]:
+    """The lines of the plan's summary about what is computed and stored."""
+    work, disk = plan["work"], plan["disk"]
+    return [
+        f"  prompts       {work['num_prompts']['eval']}",
+        f"  pictures      {work['num_images']} in {plan['jobs']['samples']} jobs, "
+        f"{work['teacher_calls']} network calls",
+        f"  disk          at most {disk['planned_bytes'] / GIB:.2f} GiB, "
+        f"{disk['free_bytes'] / GIB:.1f} GiB free",
+    ]
