@@ -108,7 +108,9 @@ def test_layers_that_the_teacher_lacks(teacher: Path, tmp_path: Path) -> None:
 
 def test_an_expert_that_the_teacher_lacks(teacher: Path, tmp_path: Path) -> None:
     student = {"steps": 2, "expert": "transformer_2"}
-    assert "the teacher has the networks transformer," in refused(tmp_path, teacher, student=student)
+    assert "the teacher has the networks transformer," in refused(
+        tmp_path, teacher, student=student
+    )
 
 
 def test_prompts_in_both_files_are_pointed_out(teacher: Path, tmp_path: Path) -> None:

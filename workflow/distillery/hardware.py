@@ -194,6 +194,9 @@ def _describe(nvml: Any, index: int, handle: Any) -> Gpu:
     return Gpu(nvml.nvmlDeviceGetUUID(handle), index, nvml.nvmlDeviceGetName(handle), memory_bytes)
 
 
+MAX_THREADS_OF_GPU_JOB = 4
+
+
 def select_device(cpu_threads: int) -> "torch.device":
     """The device a job works on, and the settings that make its results repeat.
 
@@ -210,6 +213,8 @@ def select_device(cpu_threads: int) -> "torch.device":
         # decodes in a quarter of the time), matrix products in full float32.
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = True
+        # Jobs of several GPUs share the cores, and what a GPU job does on the CPU is little.
+        torch.set_num_threads(MAX_THREADS_OF_GPU_JOB)
         # cuDNN's benchmark picks another kernel from run to run.
         torch.backends.cudnn.benchmark = False
         return torch.device("cuda", 0)

@@ -1,16 +1,23 @@
 """Load the parts of a pipeline that a job needs, as the configuration asks."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from distillery.adapters import adapted_components
 from distillery.config import Dtype, Teacher
+from distillery.decoding import guard_decoding
 from distillery.families import Family
 from distillery.families.protocol import Denoiser, Pipeline
 from distillery.files import read_json
+from distillery.fusing import adapt, cast
+from distillery.placement import check_attention, check_devices, place, set_attention
 from distillery.schedulers import Scheduler, check_settings, make_scheduler
+from distillery.student.model import load_denoiser
 from distillery.teacher import INDEX, family_in, is_component
+from distillery.weights import choose_variant
 
 
 def load_scheduler(folder: Path, teacher: Teacher | None = None) -> Scheduler:
@@ -40,15 +47,54 @@ def load_teacher(
 ) -> Pipeline:
     """Load the teacher's stock pipeline as its configuration asks.
 
+    What adapters change is loaded in float32 and cast when they are in: a DoRA in float16
+    overflows, and a LoRA is often smaller than what bfloat16 can add.
+
     Args:
         teacher: the section of the configuration.
         folder: where `find_teacher` found it.
-        device: where it goes.
+        device: where it goes, or where its parts go in turn.
         leave_out: names of components that this job does not need.
+
+    Raises:
+        ValueError: an adapter does not fit, or this machine or model lacks what is asked for.
     """
-    pipeline = load_pipeline(folder, teacher.dtype, device, leave_out)
+    check_devices(teacher, device)
+    adapted = sorted(adapted_components(teacher, folder) - set(leave_out))
+    dtypes = dict.fromkeys(adapted, torch.float32) | {
+        "default": torch_dtype(teacher.dtype),
+        "vae": torch_dtype(teacher.vae_dtype),
+    }
+    pipeline = _read_pipeline(folder, dtypes, leave_out, teacher.variant)
+    components = {name: getattr(pipeline, name) for name in adapted}
+    adapt(components, teacher, folder, teacher.fuse_adapters)
+    for component in components.values():
+        cast(component, torch_dtype(teacher.dtype))
     pipeline.scheduler = load_scheduler(folder, teacher)
-    return pipeline
+    return _set_up(pipeline, teacher, family_in(folder), device)
+
+
+def load_student(
+    teacher: Teacher, folder: Path, device: torch.device, leave_out: tuple[str, ...] = ()
+) -> Pipeline:
+    """Load the student's pipeline the way its teacher is loaded; its weights are its own.
+
+    Args: as for `load_teacher`; `folder` is the student's pipeline.
+    """
+    check_devices(teacher, device)
+    dtypes = {"default": torch_dtype(teacher.dtype), "vae": torch_dtype(teacher.vae_dtype)}
+    pipeline = _read_pipeline(folder, dtypes, leave_out)
+    return _set_up(pipeline, teacher, family_in(folder), device)
+
+
+def _set_up(pipeline: Pipeline, teacher: Teacher, family: Family, device: torch.device) -> Pipeline:
+    """What the configuration asks of a loaded pipeline beside its weights."""
+    for denoiser in denoisers_of(pipeline, family).values():
+        keep_states_in_float32(denoiser, torch_dtype(teacher.dtype))
+        if teacher.attention is not None:
+            set_attention(denoiser, teacher.attention)
+    guard_decoding(pipeline)
+    return place(pipeline, teacher, device)
 
 
 def load_pipeline(
@@ -62,21 +108,58 @@ def load_pipeline(
         device: where it goes.
         leave_out: names of components that this job does not need.
     """
+    dtypes = {"default": torch_dtype(dtype), "vae": torch.float32}
+    pipeline = _read_pipeline(folder, dtypes, leave_out)
+    for denoiser in denoisers_of(pipeline, family_in(folder)).values():
+        keep_states_in_float32(denoiser, torch_dtype(dtype))
+    return pipeline.to(device)
+
+
+def _read_pipeline(
+    folder: Path,
+    dtypes: Mapping[str, torch.dtype],
+    leave_out: tuple[str, ...],
+    variant: str | None = None,
+) -> Pipeline:
+    """Read a stock pipeline to the CPU; `dtypes` are by component, and `default`."""
     from diffusers import DiffusionPipeline
     from diffusers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
     absent: dict[str, None] = dict.fromkeys(leave_out)
     pipeline = DiffusionPipeline.from_pretrained(
-        folder,
-        dtype={"default": torch_dtype(dtype), "vae": torch.float32},
-        local_files_only=True,
-        **absent,
+        folder, dtype=dict(dtypes), variant=variant, local_files_only=True, **absent
     )
     pipeline.set_progress_bar_config(disable=True)
-    for denoiser in denoisers_of(pipeline, family_in(folder)).values():
-        keep_states_in_float32(denoiser, torch_dtype(dtype))
-    return pipeline.to(device)
+    return pipeline
+
+
+def load_adapted_denoiser(teacher: Teacher, folder: Path, name: str) -> Denoiser:
+    """One of the teacher's networks in float32 with its adapters fused: where a student starts.
+
+    Raises ValueError: an adapter does not fit.
+    """
+    variant = choose_variant(folder / name, teacher.variant)
+    denoiser = load_denoiser(folder / name, torch.float32, variant)
+    adapt({name: denoiser}, teacher, folder, fuse=True)
+    return denoiser
+
+
+def load_adapted_text(teacher: Teacher, folder: Path) -> dict[str, Any]:
+    """The text encoders that the teacher's adapters change, fused and cast, by component."""
+    import transformers
+
+    index = read_json(folder / INDEX)
+    found = {}
+    texts = adapted_components(teacher, folder) & set(family_in(folder).text_components)
+    for name in sorted(texts):
+        variant = choose_variant(folder / name, teacher.variant)
+        model = getattr(transformers, index[name][1])
+        encoder = model.from_pretrained(folder / name, dtype=torch.float32, variant=variant)
+        adapt({name: encoder}, teacher, folder, fuse=True)
+        cast(encoder, torch_dtype(teacher.dtype))
+        found[name] = encoder
+    return found
 
 
 def denoisers_of(pipeline: Pipeline, family: Family) -> dict[str, Denoiser]:
@@ -137,3 +220,15 @@ def load_skeleton(folder: Path, family: Family) -> Pipeline:
                 component = getattr(diffusers, index[name][1])
                 parts[name] = component.from_config(component.load_config(folder / name))
     return getattr(diffusers, index["_class_name"])(**parts)
+
+
+def check_options(teacher: Teacher, folder: Path) -> None:
+    """Raise ValueError if adapters or attention do not fit the teacher; reads no weights of it."""
+    if not teacher.adapters and teacher.attention is None:
+        return
+    family = family_in(folder)
+    denoisers = denoisers_of(load_skeleton(folder, family), family)
+    for denoiser in denoisers.values():
+        if teacher.attention is not None:
+            check_attention(denoiser, teacher.attention)
+    adapt(denoisers, teacher, folder, fuse=False)

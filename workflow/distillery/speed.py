@@ -63,12 +63,14 @@ def tune(
         amount: of the whole run.
         reporter: is told.
     """
+    denoisers = denoisers_of(pipeline, family).values()
     num_parameters = sum(
-        parameter.numel()
-        for denoiser in denoisers_of(pipeline, family).values()
-        for parameter in denoiser.parameters()
+        parameter.numel() for denoiser in denoisers for parameter in denoiser.parameters()
     )
     if device.type != "cuda" or not pays(choice, num_parameters, amount):
+        return
+    if any(hasattr(denoiser, "_hf_hook") for denoiser in denoisers):
+        reporter.info("does not compile: the network is offloaded or spread over GPUs")
         return
     reporter.info(f"compiles the networks for batches of {amount.batch_size}")
     compile_networks(pipeline, family)

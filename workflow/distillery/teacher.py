@@ -1,15 +1,13 @@
 """Find a teacher, check that it is whole, and say which it is."""
 
 import hashlib
-from math import prod
 from pathlib import Path
 from typing import Any
-
-from safetensors import SafetensorError, safe_open
 
 from distillery.config import Teacher
 from distillery.families import Family, family_of
 from distillery.files import could_be_hub_id, hash_json, read_json
+from distillery.weights import list_variants, measure, missing_weights
 
 INDEX = "model_index.json"
 MODEL_CONFIG = "config.json"
@@ -41,18 +39,26 @@ def find_teacher(teacher: Teacher) -> Path:
         from diffusers import DiffusionPipeline
 
         try:
-            folder = Path(DiffusionPipeline.download(teacher.path, revision=teacher.revision))
-        except OSError as error:
+            downloaded = DiffusionPipeline.download(
+                teacher.path, revision=teacher.revision, variant=teacher.variant
+            )
+            folder = Path(downloaded)
+        except (OSError, ValueError) as error:
             raise FileNotFoundError(
                 f"teacher.path is {teacher.path!r}: it is no folder here and could not be had from "
                 f"the hub ({error})"
             ) from error
-    check_complete(folder)
+    check_complete(folder, teacher.variant)
     return folder
 
 
-def check_complete(folder: Path) -> None:
-    """Raise unless every component that model_index.json names is there with all its weights."""
+def check_complete(folder: Path, variant: str | None = None) -> None:
+    """Raise unless every component that model_index.json names is there with all its weights.
+
+    Args:
+        folder: in Diffusers format.
+        variant: the set of weights files that is read, where a component has it.
+    """
     if not (folder / INDEX).is_file():
         raise FileNotFoundError(
             f"{folder} has no {INDEX}: teacher.path must be a folder in Diffusers format "
@@ -60,11 +66,12 @@ def check_complete(folder: Path) -> None:
         )
     index = read_json(folder / INDEX)
     family_of(index.get("_class_name", ""))
+    _check_variant(folder, variant)
     missing = [
         file
         for name, value in index.items()
         if is_component(value)
-        for file in _missing(folder / name, class_name=value[1])
+        for file in _missing(folder / name, value[1], variant)
     ]
     if missing:
         raise FileNotFoundError(
@@ -73,26 +80,29 @@ def check_complete(folder: Path) -> None:
         )
 
 
+def _check_variant(folder: Path, variant: str | None) -> None:
+    """Raise FileNotFoundError unless some component has the weights of a variant."""
+    there = list_variants(folder)
+    if variant is not None and variant not in there:
+        raise FileNotFoundError(
+            f"teacher.variant is {variant!r}: {folder} has no weights of that name; there are: "
+            f"{', '.join(there) or 'plain ones alone'}; null reads the plain ones"
+        )
+
+
 def is_component(value: Any) -> bool:
     """Whether an entry of model_index.json is a component, [library, class], that is present."""
     return isinstance(value, list) and len(value) == 2 and None not in value
 
 
-def _missing(component: Path, class_name: str) -> list[str]:
+def _missing(component: Path, class_name: str, variant: str | None) -> list[str]:
     """What a component's folder lacks, as paths relative to the pipeline's folder."""
     if not component.is_dir():
         return [component.name]
     config = next((CONFIGS[kind] for kind in CONFIGS if kind in class_name), MODEL_CONFIG)
     if not (component / config).is_file():
         return [f"{component.name}/{config}"]
-    indices = sorted(component.glob("*.safetensors.index.json"))
-    named = {file for index in indices for file in read_json(index)["weight_map"].values()}
-    lacking = [
-        f"{component.name}/{file}" for file in sorted(named) if not (component / file).is_file()
-    ]
-    if config == MODEL_CONFIG and not named and not any(component.glob("*.safetensors")):
-        lacking.append(f"{component.name}/*.safetensors")
-    return lacking
+    return missing_weights(component, variant) if config == MODEL_CONFIG else []
 
 
 def fingerprint(folder: Path) -> str:
@@ -130,28 +140,9 @@ def denoisers_in(folder: Path) -> list[str]:
     return [name for name in family_in(folder).denoisers if is_component(index.get(name))]
 
 
-def count_parameters(folder: Path) -> dict[str, int]:
-    """Parameters of each component, read from the headers of its weight files.
+def count_parameters(folder: Path, variant: str | None = None) -> dict[str, int]:
+    """Parameters of each component, read from the headers of the weights files that are loaded.
 
     Raises ValueError for a truncated file, or one that Git LFS has not fetched.
     """
-    counts = {}
-    for component in sorted(path for path in folder.iterdir() if path.is_dir()):
-        count = 0
-        for path in component.glob("*.safetensors"):
-            try:
-                count += _count(path)
-            except SafetensorError as error:
-                raise ValueError(
-                    f"{path} is damaged ({error}): copy or download it again; if it is tiny, fetch "
-                    "it with git lfs pull"
-                ) from error
-        if count:
-            counts[component.name] = count
-    return counts
-
-
-def _count(path: Path) -> int:
-    """Numbers in a weights file, by its header."""
-    with safe_open(path, framework="pt") as file:
-        return sum(prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+    return {name: size.num_parameters for name, size in measure(folder, variant).items()}

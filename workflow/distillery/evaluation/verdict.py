@@ -34,7 +34,7 @@ class Roles:
     Attributes:
         student: the student at the steps it was trained for.
         reference: the model that the others are held to.
-        rival: the teacher at the student's number of steps, with guidance.
+        rival: the teacher at the student's number of steps, with the targets' guidance.
     """
 
     student: str | None
@@ -49,10 +49,13 @@ def find_roles(config: Config) -> Roles:
         sampling = resolve_sampling(config, name)
         if sampling.steps != config.student.steps:
             continue
-        is_guided = (sampling.guidance_scale or 1.0) > 1.0
-        if chosen.source == "student" and not is_guided:
+        if chosen.source == "student" and (sampling.guidance_scale or 1.0) == 1.0:
             student = student or name
-        elif chosen.source == "teacher" and is_guided and name != config.evaluation.reference:
+        elif (
+            chosen.source == "teacher"
+            and sampling.guidance_scale == config.targets.guidance_scale
+            and name != config.evaluation.reference
+        ):
             rival = rival or name
     return Roles(student, config.evaluation.reference, rival)
 

@@ -9,14 +9,15 @@ from distillery.families import Family
 from distillery.families.protocol import Denoiser
 from distillery.files import atomic_path, read_json
 from distillery.jobs import TrainingJob
-from distillery.student.model import load_denoiser, save_denoiser
+from distillery.loading import load_adapted_denoiser
+from distillery.student.model import save_denoiser
 from distillery.teacher import MODEL_CONFIG, denoisers_in, family_in, find_teacher
 
 
 def build_student(job: TrainingJob, output: Path) -> None:
     """Write the untrained student, a Diffusers model folder in float32.
 
-    Reads the teacher's denoiser and no other component of it.
+    Reads the teacher's denoiser, with its adapters fused, and no other component of it.
 
     Args:
         job: frozen configuration; its sections `teacher` and `student` decide.
@@ -24,12 +25,13 @@ def build_student(job: TrainingJob, output: Path) -> None:
 
     Raises:
         FileNotFoundError: no such teacher.
-        ValueError: a layer in `student.layers` that the teacher does not have.
+        ValueError: a layer in `student.layers` that the teacher does not have, or an adapter that
+            does not fit.
     """
     folder = find_teacher(job.teacher)
     family = family_in(folder)
     expert = choose_expert(denoisers_in(folder), job.student.expert)
-    denoiser = load_denoiser(folder / expert, torch.float32)
+    denoiser = load_adapted_denoiser(job.teacher, folder, expert)
     if job.student.layers is not None:
         check_layers(folder, family, job.student.layers)
         keep_blocks(denoiser, family, job.student.layers)
@@ -69,10 +71,12 @@ def check_layers(folder: Path, family: Family, layers: tuple[int, ...]) -> None:
 
 def keep_blocks(denoiser: Denoiser, family: Family, layers: tuple[int, ...]) -> None:
     """Keep the listed blocks of a denoiser, in place; blocks are counted in the order they run."""
+    changes = dict(family.kept_config(denoiser.config, layers))  # type: ignore[arg-type]
     first = 0
     for name, key in family.blocks.items():
         blocks = list(denoiser.get_submodule(name).children())
         kept = [block for index, block in enumerate(blocks, first) if index in layers]
         first += len(blocks)
         setattr(denoiser, name, torch.nn.ModuleList(kept))
-        denoiser.register_to_config(**{key: len(kept)})  # type: ignore[operator]
+        changes[key] = len(kept)
+    denoiser.register_to_config(**changes)  # type: ignore[operator]

@@ -13,11 +13,12 @@ from distillery.families import Family, few_step_scheduler, grid_of
 from distillery.families.protocol import Denoiser
 from distillery.files import atomic_path, read_json, write_json, write_text
 from distillery.jobs import ExportJob
-from distillery.loading import load_scheduler, torch_dtype
+from distillery.loading import load_adapted_text, load_scheduler, torch_dtype
 from distillery.schedulers import GRID_TOLERANCE, Scheduler
 from distillery.store.trajectories import schedule_from_json
-from distillery.student.model import ABOUT, load_denoiser, save_denoiser
+from distillery.student.model import ABOUT, load_denoiser, save_denoiser, share
 from distillery.teacher import INDEX, family_in, find_teacher, is_component
+from distillery.weights import plain_name, weights_in, weights_of
 
 LINKED_BYTES = 1 << 20
 """Files of this size or more become hard links where they can; people edit the small ones."""
@@ -28,8 +29,9 @@ CARD = "model_card.md.j2"
 def export_student(job: ExportJob, trained: Path, output: Path) -> None:
     """Write the student's pipeline folder: `DiffusionPipeline.from_pretrained(output)` loads it.
 
-    The teacher's components are taken over as files, byte for byte; the denoiser is the student's
-    in the teacher's dtype, and the scheduler takes the steps that it was trained for.
+    The teacher's components are taken over as files, byte for byte, but for text encoders that its
+    adapters change; the denoiser is the student's in the teacher's dtype, and the scheduler takes
+    the steps that it was trained for.
 
     Args:
         job: frozen configuration.
@@ -53,7 +55,12 @@ def export_student(job: ExportJob, trained: Path, output: Path) -> None:
     )
     denoiser = load_denoiser(trained, torch_dtype(job.teacher.dtype))
     with atomic_path(output) as temporary:
-        index = take_over(folder, temporary, family, denoiser, scheduler)
+        index = take_over(folder, temporary, family, denoiser, scheduler, job.teacher.variant)
+        for name, encoder in load_adapted_text(job.teacher, folder).items():
+            # Hard links: writing over the copy would write over the teacher.
+            shutil.rmtree(temporary / name)
+            encoder.save_pretrained(temporary / name)
+            share(temporary / name)
         save_denoiser(denoiser, temporary / family.denoisers[0])
         scheduler.save_pretrained(temporary / "scheduler")
         write_json(temporary / INDEX, index)
@@ -74,7 +81,12 @@ def _check_steps(job: ExportJob, about: Mapping[str, Any], trained: Path) -> Non
 
 
 def take_over(
-    folder: Path, output: Path, family: Family, denoiser: Denoiser, scheduler: Scheduler
+    folder: Path,
+    output: Path,
+    family: Family,
+    denoiser: Denoiser,
+    scheduler: Scheduler,
+    variant: str | None = None,
 ) -> dict[str, Any]:
     """Copy a pipeline's components but denoisers and scheduler; returns the new model_index.json.
 
@@ -83,6 +95,7 @@ def take_over(
         output: folder to make.
         family: of the teacher.
         denoiser, scheduler: the student's, which are not written here.
+        variant: the set of weights files that is taken over, as the plain one.
     """
     index = read_json(folder / INDEX)
     index.pop("_name_or_path", None)
@@ -94,15 +107,20 @@ def take_over(
         elif name in family.denoisers:
             index[name] = [None, None]
         elif is_component(value) and (folder / name).is_dir():
-            _copy_tree(folder / name, output / name)
+            _copy_tree(folder / name, output / name, variant)
     return index | dict(family.single_network)
 
 
-def _copy_tree(source: Path, target: Path) -> None:
-    """Copy a folder's files; large ones become hard links, which take no space."""
-    for path in sorted(source.rglob("*")):
+def _copy_tree(source: Path, target: Path, variant: str | None) -> None:
+    """Copy a component's files; large ones become hard links, which take no space.
+
+    Of its weights only the set that is read, under plain names.
+    """
+    left_out = set(weights_in(source)) - set(weights_of(source, variant))
+    for path in sorted(set(source.rglob("*")) - left_out):
         if path.is_file() and not path.name.startswith("."):
-            copy = target / path.relative_to(source)
+            name = plain_name(path.name) if path in weights_in(source) else path.name
+            copy = target / path.relative_to(source).with_name(name)
             copy.parent.mkdir(parents=True, exist_ok=True)
             _link_or_copy(path.resolve(), copy)
 

@@ -12,8 +12,8 @@ ABOUT = "distillery.json"
 """Beside a trained model: the recipe, its hash and the samples seen."""
 
 
-def load_denoiser(folder: Path, dtype: torch.dtype) -> Denoiser:
-    """Load a Diffusers model, on the CPU and in evaluation mode.
+def load_denoiser(folder: Path, dtype: torch.dtype, variant: str | None = None) -> Denoiser:
+    """Load a Diffusers model, on the CPU and in evaluation mode; `variant` names a set of weights.
 
     Modules that the model's class keeps in float32 stay in float32, as in the stock pipeline.
 
@@ -23,7 +23,9 @@ def load_denoiser(folder: Path, dtype: torch.dtype) -> Denoiser:
     import diffusers
 
     _check_there(folder)
-    denoiser = diffusers.AutoModel.from_pretrained(str(folder), dtype=dtype, local_files_only=True)
+    denoiser = diffusers.AutoModel.from_pretrained(
+        str(folder), dtype=dtype, variant=variant, local_files_only=True
+    )
     assert isinstance(denoiser, torch.nn.Module)
     return denoiser
 

@@ -1,0 +1,375 @@
+"""Adapters: the teacher that stock Diffusers makes of them, or a refusal that names the fault."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import AutoModel, DiffusionPipeline
+from safetensors.torch import load_file, save_file
+
+from adapters import FILE, make_adapter
+from distillery.adapters import find_adapter, teacher_hash, text_hash
+from distillery.config import Teacher
+from distillery.families import family_named
+from distillery.files import hash_json
+from distillery.fusing import adapt, cast
+from distillery.jobs import TargetsJob
+from distillery.loading import check_options, load_teacher
+from distillery.stages.targets import targets_recipe
+from distillery.student.build import build_student
+from distillery.teacher import denoisers_in, family_in, fingerprint
+from distillery.teacher_config import Adapter
+from families import sdxl, wan_two_experts
+from runs import CPU, SETTINGS, make_run
+from tiny import make_tiny_wan
+
+TRAINING = {"num_samples": 8, "global_batch_size": 8}
+
+
+@pytest.fixture(scope="module", params=["wan", "sdxl"])
+def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny teacher of each family."""
+    folder = tmp_path_factory.mktemp(request.param)
+    (make_tiny_wan if request.param == "wan" else sdxl.make)(folder / "teacher")
+    return folder / "teacher"
+
+
+@pytest.fixture(scope="module")
+def tiny_sdxl(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sdxl")
+    sdxl.make(folder / "teacher")
+    return folder / "teacher"
+
+
+def section(folder: Path, *paths: Path, scale: float = 1.0, **changes: Any) -> Teacher:
+    """The section `teacher` with adapters."""
+    adapters = tuple(Adapter(path=str(path), scale=scale) for path in paths)
+    fields = {"path": str(folder), "dtype": "float32", "height": 32, "width": 32}
+    return Teacher(**(fields | {"adapters": adapters} | changes))
+
+
+def denoiser_of(pipeline: Any, folder: Path) -> Any:
+    return getattr(pipeline, denoisers_in(folder)[0])
+
+
+def assert_equal(ours: torch.nn.Module, theirs: torch.nn.Module) -> None:
+    mine, stock = ours.state_dict(), theirs.state_dict()
+    assert mine.keys() == stock.keys()
+    for name in stock:
+        assert torch.equal(mine[name], stock[name]), name
+
+
+def outputs(model: Any) -> torch.Tensor:
+    """A forward pass with fixed inputs, of either family."""
+    generator = torch.Generator().manual_seed(0)
+    if hasattr(model, "conv_in"):
+        config = model.config
+        added = {
+            "text_embeds": torch.randn(1, sdxl.FEATURES, generator=generator),
+            "time_ids": torch.tensor([[32.0, 32.0, 0.0, 0.0, 32.0, 32.0]]),
+        }
+        noisy = torch.randn(1, config.in_channels, 16, 16, generator=generator)
+        words = torch.randn(1, 5, config.cross_attention_dim, generator=generator)
+        result = model(noisy, 500.0, words, added_cond_kwargs=added, return_dict=False)
+    else:
+        noisy = torch.randn(1, 4, 1, 4, 4, generator=generator)
+        words = torch.randn(1, 5, model.config.text_dim, generator=generator)
+        result = model(noisy, torch.tensor([500.0]), words, return_dict=False)
+    output: torch.Tensor = result[0]
+    return output.detach()
+
+
+@pytest.mark.parametrize("dora", [False, True], ids=["lora", "dora"])
+def test_a_fused_teacher_is_what_stock_diffusers_makes(
+    tiny: Path, tmp_path: Path, dora: bool
+) -> None:
+    path = make_adapter(tiny, tmp_path, dora)
+    ours = load_teacher(section(tiny, path, scale=0.7), tiny, CPU)
+    stock = DiffusionPipeline.from_pretrained(tiny)
+    before = outputs(denoiser_of(stock, tiny))
+    stock.load_lora_weights(str(path), adapter_name="a")
+    stock.set_adapters("a", 0.7)
+    stock.fuse_lora(components=[denoisers_in(tiny)[0]], adapter_names=["a"])
+    stock.unload_lora_weights()
+    assert_equal(denoiser_of(ours, tiny), denoiser_of(stock, tiny))
+    assert not torch.allclose(outputs(denoiser_of(ours, tiny)), before, atol=1e-3)
+
+
+@pytest.mark.parametrize("dora", [False, True], ids=["lora", "dora"])
+def test_an_adapter_beside_the_weights_computes_the_same(
+    tiny: Path, tmp_path: Path, dora: bool
+) -> None:
+    path = make_adapter(tiny, tmp_path, dora)
+    fused = denoiser_of(load_teacher(section(tiny, path, scale=0.5), tiny, CPU), tiny)
+    beside = section(tiny, path, scale=0.5, fuse_adapters=False)
+    kept = denoiser_of(load_teacher(beside, tiny, CPU), tiny)
+    torch.testing.assert_close(outputs(kept), outputs(fused), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("fuse", [True, False], ids=["fused", "beside"])
+def test_in_half_precision_it_is_finite_and_close(
+    tiny: Path, tmp_path: Path, dtype: Any, fuse: bool
+) -> None:
+    path = make_adapter(tiny, tmp_path, dora=True)
+    exact = outputs(denoiser_of(load_teacher(section(tiny, path), tiny, CPU), tiny))
+    half = section(tiny, path, dtype=dtype, fuse_adapters=fuse)
+    model = denoiser_of(load_teacher(half, tiny, CPU), tiny)
+    found = outputs(model)
+    assert found.dtype == torch.float32
+    beside = {value.dtype for name, value in model.named_parameters() if "lora_" in name}
+    assert beside == (set() if fuse else {torch.float32})
+    assert (found - exact).norm() < 0.05 * exact.norm()
+
+
+def test_casting_gives_every_tensor_the_type_that_diffusers_loads_it_in(tiny: Path) -> None:
+    folder = tiny / denoisers_in(tiny)[0]
+    ours = AutoModel.from_pretrained(str(folder), dtype=torch.float32)
+    cast(ours, torch.bfloat16)
+    stock = AutoModel.from_pretrained(str(folder), dtype=torch.bfloat16)
+    assert_equal(ours, stock)
+    for part in ("named_parameters", "named_buffers"):
+        mine, theirs = dict(getattr(ours, part)()), dict(getattr(stock, part)())
+        assert {name: value.dtype for name, value in mine.items()} == {
+            name: value.dtype for name, value in theirs.items()
+        }
+
+
+def test_several_adapters_add_up(tiny: Path, tmp_path: Path) -> None:
+    paths = [make_adapter(tiny, tmp_path / str(seed), seed=seed) for seed in (1, 2)]
+    both = denoiser_of(load_teacher(section(tiny, *paths), tiny, CPU), tiny)
+    base = AutoModel.from_pretrained(str(tiny / denoisers_in(tiny)[0]))
+    singles = [denoiser_of(load_teacher(section(tiny, path), tiny, CPU), tiny) for path in paths]
+    for name, weight in base.state_dict().items():
+        added = sum(single.state_dict()[name] - weight for single in singles)
+        torch.testing.assert_close(both.state_dict()[name], weight + added, atol=1e-5, rtol=1e-5)
+
+
+def test_the_student_starts_from_the_adapted_teacher(tiny: Path, tmp_path: Path) -> None:
+    path = make_adapter(tiny, tmp_path / "adapter", dora=True)
+    teacher = section(tiny, path, dtype="bfloat16", fuse_adapters=False)
+    job = {"seed": 0, "teacher": teacher, "student": {"steps": 2}, "training": TRAINING}
+    build_student(training_job(job), tmp_path / "initial")
+    expected = load_teacher(section(tiny, path), tiny, CPU)
+    found = AutoModel.from_pretrained(str(tmp_path / "initial"))
+    assert_equal(found, denoiser_of(expected, tiny))
+
+
+def training_job(fields: dict[str, Any]) -> Any:
+    from distillery.jobs import TrainingJob
+
+    return TrainingJob.model_validate(fields, strict=False)
+
+
+def test_a_kohya_file_is_read_with_its_alphas(tiny_sdxl: Path, tmp_path: Path) -> None:
+    from diffusers.utils import convert_state_dict_to_kohya
+
+    tensors = load_file(make_adapter(tiny_sdxl, tmp_path))
+    path = tmp_path / "kohya.safetensors"
+    save_file(convert_state_dict_to_kohya(tensors), path)
+    ours = load_teacher(section(tiny_sdxl, path), tiny_sdxl, CPU)
+    stock = DiffusionPipeline.from_pretrained(tiny_sdxl)
+    stock.load_lora_weights(str(path))
+    stock.fuse_lora(components=["unet"])
+    stock.unload_lora_weights()
+    assert_equal(ours.unet, stock.unet)
+
+
+def test_a_text_encoder_is_adapted_too(tiny_sdxl: Path, tmp_path: Path) -> None:
+    path = make_adapter(tiny_sdxl, tmp_path, text=True)
+    ours = load_teacher(section(tiny_sdxl, path), tiny_sdxl, CPU)
+    stock = DiffusionPipeline.from_pretrained(tiny_sdxl)
+    plain = stock.text_encoder.state_dict()["encoder.layers.0.self_attn.q_proj.weight"].clone()
+    stock.load_lora_weights(str(path))
+    stock.fuse_lora(components=["unet", "text_encoder"])
+    stock.unload_lora_weights()
+    assert_equal(ours.text_encoder, stock.text_encoder)
+    assert_equal(ours.unet, stock.unet)
+    found = ours.text_encoder.state_dict()["encoder.layers.0.self_attn.q_proj.weight"]
+    assert not torch.equal(found, plain)
+
+
+def test_each_job_adapts_what_it_loads(tiny_sdxl: Path, tmp_path: Path) -> None:
+    teacher = section(tiny_sdxl, make_adapter(tiny_sdxl, tmp_path, text=True))
+    family = family_in(tiny_sdxl)
+    whole = load_teacher(teacher, tiny_sdxl, CPU)
+    generating = load_teacher(teacher, tiny_sdxl, CPU, leave_out=family.text_components)
+    encoding = load_teacher(teacher, tiny_sdxl, CPU, leave_out=("unet", "vae"))
+    assert_equal(generating.unet, whole.unet)
+    assert_equal(encoding.text_encoder, whole.text_encoder)
+
+
+def test_an_expert_alone_is_adapted(tmp_path: Path) -> None:
+    folder = tmp_path / "teacher"
+    wan_two_experts.make(folder)
+    path = make_adapter(folder, tmp_path / "adapter")
+    one = Adapter(path=str(path), expert="transformer_2")
+    ours = load_teacher(section(folder, adapters=(one,)), folder, CPU)
+    stock = DiffusionPipeline.from_pretrained(folder)
+    assert_equal(ours.transformer, stock.transformer)
+    stock.load_lora_weights(str(path), load_into_transformer_2=True)
+    stock.fuse_lora(components=["transformer_2"])
+    stock.transformer_2.unload_lora()
+    assert_equal(ours.transformer_2, stock.transformer_2)
+    other = Adapter(path=str(path), expert="transformer_3")
+    with pytest.raises(ValueError, match=r"'transformer_3'.*has the networks transformer, trans"):
+        check_options(section(folder, adapters=(other,)), folder)
+
+
+# Refusals. `check_options` finds them for the plan, without weights.
+
+
+def refused(folder: Path, *paths: Path, **changes: Any) -> str:
+    teacher = section(folder, *paths, **changes)
+    with pytest.raises((ValueError, FileNotFoundError)) as planned:
+        check_options(teacher, folder)
+    with pytest.raises((ValueError, FileNotFoundError)) as loaded:
+        load_teacher(teacher, folder, CPU)
+    assert str(planned.value) == str(loaded.value)
+    return str(planned.value)
+
+
+def test_what_fits_passes_the_plan(tiny: Path, tmp_path: Path) -> None:
+    check_options(section(tiny, make_adapter(tiny, tmp_path, dora=True)), tiny)
+
+
+def test_names_that_match_nothing(tiny: Path, tmp_path: Path) -> None:
+    def rename(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in tensors if "attn1.to_q" in name]:
+            tensors[name.replace("attn1", "attn9")] = tensors.pop(name)
+
+    message = refused(tiny, make_adapter(tiny, tmp_path, spoil=rename))
+    assert "the model has no place for" in message
+    assert "attn9.to_q.lora_A.weight" in message
+
+
+def test_half_of_a_pair(tiny: Path, tmp_path: Path) -> None:
+    def drop(tensors: dict[str, torch.Tensor]) -> None:
+        del tensors[next(name for name in tensors if "lora_B" in name)]
+
+    message = refused(tiny, make_adapter(tiny, tmp_path, spoil=drop))
+    assert "lora_B" in message
+
+
+def test_an_adapter_of_a_wider_model(tiny: Path, tmp_path: Path) -> None:
+    def widen(tensors: dict[str, torch.Tensor]) -> None:
+        name = next(name for name in tensors if "lora_A" in name)
+        tensors[name] = torch.zeros(2, 99)
+
+    assert "size mismatch" in refused(tiny, make_adapter(tiny, tmp_path, spoil=widen))
+
+
+def test_an_adapter_of_another_family(tiny_sdxl: Path, tmp_path: Path) -> None:
+    make_tiny_wan(tmp_path / "wan")
+    path = make_adapter(tmp_path / "wan", tmp_path / "adapter")
+    message = refused(tiny_sdxl, path)
+    assert "was made for another model: the teacher has nothing named transformer." in message
+    assert "begins with unet, " in message
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_numbers_that_are_not_finite(tiny: Path, tmp_path: Path, value: float) -> None:
+    def spoil(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[next(name for name in tensors if "blocks.0" in name or "1" in name)][0, 0] = value
+
+    assert "is not finite in" in refused(tiny, make_adapter(tiny, tmp_path, spoil=spoil))
+
+
+def test_a_sum_that_overflows(tiny: Path, tmp_path: Path) -> None:
+    path = make_adapter(tiny, tmp_path)
+    with pytest.raises(ValueError, match=r"with scales \[1e\+39\] the weights .* not finite"):
+        load_teacher(section(tiny, path, scale=1e39), tiny, CPU)
+
+
+def test_dora_scales_that_diffusers_drops(tiny_sdxl: Path, tmp_path: Path) -> None:
+    tensors = load_file(make_adapter(tiny_sdxl, tmp_path))
+    tensors["unet.x.dora_scale"] = torch.ones(3)
+    save_file(tensors, tmp_path / FILE)
+    assert "unet.x.dora_scale, which Diffusers drops" in refused(tiny_sdxl, tmp_path / FILE)
+
+
+def test_a_file_that_is_no_adapter(tiny: Path) -> None:
+    weights = tiny / denoisers_in(tiny)[0] / "diffusion_pytorch_model.safetensors"
+    assert "is no LoRA or DoRA: it holds" in refused(tiny, weights)
+
+
+def test_a_damaged_file(tiny: Path, tmp_path: Path) -> None:
+    path = make_adapter(tiny, tmp_path)
+    path.write_bytes(path.read_bytes()[:500])
+    assert "is damaged" in refused(tiny, path)
+
+
+def test_where_an_adapter_is(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "a.safetensors").touch()
+    assert find_adapter(Adapter(path=str(tmp_path / "one"))).name == "a.safetensors"
+    (tmp_path / "one" / "b.safetensors").touch()
+    with pytest.raises(FileNotFoundError, match=r"weight_name is None .* a\.safetensors, b\."):
+        find_adapter(Adapter(path=str(tmp_path / "one")))
+    named = Adapter(path=str(tmp_path / "one"), weight_name="b.safetensors")
+    assert find_adapter(named).name == "b.safetensors"
+    with pytest.raises(FileNotFoundError, match="there is no such file or folder"):
+        find_adapter(Adapter(path="/nowhere/x.safetensors"))
+    (tmp_path / "a.bin").touch()
+    with pytest.raises(FileNotFoundError, match=r"a\.bin is no safetensors file"):
+        find_adapter(Adapter(path=str(tmp_path / "a.bin")))
+
+
+# What depends on an adapter.
+
+
+def recipe_hash(teacher: Teacher, folder: Path) -> str:
+    job = TargetsJob.model_validate(
+        {"seed": 0, "teacher": teacher, "targets": SETTINGS["targets"]}, strict=False
+    )
+    return hash_json(targets_recipe(job, family_in(folder), folder, "embeddings"))
+
+
+def test_a_changed_adapter_changes_the_targets(tiny: Path, tmp_path: Path) -> None:
+    path = make_adapter(tiny, tmp_path, seed=1)
+    plain, first = section(tiny), section(tiny, path)
+    found = [recipe_hash(plain, tiny), recipe_hash(first, tiny)]
+    found += [recipe_hash(section(tiny, path, scale=0.5), tiny)]
+    found += [recipe_hash(section(tiny, path, fuse_adapters=False), tiny)]
+    shutil.copy(path, tmp_path / "moved.safetensors")
+    assert recipe_hash(section(tiny, tmp_path / "moved.safetensors"), tiny) == found[1]
+    make_adapter(tiny, tmp_path, seed=2)
+    found += [recipe_hash(first, tiny)]
+    assert len(set(found)) == len(found)
+
+
+def test_embeddings_depend_on_adapted_text_encoders_alone(tiny_sdxl: Path, tmp_path: Path) -> None:
+    plain = section(tiny_sdxl)
+    unet = section(tiny_sdxl, make_adapter(tiny_sdxl, tmp_path / "unet"))
+    text = section(tiny_sdxl, make_adapter(tiny_sdxl, tmp_path / "text", text=True))
+    assert text_hash(unet, tiny_sdxl) == text_hash(plain, tiny_sdxl)
+    assert text_hash(text, tiny_sdxl) != text_hash(plain, tiny_sdxl)
+    hashes = {teacher_hash(teacher, tiny_sdxl) for teacher in (plain, unet, text)}
+    assert len(hashes) == 3
+
+
+def test_components_that_no_adapter_changes_stay_as_they_are(tiny: Path, tmp_path: Path) -> None:
+    teacher = section(tiny, make_adapter(tiny, tmp_path))
+    linear = torch.nn.Linear(2, 2)
+    before = linear.weight.clone()
+    adapt({"vae": linear}, teacher, tiny, fuse=True)
+    assert torch.equal(linear.weight, before)
+    assert family_in(tiny) in (family_named("wan"), family_named("sdxl"))
+
+
+def test_an_export_has_the_adapted_text_encoder_and_leaves_the_teacher_alone(
+    tiny_sdxl: Path, tmp_path: Path
+) -> None:
+    path = make_adapter(tiny_sdxl, tmp_path / "adapter", text=True)
+    adapter = {"path": str(path)}
+    changes = {"adapters": [adapter], "max_sequence_length": None}
+    before = fingerprint(tiny_sdxl)
+    run = make_run(tmp_path / "run", tiny_sdxl, teacher=changes)
+    run.encode("train")
+    run.all_targets()
+    exported = DiffusionPipeline.from_pretrained(run.train_and_export())
+    teacher = load_teacher(run.config.teacher, tiny_sdxl, CPU)
+    assert_equal(exported.text_encoder, teacher.text_encoder)
+    assert fingerprint(tiny_sdxl) == before

@@ -1,0 +1,113 @@
+"""Pictures that a VAE of lower precision spoils are decoded again in float32."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from distillery.config import Teacher
+from distillery.decoding import guard_decoding, is_black, is_spoiled, take_num_repeated
+from distillery.loading import load_student, load_teacher
+from families import sdxl
+from runs import CPU
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path) -> Any:
+    """A tiny SDXL, its VAE in float16 with a layer that overflows for strong latents."""
+    sdxl.make(tmp_path / "teacher")
+    found = load_teacher(section(tmp_path / "teacher", "float16"), tmp_path / "teacher", CPU)
+    overflowing(found.vae)
+    return found
+
+
+def section(folder: Path, vae_dtype: Any) -> Teacher:
+    return Teacher(path=str(folder), dtype="float32", vae_dtype=vae_dtype, height=32, width=32)
+
+
+def overflowing(vae: Any) -> None:
+    """Scale the values before the last normalisation, which divides the scale away again."""
+    original = vae.decoder.conv_norm_out.forward
+    vae.decoder.conv_norm_out.forward = lambda states: original(states * states.abs().max() * 1e4)
+
+
+def latents(*scales: float) -> torch.Tensor:
+    noise = torch.randn(1, 4, 16, 16, generator=torch.Generator().manual_seed(0))
+    return torch.cat([noise * scale for scale in scales])
+
+
+def test_what_is_spoiled() -> None:
+    decoded = torch.zeros(5, 3, 4, 4)
+    decoded[1] = -1.0
+    decoded[2, 0, 0, 0] = float("nan")
+    decoded[3, 1, 2, 3] = float("inf")
+    decoded[4] = -1.0
+    decoded[4, 0, 0, 0] = -0.9
+    assert is_spoiled(decoded).tolist() == [False, True, True, True, False]
+    assert is_black(decoded / 2 + 0.5).tolist() == [False, True, True, True, False]
+
+
+def test_a_black_picture_is_decoded_again(pipeline: Any, caplog: pytest.LogCaptureFixture) -> None:
+    batch = latents(1.0, 1.0)
+    stock = type(pipeline.vae).decode
+    assert is_spoiled(stock(pipeline.vae, batch.half()).sample).all()
+    with caplog.at_level(logging.WARNING), torch.no_grad():
+        found = pipeline.vae.decode(batch.half()).sample
+    assert found.isfinite().all()
+    assert pipeline.vae.dtype == torch.float16
+    assert "2 of 2 pictures were black or not finite in torch.float16" in caplog.text
+    assert take_num_repeated(pipeline) == 2
+    assert take_num_repeated(pipeline) == 0
+    with torch.no_grad():
+        exact = stock(pipeline.vae.float(), batch.half().float()).sample
+    torch.testing.assert_close(found, exact.half())
+
+
+def test_pictures_that_are_whole_stay_as_they_are(tmp_path: Path) -> None:
+    sdxl.make(tmp_path / "teacher")
+    whole = load_teacher(section(tmp_path / "teacher", "bfloat16"), tmp_path / "teacher", CPU)
+    batch = latents(1.0).bfloat16()
+    with torch.no_grad():
+        found = whole.vae.decode(batch, return_dict=False)[0]
+        assert torch.equal(found, type(whole.vae).decode(whole.vae, batch).sample)
+    assert found.dtype == torch.bfloat16
+    assert take_num_repeated(whole) == 0
+
+
+def test_only_the_spoiled_picture_is_replaced(pipeline: Any) -> None:
+    stock = type(pipeline.vae).decode
+
+    def spoil_second(batch: torch.Tensor, **_options: Any) -> Any:
+        result = stock(pipeline.vae, batch)
+        result.sample[1:2] = float("nan") if batch.dtype == torch.float16 else 0.5
+        result.sample[:1] = 0.25 if batch.dtype == torch.float16 else 0.75
+        return result
+
+    del pipeline.vae.decode
+    pipeline.vae.decode = spoil_second
+    guard_decoding(pipeline)
+    found = pipeline.vae.decode(latents(1.0, 1.0).half()).sample
+    assert (found[0] == 0.25).all()
+    assert (found[1] == 0.75).all()
+
+
+def test_latents_that_are_not_finite_are_refused(pipeline: Any) -> None:
+    with pytest.raises(ValueError, match="1 pictures are not finite, decoded in float32 neither"):
+        pipeline.vae.decode(latents(float("nan")).half())
+
+
+def test_a_float32_vae_has_no_guard(tmp_path: Path) -> None:
+    sdxl.make(tmp_path / "teacher")
+    for load in (load_teacher, load_student):
+        found = load(section(tmp_path / "teacher", "float32"), tmp_path / "teacher", CPU)
+        assert "decode" not in vars(found.vae)
+        assert take_num_repeated(found) == 0
+
+
+def test_the_student_is_decoded_in_the_same_type(tmp_path: Path) -> None:
+    sdxl.make(tmp_path / "teacher")
+    found = load_student(section(tmp_path / "teacher", "float16"), tmp_path / "teacher", CPU)
+    assert found.vae.dtype == torch.float16
+    assert found.unet.dtype == torch.float32

@@ -1,0 +1,138 @@
+"""The memory that weights take, known before they are loaded; what to do where it is too much."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from diffusers import DiffusionPipeline
+
+from distillery.config import Teacher, parse, parse_config
+from distillery.memory import GIB, Memory, advise_memory, choose_preset, estimate, summarise_memory
+from distillery.stages import plan as plan_stage
+from distillery.stages.plan import make_plan, summary
+from distillery.teacher import count_parameters, family_in
+from runs import settings
+
+GPU = {"uuid": "GPU-a", "index": 0, "name": "any", "memory_bytes": 24 * GIB}
+
+
+def section(folder: Path | str = "teacher", **changes: Any) -> Teacher:
+    fields = {"path": str(folder), "dtype": "bfloat16", "height": 32, "width": 32}
+    return parse(Teacher, fields | changes, "test")
+
+
+def measured(teacher: Path, **changes: Any) -> Memory:
+    return estimate(section(teacher, **changes), teacher, family_in(teacher), [])
+
+
+def test_components_in_the_types_they_are_loaded_in(teacher: Path) -> None:
+    counts = count_parameters(teacher)
+    found = measured(teacher, vae_dtype="float32")
+    assert found.components == {
+        "text_encoder": counts["text_encoder"] * 2,
+        "transformer": counts["transformer"] * 2,
+        "vae": counts["vae"] * 4,
+    }
+    assert found.training == counts["transformer"] * 16
+    assert found.gpu is None
+    assert measured(teacher, vae_dtype="bfloat16").components["vae"] == counts["vae"] * 2
+
+
+def test_the_estimate_is_what_is_loaded(teacher: Path) -> None:
+    pipeline = DiffusionPipeline.from_pretrained(teacher)
+    found = measured(teacher, dtype="float32").components
+    for name, size in found.items():
+        tensors = getattr(pipeline, name).state_dict().values()
+        shared = {tensor.data_ptr(): tensor.numel() for tensor in tensors}
+        assert size == sum(shared.values()) * 4
+
+
+def test_what_lies_on_one_gpu_at_once(teacher: Path) -> None:
+    found = {
+        name: measured(teacher, **changes)
+        for name, changes in (
+            ("none", {}),
+            ("model", {"offload": "model"}),
+            ("sequential", {"offload": "sequential"}),
+            ("two", {"num_gpus": 2}),
+        )
+    }
+    sizes = found["none"].components
+    generating = {name: memory.jobs["targets and samples"] for name, memory in found.items()}
+    assert found["none"].jobs["embeddings"] == sizes["text_encoder"]
+    assert generating["none"] == sizes["transformer"] + sizes["vae"]
+    assert generating["model"] == max(sizes["transformer"], sizes["vae"])
+    assert generating["sequential"] < generating["model"]
+    assert generating["two"] == sizes["vae"] + sizes["transformer"] // 2
+
+
+@pytest.mark.parametrize(
+    ("weights", "gpu", "preset"),
+    [
+        (12, 24, "large"),
+        (13, 24, "medium"),
+        (19, 24, "medium"),
+        (20, 24, "small"),
+        (1, None, "cpu"),
+    ],
+)
+def test_presets_go_by_bytes(weights: int, gpu: int | None, preset: str) -> None:
+    assert choose_preset(weights * GIB, gpu and gpu * GIB) == preset
+
+
+def memory(denoiser: float, vae: float = 0.0, gpu: int | None = 24) -> Memory:
+    """Sizes in GiB."""
+    sizes = {"transformer": int(denoiser * GIB), "vae": int(vae * GIB)}
+    return Memory(
+        sizes, {"targets and samples": sum(sizes.values())}, 0, gpu and gpu * GIB, "small"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "found", "advice"),
+    [
+        ({}, memory(12), []),
+        ({}, memory(19), []),
+        ({"dtype": "float32"}, memory(28), ["set teacher.dtype: bfloat16"]),
+        ({}, memory(18, 4), ["need 22.0 GiB .* has 24.0 GiB: set teacher.offload: model"]),
+        ({}, memory(28), ["set teacher.num_gpus: 2, or 1 with offload: sequential"]),
+        ({"num_gpus": 2}, memory(28), ["set teacher.num_gpus: 3, or 1 with offload: sequential"]),
+        (
+            {"offload": "model"},
+            memory(28),
+            ["sequential, or none with num_gpus: 2"],
+        ),
+        ({"offload": "sequential"}, memory(28), ["use a larger GPU"]),
+        ({}, memory(28, gpu=None), []),
+        ({"offload": "model"}, memory(28, gpu=None), ["offload is model and this machine has no"]),
+        ({"num_gpus": 4}, memory(28, gpu=None), ["num_gpus is 4 and this machine has no GPU"]),
+    ],
+)
+def test_advice(changes: dict[str, Any], found: Memory, advice: list[str]) -> None:
+    import re
+
+    given = advise_memory(section(**changes), found, trains=True)
+    assert len(given) == len(advice)
+    assert all(re.search(pattern, line) for pattern, line in zip(advice, given, strict=True))
+
+
+def test_a_student_that_does_not_fit() -> None:
+    found = Memory({"transformer": GIB}, {"targets and samples": GIB}, 20 * GIB, 24 * GIB, "large")
+    (line,) = advise_memory(section(), found, trains=True)
+    assert "training needs 20.0 GiB" in line
+    assert "student.init: layers" in line
+    assert advise_memory(section(), found, trains=False) == []
+
+
+def test_the_plan_says_it(teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    described = plan_stage.describe_hardware()
+    small = GPU | {"memory_bytes": 100_000}
+    monkeypatch.setattr(plan_stage, "describe_hardware", lambda: described | {"gpus": [small]})
+    make_plan(parse_config(settings(tmp_path, teacher), "tiny"), tmp_path / "plan.json")
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    assert set(plan["memory"]) == {"components", "jobs", "training", "gpu", "preset"}
+    assert plan["memory"]["gpu"] == 100_000
+    assert plan["memory"]["preset"] == "small"
+    assert any("set teacher.dtype: bfloat16 (docs/memory.md)" in line for line in plan["advice"])
+    assert summarise_memory(plan["memory"]) in summary(plan)

@@ -1,0 +1,164 @@
+"""How much memory weights take, before anything is loaded, and what to set where it is too much.
+
+Weights only: activations grow with the picture and the batch, and are not estimated.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from distillery.families import Family
+from distillery.section import Dtype
+from distillery.teacher_config import Teacher
+from distillery.weights import Size, measure
+
+GIB = 1 << 30
+ITEM_BYTES: dict[Dtype, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+ROOMY, TIGHT = 0.5, 0.8
+"""Shares of a GPU's memory that weights may take: up to the first batches are large, up to the
+second there is room for small ones. Rules of thumb, not measured."""
+TRAINING_BYTES = 16
+"""A parameter in training: weight, gradient and two moments, all float32."""
+Preset = Literal["large", "medium", "small", "cpu"]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of weights.
+
+    Attributes:
+        components: of the teacher, each in the type that it is loaded in.
+        jobs: on one GPU at once, in the stages that run the teacher.
+        training: of the student with gradients and moments, on each GPU.
+        gpu: all memory of this machine's smallest GPU; None without one.
+        preset: what fits here, whatever the configuration says.
+    """
+
+    components: dict[str, int]
+    jobs: dict[str, int]
+    training: int
+    gpu: int | None
+    preset: Preset
+
+
+def estimate(teacher: Teacher, folder: Path, family: Family, gpus: list[dict[str, Any]]) -> Memory:
+    """The memory that a run's weights take.
+
+    Args:
+        teacher: section of the configuration.
+        folder, family: of the teacher.
+        gpus: as in `hardware.describe_hardware`.
+    """
+    sizes = measure(folder, teacher.variant)
+    components = {
+        name: size.num_parameters * _item_bytes(teacher, name) for name, size in sizes.items()
+    }
+    texts = [name for name in components if name in family.text_components]
+    others = [name for name in components if name not in family.text_components]
+    denoisers = [sizes[name].num_parameters for name in family.denoisers if name in sizes]
+    gpu = min((int(gpu["memory_bytes"]) for gpu in gpus), default=None)
+    plain = teacher.model_copy(update={"offload": "none", "num_gpus": 1})
+    largest = max(on_one_gpu(plain, sizes, names) for names in (texts, others))
+    return Memory(
+        components=components,
+        jobs={
+            "embeddings": on_one_gpu(teacher, sizes, texts),
+            "targets and samples": on_one_gpu(teacher, sizes, others),
+        },
+        training=max(denoisers, default=0) * TRAINING_BYTES,
+        gpu=gpu,
+        preset=choose_preset(largest, gpu),
+    )
+
+
+def _item_bytes(teacher: Teacher, component: str) -> int:
+    """Bytes of one number of a component."""
+    return ITEM_BYTES[teacher.vae_dtype if component == "vae" else teacher.dtype]
+
+
+def on_one_gpu(teacher: Teacher, sizes: Mapping[str, Size], names: Iterable[str]) -> int:
+    """Bytes of weights that lie on the fullest GPU at once, with the configuration's placement.
+
+    Args:
+        teacher: section of the configuration.
+        sizes: of all components.
+        names: those that a job loads.
+    """
+    whole = {name: sizes[name].num_parameters * _item_bytes(teacher, name) for name in names}
+    if teacher.offload == "model":
+        return max(whole.values(), default=0)
+    if teacher.offload == "sequential":
+        tensors = (sizes[name].largest * _item_bytes(teacher, name) for name in whole)
+        return max(tensors, default=0)
+    # The VAE stays whole on the first GPU.
+    split = sum(size for name, size in whole.items() if name != "vae")
+    return whole.get("vae", 0) + -(-split // teacher.num_gpus)
+
+
+def choose_preset(weights: int, gpu: int | None) -> Preset:
+    """Which preset of docs/memory.md fits, by bytes and not by a GPU's name.
+
+    Args:
+        weights: of the largest job without offloading, on one GPU.
+        gpu: memory of the smallest GPU, None without one.
+    """
+    if gpu is None:
+        return "cpu"
+    if weights <= ROOMY * gpu:
+        return "large"
+    return "medium" if weights <= TIGHT * gpu else "small"
+
+
+def advise_memory(teacher: Teacher, memory: Memory, trains: bool) -> list[str]:
+    """What to set where weights will not fit this machine's GPUs, or count on GPUs it lacks."""
+    if memory.gpu is None:
+        return _advise_without_gpu(teacher)
+    advice = []
+    stage, need = max(memory.jobs.items(), key=lambda item: item[1])
+    if need > TIGHT * memory.gpu:
+        advice.append(
+            f"{stage} need {need / GIB:.1f} GiB for the teacher's weights alone, a GPU has "
+            f"{memory.gpu / GIB:.1f} GiB: {_remedy(teacher, memory)} (docs/memory.md)"
+        )
+    if trains and memory.training > TIGHT * memory.gpu:
+        advice.append(
+            f"training needs {memory.training / GIB:.1f} GiB on each GPU for a student of the "
+            f"teacher's size, a GPU has {memory.gpu / GIB:.1f} GiB: keep fewer blocks with "
+            "student.init: layers"
+        )
+    return advice
+
+
+def _advise_without_gpu(teacher: Teacher) -> list[str]:
+    """Settings that count on a GPU."""
+    if teacher.offload == "none" and teacher.num_gpus == 1:
+        return []
+    key = "num_gpus" if teacher.num_gpus > 1 else "offload"
+    value = getattr(teacher, key)
+    return [
+        f"teacher.{key} is {value} and this machine has no GPU: jobs that run here would stop; "
+        "fine on a cluster whose nodes have them"
+    ]
+
+
+def _remedy(teacher: Teacher, memory: Memory) -> str:
+    """The next setting to try, from the one that costs least time to the one that costs most."""
+    assert memory.gpu is not None
+    if teacher.dtype == "float32":
+        return "set teacher.dtype: bfloat16"
+    if teacher.offload == "sequential":
+        return "use a larger GPU"
+    largest = max(memory.components.values())
+    if teacher.offload == "none" and teacher.num_gpus == 1 and largest <= TIGHT * memory.gpu:
+        return "set teacher.offload: model"
+    if teacher.offload == "none":
+        return f"set teacher.num_gpus: {teacher.num_gpus + 1}, or 1 with offload: sequential"
+    return "set teacher.offload: sequential, or none with num_gpus: 2"
+
+
+def summarise_memory(memory: Mapping[str, Any]) -> str:
+    """One line for the plan's summary."""
+    stages = ", ".join(f"{name} {size / GIB:.2f}" for name, size in memory["jobs"].items())
+    gpu = f"a GPU has {memory['gpu'] / GIB:.1f}, " if memory["gpu"] else ""
+    return f"  weights       {stages} GiB; {gpu}preset {memory['preset']} of docs/memory.md"

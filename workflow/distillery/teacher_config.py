@@ -1,0 +1,126 @@
+"""The section `teacher`: which model is distilled, and how its stock pipeline is loaded and called.
+
+Pairs of settings that cannot work together are refused here, each with the reason.
+"""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from distillery.section import Count, Dtype, Section
+
+HALF_ONLY = ("flash", "sage", "aiter", "cudnn")
+"""Parts of the names of attention backends whose kernels take no float32."""
+
+
+class Adapter(Section):
+    """A LoRA or DoRA that changes the teacher."""
+
+    path: str = Field(
+        description="a safetensors file, a folder that holds one, or the id of a hub repository"
+    )
+    scale: float = Field(1.0, description="how strongly it acts; 1.0 is as it was trained")
+    weight_name: str | None = Field(
+        None, description="file name in the folder or repository, if it holds several"
+    )
+    expert: str | None = Field(
+        None,
+        description="of a teacher with several networks, the one it changes; null: the first",
+    )
+
+
+class Teacher(Section):
+    """The model that is distilled, and how its stock pipeline is loaded and called."""
+
+    path: str = Field(description="a Diffusers folder, or the id of a repository on the hub")
+    revision: str | None = Field(None, description="commit of a hub repository")
+    variant: str | None = Field(
+        None,
+        description="which of several sets of weights files is read, e.g. fp16 for "
+        "`diffusion_pytorch_model.fp16.safetensors`; a component without it is read from its plain "
+        "ones",
+    )
+    dtype: Dtype = Field("bfloat16", description="weights and activations; latents stay float32")
+    vae_dtype: Dtype = Field(
+        "float32",
+        description="of the VAE. Lower ones take less memory and shift colours; a picture that "
+        "comes out black or not finite is decoded again in float32",
+    )
+    adapters: tuple[Adapter, ...] = Field(
+        (),
+        description="LoRA and DoRA adapters, in Diffusers' format or one that it converts: `path` "
+        "(file, folder or hub id), `scale`, `weight_name` (the file, if there are several), "
+        "`expert` (the network, if there are several). The student starts from the adapted teacher",
+    )
+    fuse_adapters: bool = Field(
+        True,
+        description="true: added to the weights in float32; false: computed beside them at each "
+        "call, slower, with the adapter's own weights in float32",
+    )
+    attention: str | None = Field(
+        None,
+        description="Diffusers' attention backend, e.g. native, flash, sage, _native_cudnn; null: "
+        "Diffusers' own choice. It changes the last bits",
+    )
+    offload: Literal["none", "model", "sequential"] = Field(
+        "none",
+        description="weights that wait in the host's memory. model: a component is on the GPU "
+        "while it works; sequential: a layer is, which is far slower. Needs a GPU",
+    )
+    num_gpus: Count = Field(
+        1, description="GPUs of one job; with several the networks are spread over them by blocks"
+    )
+    height: Count = Field(description="pixels")
+    width: Count = Field(description="pixels")
+    negative_prompt: str | None = Field(
+        None,
+        description="the unconditional branch's prompt; null: what the stock pipeline does without",
+    )
+    max_sequence_length: Count | None = Field(
+        None, description="text tokens a prompt is padded to; null: the stock pipeline's default"
+    )
+    long_prompts: Literal["refuse", "truncate"] = Field(
+        "refuse", description="what happens to a prompt of more tokens than the model reads"
+    )
+    scheduler: dict[str, bool | int | float | str] | None = Field(
+        None,
+        description="the solver: `class`, a Diffusers scheduler, and settings of it that differ "
+        "from the released one's; null: the released one",
+    )
+
+    @model_validator(mode="after")
+    def _check_places(self) -> Self:
+        """One way to save memory at a time, and none that a job's other settings forbid."""
+        if self.num_gpus > 1 and self.offload != "none":
+            raise ValueError(
+                f"teacher.num_gpus is {self.num_gpus} and teacher.offload is {self.offload!r}: "
+                "weights lie either on several GPUs or in the host's memory; set num_gpus: 1 or "
+                "offload: none"
+            )
+        beside = bool(self.adapters) and not self.fuse_adapters
+        if beside and (self.offload == "sequential" or self.num_gpus > 1):
+            place = "offload: sequential" if self.num_gpus == 1 else f"num_gpus: {self.num_gpus}"
+            raise ValueError(
+                f"teacher.fuse_adapters is false with {place}: an adapter beside the weights "
+                "reads a layer that is not on its device at that moment; set fuse_adapters: true"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_types(self) -> Self:
+        """No numbers that a kernel does not take, and none that cannot be cast back."""
+        if self.vae_dtype != "float32" and self.offload == "sequential":
+            raise ValueError(
+                f"teacher.vae_dtype is {self.vae_dtype!r} with offload: sequential: a black "
+                "picture is decoded again in float32, and weights that come layer by layer cannot "
+                "be cast for that; set vae_dtype: float32 or offload: model"
+            )
+        needs_half = self.attention is not None and any(
+            part in self.attention.lower() for part in HALF_ONLY
+        )
+        if needs_half and self.dtype == "float32":
+            raise ValueError(
+                f"teacher.attention is {self.attention!r} with dtype: float32: its kernels take "
+                "bfloat16 and float16 alone; set dtype: bfloat16 or attention: native"
+            )
+        return self
