@@ -5,8 +5,8 @@ import re
 from snakemake.exceptions import WorkflowError
 from snakemake.utils import min_version
 
-from distillery.config import Config, parse_config
-from distillery.jobs import freeze
+from distillery.config.run import Config, parse_config
+from distillery.config.jobs import freeze
 from distillery.hardware import count_gpus
 
 min_version("9.20")

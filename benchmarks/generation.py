@@ -32,17 +32,19 @@ import pandas as pd
 import torch
 from models import MODELS, Model
 
-from distillery.config import Dtype, Embeddings, Targets, Teacher
+from distillery.config.jobs import EmbeddingsJob, SamplesJob, Sampling, TargetsJob
+from distillery.config.run import Embeddings, Targets
+from distillery.config.section import Dtype
+from distillery.config.teacher import Teacher
 from distillery.families import family_of
 from distillery.files import hash_json, write_json
 from distillery.hardware import describe_hardware
 from distillery.identity import SampleId, draw_noise
-from distillery.jobs import EmbeddingsJob, SamplesJob, Sampling, TargetsJob
 from distillery.stages.embeddings import embeddings_recipe
 from distillery.store.chunks import ChunkIdentity, chunk_folder, chunk_path, write_chunk
 from distillery.store.embeddings import distinct_texts, members_of, pack
 from distillery.store.shards import Manifest, describe_chunk
-from distillery.teacher import fingerprint
+from distillery.teacher.find import fingerprint
 from distillery.telemetry import read_events
 
 ROOT = Path(__file__).parents[1]

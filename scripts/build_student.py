@@ -7,7 +7,7 @@ python scripts/build_student.py --config results/demo/config/training.json \
 from pathlib import Path
 
 from distillery.command import run_stage, stage_parser
-from distillery.jobs import TrainingJob
+from distillery.config.jobs import TrainingJob
 from distillery.student.build import build_student
 
 

@@ -8,7 +8,7 @@ python scripts/dataset.py --config results/shapes/config/dataset.json \
 from pathlib import Path
 
 from distillery.command import logged_parser, run_folder
-from distillery.jobs import DatasetJob, read_job
+from distillery.config.jobs import DatasetJob, read_job
 from distillery.stages.dataset import make_dataset
 from distillery.telemetry import explain_errors
 

@@ -8,7 +8,7 @@ python scripts/embeddings.py --config results/demo/config/embeddings.json \
 from pathlib import Path
 
 from distillery.command import run_stage, stage_parser
-from distillery.jobs import EmbeddingsJob
+from distillery.config.jobs import EmbeddingsJob
 from distillery.stages.embeddings import make_embeddings
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 
 from distillery.command import run_stage, stage_parser
+from distillery.config.jobs import EvaluationJob
 from distillery.evaluation.evaluate import evaluate
-from distillery.jobs import EvaluationJob
 from distillery.telemetry import Reporter
 
 

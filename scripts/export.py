@@ -7,7 +7,7 @@ python scripts/export.py --config results/demo/config/export.json \
 from pathlib import Path
 
 from distillery.command import run_stage, stage_parser
-from distillery.jobs import ExportJob
+from distillery.config.jobs import ExportJob
 from distillery.student.export import export_student
 
 

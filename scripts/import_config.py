@@ -14,9 +14,9 @@ from pathlib import Path
 import yaml
 
 from distillery.command import logged_parser
-from distillery.config import parse_config
+from distillery.config.importing import import_run, read_flags
+from distillery.config.run import parse_config
 from distillery.files import read_json, write_text
-from distillery.importing import import_run, read_flags
 from distillery.telemetry import explain_errors
 
 

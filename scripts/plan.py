@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from distillery.command import logged_parser
+from distillery.config.jobs import read_config
 from distillery.files import read_json
-from distillery.jobs import read_config
 from distillery.stages.plan import make_plan, summary
 from distillery.telemetry import explain_errors
 

@@ -7,7 +7,7 @@ python scripts/prompts.py --config results/demo/config/prompts.json --split trai
 from pathlib import Path
 
 from distillery.command import logged_parser
-from distillery.jobs import PromptsJob, read_job
+from distillery.config.jobs import PromptsJob, read_job
 from distillery.stages.prompts import make_prompt_table
 from distillery.telemetry import explain_errors
 

@@ -11,9 +11,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from distillery.config import Config
+from distillery.config.jobs import read_job
+from distillery.config.run import Config
 from distillery.evaluation.report import write_report
-from distillery.jobs import read_job
 from distillery.telemetry import explain_errors, reporting
 
 

@@ -11,7 +11,7 @@ For the student add --pipeline results/demo/student/pipeline.
 from pathlib import Path
 
 from distillery.command import add_compile, run_stage, shard_argument, stage_parser
-from distillery.jobs import SamplesJob
+from distillery.config.jobs import SamplesJob
 from distillery.stages.samples import Inputs, make_samples
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from distillery.config import Config, GeneratingConfig
+from distillery.config.run import Config, GeneratingConfig
 from distillery.files import write_text
 
 SCHEMA = Path("workflow/schemas/config.schema.json")
@@ -23,7 +23,7 @@ A run is one YAML file; `config/config.yaml` is the demo. Another one is chosen 
 `snakemake --cores all --configfile config/other.yaml` and stands alone: nothing is inherited.
 A run that has none of `targets`, `student`, `training`, `evaluation` and `prompts.train` trains
 nothing and makes a data set of pictures: [generate-a-dataset.md](generate-a-dataset.md).
-Unknown keys are refused. This page is generated from `workflow/distillery/config.py` by
+Unknown keys are refused. This page is generated from `workflow/distillery/config/` by
 `make schema`; editors that read JSON schemas find `workflow/schemas/config.schema.json`.
 """
 

@@ -9,7 +9,7 @@ python scripts/targets.py --config results/demo/config/targets.json \
 from pathlib import Path
 
 from distillery.command import add_compile, run_stage, shard_argument, stage_parser
-from distillery.jobs import TargetsJob
+from distillery.config.jobs import TargetsJob
 from distillery.stages.targets import make_targets
 
 

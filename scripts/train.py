@@ -20,8 +20,8 @@ import os
 from pathlib import Path
 
 from distillery.command import run_folder, stage_parser
+from distillery.config.jobs import TrainingJob, read_job
 from distillery.hardware import device_label, select_device
-from distillery.jobs import TrainingJob, read_job
 from distillery.telemetry import explain_errors, reporting
 from distillery.training import distributed
 from distillery.training.loop import Paths, train

@@ -9,9 +9,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from distillery.config import Config, Section, parse_config
-from distillery.files import write_json
-from distillery.jobs import (
+from distillery.config.jobs import (
     EmbeddingsJob,
     ExportJob,
     SamplesJob,
@@ -20,6 +18,9 @@ from distillery.jobs import (
     freeze,
     read_job,
 )
+from distillery.config.run import Config, parse_config
+from distillery.config.section import Section
+from distillery.files import write_json
 from distillery.stages.embeddings import make_embeddings
 from distillery.stages.merge import merge_samples, merge_targets
 from distillery.stages.samples import Inputs, make_samples

@@ -19,9 +19,9 @@ from diffusers import (
 )
 from transformers import T5Tokenizer, UMT5Config, UMT5EncoderModel
 
+from distillery.config.jobs import TrainingJob, read_job
 from distillery.families import family_named, grid_of
 from distillery.files import hash_json, write_json
-from distillery.jobs import TrainingJob, read_job
 from distillery.schedulers import plain_config
 from distillery.store.chunks import ChunkIdentity, chunk_folder, chunk_path, write_chunk
 from distillery.store.embeddings import distinct_texts, members_of, pack

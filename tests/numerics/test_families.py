@@ -19,11 +19,11 @@ from distillery.families import Setting, family_named, grid_of
 from distillery.families.text import check_lengths
 from distillery.files import read_json
 from distillery.identity import SampleId, draw_noise
-from distillery.loading import load_scheduler, load_teacher
+from distillery.model_folder import ABOUT
 from distillery.store.embeddings import EmbeddingStore
 from distillery.store.trajectories import TrajectoryStore
-from distillery.student.model import ABOUT
-from distillery.teacher import family_in, find_teacher
+from distillery.teacher.find import family_in, find_teacher
+from distillery.teacher.loading import load_scheduler, load_teacher
 from distillery.training.dataset import SegmentDataset, student_scheduler
 from distillery.trajectory import record
 from families import CASES

@@ -15,13 +15,14 @@ import torch
 from diffusers import DDIMScheduler, FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
 
 import tiny
-from distillery.config import Embeddings, Targets, Teacher
-from distillery.jobs import EmbeddingsJob, TargetsJob
+from distillery.config.jobs import EmbeddingsJob, TargetsJob
+from distillery.config.run import Embeddings, Targets
+from distillery.config.teacher import Teacher
+from distillery.model_folder import load_denoiser
 from distillery.schedule import from_prediction
 from distillery.stages.embeddings import make_embeddings
 from distillery.stages.merge import merge_targets
 from distillery.stages.targets import make_targets
-from distillery.student.model import load_denoiser
 from distillery.telemetry import Reporter
 from distillery.training.dataset import SegmentDataset
 from distillery.training.objectives import sample_losses, segment_target

@@ -10,17 +10,16 @@ from diffusers import AutoModel, DiffusionPipeline
 from safetensors.torch import load_file, save_file
 
 from adapters import FILE, make_adapter
-from distillery.adapters import find_adapter, teacher_hash, text_hash
-from distillery.config import Teacher
+from distillery.config.jobs import TargetsJob
+from distillery.config.teacher import Adapter, Teacher
 from distillery.families import family_named
 from distillery.files import hash_json
-from distillery.fusing import adapt, cast
-from distillery.jobs import TargetsJob
-from distillery.loading import check_options, load_teacher
 from distillery.stages.targets import targets_recipe
 from distillery.student.build import build_student
-from distillery.teacher import denoisers_in, family_in, fingerprint
-from distillery.teacher_config import Adapter
+from distillery.teacher.adapters import find_adapter, teacher_hash, text_hash
+from distillery.teacher.find import denoisers_in, family_in, fingerprint
+from distillery.teacher.fusing import adapt, cast
+from distillery.teacher.loading import check_options, load_teacher
 from families import sdxl, wan_two_experts
 from runs import CPU, SETTINGS, make_run
 from tiny import make_tiny_wan
@@ -158,7 +157,7 @@ def test_the_student_starts_from_the_adapted_teacher(tiny: Path, tmp_path: Path)
 
 
 def training_job(fields: dict[str, Any]) -> Any:
-    from distillery.jobs import TrainingJob
+    from distillery.config.jobs import TrainingJob
 
     return TrainingJob.model_validate(fields, strict=False)
 

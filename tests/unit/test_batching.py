@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from distillery.batching import Batcher
-from distillery.speed import Amount, pays
+from distillery.stages.batching import Batcher
+from distillery.stages.speed import Amount, pays
 from distillery.telemetry import Reporter
 from runs import CPU, make_run
 

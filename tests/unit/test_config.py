@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from distillery.config import Config, GeneratingConfig, Prompts, parse_config
+from distillery.config.jobs import JOBS, SamplesJob, TrainingJob, freeze, read_config, read_job
+from distillery.config.run import Config, GeneratingConfig, Prompts, parse_config
 from distillery.files import write_json
-from distillery.jobs import JOBS, SamplesJob, TrainingJob, freeze, read_config, read_job
 
 REPOSITORY = Path(__file__).parents[2]
 SHIPPED = sorted((REPOSITORY / "config").rglob("*.yaml"))

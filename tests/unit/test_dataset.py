@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from distillery.config import parse_config
+from distillery.config.jobs import DatasetJob
+from distillery.config.run import parse_config
 from distillery.files import hash_file
-from distillery.jobs import DatasetJob
 from distillery.stages.dataset import PAIR_COLUMNS, find_making, make_dataset
 from distillery.stages.plan import make_plan, summary
 from distillery.telemetry import Event

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from distillery.config import Teacher
-from distillery.decoding import guard_decoding, is_black, is_spoiled, take_num_repeated
-from distillery.loading import load_student, load_teacher
+from distillery.config.teacher import Teacher
+from distillery.teacher.decoding import guard_decoding, is_black, is_spoiled, take_num_repeated
+from distillery.teacher.loading import load_student, load_teacher
 from families import sdxl
 from runs import CPU
 

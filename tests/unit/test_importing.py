@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from distillery.config import GeneratingConfig, parse_config
-from distillery.importing import REFUSED, SWITCHES, TAKEN, import_run, read_flags
+from distillery.config.importing import REFUSED, SWITCHES, TAKEN, import_run, read_flags
+from distillery.config.run import GeneratingConfig, parse_config
 
 REPOSITORY = Path(__file__).parents[2]
 OLD = shlex.split(

@@ -13,12 +13,12 @@ from safetensors.numpy import save_file
 from transformers import CLIPConfig, CLIPModel, CLIPProcessor, CLIPTokenizer
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-from distillery.config import Evaluation
+from distillery.config.jobs import EvaluationJob
+from distillery.config.run import Evaluation
 from distillery.evaluation.evaluate import evaluate, summarise
 from distillery.evaluation.judge import count_cut_prompts, embed_images, embed_prompts, load_judge
 from distillery.evaluation.manifests import read_samples
 from distillery.evaluation.metrics import IDENTICAL_PSNR_DB
-from distillery.jobs import EvaluationJob
 from distillery.telemetry import Reporter
 
 CPU = torch.device("cpu")

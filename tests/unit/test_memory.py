@@ -7,11 +7,20 @@ from typing import Any
 import pytest
 from diffusers import DiffusionPipeline
 
-from distillery.config import Teacher, parse, parse_config
-from distillery.memory import GIB, Memory, advise_memory, choose_preset, estimate, summarise_memory
+from distillery.config.parsing import parse
+from distillery.config.run import parse_config
+from distillery.config.teacher import Teacher
 from distillery.stages import plan as plan_stage
 from distillery.stages.plan import make_plan, summary
-from distillery.teacher import count_parameters, family_in
+from distillery.teacher.find import count_parameters, family_in
+from distillery.teacher.memory import (
+    GIB,
+    Memory,
+    advise_memory,
+    choose_preset,
+    estimate,
+    summarise_memory,
+)
 from runs import settings
 
 GPU = {"uuid": "GPU-a", "index": 0, "name": "any", "memory_bytes": 24 * GIB}

@@ -13,12 +13,13 @@ import torch
 from accelerate import cpu_offload, dispatch_model
 
 from adapters import make_adapter
-from distillery.adapters import teacher_hash
-from distillery.config import Teacher, parse
+from distillery.config.parsing import parse
+from distillery.config.teacher import Teacher
 from distillery.families import Request, Setting
-from distillery.loading import check_options, load_teacher
-from distillery.placement import balance, check_devices, plan_blocks
-from distillery.teacher import denoisers_in, family_in
+from distillery.teacher.adapters import teacher_hash
+from distillery.teacher.find import denoisers_in, family_in
+from distillery.teacher.loading import check_options, load_teacher
+from distillery.teacher.placement import balance, check_devices, plan_blocks
 from families import sdxl
 from runs import CPU
 from tiny import LATENT_SHAPE, MAX_TOKENS, make_tiny_wan

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from distillery.config import parse_config
+from distillery.config.run import parse_config
 from distillery.stages.plan import make_plan, summary
 from runs import make_run, settings
 from tiny import tiny_prompts

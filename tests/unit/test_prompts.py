@@ -6,8 +6,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from distillery.config import Prompts
-from distillery.jobs import PromptsJob
+from distillery.config.jobs import PromptsJob
+from distillery.config.run import Prompts
 from distillery.prompts import RESERVED, RESERVED_BY_DATASET, read_prompts
 from distillery.stages.prompts import make_prompt_table
 

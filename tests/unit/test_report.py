@@ -11,7 +11,7 @@ import pytest
 from test_judge import PROMPTS, Run, make_judge
 from test_timeline import run_events
 
-from distillery.config import parse_config
+from distillery.config.run import parse_config
 from distillery.evaluation import pictures, plots, report, verdict
 from distillery.files import write_json
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import tiny
+from distillery.config.jobs import TrainingJob, read_job
 from distillery.files import read_json, write_json
-from distillery.jobs import TrainingJob, read_job
 from distillery.student.build import build_student
 
 

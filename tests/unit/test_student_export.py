@@ -14,14 +14,15 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import tiny
-from distillery.config import Student, Targets, Teacher
+from distillery.config.jobs import ExportJob
+from distillery.config.run import Student, Targets
+from distillery.config.teacher import Teacher
 from distillery.families import family_named, grid_of
 from distillery.files import hash_file, read_json, write_json
 from distillery.identity import SampleId, draw_noise, noise_seed
-from distillery.jobs import ExportJob
+from distillery.model_folder import ABOUT
 from distillery.student import export
 from distillery.student.export import export_student
-from distillery.student.model import ABOUT
 from distillery.training.dataset import student_scheduler
 
 STEPS = 4

@@ -9,16 +9,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from distillery.config import Teacher
+from distillery.config.teacher import Teacher
 from distillery.families import family_named
-from distillery.loading import load_pipeline, load_skeleton
-from distillery.teacher import (
+from distillery.teacher.find import (
     check_complete,
     count_parameters,
     family_in,
     find_teacher,
     fingerprint,
 )
+from distillery.teacher.loading import load_pipeline, load_skeleton
 from runs import CPU
 from tiny import HEIGHT, LATENT_SHAPE, WIDTH, make_tiny_wan
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import tiny
 from distillery.files import read_json, write_json
-from distillery.student.model import hash_model
+from distillery.model_folder import hash_model
 from distillery.telemetry import read_events
 from distillery.training import checkpoint, loop
 
@@ -118,9 +118,9 @@ def test_only_the_student_and_stored_numbers_are_opened(data, tmp_path, monkeypa
     monkeypatch.setattr(ModelMixin, "from_pretrained", classmethod(note))
     monkeypatch.setattr(diffusers.DiffusionPipeline, "from_pretrained", refuse)
     monkeypatch.setattr(transformers.PreTrainedModel, "from_pretrained", refuse)
-    monkeypatch.setattr("distillery.teacher.find_teacher", refuse)
+    monkeypatch.setattr("distillery.teacher.find.find_teacher", refuse)
     for name in ("load_pipeline", "load_teacher", "load_scheduler"):
-        monkeypatch.setattr(f"distillery.loading.{name}", refuse)
+        monkeypatch.setattr(f"distillery.teacher.loading.{name}", refuse)
     moved = tmp_path / "data"
     shutil.copytree(data, moved, ignore=shutil.ignore_patterns("teacher"))
     assert train(moved, tmp_path) == 0

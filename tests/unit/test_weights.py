@@ -7,13 +7,13 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline
 
-from distillery.adapters import teacher_hash, text_hash
-from distillery.config import Teacher
-from distillery.loading import load_adapted_denoiser, load_teacher
+from distillery.config.teacher import Teacher
+from distillery.model_folder import load_denoiser
 from distillery.student.export import take_over
-from distillery.student.model import load_denoiser
-from distillery.teacher import check_complete, count_parameters, family_in, find_teacher
-from distillery.weights import plain_name, variant_of
+from distillery.teacher.adapters import teacher_hash, text_hash
+from distillery.teacher.find import check_complete, count_parameters, family_in, find_teacher
+from distillery.teacher.loading import load_adapted_denoiser, load_teacher
+from distillery.teacher.weights import plain_name, variant_of
 from runs import CPU, make_run
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"

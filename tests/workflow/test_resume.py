@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from distillery.jobs import SamplesJob, TargetsJob
+from distillery.config.jobs import SamplesJob, TargetsJob
 from runs import Run, make_run
 from tiny import tiny_prompts
 

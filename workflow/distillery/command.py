@@ -5,9 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distillery.config import Model
+from distillery.config.jobs import read_job
+from distillery.config.parsing import Model
 from distillery.hardware import device_label, select_device
-from distillery.jobs import read_job
 from distillery.telemetry import Reporter, explain_errors, reporting
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ import pandas as pd
 import torch
 from PIL import Image
 
+from distillery.config.jobs import EvaluationJob
 from distillery.evaluation import metrics
 from distillery.evaluation.judge import (
     Judge,
@@ -23,7 +24,6 @@ from distillery.evaluation.judge import (
 from distillery.evaluation.manifests import ModelSamples, check_pairs, read_samples
 from distillery.evaluation.metrics import FloatArray, Groups, Interval
 from distillery.files import atomic_path, write_json
-from distillery.jobs import EvaluationJob
 from distillery.telemetry import Reporter
 
 READ_AHEAD = 64

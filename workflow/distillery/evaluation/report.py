@@ -11,7 +11,7 @@ import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from distillery.config import Config
+from distillery.config.run import Config
 from distillery.evaluation import figures
 from distillery.evaluation.manifests import ModelSamples, check_pairs, read_samples
 from distillery.evaluation.pictures import Grid, make_grid

@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
-from distillery.config import Config, Dtype
+from distillery.config.run import Config
+from distillery.config.section import Dtype
 from distillery.evaluation.manifests import ModelSamples
 from distillery.files import read_json
-from distillery.student.model import ABOUT
+from distillery.model_folder import ABOUT
 
 
 def loading_code(config: Config, run_folder: Path, samples: ModelSamples | None) -> str | None:

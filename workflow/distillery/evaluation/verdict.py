@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from distillery.config import Config
+from distillery.config.jobs import resolve_sampling
+from distillery.config.run import Config
 from distillery.evaluation.metrics import Interval
-from distillery.jobs import resolve_sampling
 
 MIN_CLIP_RATIO = 0.97
 """Share of the reference's CLIP score that a student must keep."""

@@ -73,7 +73,7 @@ def on(conditioning: Mapping[str, torch.Tensor], device: torch.device) -> dict[s
     """A batch on a device, in float32 where it has a floating type.
 
     Networks of lower precision get what they were given before: the values are exact in float32,
-    and `teacher.keep_states_in_float32` casts them back at the network's door.
+    and `teacher.loading.keep_states_in_float32` casts them back at the network's door.
     """
     return {
         name: value.to(device).float() if value.is_floating_point() else value.to(device)

@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 import pandas as pd
 
+from distillery.config.jobs import DatasetJob
 from distillery.evaluation.timeline import SAMPLES_JOB
 from distillery.files import atomic_path
-from distillery.jobs import DatasetJob
 from distillery.prompts import REQUIRED, RESERVED
 from distillery.telemetry import Event, read_events
 

@@ -7,16 +7,16 @@ from typing import Any
 import pandas as pd
 import torch
 
-from distillery.adapters import text_hash
+from distillery.config.jobs import EmbeddingsJob
 from distillery.families import Conditioning, Family
 from distillery.families.protocol import Pipeline
 from distillery.families.text import check_lengths
 from distillery.files import read_json
-from distillery.jobs import EmbeddingsJob
-from distillery.loading import load_teacher
 from distillery.stages.chunked import ChunkPlan, NotFiniteError, make_chunks
 from distillery.store.embeddings import distinct_texts, members_of, pack
-from distillery.teacher import INDEX, family_in, find_teacher
+from distillery.teacher.adapters import text_hash
+from distillery.teacher.find import INDEX, family_in, find_teacher
+from distillery.teacher.loading import load_teacher
 from distillery.telemetry import Reporter
 
 

@@ -8,19 +8,19 @@ from typing import Any
 import pandas as pd
 import torch
 
-from distillery.adapters import teacher_hash
-from distillery.batching import Batcher
+from distillery.config.jobs import SamplesJob
 from distillery.families import Family, Request, Setting
 from distillery.families.protocol import Pipeline
 from distillery.files import hash_json, read_json
 from distillery.identity import draw_noise
-from distillery.jobs import SamplesJob
-from distillery.loading import load_student, load_teacher
-from distillery.speed import PROBE_STEPS, Amount, Compile, loading_timed, tune
+from distillery.stages.batching import Batcher
 from distillery.stages.gallery import Gallery, Savers
+from distillery.stages.speed import PROBE_STEPS, Amount, Compile, loading_timed, tune
 from distillery.stages.targets import all_samples
 from distillery.store.embeddings import EmbeddingStore
-from distillery.teacher import MODEL_CONFIG, family_in, find_teacher, fingerprint
+from distillery.teacher.adapters import teacher_hash
+from distillery.teacher.find import MODEL_CONFIG, family_in, find_teacher, fingerprint
+from distillery.teacher.loading import load_student, load_teacher
 from distillery.telemetry import Reporter
 from distillery.trajectory import record
 

@@ -9,27 +9,27 @@ from typing import Any
 
 import pandas as pd
 
-from distillery.adapters import text_hash
-from distillery.config import Config, RunConfig
+from distillery.config.jobs import EmbeddingsJob, TargetsJob
+from distillery.config.run import Config, RunConfig
 from distillery.families import Family
 from distillery.files import could_be_hub_id, hash_json, read_json, write_json
 from distillery.hardware import describe_hardware
-from distillery.jobs import EmbeddingsJob, TargetsJob
-from distillery.loading import check_options, torch_dtype
-from distillery.memory import advise_memory, estimate, summarise_memory
 from distillery.prompts import read_prompts
 from distillery.stages.embeddings import embeddings_recipe
 from distillery.stages.plan_generation import plan_generation, summarise_generation
 from distillery.stages.targets import targets_recipe
 from distillery.store.chunks import chunk_folder
 from distillery.student.build import check_layers, choose_expert
-from distillery.teacher import (
+from distillery.teacher.adapters import text_hash
+from distillery.teacher.find import (
     MODEL_CONFIG,
     count_parameters,
     denoisers_in,
     family_in,
     find_teacher,
 )
+from distillery.teacher.loading import check_options, torch_dtype
+from distillery.teacher.memory import advise_memory, estimate, summarise_memory
 
 GIB = 1 << 30
 HEADROOM = 1.05

@@ -5,12 +5,12 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from distillery.config import RunConfig
+from distillery.config.jobs import Sampling, resolve_sampling
+from distillery.config.run import RunConfig
 from distillery.families import Family
 from distillery.files import read_json
-from distillery.jobs import Sampling, resolve_sampling
-from distillery.loading import load_scheduler, load_skeleton
-from distillery.teacher import MODEL_CONFIG
+from distillery.teacher.find import MODEL_CONFIG
+from distillery.teacher.loading import load_scheduler, load_skeleton
 
 GIB = 1 << 30
 PNG_BYTES_PER_PIXEL = 3

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from distillery.config import Split
+from distillery.config.jobs import PromptsJob
+from distillery.config.section import Split
 from distillery.files import atomic_path
-from distillery.jobs import PromptsJob
 from distillery.prompts import read_prompts
 
 

@@ -8,21 +8,21 @@ from typing import Any
 import pandas as pd
 import torch
 
-from distillery.adapters import teacher_hash
-from distillery.batching import Batcher
+from distillery.config.jobs import TargetsJob
 from distillery.families import Family, Request, Setting, few_step_scheduler, grid_of
 from distillery.families.protocol import Pipeline
 from distillery.files import hash_json
 from distillery.identity import SampleId, draw_noise
-from distillery.jobs import TargetsJob
-from distillery.loading import load_scheduler, load_skeleton, load_teacher, torch_dtype
 from distillery.schedule import Schedule
 from distillery.schedulers import ADVICE, GRID_TOLERANCE, Scheduler, plain_config, prediction_type
-from distillery.speed import PROBE_STEPS, Amount, Compile, loading_timed, tune
+from distillery.stages.batching import Batcher
 from distillery.stages.chunked import ChunkPlan, NotFiniteError, make_chunks
+from distillery.stages.speed import PROBE_STEPS, Amount, Compile, loading_timed, tune
 from distillery.store.embeddings import EmbeddingStore
 from distillery.store.trajectories import knots_of
-from distillery.teacher import family_in, find_teacher
+from distillery.teacher.adapters import teacher_hash
+from distillery.teacher.find import family_in, find_teacher
+from distillery.teacher.loading import load_scheduler, load_skeleton, load_teacher, torch_dtype
 from distillery.telemetry import Reporter
 from distillery.trajectory import record
 

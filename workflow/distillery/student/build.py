@@ -5,13 +5,13 @@ from pathlib import Path
 
 import torch
 
+from distillery.config.jobs import TrainingJob
 from distillery.families import Family
 from distillery.families.protocol import Denoiser
 from distillery.files import atomic_path, read_json
-from distillery.jobs import TrainingJob
-from distillery.loading import load_adapted_denoiser
-from distillery.student.model import save_denoiser
-from distillery.teacher import MODEL_CONFIG, denoisers_in, family_in, find_teacher
+from distillery.model_folder import save_denoiser
+from distillery.teacher.find import MODEL_CONFIG, denoisers_in, family_in, find_teacher
+from distillery.teacher.loading import load_adapted_denoiser
 
 
 def build_student(job: TrainingJob, output: Path) -> None:

@@ -9,16 +9,16 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from distillery.config.jobs import ExportJob
 from distillery.families import Family, few_step_scheduler, grid_of
 from distillery.families.protocol import Denoiser
 from distillery.files import atomic_path, read_json, write_json, write_text
-from distillery.jobs import ExportJob
-from distillery.loading import load_adapted_text, load_scheduler, torch_dtype
+from distillery.model_folder import ABOUT, load_denoiser, save_denoiser, share
 from distillery.schedulers import GRID_TOLERANCE, Scheduler
 from distillery.store.trajectories import schedule_from_json
-from distillery.student.model import ABOUT, load_denoiser, save_denoiser, share
-from distillery.teacher import INDEX, family_in, find_teacher, is_component
-from distillery.weights import plain_name, weights_in, weights_of
+from distillery.teacher.find import INDEX, family_in, find_teacher, is_component
+from distillery.teacher.loading import load_adapted_text, load_scheduler, torch_dtype
+from distillery.teacher.weights import plain_name, weights_in, weights_of
 
 LINKED_BYTES = 1 << 20
 """Files of this size or more become hard links where they can; people edit the small ones."""

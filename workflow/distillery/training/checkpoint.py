@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from distillery.families.protocol import Denoiser
 from distillery.files import atomic_path, hash_file, read_json, remove, write_json
-from distillery.student.model import share
+from distillery.model_folder import share
 from distillery.telemetry import Reporter
 
 STATE = "state.json"

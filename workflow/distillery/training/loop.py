@@ -10,12 +10,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from distillery.config import Training
+from distillery.config.jobs import TrainingJob
+from distillery.config.run import Training
 from distillery.files import atomic_path, hash_json, write_json
-from distillery.jobs import TrainingJob
-from distillery.loading import torch_dtype
+from distillery.model_folder import ABOUT, hash_model, load_denoiser, save_denoiser
 from distillery.store.chunks import chunk_folder
-from distillery.student.model import ABOUT, hash_model, load_denoiser, save_denoiser
+from distillery.teacher.loading import torch_dtype
 from distillery.telemetry import Reporter
 from distillery.training import checkpoint, distributed
 from distillery.training.checkpoint import TrainingState, Window

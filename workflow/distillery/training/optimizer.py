@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import torch
 
-from distillery.config import Training
+from distillery.config.run import Training
 
 
 def make_optimizer(

@@ -9,7 +9,7 @@ from typing import Self
 
 import torch
 
-from distillery.config import Training
+from distillery.config.run import Training
 from distillery.telemetry import Reporter
 from distillery.training.checkpoint import TrainingState, Window
 from distillery.training.distributed import Place

@@ -8,26 +8,22 @@ section reruns exactly what depends on it, and a queued job cannot pick up a lat
 from pathlib import Path
 from typing import Any, Literal
 
-from distillery.config import (
-    BatchSize,
+from distillery.config.parsing import Model, parse
+from distillery.config.run import (
     Config,
-    Count,
     Dataset,
     Embeddings,
     Evaluation,
     GeneratingConfig,
-    Model,
-    Name,
     Prompts,
     RunConfig,
-    Section,
     Student,
     Targets,
-    Teacher,
     Training,
-    parse,
     parse_config,
 )
+from distillery.config.section import BatchSize, Count, Name, Section
+from distillery.config.teacher import Teacher
 from distillery.files import read_json
 
 RECIPE_VERSIONS = {"embeddings": 2, "targets": 2, "training": 2, "samples": 2}

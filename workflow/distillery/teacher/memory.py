@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from distillery.config.section import Dtype
+from distillery.config.teacher import Teacher
 from distillery.families import Family
-from distillery.section import Dtype
-from distillery.teacher_config import Teacher
-from distillery.weights import Size, measure
+from distillery.teacher.weights import Size, measure
 
 GIB = 1 << 30
 ITEM_BYTES: dict[Dtype, int] = {"float32": 4, "bfloat16": 2, "float16": 2}

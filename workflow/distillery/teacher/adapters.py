@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from distillery.config.teacher import Adapter, Teacher
 from distillery.families import Family
 from distillery.files import could_be_hub_id, hash_file, hash_json, read_json
-from distillery.teacher import INDEX, MODEL_CONFIG, denoisers_in, family_in, fingerprint
-from distillery.teacher_config import Adapter, Teacher
+from distillery.teacher.find import INDEX, MODEL_CONFIG, denoisers_in, family_in, fingerprint
 
 HUB_NAME = "pytorch_lora_weights.safetensors"
 """The file name that Diffusers gives adapters."""

@@ -1,23 +1,18 @@
 """The typed configuration: one frozen model a section, unknown keys refused, defaults here only.
 
 `Config` is what a user writes to distil a student, `GeneratingConfig` to generate pictures and
-nothing else; jobs.py says which part of it each stage depends on.
+nothing else; `jobs` says which part of it each stage depends on.
 """
 
-import json
-from typing import Annotated, Any, Literal, Self, TypeVar, get_args
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
+from distillery.config.parsing import parse
+from distillery.config.section import BatchSize, Count, Dtype, Name, Section
+from distillery.config.teacher import Teacher
 from distillery.files import JsonObject
-from distillery.section import Count as Count
-from distillery.section import Dtype as Dtype
-from distillery.section import Section as Section
-from distillery.teacher_config import Teacher as Teacher
 
-Split = Literal["train", "eval"]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
-BatchSize = Count | Literal["auto"]
 Momentum = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -331,65 +326,3 @@ def _is_given(raw: JsonObject, key: str) -> bool:
         return section in raw
     inner = raw.get(section)
     return isinstance(inner, dict) and inner.get(name) is not None
-
-
-Model = TypeVar("Model", bound=Section)
-
-
-def parse(model: type[Model], raw: JsonObject, source: str) -> Model:
-    """Validate through JSON, which strict mode needs for tuples, and explain what is wrong."""
-    try:
-        return model.model_validate_json(json.dumps(raw, default=_refuse))
-    except ValidationError as error:
-        problems = "\n".join(f"  {_explain(model, details)}" for details in error.errors())
-        raise ValueError(f"{source} cannot be used:\n{problems}") from None
-
-
-def _refuse(value: object) -> None:
-    """YAML knows more types than JSON does, dates above all."""
-    raise ValueError(
-        f"YAML takes {value} for a {type(value).__name__}: put it in quotes if text is meant"
-    )
-
-
-def _explain(model: type[BaseModel], details: Any) -> str:
-    """One line about one of pydantic's errors: key, value given, what is allowed."""
-    key = ".".join(str(part) for part in details["loc"] if part != "[key]")
-    given = details.get("input")
-    match details["type"]:
-        case "extra_forbidden":
-            allowed = ", ".join(sorted(_known_keys(model, details["loc"][:-1])))
-            return f"{key} is not a key of the configuration; known here: {allowed}"
-        case "missing":
-            return f"{key} is missing: add it"
-        case "value_error":
-            return str(details["ctx"]["error"])
-        case "float_type" | "int_type" if isinstance(given, str) and _is_number(given):
-            return (
-                f"{key} is the text {given!r}: YAML 1.1 takes 1e-4 for text, write 1.0e-4, "
-                "and leave out quotes"
-            )
-        case _:
-            message = details["msg"].replace("Input should be", "it should be")
-            return f"{key} is {given!r}: {message}"
-
-
-def _known_keys(model: type[BaseModel], location: tuple[str | int, ...]) -> set[str]:
-    """The keys of the (nested) section at `location`."""
-    for part in location:
-        field = model.model_fields.get(str(part))
-        if field is not None and isinstance(field.annotation, type):
-            model = field.annotation if issubclass(field.annotation, BaseModel) else model
-        elif field is not None:  # a list of sections, or a mapping from free names to them
-            parts = [part for part in get_args(field.annotation) if isinstance(part, type)]
-            model = next((part for part in parts if issubclass(part, BaseModel)), model)
-    return set(model.model_fields)
-
-
-def _is_number(text: str) -> bool:
-    """Whether Python would read the text as a number."""
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

@@ -11,7 +11,7 @@ import torch
 
 from distillery.families import Family
 from distillery.families.protocol import Pipeline
-from distillery.loading import denoisers_of
+from distillery.teacher.loading import denoisers_of
 from distillery.telemetry import Reporter
 
 Compile = Literal["auto", "always", "never"]

@@ -6,18 +6,19 @@ from typing import Any
 
 import torch
 
-from distillery.adapters import adapted_components
-from distillery.config import Dtype, Teacher
-from distillery.decoding import guard_decoding
+from distillery.config.section import Dtype
+from distillery.config.teacher import Teacher
 from distillery.families import Family
 from distillery.families.protocol import Denoiser, Pipeline
 from distillery.files import read_json
-from distillery.fusing import adapt, cast
-from distillery.placement import check_attention, check_devices, place, set_attention
+from distillery.model_folder import load_denoiser
 from distillery.schedulers import Scheduler, check_settings, make_scheduler
-from distillery.student.model import load_denoiser
-from distillery.teacher import INDEX, family_in, is_component
-from distillery.weights import choose_variant
+from distillery.teacher.adapters import adapted_components
+from distillery.teacher.decoding import guard_decoding
+from distillery.teacher.find import INDEX, family_in, is_component
+from distillery.teacher.fusing import adapt, cast
+from distillery.teacher.placement import check_attention, check_devices, place, set_attention
+from distillery.teacher.weights import choose_variant
 
 
 def load_scheduler(folder: Path, teacher: Teacher | None = None) -> Scheduler:

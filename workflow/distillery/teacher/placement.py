@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
+from distillery.config.teacher import Teacher
 from distillery.families.protocol import Denoiser, Pipeline
-from distillery.teacher_config import Teacher
 
 GIB = 1 << 30
 

@@ -57,7 +57,7 @@ class DecodeGuard:
             )
         decoded_b[spoiled] = repeated.to(decoded_b.dtype)
         self.num_repeated += len(repeated)
-        logging.getLogger("distillery.decoding").warning(
+        logging.getLogger("distillery.teacher.decoding").warning(
             f"{len(repeated)} of {len(decoded_b)} pictures were black or not finite in "
             f"{self._vae.dtype} and were decoded again in float32; teacher.vae_dtype: float32 "
             "avoids the second try"

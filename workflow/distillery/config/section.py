@@ -5,7 +5,10 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 Dtype = Literal["float32", "bfloat16", "float16"]
+Split = Literal["train", "eval"]
 Count = Annotated[int, Field(ge=1)]
+BatchSize = Count | Literal["auto"]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 
 
 class Section(BaseModel):

@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from distillery.section import Count, Dtype, Section
+from distillery.config.section import Count, Dtype, Section
 
 HALF_ONLY = ("flash", "sage", "aiter", "cudnn")
 """Parts of the names of attention backends whose kernels take no float32."""

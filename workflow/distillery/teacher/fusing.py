@@ -11,16 +11,16 @@ from typing import Any
 
 import torch
 
-from distillery.adapters import (
+from distillery.config.teacher import Adapter, Teacher
+from distillery.files import read_json
+from distillery.teacher.adapters import (
     Weights,
     choose_components,
     find_adapter,
     name_some,
     read_weights,
 )
-from distillery.files import read_json
-from distillery.teacher import INDEX, family_in
-from distillery.teacher_config import Adapter, Teacher
+from distillery.teacher.find import INDEX, family_in
 
 
 def adapt(

@@ -4,10 +4,10 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from distillery.config import Teacher
+from distillery.config.teacher import Teacher
 from distillery.families import Family, family_of
 from distillery.files import could_be_hub_id, hash_json, read_json
-from distillery.weights import list_variants, measure, missing_weights
+from distillery.teacher.weights import list_variants, measure, missing_weights
 
 INDEX = "model_index.json"
 MODEL_CONFIG = "config.json"
