@@ -1,4 +1,4 @@
-"""The student on disk: one Diffusers model folder, the same bytes wherever it was made."""
+"""A network on disk: one Diffusers model folder, the same bytes wherever it was made."""
 
 from pathlib import Path
 
