@@ -9,6 +9,7 @@ peak        a large bfloat16 matrix product on the same GPU
 stock       Diffusers in bfloat16, one prompt a call, PNG saved with its defaults
 stock-batch Diffusers in bfloat16, eager, latents only, at the stage's batch size
 targets     scripts/targets.py as the workflow runs it, one process a GPU
+precision   error of one forward pass to float32, stock bfloat16's and the stages'
 samples     scripts/samples.py with few steps and no guidance: what a student costs
 
 A stage's rate is that of its batches after each job's first, which also compiles; its `seconds` are
@@ -36,15 +37,17 @@ from distillery.config.jobs import EmbeddingsJob, SamplesJob, Sampling, TargetsJ
 from distillery.config.run import Embeddings, Targets
 from distillery.config.section import Dtype
 from distillery.config.teacher import Teacher
-from distillery.families import family_of
+from distillery.families import Setting, family_of, grid_of
 from distillery.files import hash_json, write_json
 from distillery.hardware import describe_hardware
 from distillery.identity import SampleId, draw_noise
 from distillery.stages.embeddings import embeddings_recipe
+from distillery.stages.speed import compile_networks
 from distillery.store.chunks import ChunkIdentity, chunk_folder, chunk_path, write_chunk
 from distillery.store.embeddings import distinct_texts, members_of, pack
 from distillery.store.shards import Manifest, describe_chunk
 from distillery.teacher.find import fingerprint
+from distillery.teacher.loading import load_pipeline
 from distillery.telemetry import read_events
 
 ROOT = Path(__file__).parents[1]
@@ -193,18 +196,81 @@ def measure_stock(model: Model, folder: Path, repeats: int) -> dict[str, Any]:
     }
 
 
+def measure_precision(model: Model, folder: Path) -> dict[str, Any]:
+    """Relative error of one forward pass to float32, at three states: stock bfloat16 and ours.
+
+    Ours is the network as the stages use it: states in float32, cast at its door, compiled.
+    """
+    found: dict[str, list[torch.Tensor]] = {}
+    for name in ("float32", "stock", "ours"):
+        dtype: Dtype = "float32" if name == "float32" else "bfloat16"
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if name == "stock":
+            pipeline = diffusers.DiffusionPipeline.from_pretrained(
+                folder / "teacher", dtype=torch.bfloat16
+            ).to(device)
+        else:
+            pipeline = load_pipeline(folder / "teacher", dtype, device)
+        if name == "ours" and device.type == "cuda":
+            compile_networks(pipeline, family_of(model.pipeline))
+        found[name] = [
+            predict_at(model, pipeline, share, torch.bfloat16 if name == "stock" else torch.float32)
+            for share in (0.0, 0.5, 0.9)
+        ]
+        del pipeline
+        torch.cuda.empty_cache()
+    errors = {
+        name: [
+            float((ours - exact).norm() / exact.norm())
+            for ours, exact in zip(found[name], found["float32"], strict=True)
+        ]
+        for name in ("stock", "ours")
+    }
+    ratios = [ours / stock for ours, stock in zip(errors["ours"], errors["stock"], strict=True)]
+    return {"error_to_float32": errors, "ours_to_stock": ratios}
+
+
+@torch.no_grad()
+def predict_at(model: Model, pipeline: Any, share: float, dtype: torch.dtype) -> torch.Tensor:
+    """The conditional prediction at a state this share of the steps along; float32 on the CPU."""
+    family = family_of(model.pipeline)
+    device = pipeline._execution_device
+    shape = family.latent_shape(pipeline, model.height, model.width)
+    grid = grid_of(family, pipeline.scheduler, model.steps, shape)
+    step = int(share * model.steps)
+    clean, noise = (draw_noise(0, [SampleId(name, 0)], shape) for name in ("clean", "noise"))
+    noisy = grid.alphas[step] * clean + grid.sigmas[step] * noise
+    prompts = family.pad([random_prompt(model)], max(size[0] for size in model.prompt.values()))
+    prediction = family.predict(
+        getattr(pipeline, family.denoisers[0]),
+        noisy.to(device, dtype),
+        torch.tensor([grid.timesteps[step]], device=device),
+        {
+            name: value.to(device, dtype) if value.is_floating_point() else value.to(device)
+            for name, value in prompts.items()
+        },
+        Setting(model.height, model.width, model.guidance_scale),
+    )
+    return prediction.float().cpu()
+
+
+def random_prompt(model: Model) -> dict[str, torch.Tensor]:
+    """Random embeddings of one prompt."""
+    generator = torch.Generator().manual_seed(0)
+    return {
+        name: torch.randn(size, generator=generator).bfloat16()
+        for name, size in model.prompt.items()
+    }
+
+
 def stock_call(model: Model, pipeline: Any, batch_size: int) -> dict[str, Any]:
     """Arguments of a plain call with embeddings, as a user would write it."""
     family = family_of(model.pipeline)
     shape = family.latent_shape(pipeline, model.height, model.width)
     samples = [SampleId(f"p{row}", 0) for row in range(batch_size)]
     noise = draw_noise(0, samples, shape).to("cuda", torch.bfloat16)
-    prompt = {
-        name: torch.randn(size, generator=torch.Generator().manual_seed(0)).bfloat16()
-        for name, size in model.prompt.items()
-    }
     length = max(size[0] for size in model.prompt.values())
-    batch = family.pad([prompt] * batch_size, length)
+    batch = family.pad([random_prompt(model)] * batch_size, length)
     embeds = {
         "prompt_embeds": batch["prompt_embeds"].cuda(),
         **({"pooled_prompt_embeds": batch["pooled"].cuda()} if "pooled" in batch else {}),
@@ -309,6 +375,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--few-steps", type=int, default=4)
     parser.add_argument("--vae-dtype", default="float32")
     parser.add_argument("--eager", type=int, default=0, help="targets a GPU without compiling, too")
+    parser.add_argument("--precision", action="store_true", help="errors to float32, too")
     parser.add_argument("--stock", type=int, default=4, help="stock repeats; 0: not measured")
     arguments = parser.parse_args(argv)
     model, folder = MODELS[arguments.model], arguments.folder
@@ -326,6 +393,9 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.stock:
         results |= measure_stock(model, folder, arguments.stock)
     torch.cuda.empty_cache()
+    if arguments.precision:
+        results["precision"] = measure_precision(model, folder)
+        print("precision", json.dumps(results["precision"]), flush=True)  # noqa: T201
     measure_stages(model, arguments, results)
     explain(model, results)
     write_json(arguments.output, results)

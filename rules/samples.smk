@@ -22,7 +22,6 @@ rule samples:
     resources:
         gpu=min(NUM_GPUS, CONFIG.teacher.num_gpus),
         cpu_threads=CONFIG.hardware.cpu_threads,
-        compile=CONFIG.hardware.compile,
     params:
         num_shards=CONFIG.samples.num_shards,
         pipeline=lambda wildcards, input: (
@@ -38,7 +37,7 @@ rule samples:
             --embeddings {input.embeddings} \
             --shard {wildcards.shard}/{params.num_shards} \
             --output {output} \
-            --compile {resources.compile} \
+            --compile {CONFIG.hardware.compile} \
             --cpu-threads {resources.cpu_threads} \
             --log-file {log} {params.pipeline}
         """

@@ -21,8 +21,6 @@ rule targets:
     resources:
         gpu=min(NUM_GPUS, CONFIG.teacher.num_gpus),
         cpu_threads=CONFIG.hardware.cpu_threads,
-        # A resource and no parameter: it changes no result beyond rounding, so it reruns nothing.
-        compile=CONFIG.hardware.compile,
     params:
         num_shards=CONFIG.targets.num_shards,
     shell:
@@ -34,7 +32,7 @@ rule targets:
             --embeddings {input.embeddings} \
             --shard {wildcards.shard}/{params.num_shards} \
             --output {output} \
-            --compile {resources.compile} \
+            --compile {CONFIG.hardware.compile} \
             --cpu-threads {resources.cpu_threads} \
             --log-file {log}
         """

@@ -1,6 +1,7 @@
 """Draw the pictures of one model with a stock pipeline that is loaded when the first is missing."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,13 @@ from distillery.stages.targets import all_samples
 from distillery.store.embeddings import EmbeddingStore
 from distillery.teacher.adapters import teacher_hash
 from distillery.teacher.find import MODEL_CONFIG, family_in, find_teacher, fingerprint
-from distillery.teacher.loading import load_student, load_teacher
+from distillery.teacher.loading import (
+    can_be_in_float32,
+    denoisers_of,
+    in_float32,
+    load_student,
+    load_teacher,
+)
 from distillery.telemetry import Reporter
 from distillery.trajectory import record
 
@@ -142,11 +149,12 @@ class Painter:
     def paint(self, rows: Sequence[int], missing: Sequence[int], savers: Savers) -> list[str]:
         """Make one whole group and save the missing pictures of it.
 
-        Returns a line for each picture whose latents are not finite; nothing is saved for it.
+        A picture that is black or not finite is made once more in float32. Returns a line for each
+        whose latents are not finite even so; nothing is saved for it.
         """
         failures = []
         assert self.pipeline is not None  # loading may change the size of a batch
-        for batch, (pictures, latents_b) in self.batcher.map(rows, self._run):
+        for batch, (pictures, latents_b) in self.batcher.map(rows, self._run_carefully):
             for row, picture, latents in zip(batch, pictures, latents_b, strict=False):
                 if row not in missing:
                     continue
@@ -156,6 +164,30 @@ class Painter:
                     continue
                 savers.submit(partial(self.gallery.save, row, picture.numpy(), latents.clone()))
         return failures
+
+    def _run_carefully(self, rows: Sequence[int], size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """`_run`, and again in float32 for what came out black or not finite."""
+        pictures, latents_b = self._run(rows, size)
+        spoiled = is_spoiled(pictures, latents_b)[: len(rows)]
+        if not spoiled.any():
+            return pictures, latents_b
+        names = [self.gallery.samples[row] for row, bad in zip(rows, spoiled, strict=True) if bad]
+        ids = ", ".join(f"{sample.prompt_id}/{sample.index}" for sample in names)
+        denoisers = denoisers_of(self.pipeline, self.family).values()
+        if not all(can_be_in_float32(denoiser) for denoiser in denoisers):
+            self.reporter.warning(f"black or not finite: {ids}")
+            return pictures, latents_b
+        self.reporter.warning(f"black or not finite, made again in float32: {ids}")
+        with ExitStack() as stack:
+            for denoiser in denoisers:
+                stack.enter_context(in_float32(denoiser))
+            again, latents_again = self._run(rows, size)
+        whole = torch.zeros(size, dtype=torch.bool)
+        whole[: len(rows)] = spoiled
+        pictures[whole], latents_b[whole] = again[whole], latents_again[whole]
+        if is_spoiled(pictures, latents_b)[: len(rows)].any():
+            self.reporter.warning(f"in float32 still black or not finite: some of {ids}")
+        return pictures, latents_b
 
     def _run(self, rows: Sequence[int], size: int) -> tuple[torch.Tensor, torch.Tensor]:
         """One call of the pipeline, padded to `size`: pictures (b, h, w, 3), latents (b, *latent).
@@ -189,6 +221,12 @@ class Painter:
             setting=setting,
             decode=True,
         )
+
+
+def is_spoiled(pictures: torch.Tensor, latents_b: torch.Tensor) -> torch.Tensor:
+    """Which pictures (b, h, w, 3) are black, or have latents (b, ...) not finite; (b,) bool."""
+    is_finite = latents_b.flatten(1).isfinite().all(dim=1)
+    return ~is_finite | (pictures.flatten(1) == 0).all(dim=1)
 
 
 def as_bytes(pictures: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """Load the parts of a pipeline that a job needs, as the configuration asks."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from distillery.teacher.find import INDEX, family_in, is_component
 from distillery.teacher.fusing import adapt, cast
 from distillery.teacher.placement import check_attention, check_devices, place, set_attention
 from distillery.teacher.weights import choose_variant
+
+LOW_PRECISION = (torch.bfloat16, torch.float16)
 
 
 def load_scheduler(folder: Path, teacher: Teacher | None = None) -> Scheduler:
@@ -179,17 +182,54 @@ def keep_states_in_float32(denoiser: Denoiser, dtype: torch.dtype) -> None:
     """
     if dtype == torch.float32:
         return
+    door = _Door(dtype)
+    denoiser.register_forward_pre_hook(door.enter, with_kwargs=True)
+    denoiser.register_forward_hook(door.leave)
+
+
+class _Door:
+    """The pair of hooks; `dtype` is what the network computes in."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
 
     def enter(
-        _module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, _module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return _cast_states(args, dtype), _cast_states(kwargs, dtype)
+        return _cast_states(args, self.dtype), _cast_states(kwargs, self.dtype)
 
-    def leave(_module: torch.nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
+    def leave(self, _module: torch.nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
         return _cast_states(output, torch.float32)
 
-    denoiser.register_forward_pre_hook(enter, with_kwargs=True)
-    denoiser.register_forward_hook(leave)
+
+def can_be_in_float32(denoiser: Denoiser) -> bool:
+    """Whether `in_float32` would change anything and can: weights of less, all on one device."""
+    is_low = any(parameter.dtype in LOW_PRECISION for parameter in denoiser.parameters())
+    return is_low and not hasattr(denoiser, "_hf_hook")
+
+
+@contextmanager
+def in_float32(denoiser: Denoiser) -> Iterator[None]:
+    """Let a network compute in float32 for a while; its weights come back bit for bit.
+
+    Takes twice their memory meanwhile.
+    """
+    owners = [getattr(hook, "__self__", None) for hook in denoiser._forward_pre_hooks.values()]
+    doors = [owner for owner in owners if isinstance(owner, _Door)]
+    tensors = [*denoiser.parameters(), *denoiser.buffers()]
+    before = [(tensor, tensor.dtype) for tensor in tensors if tensor.dtype in LOW_PRECISION]
+    dtypes = [(door, door.dtype) for door in doors]
+    try:
+        for tensor, _ in before:
+            tensor.data = tensor.data.float()
+        for door in doors:
+            door.dtype = torch.float32
+        yield
+    finally:
+        for tensor, dtype in before:
+            tensor.data = tensor.data.to(dtype)
+        for door, dtype in dtypes:
+            door.dtype = dtype
 
 
 def _cast_states(value: Any, dtype: torch.dtype) -> Any:
