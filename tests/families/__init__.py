@@ -17,6 +17,7 @@ FILES = (
     "pixart",
     "sana",
     "sd3",
+    "sd3_without_t5",
     "flux_dev",
     "flux_schnell",
     "flux_true_guidance",

@@ -280,7 +280,7 @@ def test_the_students_pipeline_is_stock_and_draws_the_stages_picture(subject: Su
     pipeline_folder = run.train_and_export()
     run.samples(model="student", pipeline=pipeline_folder)
     about = read_json(pipeline_folder / ABOUT)
-    plain = DiffusionPipeline.from_pretrained(pipeline_folder)
+    plain = DiffusionPipeline.from_pretrained(pipeline_folder, **about["call"]["absent"])
     plain.set_progress_bar_config(disable=True)
 
     grid = grid_of(

@@ -29,13 +29,14 @@ def loading_code(config: Config, run_folder: Path, samples: ModelSamples | None)
         first = samples.table.iloc[0]
         prompt, seed = str(first["prompt"]), int(first["noise_seed"])
         of_report = f"  # noise of {first['prompt_id']}/{first['index']}"
+    absent = "".join(f", {name}=None" for name in call.get("absent", ()))
     lines = [
         "import torch",
         "from diffusers import DiffusionPipeline",
         "",
         f'folder = "{folder.as_posix()}"',
         f"dtype = {_dtypes(config.teacher.dtype)}",
-        "pipeline = DiffusionPipeline.from_pretrained(folder, dtype=dtype)",
+        f"pipeline = DiffusionPipeline.from_pretrained(folder, dtype=dtype{absent})",
         'pipeline.to("cuda" if torch.cuda.is_available() else "cpu")',
         "",
         "result = pipeline(",

@@ -16,7 +16,13 @@ from distillery.files import atomic_path, read_json, write_json, write_text
 from distillery.model_folder import ABOUT, load_denoiser, save_denoiser, share
 from distillery.schedulers import GRID_TOLERANCE, Scheduler
 from distillery.store.trajectories import schedule_from_json
-from distillery.teacher.find import INDEX, family_in, find_teacher, is_component
+from distillery.teacher.find import (
+    INDEX,
+    components_left_out,
+    family_in,
+    find_teacher,
+    is_component,
+)
 from distillery.teacher.loading import load_adapted_text, load_scheduler, torch_dtype
 from distillery.teacher.weights import plain_name, weights_in, weights_of
 
@@ -65,7 +71,8 @@ def export_student(job: ExportJob, trained: Path, output: Path) -> None:
         scheduler.save_pretrained(temporary / "scheduler")
         write_json(temporary / INDEX, index)
         check_schedule(family, temporary, about["recipe"])
-        about["call"] = right_call(job, family, denoiser)
+        absent = dict.fromkeys(components_left_out(temporary))
+        about["call"] = right_call(job, family, denoiser) | {"absent": absent}
         write_json(temporary / ABOUT, about)
         write_text(temporary / "README.md", model_card(job, about))
 
@@ -151,7 +158,10 @@ def check_schedule(family: Family, pipeline: Path, recipe: Mapping[str, Any]) ->
 
 
 def right_call(job: ExportJob, family: Family, denoiser: Denoiser) -> dict[str, Any]:
-    """How the student's pipeline is called: `arguments`, and where the result has its `picture`."""
+    """How the student's pipeline is called: `arguments`, and where the result has its `picture`.
+
+    `absent`, which is added where the folder is known, are arguments of `from_pretrained`.
+    """
     teacher = job.teacher
     is_told = family.embeds_guidance(denoiser.config)  # type: ignore[arg-type]
     length = teacher.max_sequence_length or family.max_sequence_length

@@ -134,6 +134,19 @@ def family_in(folder: Path) -> Family:
     return family_of(read_json(folder / INDEX)["_class_name"])
 
 
+def components_left_out(folder: Path) -> list[str]:
+    """Components that a pipeline's class takes and its folder says it does not have.
+
+    Diffusers loads such a folder only if it is told so for those that the class does not call
+    optional, T5 of SD3 for one.
+    """
+    import diffusers
+
+    index = read_json(folder / INDEX)
+    optional = getattr(diffusers, index["_class_name"])._optional_components
+    return [name for name, value in index.items() if value == [None, None] and name not in optional]
+
+
 def denoisers_in(folder: Path) -> list[str]:
     """Names of the denoisers that a pipeline's folder has."""
     index = read_json(folder / INDEX)

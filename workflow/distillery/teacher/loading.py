@@ -16,7 +16,7 @@ from distillery.model_folder import load_denoiser
 from distillery.schedulers import Scheduler, check_settings, make_scheduler
 from distillery.teacher.adapters import adapted_components
 from distillery.teacher.decoding import guard_decoding
-from distillery.teacher.find import INDEX, family_in, is_component
+from distillery.teacher.find import INDEX, components_left_out, family_in, is_component
 from distillery.teacher.fusing import adapt, cast
 from distillery.teacher.placement import check_attention, check_devices, place, set_attention
 from distillery.teacher.weights import choose_variant
@@ -130,7 +130,7 @@ def _read_pipeline(
     from diffusers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    absent: dict[str, None] = dict.fromkeys(leave_out)
+    absent: dict[str, None] = dict.fromkeys([*leave_out, *components_left_out(folder)])
     pipeline = DiffusionPipeline.from_pretrained(
         folder, dtype=dict(dtypes), variant=variant, local_files_only=True, **absent
     )
