@@ -326,6 +326,14 @@ def test_ticks_are_round_and_inside():
 
 
 def test_labels_do_not_overlap():
+    near = [
+        plots.Point(name, 4.0, mean, None, None, False) for name, mean in (("a", 0.5), ("b", 0.501))
+    ]
+    far = plots.Point("c", 48.0, 0.9, None, None, False)
+    drawn = plots.interval_plot([*near, far], "cost", "score", "scores over cost")
+    names = re.findall(r'y="([\d.]+)" class="name[^>]*>([abc])<', drawn)
+    heights = {name: float(y) for y, name in names}
+    assert abs(heights["a"] - heights["b"]) >= 15.0
     placed = plots.spread_labels([100.0, 101.0, 99.0, 250.0], 15.0, 30.0, 252.0)
     ordered = sorted(placed)
     assert all(after - before >= 15 for before, after in pairwise(ordered))

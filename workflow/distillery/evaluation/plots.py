@@ -237,13 +237,18 @@ def interval_plot(points: Sequence[Point], x_label: str, y_label: str, label: st
         y_label,
     )
     parts = frame.draw()
-    for point in points:
-        parts += _draw_point(point, frame)
+    for cost in sorted(set(costs)):
+        group = [point for point in points if point.x == cost]
+        wanted = [frame.y.at(point.mean) for point in group]
+        for point, name_y in zip(
+            group, spread_labels(wanted, 15.0, 34.0, height - 48.0), strict=True
+        ):
+            parts += _draw_point(point, frame, name_y)
     return svg(width, height, label, *parts)
 
 
-def _draw_point(point: Point, frame: Frame) -> list[Markup]:
-    """One dot, its whisker and its name, on the side that has room."""
+def _draw_point(point: Point, frame: Frame, name_y: float) -> list[Markup]:
+    """One dot, its whisker and its name, on the side that has room, at a height of its own."""
     x, y = frame.x.at(point.x), frame.y.at(point.mean)
     style = "main" if point.is_main else "other"
     parts = []
@@ -256,5 +261,5 @@ def _draw_point(point: Point, frame: Frame) -> list[Markup]:
     side = "end" if to_left else ""
     offset = -11.0 if to_left else 11.0
     text_style = f"name {style} {side}" + (" bold" if point.is_main else "")
-    parts.append(tag("text", point.name, x=x + offset, y=y + 4, class_=text_style))
+    parts.append(tag("text", point.name, x=x + offset, y=name_y + 4, class_=text_style))
     return parts
