@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 
 @dataclass(frozen=True)
 class Model:
@@ -150,3 +152,12 @@ FLUX = Model(
     index={},
 )
 MODELS = {"sdxl": SDXL, "wan": WAN, "flux": FLUX}
+
+
+def random_prompt(model: Model) -> dict[str, torch.Tensor]:
+    """Random embeddings of one prompt."""
+    generator = torch.Generator().manual_seed(0)
+    return {
+        name: torch.randn(size, generator=generator).bfloat16()
+        for name, size in model.prompt.items()
+    }

@@ -28,10 +28,18 @@ def test_what_a_thread_meets_is_raised() -> None:
 
 
 def test_saving_does_not_hold_up_the_caller() -> None:
+    order: list[str] = []
     gate = threading.Event()
+
+    def save() -> None:
+        assert gate.wait(5), "the caller waits for what it has submitted"
+        order.append("saved")
+
     with Savers() as savers:
-        savers.submit(lambda: gate.wait(5) and None)
+        savers.submit(save)
+        order.append("went on")
         gate.set()
+    assert order == ["went on", "saved"]
 
 
 def test_bytes_are_rounded_as_diffusers_rounds() -> None:

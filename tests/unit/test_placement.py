@@ -212,12 +212,20 @@ def test_pairs_that_cannot_be(changes: dict[str, Any], message: str) -> None:
         section(Path("teacher"), **changes)
 
 
-def test_pairs_that_can_be() -> None:
-    folder = Path("teacher")
-    section(folder, adapters=[{"path": "a"}], fuse_adapters=False, offload="model")
-    section(folder, adapters=[{"path": "a"}], num_gpus=2)
-    section(folder, dtype="bfloat16", attention="flash", offload="sequential")
-    section(folder, fuse_adapters=False, num_gpus=2)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"adapters": [{"path": "a"}], "fuse_adapters": False, "offload": "model"},
+        {"adapters": [{"path": "a"}], "num_gpus": 2},
+        {"dtype": "bfloat16", "attention": "flash", "offload": "sequential"},
+        {"fuse_adapters": False, "num_gpus": 2},
+    ],
+)
+def test_pairs_that_can_be(changes: dict[str, Any]) -> None:
+    made = section(Path("teacher"), **changes).model_dump(exclude_unset=True)
+    assert {name: made[name] for name in changes if name != "adapters"} == {
+        name: value for name, value in changes.items() if name != "adapters"
+    }
 
 
 # Attention.

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from distillery.identity import SampleId, noise_seed
 from distillery.prompts import REQUIRED, RESERVED
@@ -18,12 +18,9 @@ from distillery.store.chunks import ChunkIdentity, ForeignChunkError, read_chunk
 from distillery.store.embeddings import EmbeddingStore
 from distillery.store.shards import Manifest
 from distillery.store.trajectories import TrajectoryStore
-from distillery.teacher.loading import can_be_in_float32, in_float32, load_pipeline
 from distillery.telemetry import read_events
-from runs import CPU, Run, make_run
+from runs import Run, make_run
 from tiny import tiny_prompts
-
-LATENTS = "samples/teacher/*/*.safetensors"
 
 
 @pytest.fixture(scope="module")
@@ -196,38 +193,6 @@ def test_one_picture_that_is_not_finite_loses_no_other(
     monkeypatch.undo()
     run.samples()
     assert run.pictures() == finished.pictures()
-
-
-def test_a_picture_that_overflows_is_made_again_in_float32(
-    teacher: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Outputs beyond float16's largest number: infinite there, numbers in float32."""
-    folder = tmp_path / "teacher"
-    shutil.copytree(teacher, folder)
-    path = folder / "transformer" / "diffusion_pytorch_model.safetensors"
-    weights = load_file(path)
-    weights["proj_out.weight"] *= 1e4
-    weights["proj_out.bias"] += 6e4
-    save_file(weights, path, {"format": "pt"})
-    run = make_run(tmp_path, folder, teacher={"dtype": "float16"})
-    run.encode("eval")
-    run.samples()
-    assert len(run.pictures()) == 10
-    assert "black or not finite, made again in float32: p000/0, p001/0" in caplog.text
-    assert all(load_file(path)["latents"].isfinite().all() for path in run.folder.glob(LATENTS))
-
-
-def test_weights_come_back_from_float32_bit_for_bit(teacher: Path) -> None:
-    pipeline = load_pipeline(teacher, "bfloat16", CPU)
-    network = pipeline.transformer
-    before = {name: value.clone() for name, value in network.state_dict().items()}
-    assert can_be_in_float32(network)
-    with in_float32(network):
-        assert all(value.dtype == torch.float32 for value in network.state_dict().values())
-    for name, value in network.state_dict().items():
-        assert value.dtype == before[name].dtype
-        assert value.equal(before[name])
-    assert not can_be_in_float32(load_pipeline(teacher, "float32", CPU).transformer)
 
 
 def test_a_batch_that_fails_is_named_and_the_others_are_made(

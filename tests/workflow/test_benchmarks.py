@@ -6,6 +6,7 @@ from pathlib import Path
 import generation
 import pytest
 from models import KL, MODELS, SDXL
+from precision import measure_precision
 
 NAME, CLASS, RELEASED = SDXL.denoiser
 TINY = replace(
@@ -40,7 +41,7 @@ def test_the_stages_are_measured(tmp_path: Path) -> None:
         assert found["images_per_s_per_gpu"] > 0
         assert 0 < found["busy_share"] <= 1
         assert found["begins_after_s"][0] < found["seconds"]
-    precision = generation.measure_precision(TINY, tmp_path)
+    precision = measure_precision(TINY, tmp_path)
     assert all(0 < error < 0.1 for error in precision["error_to_float32"]["stock"])
     assert all(ratio == pytest.approx(1.0) for ratio in precision["ours_to_stock"])
 

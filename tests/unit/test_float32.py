@@ -1,0 +1,45 @@
+"""What a network spoils in its own type is made again in float32, with the same weights."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from distillery.teacher.loading import can_be_in_float32, in_float32, load_pipeline
+from runs import CPU, make_run
+
+LATENTS = "samples/teacher/*/*.safetensors"
+
+
+def test_a_picture_that_overflows_is_made_again_in_float32(
+    teacher: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Outputs beyond float16's largest number: infinite there, numbers in float32."""
+    folder = tmp_path / "teacher"
+    shutil.copytree(teacher, folder)
+    path = folder / "transformer" / "diffusion_pytorch_model.safetensors"
+    weights = load_file(path)
+    weights["proj_out.weight"] *= 1e4
+    weights["proj_out.bias"] += 6e4
+    save_file(weights, path, {"format": "pt"})
+    run = make_run(tmp_path, folder, teacher={"dtype": "float16"})
+    run.encode("eval")
+    run.samples()
+    assert len(run.pictures()) == 10
+    assert "black or not finite, made again in float32: p000/0, p001/0" in caplog.text
+    assert all(load_file(path)["latents"].isfinite().all() for path in run.folder.glob(LATENTS))
+
+
+def test_weights_come_back_from_float32_bit_for_bit(teacher: Path) -> None:
+    pipeline = load_pipeline(teacher, "bfloat16", CPU)
+    network = pipeline.transformer
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    assert can_be_in_float32(network)
+    with in_float32(network):
+        assert all(value.dtype == torch.float32 for value in network.state_dict().values())
+    for name, value in network.state_dict().items():
+        assert value.dtype == before[name].dtype
+        assert value.equal(before[name])
+    assert not can_be_in_float32(load_pipeline(teacher, "float32", CPU).transformer)
