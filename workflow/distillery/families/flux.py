@@ -13,10 +13,9 @@ from distillery.families.protocol import (
     Denoiser,
     Family,
     Pipeline,
-    Request,
     Setting,
 )
-from distillery.families.text import Reader, on, stack
+from distillery.families.text import Reader, pooled_arguments, stack
 from distillery.schedulers import Scheduler
 
 TIMESTEPS = 1000
@@ -91,27 +90,16 @@ class Flux(Family):
         """FLUX.1-dev's does."""
         return bool(denoiser_config.get("guidance_embeds", False))
 
-    def generate(self, pipeline: Pipeline, request: Request) -> torch.Tensor | None:
-        """One call of the stock pipeline with stored embeddings and the samples' own noise."""
-        device = pipeline._execution_device
-        prompts, negative = on(request.conditioning, device), on(request.negative, device)
-        scale = request.setting.guidance_scale
+    def call_arguments(
+        self, pipeline: Pipeline, prompts: Conditioning, negative: Conditioning, setting: Setting
+    ) -> Mapping[str, object]:
+        """Embeddings and pooled vectors of both branches, and guidance in the network's way."""
         is_told = self.embeds_guidance(pipeline.transformer.config)
-        images: torch.Tensor = pipeline(
-            prompt_embeds=prompts["prompt_embeds"],
-            pooled_prompt_embeds=prompts["pooled"],
-            negative_prompt_embeds=negative["prompt_embeds"],
-            negative_pooled_prompt_embeds=negative["pooled"],
-            latents=request.noise.to(device),
-            height=request.setting.height,
-            width=request.setting.width,
-            num_inference_steps=request.steps,
-            guidance_scale=scale,  # not looked at by a network that is not told it
-            true_cfg_scale=1.0 if is_told else scale,
-            output_type="pt" if request.decode else "latent",
-            return_dict=False,
-        )[0]
-        return images if request.decode else None
+        return {
+            **pooled_arguments(prompts, negative),
+            "guidance_scale": setting.guidance_scale,  # not looked at by a network not told it
+            "true_cfg_scale": 1.0 if is_told else setting.guidance_scale,
+        }
 
     def predict(
         self,

@@ -30,3 +30,14 @@ def pad_and_mask(prompts: Sequence[Conditioning], length: int) -> Conditioning:
         "prompt_embeds": pad_with_zeros(embeds, length),
         "attention_mask": pad_with_zeros(seen, length),
     }
+
+
+def masked_arguments(prompts: Conditioning, negative: Conditioning) -> dict[str, object]:
+    """Arguments of stock calls that take embeddings with their mask."""
+    return {
+        "prompt_embeds": prompts["prompt_embeds"],
+        "prompt_attention_mask": prompts["attention_mask"],
+        "negative_prompt": None,  # its default is a text, which embeddings may not go with
+        "negative_prompt_embeds": negative["prompt_embeds"],
+        "negative_prompt_attention_mask": negative["attention_mask"],
+    }

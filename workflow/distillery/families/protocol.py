@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from distillery.families.text import Reader
+from distillery.families.text import Reader, on
 from distillery.schedulers import Scheduler
 
 Conditioning = Mapping[str, torch.Tensor]
@@ -137,9 +137,36 @@ class Family(Protocol):
         """
         return {}
 
-    def generate(self, pipeline: Pipeline, request: Request) -> torch.Tensor | None:
-        """Call the stock pipeline once: pictures (b, 3, h, w) in [0, 1] if `decode`, else None."""
+    def call_arguments(
+        self, pipeline: Pipeline, prompts: Conditioning, negative: Conditioning, setting: Setting
+    ) -> Mapping[str, object]:
+        """What the stock call takes beside noise, size and steps: embeddings and guidance.
+
+        `prompts` and `negative` are padded batches on the device, in float32.
+        """
         ...
+
+    def pictures(self, result: torch.Tensor) -> torch.Tensor:
+        """The pictures (b, 3, h, w) in what the stock call returns."""
+        return result
+
+    def generate(self, pipeline: Pipeline, request: Request) -> torch.Tensor | None:
+        """Call the stock pipeline once, with stored embeddings and the samples' own noise.
+
+        Returns pictures (b, 3, h, w) in [0, 1] if `decode`, else None.
+        """
+        device, setting = pipeline._execution_device, request.setting
+        prompts, negative = on(request.conditioning, device), on(request.negative, device)
+        result: torch.Tensor = pipeline(
+            **self.call_arguments(pipeline, prompts, negative, setting),
+            latents=request.noise.to(device),
+            height=setting.height,
+            width=setting.width,
+            num_inference_steps=request.steps,
+            output_type="pt" if request.decode else "latent",
+            return_dict=False,
+        )[0]
+        return self.pictures(result) if request.decode else None
 
     def predict(
         self,

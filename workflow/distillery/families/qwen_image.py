@@ -13,10 +13,9 @@ from distillery.families.protocol import (
     Denoiser,
     Family,
     Pipeline,
-    Request,
     Setting,
 )
-from distillery.families.text import Reader, on
+from distillery.families.text import Reader
 from distillery.schedulers import Scheduler
 
 TIMESTEPS = 1000
@@ -86,30 +85,23 @@ class QwenImage(Family):
         mu = image_shift(scheduler, latent_shape[0])
         retrieve_timesteps(scheduler, steps, sigmas=np.linspace(1.0, 1 / steps, steps), mu=mu)
 
-    def generate(self, pipeline: Pipeline, request: Request) -> torch.Tensor | None:
-        """One call of the stock pipeline with stored embeddings and the samples' own noise."""
-        device = pipeline._execution_device
-        prompts, negative = on(request.conditioning, device), on(request.negative, device)
-        scale = request.setting.guidance_scale
-        given = {
-            "negative_prompt_embeds": negative["prompt_embeds"],
-            "negative_prompt_embeds_mask": negative["attention_mask"],
+    def call_arguments(
+        self, pipeline: Pipeline, prompts: Conditioning, negative: Conditioning, setting: Setting
+    ) -> Mapping[str, object]:
+        """Embeddings and masks; the negative ones with guidance only, else each call would warn."""
+        given: dict[str, object] = {
+            "prompt_embeds": prompts["prompt_embeds"],
+            "prompt_embeds_mask": prompts["attention_mask"],
+            "true_cfg_scale": setting.guidance_scale,
+            # Its default would cut what was encoded longer.
+            "max_sequence_length": max(
+                part["prompt_embeds"].shape[1] for part in (prompts, negative)
+            ),
         }
-        lengths = [part["prompt_embeds"].shape[1] for part in (prompts, negative)]
-        images: torch.Tensor = pipeline(
-            prompt_embeds=prompts["prompt_embeds"],
-            prompt_embeds_mask=prompts["attention_mask"],
-            **(given if scale > 1.0 else {}),  # else it would warn with each call
-            latents=request.noise.to(device),
-            height=request.setting.height,
-            width=request.setting.width,
-            num_inference_steps=request.steps,
-            true_cfg_scale=scale,
-            max_sequence_length=max(lengths),  # its default would cut what was encoded longer
-            output_type="pt" if request.decode else "latent",
-            return_dict=False,
-        )[0]
-        return images if request.decode else None
+        if setting.guidance_scale > 1.0:
+            given["negative_prompt_embeds"] = negative["prompt_embeds"]
+            given["negative_prompt_embeds_mask"] = negative["attention_mask"]
+        return given
 
     def predict(
         self,

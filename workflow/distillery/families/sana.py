@@ -7,16 +7,15 @@ from typing import Any
 
 import torch
 
-from distillery.families.masked import pad_and_mask, unmasked
+from distillery.families.masked import masked_arguments, pad_and_mask, unmasked
 from distillery.families.protocol import (
     Conditioning,
     Denoiser,
     Family,
     Pipeline,
-    Request,
     Setting,
 )
-from distillery.families.text import Reader, check_size, on
+from distillery.families.text import Reader, check_size
 
 AS_ASKED: Mapping[str, object] = MappingProxyType(
     {"use_resolution_binning": False, "clean_caption": False}
@@ -75,26 +74,15 @@ class Sana(Family):
         check_size({"height": height, "width": width}, {"height": multiple, "width": multiple})
         return (config.in_channels, height // factor, width // factor)
 
-    def generate(self, pipeline: Pipeline, request: Request) -> torch.Tensor | None:
-        """One call of the stock pipeline with stored embeddings and the samples' own noise."""
-        device = pipeline._execution_device
-        prompts, negative = on(request.conditioning, device), on(request.negative, device)
-        images: torch.Tensor = pipeline(
-            prompt_embeds=prompts["prompt_embeds"],
-            prompt_attention_mask=prompts["attention_mask"],
-            negative_prompt=None,  # its default is a text, which embeddings may not go with
-            negative_prompt_embeds=negative["prompt_embeds"],
-            negative_prompt_attention_mask=negative["attention_mask"],
-            latents=request.noise.to(device),
-            height=request.setting.height,
-            width=request.setting.width,
-            num_inference_steps=request.steps,
-            guidance_scale=request.setting.guidance_scale,
-            output_type="pt" if request.decode else "latent",
-            return_dict=False,
+    def call_arguments(
+        self, pipeline: Pipeline, prompts: Conditioning, negative: Conditioning, setting: Setting
+    ) -> Mapping[str, object]:
+        """Embeddings and masks of both branches, guidance, and nothing changed on the way."""
+        return {
+            **masked_arguments(prompts, negative),
+            "guidance_scale": setting.guidance_scale,
             **AS_ASKED,
-        )[0]
-        return images if request.decode else None
+        }
 
     def predict(
         self,

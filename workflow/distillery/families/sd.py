@@ -1,6 +1,6 @@
 """Stable Diffusion 1.5 and 2.1: one CLIP encoder and a UNet."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -9,10 +9,9 @@ from distillery.families.protocol import (
     Denoiser,
     Family,
     Pipeline,
-    Request,
     Setting,
 )
-from distillery.families.text import Reader, check_size, on, stack
+from distillery.families.text import Reader, check_size, stack
 from distillery.schedulers import Scheduler
 
 
@@ -89,21 +88,15 @@ class Sd(Family):
             )
         scheduler.set_timesteps(steps)
 
-    def generate(self, pipeline: Pipeline, request: Request) -> torch.Tensor | None:
-        """One call of the stock pipeline with stored embeddings and the samples' own noise."""
-        device = pipeline._execution_device
-        images: torch.Tensor = pipeline(
-            prompt_embeds=on(request.conditioning, device)["prompt_embeds"],
-            negative_prompt_embeds=on(request.negative, device)["prompt_embeds"],
-            latents=request.noise.to(device),
-            height=request.setting.height,
-            width=request.setting.width,
-            num_inference_steps=request.steps,
-            guidance_scale=request.setting.guidance_scale,
-            output_type="pt" if request.decode else "latent",
-            return_dict=False,
-        )[0]
-        return images if request.decode else None
+    def call_arguments(
+        self, pipeline: Pipeline, prompts: Conditioning, negative: Conditioning, setting: Setting
+    ) -> Mapping[str, object]:
+        """Embeddings of both branches, and guidance."""
+        return {
+            "prompt_embeds": prompts["prompt_embeds"],
+            "negative_prompt_embeds": negative["prompt_embeds"],
+            "guidance_scale": setting.guidance_scale,
+        }
 
     def predict(
         self,

@@ -1,6 +1,6 @@
 """SDXL: two CLIP encoders, a pooled vector, and the picture's size as an input of the UNet."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -9,10 +9,9 @@ from distillery.families.protocol import (
     Denoiser,
     Family,
     Pipeline,
-    Request,
     Setting,
 )
-from distillery.families.text import Reader, check_size, on, stack
+from distillery.families.text import Reader, check_size, pooled_arguments, stack
 
 
 class Sdxl(Family):
@@ -76,24 +75,14 @@ class Sdxl(Family):
         check_size({"height": height, "width": width}, {"height": multiple, "width": multiple})
         return (pipeline.unet.config.in_channels, height // factor, width // factor)
 
-    def generate(self, pipeline: Pipeline, request: Request) -> torch.Tensor | None:
-        """One call of the stock pipeline with stored embeddings and the samples' own noise."""
-        device = pipeline._execution_device
-        prompts, negative = on(request.conditioning, device), on(request.negative, device)
-        images: torch.Tensor = pipeline(
-            prompt_embeds=prompts["prompt_embeds"],
-            pooled_prompt_embeds=prompts["pooled"],
-            negative_prompt_embeds=negative["prompt_embeds"],
-            negative_pooled_prompt_embeds=negative["pooled"],
-            latents=request.noise.to(device),
-            height=request.setting.height,
-            width=request.setting.width,
-            num_inference_steps=request.steps,
-            guidance_scale=request.setting.guidance_scale,
-            output_type="pt" if request.decode else "latent",
-            return_dict=False,
-        )[0]
-        return images if request.decode else None
+    def call_arguments(
+        self, pipeline: Pipeline, prompts: Conditioning, negative: Conditioning, setting: Setting
+    ) -> Mapping[str, object]:
+        """Embeddings and pooled vectors of both branches, and guidance."""
+        return {
+            **pooled_arguments(prompts, negative),
+            "guidance_scale": setting.guidance_scale,
+        }
 
     def predict(
         self,

@@ -10,10 +10,9 @@ from distillery.families.protocol import (
     Denoiser,
     Family,
     Pipeline,
-    Request,
     Setting,
 )
-from distillery.families.text import Reader, check_size, on, pad_with_zeros
+from distillery.families.text import Reader, check_size, pad_with_zeros
 
 NUM_FRAMES = 1
 
@@ -84,22 +83,20 @@ class Wan(Family):
         )
         return (config.in_channels, NUM_FRAMES, height // scale, width // scale)
 
-    def generate(self, pipeline: Pipeline, request: Request) -> torch.Tensor | None:
-        """One call of the stock pipeline with stored embeddings and the samples' own noise."""
-        device = pipeline._execution_device
-        frames: torch.Tensor = pipeline(
-            prompt_embeds=on(request.conditioning, device)["prompt_embeds"],
-            negative_prompt_embeds=on(request.negative, device)["prompt_embeds"],
-            latents=request.noise.to(device),
-            height=request.setting.height,
-            width=request.setting.width,
-            num_frames=NUM_FRAMES,
-            num_inference_steps=request.steps,
-            guidance_scale=request.setting.guidance_scale,
-            output_type="pt" if request.decode else "latent",
-            return_dict=False,
-        )[0]
-        return frames[:, 0] if request.decode else None
+    def call_arguments(
+        self, pipeline: Pipeline, prompts: Conditioning, negative: Conditioning, setting: Setting
+    ) -> Mapping[str, object]:
+        """Embeddings of both branches, one frame, and guidance."""
+        return {
+            "prompt_embeds": prompts["prompt_embeds"],
+            "negative_prompt_embeds": negative["prompt_embeds"],
+            "num_frames": NUM_FRAMES,
+            "guidance_scale": setting.guidance_scale,
+        }
+
+    def pictures(self, result: torch.Tensor) -> torch.Tensor:
+        """The one frame of each video."""
+        return result[:, 0]
 
     def predict(
         self,
