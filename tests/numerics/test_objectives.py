@@ -127,6 +127,58 @@ def test_a_sample_counts_the_same_whatever_its_neighbours():
     assert together[0].item() == pytest.approx(float(((prediction - target)[0] ** 2).mean()))
 
 
+@pytest.fixture(scope="module")
+def stores(data):
+    """The tiny store of trajectories, read for each objective; 4 student steps."""
+    places = (
+        data / "targets/manifest.json",
+        data / "embeddings/train/manifest.json",
+        data / "prompts/train.parquet",
+    )
+    return {name: SegmentDataset(*places, 4, name) for name in ("segment", "direct", "reflow")}
+
+
+def solved(dataset, batch):
+    """(clean, noise) that a batch's target stands for at its states."""
+    levels = [
+        torch.tensor(values)[batch.segment].view(-1, 1, 1, 1, 1)
+        for values in (dataset.grid.alphas, dataset.grid.sigmas)
+    ]
+    return from_prediction(dataset.recipe["prediction_type"], batch.target, batch.noisy, *levels)
+
+
+def test_direct_asks_every_knot_for_the_clean_end(stores):
+    segments, direct = (stores[name].__getitems__(list(range(8))) for name in ("segment", "direct"))
+    assert direct.noisy.equal(segments.noisy)
+    ends = solved(stores["segment"], segments)[0][3::4].repeat_interleave(4, 0)
+    assert relative_error(solved(stores["direct"], direct)[0], ends) < 1e-4
+    assert relative_error(direct.target[3::4], segments.target[3::4]) < 1e-5
+    assert relative_error(direct.target[::4], segments.target[::4]) > 1e-3
+
+
+def test_reflow_walks_the_straight_line_between_a_trajectorys_ends(stores):
+    segments, reflow = (stores[name].__getitems__(list(range(8))) for name in ("segment", "reflow"))
+    assert relative_error(reflow.noisy[::4], segments.noisy[::4]) < 1e-6, "it starts at the noise"
+    assert relative_error(reflow.noisy[1::4], segments.noisy[1::4]) > 1e-3, "and leaves the curve"
+    for row in range(0, 8, 4):  # a flow's velocity is the same all along a line
+        same = reflow.target[row : row + 1].expand(4, *reflow.target.shape[1:])
+        assert relative_error(reflow.target[row : row + 4], same) < 1e-5
+    clean, noise = solved(stores["reflow"], reflow)
+    assert relative_error(clean[::4], clean[3::4]) < 1e-4
+    assert relative_error(noise[::4], segments.noisy[::4]) < 1e-2
+
+
+def test_losses_turn_from_square_to_linear():
+    target = torch.zeros(3, 4)
+    prediction = torch.tensor([[0.01] * 4, [1.0] * 4, [100.0] * 4])
+    square = sample_losses(prediction, target)
+    assert square.tolist() == pytest.approx([1e-4, 1.0, 1e4])
+    huber = sample_losses(prediction, target, "huber", 1.0)
+    assert huber.tolist() == pytest.approx([0.5e-4, 0.5, 99.5])
+    pseudo = sample_losses(prediction, target, "pseudo_huber", 1.0)
+    assert pseudo.tolist() == pytest.approx([0.5e-4, 2**0.5 - 1, 99.005], rel=1e-4)
+
+
 def test_the_teacher_is_its_own_perfect_student(tmp_path):
     """Trap 2. Trajectories of a first-order teacher without guidance, one segment a step: what the
     training asks of the network is what the stock pipeline's network gave, at the same timesteps

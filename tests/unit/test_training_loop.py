@@ -292,6 +292,21 @@ def test_a_gradient_that_is_not_finite_stops_too(data, tmp_path, capsys, monkeyp
     assert "0 samples have such a loss; its batch is: p0" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"objective": "direct"},
+        {"objective": "reflow"},
+        {"loss": "huber", "huber_width": 0.5},
+        {"loss": "pseudo_huber", "huber_width": 0.1},
+    ],
+)
+def test_every_objective_and_loss_learns(data, tmp_path, settings):
+    assert train(data, tmp_path, num_samples=256, **settings) == 0
+    losses = pd.read_parquet(tmp_path / "student/loss.parquet")["loss"]
+    assert losses.tail(4).mean() < 0.9 * losses.head(4).mean()
+
+
 def test_float16_is_refused(data, tmp_path, capsys):
     assert train(data, tmp_path, dtype="float16") == 1
     assert "'float16': it should be 'float32' or 'bfloat16'" in capsys.readouterr().err

@@ -103,7 +103,18 @@ class Student(Section):
 class Training(Section):
     """How the student learns. Progress is counted in samples: one stored segment is one sample."""
 
-    objective: Literal["segment"] = Field("segment", description="segment: secant targets")
+    objective: Literal["segment", "direct", "reflow"] = Field(
+        "segment",
+        description="what a step is asked for. segment: to land on the trajectory's next knot; "
+        "direct: to land on its clean end from every knot; reflow: the straight line between its "
+        "noise and its clean end",
+    )
+    loss: Literal["mse", "huber", "pseudo_huber"] = Field(
+        "mse", description="of a prediction against its target"
+    )
+    huber_width: Annotated[float, Field(gt=0)] = Field(
+        1.0, description="error at which huber and pseudo_huber turn from square to linear"
+    )
     num_samples: Count = Field(description="length of the training")
     global_batch_size: Count = Field(description="samples an update, over all processes")
     micro_batch_size: Count | None = Field(

@@ -21,13 +21,13 @@ from distillery.families import Family, Setting, family_named, few_step_schedule
 from distillery.families.protocol import Conditioning
 from distillery.files import canonical_json
 from distillery.identity import SampleId
-from distillery.schedule import Schedule
+from distillery.schedule import Schedule, as_prediction, secant
 from distillery.schedulers import GRID_TOLERANCE, Scheduler, make_scheduler
 from distillery.store.embeddings import EmbeddingStore
 from distillery.store.shards import balanced_range
 from distillery.store.trajectories import TrajectoryStore
 from distillery.training.distributed import Place
-from distillery.training.objectives import segment_target
+from distillery.training.objectives import Objective, ends_of, reflow_state, segment_target
 
 NUM_CUDA_WORKERS = 2
 """Processes that read ahead for one GPU. None on a CPU, which they would take time from."""
@@ -122,13 +122,21 @@ class SegmentDataset(Dataset[Batch]):
         num_items: trajectories times student steps.
     """
 
-    def __init__(self, targets: Path, embeddings: Path, prompts: Path, steps: int) -> None:
+    def __init__(
+        self,
+        targets: Path,
+        embeddings: Path,
+        prompts: Path,
+        steps: int,
+        objective: Objective = "segment",
+    ) -> None:
         """Open both stores and check that they belong together.
 
         Args:
             targets, embeddings: the manifests.
             prompts: the train table (Parquet).
             steps: of the student.
+            objective: what is asked at each segment's beginning.
 
         Raises:
             ValueError: embeddings of another recipe than the targets were made with, or a student's
@@ -152,41 +160,66 @@ class SegmentDataset(Dataset[Batch]):
             self.recipe["height"], self.recipe["width"], self.recipe["guidance_scale"]
         )
         self.steps = steps
+        self.objective: Objective = objective
         self.num_items = self._trajectories.num_samples * steps
         self._stride = len(stored.timesteps) // steps
         self._timesteps = torch.tensor(self.grid.timesteps)
 
     def __getitems__(self, items: list[int]) -> Batch:
         """Read the items and compute their targets."""
-        pairs = [self._states(item) for item in items]
-        segment = torch.tensor([item % self.steps for item in items])
-        noisy_j = self._scaled([pair[0] for pair in pairs], segment)
-        noisy_k = self._scaled([pair[1] for pair in pairs], segment + 1)
+        segments = [item % self.steps for item in items]
+        ends = [ends_of(self.objective, segment, self.steps) for segment in segments]
+        pairs = [self._states(item, *knots) for item, knots in zip(items, ends, strict=True)]
+        segment = torch.tensor(segments)
+        first, last = torch.tensor(ends).unbind(dim=1)
+        noisy_j = self._scaled([pair[0] for pair in pairs], first)
+        noisy_k = self._scaled([pair[1] for pair in pairs], last)
+        noisy, target = self._task(noisy_j, noisy_k, first, last, segment)
         return Batch(
             items=list(items),
             segment=segment,
-            noisy=noisy_j,
+            noisy=noisy,
             timestep=self._timesteps[segment],
-            target=segment_target(
-                self.recipe["prediction_type"],
-                noisy_j,
-                noisy_k,
-                self._at(self.grid.alphas, segment, noisy_j),
-                self._at(self.grid.sigmas, segment, noisy_j),
-                self._at(self.grid.alphas, segment + 1, noisy_j),
-                self._at(self.grid.sigmas, segment + 1, noisy_j),
-            ),
+            target=target,
             conditioning=self.family.pad(
                 [self._embeddings.row(self._prompt_row(item)) for item in items],
                 self.recipe["max_sequence_length"],
             ),
         )
 
-    def _states(self, item: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The states at the two ends of an item's segment."""
-        trajectory, segment = divmod(item, self.steps)
+    def _task(
+        self,
+        noisy_j: torch.Tensor,
+        noisy_k: torch.Tensor,
+        first: torch.Tensor,
+        last: torch.Tensor,
+        segment: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The states that the network sees, and what it should output there; each (b, *latent).
+
+        `noisy_j` and `noisy_k` are states at the knots `first` and `last` (b,); the student stands
+        at the beginning of `segment` (b,).
+        """
+        alpha_j, alpha_k, alpha = (
+            self._at(self.grid.alphas, knot, noisy_j) for knot in (first, last, segment)
+        )
+        sigma_j, sigma_k, sigma = (
+            self._at(self.grid.sigmas, knot, noisy_j) for knot in (first, last, segment)
+        )
+        kind = self.recipe["prediction_type"]
+        if self.objective == "reflow":
+            noisy = reflow_state(
+                noisy_j, noisy_k, (alpha_j, alpha_k, alpha), (sigma_j, sigma_k, sigma)
+            )
+            clean, noise = secant(noisy_j, noisy_k, alpha_j, sigma_j, alpha_k, sigma_k)
+            return noisy, as_prediction(kind, clean, noise, alpha, sigma)
+        target = segment_target(kind, noisy_j, noisy_k, alpha_j, sigma_j, alpha_k, sigma_k)
+        return noisy_j, target
+
+    def _states(self, item: int, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The states of an item's trajectory at two knots of the student's grid."""
         return self._trajectories.states(
-            trajectory, segment * self._stride, (segment + 1) * self._stride
+            item // self.steps, first * self._stride, last * self._stride
         )
 
     def _scaled(self, states: list[torch.Tensor], knot: torch.Tensor) -> torch.Tensor:

@@ -160,7 +160,12 @@ def accumulate_gradients(model: torch.nn.Module, batches: Iterator[Batch], run: 
     for number in range(num_micro_batches):
         batch = next(batches).to(run.device)
         with distributed.synchronising(model, number == num_micro_batches - 1):
-            loss_b = sample_losses(predict(model, batch, run), batch.target)
+            loss_b = sample_losses(
+                predict(model, batch, run),
+                batch.target,
+                run.training.loss,
+                run.training.huber_width,
+            )
             (loss_b.sum() / run.training.global_batch_size).backward()  # type: ignore[no-untyped-call]
         items += batch.items
         segments.append(batch.segment)
@@ -225,7 +230,13 @@ def prepare(
     stop: StopRequest,
 ) -> Run:
     """Open the data, check that all of it belongs together, and name the recipe."""
-    dataset = SegmentDataset(paths.targets, paths.embeddings, paths.prompts, job.student.steps)
+    dataset = SegmentDataset(
+        paths.targets,
+        paths.embeddings,
+        paths.prompts,
+        job.student.steps,
+        job.training.objective,
+    )
     # Hashing a large student takes seconds; one process does it for all.
     initial = hash_model(paths.student) if place.is_main else ""
     recipe = training_recipe(job, dataset, distributed.from_main(initial, device))

@@ -1,9 +1,35 @@
 """What the student is asked for, as pure functions."""
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 
-from distillery.schedule import PredictionType, as_prediction, secant
+from distillery.schedule import PredictionType, add_noise, as_prediction, secant
+
+Objective = Literal["segment", "direct", "reflow"]
+Loss = Literal["mse", "huber", "pseudo_huber"]
+
+
+def ends_of(objective: Objective, segment: int, steps: int) -> tuple[int, int]:
+    """The two knots of the student's grid whose secant an objective asks for.
+
+    segment: the ends of the segment, so that `steps` steps walk the teacher's trajectory. direct:
+    from its beginning to the clean end, so that one step from anywhere ends there. reflow: the
+    trajectory's two ends, for states on the straight line between them.
+
+    Args:
+        objective: which.
+        segment: of the student, from 0.
+        steps: of the student.
+    """
+    match objective:
+        case "segment":
+            return segment, segment + 1
+        case "direct":
+            return segment, steps
+        case "reflow":
+            return 0, steps
 
 
 def segment_target(
@@ -35,7 +61,38 @@ def segment_target(
     return as_prediction(prediction_type, clean, noise, alpha_j, sigma_j)
 
 
-def sample_losses(prediction: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Mean squared error of each sample, (b, ...) to (b,), in float32 whatever the inputs are."""
-    squared = F.mse_loss(prediction.float(), target.float(), reduction="none")
-    return squared.flatten(1).mean(dim=1)
+def reflow_state(
+    noisy_0: torch.Tensor,
+    noisy_k: torch.Tensor,
+    alphas: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    sigmas: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+) -> torch.Tensor:
+    """The state on the line between a trajectory's noise and its own clean end.
+
+    Liu et al. 2023, arXiv:2209.03003, algorithm 1: the student sees the straight path instead of
+    the teacher's curve, with the teacher's own pairing of noise and picture.
+
+    Args:
+        noisy_0, noisy_k: the trajectory's first and last states.
+        alphas, sigmas: coefficients at the first state, the last, and where the state is wanted.
+    """
+    clean, noise = secant(noisy_0, noisy_k, alphas[0], sigmas[0], alphas[1], sigmas[1])
+    return add_noise(clean, noise, alphas[2], sigmas[2])
+
+
+def sample_losses(
+    prediction: torch.Tensor, target: torch.Tensor, loss: Loss = "mse", width: float = 1.0
+) -> torch.Tensor:
+    """The loss of each sample, (b, ...) to (b,), in float32 whatever the inputs are.
+
+    mse: the mean square. huber: square up to `width`, linear beyond, by element (Huber 1964).
+    pseudo_huber: sqrt(mean square + width²) - width, by sample (Song & Dhariwal 2023,
+    arXiv:2310.14189, eq. 7, with c = width times the root of the number of elements).
+    """
+    ours, theirs = prediction.float(), target.float()
+    if loss == "huber":
+        elements = F.huber_loss(ours, theirs, reduction="none", delta=width)
+        return elements.flatten(1).mean(dim=1)
+    squares = F.mse_loss(ours, theirs, reduction="none").flatten(1).mean(dim=1)
+    # Small errors would cancel in the difference of the docstring; this is the same number.
+    return squares if loss == "mse" else squares / ((squares + width**2).sqrt() + width)
