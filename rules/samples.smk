@@ -24,6 +24,9 @@ rule samples:
         cpu_threads=CONFIG.hardware.cpu_threads,
     params:
         num_shards=CONFIG.samples.num_shards,
+        # A function's value reruns nothing when it changes, and compiling changes no result beyond
+        # rounding.
+        compile=lambda wildcards: CONFIG.hardware.compile,
         pipeline=lambda wildcards, input: (
             f"--pipeline {input.pipeline}" if input.pipeline else ""
         ),
@@ -37,7 +40,7 @@ rule samples:
             --embeddings {input.embeddings} \
             --shard {wildcards.shard}/{params.num_shards} \
             --output {output} \
-            --compile {CONFIG.hardware.compile} \
+            --compile {params.compile} \
             --cpu-threads {resources.cpu_threads} \
             --log-file {log} {params.pipeline}
         """

@@ -23,6 +23,9 @@ rule targets:
         cpu_threads=CONFIG.hardware.cpu_threads,
     params:
         num_shards=CONFIG.targets.num_shards,
+        # A function's value reruns nothing when it changes, and compiling changes no result beyond
+        # rounding.
+        compile=lambda wildcards: CONFIG.hardware.compile,
     shell:
         """
         exec python scripts/with_gpus.py --num-gpus {resources.gpu} -- \
@@ -32,7 +35,7 @@ rule targets:
             --embeddings {input.embeddings} \
             --shard {wildcards.shard}/{params.num_shards} \
             --output {output} \
-            --compile {CONFIG.hardware.compile} \
+            --compile {params.compile} \
             --cpu-threads {resources.cpu_threads} \
             --log-file {log}
         """
