@@ -1,6 +1,6 @@
 """The demo through a real SLURM: one-GPU shard jobs, two-GPU training that meets its time limit.
 
-Not part of `make test`, since it needs root and ten minutes: `make test-slurm`.
+Not part of `make test`, since it needs root and twenty minutes: `make test-slurm`.
 """
 
 import itertools
