@@ -3,10 +3,11 @@
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from distillery.config.jobs import read_job
 from distillery.config.parsing import Model
+from distillery.config.section import Compile
 from distillery.hardware import device_label, select_device
 from distillery.telemetry import Reporter, explain_errors, reporting
 
@@ -39,7 +40,7 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
     """The option of stages that run large networks."""
     parser.add_argument(
         "--compile",
-        choices=("auto", "always", "never"),
+        choices=get_args(Compile),
         default="auto",
         help="compile networks on a GPU; auto: large ones in long runs",
     )

@@ -133,11 +133,7 @@ def _walk_multistep(scheduler: Scheduler) -> list[Level]:
     their variance: alpha² + sigma² = 1."""
     if is_flow(scheduler):
         return _walk_flow(scheduler)
-    lengths = [float((sigma**2 + 1) ** 0.5) for sigma in scheduler.sigmas]
-    return [
-        (1.0 / length, float(sigma) / length, 1.0)
-        for sigma, length in zip(scheduler.sigmas, lengths, strict=True)
-    ]
+    return [(alpha, sigma, 1.0) for alpha, sigma, _ in _walk_euler(scheduler)]
 
 
 def _walk_euler(scheduler: Scheduler) -> list[Level]:

@@ -9,10 +9,12 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from distillery.config.parsing import parse
-from distillery.config.section import BatchSize, Count, Dtype, Name, Section
+from distillery.config.section import BatchSize, Compile, Count, Dtype, Name, Section
 from distillery.config.teacher import Teacher
 from distillery.files import JsonObject
 
+Objective = Literal["segment", "direct", "reflow"]
+Loss = Literal["mse", "huber", "pseudo_huber"]
 Momentum = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -103,15 +105,13 @@ class Student(Section):
 class Training(Section):
     """How the student learns. Progress is counted in samples: one stored segment is one sample."""
 
-    objective: Literal["segment", "direct", "reflow"] = Field(
+    objective: Objective = Field(
         "segment",
         description="what a step is asked for. segment: to land on the trajectory's next knot; "
         "direct: to land on its clean end from every knot; reflow: the straight line between its "
         "noise and its clean end",
     )
-    loss: Literal["mse", "huber", "pseudo_huber"] = Field(
-        "mse", description="of a prediction against its target"
-    )
+    loss: Loss = Field("mse", description="of a prediction against its target")
     huber_width: Annotated[float, Field(gt=0)] = Field(
         1.0, description="error at which huber and pseudo_huber turn from square to linear"
     )
@@ -218,7 +218,7 @@ class Hardware(Section):
     """What the machine gives a job. Nothing here changes a result beyond rounding."""
 
     cpu_threads: Count = Field(1, description="threads of a job without GPU; fixes its last bits")
-    compile: Literal["auto", "always", "never"] = Field(
+    compile: Compile = Field(
         "auto",
         description="whether networks are compiled on a GPU; auto: large ones in long runs, where "
         "the minute that it takes is won back",

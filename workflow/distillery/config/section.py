@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 Dtype = Literal["float32", "bfloat16", "float16"]
 Split = Literal["train", "eval"]
 Count = Annotated[int, Field(ge=1)]
+Compile = Literal["auto", "always", "never"]
 BatchSize = Count | Literal["auto"]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from distillery.families.image_tokens import image_shift, packed_shape, token_grid
+from distillery.families.pooled import pooled_arguments, stack_pooled, with_pooled
 from distillery.families.protocol import (
     Conditioning,
     Denoiser,
@@ -15,7 +16,7 @@ from distillery.families.protocol import (
     Pipeline,
     Setting,
 )
-from distillery.families.text import Reader, pooled_arguments, stack
+from distillery.families.text import Reader
 from distillery.schedulers import Scheduler
 
 TIMESTEPS = 1000
@@ -59,17 +60,11 @@ class Flux(Family):
         embeds_bld, pooled_bd, _ = pipeline.encode_prompt(
             list(prompts), max_sequence_length=max_sequence_length
         )
-        return [
-            {"prompt_embeds": embeds.cpu().clone(), "pooled": pooled[None].cpu().clone()}
-            for embeds, pooled in zip(embeds_bld, pooled_bd, strict=True)
-        ]
+        return with_pooled(embeds_bld, pooled_bd)
 
     def pad(self, prompts: Sequence[Conditioning], max_sequence_length: int) -> Conditioning:
         """All prompts have the length of T5's padding."""
-        return {
-            "prompt_embeds": stack(prompts, "prompt_embeds"),
-            "pooled": stack(prompts, "pooled").squeeze(1),
-        }
+        return stack_pooled(prompts)
 
     def latent_shape(self, pipeline: Pipeline, height: int, width: int) -> tuple[int, ...]:
         """(tokens, features)."""

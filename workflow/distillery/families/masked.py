@@ -6,12 +6,19 @@ the same latents bit for bit, and a short prompt takes a tenth of the 300 tokens
 to.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 
-from distillery.families.protocol import Conditioning
-from distillery.families.text import pad_with_zeros
+from distillery.families.protocol import Conditioning, Family, Pipeline, Setting
+from distillery.families.text import check_size, pad_with_zeros
+
+AS_ASKED: Mapping[str, object] = MappingProxyType(
+    {"use_resolution_binning": False, "clean_caption": False}
+)
+"""The size that is asked for, not one of a list resized to it; the prompt as it is written, whether
+or not the packages that rewrite it are installed. The pipelines' own defaults are the opposite."""
 
 
 def unmasked(embeds_bld: torch.Tensor, mask_bl: torch.Tensor) -> list[Conditioning]:
@@ -32,12 +39,35 @@ def pad_and_mask(prompts: Sequence[Conditioning], length: int) -> Conditioning:
     }
 
 
-def masked_arguments(prompts: Conditioning, negative: Conditioning) -> dict[str, object]:
-    """Arguments of stock calls that take embeddings with their mask."""
-    return {
-        "prompt_embeds": prompts["prompt_embeds"],
-        "prompt_attention_mask": prompts["attention_mask"],
-        "negative_prompt": None,  # its default is a text, which embeddings may not go with
-        "negative_prompt_embeds": negative["prompt_embeds"],
-        "negative_prompt_attention_mask": negative["attention_mask"],
-    }
+class MaskedText(Family):
+    """What PixArt-Σ and Sana share: masked prompts, patches, and pipelines that change what they
+    are asked for unless told not to."""
+
+    def call_options(self, max_sequence_length: int) -> Mapping[str, object]:
+        """`AS_ASKED`, and how far prompts are padded."""
+        return {**AS_ASKED, "max_sequence_length": max_sequence_length}
+
+    def pad(self, prompts: Sequence[Conditioning], max_sequence_length: int) -> Conditioning:
+        """Masked zeros up to `max_sequence_length`."""
+        return pad_and_mask(prompts, max_sequence_length)
+
+    def latent_shape(self, pipeline: Pipeline, height: int, width: int) -> tuple[int, ...]:
+        """(c, height / factor, width / factor)."""
+        config, factor = pipeline.transformer.config, pipeline.vae_scale_factor
+        multiple = factor * config.patch_size
+        check_size({"height": height, "width": width}, {"height": multiple, "width": multiple})
+        return (config.in_channels, height // factor, width // factor)
+
+    def call_arguments(
+        self, pipeline: Pipeline, prompts: Conditioning, negative: Conditioning, setting: Setting
+    ) -> Mapping[str, object]:
+        """Embeddings and masks of both branches, guidance, and nothing changed on the way."""
+        return {
+            "prompt_embeds": prompts["prompt_embeds"],
+            "prompt_attention_mask": prompts["attention_mask"],
+            "negative_prompt": None,  # its default is a text, which embeddings may not go with
+            "negative_prompt_embeds": negative["prompt_embeds"],
+            "negative_prompt_attention_mask": negative["attention_mask"],
+            "guidance_scale": setting.guidance_scale,
+            **AS_ASKED,
+        }

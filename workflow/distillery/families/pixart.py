@@ -5,24 +5,17 @@ from types import MappingProxyType
 
 import torch
 
-from distillery.families.masked import masked_arguments, pad_and_mask, unmasked
+from distillery.families.masked import MaskedText, unmasked
 from distillery.families.protocol import (
     Conditioning,
     Denoiser,
-    Family,
     Pipeline,
     Setting,
 )
-from distillery.families.text import Reader, check_size
-
-AS_ASKED: Mapping[str, object] = MappingProxyType(
-    {"use_resolution_binning": False, "clean_caption": False}
-)
-"""The size that is asked for, not one of a list resized to it; the prompt as it is written, whether
-or not the packages that rewrite it are installed. The pipeline's own defaults are the opposite."""
+from distillery.families.text import Reader
 
 
-class PixArt(Family):
+class PixArt(MaskedText):
     """Adapter of `PixArtSigmaPipeline`; latents are (c, h, w)."""
 
     name = "pixart"
@@ -30,10 +23,6 @@ class PixArt(Family):
     text_components = ("tokenizer", "text_encoder")
     max_sequence_length = 300
     blocks: Mapping[str, str] = MappingProxyType({"transformer_blocks": "num_layers"})
-
-    def call_options(self, max_sequence_length: int) -> Mapping[str, object]:
-        """`AS_ASKED`, and how far prompts are padded."""
-        return {**AS_ASKED, "max_sequence_length": max_sequence_length}
 
     def readers(self, pipeline: Pipeline, max_sequence_length: int) -> Sequence[Reader]:
         """T5, after the pipeline's own lower case."""
@@ -55,27 +44,6 @@ class PixArt(Family):
             max_sequence_length=max_sequence_length,
         )
         return unmasked(embeds_bld, mask_bl)
-
-    def pad(self, prompts: Sequence[Conditioning], max_sequence_length: int) -> Conditioning:
-        """Masked zeros up to `max_sequence_length`."""
-        return pad_and_mask(prompts, max_sequence_length)
-
-    def latent_shape(self, pipeline: Pipeline, height: int, width: int) -> tuple[int, ...]:
-        """(c, height / factor, width / factor)."""
-        config, factor = pipeline.transformer.config, pipeline.vae_scale_factor
-        multiple = factor * config.patch_size
-        check_size({"height": height, "width": width}, {"height": multiple, "width": multiple})
-        return (config.in_channels, height // factor, width // factor)
-
-    def call_arguments(
-        self, pipeline: Pipeline, prompts: Conditioning, negative: Conditioning, setting: Setting
-    ) -> Mapping[str, object]:
-        """Embeddings and masks of both branches, guidance, and nothing changed on the way."""
-        return {
-            **masked_arguments(prompts, negative),
-            "guidance_scale": setting.guidance_scale,
-            **AS_ASKED,
-        }
 
     def predict(
         self,

@@ -137,6 +137,10 @@ class Family(Protocol):
         """
         return {}
 
+    def calls_per_step(self, denoiser_config: Mapping[str, Any], guidance_scale: float) -> int:
+        """Forward passes of the network for one sample and step."""
+        return 2 if guidance_scale > 1.0 and not self.embeds_guidance(denoiser_config) else 1
+
     def call_arguments(
         self, pipeline: Pipeline, prompts: Conditioning, negative: Conditioning, setting: Setting
     ) -> Mapping[str, object]:

@@ -7,23 +7,17 @@ from typing import Any
 
 import torch
 
-from distillery.families.masked import masked_arguments, pad_and_mask, unmasked
+from distillery.families.masked import MaskedText, unmasked
 from distillery.families.protocol import (
     Conditioning,
     Denoiser,
-    Family,
     Pipeline,
     Setting,
 )
-from distillery.families.text import Reader, check_size
-
-AS_ASKED: Mapping[str, object] = MappingProxyType(
-    {"use_resolution_binning": False, "clean_caption": False}
-)
-"""The size that is asked for, not one of a list resized to it; the prompt as it is written."""
+from distillery.families.text import Reader
 
 
-class Sana(Family):
+class Sana(MaskedText):
     """Adapter of `SanaPipeline`; latents are (c, h, w).
 
     The stock call puts its `complex_human_instruction` before a prompt, but not before the negative
@@ -35,10 +29,6 @@ class Sana(Family):
     text_components = ("tokenizer", "text_encoder")
     max_sequence_length = 300
     blocks: Mapping[str, str] = MappingProxyType({"transformer_blocks": "num_layers"})
-
-    def call_options(self, max_sequence_length: int) -> Mapping[str, object]:
-        """`AS_ASKED`, and how far prompts are padded."""
-        return {**AS_ASKED, "max_sequence_length": max_sequence_length}
 
     def readers(self, pipeline: Pipeline, max_sequence_length: int) -> Sequence[Reader]:
         """Gemma, which reads the instruction too."""
@@ -62,27 +52,6 @@ class Sana(Family):
     ) -> Conditioning:
         """Without the instruction; none is the empty one."""
         return _encode(pipeline, [prompt or ""], max_sequence_length, None)[0]
-
-    def pad(self, prompts: Sequence[Conditioning], max_sequence_length: int) -> Conditioning:
-        """Masked zeros up to `max_sequence_length`."""
-        return pad_and_mask(prompts, max_sequence_length)
-
-    def latent_shape(self, pipeline: Pipeline, height: int, width: int) -> tuple[int, ...]:
-        """(c, height / factor, width / factor)."""
-        config, factor = pipeline.transformer.config, pipeline.vae_scale_factor
-        multiple = factor * config.patch_size
-        check_size({"height": height, "width": width}, {"height": multiple, "width": multiple})
-        return (config.in_channels, height // factor, width // factor)
-
-    def call_arguments(
-        self, pipeline: Pipeline, prompts: Conditioning, negative: Conditioning, setting: Setting
-    ) -> Mapping[str, object]:
-        """Embeddings and masks of both branches, guidance, and nothing changed on the way."""
-        return {
-            **masked_arguments(prompts, negative),
-            "guidance_scale": setting.guidance_scale,
-            **AS_ASKED,
-        }
 
     def predict(
         self,

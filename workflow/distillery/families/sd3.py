@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from distillery.families.image_tokens import image_shift
+from distillery.families.pooled import pooled_arguments, stack_pooled, with_pooled
 from distillery.families.protocol import (
     Conditioning,
     Denoiser,
@@ -14,7 +15,7 @@ from distillery.families.protocol import (
     Pipeline,
     Setting,
 )
-from distillery.families.text import Reader, check_size, pooled_arguments, stack
+from distillery.families.text import Reader, check_size
 from distillery.schedulers import Scheduler
 
 PATCH = 2
@@ -68,17 +69,11 @@ class Sd3(Family):
             do_classifier_free_guidance=False,
             max_sequence_length=max_sequence_length,
         )
-        return [
-            {"prompt_embeds": embeds.cpu().clone(), "pooled": pooled[None].cpu().clone()}
-            for embeds, pooled in zip(embeds_bld, pooled_bd, strict=True)
-        ]
+        return with_pooled(embeds_bld, pooled_bd)
 
     def pad(self, prompts: Sequence[Conditioning], max_sequence_length: int) -> Conditioning:
         """All prompts have the length of CLIP's and T5's padding."""
-        return {
-            "prompt_embeds": stack(prompts, "prompt_embeds"),
-            "pooled": stack(prompts, "pooled").squeeze(1),
-        }
+        return stack_pooled(prompts)
 
     def latent_shape(self, pipeline: Pipeline, height: int, width: int) -> tuple[int, ...]:
         """(c, height / factor, width / factor)."""

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from distillery.families.pooled import pooled_arguments, stack_pooled, with_pooled
 from distillery.families.protocol import (
     Conditioning,
     Denoiser,
@@ -11,7 +12,7 @@ from distillery.families.protocol import (
     Pipeline,
     Setting,
 )
-from distillery.families.text import Reader, check_size, pooled_arguments, stack
+from distillery.families.text import Reader, check_size
 
 
 class Sdxl(Family):
@@ -43,10 +44,7 @@ class Sdxl(Family):
         embeds_bld, _, pooled_bd, _ = pipeline.encode_prompt(
             list(prompts), do_classifier_free_guidance=False
         )
-        return [
-            {"prompt_embeds": embeds.cpu().clone(), "pooled": pooled[None].cpu().clone()}
-            for embeds, pooled in zip(embeds_bld, pooled_bd, strict=True)
-        ]
+        return with_pooled(embeds_bld, pooled_bd)
 
     def encode_no_negative(self, pipeline: Pipeline, max_sequence_length: int) -> Conditioning:
         """Zeros where the pipeline says so, as SDXL is released, else the empty prompt."""
@@ -57,10 +55,7 @@ class Sdxl(Family):
 
     def pad(self, prompts: Sequence[Conditioning], max_sequence_length: int) -> Conditioning:
         """All prompts have the length that CLIP pads to."""
-        return {
-            "prompt_embeds": stack(prompts, "prompt_embeds"),
-            "pooled": stack(prompts, "pooled").squeeze(1),
-        }
+        return stack_pooled(prompts)
 
     def latent_shape(self, pipeline: Pipeline, height: int, width: int) -> tuple[int, ...]:
         """(c, height / factor, width / factor)."""

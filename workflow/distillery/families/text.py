@@ -81,18 +81,6 @@ def on(conditioning: Mapping[str, torch.Tensor], device: torch.device) -> dict[s
     }
 
 
-def pooled_arguments(
-    prompts: Mapping[str, torch.Tensor], negative: Mapping[str, torch.Tensor]
-) -> dict[str, object]:
-    """Arguments of stock calls that take token embeddings and one pooled vector a prompt."""
-    return {
-        "prompt_embeds": prompts["prompt_embeds"],
-        "pooled_prompt_embeds": prompts["pooled"],
-        "negative_prompt_embeds": negative["prompt_embeds"],
-        "negative_pooled_prompt_embeds": negative["pooled"],
-    }
-
-
 def check_size(sizes: Mapping[str, int], multiples: Mapping[str, int]) -> None:
     """Raise ValueError with the nearest good size unless each is a multiple of its factor.
 

@@ -3,13 +3,13 @@
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import torch
 
+from distillery.config.section import BatchSize
 from distillery.telemetry import Reporter
 
-BatchSize = int | Literal["auto"]
 Result = TypeVar("Result")
 LARGEST = 64
 """Of what `auto` tries."""

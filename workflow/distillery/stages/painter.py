@@ -10,17 +10,18 @@ import pandas as pd
 import torch
 
 from distillery.config.jobs import SamplesJob
+from distillery.config.section import Compile
 from distillery.families import Family, Request, Setting
 from distillery.families.protocol import Pipeline
-from distillery.files import hash_json, read_json
+from distillery.files import hash_json
 from distillery.identity import draw_noise
 from distillery.stages.batching import Batcher
 from distillery.stages.gallery import Gallery, Savers
-from distillery.stages.speed import PROBE_STEPS, Amount, Compile, loading_timed, tune
+from distillery.stages.speed import PROBE_STEPS, Amount, loading_timed, tune
 from distillery.stages.targets import all_samples
 from distillery.store.embeddings import EmbeddingStore
 from distillery.teacher.adapters import teacher_hash
-from distillery.teacher.find import MODEL_CONFIG, family_in, find_teacher, fingerprint
+from distillery.teacher.find import denoiser_config, family_in, find_teacher, fingerprint
 from distillery.teacher.loading import (
     can_be_in_float32,
     denoisers_of,
@@ -74,9 +75,7 @@ class Painter:
         self.folder = pipeline or find_teacher(job.teacher)
         self.family: Family = family_in(self.folder)
         self.length = job.teacher.max_sequence_length or self.family.max_sequence_length
-        self.embeds_guidance = self.family.embeds_guidance(
-            read_json(self.folder / self.family.denoisers[0] / MODEL_CONFIG)
-        )
+        self.denoiser_config = denoiser_config(self.folder)
         self.setting = Setting(job.teacher.height, job.teacher.width, self._guidance_scale())
         self.unit = AUTO_UNIT if sampling.batch_size == "auto" else sampling.batch_size
         self.batcher = Batcher(sampling.batch_size, self.unit, device, reporter)
@@ -91,7 +90,8 @@ class Painter:
     def _guidance_scale(self) -> float:
         """The one asked for; without, a student is told no other than it was trained with."""
         sampling = self.job.sampling
-        trained = sampling.trained_guidance_scale if self.embeds_guidance else None
+        is_told = self.family.embeds_guidance(self.denoiser_config)
+        trained = sampling.trained_guidance_scale if is_told else None
         return sampling.guidance_scale or trained or 1.0
 
     def _recipe(self) -> dict[str, Any]:
@@ -120,8 +120,8 @@ class Painter:
     @property
     def num_calls(self) -> int:
         """Forward passes of the network for one picture."""
-        guided_twice = self.setting.guidance_scale > 1.0 and not self.embeds_guidance
-        return self.job.sampling.steps * (2 if guided_twice else 1)
+        scale = self.setting.guidance_scale
+        return self.job.sampling.steps * self.family.calls_per_step(self.denoiser_config, scale)
 
     @property
     def pipeline(self) -> Pipeline:

@@ -12,7 +12,7 @@ import pandas as pd
 from distillery.config.jobs import EmbeddingsJob, TargetsJob
 from distillery.config.run import Config, RunConfig
 from distillery.families import Family
-from distillery.files import could_be_hub_id, hash_json, read_json, write_json
+from distillery.files import could_be_hub_id, hash_json, write_json
 from distillery.hardware import describe_hardware
 from distillery.prompts import read_prompts
 from distillery.stages.embeddings import embeddings_recipe
@@ -22,8 +22,8 @@ from distillery.store.chunks import chunk_folder
 from distillery.student.build import check_layers, choose_expert
 from distillery.teacher.adapters import text_hash
 from distillery.teacher.find import (
-    MODEL_CONFIG,
     count_parameters,
+    denoiser_config,
     denoisers_in,
     family_in,
     find_teacher,
@@ -102,8 +102,8 @@ def plan_distillation(
         check_layers(folder, family, config.student.layers)
     recipe = _recipe(config, folder, family)
     shape = tuple(recipe["latent_shape"])
-    embeds_guidance = family.embeds_guidance(read_json(folder / family.denoisers[0] / MODEL_CONFIG))
-    work = plan_work(config, num_prompts, shape, embeds_guidance)
+    calls_per_step = family.calls_per_step(denoiser_config(folder), config.targets.guidance_scale)
+    work = plan_work(config, num_prompts, shape, calls_per_step)
     chunks = chunk_folder(run_folder / "targets", hash_json(recipe))
     return {
         "latent_shape": list(shape),
@@ -124,12 +124,11 @@ def _recipe(config: Config, folder: Path, family: Family) -> dict[str, Any]:
 
 
 def plan_work(
-    config: Config, num_prompts: dict[str, int], shape: tuple[int, ...], embeds_guidance: bool
+    config: Config, num_prompts: dict[str, int], shape: tuple[int, ...], calls_per_step: int
 ) -> Work:
     """Count trajectories, bytes and network calls."""
     targets = config.targets
     num_trajectories = num_prompts["train"] * targets.samples_per_prompt
-    calls_per_step = 2 if targets.guidance_scale > 1.0 and not embeds_guidance else 1
     return Work(
         num_prompts=num_prompts,
         num_trajectories=num_trajectories,

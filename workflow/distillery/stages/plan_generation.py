@@ -5,11 +5,10 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from distillery.config.jobs import Sampling, resolve_sampling
+from distillery.config.jobs import resolve_sampling
 from distillery.config.run import RunConfig
 from distillery.families import Family
-from distillery.files import read_json
-from distillery.teacher.find import MODEL_CONFIG
+from distillery.teacher.find import denoiser_config
 from distillery.teacher.loading import load_scheduler, load_skeleton
 
 GIB = 1 << 30
@@ -36,11 +35,14 @@ def plan_generation(
     size = (config.teacher.height, config.teacher.width)
     load_scheduler(folder, config.teacher)
     shape = family.latent_shape(load_skeleton(folder, family), *size)
-    denoiser_config = read_json(folder / family.denoisers[0] / MODEL_CONFIG)
-    embeds_guidance = family.embeds_guidance(denoiser_config)
     samples = config.samples
     per_model = min(samples.num_prompts or num_prompts, num_prompts) * samples.images_per_prompt
     models = [resolve_sampling(config, model) for model in samples.models]
+    network = denoiser_config(folder)
+    calls = [
+        model.steps * family.calls_per_step(network, model.guidance_scale or 1.0)
+        for model in models
+    ]
     bytes_each = prod(size) * PNG_BYTES_PER_PIXEL + prod(shape) * LATENT_BYTES
     run_folder.mkdir(parents=True, exist_ok=True)
     disk = {
@@ -52,19 +54,12 @@ def plan_generation(
         "work": {
             "num_prompts": {"eval": num_prompts},
             "num_images": per_model * len(models),
-            "teacher_calls": per_model
-            * sum(_network_calls(model, embeds_guidance) for model in models),
+            "teacher_calls": per_model * sum(calls),
         },
         "jobs": {"embeddings": 1, "samples": len(models) * samples.num_shards},
         "disk": disk,
         "advice": _advise(config, per_model, disk),
     }
-
-
-def _network_calls(sampling: Sampling, embeds_guidance: bool) -> int:
-    """Denoiser forward passes for one picture."""
-    is_guided = (sampling.guidance_scale or 1.0) > 1.0 and not embeds_guidance
-    return sampling.steps * (2 if is_guided else 1)
 
 
 def _advise(config: RunConfig, per_model: int, disk: dict[str, int]) -> list[str]:

@@ -9,12 +9,12 @@ import pandas as pd
 import torch
 
 from distillery.config.jobs import SamplesJob
+from distillery.config.section import Compile
 from distillery.files import atomic_path, hash_file
 from distillery.identity import noise_seed
 from distillery.prompts import REQUIRED, RESERVED
 from distillery.stages.gallery import Savers
 from distillery.stages.painter import Painter
-from distillery.stages.speed import Compile
 from distillery.store.shards import balanced_range
 from distillery.telemetry import Reporter
 

@@ -5,16 +5,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil
-from typing import Literal
 
 import torch
 
+from distillery.config.section import Compile
 from distillery.families import Family
 from distillery.families.protocol import Pipeline
 from distillery.teacher.loading import denoisers_of
 from distillery.telemetry import Reporter
 
-Compile = Literal["auto", "always", "never"]
 MIN_PARAMETERS = 500_000_000
 MIN_CALLS = 8_000
 """Compiling takes a minute in a first job, a quarter of that in later ones of the same machine, and

@@ -9,6 +9,7 @@ import pandas as pd
 import torch
 
 from distillery.config.jobs import TargetsJob
+from distillery.config.section import Compile
 from distillery.families import Family, Request, Setting, few_step_scheduler, grid_of
 from distillery.families.protocol import Pipeline
 from distillery.files import hash_json
@@ -17,7 +18,7 @@ from distillery.schedule import Schedule
 from distillery.schedulers import ADVICE, GRID_TOLERANCE, Scheduler, plain_config, prediction_type
 from distillery.stages.batching import Batcher
 from distillery.stages.chunked import ChunkPlan, NotFiniteError, make_chunks
-from distillery.stages.speed import PROBE_STEPS, Amount, Compile, loading_timed, tune
+from distillery.stages.speed import PROBE_STEPS, Amount, loading_timed, tune
 from distillery.store.embeddings import EmbeddingStore
 from distillery.store.trajectories import knots_of
 from distillery.teacher.adapters import teacher_hash

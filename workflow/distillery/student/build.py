@@ -8,9 +8,9 @@ import torch
 from distillery.config.jobs import TrainingJob
 from distillery.families import Family
 from distillery.families.protocol import Denoiser
-from distillery.files import atomic_path, read_json
+from distillery.files import atomic_path
 from distillery.model_folder import save_denoiser
-from distillery.teacher.find import MODEL_CONFIG, denoisers_in, family_in, find_teacher
+from distillery.teacher.find import denoiser_config, denoisers_in, family_in, find_teacher
 from distillery.teacher.loading import load_adapted_denoiser
 
 
@@ -58,7 +58,7 @@ def check_layers(folder: Path, family: Family, layers: tuple[int, ...]) -> None:
             f"student.layers is given, but the denoiser of {family.name} is no row of equal "
             "blocks: use student.init: teacher"
         )
-    config = read_json(folder / denoisers_in(folder)[0] / MODEL_CONFIG)
+    config = denoiser_config(folder)
     num_blocks = sum(config[key] for key in family.blocks.values())
     unknown = [layer for layer in layers if layer >= num_blocks]
     if unknown:

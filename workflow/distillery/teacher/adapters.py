@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from distillery.config.teacher import Adapter, Teacher
 from distillery.families import Family
 from distillery.files import could_be_hub_id, hash_file, hash_json, read_json
-from distillery.teacher.find import INDEX, MODEL_CONFIG, denoisers_in, family_in, fingerprint
+from distillery.teacher.find import INDEX, denoiser_config, denoisers_in, family_in, fingerprint
 
 HUB_NAME = "pytorch_lora_weights.safetensors"
 """The file name that Diffusers gives adapters."""
@@ -159,7 +159,7 @@ def read_weights(path: Path, folder: Path) -> Weights:
             f"teacher.adapters: {path} has DoRA scales as {dora[0]}, which Diffusers drops: "
             "convert it to PEFT's format (lora_magnitude_vector)"
         )
-    config = read_json(folder / denoisers_in(folder)[0] / MODEL_CONFIG)
+    config = denoiser_config(folder)
     tensors, *alphas, metadata = pipeline.lora_state_dict(
         str(path.parent),
         weight_name=path.name,

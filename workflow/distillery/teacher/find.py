@@ -153,6 +153,11 @@ def denoisers_in(folder: Path) -> list[str]:
     return [name for name in family_in(folder).denoisers if is_component(index.get(name))]
 
 
+def denoiser_config(folder: Path) -> dict[str, Any]:
+    """The configuration of a pipeline's first denoiser; several are of one shape."""
+    return read_json(folder / denoisers_in(folder)[0] / MODEL_CONFIG)
+
+
 def count_parameters(folder: Path, variant: str | None = None) -> dict[str, int]:
     """Parameters of each component, read from the headers of the weights files that are loaded.
 

@@ -16,18 +16,18 @@ import pandas as pd
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from distillery.config.run import Training
+from distillery.config.run import Objective, Training
 from distillery.families import Family, Setting, family_named, few_step_scheduler, grid_of
 from distillery.families.protocol import Conditioning
 from distillery.files import canonical_json
 from distillery.identity import SampleId
-from distillery.schedule import Schedule, as_prediction, secant
+from distillery.schedule import Schedule, add_noise, as_prediction, secant
 from distillery.schedulers import GRID_TOLERANCE, Scheduler, make_scheduler
 from distillery.store.embeddings import EmbeddingStore
 from distillery.store.shards import balanced_range
 from distillery.store.trajectories import TrajectoryStore
 from distillery.training.distributed import Place
-from distillery.training.objectives import Objective, ends_of, reflow_state, segment_target
+from distillery.training.objectives import ends_of, segment_target
 
 NUM_CUDA_WORKERS = 2
 """Processes that read ahead for one GPU. None on a CPU, which they would take time from."""
@@ -208,10 +208,8 @@ class SegmentDataset(Dataset[Batch]):
         )
         kind = self.recipe["prediction_type"]
         if self.objective == "reflow":
-            noisy = reflow_state(
-                noisy_j, noisy_k, (alpha_j, alpha_k, alpha), (sigma_j, sigma_k, sigma)
-            )
             clean, noise = secant(noisy_j, noisy_k, alpha_j, sigma_j, alpha_k, sigma_k)
+            noisy = add_noise(clean, noise, alpha, sigma)
             return noisy, as_prediction(kind, clean, noise, alpha, sigma)
         target = segment_target(kind, noisy_j, noisy_k, alpha_j, sigma_j, alpha_k, sigma_k)
         return noisy_j, target

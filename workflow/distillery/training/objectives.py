@@ -1,14 +1,10 @@
 """What the student is asked for, as pure functions."""
 
-from typing import Literal
-
 import torch
 import torch.nn.functional as F
 
-from distillery.schedule import PredictionType, add_noise, as_prediction, secant
-
-Objective = Literal["segment", "direct", "reflow"]
-Loss = Literal["mse", "huber", "pseudo_huber"]
+from distillery.config.run import Loss, Objective
+from distillery.schedule import PredictionType, as_prediction, secant
 
 
 def ends_of(objective: Objective, segment: int, steps: int) -> tuple[int, int]:
@@ -16,7 +12,8 @@ def ends_of(objective: Objective, segment: int, steps: int) -> tuple[int, int]:
 
     segment: the ends of the segment, so that `steps` steps walk the teacher's trajectory. direct:
     from its beginning to the clean end, so that one step from anywhere ends there. reflow: the
-    trajectory's two ends, for states on the straight line between them.
+    trajectory's two ends, for states on the straight line between them (Liu et al. 2023,
+    arXiv:2209.03003, algorithm 1, with the teacher's own pairing of noise and picture).
 
     Args:
         objective: which.
@@ -59,25 +56,6 @@ def segment_target(
     """
     clean, noise = secant(noisy_j, noisy_k, alpha_j, sigma_j, alpha_k, sigma_k)
     return as_prediction(prediction_type, clean, noise, alpha_j, sigma_j)
-
-
-def reflow_state(
-    noisy_0: torch.Tensor,
-    noisy_k: torch.Tensor,
-    alphas: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    sigmas: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-) -> torch.Tensor:
-    """The state on the line between a trajectory's noise and its own clean end.
-
-    Liu et al. 2023, arXiv:2209.03003, algorithm 1: the student sees the straight path instead of
-    the teacher's curve, with the teacher's own pairing of noise and picture.
-
-    Args:
-        noisy_0, noisy_k: the trajectory's first and last states.
-        alphas, sigmas: coefficients at the first state, the last, and where the state is wanted.
-    """
-    clean, noise = secant(noisy_0, noisy_k, alphas[0], sigmas[0], alphas[1], sigmas[1])
-    return add_noise(clean, noise, alphas[2], sigmas[2])
 
 
 def sample_losses(
