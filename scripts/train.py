@@ -24,7 +24,8 @@ from distillery.config.jobs import TrainingJob, read_job
 from distillery.hardware import device_label, select_device
 from distillery.telemetry import explain_errors, reporting
 from distillery.training import distributed
-from distillery.training.loop import Paths, train
+from distillery.training.loop import train
+from distillery.training.run import Paths
 from distillery.training.stopping import EXIT_INTERRUPTED, StopRequest
 
 

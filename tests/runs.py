@@ -29,7 +29,8 @@ from distillery.student.build import build_student
 from distillery.student.export import export_student
 from distillery.telemetry import Reporter
 from distillery.training.distributed import find_place
-from distillery.training.loop import Paths, train
+from distillery.training.loop import train
+from distillery.training.run import Paths
 from distillery.training.stopping import StopRequest
 from tiny import HEIGHT, MAX_TOKENS, WIDTH, tiny_prompts
 

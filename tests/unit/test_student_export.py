@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 
 import tiny
 from distillery.config.jobs import ExportJob
-from distillery.config.run import Student, Targets
+from distillery.config.run import Targets
+from distillery.config.student import Student
 from distillery.config.teacher import Teacher
 from distillery.families import family_named, grid_of
 from distillery.files import hash_file, read_json, write_json

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import tiny
-from distillery.config.run import Training
+from distillery.config.training import Training
 from distillery.files import read_json, write_json
 from distillery.schedule import from_prediction
 from distillery.store.trajectories import TrajectoryStore

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import tiny
-from distillery.config.run import Training
+from distillery.config.training import Training
 from distillery.training.optimizer import ema_decay, learning_rate_at, update_ema
 
 

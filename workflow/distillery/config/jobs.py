@@ -17,13 +17,13 @@ from distillery.config.run import (
     GeneratingConfig,
     Prompts,
     RunConfig,
-    Student,
     Targets,
-    Training,
     parse_config,
 )
 from distillery.config.section import BatchSize, Count, Name, Section
+from distillery.config.student import Student
 from distillery.config.teacher import Teacher
+from distillery.config.training import Training
 from distillery.files import read_json
 
 RECIPE_VERSIONS = {"embeddings": 2, "targets": 2, "training": 2, "samples": 2}

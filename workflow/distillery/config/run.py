@@ -9,13 +9,19 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from distillery.config.parsing import parse
-from distillery.config.section import BatchSize, Compile, Count, Dtype, Name, Section
+from distillery.config.section import (
+    BatchSize,
+    Compile,
+    Count,
+    Dtype,
+    Name,
+    Section,
+    need_multiple,
+)
+from distillery.config.student import Student
 from distillery.config.teacher import Teacher
+from distillery.config.training import Training
 from distillery.files import JsonObject
-
-Objective = Literal["segment", "direct", "reflow"]
-Loss = Literal["mse", "huber", "pseudo_huber"]
-Momentum = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Prompts(Section):
@@ -64,100 +70,10 @@ class Targets(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        _need_multiple("targets.steps", self.steps, "targets.num_segments", self.num_segments)
+        need_multiple("targets.steps", self.steps, "targets.num_segments", self.num_segments)
         if self.batch_size != "auto":
-            _need_multiple(
+            need_multiple(
                 "targets.chunk_size", self.chunk_size, "targets.batch_size", self.batch_size
-            )
-        return self
-
-
-class Student(Section):
-    """The network that learns, and the number of steps it samples with."""
-
-    init: Literal["teacher", "layers"] = Field(
-        "teacher", description="teacher: same shape and weights; layers: only the blocks kept"
-    )
-    layers: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
-        None, description="indices of the teacher's blocks to keep, for init: layers"
-    )
-    expert: str | None = Field(
-        None,
-        description="of a teacher with several networks, the one that the student starts from; "
-        "Wan2.2-A14B has transformer (for the noisier states) and transformer_2",
-    )
-    steps: Count = Field(4, description="denoising steps, without guidance")
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if (self.init == "layers") != (self.layers is not None):
-            raise ValueError(
-                f"student.init is {self.init!r} and student.layers is {self.layers}: give the list "
-                "of blocks with init: layers, and null with init: teacher"
-            )
-        if self.layers is not None and list(self.layers) != sorted(set(self.layers)):
-            raise ValueError(f"student.layers is {self.layers}: write each block once, ascending")
-        if self.layers == ():
-            raise ValueError("student.layers is empty: keep at least one block")
-        return self
-
-
-class Training(Section):
-    """How the student learns. Progress is counted in samples: one stored segment is one sample."""
-
-    objective: Objective = Field(
-        "segment",
-        description="what a step is asked for. segment: to land on the trajectory's next knot; "
-        "direct: to land on its clean end from every knot; reflow: the straight line between its "
-        "noise and its clean end",
-    )
-    loss: Loss = Field("mse", description="of a prediction against its target")
-    huber_width: Annotated[float, Field(gt=0)] = Field(
-        1.0, description="error at which huber and pseudo_huber turn from square to linear"
-    )
-    num_samples: Count = Field(description="length of the training")
-    global_batch_size: Count = Field(description="samples an update, over all processes")
-    micro_batch_size: Count | None = Field(
-        None, description="samples a process takes at once; null: its whole share"
-    )
-    learning_rate: Annotated[float, Field(gt=0)] = Field(1e-4, description="the highest, of AdamW")
-    schedule: Literal["constant", "cosine"] = Field(
-        "cosine", description="of the learning rate after the warm-up; cosine ends at zero"
-    )
-    warmup_samples: Annotated[int, Field(ge=0)] = Field(
-        0, description="samples over which the learning rate rises from zero"
-    )
-    weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="decoupled, of AdamW")
-    betas: tuple[Momentum, Momentum] = Field((0.9, 0.95), description="momenta of AdamW")
-    max_grad_norm: Annotated[float, Field(gt=0)] = Field(
-        1.0, description="the gradient's norm is clipped to it"
-    )
-    ema_half_life_samples: Annotated[int, Field(ge=0)] = Field(
-        0, description="of the averaged weights that are exported; 0: no averaging"
-    )
-    dtype: Literal["float32", "bfloat16"] = Field(
-        "bfloat16",
-        description="of the forward pass; master weights are float32. float16 would need loss "
-        "scaling, which is not offered",
-    )
-    log_every_samples: Count = Field(1024, description="between two rows of the loss table")
-    save_every_samples: Count = Field(16384, description="between two checkpoints")
-    keep_checkpoints: Count = Field(2, description="older ones are removed")
-    timeout_s: Count = Field(600, description="of a collective; long work never happens inside one")
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.micro_batch_size is not None:
-            _need_multiple(
-                "training.global_batch_size",
-                self.global_batch_size,
-                "training.micro_batch_size",
-                self.micro_batch_size,
-            )
-        for key in ("num_samples", "log_every_samples", "save_every_samples"):
-            batch_size = self.global_batch_size
-            _need_multiple(
-                f"training.{key}", getattr(self, key), "training.global_batch_size", batch_size
             )
         return self
 
@@ -285,7 +201,7 @@ class Config(RunConfig):
     def _check(self) -> Self:
         if self.prompts.train is None:
             raise ValueError("prompts.train is missing: add it")
-        _need_multiple(
+        need_multiple(
             "targets.num_segments", self.targets.num_segments, "student.steps", self.student.steps
         )
         if self.evaluation.reference not in self.samples.models:
@@ -294,17 +210,6 @@ class Config(RunConfig):
                 f"samples.models ({', '.join(self.samples.models)})"
             )
         return self
-
-
-def _need_multiple(name: str, value: int, unit_name: str, unit: int) -> None:
-    """Raise ValueError with the nearest good values unless `value` is a multiple of `unit`."""
-    if value % unit:
-        below, above = value // unit * unit, (value // unit + 1) * unit
-        advice = f"{below} or {above}" if below else f"{above}"
-        raise ValueError(
-            f"{unit_name} is {unit}, {name} is {value}: {value} must be a multiple of {unit}; "
-            f"use {advice}"
-        )
 
 
 NEEDED_TO_TRAIN = ("targets", "training", "evaluation", "prompts.train")

@@ -5,18 +5,19 @@ optimizer, the loss history as Parquet, and `state.json`, written last, with the
 file. The folder gets its name in one rename. So a checkpoint is whole, or it is not taken.
 """
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pandas as pd
 import torch
 from safetensors.torch import load_file, save_file
 
-from distillery.families.protocol import Denoiser
 from distillery.files import atomic_path, hash_file, read_json, remove, write_json
 from distillery.model_folder import share
 from distillery.telemetry import Reporter
+from distillery.training.state import TrainingState, Window
 
 STATE = "state.json"
 WEIGHTS = "weights.safetensors"
@@ -24,59 +25,6 @@ AVERAGE = "average.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 LOSSES = "losses.parquet"
 FORMAT = 1
-
-
-@dataclass
-class Window:
-    """Sums over the updates since the last row of the loss history.
-
-    Attributes:
-        losses: sum of the samples' losses by segment.
-        counts: number of samples by segment.
-        grad_norm: sum over the updates.
-        num_updates: how many they are.
-    """
-
-    losses: list[float]
-    counts: list[float]
-    grad_norm: float = 0.0
-    num_updates: int = 0
-
-    @classmethod
-    def empty(cls, num_segments: int) -> Self:
-        """No updates yet."""
-        return cls([0.0] * num_segments, [0.0] * num_segments)
-
-
-@dataclass
-class TrainingState:
-    """All that the next update depends on, and all that is saved.
-
-    Attributes:
-        denoiser: the student with float32 master weights, on the device.
-        optimizer: over its parameters, in their order.
-        average: of the parameters by their names, in their order; empty without averaging.
-        samples_seen: position in the stream, over all processes.
-        window: losses since the last row.
-        history: rows of loss.parquet.
-    """
-
-    denoiser: Denoiser
-    optimizer: torch.optim.Optimizer
-    average: dict[str, torch.Tensor]
-    window: Window
-    samples_seen: int = 0
-    history: list[dict[str, float]] = field(default_factory=list)
-
-    @property
-    def names(self) -> list[str]:
-        """The parameters' names, in their order."""
-        return [name for name, _ in self.denoiser.named_parameters()]
-
-    @property
-    def parameters(self) -> list[torch.Tensor]:
-        """The parameters, in their order."""
-        return [parameter.data for parameter in self.denoiser.parameters()]
 
 
 def checkpoint_path(root: Path, samples_seen: int) -> Path:
@@ -89,7 +37,7 @@ def save(state: TrainingState, root: Path, recipe_hash: str, keep: int) -> Path:
     path = checkpoint_path(root, state.samples_seen)
     with atomic_path(path) as temporary:
         temporary.mkdir()
-        save_file(_on_cpu(state.denoiser.state_dict()), temporary / WEIGHTS)
+        save_file(_on_cpu(state.trainable), temporary / WEIGHTS)
         save_file(_optimizer_tensors(state), temporary / OPTIMIZER)
         save_file(_on_cpu(state.average), temporary / AVERAGE)
         loss_table(state.history).to_parquet(temporary / LOSSES, index=False)
@@ -137,9 +85,8 @@ def clean_up(root: Path) -> None:
 def load(state: TrainingState, path: Path) -> None:
     """Bring `state`, made anew for the same configuration, to what the checkpoint holds."""
     about = read_json(path / STATE)
-    state.denoiser.load_state_dict(load_file(path / WEIGHTS))
-    for name, tensor in load_file(path / AVERAGE).items():
-        state.average[name].copy_(tensor)
+    _fill(state.trainable, load_file(path / WEIGHTS))
+    _fill(state.average, load_file(path / AVERAGE))
     _restore_optimizer(state, load_file(path / OPTIMIZER))
     history = pd.read_parquet(path / LOSSES).to_dict("records") if about["samples_seen"] else []
     state.history = [{str(key): value for key, value in row.items()} for row in history]
@@ -173,16 +120,25 @@ def _problem(path: Path, recipe_hash: str) -> str | None:
     return None
 
 
-def _on_cpu(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+@torch.no_grad()
+def _fill(tensors: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]) -> None:
+    """Write saved values into tensors of the same names."""
+    assert tensors.keys() == values.keys(), "a checkpoint of this recipe has the same parameters"
+    for name, tensor in tensors.items():
+        tensor.copy_(values[name])
+
+
+def _on_cpu(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
 
 def _optimizer_tensors(state: TrainingState) -> dict[str, torch.Tensor]:
     """The optimizer's state as `{parameter}/{entry}`, e.g. `proj_out.weight/exp_avg`."""
+    names = list(state.trainable)
     entries: dict[int, dict[str, Any]] = state.optimizer.state_dict()["state"]
     return _on_cpu(
         {
-            f"{state.names[index]}/{entry}": value
+            f"{names[index]}/{entry}": value
             for index, values in entries.items()
             for entry, value in values.items()
         }
@@ -191,7 +147,7 @@ def _optimizer_tensors(state: TrainingState) -> dict[str, torch.Tensor]:
 
 def _restore_optimizer(state: TrainingState, tensors: dict[str, torch.Tensor]) -> None:
     """The inverse of `_optimizer_tensors`; settings stay those of the configuration."""
-    index_of = {name: index for index, name in enumerate(state.names)}
+    index_of = {name: index for index, name in enumerate(state.trainable)}
     entries: dict[int, dict[str, torch.Tensor]] = {}
     for key, value in tensors.items():
         name, _, entry = key.rpartition("/")

@@ -16,7 +16,7 @@ import pandas as pd
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from distillery.config.run import Objective, Training
+from distillery.config.training import Objective, Training
 from distillery.families import Family, Setting, family_named, few_step_scheduler, grid_of
 from distillery.families.protocol import Conditioning
 from distillery.files import canonical_json

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from distillery.config.run import Loss, Objective
+from distillery.config.training import Loss, Objective
 from distillery.schedule import PredictionType, as_prediction, secant
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import torch
 
-from distillery.config.run import Training
+from distillery.config.training import Training
 
 
 def make_optimizer(

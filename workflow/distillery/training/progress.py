@@ -9,11 +9,11 @@ from typing import Self
 
 import torch
 
-from distillery.config.run import Training
+from distillery.config.training import Training
 from distillery.telemetry import Reporter
-from distillery.training.checkpoint import TrainingState, Window
 from distillery.training.distributed import Place
 from distillery.training.optimizer import learning_rate_at
+from distillery.training.state import TrainingState, Window
 
 
 @dataclass(frozen=True)
