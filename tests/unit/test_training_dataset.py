@@ -11,7 +11,8 @@ from distillery.config.training import Training
 from distillery.files import read_json, write_json
 from distillery.schedule import from_prediction
 from distillery.store.trajectories import TrajectoryStore
-from distillery.training.dataset import Batches, Order, SegmentDataset
+from distillery.training.batches import Batches, Order
+from distillery.training.dataset import SegmentDataset
 from distillery.training.distributed import Place
 
 TARGETS, EMBEDDINGS, PROMPTS = (

@@ -13,7 +13,8 @@ from distillery.model_folder import hash_model
 from distillery.store.chunks import chunk_folder
 from distillery.telemetry import Reporter
 from distillery.training import distributed
-from distillery.training.dataset import Batches, SegmentDataset
+from distillery.training.batches import Batches
+from distillery.training.dataset import SegmentDataset
 from distillery.training.distributed import Place
 from distillery.training.stopping import StopRequest
 

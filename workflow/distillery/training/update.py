@@ -41,17 +41,19 @@ def accumulate_gradients(model: torch.nn.Module, batches: Iterator[Batch], run: 
     for number in range(num_micro_batches):
         batch = next(batches).to(run.device)
         with distributed.synchronising(model, number == num_micro_batches - 1):
-            loss_b = sample_losses(
-                predict(model, batch, run),
-                batch.target,
-                run.training.loss,
-                run.training.huber_width,
-            )
+            loss_b = batch_losses(model, batch, run)
             (loss_b.sum() / run.training.global_batch_size).backward()  # type: ignore[no-untyped-call]
         items += batch.items
         segments.append(batch.segment)
         losses.append(loss_b.detach())
     return Share(items, torch.cat(segments), torch.cat(losses))
+
+
+def batch_losses(model: torch.nn.Module, batch: Batch, run: Run) -> torch.Tensor:
+    """The loss (b,) of each sample of a micro-batch, with its graph."""
+    return sample_losses(
+        predict(model, batch, run), batch.target, run.training.loss, run.training.huber_width
+    )
 
 
 def predict(model: torch.nn.Module, batch: Batch, run: Run) -> torch.Tensor:
