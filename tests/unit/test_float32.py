@@ -7,8 +7,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from distillery.teacher.loading import can_be_in_float32, in_float32, load_pipeline
+from distillery.config.section import Dtype
+from distillery.config.teacher import Teacher
+from distillery.families.protocol import Denoiser
+from distillery.teacher.loading import can_be_in_float32, in_float32, load_teacher
 from runs import CPU, make_run
+from tiny import HEIGHT, WIDTH
 
 LATENTS = "samples/teacher/*/*.safetensors"
 
@@ -32,9 +36,14 @@ def test_a_picture_that_overflows_is_made_again_in_float32(
     assert all(load_file(path)["latents"].isfinite().all() for path in run.folder.glob(LATENTS))
 
 
+def network_in(folder: Path, dtype: Dtype) -> Denoiser:
+    section = Teacher(path=str(folder), dtype=dtype, height=HEIGHT, width=WIDTH)
+    network: Denoiser = load_teacher(section, folder, CPU).transformer
+    return network
+
+
 def test_weights_come_back_from_float32_bit_for_bit(teacher: Path) -> None:
-    pipeline = load_pipeline(teacher, "bfloat16", CPU)
-    network = pipeline.transformer
+    network = network_in(teacher, "bfloat16")
     before = {name: value.clone() for name, value in network.state_dict().items()}
     assert can_be_in_float32(network)
     with in_float32(network):
@@ -42,4 +51,4 @@ def test_weights_come_back_from_float32_bit_for_bit(teacher: Path) -> None:
     for name, value in network.state_dict().items():
         assert value.dtype == before[name].dtype
         assert value.equal(before[name])
-    assert not can_be_in_float32(load_pipeline(teacher, "float32", CPU).transformer)
+    assert not can_be_in_float32(network_in(teacher, "float32"))

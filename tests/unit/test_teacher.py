@@ -18,7 +18,7 @@ from distillery.teacher.find import (
     find_teacher,
     fingerprint,
 )
-from distillery.teacher.loading import load_pipeline, load_skeleton
+from distillery.teacher.loading import load_skeleton, load_teacher
 from runs import CPU
 from tiny import HEIGHT, LATENT_SHAPE, WIDTH, make_tiny_wan
 
@@ -162,7 +162,8 @@ def test_a_fingerprint_sees_the_end_of_a_large_file(tmp_path: Path) -> None:
 
 def test_what_a_job_does_not_need_is_not_loaded(teacher: Path) -> None:
     family = family_named("wan")
-    pipeline = load_pipeline(teacher, "bfloat16", CPU, leave_out=family.text_components)
+    section = Teacher(path=str(teacher), height=HEIGHT, width=WIDTH)
+    pipeline = load_teacher(section, teacher, CPU, leave_out=family.text_components)
     assert pipeline.text_encoder is None
     assert pipeline.tokenizer is None
     assert pipeline.vae.dtype == torch.float32

@@ -17,7 +17,8 @@ from distillery.telemetry import Reporter
 MIN_PARAMETERS = 500_000_000
 MIN_CALLS = 8_000
 """Compiling takes a minute in a first job, a quarter of that in later ones of the same machine, and
-makes large networks about a fifth faster (benchmarks/), so it pays where a run calls one so often.
+makes large networks a fifth to a third faster (benchmarks/), so it pays where a run calls one so
+often.
 """
 PROBE_STEPS = 2
 """Denoising steps of a probe for the batch size."""

@@ -158,6 +158,14 @@ def denoiser_config(folder: Path) -> dict[str, Any]:
     return read_json(folder / denoisers_in(folder)[0] / MODEL_CONFIG)
 
 
+def denoiser_class(folder: Path) -> type:
+    """The Diffusers class of a pipeline's denoisers."""
+    import diffusers
+
+    found: type = getattr(diffusers, denoiser_config(folder)["_class_name"])
+    return found
+
+
 def count_parameters(folder: Path, variant: str | None = None) -> dict[str, int]:
     """Parameters of each component, read from the headers of the weights files that are loaded.
 

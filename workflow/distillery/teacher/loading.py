@@ -101,24 +101,6 @@ def _set_up(pipeline: Pipeline, teacher: Teacher, family: Family, device: torch.
     return place(pipeline, teacher, device)
 
 
-def load_pipeline(
-    folder: Path, dtype: Dtype, device: torch.device, leave_out: tuple[str, ...] = ()
-) -> Pipeline:
-    """Load a stock pipeline on one device.
-
-    Args:
-        folder: in Diffusers format.
-        dtype: of all weights but the VAE's, which stays float32 (bf16 decoding shifts colours).
-        device: where it goes.
-        leave_out: names of components that this job does not need.
-    """
-    dtypes = {"default": torch_dtype(dtype), "vae": torch.float32}
-    pipeline = _read_pipeline(folder, dtypes, leave_out)
-    for denoiser in denoisers_of(pipeline, family_in(folder)).values():
-        keep_states_in_float32(denoiser, torch_dtype(dtype))
-    return pipeline.to(device)
-
-
 def _read_pipeline(
     folder: Path,
     dtypes: Mapping[str, torch.dtype],

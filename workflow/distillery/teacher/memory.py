@@ -18,9 +18,9 @@ ITEM_BYTES: dict[Dtype, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 ROOMY, TIGHT = 0.5, 0.8
 """Shares of a GPU's memory that weights may take: up to the first batches are large, up to the
 second there is room for small ones. Rules of thumb, not measured."""
-TRAINING_BYTES = 16
-"""A parameter in training: weight, gradient and two moments, all float32."""
 Preset = Literal["large", "medium", "small", "cpu"]
+PRESETS = Path("config/presets")
+"""One file each, to be given as a further `--configfile`."""
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,12 @@ class Memory:
     Attributes:
         components: of the teacher, each in the type that it is loaded in.
         jobs: on one GPU at once, in the stages that run the teacher.
-        training: of the student with gradients and moments, on each GPU.
         gpu: all memory of this machine's smallest GPU; None without one.
         preset: what fits here, whatever the configuration says.
     """
 
     components: dict[str, int]
     jobs: dict[str, int]
-    training: int
     gpu: int | None
     preset: Preset
 
@@ -56,7 +54,6 @@ def estimate(teacher: Teacher, folder: Path, family: Family, gpus: list[dict[str
     }
     texts = [name for name in components if name in family.text_components]
     others = [name for name in components if name not in family.text_components]
-    denoisers = [sizes[name].num_parameters for name in family.denoisers if name in sizes]
     gpu = min((int(gpu["memory_bytes"]) for gpu in gpus), default=None)
     plain = teacher.model_copy(update={"offload": "none", "num_gpus": 1})
     largest = max(on_one_gpu(plain, sizes, names) for names in (texts, others))
@@ -66,7 +63,6 @@ def estimate(teacher: Teacher, folder: Path, family: Family, gpus: list[dict[str
             "embeddings": on_one_gpu(teacher, sizes, texts),
             "targets and samples": on_one_gpu(teacher, sizes, others),
         },
-        training=max(denoisers, default=0) * TRAINING_BYTES,
         gpu=gpu,
         preset=choose_preset(largest, gpu),
     )
@@ -97,7 +93,7 @@ def on_one_gpu(teacher: Teacher, sizes: Mapping[str, Size], names: Iterable[str]
 
 
 def choose_preset(weights: int, gpu: int | None) -> Preset:
-    """Which preset of docs/memory.md fits, by bytes and not by a GPU's name.
+    """Which file of `PRESETS` fits, by bytes and not by a GPU's name.
 
     Args:
         weights: of the largest job without offloading, on one GPU.
@@ -110,7 +106,7 @@ def choose_preset(weights: int, gpu: int | None) -> Preset:
     return "medium" if weights <= TIGHT * gpu else "small"
 
 
-def advise_memory(teacher: Teacher, memory: Memory, trains: bool) -> list[str]:
+def advise_memory(teacher: Teacher, memory: Memory) -> list[str]:
     """What to set where weights will not fit this machine's GPUs, or count on GPUs it lacks."""
     if memory.gpu is None:
         return _advise_without_gpu(teacher)
@@ -120,12 +116,6 @@ def advise_memory(teacher: Teacher, memory: Memory, trains: bool) -> list[str]:
         advice.append(
             f"{stage} need {need / GIB:.1f} GiB for the teacher's weights alone, a GPU has "
             f"{memory.gpu / GIB:.1f} GiB: {_remedy(teacher, memory)} (docs/memory.md)"
-        )
-    if trains and memory.training > TIGHT * memory.gpu:
-        advice.append(
-            f"training needs {memory.training / GIB:.1f} GiB on each GPU for a student of the "
-            f"teacher's size, a GPU has {memory.gpu / GIB:.1f} GiB: keep fewer blocks with "
-            "student.init: layers"
         )
     return advice
 
@@ -161,4 +151,4 @@ def summarise_memory(memory: Mapping[str, Any]) -> str:
     """One line for the plan's summary."""
     stages = ", ".join(f"{name} {size / GIB:.2f}" for name, size in memory["jobs"].items())
     gpu = f"a GPU has {memory['gpu'] / GIB:.1f}, " if memory["gpu"] else ""
-    return f"  weights       {stages} GiB; {gpu}preset {memory['preset']} of docs/memory.md"
+    return f"  weights       {stages} GiB; {gpu}preset {PRESETS}/{memory['preset']}.yaml"
