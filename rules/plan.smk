@@ -25,6 +25,7 @@ rule plan:
         script="scripts/plan.py",
         config=f"{RUN}/config/run.json",
         prompts=list(CONFIG.prompts.model_dump(exclude_none=True).values()),
+        shape=isinstance(CONFIG, Config) and CONFIG.student.config or [],
     output:
         f"{RUN}/plan.json",
     log:

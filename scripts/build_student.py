@@ -1,4 +1,4 @@
-"""Build the student before training: the teacher's denoiser, whole or some of its blocks.
+"""Build the student before training from the teacher's denoiser: whole, some of it, or beside it.
 
 python scripts/build_student.py --config results/demo/config/training.json \
     --output results/demo/student/initial

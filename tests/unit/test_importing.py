@@ -65,7 +65,8 @@ def test_a_student_config_makes_a_run_that_trains() -> None:
     assert imported.config["prompts"] == {"train": "p.csv"}
     assert imported.config["student"] == {"steps": 4}
     assert any(
-        line.startswith("num_layers: left out, name the 4 blocks") for line in imported.lines
+        line.startswith("num_layers: left out, write student.init: layers")
+        for line in imported.lines
     )
     for key in ("_class_name", "hidden_size"):
         assert any(line.startswith(f"{key}: left out, a shape") for line in imported.lines)

@@ -9,7 +9,8 @@ from distillery.files import hash_file, hash_json, read_json, write_json
 
 CONFIG = "config.json"
 ABOUT = "distillery.json"
-"""Beside a trained model: the recipe, its hash and the samples seen."""
+"""Beside a student's model: what it is made of, and once it is trained the recipe, its hash and the
+samples seen."""
 
 
 def load_denoiser(folder: Path, dtype: torch.dtype, variant: str | None = None) -> Denoiser:
@@ -26,6 +27,18 @@ def load_denoiser(folder: Path, dtype: torch.dtype, variant: str | None = None) 
     denoiser = diffusers.AutoModel.from_pretrained(
         str(folder), dtype=dtype, variant=variant, local_files_only=True
     )
+    assert isinstance(denoiser, torch.nn.Module)
+    return denoiser
+
+
+def load_denoiser_skeleton(folder: Path) -> Denoiser:
+    """A Diffusers model with its shapes but without its weights, on the meta device."""
+    import diffusers
+
+    _check_there(folder)
+    model = getattr(diffusers, read_json(folder / CONFIG)["_class_name"])
+    with torch.device("meta"):
+        denoiser = model.from_config(model.load_config(str(folder)))
     assert isinstance(denoiser, torch.nn.Module)
     return denoiser
 
@@ -54,12 +67,15 @@ def share(folder: Path) -> None:
 
 
 def hash_model(folder: Path) -> str:
-    """A hash over every file of a model folder, wherever it lies.
+    """A hash over every file of a model folder that decides what the model computes.
 
-    Hidden files do not count: Snakemake puts its time stamp into a folder that a rule makes.
+    Hidden files do not count: Snakemake puts its time stamp into a folder that a rule makes. Nor
+    does `ABOUT`, which tells what the model is.
     """
     _check_there(folder)
-    visible = (path for path in folder.iterdir() if not path.name.startswith("."))
+    visible = (
+        path for path in folder.iterdir() if not path.name.startswith(".") and path.name != ABOUT
+    )
     files = sorted(path for path in visible if path.is_file())
     return hash_json({path.name: hash_file(path) for path in files})
 

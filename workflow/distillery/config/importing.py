@@ -60,10 +60,10 @@ REFUSED = {
 }
 """What has no key of ours, and the way that is right here."""
 OWN_SHAPE = (
-    "a shape of the student's own cannot be chosen yet: it is a copy of the teacher (student.init: "
-    "teacher) or keeps some of its blocks (student.init: layers)"
+    "a shape of the student's own is a JSON file like config.json of the teacher's network: "
+    "student.init: config and student.config: its path"
 )
-NUM_LAYERS = "name the {value} blocks to keep: student.init: layers and student.layers: [0, ...]"
+NUM_LAYERS = "write student.init: layers and student.num_layers: {value}"
 
 
 @dataclass

@@ -6,16 +6,103 @@ from pydantic import Field, model_validator
 
 from distillery.config.section import Count, Section
 
+Init = Literal["teacher", "layers", "config", "lora"]
+LayersRule = Literal["even", "first", "last", "ends"]
+MidBlock = Literal["keep", "resnet", "none"]
+KEYS_OF: dict[Init, tuple[str, ...]] = {
+    "teacher": (),
+    "layers": ("layers", "num_layers", "unet"),
+    "config": ("config",),
+    "lora": ("lora",),
+}
+"""For each init the keys of which exactly one is given."""
+
+
+class Unet(Section):
+    """What a smaller UNet keeps, in the words of Diffusers' UNet2DConditionModel.
+
+    `layers_per_block: 1` is BK-SDM-Base, with `mid_block: none` BK-SDM-Small (Kim et al. 2023,
+    arXiv:2305.15798); SSD-1B keeps the pairs and drops layers of their transformers (Gupta et al.
+    2024, arXiv:2401.02677).
+    """
+
+    layers_per_block: Count | tuple[Count, ...] | None = Field(
+        None,
+        description="pairs of a ResNet and an attention block that each down stage keeps, the up "
+        "stages one more; one number, or one for each down stage; null: all",
+    )
+    transformer_layers_per_block: Count | tuple[Count | tuple[Count, ...], ...] | None = Field(
+        None,
+        description="layers that each kept transformer keeps, where it has more: one number, or "
+        "for each down stage a number or a list with one for each pair; null: all. A kept mid "
+        "block takes the first of the last stage",
+    )
+    reverse_transformer_layers_per_block: tuple[Count | tuple[Count, ...], ...] | None = Field(
+        None,
+        description="the same for the up stages, in the order they run; required where "
+        "transformer_layers_per_block has lists inside; null: as the down stages",
+    )
+    mid_block: MidBlock = Field(
+        "keep", description="keep: whole; resnet: its first ResNet alone, as SSD-1B; none"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        down = self.transformer_layers_per_block
+        is_nested = isinstance(down, tuple) and any(isinstance(stage, tuple) for stage in down)
+        if is_nested and self.reverse_transformer_layers_per_block is None:
+            raise ValueError(
+                f"student.unet.transformer_layers_per_block is {_listed(down)} and "
+                "reverse_transformer_layers_per_block is null: the up stages have one pair more "
+                "than the down stages, so give their numbers too"
+            )
+        if self == type(self).model_construct():
+            raise ValueError(
+                "student.unet keeps everything: set layers_per_block, transformer_layers_per_block "
+                "or mid_block, or write init: teacher"
+            )
+        return self
+
+
+class Lora(Section):
+    """Low-rank additions to the teacher's weights, which alone are trained (arXiv:2106.09685)."""
+
+    rank: Count = Field(64, description="of each addition, at most the layer's smaller side")
+    alpha: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="additions are scaled by alpha / rank; null: alpha is the rank"
+    )
+    targets: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        ("to_q", "to_k", "to_v", "to_out.0"),
+        min_length=1,
+        description="ends of the names of the linear and convolution layers that get one",
+    )
+
 
 class Student(Section):
     """The network that learns, and the number of steps it samples with."""
 
-    init: Literal["teacher", "layers"] = Field(
-        "teacher", description="teacher: same shape and weights; layers: only the blocks kept"
+    init: Init = Field(
+        "teacher",
+        description="teacher: same shape and weights; layers: only the blocks kept; config: a "
+        "shape of your own, copied where names and shapes agree; lora: the teacher itself, of "
+        "which only low-rank additions are trained",
     )
     layers: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
         None, description="indices of the teacher's blocks to keep, for init: layers"
     )
+    num_layers: Count | None = Field(
+        None, description="how many blocks to keep instead, chosen by layers_rule"
+    )
+    layers_rule: LayersRule = Field(
+        "even",
+        description="which of num_layers, or of a UNet's transformer layers. even: evenly spaced "
+        "with the first and the last; ends: half of them from either end",
+    )
+    unet: Unet | None = Field(None, description="what is kept of a UNet, for init: layers")
+    config: str | None = Field(
+        None, description="for init: config, a JSON file as config.json of the teacher's network"
+    )
+    lora: Lora | None = Field(None, description="for init: lora; {} takes the defaults")
     expert: str | None = Field(
         None,
         description="of a teacher with several networks, the one that the student starts from; "
@@ -25,13 +112,38 @@ class Student(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if (self.init == "layers") != (self.layers is not None):
-            raise ValueError(
-                f"student.init is {self.init!r} and student.layers is {self.layers}: give the list "
-                "of blocks with init: layers, and null with init: teacher"
-            )
+        self._check_keys()
         if self.layers is not None and list(self.layers) != sorted(set(self.layers)):
             raise ValueError(f"student.layers is {self.layers}: write each block once, ascending")
         if self.layers == ():
             raise ValueError("student.layers is empty: keep at least one block")
+        of_unet = self.unet is not None and self.unet.transformer_layers_per_block is not None
+        if self.layers_rule != "even" and self.num_layers is None and not of_unet:
+            raise ValueError(
+                f"student.layers_rule is {self.layers_rule!r} and nothing is chosen by it: give "
+                "num_layers or unet.transformer_layers_per_block, or leave it out"
+            )
         return self
+
+    def _check_keys(self) -> None:
+        """Raise ValueError unless exactly what this init needs is there."""
+        wanted = KEYS_OF[self.init]
+        keys = [key for allowed in KEYS_OF.values() for key in allowed]
+        given = [key for key in keys if getattr(self, key) is not None]
+        if set(given) <= set(wanted) and len(given) == bool(wanted):
+            return
+        values = " and ".join(
+            f"student.{key} is {_shown(getattr(self, key))}" for key in given or wanted
+        )
+        advice = f"give {' or '.join(wanted) or 'none of these, or choose their init'}"
+        raise ValueError(f"student.init is {self.init!r} and {values}: with it {advice}")
+
+
+def _shown(value: object) -> str:
+    """A value in a message; a section is only said to be given."""
+    return "given" if isinstance(value, Section) else str(value)
+
+
+def _listed(value: object) -> object:
+    """Tuples as the lists that a user wrote."""
+    return [_listed(item) for item in value] if isinstance(value, tuple) else value

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from distillery.families.image_tokens import image_shift, packed_shape, token_grid
+from distillery.families.image_tokens import image_shift, packed_shape, token_grid, unpacked
 from distillery.families.pooled import pooled_arguments, stack_pooled, with_pooled
 from distillery.families.protocol import (
     Conditioning,
@@ -42,6 +42,12 @@ class Flux(Family):
     max_sequence_length = 512
     blocks: Mapping[str, str] = MappingProxyType(
         {"transformer_blocks": "num_layers", "single_transformer_blocks": "num_single_layers"}
+    )
+    interface = (
+        *Family.interface,
+        "joint_attention_dim",
+        "pooled_projection_dim",
+        "guidance_embeds",
     )
 
     def call_options(self, max_sequence_length: int) -> Mapping[str, object]:
@@ -84,6 +90,10 @@ class Flux(Family):
     def embeds_guidance(self, denoiser_config: Mapping[str, Any]) -> bool:
         """FLUX.1-dev's does."""
         return bool(denoiser_config.get("guidance_embeds", False))
+
+    def vae_latents(self, latents: torch.Tensor, setting: Setting) -> torch.Tensor:
+        """Unpacked, as `FluxPipeline._unpack_latents`."""
+        return unpacked(latents, setting)
 
     def call_arguments(
         self, pipeline: Pipeline, prompts: Conditioning, negative: Conditioning, setting: Setting

@@ -2,6 +2,8 @@
 
 from math import isqrt
 
+import torch
+
 from distillery.families.protocol import Pipeline, Setting
 from distillery.families.text import check_size
 from distillery.schedulers import Scheduler
@@ -24,6 +26,13 @@ def token_grid(num_tokens: int, setting: Setting) -> tuple[int, int]:
     """Rows and columns of a picture's tokens, which are square."""
     factor = isqrt(setting.height * setting.width // num_tokens)
     return setting.height // factor, setting.width // factor
+
+
+def unpacked(latents_bld: torch.Tensor, setting: Setting) -> torch.Tensor:
+    """Packed latents (b, tokens, features) as (b, c, h, w)."""
+    rows, columns = token_grid(latents_bld.shape[1], setting)
+    patches = latents_bld.reshape(len(latents_bld), rows, columns, -1, PACKED, PACKED)
+    return patches.permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)
 
 
 def image_shift(scheduler: Scheduler, num_tokens: int) -> float:

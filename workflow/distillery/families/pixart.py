@@ -23,6 +23,7 @@ class PixArt(MaskedText):
     text_components = ("tokenizer", "text_encoder")
     max_sequence_length = 300
     blocks: Mapping[str, str] = MappingProxyType({"transformer_blocks": "num_layers"})
+    interface = (*MaskedText.interface, "caption_channels", "use_additional_conditions")
 
     def readers(self, pipeline: Pipeline, max_sequence_length: int) -> Sequence[Reader]:
         """T5, after the pipeline's own lower case."""

@@ -73,6 +73,9 @@ class Family(Protocol):
     blocks: Mapping[str, str] = MappingProxyType({})
     """Attributes of the denoiser that list its repeated blocks, in the order they run, to the keys
     of its configuration that count them. Empty: blocks cannot be dropped one by one."""
+    interface: tuple[str, ...] = ("in_channels", "out_channels", "patch_size")
+    """Keys of the denoiser's configuration that say what goes in and comes out: a student of a
+    shape of its own has them from its teacher."""
     compiles_by_block: bool = True
     """Whether the denoiser is compiled by its repeated blocks, which takes seconds and loses
     nothing where all the work is in them; else whole, which takes a minute."""
@@ -140,6 +143,10 @@ class Family(Protocol):
     def calls_per_step(self, denoiser_config: Mapping[str, Any], guidance_scale: float) -> int:
         """Forward passes of the network for one sample and step."""
         return 2 if guidance_scale > 1.0 and not self.embeds_guidance(denoiser_config) else 1
+
+    def vae_latents(self, latents: torch.Tensor, setting: Setting) -> torch.Tensor:
+        """A sampler's latents (b, *latent) in the shape that the VAE takes, (b, c, ...)."""
+        return latents
 
     def call_arguments(
         self, pipeline: Pipeline, prompts: Conditioning, negative: Conditioning, setting: Setting

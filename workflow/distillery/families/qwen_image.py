@@ -6,7 +6,7 @@ from types import MappingProxyType
 import numpy as np
 import torch
 
-from distillery.families.image_tokens import image_shift, packed_shape, token_grid
+from distillery.families.image_tokens import image_shift, packed_shape, token_grid, unpacked
 from distillery.families.masked import pad_and_mask, unmasked
 from distillery.families.protocol import (
     Conditioning,
@@ -37,6 +37,7 @@ class QwenImage(Family):
     text_components = ("tokenizer", "text_encoder")
     max_sequence_length = 512
     blocks: Mapping[str, str] = MappingProxyType({"transformer_blocks": "num_layers"})
+    interface = (*Family.interface, "joint_attention_dim", "guidance_embeds")
     guidance_argument = "true_cfg_scale"
 
     def call_options(self, max_sequence_length: int) -> Mapping[str, object]:
@@ -84,6 +85,10 @@ class QwenImage(Family):
 
         mu = image_shift(scheduler, latent_shape[0])
         retrieve_timesteps(scheduler, steps, sigmas=np.linspace(1.0, 1 / steps, steps), mu=mu)
+
+    def vae_latents(self, latents: torch.Tensor, setting: Setting) -> torch.Tensor:
+        """Unpacked, as `QwenImagePipeline._unpack_latents`: a video of one frame."""
+        return unpacked(latents, setting).unsqueeze(2)
 
     def call_arguments(
         self, pipeline: Pipeline, prompts: Conditioning, negative: Conditioning, setting: Setting

@@ -29,6 +29,7 @@ class Sana(MaskedText):
     text_components = ("tokenizer", "text_encoder")
     max_sequence_length = 300
     blocks: Mapping[str, str] = MappingProxyType({"transformer_blocks": "num_layers"})
+    interface = (*MaskedText.interface, "caption_channels", "guidance_embeds")
 
     def readers(self, pipeline: Pipeline, max_sequence_length: int) -> Sequence[Reader]:
         """Gemma, which reads the instruction too."""

@@ -27,6 +27,7 @@ class Sd(Family):
     name = "sd"
     pipeline_classes = ("StableDiffusionPipeline",)
     denoisers = ("unet",)
+    interface = ("in_channels", "out_channels", "cross_attention_dim")
     compiles_by_block = False
     text_components = ("tokenizer", "text_encoder", "safety_checker", "feature_extractor")
     max_sequence_length = 77

@@ -21,6 +21,14 @@ class Sdxl(Family):
     name = "sdxl"
     pipeline_classes = ("StableDiffusionXLPipeline",)
     denoisers = ("unet",)
+    interface = (
+        "in_channels",
+        "out_channels",
+        "cross_attention_dim",
+        "addition_embed_type",
+        "addition_time_embed_dim",
+        "projection_class_embeddings_input_dim",
+    )
     compiles_by_block = False
     text_components = (
         "tokenizer",

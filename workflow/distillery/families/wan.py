@@ -32,6 +32,7 @@ class Wan(Family):
     text_components = ("tokenizer", "text_encoder")
     max_sequence_length = 512
     blocks: Mapping[str, str] = MappingProxyType({"blocks": "num_layers"})
+    interface = (*Family.interface, "text_dim")
     picture = "frames[0][0]"
 
     def call_options(self, max_sequence_length: int) -> Mapping[str, object]:

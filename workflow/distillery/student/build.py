@@ -1,42 +1,128 @@
 """Build the student before training, from the teacher's denoiser alone."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
-import torch
+from diffusers import UNet2DConditionModel
 
 from distillery.config.jobs import TrainingJob
+from distillery.config.student import Student
 from distillery.families import Family
 from distillery.families.protocol import Denoiser
-from distillery.files import atomic_path
-from distillery.model_folder import save_denoiser
-from distillery.teacher.find import denoiser_config, denoisers_in, family_in, find_teacher
+from distillery.files import atomic_path, write_json
+from distillery.model_folder import ABOUT, load_denoiser_skeleton, save_denoiser, share
+from distillery.student.layers import keep_blocks, resolve_layers
+from distillery.student.lora import add_lora, check_lora, count_lora, save_lora
+from distillery.student.origin import Origin
+from distillery.student.own_shape import copy_weights, make_shape, read_shape
+from distillery.student.unet import shrink_unet
+from distillery.teacher.find import denoisers_in, family_in, find_teacher
 from distillery.teacher.loading import load_adapted_denoiser
 
 
 def build_student(job: TrainingJob, output: Path) -> None:
-    """Write the untrained student, a Diffusers model folder in float32.
+    """Write the untrained student, a Diffusers model folder in float32, and what it is made of.
 
     Reads the teacher's denoiser, with its adapters fused, and no other component of it.
 
     Args:
-        job: frozen configuration; its sections `teacher` and `student` decide.
+        job: frozen configuration; its seed and its sections `teacher` and `student` decide.
         output: folder to write, e.g. results/{run}/student/initial.
 
     Raises:
-        FileNotFoundError: no such teacher.
-        ValueError: a layer in `student.layers` that the teacher does not have, or an adapter that
-            does not fit.
+        FileNotFoundError: no such teacher, or no such file as `student.config`.
+        ValueError: something in the section `student` that the teacher does not have, or an
+            adapter that does not fit.
     """
     folder = find_teacher(job.teacher)
     family = family_in(folder)
-    expert = choose_expert(denoisers_in(folder), job.student.expert)
-    denoiser = load_adapted_denoiser(job.teacher, folder, expert)
-    if job.student.layers is not None:
-        check_layers(folder, family, job.student.layers)
-        keep_blocks(denoiser, family, job.student.layers)
+    network = choose_expert(denoisers_in(folder), job.student.expert)
+    teacher = load_adapted_denoiser(job.teacher, folder, network)
+    student, origin = make_student(job.student, teacher, family, network, job.seed)
     with atomic_path(output) as temporary:
-        save_denoiser(denoiser, temporary)
+        save_denoiser(student, temporary)
+        if job.student.lora is not None:
+            add_lora(student, job.student.lora, job.seed)
+            save_lora(student, temporary, family)
+            share(temporary)
+        write_json(temporary / ABOUT, {"student": asdict(origin)})
+
+
+def plan_student(student: Student, folder: Path, family: Family) -> Origin:
+    """What the student will be made of, found in a second by building it without weights.
+
+    Args:
+        student: section of the configuration.
+        folder, family: of the teacher.
+
+    Raises:
+        FileNotFoundError, ValueError: as `build_student`.
+    """
+    network = choose_expert(denoisers_in(folder), student.expert)
+    teacher = load_denoiser_skeleton(folder / network)
+    return make_student(student, teacher, family, network, seed=0)[1]
+
+
+def make_student(
+    student: Student, teacher: Denoiser, family: Family, network: str, seed: int
+) -> tuple[Denoiser, Origin]:
+    """The student as configured, and what it is made of; the teacher is used up.
+
+    Args:
+        student: section of the configuration.
+        teacher: its network, in float32 or on the meta device.
+        family: of the teacher.
+        network: the teacher's name for it.
+        seed: of what begins at random.
+
+    Raises:
+        FileNotFoundError, ValueError: as `build_student`.
+    """
+    teacher_parameters = _count(teacher)
+    made, layers, not_copied = teacher, None, list[str]()
+    if student.config is not None:
+        made = make_shape(teacher, read_shape(Path(student.config), teacher, family), seed)
+        not_copied = copy_weights(made, teacher)
+    elif student.init == "layers":
+        layers = _drop(student, teacher, family, network)
+    elif student.lora is not None:
+        check_lora(teacher, student.lora, family)
+    num_parameters = _count(made)
+    sizes = {name: parameter.numel() for name, parameter in made.named_parameters()}
+    return made, Origin(
+        init=student.init,
+        network=network,
+        layers=layers,
+        num_parameters=num_parameters,
+        teacher_parameters=teacher_parameters,
+        copied_parameters=num_parameters - sum(sizes.get(name, 0) for name in not_copied),
+        trained_parameters=num_parameters
+        if student.lora is None
+        else count_lora(made, student.lora),
+        not_copied=tuple(not_copied),
+    )
+
+
+def _drop(
+    student: Student, teacher: Denoiser, family: Family, network: str
+) -> tuple[int, ...] | None:
+    """Drop what is not kept of the teacher, in place; returns the blocks kept of a transformer."""
+    if student.unet is None:
+        layers = resolve_layers(student, teacher, family)
+        keep_blocks(teacher, family, layers)
+        return layers
+    if not isinstance(teacher, UNet2DConditionModel):
+        raise ValueError(
+            f"student.unet is given, but the teacher's {network} is a {type(teacher).__name__}: "
+            "use student.num_layers or student.layers"
+        )
+    shrink_unet(teacher, student.unet, student.layers_rule)
+    return None
+
+
+def _count(network: Denoiser) -> int:
+    return sum(parameter.numel() for parameter in network.parameters())
 
 
 def choose_expert(present: Sequence[str], chosen: str | None) -> str:
@@ -49,34 +135,3 @@ def choose_expert(present: Sequence[str], chosen: str | None) -> str:
         f"student.expert is {chosen!r}: the teacher has the networks {', '.join(present)}, the "
         "student is one network for all steps; say which of them it starts from"
     )
-
-
-def check_layers(folder: Path, family: Family, layers: tuple[int, ...]) -> None:
-    """Raise ValueError unless the teacher in `folder` has the blocks that shall be kept."""
-    if not family.blocks:
-        raise ValueError(
-            f"student.layers is given, but the denoiser of {family.name} is no row of equal "
-            "blocks: use student.init: teacher"
-        )
-    config = denoiser_config(folder)
-    num_blocks = sum(config[key] for key in family.blocks.values())
-    unknown = [layer for layer in layers if layer >= num_blocks]
-    if unknown:
-        raise ValueError(
-            f"student.layers lists {', '.join(map(str, unknown))}: the teacher's "
-            f"{denoisers_in(folder)[0]} has {num_blocks} blocks, so use indices from 0 to "
-            f"{num_blocks - 1}"
-        )
-
-
-def keep_blocks(denoiser: Denoiser, family: Family, layers: tuple[int, ...]) -> None:
-    """Keep the listed blocks of a denoiser, in place; blocks are counted in the order they run."""
-    changes = dict(family.kept_config(denoiser.config, layers))  # type: ignore[arg-type]
-    first = 0
-    for name, key in family.blocks.items():
-        blocks = list(denoiser.get_submodule(name).children())
-        kept = [block for index, block in enumerate(blocks, first) if index in layers]
-        first += len(blocks)
-        setattr(denoiser, name, torch.nn.ModuleList(kept))
-        changes[key] = len(kept)
-    denoiser.register_to_config(**changes)  # type: ignore[operator]

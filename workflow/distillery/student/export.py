@@ -16,9 +16,11 @@ from distillery.files import atomic_path, read_json, write_json, write_text
 from distillery.model_folder import ABOUT, load_denoiser, save_denoiser, share
 from distillery.schedulers import GRID_TOLERANCE, Scheduler
 from distillery.store.trajectories import schedule_from_json
+from distillery.student.lora import LORA_FILE, has_lora
 from distillery.teacher.find import (
     INDEX,
     components_left_out,
+    denoisers_in,
     family_in,
     find_teacher,
     is_component,
@@ -30,6 +32,8 @@ LINKED_BYTES = 1 << 20
 """Files of this size or more become hard links where they can; people edit the small ones."""
 
 CARD = "model_card.md.j2"
+LORA = "lora"
+"""Folder of the additions alone, in the pipeline of a student that was trained by them."""
 
 
 def export_student(job: ExportJob, trained: Path, output: Path) -> None:
@@ -73,6 +77,10 @@ def export_student(job: ExportJob, trained: Path, output: Path) -> None:
         check_schedule(family, temporary, about["recipe"])
         absent = dict.fromkeys(components_left_out(temporary))
         about["call"] = right_call(job, family, denoiser) | {"absent": absent}
+        if has_lora(trained):
+            (temporary / LORA).mkdir()
+            shutil.copyfile(trained / LORA_FILE, temporary / LORA / LORA_FILE)
+            about["lora"] = lora_call(family, folder, about["student"]["network"], scheduler)
         write_json(temporary / ABOUT, about)
         write_text(temporary / "README.md", model_card(job, about))
 
@@ -176,6 +184,28 @@ def right_call(job: ExportJob, family: Family, denoiser: Denoiser) -> dict[str, 
     return {"arguments": arguments, "picture": family.picture}
 
 
+def lora_call(family: Family, folder: Path, network: str, scheduler: Scheduler) -> dict[str, Any]:
+    """What loading the additions on the teacher's pipeline takes, for a student trained by them.
+
+    Args:
+        family: of the teacher.
+        folder: of the teacher.
+        network: of its networks, the one that they belong to.
+        scheduler: of the student, which replaces the teacher's.
+
+    Returns:
+        `scheduler`, its class; for a teacher of several networks also the `modules` that its
+        pipeline gets, each the name of one that it has or None, and the `settings` it gets.
+    """
+    several = len(denoisers_in(folder)) > 1
+    place, *others = family.denoisers
+    return {
+        "scheduler": type(scheduler).__name__,
+        "modules": {place: network} | dict.fromkeys(others) if several else {},
+        "settings": dict(family.single_network) if several else {},
+    }
+
+
 def model_card(job: ExportJob, about: Mapping[str, Any]) -> str:
     """README.md of the pipeline: the right call, where the noise comes from, how it was trained."""
     environment = Environment(
@@ -191,6 +221,8 @@ def model_card(job: ExportJob, about: Mapping[str, Any]) -> str:
         targets=job.targets,
         student=job.student,
         call=about["call"],
+        lora=about.get("lora"),
+        origin=about.get("student"),
         recipe=about["recipe"],
         recipe_hash=about["recipe_hash"],
         samples_seen=about["samples_seen"],

@@ -1,0 +1,62 @@
+"""A student of low-rank additions learns the same on two processes, and goes on where it was."""
+
+import processes
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import tiny
+from distillery.config.jobs import TrainingJob, read_job
+from distillery.files import read_json, write_json
+from distillery.student.build import build_student
+from distillery.student.lora import LORA_FILE
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A tiny run whose student is trained by its additions alone."""
+    folder = tmp_path_factory.mktemp("lora")
+    tiny.make_tiny_wan(folder / "teacher")
+    tiny.make_tiny_store(folder)
+    tiny.write_training_job(folder)
+    path = folder / "config" / "training.json"
+    student = {"steps": 4, "init": "lora", "lora": {"rank": 4}}
+    write_json(path, read_json(path) | {"student": student})
+    build_student(read_job(path, TrainingJob), folder / "student" / "initial")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("alone")
+    assert train(data, folder, 1) == [0]
+    return folder
+
+
+def train(data, output, num_processes, faults=None, **settings):
+    tiny.write_training_job(output, **settings)
+    return processes.run(num_processes, tiny.train_arguments(data, output), faults)
+
+
+def additions(folder):
+    return load_file(folder / "student/trained" / LORA_FILE)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_processes_equal_one(data, alone, tmp_path, parallel):
+    assert train(data, tmp_path, 2, parallel=parallel) == [0, 0]
+    ours, theirs = additions(tmp_path), additions(alone)
+    before = load_file(data / "student/initial" / LORA_FILE)
+    assert ours.keys() == theirs.keys() == before.keys()
+    for name, value in ours.items():
+        torch.testing.assert_close(value, theirs[name], rtol=1e-5, atol=1e-5)
+        assert not torch.allclose(value, before[name], rtol=0, atol=1e-4), name
+
+
+def test_a_killed_training_goes_on(data, tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert train(data, whole, 2) == [0, 0]
+    assert train(data, parts, 2, {0: "kill:6"}) != [0, 0]
+    assert train(data, parts, 2) == [0, 0]
+    for path in sorted((whole / "student/trained").iterdir()):
+        assert path.read_bytes() == (parts / "student/trained" / path.name).read_bytes(), path

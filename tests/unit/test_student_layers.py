@@ -1,0 +1,126 @@
+"""Which blocks a rule keeps, and what a student of fewer blocks is made of."""
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import pytest
+import torch
+
+import tiny
+from distillery.config.jobs import TrainingJob, read_job
+from distillery.config.student import LayersRule, Student
+from distillery.files import read_json, write_json
+from distillery.student.build import build_student
+from distillery.student.layers import choose_layers
+from distillery.student.origin import describe_origin, read_origin
+
+
+@pytest.mark.parametrize(
+    ("rule", "num_layers", "num_kept", "kept"),
+    [
+        ("even", 30, 4, (0, 10, 19, 29)),
+        ("even", 5, 3, (0, 2, 4)),
+        ("even", 6, 3, (0, 3, 5)),
+        ("even", 7, 1, (0,)),
+        ("even", 1, 1, (0,)),
+        ("first", 6, 2, (0, 1)),
+        ("last", 6, 2, (4, 5)),
+        ("ends", 6, 3, (0, 1, 5)),
+        ("ends", 6, 4, (0, 1, 4, 5)),
+        ("ends", 6, 1, (0,)),
+    ],
+)
+def test_a_rule_keeps(
+    rule: LayersRule, num_layers: int, num_kept: int, kept: tuple[int, ...]
+) -> None:
+    assert choose_layers(num_layers, num_kept, rule) == kept
+
+
+@pytest.mark.parametrize("rule", ["even", "first", "last", "ends"])
+def test_every_rule_keeps_as_many_as_asked_each_once(rule: LayersRule) -> None:
+    for num_layers in range(1, 41):
+        for num_kept in range(1, num_layers + 1):
+            kept = choose_layers(num_layers, num_kept, rule)
+            assert len(kept) == num_kept
+            assert sorted(set(kept)) == list(kept)
+            assert set(kept) <= set(range(num_layers))
+            if rule == "even" and num_kept > 1:
+                assert (kept[0], kept[-1]) == (0, num_layers - 1)
+                gaps = [after - before for before, after in itertools.pairwise(kept)]
+                assert max(gaps) - min(gaps) <= 1
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    tiny.make_tiny_wan(folder / "teacher", num_layers=5)
+    return folder
+
+
+def build(folder: Path, **student: Any) -> Path:
+    """Build from the teacher in `folder`; returns the model folder."""
+    tiny.write_training_job(folder)
+    path = folder / "config" / "training.json"
+    write_json(path, read_json(path) | {"student": {"steps": 4} | student})
+    build_student(read_job(path, TrainingJob), folder / "initial")
+    return folder / "initial"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "kept"),
+    [
+        ({"num_layers": 3}, [0, 2, 4]),
+        ({"num_layers": 2, "layers_rule": "last"}, [3, 4]),
+        ({"layers": [1, 2]}, [1, 2]),
+    ],
+)
+def test_the_blocks_kept_are_the_teachers(
+    data: Path, chosen: dict[str, Any], kept: list[int]
+) -> None:
+    folder = build(data, init="layers", **chosen)
+    ours = diffusers.AutoModel.from_pretrained(str(folder))
+    theirs = diffusers.AutoModel.from_pretrained(str(data / "teacher" / "transformer"))
+    assert ours.config.num_layers == len(ours.blocks) == len(kept)
+    for mine, source in zip(ours.blocks, kept, strict=True):
+        pairs = zip(mine.parameters(), theirs.blocks[source].parameters(), strict=True)
+        assert all(torch.equal(left, right) for left, right in pairs)
+
+
+def test_what_was_kept_is_written_down(data: Path) -> None:
+    folder = build(data, init="layers", num_layers=2)
+    origin = read_origin(folder)
+    assert origin is not None
+    assert origin.layers == (0, 4)
+    assert origin.num_parameters == origin.copied_parameters == origin.trained_parameters
+    parameters = diffusers.AutoModel.from_pretrained(str(folder)).parameters()
+    assert origin.num_parameters == sum(parameter.numel() for parameter in parameters)
+    assert origin.teacher_parameters > origin.num_parameters
+    assert describe_origin(origin).endswith("of the teacher's; blocks 0, 4")
+
+
+def test_more_blocks_than_there_are(data: Path) -> None:
+    with pytest.raises(ValueError, match=r"num_layers is 9: .* has 5 blocks; use 1 to 5"):
+        build(data, init="layers", num_layers=9)
+
+
+@pytest.mark.parametrize(
+    ("section", "problem"),
+    [
+        ({"init": "layers", "layers": [0], "num_layers": 1}, "give layers or num_layers or unet"),
+        ({"init": "lora"}, "student.lora is None: with it give lora"),
+        ({"init": "lora", "config": "x.json"}, "student.config is x.json: with it give lora"),
+        ({"init": "teacher", "lora": {}}, "student.lora is given: with it give none of these"),
+        ({"layers_rule": "last"}, "nothing is chosen by it"),
+        ({"init": "layers", "unet": {}}, "keeps everything"),
+        (
+            {"init": "layers", "unet": {"transformer_layers_per_block": [1, [1, 2]]}},
+            r"transformer_layers_per_block is \[1, \[1, 2\]\] .* give their numbers too",
+        ),
+    ],
+)
+def test_sections_that_contradict_themselves(section: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        Student.model_validate_json(json.dumps(section))

@@ -1,0 +1,191 @@
+"""A student of low-rank additions: it begins as its teacher and ends as a LoRA of it."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import pytest
+import torch
+from diffusers import DiffusionPipeline
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from distillery.config.jobs import TrainingJob
+from distillery.config.student import Lora
+from distillery.families import family_named
+from distillery.files import read_json
+from distillery.model_folder import ABOUT, load_denoiser_skeleton
+from distillery.student.build import build_student
+from distillery.student.lora import LORA_FILE, check_lora, load_trainable
+from families import CASES
+from families.case import FamilyCase
+from runs import Run, make_run
+
+RANK, ALPHA = 3, 5.0
+"""A scale of alpha / rank that is no power of two, so that it cannot be lost unnoticed."""
+CASE_OF = {case.name: case for case in CASES}
+LEARNED = 1e-3
+"""Training must have moved the picture by more than this, or equality would say nothing."""
+
+
+def lora_run(folder: Path, case: FamilyCase, **training: Any) -> Run:
+    case.make(folder / "teacher")
+    lora = {"rank": RANK, "alpha": ALPHA}
+    return make_run(
+        folder,
+        folder / "teacher",
+        teacher={"height": case.height, "width": case.width, "max_sequence_length": case.max_tokens}
+        | dict(case.teacher),
+        targets={"steps": case.steps, "num_segments": case.steps},
+        student={"steps": case.steps, "init": "lora", "lora": lora} | dict(case.student),
+        training={"num_samples": 32, "learning_rate": 0.03, "schedule": "constant"} | training,
+    )
+
+
+@pytest.fixture(scope="module", params=["wan", "sdxl", "wan-two-experts"])
+def trained(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[FamilyCase, Run]:
+    case = CASE_OF[request.param]
+    run = lora_run(tmp_path_factory.mktemp(case.name), case)
+    run.encode("train")
+    run.all_targets()
+    run.train_and_export()
+    return case, run
+
+
+def draw(pipeline: Any, call: dict[str, Any]) -> torch.Tensor:
+    """Latents of a stock call as the model card says, with one seed."""
+    pipeline.set_progress_bar_config(disable=True)
+    arguments = call["arguments"] | {"output_type": "latent"}
+    found = pipeline("a red dog", generator=torch.Generator().manual_seed(3), **arguments)[0]
+    assert isinstance(found, torch.Tensor)
+    return found
+
+
+def base(case: FamilyCase, run: Run) -> Path:
+    """The folder of the network that the student starts from."""
+    name = case.student.get("expert", family_named(case.family).denoisers[0])
+    return run.folder.parent / "teacher" / str(name)
+
+
+def test_the_untrained_student_is_the_teacher(trained: tuple[FamilyCase, Run]) -> None:
+    case, run = trained
+    theirs = load_file(base(case, run) / "diffusion_pytorch_model.safetensors")
+    ours = load_file(run.folder / "student/initial/diffusion_pytorch_model.safetensors")
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    additions = load_file(run.folder / "student/initial" / LORA_FILE)
+    assert all((value == 0).all() == ("lora_B" in name) for name, value in additions.items())
+
+
+def test_the_additions_alone_learn_and_begin_as_the_teacher(tmp_path: Path) -> None:
+    case = CASE_OF["wan"]
+    run = lora_run(tmp_path, case)
+    build_student(run.job("training", TrainingJob), tmp_path / "initial")
+    plain = diffusers.AutoModel.from_pretrained(str(base(case, run))).eval()
+    student = load_trainable(tmp_path / "initial", torch.float32)
+    generator = torch.Generator().manual_seed(0)
+    inputs = {
+        "hidden_states": torch.randn(2, 4, 1, 4, 4, generator=generator),
+        "timestep": torch.tensor([900, 100]),
+        "encoder_hidden_states": torch.randn(2, 12, 32, generator=generator),
+    }
+    with torch.no_grad():
+        assert torch.equal(student(**inputs)[0], plain(**inputs)[0])
+    learns = {name for name, value in student.named_parameters() if value.requires_grad}
+    assert learns == {name for name, _ in student.named_parameters() if "lora_" in name}
+    count = sum(student.get_parameter(name).numel() for name in learns)
+    about = read_json(tmp_path / "initial" / ABOUT)["student"]
+    assert about["trained_parameters"] == count
+    assert about["num_parameters"] == about["teacher_parameters"]
+
+
+def test_frozen_weights_take_the_type_of_the_forward_pass(tmp_path: Path) -> None:
+    run = lora_run(tmp_path, CASE_OF["wan"])
+    build_student(run.job("training", TrainingJob), tmp_path / "initial")
+    student = load_trainable(tmp_path / "initial", torch.bfloat16)
+    for name, parameter in student.named_parameters():
+        assert not parameter.requires_grad or parameter.dtype == torch.float32, name
+    assert student.blocks[0].attn1.to_q.base_layer.weight.dtype == torch.bfloat16  # type: ignore
+
+
+def test_the_teacher_with_the_file_is_the_exported_student(
+    trained: tuple[FamilyCase, Run], tmp_path: Path
+) -> None:
+    """The code of the model card, run as it stands."""
+    _, run = trained
+    folder = run.folder / "student/pipeline"
+    call = read_json(folder / ABOUT)["call"]
+    ours = draw(DiffusionPipeline.from_pretrained(folder), call)
+    card = (folder / "README.md").read_text()
+    code = re.findall(r"```python\n(.*?)```", card, re.DOTALL)[1]
+    names: dict[str, Any] = {}
+    exec(code.replace("path/to/this/folder", str(folder)), names)
+    theirs = draw(names["pipeline"], call)
+    torch.testing.assert_close(theirs, ours, rtol=1e-5, atol=1e-5)
+    names["pipeline"].unload_lora_weights()
+    assert (draw(names["pipeline"], call) - ours).abs().max() > LEARNED
+
+
+def test_the_same_bytes_for_the_same_seed_alone(tmp_path: Path) -> None:
+    files = {}
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        torch.randn(3)
+        run = lora_run(tmp_path / name, CASE_OF["sdxl"])
+        job = run.job("training", TrainingJob).model_copy(update={"seed": seed})
+        build_student(job, tmp_path / name / "initial")
+        files[name] = (tmp_path / name / "initial" / LORA_FILE).read_bytes()
+    assert files["a"] == files["b"]
+    assert files["a"] != files["c"]
+    with safe_open(tmp_path / "a/initial" / LORA_FILE, framework="pt") as file:
+        config = json.loads(file.metadata()["lora_adapter_metadata"])
+    assert config == {
+        "unet.r": RANK,
+        "unet.lora_alpha": ALPHA,
+        "unet.target_modules": ["to_k", "to_out.0", "to_q", "to_v"],
+    }
+
+
+def test_a_checkpoint_holds_the_additions_alone(trained: tuple[FamilyCase, Run]) -> None:
+    _, run = trained
+    (path,) = (run.folder / "student/checkpoints").glob("*/samples-000000000032")
+    names = load_file(path / "weights.safetensors").keys()
+    assert names
+    assert all("lora_" in name for name in names)
+
+
+@pytest.mark.parametrize("name", ["wan", "sdxl"])
+def test_training_in_bfloat16(name: str, tmp_path: Path) -> None:
+    """The frozen weights are rounded, and the student that is written is not."""
+    case = CASE_OF[name]
+    run = lora_run(tmp_path, case, dtype="bfloat16")
+    run.encode("train")
+    run.all_targets()
+    run.train_and_export()
+    theirs = load_file(base(case, run) / "diffusion_pytorch_model.safetensors")
+    ours = load_file(run.folder / "student/trained/diffusion_pytorch_model.safetensors")
+    same = {key for key in theirs if torch.equal(ours[key], theirs[key])}
+    touched = {key for key in theirs if re.search(r"\.(to_[qkv]|to_out\.0)\.weight$", key)}
+    assert set(theirs) - same == touched
+
+
+@pytest.mark.parametrize(
+    ("name", "lora", "problem"),
+    [
+        ("wan", Lora(targets=("to_z",)), r"has 'to_z', and no .* transformer ends so; .* to_k, "),
+        ("wan", Lora(rank=25), r"rank is 25, and blocks.0.attn1.to_q is 24 x 24: use at most 24"),
+        ("wan", Lora(rank=4, targets=("norm2",)), "blocks.0.norm2 is a FP32LayerNorm: only linear"),
+        ("sdxl", Lora(rank=40), "is 32 x 32: use at most 32, or leave 'to_q' out"),
+        ("pixart", Lora(rank=1), "Diffusers loads no LoRA into a PixArtSigmaPipeline"),
+    ],
+)
+def test_what_cannot_be_trained(name: str, lora: Lora, problem: str, tmp_path: Path) -> None:
+    case = CASE_OF[name]
+    case.make(tmp_path)
+    family = family_named(case.family)
+    network = load_denoiser_skeleton(tmp_path / family.denoisers[0])
+    with pytest.raises(ValueError, match=problem):
+        check_lora(network, lora, family)

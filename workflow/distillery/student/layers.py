@@ -1,0 +1,87 @@
+"""Which blocks of the teacher a student keeps, and how a row of equal blocks is thinned out."""
+
+from collections.abc import Collection
+
+import torch
+
+from distillery.config.student import LayersRule, Student
+from distillery.families import Family
+from distillery.families.protocol import Denoiser
+
+
+def choose_layers(num_layers: int, num_kept: int, rule: LayersRule) -> tuple[int, ...]:
+    """The indices, ascending, of the layers that a rule keeps.
+
+    even: index i of k is `i (n - 1) / (k - 1)`, rounded half up; the first and the last are always
+    kept, and k = 1 keeps the first. ends: the greater half from the beginning, the rest from the
+    end.
+
+    Args:
+        num_layers: n, how many there are.
+        num_kept: k, from 1 to n.
+        rule: which.
+    """
+    assert 1 <= num_kept <= num_layers, "the caller says which key asked for it"
+    match rule:
+        case "even":
+            gaps = max(1, num_kept - 1)
+            return tuple((2 * i * (num_layers - 1) + gaps) // (2 * gaps) for i in range(num_kept))
+        case "first":
+            return tuple(range(num_kept))
+        case "last":
+            return tuple(range(num_layers - num_kept, num_layers))
+        case "ends":
+            first = -(-num_kept // 2)
+            return (*range(first), *range(num_layers - num_kept + first, num_layers))
+
+
+def resolve_layers(student: Student, denoiser: Denoiser, family: Family) -> tuple[int, ...]:
+    """The blocks of a transformer that a configuration keeps, counted in the order they run.
+
+    Raises:
+        ValueError: the network is no row of equal blocks, or lacks a block that is asked for.
+    """
+    if not family.blocks:
+        raise ValueError(
+            f"student.{'layers' if student.layers else 'num_layers'} is given, but the denoiser of "
+            f"{family.name} is no row of equal blocks: say in student.unet what is kept"
+        )
+    rows = [denoiser.get_submodule(name) for name in family.blocks]
+    num_blocks = sum(len(list(row.children())) for row in rows)
+    if student.layers is None:
+        return _resolve_rule(student, num_blocks, _kind(family))
+    unknown = [layer for layer in student.layers if layer >= num_blocks]
+    if unknown:
+        raise ValueError(
+            f"student.layers lists {', '.join(map(str, unknown))}: the teacher's "
+            f"{_kind(family)} has {num_blocks} blocks, so use indices from 0 to {num_blocks - 1}"
+        )
+    return student.layers
+
+
+def _resolve_rule(student: Student, num_blocks: int, kind: str) -> tuple[int, ...]:
+    """The blocks that `num_layers` and `layers_rule` choose."""
+    assert student.num_layers is not None, "checked by the configuration"
+    if student.num_layers > num_blocks:
+        raise ValueError(
+            f"student.num_layers is {student.num_layers}: the teacher's {kind} has {num_blocks} "
+            f"blocks; use 1 to {num_blocks}"
+        )
+    return choose_layers(num_blocks, student.num_layers, student.layers_rule)
+
+
+def _kind(family: Family) -> str:
+    return family.denoisers[0]
+
+
+def keep_blocks(denoiser: Denoiser, family: Family, layers: Collection[int]) -> None:
+    """Keep the given blocks of a denoiser, in place; blocks are counted in the order they run."""
+    changes = dict(family.kept_config(denoiser.config, sorted(layers)))  # type: ignore[arg-type]
+    first = 0
+    for name, key in family.blocks.items():
+        blocks = list(denoiser.get_submodule(name).children())
+        kept = [block for index, block in enumerate(blocks, first) if index in layers]
+        first += len(blocks)
+        setattr(denoiser, name, torch.nn.ModuleList(kept))
+        changes[key] = len(kept)
+    denoiser.register_to_config(**changes)  # type: ignore[operator]

@@ -1,0 +1,98 @@
+"""A student of a shape of its own, from a JSON file: the teacher's weights where they fit."""
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from distillery.families import Family
+from distillery.families.protocol import Denoiser
+from distillery.files import read_json
+
+
+def read_shape(path: Path, teacher: Denoiser, family: Family) -> dict[str, Any]:
+    """The configuration of the student's network, checked against the teacher's.
+
+    Args:
+        path: value of `student.config`.
+        teacher: its network, on any device.
+        family: of the teacher.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: another class, unknown keys, or a network that takes or gives something else.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"student.config is {str(path)!r}: there is no such file; copy config.json of the "
+            f"teacher's {family.denoisers[0]} and change it"
+        )
+    shape = {key: value for key, value in read_json(path).items() if key != "_name_or_path"}
+    name = type(teacher).__name__
+    if shape.setdefault("_class_name", name) != name:
+        raise ValueError(
+            f"student.config: {path} is of a {shape['_class_name']}, the teacher's network is a "
+            f"{name}: a student is fed as its teacher is, so it must be of the same class"
+        )
+    known = set(inspect.signature(type(teacher).__init__).parameters) - {"self"}
+    unknown = sorted(key for key in shape if key not in known and not key.startswith("_"))
+    if unknown:
+        raise ValueError(
+            f"student.config: {path} has {', '.join(unknown)}, which a {name} does not take; it "
+            f"takes {', '.join(sorted(known))}"
+        )
+    _check_interface(path, shape, teacher, family)
+    return shape
+
+
+def _check_interface(
+    path: Path, shape: Mapping[str, Any], teacher: Denoiser, family: Family
+) -> None:
+    """Raise ValueError unless what goes in and out is the teacher's."""
+    parameters = inspect.signature(type(teacher).__init__).parameters
+    for key in family.interface:
+        given = shape.get(key, parameters[key].default)
+        wanted = teacher.config[key]  # type: ignore[index]
+        if _plain(given) != _plain(wanted):
+            raise ValueError(
+                f"student.config: {path} has {key} {_plain(given)}, the teacher's network has "
+                f"{_plain(wanted)}: both see the same latents and prompts, so write "
+                f"{key}: {_plain(wanted)}"
+            )
+
+
+def _plain(value: Any) -> Any:
+    """Tuples as JSON has them."""
+    return list(value) if isinstance(value, tuple) else value
+
+
+def make_shape(teacher: Denoiser, shape: Mapping[str, Any], seed: int) -> Denoiser:
+    """A network of this shape in float32 with random weights, the same for the same seed.
+
+    On the teacher's device: on the meta device it is a matter of milliseconds.
+    """
+    device = next(teacher.parameters()).device
+    with torch.random.fork_rng(devices=[]), device:
+        torch.manual_seed(seed)
+        student = type(teacher).from_config(dict(shape))  # type: ignore[attr-defined]
+    assert isinstance(student, torch.nn.Module)
+    return student.eval()
+
+
+@torch.no_grad()
+def copy_weights(student: Denoiser, teacher: Denoiser) -> list[str]:
+    """Copy the tensors whose names and shapes agree; returns the names of the others.
+
+    A row of blocks that is shorter than the teacher's takes the teacher's first ones.
+    """
+    theirs = teacher.state_dict()
+    left: list[str] = []
+    for name, tensor in student.state_dict().items():
+        source = theirs.get(name)
+        if source is None or source.shape != tensor.shape:
+            left.append(name)
+        else:
+            tensor.copy_(source)
+    return left
