@@ -11,7 +11,7 @@ from distillery.config.training import Training
 from distillery.files import read_json, write_json
 from distillery.schedule import from_prediction
 from distillery.store.trajectories import TrajectoryStore
-from distillery.training.batches import Batches, Order
+from distillery.training.batches import Batches, Order, split
 from distillery.training.dataset import SegmentDataset
 from distillery.training.distributed import Place
 
@@ -57,21 +57,28 @@ def test_any_stretch_of_the_stream_is_the_same_however_it_is_cut():
 
 
 @pytest.mark.parametrize("num_processes", [1, 2, 3, 5])
-@pytest.mark.parametrize("micro_batch_size", [None, 1, 4])
-def test_every_number_of_processes_sees_the_same_global_batches(
-    run, num_processes, micro_batch_size
-):
-    settings = training(micro_batch_size=micro_batch_size)
+def test_every_number_of_processes_sees_the_same_global_batches(run, num_processes):
     dataset = open_dataset(run)
-    seen = []
-    for rank in range(num_processes):
-        batches = Batches(dataset, settings, 0, Place(rank, num_processes))
-        stream = list(batches.positions(16))
-        size = batches.num_micro_batches
-        seen.append([joined(stream[i : i + size]) for i in range(0, len(stream), size)])
+    seen = [
+        list(Batches(dataset, training(), 0, Place(rank, num_processes)).positions(16))
+        for rank in range(num_processes)
+    ]
     together = [joined(parts) for parts in zip(*seen, strict=True)]
     order = Order(dataset.num_items, 0)
     assert together == [order.items(start, start + 8) for start in range(16, 96, 8)]
+
+
+@pytest.mark.parametrize("num_parts", [1, 2, 3, 8])
+def test_micro_batches_are_the_batch(run, num_parts):
+    whole = open_dataset(run).__getitems__(list(range(8)))
+    parts = split(whole, num_parts)
+    assert joined([part.items for part in parts]) == whole.items
+    sizes = [len(part.items) for part in parts]
+    assert max(sizes) - min(sizes) <= 1
+    for name in ("segment", "noisy", "timestep", "target", "weight"):
+        assert torch.equal(torch.cat([getattr(part, name) for part in parts]), getattr(whole, name))
+    for name, value in whole.conditioning.items():
+        assert torch.equal(torch.cat([part.conditioning[name] for part in parts]), value)
 
 
 def test_more_processes_than_samples_in_a_batch_are_refused(run):

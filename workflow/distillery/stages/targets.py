@@ -65,6 +65,8 @@ def targets_recipe(
         "samples_per_prompt": targets.samples_per_prompt,
         "batch_size": targets.batch_size,
         "chunk_size": targets.chunk_size,
+        # Only where they are stored: targets without keep the hash, and so their files.
+        **({"predictions": True} if targets.predictions else {}),
     }
 
 
@@ -187,10 +189,13 @@ class TrajectoryMaker:
         targets = self.job.targets
         start = plan.index * targets.chunk_size
         rows = list(range(start, start + plan.num_samples))
-        batches = [states for _, states in self.batcher.map(rows, self._run)]
+        batches = [stored for _, stored in self.batcher.map(rows, self._run)]
         schedule = self.recipe["schedule"]
         return {
-            "noisy": torch.cat(batches).to(torch_dtype(targets.dtype)),
+            **{
+                name: torch.cat([stored[name] for stored in batches]).to(torch_dtype(targets.dtype))
+                for name in batches[0]
+            },
             "prompt_row": torch.tensor([row // targets.samples_per_prompt for row in rows]),
             "timesteps": torch.tensor(schedule["timesteps"], dtype=torch.float64),
             "alphas": torch.tensor(schedule["alphas"], dtype=torch.float64),
@@ -218,15 +223,18 @@ class TrajectoryMaker:
         rows = [row % len(self.samples) for row in range(size)]
         self.family.generate(self.pipeline, self._request(rows, PROBE_STEPS))
 
-    def _run(self, rows: Sequence[int], size: int) -> torch.Tensor:
-        """One call of the pipeline: (b, k, *latent) float32, for the samples of `rows`.
+    def _run(self, rows: Sequence[int], size: int) -> dict[str, torch.Tensor]:
+        """One call of the pipeline: `noisy`, and `predictions` where they are wanted.
+
+        Each is (b, k or k - 1, *latent) float32, for the samples of `rows`.
 
         The batch is always padded to `size` by repeating its last sample, because the last bits of
         a matrix product depend on its size.
         """
         job = self.job
         request = self._request([*rows, *[rows[-1]] * (size - len(rows))], job.targets.steps)
-        with record(self.pipeline.scheduler, self.recipe["knots"]) as trajectory:
+        knots, predictions = self.recipe["knots"], job.targets.predictions
+        with record(self.pipeline.scheduler, knots, predictions) as trajectory:
             self.family.generate(self.pipeline, request)
         if trajectory.num_steps != job.targets.steps:
             raise ValueError(
@@ -234,9 +242,13 @@ class TrajectoryMaker:
                 f"{job.targets.steps}: a solver that calls its scheduler more than once a step "
                 "cannot be recorded; use a first-order or multistep solver"
             )
-        states = trajectory.stack(self.recipe["knots"])[: len(rows)].cpu()
-        self._check_finite(states, rows)
-        return states
+        stored = {"noisy": trajectory.stack(knots)}
+        if predictions:
+            stored["predictions"] = trajectory.stack_predictions(knots[:-1])
+        stored = {name: values[: len(rows)].cpu() for name, values in stored.items()}
+        for values in stored.values():
+            self._check_finite(values, rows)
+        return stored
 
     def _check_finite(self, states: torch.Tensor, rows: Sequence[int]) -> None:
         """Raise NotFiniteError that names the samples whose trajectory is not finite."""

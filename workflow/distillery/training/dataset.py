@@ -1,6 +1,7 @@
 """Segments of stored trajectories as batches: what the network sees and what it should output.
 
-An item is one student step of one trajectory: item = trajectory * student.steps + segment.
+An item is one student step of one trajectory: item = trajectory * student.steps + segment. The
+items after these, one a trajectory, are whole rollouts: item = num_items + trajectory.
 """
 
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ import pandas as pd
 import torch
 from torch.utils.data import Dataset
 
-from distillery.config.training import Objective
+from distillery.config.training import Objective, TimestepWeights
 from distillery.families import Family, Setting, family_named, few_step_scheduler, grid_of
 from distillery.families.protocol import Conditioning
 from distillery.files import canonical_json
@@ -21,20 +22,22 @@ from distillery.schedule import Schedule, add_noise, as_prediction, secant
 from distillery.schedulers import GRID_TOLERANCE, Scheduler, make_scheduler
 from distillery.store.embeddings import EmbeddingStore
 from distillery.store.trajectories import TrajectoryStore
-from distillery.training.objectives import ends_of, segment_target
+from distillery.training.objectives import ends_of, segment_target, segment_weights
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What one forward pass takes; b segments.
+    """What one forward pass takes, b segments; or what one rollout takes, b trajectories.
 
     Attributes:
         items: b numbers of the stream, for messages.
-        segment: (b,) int64, the student's step.
-        noisy: (b, *latent) float32, the state before the step.
-        timestep: (b,), as the student's scheduler gives it.
-        target: (b, *latent) float32, what the network should output.
+        segment: (b,) int64, the student's step; for a rollout the number of steps.
+        noisy: (b, *latent) float32, the state before the (first) step.
+        timestep: (b,), as the student's scheduler gives it for that step.
+        target: (b, *latent) float32, what the network should output, or where a rollout should end.
+        weight: (b,) float32, of the loss in the gradient; 1 for a rollout.
         conditioning: padded as the stock pipeline pads.
+        is_rollout: whether the student takes all its steps.
     """
 
     items: list[int]
@@ -42,7 +45,9 @@ class Batch:
     noisy: torch.Tensor
     timestep: torch.Tensor
     target: torch.Tensor
+    weight: torch.Tensor
     conditioning: Conditioning
+    is_rollout: bool = False
 
     def pin_memory(self) -> "Batch":
         """A copy in page-locked memory; the data loader calls it on CUDA."""
@@ -52,6 +57,7 @@ class Batch:
             noisy=self.noisy.pin_memory(),
             timestep=self.timestep.pin_memory(),
             target=self.target.pin_memory(),
+            weight=self.weight.pin_memory(),
             conditioning={name: value.pin_memory() for name, value in self.conditioning.items()},
         )
 
@@ -63,6 +69,7 @@ class Batch:
             noisy=self.noisy.to(device, non_blocking=True),
             timestep=self.timestep.to(device, non_blocking=True),
             target=self.target.to(device, non_blocking=True),
+            weight=self.weight.to(device, non_blocking=True),
             conditioning={
                 name: value.to(device, non_blocking=True)
                 for name, value in self.conditioning.items()
@@ -79,6 +86,7 @@ class SegmentDataset(Dataset[Batch]):
         family: of the teacher.
         grid: the student's schedule, one step a segment.
         setting: size and guidance of the targets.
+        num_trajectories: that are stored.
         num_items: trajectories times student steps.
     """
 
@@ -89,6 +97,7 @@ class SegmentDataset(Dataset[Batch]):
         prompts: Path,
         steps: int,
         objective: Objective = "segment",
+        timestep_weights: TimestepWeights = "uniform",
     ) -> None:
         """Open both stores and check that they belong together.
 
@@ -97,10 +106,12 @@ class SegmentDataset(Dataset[Batch]):
             prompts: the train table (Parquet).
             steps: of the student.
             objective: what is asked at each segment's beginning.
+            timestep_weights: of the segments in the gradient.
 
         Raises:
-            ValueError: embeddings of another recipe than the targets were made with, or a student's
-                schedule that does not lie on the stored knots.
+            ValueError: embeddings of another recipe than the targets were made with, a student's
+                schedule that does not lie on the stored knots, targets without the predictions
+                that the objective needs, or weights that do not fit the steps.
         """
         self._trajectories = TrajectoryStore(targets)
         self.recipe: dict[str, Any] = self._trajectories.recipe
@@ -121,31 +132,71 @@ class SegmentDataset(Dataset[Batch]):
         )
         self.steps = steps
         self.objective: Objective = objective
-        self.num_items = self._trajectories.num_samples * steps
+        if objective == "prediction":
+            self._trajectories.check_predictions()
+        self.num_trajectories = self._trajectories.num_samples
+        self.num_items = self.num_trajectories * steps
+        kind = self.recipe["prediction_type"]
+        self._weights = torch.tensor(segment_weights(timestep_weights, self.grid, kind))
         self._stride = len(stored.timesteps) // steps
         self._timesteps = torch.tensor(self.grid.timesteps)
 
     def __getitems__(self, items: list[int]) -> Batch:
-        """Read the items and compute their targets."""
+        """Read the items and compute their targets; all are segments, or all are rollouts."""
+        if items[0] >= self.num_items:
+            return self._rollouts([item - self.num_items for item in items])
+        trajectories = [item // self.steps for item in items]
         segments = [item % self.steps for item in items]
         ends = [ends_of(self.objective, segment, self.steps) for segment in segments]
-        pairs = [self._states(item, *knots) for item, knots in zip(items, ends, strict=True)]
+        pairs = [
+            self._states(trajectory, *knots)
+            for trajectory, knots in zip(trajectories, ends, strict=True)
+        ]
         segment = torch.tensor(segments)
         first, last = torch.tensor(ends).unbind(dim=1)
         noisy_j = self._scaled([pair[0] for pair in pairs], first)
         noisy_k = self._scaled([pair[1] for pair in pairs], last)
-        noisy, target = self._task(noisy_j, noisy_k, first, last, segment)
+        if self.objective == "prediction":
+            noisy, target = noisy_j, self._predictions(trajectories, segments)
+        else:
+            noisy, target = self._task(noisy_j, noisy_k, first, last, segment)
         return Batch(
             items=list(items),
             segment=segment,
             noisy=noisy,
             timestep=self._timesteps[segment],
             target=target,
-            conditioning=self.family.pad(
-                [self._embeddings.row(self._prompt_row(item)) for item in items],
-                self.recipe["max_sequence_length"],
-            ),
+            weight=self._weights[segment],
+            conditioning=self._conditioning(trajectories),
         )
+
+    def _rollouts(self, trajectories: list[int]) -> Batch:
+        """The noise of whole trajectories and their clean ends."""
+        pairs = [self._states(trajectory, 0, self.steps) for trajectory in trajectories]
+        first = torch.zeros(len(pairs), dtype=torch.int64)
+        last = torch.full_like(first, self.steps)
+        return Batch(
+            items=[self.num_items + trajectory for trajectory in trajectories],
+            segment=last,
+            noisy=self._scaled([pair[0] for pair in pairs], first),
+            timestep=self._timesteps[first],
+            target=self._scaled([pair[1] for pair in pairs], last),
+            weight=torch.ones(len(pairs)),
+            conditioning=self._conditioning(trajectories),
+            is_rollout=True,
+        )
+
+    def _conditioning(self, trajectories: list[int]) -> Conditioning:
+        """The trajectories' prompts."""
+        rows = [self._trajectories.prompt_row(trajectory) for trajectory in trajectories]
+        embeddings = [self._embeddings.row(row) for row in rows]
+        return self.family.pad(embeddings, self.recipe["max_sequence_length"])
+
+    def _predictions(self, trajectories: list[int], segments: list[int]) -> torch.Tensor:
+        """The teacher's guided predictions (b, *latent) in float32 where segments begin."""
+        pairs = zip(trajectories, segments, strict=True)
+        stored = [self._trajectories.prediction(it, at * self._stride) for it, at in pairs]
+        return torch.stack(stored).float()
 
     def _task(
         self,
@@ -174,11 +225,9 @@ class SegmentDataset(Dataset[Batch]):
         target = segment_target(kind, noisy_j, noisy_k, alpha_j, sigma_j, alpha_k, sigma_k)
         return noisy_j, target
 
-    def _states(self, item: int, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The states of an item's trajectory at two knots of the student's grid."""
-        return self._trajectories.states(
-            item // self.steps, first * self._stride, last * self._stride
-        )
+    def _states(self, trajectory: int, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The states of a trajectory at two knots of the student's grid."""
+        return self._trajectories.states(trajectory, first * self._stride, last * self._stride)
 
     def _scaled(self, states: list[torch.Tensor], knot: torch.Tensor) -> torch.Tensor:
         """States (b, *latent) in float32 as the network sees them, without their scale."""
@@ -191,16 +240,17 @@ class SegmentDataset(Dataset[Batch]):
         """The grid's values at knots (b,), shaped to multiply states (b, *latent)."""
         return torch.tensor(values)[knot].view(-1, *[1] * (like.ndim - 1))
 
-    def _prompt_row(self, item: int) -> int:
-        return self._trajectories.prompt_row(item // self.steps)
-
     def name(self, item: int) -> str:
-        """An item in words: prompt id, sample index and segment."""
-        trajectory, segment = divmod(item, self.steps)
+        """An item in words: prompt id, sample index and segment, or that it is a rollout."""
+        if item >= self.num_items:
+            trajectory, what = item - self.num_items, "rollout"
+        else:
+            trajectory, segment = divmod(item, self.steps)
+            what = f"segment {segment}"
         row = self._trajectories.prompt_row(trajectory)
         index = trajectory % int(self.recipe["samples_per_prompt"])
         sample = SampleId(str(self._table["prompt_id"].iloc[row]), index)
-        return f"{sample.prompt_id}/{sample.index} segment {segment} (row {row})"
+        return f"{sample.prompt_id}/{sample.index} {what} (row {row})"
 
 
 def student_scheduler(recipe: Mapping[str, Any], steps: int) -> Scheduler:

@@ -1,0 +1,338 @@
+"""One cell of the table of objectives: train a student, export it, draw, compare with the teacher.
+
+Everything is done by the product's own stages, called in this process. benchmarks/objectives.py
+says which cells there are.
+"""
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from distillery.config.jobs import EmbeddingsJob, ExportJob, TargetsJob, TrainingJob, freeze
+from distillery.config.parsing import Model, parse
+from distillery.config.run import Config, parse_config
+from distillery.evaluation.judge import embed_images, embed_prompts, load_judge
+from distillery.evaluation.metrics import cosine_similarity
+from distillery.families import Request, Setting
+from distillery.families.protocol import Pipeline
+from distillery.files import read_json, write_json
+from distillery.identity import draw_noise
+from distillery.prompts import read_prompts
+from distillery.stages.embeddings import make_embeddings
+from distillery.stages.merge import merge_targets
+from distillery.stages.painter import as_bytes
+from distillery.stages.targets import all_samples, make_targets
+from distillery.store.embeddings import EmbeddingStore
+from distillery.student.build import build_student
+from distillery.student.export import export_student
+from distillery.teacher.find import denoiser_config, family_in, find_teacher
+from distillery.teacher.loading import load_student, load_teacher
+from distillery.telemetry import Reporter
+from distillery.training.distributed import Place
+from distillery.training.loop import train
+from distillery.training.run import Paths
+from distillery.training.run import prepare as prepare_training
+from distillery.training.stopping import StopRequest
+from distillery.training.watchdog import Watchdog
+from distillery.trajectory import record
+
+OBJECTIVES: Mapping[str, str] = {
+    "segment": "segment",
+    "direct": "direct",
+    "reflow": "reflow",
+    "prediction": "prediction",
+    "segment+rollout": "segment",
+}
+"""Name in the table to `training.objective`."""
+SHAPES: Mapping[str, float] = {"same": 1.0, "half": 0.5, "quarter": 0.25}
+"""Name in the table to the share of the teacher's blocks that are kept, rounded up."""
+Json = dict[str, Any]
+REFERENCE = "reference.safetensors"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One row of the table: a student, or the teacher itself, at a number of steps.
+
+    Attributes:
+        objective: a key of `OBJECTIVES`; `guided` or `unguided` for the teacher.
+        shape: a key of `SHAPES`, or `teacher`.
+        steps: of the sampler.
+    """
+
+    objective: str
+    shape: str
+    steps: int
+
+    @property
+    def name(self) -> str:
+        """Of its file and its folder."""
+        return f"{self.shape}-{self.objective}-{self.steps}"
+
+    @property
+    def is_teacher(self) -> bool:
+        """Whether nothing is trained."""
+        return self.shape == "teacher"
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What all cells share; it goes to the workers.
+
+    Attributes:
+        folder: of stores, students and results.
+        raw: the run's configuration as loaded, with targets of 8 segments and predictions.
+        rollout_share: of num_samples, for the finishing phase.
+        images_per_prompt: noises of each held-out prompt.
+        num_prompts: held-out ones.
+        device: cuda or cpu.
+    """
+
+    folder: Path
+    raw: Json
+    rollout_share: float
+    images_per_prompt: int
+    num_prompts: int
+    device: str
+
+    def config(self, cell: Cell | None = None) -> Config:
+        """The configuration of a cell's student."""
+        raw = self.raw
+        if cell is not None and not cell.is_teacher:
+            raw = raw | {"student": self._student(cell), "training": self._training(cell)}
+        config = parse_config(raw, "the benchmark's configuration")
+        assert isinstance(config, Config)
+        return config
+
+    def _student(self, cell: Cell) -> Json:
+        teacher = find_teacher(self.config().teacher)
+        family, config = family_in(teacher), denoiser_config(teacher)
+        num_blocks = sum(config[key] for key in family.blocks.values())
+        kept = math.ceil(SHAPES[cell.shape] * num_blocks)
+        shape = {"init": "layers", "num_layers": kept} if kept < num_blocks else {"init": "teacher"}
+        return shape | {"steps": cell.steps}
+
+    def _training(self, cell: Cell) -> Json:
+        training = dict(self.raw["training"])
+        batch_size = int(training["global_batch_size"])
+        rollouts = int(training["num_samples"] * self.rollout_share) // batch_size * batch_size
+        has_rollouts = cell.objective == "segment+rollout"
+        return training | {
+            "objective": OBJECTIVES[cell.objective],
+            "rollout_samples": max(rollouts, batch_size) if has_rollouts else 0,
+        }
+
+    def job(self, stage: str, model: type[Model], cell: Cell | None = None) -> Model:
+        """A stage's frozen configuration."""
+        return parse(model, freeze(self.config(cell), stage), f"the benchmark's {stage}")
+
+    def reporter(self, name: str) -> Reporter:
+        """Events go to the folder, lines to the log of `logging`."""
+        return Reporter(self.folder / "telemetry", "benchmark", name, self.device)
+
+    def prompts(self, split: str) -> Path:
+        """A split's table."""
+        return self.folder / "prompts" / f"{split}.parquet"
+
+    def embeddings(self, split: str) -> Path:
+        """A split's manifest."""
+        return self.folder / "embeddings" / split / "manifest.json"
+
+    @property
+    def targets(self) -> Path:
+        """Manifest of the stored trajectories."""
+        return self.folder / "targets" / "manifest.json"
+
+
+def prepare(bench: Bench, num_train_prompts: int | None) -> None:
+    """Prompts, embeddings, the one store of targets, and the teacher's own pictures."""
+    config, device = bench.config(), torch.device(bench.device)
+    for split, count in (("train", num_train_prompts), ("eval", bench.num_prompts)):
+        table = read_prompts(Path(getattr(config.prompts, split)))
+        bench.prompts(split).parent.mkdir(parents=True, exist_ok=True)
+        table.head(count or len(table)).to_parquet(bench.prompts(split), index=False)
+        make_embeddings(
+            bench.job("embeddings", EmbeddingsJob),
+            bench.prompts(split),
+            bench.embeddings(split),
+            device,
+            bench.reporter(f"embeddings-{split}"),
+        )
+    shard = bench.targets.parent / "shard-0-of-1.json"
+    make_targets(
+        bench.job("targets", TargetsJob),
+        bench.prompts("train"),
+        bench.embeddings("train"),
+        (0, 1),
+        shard,
+        device,
+        bench.reporter("targets"),
+    )
+    merge_targets([shard], bench.targets)
+    reference = Cell("guided", "teacher", config.targets.steps)
+    latents, pictures = draw(bench, reference, load(bench, reference))
+    save_file({"latents": latents, "pictures": pictures}, bench.folder / REFERENCE)
+
+
+def run_cell(bench: Bench, cell: Cell) -> Json:
+    """Train, export, draw and score one cell; its row of the table."""
+    training_s = 0.0 if cell.is_teacher else train_student(bench, cell)
+    latents, pictures = draw(bench, cell, load(bench, cell))
+    return {**asdict(cell), "training_s": training_s, **score(bench, latents, pictures)}
+
+
+def train_student(bench: Bench, cell: Cell) -> float:
+    """Build, train and export a student; returns the seconds of the training alone."""
+    folder = student_folder(bench, cell)
+    job = bench.job("training", TrainingJob, cell)
+    build_student(job, folder / "initial")
+    paths = Paths(
+        student=folder / "initial",
+        targets=bench.targets,
+        embeddings=bench.embeddings("train"),
+        prompts=bench.prompts("train"),
+        trained=folder / "trained",
+        losses=folder / "loss.parquet",
+        checkpoints=folder / "checkpoints",
+    )
+    begin = time.perf_counter()
+    reporter = bench.reporter(cell.name)
+    run = prepare_training(
+        job, paths, Place(), device_of(bench), reporter, StopRequest(), Watchdog(0, 0)
+    )
+    finished = train(run, paths)
+    seconds = time.perf_counter() - begin
+    assert finished, "nobody asks it to stop"
+    export_student(bench.job("export", ExportJob, cell), folder / "trained", folder / "pipeline")
+    return seconds
+
+
+def student_folder(bench: Bench, cell: Cell) -> Path:
+    """Where a cell's student lies."""
+    return bench.folder / "students" / cell.name
+
+
+def device_of(bench: Bench) -> torch.device:
+    """The one GPU that all workers share, or the CPU."""
+    return torch.device("cuda", 0) if bench.device == "cuda" else torch.device("cpu")
+
+
+def load(bench: Bench, cell: Cell) -> Pipeline:
+    """A cell's pipeline without its text encoder."""
+    config = bench.config()
+    folder = find_teacher(config.teacher)
+    absent = family_in(folder).text_components
+    if cell.is_teacher:
+        return load_teacher(config.teacher, folder, device_of(bench), absent)
+    pipeline = student_folder(bench, cell) / "pipeline"
+    return load_student(config.teacher, pipeline, device_of(bench), absent)
+
+
+def draw(bench: Bench, cell: Cell, pipeline: Pipeline) -> tuple[torch.Tensor, torch.Tensor]:
+    """Latents (n, *latent) and pictures (n, h, w, 3) uint8 of all held-out samples, on the CPU."""
+    family = family_in(find_teacher(bench.config().teacher))
+    latents, pictures = [], []
+    for request in requests(bench, cell, pipeline):
+        with record(pipeline.scheduler, [cell.steps]) as trajectory:
+            made = family.generate(pipeline, request)
+        assert made is not None
+        latents.append(trajectory.states[cell.steps].cpu())
+        pictures.append(as_bytes(made).cpu())
+    return torch.cat(latents), torch.cat(pictures)
+
+
+def requests(bench: Bench, cell: Cell, pipeline: Pipeline) -> Iterator[Request]:
+    """The stock calls for all held-out samples, with the same noise for every cell."""
+    config = bench.config()
+    teacher, targets = config.teacher, config.targets
+    family = family_in(find_teacher(teacher))
+    table = pd.read_parquet(bench.prompts("eval"))
+    store = EmbeddingStore(bench.embeddings("eval"), table)
+    samples = all_samples(table, bench.images_per_prompt)
+    shape = family.latent_shape(pipeline, teacher.height, teacher.width)
+    length = teacher.max_sequence_length or family.max_sequence_length
+    scale = targets.guidance_scale if cell.objective == "guided" else 1.0
+    size = config.samples.batch_size
+    assert isinstance(size, int), "the benchmark sets it"
+    for start in range(0, len(samples), size):
+        rows = range(start, min(start + size, len(samples)))
+        prompts = [store.row(row // bench.images_per_prompt) for row in rows]
+        yield Request(
+            noise=draw_noise(config.seed, [samples[row] for row in rows], shape),
+            conditioning=family.pad(prompts, length),
+            negative=family.pad([store.negative] * len(rows), length),
+            steps=cell.steps,
+            setting=Setting(teacher.height, teacher.width, scale),
+            decode=True,
+        )
+
+
+def score(bench: Bench, latents: torch.Tensor, pictures: torch.Tensor) -> Json:
+    """A cell's pictures (n, h, w, 3) against the teacher's own at the same noise, and the prompts.
+
+    Returns:
+        clip_score: mean cosine of picture and prompt, of the judge.
+        latent_mse: mean square of the difference of latents.
+        pixel_rms: root of the mean square of the difference of pixels, of 255.
+        diversity: mean distance between two pictures of a prompt, over that of the teacher's.
+    """
+    reference = load_file(bench.folder / REFERENCE)
+    texts = pd.read_parquet(bench.prompts("eval"))["prompt"].tolist()
+    judge = load_judge(bench.config().evaluation.judge, device_of(bench))
+    images = embed_images(judge, (Image.fromarray(picture.numpy()) for picture in pictures))
+    prompts = np.repeat(embed_prompts(judge, texts), bench.images_per_prompt, axis=0)
+    difference = pictures.float() - reference["pictures"].float()
+    spread = pairwise_rms(pictures, bench.images_per_prompt)
+    return {
+        "clip_score": float(cosine_similarity(images, prompts).mean()),
+        "latent_mse": float((latents - reference["latents"]).square().mean()),
+        "pixel_rms": float(difference.square().mean().sqrt()),
+        "diversity": spread / pairwise_rms(reference["pictures"], bench.images_per_prompt),
+    }
+
+
+def pairwise_rms(pictures: torch.Tensor, per_prompt: int) -> float:
+    """Mean root mean square of the difference of two pictures of a prompt, over all such pairs.
+
+    pictures (n, h, w, 3), those of a prompt side by side.
+    """
+    by_prompt = pictures.float().flatten(1).view(-1, per_prompt, pictures[0].numel())
+    pairs = [(i, j) for j in range(per_prompt) for i in range(j)]
+    distances = [(by_prompt[:, i] - by_prompt[:, j]).square().mean(1).sqrt() for i, j in pairs]
+    return float(torch.stack(distances).mean())
+
+
+def time_sampling(bench: Bench, cell: Cell, repeats: int) -> float:
+    """Seconds for 100 pictures in the run's batches, decoding included; the median of repeats.
+
+    Call it while nothing else runs. A first pass warms up.
+    """
+    pipeline = load(bench, cell)
+    seconds = []
+    for _ in range(repeats + 1):
+        begin = time.perf_counter()
+        _, pictures = draw(bench, cell, pipeline)  # ends on the CPU, so the GPU is done
+        seconds.append((time.perf_counter() - begin) * 100 / len(pictures))
+    return float(np.median(seconds[1:]))
+
+
+def cached(path: Path, settings: Json) -> Json | None:
+    """A result that is there and was made with these settings."""
+    if not path.is_file():
+        return None
+    found: Json = read_json(path)
+    return found["row"] if found["settings"] == settings else None
+
+
+def keep(path: Path, settings: Json, row: Json) -> None:
+    """Write a result with what it depends on."""
+    write_json(path, {"settings": settings, "row": row})

@@ -1,0 +1,250 @@
+"""Which objective, shape and number of steps: an honest table from one store of trajectories.
+
+    PYTHONPATH=workflow python benchmarks/objectives.py --folder /tmp/objectives --jobs 12
+
+Trains every objective (segment, direct, reflow, prediction, segment with a finishing phase of
+rollouts) for students of the teacher's shape, half and a quarter of its blocks, at 1, 2, 4 and 8
+steps, all from the same targets, for equally many samples; and draws held-out prompts with each,
+at the same noise as the teacher. A rollout's sample costs `steps` passes of the student, any other
+sample one. The teacher itself follows at several numbers of steps, guided and not.
+
+Cells run side by side on one GPU or on the CPU, each worker doing many. A finished one is not
+repeated: start the same line again to go on. Results: cells/*.json and table.md in the folder.
+"""
+
+import argparse
+import multiprocessing
+import sys
+import time
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+
+import torch
+import yaml
+from cells import (
+    OBJECTIVES,
+    SHAPES,
+    Bench,
+    Cell,
+    Json,
+    cached,
+    keep,
+    prepare,
+    run_cell,
+    time_sampling,
+)
+
+from distillery.files import write_text
+from distillery.hardware import describe_hardware, versions
+
+ROOT = Path(__file__).parents[1]
+NUM_SEGMENTS = 8
+STEPS = (1, 2, 4, 8)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Prepare the store, fill the cells, time the sampling, write the table."""
+    arguments = parse(argv)
+    bench = bench_of(arguments)
+    settings = bench.raw | {
+        name: getattr(arguments, name)
+        for name in ("rollout_share", "images_per_prompt", "num_prompts", "train_prompts")
+    }
+    begin = time.time()
+    prepare(bench, arguments.train_prompts)
+    say(f"store and references ready after {time.time() - begin:.1f} s")
+    cells = cells_of(arguments, bench.config().targets.steps)
+    failed = fill(bench, cells, settings, arguments.jobs)
+    rows = [cached(path_of(bench, cell), settings) for cell in cells]
+    made = [cell for cell, row in zip(cells, rows, strict=True) if row]
+    times = time_all(bench, made, settings, arguments.repeats)
+    done = [row | {"sampling_s": times[key_of(row)]} for row in rows if row]
+    write_text(bench.folder / "table.md", table(done, bench))
+    say(
+        f"{len(done)} of {len(cells)} cells in {time.time() - begin:.1f} s: {bench.folder}/table.md"
+    )
+    return 1 if failed else 0
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--folder", type=Path, required=True, help="for the store and the results")
+    parser.add_argument("--config", type=Path, default=ROOT / "config/config.yaml")
+    parser.add_argument("--jobs", type=int, default=2, help="cells side by side")
+    parser.add_argument("--objectives", nargs="+", choices=OBJECTIVES, default=list(OBJECTIVES))
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--steps", nargs="+", type=int, choices=STEPS, default=list(STEPS))
+    parser.add_argument("--num-samples", type=int, default=25600, help="length of each training")
+    parser.add_argument("--batch-size", type=int, default=64, help="samples an update")
+    parser.add_argument("--learning-rate", type=float, default=5e-4)
+    parser.add_argument("--rollout-share", type=float, default=0.2, help="of the samples")
+    parser.add_argument("--train-prompts", type=int, help="the first so many; default: all")
+    parser.add_argument("--samples-per-prompt", type=int, default=2, help="stored trajectories")
+    parser.add_argument("--num-prompts", type=int, default=64, help="held out, the first so many")
+    parser.add_argument("--images-per-prompt", type=int, default=4, help="at least 2")
+    parser.add_argument("--repeats", type=int, default=3, help="of each timing of the sampling")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default=default_device())
+    return parser.parse_args(argv)
+
+
+def default_device() -> str:
+    """The GPU where there is one."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def bench_of(arguments: argparse.Namespace) -> Bench:
+    """The configuration, with one store for all cells and one training's settings for all."""
+    raw: Json = yaml.safe_load(arguments.config.read_text())
+    size = arguments.batch_size
+    on_gpu = arguments.device == "cuda"
+    raw["targets"] |= {
+        "num_segments": NUM_SEGMENTS,
+        "predictions": True,
+        "samples_per_prompt": arguments.samples_per_prompt,
+        "batch_size": 64 if on_gpu else 16,
+        "chunk_size": 64,
+    }
+    raw["training"] |= {
+        "objective": "segment",
+        "num_samples": arguments.num_samples,
+        "global_batch_size": size,
+        "micro_batch_size": size,
+        "learning_rate": arguments.learning_rate,
+        "warmup_samples": arguments.num_samples // 20,
+        "ema_half_life_samples": arguments.num_samples // 10,
+        "log_every_samples": size * max(1, arguments.num_samples // size // 20),
+        "save_every_samples": arguments.num_samples,
+        "keep_checkpoints": 1,
+        "compile": "never",
+    }
+    raw.pop("previews", None)
+    raw["student"] = {"steps": NUM_SEGMENTS}
+    raw["samples"] |= {"batch_size": 128 if on_gpu else 16}
+    return Bench(
+        folder=arguments.folder,
+        raw=raw,
+        rollout_share=arguments.rollout_share,
+        images_per_prompt=arguments.images_per_prompt,
+        num_prompts=arguments.num_prompts,
+        device=arguments.device,
+    )
+
+
+def cells_of(arguments: argparse.Namespace, teacher_steps: int) -> list[Cell]:
+    """All rows of the table; long ones first, so that no worker is left with one at the end."""
+    students = [
+        Cell(objective, shape, steps)
+        for steps in sorted(arguments.steps, reverse=True)
+        for objective in reversed(arguments.objectives)
+        for shape in arguments.shapes
+    ]
+    teachers = [
+        Cell(guidance, "teacher", steps)
+        for steps in sorted({*arguments.steps, teacher_steps}, reverse=True)
+        for guidance in ("guided", "unguided")
+    ]
+    return students + teachers
+
+
+def path_of(bench: Bench, cell: Cell) -> Path:
+    """A cell's result."""
+    return bench.folder / "cells" / f"{cell.name}.json"
+
+
+def fill(bench: Bench, cells: Iterable[Cell], settings: Json, jobs: int) -> int:
+    """Run the cells that are not there; a failed one is named and leaves the others alone.
+
+    Workers are started once and do many cells. They are spawned, since CUDA does not outlive a
+    fork, and no daemons, since a training starts processes that read ahead.
+    """
+    missing = [cell for cell in cells if cached(path_of(bench, cell), settings) is None]
+    context, failed = multiprocessing.get_context("spawn"), 0
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=start_worker) as pool:
+        futures = {pool.submit(run_cell, bench, cell): cell for cell in missing}
+        for number, future in enumerate(as_completed(futures), 1):
+            cell, error = futures[future], future.exception()
+            if error is None:
+                keep(path_of(bench, cell), settings, future.result() | {"jobs": jobs})
+            failed += error is not None
+            say(f"{number} of {len(missing)}: {cell.name} {repr(error) if error else 'done'}")
+    return failed
+
+
+def start_worker() -> None:
+    """One thread each: there are as many workers as there should be busy cores."""
+    torch.set_num_threads(1)
+
+
+def time_all(
+    bench: Bench, cells: Iterable[Cell], settings: Json, repeats: int
+) -> dict[tuple[str, bool, int], float]:
+    """Seconds of sampling, measured alone; what was learned does not matter for them."""
+    found: dict[tuple[str, bool, int], float] = {}
+    for cell in cells:
+        key = (cell.shape, cell.objective == "guided", cell.steps)
+        if key in found:
+            continue
+        path = bench.folder / "timings" / f"{cell.name}.json"
+        row = cached(path, settings) or {"sampling_s": time_sampling(bench, cell, repeats)}
+        keep(path, settings, row)
+        found[key] = float(row["sampling_s"])
+    return found
+
+
+def key_of(row: Json) -> tuple[str, bool, int]:
+    """Which timing a row has."""
+    return str(row["shape"]), row["objective"] == "guided", int(row["steps"])
+
+
+def table(rows: list[Json], bench: Bench) -> str:
+    """The Markdown table, students by steps and shape, then the teacher."""
+    order = [*SHAPES, "teacher"]
+    names = [*OBJECTIVES, "guided", "unguided"]
+    rows = sorted(
+        rows,
+        key=lambda it: (order.index(it["shape"]), it["steps"], names.index(it["objective"])),
+    )
+    training, hardware = bench.raw["training"], describe_hardware()
+    jobs = " or ".join(map(str, sorted({row["jobs"] for row in rows})))
+    gpus = ", ".join(str(gpu["name"]) for gpu in hardware["gpus"])
+    where = gpus or f"{hardware['num_cores']} CPU cores"
+    head = [
+        f"{training['num_samples']} samples of {training['global_batch_size']} an update at "
+        f"{training['learning_rate']}, a share of {bench.rollout_share} of rollouts where named; "
+        f"{bench.num_prompts} held-out prompts with {bench.images_per_prompt} pictures each. "
+        f"Seconds of training with {jobs} cells side by side, of sampling 100 pictures alone. "
+        f"On {where}; {', '.join(f'{key} {it}' for key, it in versions().items())}.",
+        "",
+        "| shape | steps | objective | CLIP score | latent MSE | pixel RMS of 255 | diversity "
+        "| training s | sampling s |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    return "\n".join([*head, *map(line_of, rows), ""])
+
+
+def line_of(row: Json) -> str:
+    """One row of the table."""
+    training = f"{row['training_s']:.1f}" if row["training_s"] else ""
+    values = (
+        f"{row['clip_score']:.4f}",
+        f"{row['latent_mse']:.4f}",
+        f"{row['pixel_rms']:.1f}",
+        f"{row['diversity']:.3f}",
+        training,
+        f"{row['sampling_s']:.3f}",
+    )
+    return f"| {row['shape']} | {row['steps']} | {row['objective']} | {' | '.join(values)} |"
+
+
+def say(line: str) -> None:
+    """Progress, at once."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,204 @@
+"""What rollouts, stored predictions and decoder features stand on, for every family.
+
+The teachers are real Diffusers classes of tiny size with random weights; see tests/families.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from distillery.families import Request, Setting
+from distillery.identity import SampleId, draw_noise
+from distillery.model_folder import load_denoiser
+from distillery.store.embeddings import EmbeddingStore
+from distillery.store.trajectories import TrajectoryStore
+from distillery.teacher.find import denoiser_config, find_teacher
+from distillery.teacher.loading import load_student, load_teacher
+from distillery.training.dataset import SegmentDataset
+from distillery.training.perceptual import PerceptualLoss, load_perceptual
+from distillery.training.rollout import check_no_clipping, roll_out
+from distillery.trajectory import record
+from families import CASES
+from families.case import FamilyCase
+from runs import CPU, Run, make_run
+
+ROWS = [0, 3, 8]
+STEPS = 2
+
+
+@dataclass
+class Subject:
+    """A family under test: its case, and a run with trajectories of two segments."""
+
+    case: FamilyCase
+    run: Run
+
+    @property
+    def dataset(self) -> SegmentDataset:
+        return SegmentDataset(
+            self.run.folder / "targets" / "manifest.json",
+            self.run.embeddings("train"),
+            self.run.prompts("train"),
+            STEPS,
+            "prediction",
+        )
+
+    @property
+    def teacher(self) -> Any:
+        teacher = self.run.config.teacher
+        return load_teacher(teacher, find_teacher(teacher), CPU)
+
+    def request(self, dataset: SegmentDataset, steps: int, scale: float, decode: bool) -> Request:
+        """The stock call for the samples of `ROWS`."""
+        store = TrajectoryStore(self.run.folder / "targets" / "manifest.json")
+        table = dataset._table
+        samples = [SampleId(table["prompt_id"].iloc[row], 0) for row in ROWS]
+        return Request(
+            noise=draw_noise(0, samples, store.latent_shape),
+            conditioning=dataset._conditioning(ROWS),
+            negative=self.negative(dataset),
+            steps=steps,
+            setting=Setting(self.case.height, self.case.width, scale),
+            decode=decode,
+        )
+
+    def negative(self, dataset: SegmentDataset) -> Any:
+        store = EmbeddingStore(self.run.embeddings("train"), dataset._table)
+        length = dataset.recipe["max_sequence_length"]
+        return dataset.family.pad([store.negative] * len(ROWS), length)
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
+def subject(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    case: FamilyCase = request.param
+    folder = tmp_path_factory.mktemp(case.name)
+    case.make(folder / "teacher")
+    run = make_run(
+        folder,
+        folder / "teacher",
+        teacher={
+            "height": case.height,
+            "width": case.width,
+            "max_sequence_length": case.max_tokens,
+            "negative_prompt": None,
+            **case.teacher,
+        },
+        targets={
+            "steps": case.steps,
+            "num_segments": STEPS,
+            "guidance_scale": case.guidance_scale,
+            "batch_size": 9,
+            "chunk_size": 9,
+            "predictions": True,
+        },
+        student={"steps": STEPS, **case.student},
+        training={"objective": "prediction"},
+    )
+    run.encode("train")
+    run.all_targets()
+    return Subject(case, run)
+
+
+def test_a_stored_prediction_is_what_the_guided_teacher_gives_there(subject: Subject) -> None:
+    """The oracle: two forward passes at the stored state, combined as classifier-free guidance."""
+    dataset, teacher = subject.dataset, subject.teacher
+    batch = dataset.__getitems__([row * STEPS + 1 for row in ROWS])
+    network = getattr(teacher, subject.case.denoiser_at(float(batch.timestep[0])))
+
+    def predict(conditioning: Any) -> torch.Tensor:
+        with torch.no_grad():
+            return dataset.family.predict(
+                network, batch.noisy, batch.timestep, conditioning, dataset.setting
+            )
+
+    expected = conditional = predict(batch.conditioning)
+    scale = subject.case.guidance_scale
+    is_told = dataset.family.embeds_guidance(denoiser_config(subject.run.folder.parent / "teacher"))
+    if scale > 1.0 and not is_told:
+        negative = predict(subject.negative(dataset))
+        expected = negative + scale * (conditional - negative)
+        assert not batch.target.allclose(conditional, atol=1e-3)
+    if subject.case.family == "qwen_image":
+        lengths = conditional.norm(dim=-1, keepdim=True) / expected.norm(dim=-1, keepdim=True)
+        expected = expected * lengths
+    torch.testing.assert_close(batch.target, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_rollout_ends_where_the_exported_pipeline_does(subject: Subject) -> None:
+    dataset = subject.dataset
+    folder = subject.run.train_and_export()
+    student = load_denoiser(subject.run.folder / "student" / "trained", torch.float32)
+    batch = dataset.__getitems__([dataset.num_items + row for row in ROWS])
+    assert batch.is_rollout
+
+    def predict(noisy: torch.Tensor, timestep: torch.Tensor) -> torch.Tensor:
+        return dataset.family.predict(student, noisy, timestep, batch.conditioning, dataset.setting)
+
+    with torch.no_grad():
+        kind = dataset.recipe["prediction_type"]
+        ours = roll_out(predict, batch.noisy, dataset.grid, kind)
+    teacher = subject.run.config.teacher
+    pipeline = load_student(teacher, folder, CPU, dataset.family.text_components)
+    is_told = dataset.family.embeds_guidance(denoiser_config(folder))
+    scale = subject.case.guidance_scale if is_told else 1.0
+    with record(pipeline.scheduler, [STEPS]) as trajectory:
+        dataset.family.generate(pipeline, subject.request(dataset, STEPS, scale, decode=False))
+    theirs = trajectory.states[STEPS]
+    assert float((ours - theirs).norm() / theirs.norm()) < 1e-4
+    assert float((batch.target - theirs).norm() / theirs.norm()) > 1e-3
+
+
+def test_a_rollouts_target_is_the_teachers_end(subject: Subject) -> None:
+    dataset, pipeline = subject.dataset, subject.teacher
+    batch = dataset.__getitems__([dataset.num_items + row for row in ROWS])
+    steps, scale = subject.case.steps, subject.case.guidance_scale
+    with record(pipeline.scheduler, [steps]) as trajectory:
+        dataset.family.generate(pipeline, subject.request(dataset, steps, scale, decode=False))
+    torch.testing.assert_close(batch.target, trajectory.states[steps], rtol=1e-4, atol=1e-4)
+
+
+def test_the_decoder_is_fed_as_the_stock_pipeline_feeds_it(subject: Subject) -> None:
+    dataset, pipeline = subject.dataset, subject.teacher
+    steps = subject.case.steps
+    with record(pipeline.scheduler, [steps]) as trajectory:
+        pictures = dataset.family.generate(pipeline, subject.request(dataset, steps, 1.0, True))
+    perceptual = open_perceptual(subject, dataset)
+    with torch.no_grad():
+        decoded = perceptual.decode(trajectory.states[steps])
+    decoded = decoded[:, :, 0] if decoded.ndim == 5 else decoded
+    assert pictures is not None
+    torch.testing.assert_close((decoded / 2 + 0.5).clamp(0, 1), pictures, rtol=0, atol=1e-4)
+
+
+def test_the_perceptual_distance_leads_back_to_the_target(subject: Subject) -> None:
+    dataset = subject.dataset
+    perceptual = open_perceptual(subject, dataset)
+    target = dataset.__getitems__([dataset.num_items + row for row in ROWS]).target
+    moved = (target + 0.1 * torch.randn_like(target)).requires_grad_()
+    distance_b = perceptual(moved, target)
+    assert distance_b.shape == (len(ROWS),)
+    assert (distance_b > 0).all()
+    assert not perceptual(target, target).any()
+    alone = perceptual(moved[:1], target[:1])
+    torch.testing.assert_close(alone, distance_b[:1], rtol=1e-3, atol=1e-6)
+    distance_b.sum().backward()  # type: ignore[no-untyped-call]
+    assert moved.grad is not None
+    nearer = moved.detach() - 1e-2 * moved.grad / moved.grad.norm() * (moved - target).norm()
+    assert perceptual(nearer, target).sum() < distance_b.sum()
+    assert not any(parameter.requires_grad for parameter in perceptual.vae.parameters())
+
+
+def open_perceptual(subject: Subject, dataset: SegmentDataset) -> PerceptualLoss:
+    teacher = subject.run.config.teacher
+    folder: Path = find_teacher(teacher)
+    return load_perceptual(teacher, folder, dataset.family, dataset.setting, CPU)
+
+
+@pytest.mark.parametrize("setting", ["thresholding", "clip_sample"])
+def test_a_scheduler_that_clips_is_refused(setting: str) -> None:
+    check_no_clipping({"class": "DDIMScheduler", setting: False})
+    with pytest.raises(ValueError, match=rf"DDIMScheduler has {setting}: true.*{setting}: false"):
+        check_no_clipping({"class": "DDIMScheduler", setting: True})

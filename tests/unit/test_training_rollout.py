@@ -1,0 +1,356 @@
+"""The finishing phase, weights of segments and stored predictions, in a whole training."""
+
+import shutil
+import sys
+from itertools import chain
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import tiny
+from distillery.config.jobs import TrainingJob, read_job
+from distillery.config.run import parse_config
+from distillery.config.training import Training
+from distillery.files import read_json
+from distillery.model_folder import load_denoiser
+from distillery.schedule import Schedule
+from distillery.stages.plan import plan_work
+from distillery.store.chunks import chunk_folder
+from distillery.telemetry import Reporter
+from distillery.training.batches import Batches, Order
+from distillery.training.dataset import SegmentDataset
+from distillery.training.distributed import Place
+from distillery.training.objectives import min_snr_weight, segment_weights
+from distillery.training.run import Paths, prepare
+from distillery.training.stopping import StopRequest
+from distillery.training.update import batch_losses, roll_out_student
+from distillery.training.watchdog import Watchdog
+from runs import make_run, settings
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+WEIGHTS = "student/trained/diffusion_pytorch_model.safetensors"
+CPU = torch.device("cpu")
+FINISH = {"num_samples": 64, "rollout_samples": 32}
+
+
+def train(data, output, **changes):
+    """Run scripts/train.py in this process."""
+    sys.path.insert(0, str(SCRIPTS))
+    import train as script
+
+    tiny.write_training_job(output, **changes)
+    return script.main(tiny.train_arguments(data, output))
+
+
+def prepared(data, output, **changes):
+    """What a training is made from, and the untrained student."""
+    tiny.write_training_job(output, **changes)
+    job = read_job(output / "config/training.json", TrainingJob)
+    paths = Paths(
+        student=data / "student/initial",
+        targets=data / "targets/manifest.json",
+        embeddings=data / "embeddings/train/manifest.json",
+        prompts=data / "prompts/train.parquet",
+        trained=output / "trained",
+        losses=output / "loss.parquet",
+        checkpoints=output / "checkpoints",
+    )
+    reporter = Reporter(output / "telemetry", "train", "train", "cpu")
+    run = prepare(job, paths, Place(), CPU, reporter, StopRequest(), Watchdog(0, 0))
+    return run, load_denoiser(data / "student/initial", torch.float32)
+
+
+def outputs(folder):
+    files = [*sorted((folder / "student/trained").iterdir()), folder / "student/loss.parquet"]
+    return {path.name: path.read_bytes() for path in files}
+
+
+def losses_of(folder):
+    return pd.read_parquet(folder / "student/loss.parquet")
+
+
+@pytest.fixture(scope="module")
+def finished(data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finished")
+    assert train(data, folder, **FINISH) == 0
+    return folder
+
+
+def test_rollouts_have_their_own_column_of_the_losses(finished):
+    losses = losses_of(finished)
+    assert list(losses.columns)[-2:] == ["loss_segment_3", "loss_rollout"]
+    assert losses["loss_rollout"].isna().tolist() == [True] * 4 + [False] * 4
+    assert losses["loss_segment_0"].isna().tolist()[4:] == [True] * 4
+    assert losses["loss"].tolist()[4:] == losses["loss_rollout"].tolist()[4:]
+
+
+def test_before_the_phase_nothing_differs(data, finished, tmp_path):
+    assert train(data, tmp_path, num_samples=64, schedule="constant") == 0
+    other = tmp_path / "other"
+    assert train(data, other, **FINISH, schedule="constant") == 0
+    plain, ours = losses_of(tmp_path), losses_of(other)
+    assert ours["loss"].tolist()[:4] == plain["loss"].tolist()[:4]
+    assert ours["loss"].tolist()[4:] != plain["loss"].tolist()[4:]
+
+
+def test_rollouts_learn_to_end_where_the_teacher_does(data, tmp_path):
+    changes = {"num_samples": 640, "rollout_samples": 640, "learning_rate": 1e-2}
+    assert train(data, tmp_path, **changes) == 0
+    losses = losses_of(tmp_path)["loss_rollout"]
+    assert losses.tail(4).mean() < 0.7 * losses.head(4).mean()
+
+
+def test_the_gradient_goes_through_every_step(data, tmp_path):
+    """Against finite differences: what the first step gives reaches the end by all the others."""
+    run, student = prepared(data, tmp_path, **FINISH)
+    batch = run.dataset.__getitems__([run.dataset.num_items])
+    calls = []
+    student.register_forward_hook(lambda *_: calls.append(1))
+    bias = student.proj_out.bias
+    student.zero_grad()
+    ((roll_out_student(student, batch, run) - batch.target) ** 2).mean().backward()
+    assert len(calls) == run.dataset.steps
+
+    def loss_at(shift):
+        with torch.no_grad():
+            bias[0] += shift
+            end = roll_out_student(student, batch, run)
+            bias[0] -= shift
+            return float(((end - batch.target) ** 2).mean())
+
+    slope = (loss_at(0.02) - loss_at(-0.02)) / 0.04
+    assert float(bias.grad[0]) == pytest.approx(slope, rel=1e-2)
+
+
+def test_a_batch_of_rollouts_counts_each_alike(data, tmp_path):
+    run, student = prepared(data, tmp_path, **FINISH)
+    items = [run.dataset.num_items + trajectory for trajectory in (0, 5, 7)]
+    with torch.no_grad():
+        together = batch_losses(student, run.dataset.__getitems__(items), run)
+        alone = [batch_losses(student, run.dataset.__getitems__([it]), run) for it in items]
+    torch.testing.assert_close(together, torch.cat(alone))
+
+
+@pytest.mark.parametrize("num_processes", [1, 3])
+def test_the_phase_has_an_order_of_its_own_that_begins_with_it(data, num_processes):
+    dataset = open_dataset(data)
+    training = Training(**(tiny.TRAINING | {"num_samples": 96, "rollout_samples": 64}))
+    streams = [
+        list(Batches(dataset, training, 0, Place(rank, num_processes)).positions(16))
+        for rank in range(num_processes)
+    ]
+    batches = [list(chain.from_iterable(parts)) for parts in zip(*streams, strict=True)]
+    segments, trajectories = Order(dataset.num_items, 0), Order(dataset.num_trajectories, 0)
+    assert batches[:2] == [segments.items(start, start + 8) for start in (16, 24)]
+    whole = [dataset.num_items + item for item in trajectories.items(0, 64)]
+    assert list(chain.from_iterable(batches[2:])) == whole
+    assert len(set(whole[:12])) == dataset.num_trajectories == 12
+    assert dataset.name(dataset.num_items + 3) == "p001/1 rollout (row 1)"
+
+
+def open_dataset(data, *options):
+    return SegmentDataset(
+        data / "targets/manifest.json",
+        data / "embeddings/train/manifest.json",
+        data / "prompts/train.parquet",
+        4,
+        *options,
+    )
+
+
+@pytest.mark.parametrize("num_samples", [32, 48])
+def test_an_interruption_at_the_border_or_in_the_phase_changes_no_byte(
+    data, finished, tmp_path, num_samples
+):
+    """The run goes on from the checkpoint at 32 or 48 samples, as after a kill."""
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+    assert train(data, tmp_path, **FINISH, keep_checkpoints=9) == 0
+    for path in (tmp_path / "student/checkpoints").glob("*/samples-*"):
+        shutil.rmtree(path)
+    shutil.rmtree(tmp_path / "student/trained")
+    assert train(data, tmp_path, **FINISH, keep_checkpoints=9) == 0
+    for path in (tmp_path / "student/checkpoints").glob("*/samples-*"):
+        if int(path.name.removeprefix("samples-")) > num_samples:
+            shutil.rmtree(path)
+    assert train(data, tmp_path, **FINISH) == 0
+    assert f"samples-{num_samples:012d}" in (tmp_path / "logs/train.log").read_text()
+    assert outputs(tmp_path) == outputs(finished)
+
+
+def test_the_perceptual_term_loads_the_vae_alone_and_is_felt(data, finished, tmp_path, monkeypatch):
+    from diffusers.models.modeling_utils import ModelMixin
+
+    loaded, load = [], ModelMixin.from_pretrained.__func__
+
+    def note(cls, path, *args, **kwargs):
+        loaded.append(str(path))
+        return load(cls, path, *args, **kwargs)
+
+    monkeypatch.setattr(ModelMixin, "from_pretrained", classmethod(note))
+    tiny.make_tiny_wan(tmp_path / "teacher")
+    assert train(data, tmp_path, **FINISH, perceptual_weight=0.5) == 0
+    assert sorted(loaded) == [str(data / "student/initial"), str(tmp_path / "teacher/vae")]
+    ours, plain = losses_of(tmp_path), losses_of(finished)
+    assert ours["loss"].tolist()[:4] == plain["loss"].tolist()[:4]
+    assert ours["loss_rollout"].iloc[4] > plain["loss_rollout"].iloc[4]
+    assert outputs(tmp_path) != outputs(finished)
+
+
+GRID = Schedule(
+    timesteps=(900, 500, 100),
+    alphas=(0.2, 0.8, 0.99, 1.0),
+    sigmas=((1 - 0.04) ** 0.5, 0.6, (1 - 0.99**2) ** 0.5, 0.0),
+    scales=(1.0,) * 4,
+)
+SNRS = [(alpha / sigma) ** 2 for alpha, sigma in zip(GRID.alphas[:3], GRID.sigmas[:3], strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("prediction_type", "published"),
+    [
+        ("sample", lambda snr: min(snr, 5)),
+        ("epsilon", lambda snr: min(snr, 5) / snr),
+        ("v_prediction", lambda snr: min(snr, 5) / (snr + 1)),
+    ],
+)
+def test_min_snr_is_as_published(prediction_type, published):
+    for number, snr in enumerate(SNRS):
+        found = min_snr_weight(prediction_type, GRID.alphas[number], GRID.sigmas[number])
+        assert found == pytest.approx(published(snr))
+    expected = [published(snr) for snr in SNRS]
+    weights = segment_weights("min_snr", GRID, prediction_type)
+    assert weights == pytest.approx([3 * weight / sum(expected) for weight in expected])
+
+
+def test_min_snr_of_a_flow_weighs_the_clean_sample():
+    """An error e of the velocity is an error of sigma e of the clean sample."""
+    assert min_snr_weight("flow_prediction", 0.4, 0.6) == pytest.approx((0.4 / 0.6) ** 2 * 0.36)
+    assert min_snr_weight("flow_prediction", 0.9, 0.1) == pytest.approx(5 * 0.01)
+
+
+def test_min_snr_refuses_a_step_that_would_not_be_learned(data):
+    with pytest.raises(ValueError, match=r"segment 0 of this student's 4 .*flow_prediction.*use"):
+        open_dataset(data, "segment", "min_snr")
+
+
+def test_weights_are_scaled_to_a_mean_of_one():
+    assert segment_weights("uniform", GRID, "epsilon") == (1.0, 1.0, 1.0)
+    assert segment_weights((1.0, 2.0, 3.0), GRID, "epsilon") == (0.5, 1.0, 1.5)
+    with pytest.raises(ValueError, match=r"lists 2 weights, student.steps is 3: give 3"):
+        segment_weights((1.0, 2.0), GRID, "epsilon")
+
+
+def test_weights_change_the_gradient_and_not_the_logged_losses(data, tmp_path):
+    plain, weighted = tmp_path / "plain", tmp_path / "weighted"
+    for folder, weights in ((plain, "uniform"), (weighted, [4, 1, 1, 0])):
+        changes = {"timestep_weights": weights, "num_samples": 8}
+        assert train(data, folder, **changes) == 0
+    ours, theirs = losses_of(weighted), losses_of(plain)
+    assert ours["loss"].tolist() == theirs["loss"].tolist()
+    assert ours["grad_norm"].tolist() != theirs["grad_norm"].tolist()
+    same = tmp_path / "same"
+    assert train(data, same, timestep_weights=[3, 3, 3, 3], num_samples=8) == 0
+    ours, theirs = load_file(same / WEIGHTS), load_file(plain / WEIGHTS)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_each_sample_has_the_weight_of_its_segment(data):
+    batch = open_dataset(data, "segment", (1.0, 1.0, 1.0, 0.0)).__getitems__([0, 3, 7, 5])
+    assert batch.weight.tolist() == pytest.approx([4 / 3, 0, 0, 4 / 3])
+
+
+@pytest.fixture(scope="module")
+def predicted(tmp_path_factory, teacher):
+    """A run whose targets hold predictions, and one without; all else equal."""
+    folder = tmp_path_factory.mktemp("predicted")
+    targets = {"num_segments": 4, "predictions": True}
+    run = make_run(
+        folder,
+        teacher,
+        targets=targets,
+        student={"steps": 4},
+        training={
+            "objective": "prediction",
+            "num_samples": 640,
+            "learning_rate": 1e-2,
+            "save_every_samples": 640,
+        },
+    )
+    plain = make_run(folder / "plain", teacher, targets={"num_segments": 4})
+    for each in (run, plain):
+        each.encode("train")
+        each.all_targets()
+    return run, plain
+
+
+def test_predictions_lie_beside_the_same_states_and_only_then_in_the_recipe(predicted):
+    run, plain = predicted
+    ours, theirs = (read_json(it.folder / "targets/manifest.json") for it in (run, plain))
+    assert "predictions" not in theirs["recipe"]
+    assert ours["recipe"] == theirs["recipe"] | {"predictions": True}
+    for it, manifest in ((run, ours), (plain, theirs)):
+        folder = chunk_folder(it.folder / "targets", manifest["recipe_hash"])
+        it.stored = load_file(folder / "chunk-000000.safetensors")
+    assert run.stored["noisy"].equal(plain.stored["noisy"])
+    assert run.stored["predictions"].shape == (4, 4, *tiny.LATENT_SHAPE)
+    assert set(run.stored) - set(plain.stored) == {"predictions"}
+
+
+@pytest.mark.parametrize("steps", [1, 2, 4])
+def test_a_prediction_is_taken_where_the_students_segment_begins(predicted, steps):
+    run, _ = predicted
+    places = (run.folder / "targets/manifest.json", run.embeddings("train"), run.prompts("train"))
+    dataset = SegmentDataset(*places, steps, "prediction")
+    batch = dataset.__getitems__(list(range(4 * steps)))  # the first chunk's trajectories
+    stored = load_file(next((run.folder / "targets").glob("*/chunk-000000.safetensors")))
+    assert batch.target.equal(stored["predictions"][:, :: 4 // steps].flatten(0, 1))
+    assert batch.noisy.equal(stored["noisy"][:, :-1][:, :: 4 // steps].flatten(0, 1))
+
+
+def test_the_plan_counts_the_predictions_too(predicted):
+    run, plain = predicted
+    shape = tuple(tiny.LATENT_SHAPE)
+    ours, theirs = (
+        plan_work(it.config, {"train": 9, "eval": 5}, shape, 2).trajectory_bytes
+        for it in (run, plain)
+    )
+    stored = sum(run.stored[name][0].nbytes for name in ("noisy", "predictions"))
+    assert (theirs, ours) == (5 * 64 * 4, stored)
+
+
+def test_a_student_learns_the_teachers_predictions(predicted):
+    run, _ = predicted
+    run.train_and_export()
+    losses = pd.read_parquet(run.folder / "student/loss.parquet")["loss"]
+    assert losses.tail(4).mean() < 0.9 * losses.head(4).mean()
+
+
+def test_targets_without_predictions_are_refused(data):
+    with pytest.raises(ValueError, match=r"hold no predictions: set targets.predictions: true"):
+        open_dataset(data, "prediction")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"objective": "prediction"}, r"targets.predictions is false.*set targets.predictions"),
+        ({"rollout_samples": 12}, "rollout_samples is 12: 12 must be a multiple of 8; use 8 or 16"),
+        ({"rollout_samples": 16}, "rollout_samples is 16, training.num_samples is 8"),
+        ({"perceptual_weight": 0.1}, "perceptual_weight is 0.1 and training.rollout_samples is 0"),
+        ({"timestep_weights": [1.0]}, "lists 1 weights, student.steps is 2: give 2"),
+        ({"timestep_weights": [0.0, 0.0]}, "all zero"),
+        ({"timestep_weights": "snr"}, r"training.timestep_weights.*'snr'"),
+        ({"timestep_weights": [1.0, -1.0]}, r"timestep_weights.*-1.0"),
+    ],
+)
+def test_settings_that_do_not_fit_are_explained(teacher, tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        parse_config(settings(tmp_path, teacher, training=changes), "tiny")
+
+
+def test_lists_of_weights_are_read(teacher, tmp_path):
+    raw = settings(tmp_path, teacher, training={"timestep_weights": [1, 3.5]})
+    assert parse_config(raw, "tiny").training.timestep_weights == (1.0, 3.5)

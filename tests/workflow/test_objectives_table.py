@@ -1,0 +1,76 @@
+"""The table of objectives, at a size where it takes seconds: real stages, a real judge."""
+
+import json
+from pathlib import Path
+
+import objectives
+import pytest
+import torch
+import yaml
+from cells import pairwise_rms
+
+from runs import settings
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory, teacher: Path) -> Path:
+    folder = tmp_path_factory.mktemp("config")
+    raw = settings(
+        folder,
+        teacher,
+        targets={"steps": 8},
+        evaluation={"judge": str(ROOT / "resources/demo/judge")},
+    )
+    (folder / "config.yaml").write_text(yaml.safe_dump(raw))
+    return folder / "config.yaml"
+
+
+def run(folder: Path, config: Path, *options: str) -> int:
+    line = (
+        f"--folder {folder} --config {config} --jobs 1 --shapes quarter --steps 2 --num-samples 32 "
+        "--batch-size 8 --train-prompts 4 --num-prompts 2 --images-per-prompt 2 --repeats 1 "
+        "--device cpu"
+    )
+    return objectives.main([*line.split(), *options])
+
+
+@pytest.mark.slow
+def test_each_cell_is_made_once_and_has_its_row(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path, config, "--objectives", "prediction") == 0
+    assert "5 of 5 cells" in capsys.readouterr().out
+    assert run(tmp_path, config, "--objectives", "prediction", "segment+rollout") == 0
+    said = capsys.readouterr().out
+    assert "1 of 1: quarter-segment+rollout-2 done" in said
+    rows = {path.stem: read_row(path) for path in (tmp_path / "cells").glob("*.json")}
+    assert len(rows) == 6
+    reference, few = rows["teacher-guided-8"], rows["teacher-guided-2"]
+    assert (reference["latent_mse"], reference["pixel_rms"]) == (0, 0)
+    assert reference["diversity"] == pytest.approx(1)
+    assert 1e-4 < few["latent_mse"] < 0.3, "fewer steps from the same noise end near it"
+    students = [row for name, row in rows.items() if name.startswith("quarter")]
+    assert all(row["latent_mse"] > 1e-4 and row["training_s"] > 0 for row in students)
+    assert all(-1 < row["clip_score"] < 1 for row in rows.values())
+    lines = (tmp_path / "table.md").read_text().splitlines()
+    assert [line.split(" | ")[:3] for line in lines if line.startswith("| quarter")] == [
+        ["| quarter", "2", "prediction"],
+        ["| quarter", "2", "segment+rollout"],
+    ]
+    transformer = tmp_path / "students/quarter-prediction-2/pipeline/transformer/config.json"
+    assert json.loads(transformer.read_text())["num_layers"] == 1, "of the tiny teacher's two"
+
+
+def read_row(path: Path) -> dict[str, float]:
+    row: dict[str, float] = json.loads(path.read_text())["row"]
+    return row
+
+
+def test_diversity_is_the_distance_of_pictures_of_one_prompt() -> None:
+    black, grey = torch.zeros(2, 2, 3), torch.full((2, 2, 3), 90)
+    equal, different = torch.stack([black, black]), torch.stack([black, grey])
+    both = torch.cat([equal, different])
+    assert pairwise_rms(both, per_prompt=2) == pytest.approx(45)
+    assert pairwise_rms(torch.stack([black, grey, grey]), per_prompt=3) == pytest.approx(60)
