@@ -13,6 +13,8 @@ the samples nor, beyond rounding, the result.
 SIGTERM, SIGUSR1 or Ctrl-C: the update under way is finished, a checkpoint saved, and the exit
 status is 75 (EX_TEMPFAIL): start it again to go on. torchrun itself reports 1 for any process that
 did not end with 0, and passes SIGUSR1 on with `--signals-to-handle SIGTERM,SIGINT,SIGUSR1`.
+
+A process that makes no progress for `training.hang_timeout_s` says where it hangs and ends with 1.
 """
 
 import argparse
@@ -25,8 +27,10 @@ from distillery.hardware import device_label, select_device
 from distillery.telemetry import explain_errors, reporting
 from distillery.training import distributed
 from distillery.training.loop import train
-from distillery.training.run import Paths
+from distillery.training.previews.pictures import PreviewPaths
+from distillery.training.run import Paths, prepare
 from distillery.training.stopping import EXIT_INTERRUPTED, StopRequest
+from distillery.training.watchdog import Watchdog
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -42,6 +46,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--trained", type=Path, required=True, help="folder to write")
     parser.add_argument("--losses", type=Path, required=True, help="table to write")
     parser.add_argument("--telemetry", type=Path, help="default: results/{run}/telemetry")
+    add_previews(parser)
     arguments = parser.parse_args(argv)
     finished = False
 
@@ -49,20 +54,45 @@ def main(argv: list[str] | None = None) -> int:
         nonlocal finished
         stop = StopRequest()
         with stop.listening():
-            finished = run(arguments, stop)
+            finished = work(arguments, stop)
 
     status = explain_errors(body, arguments.log)
     return status or (0 if finished else EXIT_INTERRUPTED)
 
 
-def run(arguments: argparse.Namespace, stop: StopRequest) -> bool:
-    """Join the group and train; True when the training is finished."""
+def add_previews(parser: argparse.ArgumentParser) -> None:
+    """The options of pictures drawn meanwhile."""
+    group = parser.add_argument_group("previews", "all four or none")
+    group.add_argument("--previews", type=Path, help="folder to write")
+    group.add_argument("--previews-config", type=Path, help="results/{run}/config/previews.json")
+    group.add_argument("--eval-prompts", type=Path, help="table of the eval split")
+    group.add_argument("--eval-embeddings", type=Path, help="manifest of the eval split")
+
+
+def work(arguments: argparse.Namespace, stop: StopRequest) -> bool:
+    """Find this process's place and train; True when the training is finished."""
     job = read_job(arguments.config, TrainingJob)
     place = distributed.find_place(os.environ)
-    device = distributed.start(place, select_device(arguments.cpu_threads), job.training.timeout_s)
-    folder = arguments.telemetry or run_folder(arguments.config) / "telemetry"
-    name = "train" if place.is_main else f"train-rank-{place.rank}"
-    paths = Paths(
+    watchdog = Watchdog(place.rank, job.training.hang_timeout_s, arguments.log)
+    with watchdog.watching():
+        device = distributed.start(
+            place, select_device(arguments.cpu_threads), job.training.timeout_s
+        )
+        folder = arguments.telemetry or run_folder(arguments.config) / "telemetry"
+        name = "train" if place.is_main else f"train-rank-{place.rank}"
+        with reporting(folder, "train", name, device_label(device), arguments.log) as reporter:
+            paths = _paths(arguments)
+            run = prepare(job, paths, place, device, reporter, stop, watchdog)
+            finished = train(run, paths)
+            if not finished:
+                reporter.warning("stopped by a signal, a checkpoint is saved: start again to go on")
+        distributed.stop()
+    return finished
+
+
+def _paths(arguments: argparse.Namespace) -> Paths:
+    """What the command line says of inputs and outputs."""
+    return Paths(
         student=arguments.student,
         targets=arguments.targets,
         embeddings=arguments.embeddings,
@@ -70,13 +100,29 @@ def run(arguments: argparse.Namespace, stop: StopRequest) -> bool:
         trained=arguments.trained,
         losses=arguments.losses,
         checkpoints=arguments.checkpoints,
+        previews=_preview_paths(arguments),
     )
-    with reporting(folder, "train", name, device_label(device), arguments.log) as reporter:
-        finished = train(job, paths, place, device, reporter, stop)
-        if not finished:
-            reporter.warning("stopped by a signal, a checkpoint is saved: start again to go on")
-    distributed.stop()
-    return finished
+
+
+def _preview_paths(arguments: argparse.Namespace) -> PreviewPaths | None:
+    """What the command line says of previews."""
+    given = {
+        "--previews": arguments.previews,
+        "--previews-config": arguments.previews_config,
+        "--eval-prompts": arguments.eval_prompts,
+        "--eval-embeddings": arguments.eval_embeddings,
+    }
+    missing = [option for option, value in given.items() if value is None]
+    if len(missing) == len(given):
+        return None
+    if missing:
+        raise ValueError(f"previews need {', '.join(missing)} too: give all of {', '.join(given)}")
+    return PreviewPaths(
+        config=arguments.previews_config,
+        prompts=arguments.eval_prompts,
+        embeddings=arguments.eval_embeddings,
+        folder=arguments.previews,
+    )
 
 
 if __name__ == "__main__":

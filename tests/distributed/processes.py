@@ -1,15 +1,19 @@
 """Start several training processes from a test, break one on purpose, and never hang.
 
-A fork server imports everything once; each process is then a clean fork of it that takes
-milliseconds to start. Every wait has a limit, after which all processes are killed.
+They find each other by plain variables, by those of srun, or by torchrun. Except under torchrun, a
+fork server imports everything once; each process is then a clean fork of it that takes milliseconds
+to start. Every wait has a limit, after which all processes are killed.
 
 Alone, under torchrun: `torchrun ... tests/distributed/processes.py FAULT ARGUMENTS...`
 """
 
+import ctypes
+import json
 import multiprocessing
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 from contextlib import contextmanager
@@ -23,16 +27,17 @@ import torch  # noqa: E402
 import train as script  # noqa: E402
 
 import tiny  # noqa: E402, F401 - imports what the processes would otherwise each import again
-from distillery.training import checkpoint, distributed, loop  # noqa: E402
+from distillery.training import checkpoint, distributed, loop, update  # noqa: E402
 
 HUNG = "killed by the watchdog"
 
 
-def run(num_processes, arguments, faults=None, limit_s=60):
-    """Run scripts/train.py in processes that find each other by plain environment variables.
+def run(num_processes, arguments, faults=None, launcher="bare", limit_s=60):
+    """Run scripts/train.py in processes that find each other by environment variables.
 
-    `faults` maps a rank to what goes wrong there, see `_break`. Returns the exit codes by rank: -9
-    after SIGKILL, `HUNG` if the watchdog had to end it.
+    `faults` maps a rank to what goes wrong there, see `_break`; `launcher` says whose variables
+    they have, "bare" or "slurm". Returns the exit codes by rank: -9 after SIGKILL, `HUNG` if it had
+    to be killed from here.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["processes"])
@@ -40,9 +45,10 @@ def run(num_processes, arguments, faults=None, limit_s=60):
         port, faults = _free_port(), faults or {}
         processes = [
             context.Process(
-                target=_work, args=(rank, num_processes, port, arguments, faults.get(rank, ""))
+                target=_work,
+                args=(_variables(launcher, rank, num_processes, port), arguments, fault),
             )
-            for rank in range(num_processes)
+            for rank, fault in ((rank, faults.get(rank, "")) for rank in range(num_processes))
         ]
         for process in processes:
             process.start()
@@ -80,15 +86,32 @@ def _free_port():
         return found.getsockname()[1]
 
 
-def _work(rank, num_processes, port, arguments, fault):
+def torchrun(num_processes, arguments, fault="", limit_s=100):
+    """Run scripts/train.py under torchrun to its end; `fault` is `rank=fault`."""
+    return subprocess.run(
+        [
+            sys.executable, "-m", "torch.distributed.run", "--standalone",
+            "--nproc-per-node", str(num_processes), __file__, fault or "none", *arguments,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=limit_s,
+        check=False,
+    )  # fmt: skip
+
+
+def _variables(launcher, rank, num_processes, port):
+    """What a launcher puts into the environment of one process."""
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    if launcher == "slurm":
+        tasks = {"SLURM_PROCID": str(rank), "SLURM_STEP_NUM_TASKS": str(num_processes)}
+        return meeting | tasks | {"SLURM_LOCALID": str(rank), "SLURM_JOB_ID": "7"}
+    return meeting | {"RANK": str(rank), "WORLD_SIZE": str(num_processes)}
+
+
+def _work(variables, arguments, fault):
     """What a started process does."""
-    if num_processes > 1:
-        os.environ |= {
-            "RANK": str(rank),
-            "WORLD_SIZE": str(num_processes),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-        }
+    os.environ |= variables
     _break(fault)
     distributed.leave(script.main(arguments))
 
@@ -97,20 +120,61 @@ def _break(fault):
     """Arrange a fault `kind:update`, in the middle of the update of this number, from 1."""
     kind, _, number = fault.partition(":")
     match kind:
-        case "kill":
-            _at_update(int(number), lambda: os.kill(os.getpid(), signal.SIGKILL))
-        case "terminate":
-            _at_update(int(number), lambda: os.kill(os.getpid(), signal.SIGTERM))
-        case "raise":
-            _at_update(int(number), _raise)
         case "perturb":
             _perturb_at(int(number))
         case "kill-in-save":
             _kill_in_save(int(number))
+        case "room":
+            _limit_room(int(number))
+        case "record":
+            _record(Path(number))
+        case _ if kind in ACTS:
+            _at_update(int(number), ACTS[kind])
 
 
 def _raise():
     raise RuntimeError("this rank was broken on purpose")
+
+
+def _run_out_of_memory():
+    raise torch.OutOfMemoryError("CUDA out of memory on purpose")
+
+
+ACTS = {
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "terminate": lambda: os.kill(os.getpid(), signal.SIGTERM),
+    "freeze": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "raise": _raise,
+    "out-of-memory": _run_out_of_memory,
+    "hang": lambda: time.sleep(600),
+    # As native code that never gives Python's lock back.
+    "hang-with-lock": lambda: ctypes.PyDLL(None).sleep(600),
+}
+
+
+def _limit_room(num_samples):
+    """A device with memory for so many samples at once."""
+    original = update.batch_losses
+
+    def compute(model, batch, run):
+        if len(batch.items) > num_samples:
+            _run_out_of_memory()
+        return original(model, batch, run)
+
+    update.batch_losses = compute
+
+
+def _record(folder):
+    """Note the items of each update of this rank."""
+    original = loop.accumulate_gradients
+
+    def accumulate(*arguments):
+        share = original(*arguments)
+        with (folder / f"items-{os.environ['RANK']}.jsonl").open("a") as file:
+            file.write(json.dumps(share.items) + "\n")
+        return share
+
+    loop.accumulate_gradients = accumulate
 
 
 def _at_update(number, act):

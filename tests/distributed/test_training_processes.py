@@ -1,9 +1,8 @@
 """Several gloo processes equal one; a killed one leaves no trace; where one fails, all stop."""
 
-import subprocess
-import sys
+import json
 import time
-from pathlib import Path
+from itertools import chain
 
 import pandas as pd
 import processes
@@ -24,9 +23,18 @@ def alone(data, tmp_path_factory):
     return folder
 
 
-def train(data, output, num_processes, faults=None, **settings):
+def train(data, output, num_processes, faults=None, launcher="bare", limit_s=60, **settings):
     tiny.write_training_job(output, **settings)
-    return processes.run(num_processes, tiny.train_arguments(data, output), faults)
+    arguments = tiny.train_arguments(data, output)
+    return processes.run(num_processes, arguments, faults, launcher, limit_s)
+
+
+def torchrun(data, output, num_processes, fault="", **settings):
+    """The finished torchrun and the seconds that it took."""
+    tiny.write_training_job(output, **settings)
+    begin_s = time.monotonic()
+    done = processes.torchrun(num_processes, tiny.train_arguments(data, output), fault)
+    return done, time.monotonic() - begin_s
 
 
 def outputs(folder):
@@ -58,6 +66,27 @@ def test_many_processes_equal_one(data, alone, tmp_path, num_processes, micro_ba
     status = train(data, tmp_path, num_processes, micro_batch_size=micro_batch_size)
     assert status == [0] * num_processes
     assert_same_training(tmp_path, alone)
+
+
+def items_of_updates(folder, num_processes):
+    """The items that all ranks together learned from, update by update."""
+    paths = [folder / f"items-{rank}.jsonl" for rank in range(num_processes)]
+    of_ranks = [[json.loads(line) for line in path.read_text().splitlines()] for path in paths]
+    return [list(chain(*shares)) for shares in zip(*of_ranks, strict=True)]
+
+
+def test_every_number_of_processes_learns_from_the_same_items_in_the_same_order(data, tmp_path):
+    """D1, D6: as the loop really reads them, not as the order promises."""
+    seen = []
+    for num_processes in (1, 2, 3, 4):
+        folder = tmp_path / str(num_processes)
+        folder.mkdir()
+        faults = dict.fromkeys(range(num_processes), f"record:{folder}")
+        assert train(data, folder, num_processes, faults) == [0] * num_processes
+        seen.append(items_of_updates(folder, num_processes))
+    assert [len(items) for items in seen[0]] == [8] * 8
+    assert sorted(chain(*seen[0][:6])) == list(range(48)), "an epoch, each item once"
+    assert seen[1:] == [seen[0]] * 3
 
 
 def test_every_rank_reports_its_own_work(data, tmp_path):
@@ -96,6 +125,30 @@ def test_a_training_goes_on_with_another_number_of_processes(data, alone, tmp_pa
     assert_same_training(tmp_path, alone)
 
 
+def test_interrupted_on_two_goes_on_with_one_and_then_with_four(data, alone, tmp_path):
+    assert train(data, tmp_path, 2, {1: "kill:4"}) == [1, -9]
+    assert saved(tmp_path) == ["samples-000000000016"]
+    assert train(data, tmp_path, 1, {0: "terminate:3"}) == [75]
+    assert saved(tmp_path)[-1] == "samples-000000000040"
+    assert train(data, tmp_path, 4) == [0] * 4
+    assert_same_training(tmp_path, alone)
+
+
+@pytest.mark.slow
+def test_torchrun_slurm_and_plain_variables_go_on_where_another_stopped(data, tmp_path):
+    """D11: one training, started by three launchers, ends as an undisturbed one."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert train(data, whole, 2) == [0, 0]
+    done, _ = torchrun(data, parts, 2, "1=terminate:3")
+    assert done.returncode == 1
+    assert "a checkpoint is saved: start again to go on" in done.stderr
+    assert saved(parts)[-1] == "samples-000000000024"
+    assert train(data, parts, 2, {1: "terminate:2"}, launcher="slurm") == [75, 75]
+    assert saved(parts)[-1] == "samples-000000000040"
+    assert train(data, parts, 2, launcher="bare") == [0, 0]
+    assert outputs(parts) == outputs(whole)
+
+
 def test_a_signal_to_one_rank_stops_all_at_the_same_update(data, tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert train(data, whole, 2) == [0, 0]
@@ -111,24 +164,56 @@ def test_a_rank_whose_weights_differ_is_found_before_a_checkpoint_is_written(dat
     assert "weights of rank 1 are not those of rank 0" in (tmp_path / "logs/train.log").read_text()
 
 
-def test_one_rank_fails_and_torchrun_ends_all_soon(data, tmp_path):
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("raise", "RuntimeError: this rank was broken on purpose"),
+        ("out-of-memory", "torch.OutOfMemoryError: CUDA out of memory on purpose"),
+        ("kill", "Signal 9 (SIGKILL) received by PID"),
+        ("hang", "rank 1 made no progress for"),
+    ],
+)
+def test_one_rank_fails_and_torchrun_ends_all_soon(data, tmp_path, fault, message):
     """D17: the fault's own message is shown, and nobody waits for anybody."""
-    tiny.write_training_job(tmp_path, timeout_s=600)
-    program = Path(processes.__file__)
-    begin_s = time.monotonic()
-    done = subprocess.run(
-        [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-            program, "1=raise:2", *tiny.train_arguments(data, tmp_path),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )  # fmt: skip
+    done, seconds = torchrun(data, tmp_path, 2, f"1={fault}:3", hang_timeout_s=3, timeout_s=600)
     assert done.returncode == 1
-    assert "RuntimeError: this rank was broken on purpose" in done.stderr
+    assert message in done.stderr
+    assert seconds < 60
+    assert saved(tmp_path) == ["samples-000000000016"]
+
+
+@pytest.mark.parametrize("fault", ["raise", "out-of-memory", "hang", "hang-with-lock", "kill"])
+def test_one_rank_fails_and_the_others_end_without_a_launcher(data, tmp_path, fault):
+    begin_s = time.monotonic()
+    status = train(data, tmp_path, 3, {1: f"{fault}:3"}, hang_timeout_s=3, timeout_s=600)
+    assert status == [1, -9 if fault == "kill" else 1, 1]
     assert time.monotonic() - begin_s < 60
+    assert train(data, tmp_path, 2) == [0, 0], "the next attempt goes on"
+    assert "goes on from" in (tmp_path / "logs/train.log").read_text()
+
+
+def test_a_rank_that_hangs_says_where_before_the_others_complain(data, tmp_path):
+    train(data, tmp_path, 3, {1: "hang:3"}, hang_timeout_s=3, timeout_s=600)
+    log = (tmp_path / "logs/train.log").read_text()
+    report = log[log.index("rank 1 made no progress") :]
+    assert "It hangs in its own work" in report
+    assert "raise training.hang_timeout_s" in report
+    assert 'processes.py", line' in report, "the stack of the culprit"
+    before = log[: log.index("rank 1 made no progress")]
+    assert "Traceback" not in before
+    assert "made no progress" not in before
+
+
+def test_ranks_that_wait_for_a_frozen_one_end_too_and_say_that_they_waited(data, tmp_path):
+    """As on a GPU, where a collective does not notice that the other side is gone."""
+    begin_s = time.monotonic()
+    status = train(data, tmp_path, 2, {1: "freeze:3"}, limit_s=20, hang_timeout_s=3, timeout_s=600)
+    assert status == [1, processes.HUNG]
+    assert time.monotonic() - begin_s < 30
+    log = (tmp_path / "logs/train.log").read_text()
+    assert "rank 0 made no progress" in log
+    assert "It was waiting for another rank inside a collective" in log
 
 
 def test_a_missing_master_address_is_explained(data, tmp_path, monkeypatch, capfd):

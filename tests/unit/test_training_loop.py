@@ -119,7 +119,7 @@ def test_only_the_student_and_stored_numbers_are_opened(data, tmp_path, monkeypa
     monkeypatch.setattr(diffusers.DiffusionPipeline, "from_pretrained", refuse)
     monkeypatch.setattr(transformers.PreTrainedModel, "from_pretrained", refuse)
     monkeypatch.setattr("distillery.teacher.find.find_teacher", refuse)
-    for name in ("load_pipeline", "load_teacher", "load_scheduler"):
+    for name in ("load_teacher", "load_scheduler"):
         monkeypatch.setattr(f"distillery.teacher.loading.{name}", refuse)
     moved = tmp_path / "data"
     shutil.copytree(data, moved, ignore=shutil.ignore_patterns("teacher"))
@@ -146,6 +146,21 @@ def test_telemetry_holds_the_times_and_the_memory(undisturbed):
     assert sum(event.num_items for event in work) == 64
     assert all(event.facts["peak_memory_bytes"] > 1e6 for event in work)
     assert {(event.stage, event.job) for event in events} == {("train", "train")}
+
+
+def test_telemetry_holds_what_a_checkpoint_cost(undisturbed):
+    saves = [event for event in read_events(undisturbed / "telemetry") if event.kind == "save"]
+    assert [event.facts["samples_seen"] for event in saves] == [16, 32, 48, 64]
+    assert all(0 < event.facts["stall_s"] < event.end_s - event.begin_s for event in saves)
+    assert all(event.facts["write_s"] > 0 for event in saves)
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_training(data, tmp_path, capsys):
+    (tmp_path / "student").mkdir()
+    (tmp_path / "student/checkpoints").touch()
+    assert train(data, tmp_path) == 1
+    assert str(tmp_path / "student/checkpoints") in capsys.readouterr().err
+    assert not (tmp_path / "student/trained").exists()
 
 
 def test_a_finished_training_only_writes_its_outputs_again(
@@ -249,7 +264,7 @@ def test_a_changed_recipe_starts_anew_and_keeps_the_old_checkpoints(data, undist
 
 def test_settings_of_the_machine_do_not_start_anew(data, undisturbed, tmp_path):
     shutil.copytree(undisturbed, tmp_path, dirs_exist_ok=True)
-    settings = {"micro_batch_size": 4, "keep_checkpoints": 5, "timeout_s": 7}
+    settings = {"micro_batch_size": 4, "keep_checkpoints": 5, "timeout_s": 7, "hang_timeout_s": 9}
     assert train(data, tmp_path, **settings) == 0
     assert "goes on from" in (tmp_path / "logs/train.log").read_text()
 

@@ -29,12 +29,15 @@ class Gpu:
         index: position among the devices of this machine in PCI order, as in `nvidia-smi`.
         name: product name.
         memory_bytes: all of its memory, free or not.
+        capability: CUDA's compute capability, which says what it can do, e.g. "9.0"; "" if it is
+            not known.
     """
 
     uuid: str
     index: int
     name: str
     memory_bytes: int
+    capability: str = ""
 
 
 class Hardware(TypedDict):
@@ -191,7 +194,17 @@ def _describe(nvml: Any, index: int, handle: Any) -> Gpu:
         memory_bytes = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
     except nvml.NVMLError_NotSupported:
         memory_bytes = _host_memory_bytes()
-    return Gpu(nvml.nvmlDeviceGetUUID(handle), index, nvml.nvmlDeviceGetName(handle), memory_bytes)
+    uuid, name = nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)
+    return Gpu(uuid, index, name, memory_bytes, _capability(nvml, handle))
+
+
+def _capability(nvml: Any, handle: Any) -> str:
+    """The compute capability of a device, "" where the driver does not tell, as of some instances
+    in MIG mode."""
+    try:
+        return "{}.{}".format(*nvml.nvmlDeviceGetCudaComputeCapability(handle))
+    except nvml.NVMLError:
+        return ""
 
 
 MAX_THREADS_OF_GPU_JOB = 4

@@ -2,12 +2,21 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from distillery.config.section import Count, Section, need_multiple
+from distillery.config.section import BatchSize, Compile, Count, Section, need_multiple
 
-Objective = Literal["segment", "direct", "reflow"]
+Objective = Literal["segment", "direct", "reflow", "prediction"]
+Parallel = Literal["auto", "ddp", "fsdp"]
 Loss = Literal["mse", "huber", "pseudo_huber"]
+TimestepWeights = (
+    Literal["uniform", "min_snr"]
+    | Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1)]
+)
+MicroBatchSize = Annotated[
+    BatchSize, BeforeValidator(lambda value: "auto" if value is None else value)
+]
+"""Files of earlier versions hold null for the whole share."""
 Momentum = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -18,16 +27,36 @@ class Training(Section):
         "segment",
         description="what a step is asked for. segment: to land on the trajectory's next knot; "
         "direct: to land on its clean end from every knot; reflow: the straight line between its "
-        "noise and its clean end",
+        "noise and its clean end; prediction: the teacher's guided prediction there, which is "
+        "guidance distillation: it needs targets.predictions, and a student of many small steps",
     )
     loss: Loss = Field("mse", description="of a prediction against its target")
     huber_width: Annotated[float, Field(gt=0)] = Field(
         1.0, description="error at which huber and pseudo_huber turn from square to linear"
     )
+    timestep_weights: TimestepWeights = Field(
+        "uniform",
+        description="of the segments in the gradient, scaled to a mean of one; logged losses stay "
+        "unweighted. uniform; min_snr: by the signal-to-noise ratio, at most 5, in the network's "
+        "own prediction type; or a list of one weight a segment",
+    )
     num_samples: Count = Field(description="length of the training")
+    rollout_samples: Annotated[int, Field(ge=0)] = Field(
+        0,
+        description="the last so many of num_samples are whole trajectories: the student takes all "
+        "its steps from the noise, the loss is on where it ends, its gradient goes through them "
+        "all (student.steps times the activations); 0: none",
+    )
+    perceptual_weight: Annotated[float, Field(ge=0)] = Field(
+        0.0,
+        description="of the distance in the features of the teacher's VAE decoder, added to the "
+        "loss of rollout_samples; 0: none, and no VAE is loaded",
+    )
     global_batch_size: Count = Field(description="samples an update, over all processes")
-    micro_batch_size: Count | None = Field(
-        None, description="samples a process takes at once; null: its whole share"
+    micro_batch_size: MicroBatchSize = Field(
+        "auto",
+        description="samples a process takes at once; auto: its whole share, halved until it fits "
+        "the GPU's memory",
     )
     learning_rate: Annotated[float, Field(gt=0)] = Field(1e-4, description="the highest, of AdamW")
     schedule: Literal["constant", "cosine"] = Field(
@@ -49,23 +78,81 @@ class Training(Section):
         description="of the forward pass; master weights are float32. float16 would need loss "
         "scaling, which is not offered",
     )
+    tf32: bool = Field(
+        True,
+        description="float32 matrix products of the training on a GPU read 10 bits of mantissa "
+        "(TF32): several times faster; false: all 23",
+    )
+    parallel: Parallel = Field(
+        "auto",
+        description="several processes. ddp: a whole student on each; fsdp: each holds a part of "
+        "the weights, their averages and the optimizer; auto: ddp if that fits a GPU",
+    )
+    gradient_checkpointing: bool | Literal["auto"] = Field(
+        "auto",
+        description="blocks are computed again in the backward pass, which takes a third more time "
+        "and little memory for activations; auto: where weights leave little of the GPU, or a "
+        "single sample does not fit",
+    )
+    compile: Compile = Field(
+        "auto",
+        description="whether the student is compiled; auto: a large one on a GPU in a long "
+        "training, where the minutes that it takes are won back",
+    )
     log_every_samples: Count = Field(1024, description="between two rows of the loss table")
     save_every_samples: Count = Field(16384, description="between two checkpoints")
     keep_checkpoints: Count = Field(2, description="older ones are removed")
     timeout_s: Count = Field(600, description="of a collective; long work never happens inside one")
+    hang_timeout_s: Annotated[int, Field(ge=0)] = Field(
+        45,
+        description="a process without progress for so long (a micro-batch is progress) reports "
+        "where it hangs and ends, a fifth later if it waits for another; 15 minutes until the "
+        "first update is done. 0: never, e.g. in a debugger",
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.micro_batch_size is not None:
+        if self.micro_batch_size != "auto":
             need_multiple(
                 "training.global_batch_size",
                 self.global_batch_size,
                 "training.micro_batch_size",
                 self.micro_batch_size,
             )
-        for key in ("num_samples", "log_every_samples", "save_every_samples"):
+        for key in ("num_samples", "rollout_samples", "log_every_samples", "save_every_samples"):
             batch_size = self.global_batch_size
             need_multiple(
                 f"training.{key}", getattr(self, key), "training.global_batch_size", batch_size
             )
+        self._check_rollout()
+        self._check_weights()
         return self
+
+    def _check_rollout(self) -> None:
+        if self.rollout_samples > self.num_samples:
+            raise ValueError(
+                f"training.rollout_samples is {self.rollout_samples}, training.num_samples is "
+                f"{self.num_samples}: it is a part of it; use {self.num_samples} or fewer"
+            )
+        if self.perceptual_weight > 0 and self.rollout_samples == 0:
+            raise ValueError(
+                f"training.perceptual_weight is {self.perceptual_weight} and "
+                "training.rollout_samples is 0: only what the student's own steps end on is "
+                "decoded; set training.rollout_samples, or perceptual_weight: 0"
+            )
+
+    def _check_weights(self) -> None:
+        if not isinstance(self.timestep_weights, str) and not any(self.timestep_weights):
+            raise ValueError(
+                "training.timestep_weights are all zero: nothing would be learned; give at least "
+                "one segment a positive weight"
+            )
+
+
+def check_num_weights(weights: TimestepWeights, steps: int) -> None:
+    """Raise ValueError where listed weights are not one for each of the student's `steps`."""
+    if not isinstance(weights, str) and len(weights) != steps:
+        raise ValueError(
+            f"training.timestep_weights lists {len(weights)} weights, student.steps is {steps}: "
+            f"give {steps}, one a segment from the noise on, or write uniform or min_snr"
+        )

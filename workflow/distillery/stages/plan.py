@@ -1,8 +1,8 @@
 """The plan: what will run, what it needs, and whether it can work, before anything is computed."""
 
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,16 @@ from distillery.hardware import describe_hardware
 from distillery.prompts import read_prompts
 from distillery.stages.embeddings import embeddings_recipe
 from distillery.stages.plan_generation import plan_generation, summarise_generation
+from distillery.stages.plan_training import plan_training, summarise_training
 from distillery.stages.targets import targets_recipe
 from distillery.store.chunks import chunk_folder
-from distillery.student.build import check_layers, choose_expert
+from distillery.student.build import plan_student
+from distillery.student.origin import describe_origin
 from distillery.teacher.adapters import text_hash
 from distillery.teacher.find import (
     count_parameters,
+    denoiser_class,
     denoiser_config,
-    denoisers_in,
     family_in,
     find_teacher,
 )
@@ -78,12 +80,13 @@ def make_plan(config: RunConfig, output: Path) -> None:
         "hardware": describe_hardware(),
     }
     if isinstance(config, Config):
-        plan |= plan_distillation(config, prompts, folder, family, output.parent)
+        gpus = plan["hardware"]["gpus"]
+        plan |= plan_distillation(config, prompts, folder, family, output.parent, gpus)
     else:
         plan |= plan_generation(config, len(prompts["eval"]), folder, family, output.parent)
     memory = estimate(config.teacher, folder, family, plan["hardware"]["gpus"])
     plan["memory"] = vars(memory)
-    plan["advice"] += advise_memory(config.teacher, memory, isinstance(config, Config))
+    plan["advice"] += advise_memory(config.teacher, memory)
     write_json(output, plan)
 
 
@@ -93,24 +96,26 @@ def plan_distillation(
     folder: Path,
     family: Family,
     run_folder: Path,
+    gpus: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     """What a run that distils needs; see `make_plan` for what it raises."""
     num_prompts = {split: len(table) for split, table in prompts.items()}
     _check_judge(config)
-    choose_expert(denoisers_in(folder), config.student.expert)
-    if config.student.layers is not None:
-        check_layers(folder, family, config.student.layers)
+    student = plan_student(config.student, folder, family)
     recipe = _recipe(config, folder, family)
     shape = tuple(recipe["latent_shape"])
     calls_per_step = family.calls_per_step(denoiser_config(folder), config.targets.guidance_scale)
     work = plan_work(config, num_prompts, shape, calls_per_step)
     chunks = chunk_folder(run_folder / "targets", hash_json(recipe))
+    training = plan_training(config, student, denoiser_class(folder), gpus)
     return {
         "latent_shape": list(shape),
+        "student": asdict(student) | {"summary": describe_origin(student)},
         "work": vars(work),
         "jobs": count_jobs(config),
         "disk": check_disk(work, run_folder, chunks),
-        "advice": advise(config, work, count_shared(prompts)),
+        "training": training,
+        "advice": advise(config, work, count_shared(prompts)) + training["advice"],
     }
 
 
@@ -133,7 +138,7 @@ def plan_work(
         num_prompts=num_prompts,
         num_trajectories=num_trajectories,
         num_chunks=-(-num_trajectories // targets.chunk_size),
-        trajectory_bytes=(targets.num_segments + 1)
+        trajectory_bytes=(targets.num_segments * (1 + targets.predictions) + 1)
         * prod(shape)
         * torch_dtype(targets.dtype).itemsize,
         teacher_calls=num_trajectories * targets.steps * calls_per_step,
@@ -221,8 +226,10 @@ def _summarise_distillation(plan: dict[str, Any]) -> list[str]:
     return [
         f"  prompts       {work['num_prompts']['train']} to learn from, "
         f"{work['num_prompts']['eval']} held out",
+        f"  student       {plan['student']['summary']}",
         f"  trajectories  {work['num_trajectories']} in {work['num_chunks']} chunks, "
         f"{work['teacher_calls']} network calls",
         f"  disk          {disk['planned_bytes'] / GIB:.2f} GiB planned, "
         f"{disk['free_bytes'] / GIB:.1f} GiB free",
+        *summarise_training(plan["training"]),
     ]

@@ -5,8 +5,9 @@ items [i * G, (i + 1) * G) of that stream, for any number of processes and any m
 """
 
 import hashlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
 
@@ -55,7 +56,7 @@ def _permutation(num_items: int, seed: int, epoch: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Batches:
-    """The micro-batches of one process.
+    """What one process learns from in each update.
 
     Attributes:
         dataset: where they come from.
@@ -85,27 +86,34 @@ class Batches:
         )
 
     @property
-    def num_micro_batches(self) -> int:
-        """Micro-batches in one update of this process."""
-        return len(range(0, len(self.share), self._micro_batch_size))
-
-    @property
-    def _micro_batch_size(self) -> int:
-        return self.training.micro_batch_size or len(self.share)
+    def largest_share(self) -> int:
+        """Samples an update of the process that has most of them."""
+        return -(-self.training.global_batch_size // self.place.num_processes)
 
     def positions(self, samples_seen: int) -> Iterator[list[int]]:
-        """The items of each micro-batch from a position on, to the end of the training."""
-        order = Order(self.dataset.num_items, self.seed)
-        size = self._micro_batch_size
+        """The items of this process in each update from a position on, to the training's end."""
         for start in range(
             samples_seen, self.training.num_samples, self.training.global_batch_size
         ):
-            part = order.items(start + self.share.start, start + self.share.stop)
-            for first in range(0, len(part), size):
-                yield part[first : first + size]
+            yield self._items(start + self.share.start, start + self.share.stop)
+
+    def _items(self, start: int, stop: int) -> list[int]:
+        """The items at the positions [start, stop), which lie in one phase.
+
+        In the finishing phase they are whole trajectories, in an order of their own that begins
+        with the phase.
+        """
+        begin = self.training.num_samples - self.training.rollout_samples
+        if start < begin:
+            return Order(self.dataset.num_items, self.seed).items(start, stop)
+        order = Order(self.dataset.num_trajectories, self.seed)
+        return [self.dataset.num_items + it for it in order.items(start - begin, stop - begin)]
 
     def read(self, samples_seen: int, device: torch.device) -> Iterator[Batch]:
-        """The micro-batches themselves; on CUDA they are read ahead by other processes."""
+        """This process's part of each global batch; on CUDA read ahead by other processes.
+
+        Micro-batches are cut from it later, so their size may change while others read ahead.
+        """
         on_cuda = device.type == "cuda"
         return iter(
             DataLoader(
@@ -123,3 +131,29 @@ class Batches:
 def _as_it_is(batch: Any) -> Any:
     """The dataset already returns whole batches, which PyTorch's types do not foresee."""
     return batch
+
+
+def next_timed(batches: Iterator[Batch]) -> tuple[Batch, float]:
+    """The next share, and the seconds that were waited for it."""
+    begin_s = time.perf_counter()
+    batch = next(batches)
+    return batch, time.perf_counter() - begin_s
+
+
+def split(batch: Batch, num_parts: int) -> list[Batch]:
+    """A batch in micro-batches of sizes that differ by one at most; views, not copies."""
+    num_items = len(batch.items)
+    ranges = [balanced_range(num_items, part, num_parts) for part in range(num_parts)]
+    return [_rows(batch, slice(rows.start, rows.stop)) for rows in ranges]
+
+
+def _rows(batch: Batch, rows: slice) -> Batch:
+    """Some samples of a batch; all that it holds is by sample, or the same for all."""
+    parts = {part.name: _cut(getattr(batch, part.name), rows) for part in fields(batch)}
+    return replace(batch, **parts)
+
+
+def _cut(value: Any, rows: slice) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _cut(inner, rows) for name, inner in value.items()}
+    return value[rows] if isinstance(value, list | torch.Tensor) else value

@@ -1,12 +1,12 @@
-"""The whole state of a training, in memory and on disk.
+"""The whole state of a training on disk.
 
 A checkpoint is a folder `samples-000012800` with safetensors for the weights, their average and the
 optimizer, the loss history as Parquet, and `state.json`, written last, with the hash of every other
 file. The folder gets its name in one rename. So a checkpoint is whole, or it is not taken.
 """
 
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from distillery.files import atomic_path, hash_file, read_json, remove, write_json
 from distillery.model_folder import share
 from distillery.telemetry import Reporter
+from distillery.training.parallel import load_full, shard_like
 from distillery.training.state import TrainingState, Window
 
 STATE = "state.json"
@@ -32,23 +33,55 @@ def checkpoint_path(root: Path, samples_seen: int) -> Path:
     return root / f"samples-{samples_seen:012d}"
 
 
-def save(state: TrainingState, root: Path, recipe_hash: str, keep: int) -> Path:
+@dataclass(frozen=True)
+class Snapshot:
+    """A state that training no longer changes.
+
+    Attributes:
+        tensors: {file: {name: tensor}} in host memory, see `tensors_of`.
+        history: rows of loss.parquet.
+        window: losses since the last row.
+        samples_seen: position in the stream.
+    """
+
+    tensors: Mapping[str, Mapping[str, torch.Tensor]]
+    history: list[dict[str, float]]
+    window: Window
+    samples_seen: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all tensors."""
+        return sum(tensor.nbytes for file in self.tensors.values() for tensor in file.values())
+
+
+def tensors_of(state: TrainingState) -> Iterator[tuple[str, str, torch.Tensor]]:
+    """(file, name, tensor) of all that is saved, in the same order on every rank."""
+    for name, parameter in state.trainable.items():
+        yield WEIGHTS, name, parameter.detach()
+    for name, value in state.average.items():
+        yield AVERAGE, name, value
+    for name, value in _optimizer_tensors(state).items():
+        yield OPTIMIZER, name, value
+
+
+def write(snapshot: Snapshot, root: Path, recipe_hash: str, keep: int) -> Path:
     """Write a checkpoint atomically, then remove all but the newest `keep`."""
-    path = checkpoint_path(root, state.samples_seen)
+    path = checkpoint_path(root, snapshot.samples_seen)
     with atomic_path(path) as temporary:
         temporary.mkdir()
-        save_file(_on_cpu(state.trainable), temporary / WEIGHTS)
-        save_file(_optimizer_tensors(state), temporary / OPTIMIZER)
-        save_file(_on_cpu(state.average), temporary / AVERAGE)
-        loss_table(state.history).to_parquet(temporary / LOSSES, index=False)
+        for file in _TENSOR_FILES:
+            # Releases Python's lock since safetensors 0.8: the training goes on meanwhile.
+            save_file(dict(snapshot.tensors.get(file, {})), temporary / file)
+        loss_table(snapshot.history).to_parquet(temporary / LOSSES, index=False)
         write_json(
             temporary / STATE,
             {
                 "format": FORMAT,
                 "recipe": recipe_hash,
-                "samples_seen": state.samples_seen,
-                "window": asdict(state.window),
-                "files": {file: hash_file(temporary / file) for file in _FILES},
+                "samples_seen": snapshot.samples_seen,
+                "window": asdict(snapshot.window),
+                "files": {file: hash_file(temporary / file) for file in (*_TENSOR_FILES, LOSSES)},
             },
         )
         share(temporary)
@@ -57,7 +90,7 @@ def save(state: TrainingState, root: Path, recipe_hash: str, keep: int) -> Path:
     return path
 
 
-_FILES = (WEIGHTS, OPTIMIZER, AVERAGE, LOSSES)
+_TENSOR_FILES = (WEIGHTS, OPTIMIZER, AVERAGE)
 
 
 def loss_table(history: list[dict[str, float]]) -> pd.DataFrame:
@@ -94,6 +127,22 @@ def load(state: TrainingState, path: Path) -> None:
     state.window = Window(**about["window"])
 
 
+def read_student(root: Path, samples_seen: int, recipe_hash: str) -> dict[str, torch.Tensor]:
+    """What a kept checkpoint would export: averaged weights, or without averaging the weights.
+
+    Raises ValueError where there is none of this recipe at this position, or it is damaged.
+    """
+    path = checkpoint_path(root, samples_seen)
+    problem = _problem(path, recipe_hash)
+    if problem is not None:
+        kept = [str(int(found.name.removeprefix("samples-"))) for found in _all(root)]
+        raise ValueError(
+            f"the checkpoint {path} cannot be used: {problem}; kept are those after "
+            f"{', '.join(reversed(kept)) or 'no'} samples, see training.keep_checkpoints"
+        )
+    return load_file(path / AVERAGE) or load_file(path / WEIGHTS)
+
+
 def _all(root: Path) -> list[Path]:
     """All checkpoints, the newest first."""
     return sorted(root.glob("samples-*"), reverse=True)
@@ -125,32 +174,27 @@ def _fill(tensors: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor
     """Write saved values into tensors of the same names."""
     assert tensors.keys() == values.keys(), "a checkpoint of this recipe has the same parameters"
     for name, tensor in tensors.items():
-        tensor.copy_(values[name])
-
-
-def _on_cpu(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        load_full(tensor, values[name])
 
 
 def _optimizer_tensors(state: TrainingState) -> dict[str, torch.Tensor]:
     """The optimizer's state as `{parameter}/{entry}`, e.g. `proj_out.weight/exp_avg`."""
     names = list(state.trainable)
     entries: dict[int, dict[str, Any]] = state.optimizer.state_dict()["state"]
-    return _on_cpu(
-        {
-            f"{names[index]}/{entry}": value
-            for index, values in entries.items()
-            for entry, value in values.items()
-        }
-    )
+    return {
+        f"{names[index]}/{entry}": value
+        for index, values in entries.items()
+        for entry, value in values.items()
+    }
 
 
 def _restore_optimizer(state: TrainingState, tensors: dict[str, torch.Tensor]) -> None:
     """The inverse of `_optimizer_tensors`; settings stay those of the configuration."""
-    index_of = {name: index for index, name in enumerate(state.trainable)}
+    trainable = state.trainable
+    index_of = {name: index for index, name in enumerate(trainable)}
     entries: dict[int, dict[str, torch.Tensor]] = {}
     for key, value in tensors.items():
         name, _, entry = key.rpartition("/")
-        entries.setdefault(index_of[name], {})[entry] = value
+        entries.setdefault(index_of[name], {})[entry] = shard_like(value, trainable[name])
     groups = state.optimizer.state_dict()["param_groups"]
     state.optimizer.load_state_dict({"state": entries, "param_groups": groups})

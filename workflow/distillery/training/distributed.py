@@ -1,25 +1,22 @@
-"""One process or many: find this process's place, start the group, wrap, reduce, leave.
+"""One process or many: find this process's place, start the group, reduce, leave.
 
 torchrun, SLURM's srun and plain environment variables are understood; without any of them there is
 one process and no group at all. Every collective here runs at a healthy time: no error path waits
 for another process.
 """
 
-import contextlib
 import ctypes
 import os
 import re
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import GradBucket
-from torch.nn.parallel import DistributedDataParallel
 
 PR_SET_PDEATHSIG = 1
 """From Linux's <sys/prctl.h>."""
@@ -169,59 +166,6 @@ def leave(status: int) -> NoReturn:
     sys.exit(0)
 
 
-def wrap(model: torch.nn.Module, place: Place, device: torch.device) -> torch.nn.Module:
-    """The model as the loop calls it: gradients of all processes are *summed* by its backward."""
-    if place.num_processes == 1:
-        return model
-    wrapped = DistributedDataParallel(
-        model,
-        device_ids=[device.index] if device.type == "cuda" else None,
-        gradient_as_bucket_view=True,
-    )
-    wrapped.register_comm_hook(
-        None, _sum_gradients if device.type == "cuda" else _sum_gradients_in_order
-    )
-    return wrapped
-
-
-def _sum_gradients(_: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """All-reduce without the division by the number of processes."""
-    work = dist.all_reduce(bucket.buffer(), async_op=True)
-    return work.get_future().then(lambda future: future.value()[0])  # type: ignore[no-any-return]
-
-
-def _sum_gradients_in_order(_: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """The sum over ranks 0, 1, 2, ..., always in this order.
-
-    A ring reduces each part of a bucket in another order, and DDP regroups its buckets after the
-    first update: with three processes a resumed run would differ from an undisturbed one in the
-    last bits. On a CPU, where bytes are promised, the order is worth the memory.
-    """
-    buffer = bucket.buffer()
-    parts = [torch.empty_like(buffer) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, buffer)
-    total = parts[0]
-    for part in parts[1:]:
-        total += part
-    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-    future.set_result(total)
-    return future
-
-
-@contextlib.contextmanager
-def synchronising(model: torch.nn.Module, wanted: bool) -> Iterator[None]:
-    """Whether backward passes prepared in here sum the gradients over the processes.
-
-    It must surround the forward pass too: DDP decides there (setting it after `backward`
-    synchronises the wrong micro-batch).
-    """
-    if wanted or not isinstance(model, DistributedDataParallel):
-        yield
-    else:
-        with model.no_sync():
-            yield
-
-
 def all_reduce(values: torch.Tensor) -> torch.Tensor:
     """The sum over all processes, in place."""
     if dist.is_initialized():
@@ -238,11 +182,8 @@ def from_main(text: str, device: torch.device) -> str:
     return texts[0]
 
 
-def differing_ranks(digest: str, device: torch.device) -> list[int]:
-    """The ranks whose hexadecimal digest is not rank 0's."""
-    if not dist.is_initialized():
-        return []
-    mine = torch.tensor([int(digest[:15], 16)], dtype=torch.int64, device=device)
-    everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(everyone, mine)
+def differing_ranks(fingerprint: torch.Tensor) -> list[int]:
+    """The ranks whose fingerprint, an int64 of shape (), is not rank 0's."""
+    everyone = [torch.empty_like(fingerprint) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyone, fingerprint)
     return [rank for rank, value in enumerate(everyone) if int(value) != int(everyone[0])]

@@ -11,19 +11,28 @@ from distillery.config.training import Training
 from distillery.files import hash_json
 from distillery.model_folder import hash_model
 from distillery.store.chunks import chunk_folder
+from distillery.teacher.find import find_teacher
 from distillery.telemetry import Reporter
 from distillery.training import distributed
 from distillery.training.batches import Batches
 from distillery.training.dataset import SegmentDataset
 from distillery.training.distributed import Place
+from distillery.training.perceptual import PerceptualLoss, load_perceptual
+from distillery.training.previews.pictures import PreviewPaths, Previews
+from distillery.training.rollout import check_no_clipping
 from distillery.training.stopping import StopRequest
+from distillery.training.watchdog import Watchdog
 
 NOT_IN_RECIPE = {
     "micro_batch_size",
+    "parallel",
+    "gradient_checkpointing",
+    "compile",
     "log_every_samples",
     "save_every_samples",
     "keep_checkpoints",
     "timeout_s",
+    "hang_timeout_s",
 }
 """Settings that change no weight beyond rounding: a training may be resumed with others."""
 
@@ -39,6 +48,7 @@ class Paths:
         trained: folder to write.
         losses: table to write.
         checkpoints: folder of all recipes' checkpoints.
+        previews: what they need and where they go; None draws none.
     """
 
     student: Path
@@ -48,6 +58,7 @@ class Paths:
     trained: Path
     losses: Path
     checkpoints: Path
+    previews: PreviewPaths | None = None
 
 
 @dataclass(frozen=True)
@@ -57,13 +68,21 @@ class Run:
     training: Training
     dataset: SegmentDataset
     batches: Batches
+    perceptual: PerceptualLoss | None
     place: Place
     device: torch.device
     reporter: Reporter
     stop: StopRequest
+    watchdog: Watchdog
     checkpoints: Path
     recipe: dict[str, Any]
     recipe_hash: str
+    previews: Previews | None = None
+
+    @property
+    def num_losses(self) -> int:
+        """Columns of losses: one a segment, and one for rollouts where there are any."""
+        return self.dataset.steps + (self.training.rollout_samples > 0)
 
 
 def prepare(
@@ -73,14 +92,29 @@ def prepare(
     device: torch.device,
     reporter: Reporter,
     stop: StopRequest,
+    watchdog: Watchdog,
 ) -> Run:
-    """Open the data, check that all of it belongs together, and name the recipe."""
+    """Open the data, check that all of it belongs together, and name the recipe.
+
+    Args:
+        job: frozen configuration.
+        paths: inputs and outputs.
+        place: of this process; its group is started.
+        device: of this process.
+        reporter: of this process.
+        stop: set by a signal.
+        watchdog: ends this process when it hangs.
+
+    Raises:
+        ValueError: inputs that do not belong together.
+    """
     dataset = SegmentDataset(
         paths.targets,
         paths.embeddings,
         paths.prompts,
         job.student.steps,
         job.training.objective,
+        job.training.timestep_weights,
     )
     # Hashing a large student takes seconds; one process does it for all.
     initial = hash_model(paths.student) if place.is_main else ""
@@ -94,14 +128,38 @@ def prepare(
         training=job.training,
         dataset=dataset,
         batches=Batches(dataset, job.training, job.seed, place),
+        perceptual=_perceptual(job, dataset, device),
         place=place,
         device=device,
         reporter=reporter,
         stop=stop,
+        watchdog=watchdog,
         checkpoints=chunk_folder(paths.checkpoints, recipe_hash),
         recipe=recipe,
         recipe_hash=recipe_hash,
+        previews=_previews(paths.previews, place, recipe_hash, reporter),
     )
+
+
+def _previews(
+    paths: PreviewPaths | None, place: Place, recipe_hash: str, reporter: Reporter
+) -> Previews | None:
+    """This process's share of the previews, if there are any."""
+    if paths is None:
+        return None
+    return Previews(paths, (place.rank, place.num_processes), recipe_hash, reporter)
+
+
+def _perceptual(
+    job: TrainingJob, dataset: SegmentDataset, device: torch.device
+) -> PerceptualLoss | None:
+    """What rollouts need beside the student: no clipping, and the VAE only if it is felt."""
+    if job.training.rollout_samples > 0:
+        check_no_clipping(dataset.recipe["scheduler"])
+    if job.training.perceptual_weight == 0:
+        return None
+    folder = find_teacher(job.teacher)
+    return load_perceptual(job.teacher, folder, dataset.family, dataset.setting, device)
 
 
 def training_recipe(job: TrainingJob, dataset: SegmentDataset, initial: str) -> dict[str, Any]:

@@ -7,7 +7,9 @@ from typing import Self
 import torch
 
 from distillery.families.protocol import Denoiser
-from distillery.model_folder import load_denoiser
+from distillery.student.lora import load_trainable
+from distillery.teacher.loading import torch_dtype
+from distillery.training.network import arrange
 from distillery.training.optimizer import make_optimizer
 from distillery.training.run import Run
 
@@ -39,7 +41,7 @@ class TrainingState:
     """All that the next update depends on, and all that is saved.
 
     Attributes:
-        denoiser: the student with float32 master weights, on the device.
+        denoiser: the student with float32 weights where they learn, on the device.
         optimizer: over its trainable parameters, in their order.
         average: of these parameters by their names, in their order; empty without averaging.
         samples_seen: position in the stream, over all processes.
@@ -63,13 +65,14 @@ class TrainingState:
 
 def new_state(student: Path, run: Run) -> TrainingState:
     """The state before the first update."""
-    denoiser = load_denoiser(student, torch.float32).to(run.device)
-    denoiser.requires_grad_(True)
+    denoiser = load_trainable(student, torch_dtype(run.training.dtype))
+    arrange(denoiser, run)
+    trainable = (parameter for parameter in denoiser.parameters() if parameter.requires_grad)
     state = TrainingState(
         denoiser=denoiser,
-        optimizer=make_optimizer(denoiser.parameters(), run.training, run.device),
+        optimizer=make_optimizer(trainable, run.training, run.device),
         average={},
-        window=Window.empty(run.dataset.steps),
+        window=Window.empty(run.num_losses),
     )
     if run.training.ema_half_life_samples > 0:
         state.average = {

@@ -1,0 +1,146 @@
+"""A student that is dealt out over processes learns what a whole one does, from the same files."""
+
+import pandas as pd
+import processes
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import tiny
+from distillery.config.jobs import TrainingJob, read_job
+from distillery.files import read_json, write_json
+from distillery.student.build import build_student
+
+CONFIG = "config/training.json"
+WEIGHTS = "student/trained/diffusion_pytorch_model.safetensors"
+
+
+def train(data, output, num_processes, faults=None, **settings):
+    tiny.write_training_job(output, **settings)
+    return processes.run(num_processes, tiny.train_arguments(data, output), faults)
+
+
+def log_of(folder):
+    return (folder / "logs/train.log").read_text()
+
+
+def assert_same_training(ours, theirs, rtol=1e-5, atol=1e-5, losses_rtol=1e-4):
+    """Weights, losses and gradient norms equal within rounding."""
+    left, right = load_file(ours / WEIGHTS), load_file(theirs / WEIGHTS)
+    assert left.keys() == right.keys()
+    for name in right:
+        torch.testing.assert_close(left[name], right[name], rtol=rtol, atol=atol)
+    pd.testing.assert_frame_equal(
+        pd.read_parquet(ours / "student/loss.parquet"),
+        pd.read_parquet(theirs / "student/loss.parquet"),
+        rtol=losses_rtol,
+    )
+
+
+@pytest.fixture(scope="module")
+def alone(data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("alone")
+    assert train(data, folder, 1) == [0]
+    return folder
+
+
+@pytest.mark.parametrize("settings", [{}, {"micro_batch_size": 1, "gradient_checkpointing": True}])
+def test_dealt_out_weights_learn_as_whole_ones(data, alone, tmp_path, settings):
+    assert train(data, tmp_path, 2, parallel="fsdp", **settings) == [0, 0]
+    assert "parallel: fsdp" in log_of(tmp_path)
+    assert_same_training(tmp_path, alone)
+    config = "student/trained/config.json"
+    assert read_json(tmp_path / config) == read_json(alone / config)
+
+
+@pytest.mark.parametrize(("num_processes", "micro_batch_size"), [(3, "auto"), (3, 2)])
+def test_shares_that_differ(data, alone, tmp_path, num_processes, micro_batch_size):
+    """3 processes have 3, 3 and 2 samples of a batch of 8."""
+    settings = {"parallel": "fsdp", "micro_batch_size": micro_batch_size}
+    assert train(data, tmp_path, num_processes, **settings) == [0] * num_processes
+    assert_same_training(tmp_path, alone)
+
+
+def test_one_sample_at_once_needs_equal_shares(data, tmp_path):
+    settings = {"parallel": "fsdp", "micro_batch_size": 1}
+    assert train(data, tmp_path, 3, **settings) == [1, 1, 1]
+    assert "a multiple of 3; use 6 or 9" in log_of(tmp_path)
+
+
+def test_bfloat16_dealt_out_is_bfloat16_whole(data, tmp_path):
+    """Gathered in bfloat16, summed in float32: what autocast computes from whole weights."""
+    for name, parallel in (("whole", "ddp"), ("parts", "fsdp")):
+        settings = {"dtype": "bfloat16", "parallel": parallel}
+        assert train(data, tmp_path / name, 2, **settings) == [0, 0]
+    # bfloat16 keeps 8 bits.
+    assert_same_training(
+        tmp_path / "parts", tmp_path / "whole", rtol=0.0, atol=1e-2, losses_rtol=2**-7
+    )
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ((2, "fsdp"), (2, "ddp")),
+        ((2, "ddp"), (3, "fsdp")),
+        ((2, "fsdp"), (1, "auto")),
+    ],
+)
+def test_a_training_goes_on_however_the_weights_are_dealt_out(data, alone, tmp_path, first, then):
+    num_processes, parallel = first
+    killed = train(data, tmp_path, num_processes, {0: "kill:6"}, parallel=parallel)
+    assert killed[0] == -9
+    assert list((tmp_path / "student/checkpoints").glob("*/samples-*"))
+    num_processes, parallel = then
+    assert train(data, tmp_path, num_processes, parallel=parallel) == [0] * num_processes
+    assert "goes on from" in log_of(tmp_path)
+    assert_same_training(tmp_path, alone)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_out_of_memory_in_one_process_makes_the_next_attempt_smaller(
+    data, alone, tmp_path, parallel
+):
+    faults = {1: "room:2"}
+    status = train(data, tmp_path, 2, faults, parallel=parallel)
+    assert status[1] == 1
+    assert processes.HUNG not in status
+    # The retry meets the same limit, and with half as many samples does not reach it.
+    assert train(data, tmp_path, 2, faults, parallel=parallel) == [0, 0]
+    assert "micro-batches of 2: an earlier attempt ran out of memory" in log_of(tmp_path)
+    assert_same_training(tmp_path, alone)
+
+
+def test_frozen_weights_are_dealt_out_too(data, tmp_path):
+    """A student of low-rank additions: only these have gradients, moments and averages."""
+    source = tmp_path / "data"
+    source.mkdir()
+    for name in ("teacher", "targets", "embeddings", "prompts"):
+        (source / name).symlink_to(data / name)
+    write_lora_job(source)
+    build_student(read_job(source / CONFIG, TrainingJob), source / "student/initial")
+    for name, num_processes, parallel in (("whole", 1, "auto"), ("parts", 2, "fsdp")):
+        write_lora_job(tmp_path / name, parallel=parallel, dtype="bfloat16")
+        arguments = tiny.train_arguments(source, tmp_path / name)
+        assert processes.run(num_processes, arguments) == [0] * num_processes
+    assert_same_training(
+        tmp_path / "parts", tmp_path / "whole", rtol=0.0, atol=1e-2, losses_rtol=2**-7
+    )
+
+
+def write_lora_job(folder, **settings):
+    tiny.write_training_job(folder, **settings)
+    job = read_json(folder / CONFIG)
+    job["student"] |= {"init": "lora", "lora": {"rank": 2, "targets": ["to_q", "to_v"]}}
+    write_json(folder / CONFIG, job)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_a_compiled_student_that_computes_again_is_dealt_out_too(data, alone, tmp_path, parallel):
+    settings = {"compile": "always", "gradient_checkpointing": True, "parallel": parallel}
+    tiny.write_training_job(tmp_path, **settings)
+    arguments = tiny.train_arguments(data, tmp_path)
+    # Without PyTorch's cache the compiler takes a minute.
+    assert processes.run(2, arguments, limit_s=280) == [0, 0]
+    assert_same_training(tmp_path, alone)

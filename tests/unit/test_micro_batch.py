@@ -1,0 +1,212 @@
+"""Out of memory: smaller micro-batches, the same update; what was learned is kept for a retry."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import tiny
+from distillery.config.jobs import TrainingJob, read_job
+from distillery.files import read_json
+from distillery.telemetry import Reporter, read_events
+from distillery.training import probe, update
+from distillery.training.distributed import Place
+from distillery.training.micro_batch import NOTE, MicroBatches
+from distillery.training.run import Paths, prepare
+from distillery.training.stopping import StopRequest
+from distillery.training.watchdog import Watchdog
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+ALONE, CPU = Place(), torch.device("cpu")
+WEIGHTS = "student/trained/diffusion_pytorch_model.safetensors"
+
+
+def train(data, output, **settings):
+    """Run scripts/train.py in this process."""
+    sys.path.insert(0, str(SCRIPTS))
+    import train as script
+
+    tiny.write_training_job(output, **settings)
+    return script.main(tiny.train_arguments(data, output))
+
+
+@pytest.fixture
+def limited(monkeypatch):
+    """A device with room for `limit[0]` samples; `limit[1]` passes go well before it is met."""
+    limit, sizes = [8, 0], []
+    forward = update.batch_losses
+
+    def compute(model, batch, run):
+        loss_b = forward(model, batch, run)
+        sizes.append(len(batch.items))
+        if len(batch.items) > limit[0] and len(sizes) > limit[1]:
+            raise torch.OutOfMemoryError("no room (made by a test)")
+        return loss_b
+
+    monkeypatch.setattr(update, "batch_losses", compute)
+    return limit, sizes
+
+
+def assert_same_weights(ours, theirs):
+    left, right = load_file(ours / WEIGHTS), load_file(theirs / WEIGHTS)
+    for name in right:
+        torch.testing.assert_close(left[name], right[name], rtol=1e-5, atol=1e-5)
+
+
+def log_of(folder):
+    return (folder / "logs/train.log").read_text()
+
+
+@pytest.mark.parametrize("num_before", [0, 1, 3])
+def test_an_update_that_runs_out_of_memory_is_repeated_with_less(
+    data, tmp_path, limited, num_before
+):
+    """Also when a micro-batch before it has left its gradients."""
+    whole, ours = tmp_path / "whole", tmp_path / "ours"
+    assert train(data, whole) == 0
+    limit, sizes = limited
+    sizes.clear()
+    limit[:] = [2, num_before]
+    assert train(data, ours, micro_batch_size=4) == 0
+    assert_same_weights(ours, whole)
+    assert sizes[: num_before + 2] == [4] * (num_before + 1) + [2]
+    assert log_of(ours).count("repeats the update with micro-batches of 2") == 1
+    assert not list(ours.rglob(NOTE))
+
+
+def test_a_single_sample_that_does_not_fit_is_an_error_that_says_what_to_do(
+    data, tmp_path, limited, capsys
+):
+    limited[0][0] = 0
+    assert train(data, tmp_path) == 1
+    assert limited[1] == [8, 4, 2, 1]
+    assert "set training.gradient_checkpointing: true" in capsys.readouterr().err
+
+
+def open_run(data, folder, place=ALONE, device=CPU, **settings):
+    """What a training is made from, as process `place` of its group sees it."""
+    tiny.write_training_job(folder, **settings)
+    job = read_job(folder / "config/training.json", TrainingJob)
+    paths = Paths(
+        student=data / "student/initial",
+        targets=data / "targets/manifest.json",
+        embeddings=data / "embeddings/train/manifest.json",
+        prompts=data / "prompts/train.parquet",
+        trained=folder / "trained",
+        losses=folder / "loss.parquet",
+        checkpoints=folder / "checkpoints",
+    )
+    reporter = Reporter(folder / "telemetry", "train", "train", "cpu")
+    watchdog = Watchdog(place.rank, job.training.hang_timeout_s)
+    return prepare(job, paths, place, device, reporter, StopRequest(), watchdog)
+
+
+@pytest.mark.parametrize(
+    ("num_processes", "size", "expected"),
+    [
+        (1, "auto", [[8]]),
+        (1, None, [[8]]),
+        (1, 4, [[4, 4]]),
+        (3, "auto", [[3], [3], [2]]),
+        (3, 2, [[2, 1], [2, 1], [1, 1]]),
+        (5, 1, [[1, 1], [1, 1], [1, 1], [1], [1]]),
+    ],
+)
+def test_sizes_of_micro_batches(data, tmp_path, num_processes, size, expected):
+    found = []
+    for rank in range(num_processes):
+        run = open_run(data, tmp_path, Place(rank, num_processes), micro_batch_size=size)
+        share = run.dataset.__getitems__(next(run.batches.positions(0)))
+        parts = MicroBatches(run, sharded=False).cut(share)
+        found.append([len(part.items) for part in parts])
+    assert found == expected
+
+
+def test_processes_that_share_weights_take_equally_many(data, tmp_path):
+    run = open_run(data, tmp_path, Place(0, 3), micro_batch_size=2)
+    micro_batches = MicroBatches(run, sharded=True)
+    with pytest.raises(ValueError, match="a multiple of 3; use 6 or 9"):
+        micro_batches.halve()
+    MicroBatches(open_run(data, tmp_path, Place(0, 4), micro_batch_size=1), sharded=True)
+
+
+def test_one_of_several_processes_notes_the_half_and_ends(data, tmp_path):
+    run = open_run(data, tmp_path, Place(1, 2))
+    with pytest.raises(torch.OutOfMemoryError, match="next attempt takes 2 samples at once"):
+        MicroBatches(run, sharded=False).lower(torch.OutOfMemoryError("no room"))
+    assert read_json(run.checkpoints / NOTE)["size"] == 2
+    assert MicroBatches(run, sharded=False).size == 2
+    assert MicroBatches(open_run(data, tmp_path, Place(0, 2), micro_batch_size=1), False).size == 1
+    # Other circumstances: the note says nothing of them.
+    assert MicroBatches(run, sharded=True).size == 4
+    assert MicroBatches(open_run(data, tmp_path, ALONE), sharded=False).size == 8
+
+
+def state_of(data, run):
+    """A state that nothing was learned in."""
+    from distillery.student.lora import load_trainable
+    from distillery.training.optimizer import make_optimizer
+    from distillery.training.state import TrainingState, Window
+
+    denoiser = load_trainable(data / "student/initial", torch.float32).train()
+    optimizer = make_optimizer(denoiser.parameters(), run.training, run.device)
+    return TrainingState(denoiser, optimizer, {}, Window.empty(4))
+
+
+@pytest.mark.parametrize(("room", "size"), [(8, 8), (7, 4), (3, 2), (1, 1)])
+def test_the_probe_finds_what_fits_and_leaves_no_trace(data, tmp_path, limited, room, size):
+    limited[0][0] = room
+    run = open_run(data, tmp_path)
+    state, micro_batches = state_of(data, run), MicroBatches(run, sharded=False)
+    before = {name: value.clone() for name, value in state.denoiser.state_dict().items()}
+    share = run.dataset.__getitems__(next(run.batches.positions(0)))
+    probe.find_fitting(state, share, micro_batches, run)
+    assert micro_batches.size == size
+    assert all(parameter.grad is None for parameter in state.denoiser.parameters())
+    assert not state.optimizer.state
+    after = state.denoiser.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+
+
+@pytest.mark.parametrize("choice", ["auto", False])
+def test_the_probe_turns_on_gradient_checkpointing_where_it_may(data, tmp_path, limited, choice):
+    limited[0][0] = 0
+    run = open_run(data, tmp_path, gradient_checkpointing=choice)
+    state, micro_batches = state_of(data, run), MicroBatches(run, sharded=False)
+    share = run.dataset.__getitems__(next(run.batches.positions(0)))
+    with pytest.raises(torch.OutOfMemoryError, match="A single sample does not fit"):
+        probe.find_fitting(state, share, micro_batches, run)
+    assert state.denoiser.is_gradient_checkpointing == (choice == "auto")
+    assert limited[1] == [8, 4, 2, 1] * (2 if choice == "auto" else 1)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_that_is_too_small_for_the_share_gets_less(data, tmp_path):
+    """A real limit: PyTorch refuses memory beyond a share of the GPU's."""
+    gpu = torch.device("cuda", 0)
+    sizes = {"global_batch_size": 4096, "num_samples": 4096, "log_every_samples": 4096}
+    run = open_run(data, tmp_path, device=gpu, save_every_samples=4096, **sizes)
+    state, micro_batches = state_of(data, run), MicroBatches(run, sharded=False)
+    state.denoiser.to(gpu)
+    torch.cuda.empty_cache()
+    room = torch.cuda.memory_reserved(gpu) + 96 * 2**20
+    torch.cuda.set_per_process_memory_fraction(
+        room / torch.cuda.get_device_properties(gpu).total_memory, gpu
+    )
+    try:
+        probe.probe(state, micro_batches, run)
+        share = run.dataset.__getitems__(next(run.batches.positions(0)))
+        for batch in micro_batches.cut(share):
+            update.backward(state.denoiser, batch.to(gpu), run)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, gpu)
+    assert 1 < micro_batches.size < 4096
+    assert torch.cuda.max_memory_reserved(gpu) <= room
+
+
+def test_the_time_that_was_waited_for_data_is_reported(data, tmp_path):
+    assert train(data, tmp_path) == 0
+    work = [event for event in read_events(tmp_path / "telemetry") if event.kind == "work"]
+    assert all(0 < event.facts["waiting_s"] < event.end_s - event.begin_s for event in work)

@@ -1,0 +1,126 @@
+"""Gradient checkpointing and compiling: the same training within rounding, alone and together."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import UNet2DConditionModel
+from safetensors.torch import load_file
+
+import tiny
+from distillery.families import family_named
+from distillery.training import network
+from distillery.training.execution import Execution
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+WEIGHTS = "student/trained/diffusion_pytorch_model.safetensors"
+
+
+def train(data, output, **settings):
+    """Run scripts/train.py in this process."""
+    sys.path.insert(0, str(SCRIPTS))
+    import train as script
+
+    tiny.write_training_job(output, **settings)
+    return script.main(tiny.train_arguments(data, output))
+
+
+@pytest.fixture(scope="module")
+def plain(data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("plain")
+    assert train(data, folder) == 0
+    return folder
+
+
+def assert_same_weights(ours, theirs):
+    left, right = load_file(ours / WEIGHTS), load_file(theirs / WEIGHTS)
+    assert left.keys() == right.keys()
+    for name in right:
+        torch.testing.assert_close(left[name], right[name], rtol=1e-5, atol=1e-5)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What is compiled, and how often a block is computed in it."""
+    compiled = []
+    original = torch.compile
+
+    def note(function, **options):
+        compiled.append(type(function.__self__).__name__)
+        return original(function, **options)
+
+    monkeypatch.setattr(network.torch, "compile", note)
+    yield compiled
+    torch._dynamo.reset()
+
+
+def test_blocks_are_computed_again(data, plain, tmp_path, monkeypatch):
+    from diffusers.models.transformers.transformer_wan import WanTransformerBlock
+
+    passes = []
+    forward = WanTransformerBlock.forward
+
+    def count(self, *arguments, **options):
+        if torch.is_grad_enabled():
+            passes.append(1)
+        return forward(self, *arguments, **options)
+
+    monkeypatch.setattr(WanTransformerBlock, "forward", count)
+    assert train(data, tmp_path / "off", gradient_checkpointing=False) == 0
+    once = len(passes)
+    assert train(data, tmp_path / "on", gradient_checkpointing=True) == 0
+    assert len(passes) - once == 2 * once == 2 * 8 * 2
+    assert_same_weights(tmp_path / "on", plain)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gradient_checkpointing", [False, True])
+def test_a_compiled_student_learns_the_same(data, plain, tmp_path, calls, gradient_checkpointing):
+    settings = {"compile": "always", "gradient_checkpointing": gradient_checkpointing}
+    assert train(data, tmp_path, **settings) == 0
+    assert calls == ["WanTransformerBlock"] * 2
+    assert_same_weights(tmp_path, plain)
+
+
+def test_nothing_is_compiled_on_a_cpu_unless_asked(data, plain, tmp_path, calls):
+    assert train(data, tmp_path, compile="auto") == 0
+    assert calls == []
+    assert "compile: False (no GPU)" in (tmp_path / "logs/train.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("gradient_checkpointing", "parallel", "expected"),
+    [
+        (False, "none", {"UNet2DConditionModel"}),
+        (False, "ddp", {"UNet2DConditionModel"}),
+        (True, "ddp", {"BasicTransformerBlock"}),
+        (False, "fsdp", {"BasicTransformerBlock"}),
+    ],
+)
+def test_a_unet_is_compiled_whole_where_no_hooks_stand_in_it(
+    calls, monkeypatch, gradient_checkpointing, parallel, expected
+):
+    monkeypatch.setattr(network.torch, "compile", keep(calls))
+    unet = UNet2DConditionModel(
+        block_out_channels=(8, 16),
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+        norm_num_groups=4,
+        attention_head_dim=4,
+        cross_attention_dim=8,
+    )
+    execution = Execution(parallel, gradient_checkpointing, True, 0, {})
+    network.compile_student(unet, family_named("sdxl"), execution)
+    assert set(calls) == expected
+    assert len(calls) == len([it for it in unet.modules() if type(it).__name__ in expected])
+
+
+def keep(compiled):
+    """Note what would be compiled."""
+
+    def note(function, **_):
+        compiled.append(type(function.__self__).__name__)
+        return function
+
+    return note

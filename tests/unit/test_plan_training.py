@@ -1,0 +1,168 @@
+"""How hardware is used, by bytes and capability: what plan and trainer choose, and the plan."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny
+from distillery.config.run import parse_config
+from distillery.config.training import Training
+from distillery.stages import plan as plan_stage
+from distillery.stages.plan import make_plan, summary
+from distillery.stages.plan_training import find_machine
+from distillery.training.execution import Machine, choose_execution, sharded_bytes, state_bytes
+from runs import settings
+
+GB = 10**9
+H200, A100_40, RTX = 143_771 * 2**20, 40 * 2**30, 24 * 2**30
+SDXL, WAN_14B, LORA = 2_567_463_684, 14_288_491_584, 20_000_000
+
+
+def training(**changes: Any) -> Training:
+    long = {"num_samples": 80_000, "dtype": "bfloat16", "ema_half_life_samples": 0}
+    return Training(**(tiny.TRAINING | long | changes))
+
+
+@pytest.mark.parametrize(
+    ("size", "learns", "machine", "changes", "expected"),
+    [
+        # (parallel, gradient checkpointing, compile)
+        (SDXL, SDXL, Machine(1, H200), {}, ("none", False, True)),
+        (SDXL, SDXL, Machine(4, H200), {}, ("ddp", False, True)),
+        # The same name of a GPU says nothing: 40 GiB are too few for what fits 140.
+        (SDXL, SDXL, Machine(4, A100_40), {}, ("fsdp", True, True)),
+        (SDXL, SDXL, Machine(2, A100_40), {}, ("fsdp", True, True)),
+        (SDXL, SDXL, Machine(1, A100_40), {}, ("none", True, True)),
+        (WAN_14B, WAN_14B, Machine(4, H200), {}, ("fsdp", True, True)),
+        (WAN_14B, LORA, Machine(4, H200), {}, ("ddp", False, True)),
+        (SDXL, LORA, Machine(2, RTX), {}, ("ddp", False, True)),
+        (SDXL, SDXL, Machine(2), {}, ("ddp", False, False)),
+        (SDXL, SDXL, Machine(4, H200), {"parallel": "fsdp"}, ("fsdp", True, True)),
+        (SDXL, SDXL, Machine(4, A100_40), {"parallel": "ddp"}, ("ddp", True, True)),
+        (SDXL, SDXL, Machine(1, H200), {"parallel": "fsdp"}, ("none", False, True)),
+        (SDXL, SDXL, Machine(1, H200), {"gradient_checkpointing": True}, ("none", True, True)),
+        (SDXL, SDXL, Machine(1, RTX), {"gradient_checkpointing": False}, ("none", False, True)),
+        (SDXL, SDXL, Machine(1, H200), {"compile": "never"}, ("none", False, False)),
+        (SDXL, SDXL, Machine(1), {"compile": "always"}, ("none", False, True)),
+        (SDXL, SDXL, Machine(1, H200), {"num_samples": 8_000}, ("none", False, False)),
+        (LORA, LORA, Machine(1, H200), {}, ("none", False, False)),
+    ],
+)
+def test_what_is_chosen(
+    size: int,
+    learns: int,
+    machine: Machine,
+    changes: dict[str, Any],
+    expected: tuple[str, bool, bool],
+) -> None:
+    found = choose_execution(training(**changes), size, learns, machine)
+    assert (found.parallel, found.gradient_checkpointing, found.compile) == expected
+    assert set(found.reasons) == {"parallel", "gradient_checkpointing", "compile"}
+    assert all(found.reasons.values())
+
+
+def test_bytes_a_parameter() -> None:
+    assert state_bytes(training(dtype="float32"), 100, 100) == 1600
+    assert state_bytes(training(), 100, 100) == 1800
+    assert state_bytes(training(ema_half_life_samples=64), 100, 100) == 2200
+    assert state_bytes(training(), 100, 10) == 90 * 2 + 10 * 18
+    assert state_bytes(training(dtype="float32"), 100, 10) == 90 * 4 + 10 * 16
+    whole = state_bytes(training(), SDXL, SDXL)
+    assert whole / 4 < sharded_bytes(training(), whole, SDXL, 4) < whole / 3
+
+
+def test_a_network_that_cannot_recompute() -> None:
+    machine = Machine(1, A100_40)
+    assert not choose_execution(training(), SDXL, SDXL, machine, False).gradient_checkpointing
+    with pytest.raises(ValueError, match="gradient_checkpointing is true and the student's"):
+        choose_execution(training(gradient_checkpointing=True), SDXL, SDXL, machine, False)
+
+
+def gpu(memory_bytes: int, capability: str = "9.0") -> dict[str, Any]:
+    return {
+        "uuid": "GPU-a",
+        "index": 0,
+        "name": "NVIDIA A100",
+        "memory_bytes": memory_bytes,
+        "capability": capability,
+    }
+
+
+def test_the_smallest_gpu_and_the_oldest_decide() -> None:
+    assert find_machine([], 3) == Machine(3)
+    assert find_machine([gpu(H200), gpu(RTX, "8.9")], 3) == Machine(2, RTX, (8, 9))
+    assert find_machine([gpu(H200, "10.0"), gpu(H200)], 3) == Machine(2, H200, (9, 0))
+    assert find_machine([gpu(H200, "")], 3) == Machine(1, H200)
+
+
+def planned(
+    folder: Path,
+    teacher: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    gpus: list[dict[str, Any]],
+    **changes: Any,
+) -> tuple[dict[str, Any], str]:
+    from distillery.files import read_json
+
+    described = plan_stage.describe_hardware() | {"gpus": gpus}
+    monkeypatch.setattr(plan_stage, "describe_hardware", lambda: described)
+    config = parse_config(settings(folder, teacher, training=changes), "tiny")
+    make_plan(config, folder / "plan.json")
+    plan = read_json(folder / "plan.json")
+    return plan, summary(plan)
+
+
+def choices(plan: dict[str, Any]) -> dict[str, str]:
+    return {choice["setting"]: choice["value"] for choice in plan["training"]["choices"]}
+
+
+def test_the_plan_on_gpus(teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = {"num_samples": 12, "global_batch_size": 12, "log_every_samples": 12}
+    base |= {"save_every_samples": 12, "dtype": "bfloat16"}
+    plan, text = planned(tmp_path, teacher, monkeypatch, [gpu(H200)] * 4, **base)
+    assert choices(plan) == {
+        "processes": "4",
+        "parallel": "ddp",
+        "micro_batch_size": "3 at most",
+        "gradient_checkpointing": "off",
+        "compile": "off",
+        "dtype": "bfloat16",
+        "tf32": "on",
+        "optimizer": "fused AdamW",
+        "attention": "SDPA",
+    }
+    counted = plan["student"]["num_parameters"]
+    assert plan["training"]["bytes_per_device"] == counted * 18
+    assert all(choice["reason"] in text for choice in plan["training"]["choices"])
+    assert "without activations" in text
+
+
+def test_the_plan_on_a_cpu(teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, _ = planned(tmp_path, teacher, monkeypatch, [], micro_batch_size=2)
+    found = choices(plan)
+    assert found["processes"] == "2"
+    assert found["micro_batch_size"] == "2"
+    assert (found["tf32"], found["optimizer"]) == ("off", "AdamW")
+
+
+def test_the_plan_on_gpus_that_are_too_small_or_too_old(
+    teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = gpu(50_000, "7.5")
+    plan, _ = planned(tmp_path, teacher, monkeypatch, [old, old], dtype="bfloat16")
+    assert choices(plan)["parallel"] == "fsdp"
+    assert choices(plan)["tf32"] == "off"
+    advice = "\n".join(plan["advice"])
+    assert "compute capability 7.5 only imitates: write float32" in advice
+    assert "training needs 0.0 GiB on each GPU" in advice
+    assert "use more GPUs, keep fewer blocks" in advice
+
+
+def test_the_bytes_decide_alone() -> None:
+    machine = Machine(4, H200)
+    chosen = choose_execution(training(), SDXL, SDXL, machine)
+    smaller = choose_execution(training(), SDXL, SDXL, replace(machine, gpu_bytes=RTX))
+    assert chosen.bytes_per_device == SDXL * 18
+    assert smaller.bytes_per_device < chosen.bytes_per_device

@@ -1,0 +1,159 @@
+"""A checkpoint is a copy of one moment, written while the training goes on."""
+
+import dataclasses
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import tiny
+from distillery.config.jobs import TrainingJob, read_job
+from distillery.telemetry import Reporter, read_events
+from distillery.training import checkpoint
+from distillery.training.distributed import Place
+from distillery.training.run import Paths, prepare
+from distillery.training.saving import HostCopy, Saver
+from distillery.training.state import TrainingState, Window
+from distillery.training.stopping import StopRequest
+from distillery.training.watchdog import Watchdog
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def run(data, tmp_path):
+    tiny.write_training_job(tmp_path)
+    return prepare(
+        read_job(tmp_path / "config/training.json", TrainingJob),
+        Paths(
+            student=data / "student/initial",
+            targets=data / "targets/manifest.json",
+            embeddings=data / "embeddings/train/manifest.json",
+            prompts=data / "prompts/train.parquet",
+            trained=tmp_path / "trained",
+            losses=tmp_path / "loss.parquet",
+            checkpoints=tmp_path / "checkpoints",
+        ),
+        Place(),
+        CPU,
+        Reporter(tmp_path / "telemetry", "train", "train", "cpu"),
+        StopRequest(),
+        Watchdog(0, 0),
+    )
+
+
+def make_state(num_features):
+    """One layer of so many features each way, after an update; a state four times its size."""
+    layer = torch.nn.Linear(num_features, num_features)
+    optimizer = torch.optim.AdamW(layer.parameters())
+    layer(torch.ones(1, num_features)).sum().backward()
+    optimizer.step()
+    average = {name: value.detach().clone() for name, value in layer.named_parameters()}
+    return TrainingState(layer, optimizer, average, Window.empty(4), samples_seen=8)
+
+
+def written(run, samples_seen=8):
+    return checkpoint.checkpoint_path(run.checkpoints, samples_seen)
+
+
+def test_what_is_written_is_the_moment_of_the_save(run):
+    state = make_state(64)
+    before = {f"{file}/{name}": value.clone() for file, name, value in checkpoint.tensors_of(state)}
+    with Saver(run) as saver:
+        saver.save(state)
+        with torch.no_grad():
+            for *_, value in checkpoint.tensors_of(state):
+                value.add_(1)
+    saved = {
+        f"{file}/{name}": value
+        for file in (checkpoint.WEIGHTS, checkpoint.AVERAGE, checkpoint.OPTIMIZER)
+        for name, value in load_file(written(run) / file).items()
+    }
+    assert saved.keys() == before.keys()
+    assert all(torch.equal(saved[name], before[name]) for name in before)
+    assert checkpoint.find_newest(run.checkpoints, run.recipe_hash, run.reporter) == written(run)
+
+
+def test_one_checkpoint_after_another_uses_the_same_memory_and_both_are_whole(run):
+    state = make_state(64)
+    with Saver(run) as saver:
+        saver.save(state)
+        block = saver._host
+        with torch.no_grad():
+            state.denoiser.weight.zero_()
+        state.samples_seen = 16
+        saver.save(state)
+        assert saver._host is block
+    first, second = (load_file(written(run, seen) / checkpoint.WEIGHTS) for seen in (8, 16))
+    assert first["weight"].any()
+    assert not second["weight"].any()
+
+
+@pytest.mark.slow
+def test_the_training_waits_for_the_copy_and_not_for_the_disk(run):
+    """100 MB of weights, 400 MB of state. The first save also takes the memory, once."""
+    state = make_state(5000)
+    stalls = []
+    with Saver(run) as saver:
+        for state.samples_seen in (8, 16, 24, 32):
+            saver.wait()
+            begin_s = time.perf_counter()
+            saver.save(state)
+            stalls.append(time.perf_counter() - begin_s)
+    events = [event for event in read_events(run.reporter.path.parent) if event.kind == "save"]
+    writes = [event.facts["write_s"] for event in events]
+    assert [event.facts["samples_seen"] for event in events] == [8, 16, 24, 32]
+    assert all(event.facts["num_bytes"] > 400e6 for event in events)
+    for event, stall_s in zip(events, stalls, strict=True):
+        assert event.facts["stall_s"] == pytest.approx(stall_s, abs=0.1)
+    ratios = [stall_s / write_s for stall_s, write_s in zip(stalls[1:], writes[1:], strict=True)]
+    assert min(ratios) < 0.3, ratios
+
+
+def test_what_goes_wrong_in_the_background_ends_the_next_save(run, tmp_path):
+    (tmp_path / "file").touch()
+    broken = dataclasses.replace(run, checkpoints=tmp_path / "file" / "below")
+    state = make_state(8)
+    saver = Saver(broken)
+    saver.save(state)
+    with pytest.raises(OSError, match="file"):
+        saver.save(state)
+
+
+def test_what_goes_wrong_in_the_last_write_is_not_lost(run, tmp_path):
+    (tmp_path / "file").touch()
+    broken = dataclasses.replace(run, checkpoints=tmp_path / "file" / "below")
+    with pytest.raises(OSError, match="file"), Saver(broken) as saver:
+        saver.save(make_state(8))
+
+
+def test_an_error_of_the_training_lets_a_checkpoint_end(run):
+    def fail():
+        with Saver(run) as saver:
+            saver.save(make_state(256))
+            raise RuntimeError("on purpose")
+
+    with pytest.raises(RuntimeError, match="on purpose"):
+        fail()
+    assert written(run).is_dir()
+
+
+def test_the_copy_keeps_types_and_shapes():
+    entries = [
+        ("a", "scalar", torch.tensor(3.0)),
+        ("a", "odd", torch.arange(7, dtype=torch.int8)),
+        ("a", "none", torch.empty(0, 4)),
+        ("b", "half", torch.randn(3, 5, dtype=torch.bfloat16)),
+        ("b", "turned", torch.randn(4, 6, dtype=torch.float64).T),
+    ]
+    host = HostCopy(entries, page_locked=False)
+    copies = host.fill(entries)
+    for file, name, tensor in entries:
+        copy = copies[file][name]
+        assert copy.dtype == tensor.dtype
+        assert torch.equal(copy, tensor)
+        assert copy.is_contiguous()
+    assert host.fits(entries)
+    assert not host.fits(entries[1:])
+    assert not host.fits([*entries[:-1], ("b", "turned", torch.zeros(6, 4))])

@@ -1,0 +1,164 @@
+"""The plan of a training: how it will use the hardware, how much memory it takes, and why."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from distillery.config.run import Config
+from distillery.config.training import Training
+from distillery.student.origin import Origin
+from distillery.teacher.memory import GIB, TIGHT
+from distillery.training.execution import Execution, Machine, choose_execution
+
+TENSOR_CORES = (8, 0)
+"""Compute capability from which GPUs multiply bfloat16 and TF32 in hardware."""
+
+
+def plan_training(
+    config: Config,
+    student: Origin,
+    denoiser_class: type,
+    gpus: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    """What a training on this machine's GPUs does, one process each, or on its CPU.
+
+    Args:
+        config: of the run.
+        student: as planned.
+        denoiser_class: of Diffusers.
+        gpus: as in `hardware.describe_hardware`.
+
+    Raises:
+        ValueError: gradient checkpointing of a network that does not offer it.
+    """
+    machine = find_machine(gpus, config.hardware.cpu_processes)
+    additions = student.trained_parameters if student.init == "lora" else 0
+    can_recompute = bool(getattr(denoiser_class, "_supports_gradient_checkpointing", False))
+    execution = choose_execution(
+        config.training,
+        student.num_parameters + additions,
+        student.trained_parameters,
+        machine,
+        can_recompute,
+    )
+    return {
+        "machine": asdict(machine),
+        "bytes_per_device": execution.bytes_per_device,
+        "choices": [
+            {"setting": setting, "value": value, "reason": reason}
+            for setting, value, reason in list_choices(config.training, execution, machine)
+        ],
+        "advice": advise_training(config.training, execution, machine),
+    }
+
+
+def find_machine(gpus: Sequence[Mapping[str, Any]], cpu_processes: int) -> Machine:
+    """The smallest memory and the oldest capability decide, for all processes must do alike."""
+    if not gpus:
+        return Machine(cpu_processes)
+    known = [
+        tuple(int(part) for part in str(gpu["capability"]).split("."))
+        for gpu in gpus
+        if gpu.get("capability")
+    ]
+    major, minor = min(known, default=(0, 0))
+    return Machine(
+        num_processes=len(gpus),
+        gpu_bytes=min(int(gpu["memory_bytes"]) for gpu in gpus),
+        capability=(major, minor) if known else None,
+    )
+
+
+def list_choices(
+    training: Training, execution: Execution, machine: Machine
+) -> list[tuple[str, str, str]]:
+    """(setting, value, reason) of every choice that the hardware has a say in."""
+    on_gpu = machine.gpu_bytes is not None
+    reasons = execution.reasons
+    recompute = "on" if execution.gradient_checkpointing else "off"
+    return [
+        ("processes", str(machine.num_processes), "one a GPU" if on_gpu else "no GPU"),
+        ("parallel", execution.parallel, reasons["parallel"]),
+        ("micro_batch_size", *_micro_batch(training, machine)),
+        ("gradient_checkpointing", recompute, reasons["gradient_checkpointing"]),
+        ("compile", "on" if execution.compile else "off", reasons["compile"]),
+        ("dtype", training.dtype, "of the forward pass, as set; master weights are float32"),
+        ("tf32", *_tf32(training, machine)),
+        (
+            "optimizer",
+            "fused AdamW" if on_gpu else "AdamW",
+            "one kernel for all parameters" if on_gpu else "no GPU",
+        ),
+        ("attention", "SDPA", "PyTorch picks flash, cuDNN or its own kernel by shape and GPU"),
+    ]
+
+
+def _micro_batch(training: Training, machine: Machine) -> tuple[str, str]:
+    """Samples at once, and why."""
+    share = -(-training.global_batch_size // machine.num_processes)
+    of_batch = f"of the global batch's {training.global_batch_size}"
+    if training.micro_batch_size != "auto":
+        size = min(training.micro_batch_size, share)
+        return str(size), f"as set; a process has {share} {of_batch}"
+    if machine.gpu_bytes is None:
+        return str(share), f"a process's share {of_batch}"
+    return f"{share} at most", f"a process's share {of_batch}, halved until it fits"
+
+
+def _tf32(training: Training, machine: Machine) -> tuple[str, str]:
+    """Whether float32 products are rounded to TF32, and why."""
+    if machine.gpu_bytes is None:
+        return "off", "no GPU"
+    if not training.tf32:
+        return "off", "as set"
+    if _is_old(machine):
+        return "off", f"a GPU of compute capability {_dotted(machine)} has none"
+    return "on", "of the float32 matrix products that are left beside dtype"
+
+
+def advise_training(training: Training, execution: Execution, machine: Machine) -> list[str]:
+    """What to set where the student does not fit, or the GPU is not made for its dtype."""
+    advice = []
+    if _is_old(machine) and training.dtype == "bfloat16":
+        advice.append(
+            "training.dtype is bfloat16, which a GPU of compute capability "
+            f"{_dotted(machine)} only imitates: write float32"
+        )
+    need, gpu = execution.bytes_per_device, machine.gpu_bytes
+    if gpu is not None and need > TIGHT * gpu:
+        advice.append(
+            f"training needs {need / GIB:.1f} GiB on each GPU without activations, a GPU has "
+            f"{gpu / GIB:.1f} GiB: {_remedy(execution, machine)}"
+        )
+    return advice
+
+
+def _remedy(execution: Execution, machine: Machine) -> str:
+    """The next thing to try for a student that does not fit."""
+    smaller = "keep fewer blocks with student.init: layers, or train additions with lora"
+    if execution.parallel == "ddp":
+        return f"set training.parallel: fsdp, or {smaller}"
+    more = "use several GPUs" if machine.num_processes == 1 else "use more GPUs"
+    return f"{more}, {smaller}"
+
+
+def _is_old(machine: Machine) -> bool:
+    """Whether the GPU is known to be without bfloat16 and TF32."""
+    return machine.capability is not None and machine.capability < TENSOR_CORES
+
+
+def _dotted(machine: Machine) -> str:
+    """The capability as CUDA writes it, e.g. 9.0."""
+    return ".".join(map(str, machine.capability or ()))
+
+
+def summarise_training(plan: Mapping[str, Any]) -> list[str]:
+    """The lines of the plan's summary about the training."""
+    size = plan["bytes_per_device"] / GIB
+    first = f"  training      {size:.2f} GiB on each device, without activations"
+    width = max(len(choice["setting"]) for choice in plan["choices"])
+    lines = [
+        f"    {choice['setting']:<{width}}  {choice['value']} ({choice['reason']})"
+        for choice in plan["choices"]
+    ]
+    return [first, *lines]

@@ -1,0 +1,161 @@
+"""How a training uses its hardware: one pure function, which the plan and the trainer both call."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from distillery.config.training import Training
+from distillery.teacher.memory import GIB, ITEM_BYTES, ROOMY, TIGHT
+
+GATHERED_SHARE = 0.1
+"""Of a sharded student's weights that are whole on a device at once: two of 20 or more blocks, the
+one computed with and the next. A rule of thumb, not measured."""
+MIN_PARAMETERS = 500_000_000
+MIN_UPDATES = 2_000
+"""Compiling pays for networks as large as generation compiles, in trainings of this many updates:
+an update costs three forward passes, so it is as long as the 8,000 calls of generation."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What decides, of each device; bytes and capability, never a name.
+
+    Attributes:
+        num_processes: of the training, one a device.
+        gpu_bytes: all memory of the smallest GPU; None without one.
+        capability: of that GPU, e.g. (9, 0); None if it is not known.
+    """
+
+    num_processes: int
+    gpu_bytes: int | None = None
+    capability: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Execution:
+    """What was chosen.
+
+    Attributes:
+        parallel: none for one process.
+        gradient_checkpointing: whether blocks are computed again in the backward pass.
+        compile: whether the student is compiled.
+        bytes_per_device: of weights, gradients, averages and optimizer; activations come on top.
+        reasons: of each choice, by the setting's name.
+    """
+
+    parallel: Literal["none", "ddp", "fsdp"]
+    gradient_checkpointing: bool
+    compile: bool
+    bytes_per_device: int
+    reasons: Mapping[str, str]
+
+
+def choose_execution(
+    training: Training,
+    num_parameters: int,
+    num_trainable: int,
+    machine: Machine,
+    can_recompute: bool = True,
+) -> Execution:
+    """How a student is trained on a machine.
+
+    Args:
+        training: its settings are followed; where they say auto, the bytes decide.
+        num_parameters: of the student.
+        num_trainable: those that learn.
+        machine: processes and memory.
+        can_recompute: whether the network offers gradient checkpointing.
+
+    Raises:
+        ValueError: gradient checkpointing of a network that does not offer it.
+    """
+    whole = state_bytes(training, num_parameters, num_trainable)
+    parallel, why_parallel = _choose_parallel(training, whole, machine)
+    needed = whole
+    if parallel == "fsdp":
+        needed = sharded_bytes(training, whole, num_parameters, machine.num_processes)
+    sharded = parallel == "fsdp"
+    recompute, why_recompute = _choose_recompute(training, needed, machine, sharded, can_recompute)
+    compiled, why_compiled = _choose_compile(training, num_parameters, machine)
+    return Execution(
+        parallel,
+        recompute,
+        compiled,
+        needed,
+        {
+            "parallel": why_parallel,
+            "gradient_checkpointing": why_recompute,
+            "compile": why_compiled,
+        },
+    )
+
+
+def state_bytes(training: Training, num_parameters: int, num_trainable: int) -> int:
+    """Bytes of a whole student in training: a parameter that does not learn is held in
+    `training.dtype`; one that does takes 16 (weight, gradient and two moments in float32), 4 more
+    with averaging, 2 more for the copy that bfloat16 computes with.
+    """
+    item = ITEM_BYTES[training.dtype]
+    learning = 16 + 4 * bool(training.ema_half_life_samples) + item % 4
+    return (num_parameters - num_trainable) * item + num_trainable * learning
+
+
+def sharded_bytes(training: Training, whole: int, num_parameters: int, num_processes: int) -> int:
+    """Bytes on each device where `whole`, as in `state_bytes`, is dealt out: a part of all, and the
+    weights and gradients that are gathered at once."""
+    gathered = num_parameters * (ITEM_BYTES[training.dtype] + 4)
+    return -(-whole // num_processes) + int(GATHERED_SHARE * gathered)
+
+
+def _choose_parallel(
+    training: Training, whole: int, machine: Machine
+) -> tuple[Literal["none", "ddp", "fsdp"], str]:
+    """How several processes share the work, and why."""
+    need = f"a whole student in training takes {whole / GIB:.1f} GiB"
+    if machine.num_processes == 1:
+        return "none", "one process"
+    if training.parallel != "auto":
+        return training.parallel, f"as set; {need}"
+    if machine.gpu_bytes is None:
+        return "ddp", "no GPU"
+    if whole <= TIGHT * machine.gpu_bytes:
+        return "ddp", f"{need} of a GPU's {machine.gpu_bytes / GIB:.1f}"
+    return "fsdp", f"{need}, too much for a GPU's {machine.gpu_bytes / GIB:.1f}"
+
+
+def _choose_recompute(
+    training: Training, needed: int, machine: Machine, sharded: bool, can_recompute: bool
+) -> tuple[bool, str]:
+    """Whether blocks are computed again in the backward pass, and why."""
+    if training.gradient_checkpointing is True and not can_recompute:
+        raise ValueError(
+            "training.gradient_checkpointing is true and the student's network does not offer it: "
+            "write auto or false, and lower training.micro_batch_size where memory is short"
+        )
+    if training.gradient_checkpointing != "auto":
+        return training.gradient_checkpointing, "as set"
+    if not can_recompute:
+        return False, "the network does not offer it"
+    if machine.gpu_bytes is None:
+        return False, "no GPU"
+    if sharded:
+        return True, "sharded weights leave no second try where a sample does not fit"
+    share = needed / machine.gpu_bytes
+    why = f"weights and optimizer take {share:.0%} of a GPU"
+    if share > ROOMY:
+        return True, f"{why}, more than {ROOMY:.0%}"
+    return False, f"{why}; on if a single sample does not fit"
+
+
+def _choose_compile(training: Training, num_parameters: int, machine: Machine) -> tuple[bool, str]:
+    """Whether the student is compiled, and why."""
+    if training.compile != "auto":
+        return training.compile == "always", "as set"
+    if machine.gpu_bytes is None:
+        return False, "no GPU"
+    updates = training.num_samples // training.global_batch_size
+    pays = num_parameters >= MIN_PARAMETERS and updates >= MIN_UPDATES
+    return pays, (
+        f"{num_parameters / 1e9:.2f} billion parameters, {updates} updates; it pays from "
+        f"{MIN_PARAMETERS / 1e9} billion and {MIN_UPDATES}"
+    )

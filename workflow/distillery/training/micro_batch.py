@@ -1,0 +1,129 @@
+"""How many samples a process takes at once: as many as fit, and fewer after running out of memory.
+
+Whatever the size, an update learns from the same samples with the same weights: only the order of
+sums changes.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from distillery.files import read_json, write_json
+from distillery.training.batches import split
+from distillery.training.dataset import Batch
+from distillery.training.run import Run
+
+NOTE = "micro_batch.json"
+"""Beside the checkpoints: the size that did not run out of memory, for the next attempt."""
+ADVICE = (
+    "A single sample does not fit: set training.gradient_checkpointing: true, training.parallel: "
+    "fsdp on several GPUs, or a smaller student"
+)
+
+
+class MicroBatches:
+    """Cuts each process's share of a global batch into micro-batches of equal sizes.
+
+    Attributes:
+        size: samples at once, of the process with the largest share.
+    """
+
+    def __init__(self, run: Run, sharded: bool) -> None:
+        """Begin with `training.micro_batch_size`, auto meaning the whole share, or the noted size.
+
+        Args:
+            run: settings, place and checkpoints.
+            sharded: whether all processes must take equally many micro-batches.
+        """
+        self._run = run
+        self._sharded = sharded
+        chosen = run.training.micro_batch_size
+        self.size = run.batches.largest_share if chosen == "auto" else chosen
+        noted = _read_note(self._note_path, self._circumstances)
+        if noted is not None and noted < self.size:
+            self.size = noted
+            if run.place.is_main:
+                run.reporter.info(f"micro-batches of {noted}: an earlier attempt ran out of memory")
+        self._check()
+
+    def cut(self, share: Batch) -> list[Batch]:
+        """The micro-batches of one update."""
+        return split(share, min(self._num_parts, len(share.items)))
+
+    def halve(self) -> None:
+        """Take half as many samples at once.
+
+        Raises ValueError where sharded processes could then not take equally many micro-batches.
+        """
+        assert self.size > 1, "a single sample has no half"
+        self.size = -(-self.size // 2)
+        self._check()
+
+    def lower(self, error: torch.OutOfMemoryError) -> None:
+        """After running out of memory in an update: halve, so that it can be repeated.
+
+        Of several processes the others are already waiting for this one's gradients. So the half is
+        noted for the next attempt, and the error ends this one.
+
+        Raises:
+            torch.OutOfMemoryError: `error`, where there are several processes, or for one sample.
+        """
+        if self.size == 1:
+            raise torch.OutOfMemoryError(f"{error}. {ADVICE}") from error
+        self.halve()
+        if self._run.place.num_processes > 1:
+            write_json(self._note_path, {"size": self.size, **self._circumstances})
+            raise torch.OutOfMemoryError(
+                f"{error}. The next attempt takes {self.size} samples at once and goes on from the "
+                "last checkpoint; the global batch stays"
+            ) from error
+        self._run.reporter.warning(
+            f"out of memory: repeats the update with micro-batches of {self.size}, the global "
+            "batch stays"
+        )
+
+    @property
+    def _num_parts(self) -> int:
+        """Micro-batches of an update."""
+        return -(-self._run.batches.largest_share // self.size)
+
+    @property
+    def _note_path(self) -> Path:
+        return self._run.checkpoints / NOTE
+
+    @property
+    def _circumstances(self) -> dict[str, Any]:
+        """On a larger GPU, or with the weights dealt out otherwise, a noted size says nothing."""
+        device = self._run.device
+        memory = torch.cuda.get_device_properties(device).total_memory if is_cuda(device) else 0
+        return {
+            "gpu_bytes": memory,
+            "num_processes": self._run.place.num_processes,
+            "sharded": self._sharded,
+        }
+
+    def _check(self) -> None:
+        """Sharded processes compute together: each must have as many micro-batches as the rest."""
+        total, processes = self._run.training.global_batch_size, self._run.place.num_processes
+        if self._sharded and total // processes < self._num_parts:
+            raise ValueError(
+                f"training.global_batch_size is {total} for {processes} processes that share the "
+                "weights (training.parallel: fsdp) and take one sample at once: it must then be a "
+                f"multiple of {processes}; use {total // processes * processes} or "
+                f"{-(-total // processes) * processes}"
+            )
+
+
+def is_cuda(device: torch.device) -> bool:
+    """Whether a device has memory of its own that can be used up."""
+    return device.type == "cuda"
+
+
+def _read_note(path: Path, circumstances: dict[str, Any]) -> int | None:
+    """The size that an earlier attempt noted under the same circumstances."""
+    if not path.is_file():
+        return None
+    note = read_json(path)
+    size = int(note.pop("size"))
+    return size if note == circumstances else None

@@ -1,0 +1,163 @@
+"""One student on several devices: a copy on each (DDP), or its parts dealt out (FSDP).
+
+Either way the gradients of all processes are *summed*: the loop divides each sample's loss by the
+global batch size, so a sample counts the same on every process.
+"""
+
+import contextlib
+import warnings
+from collections.abc import Iterable, Iterator
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import GradBucket
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from distillery.families.protocol import Denoiser
+from distillery.training.distributed import Place
+
+
+def blocks_of(denoiser: Denoiser) -> list[nn.Module]:
+    """The repeated blocks of a Diffusers network, by the class names that it lists itself."""
+    repeated = getattr(denoiser, "_repeated_blocks", None)
+    names: list[str] = repeated or getattr(denoiser, "_no_split_modules", None) or []
+    return [module for module in denoiser.modules() if type(module).__name__ in names]
+
+
+def shard(denoiser: Denoiser, place: Place, device: torch.device, dtype: torch.dtype) -> None:
+    """Deal the parameters out over all processes, in place (FSDP2, Zhao et al. 2023,
+    arXiv:2304.11277): each block's, and the rest's, are gathered while they are computed with.
+
+    Gathered in `dtype`, summed in float32. Inputs are not cast: autocast does that where it is
+    right, and a timestep of 999 in bfloat16 would be 1000.
+
+    Args:
+        denoiser: on the CPU or the device; its parameters become float32 `DTensor`s on the device.
+        place: one of at least two.
+        device: of this process.
+        dtype: of the forward pass.
+    """
+    # We change no output in place, which is what it warns of at every forward pass.
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view", UserWarning)
+    mesh = init_device_mesh(device.type, (place.num_processes,))
+    policy = MixedPrecisionPolicy(
+        param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
+    )
+    for module in (*blocks_of(denoiser), denoiser):
+        # The root too gives its weights back after each forward pass: one that no backward pass
+        # follows would else leave weights behind that the next update makes old.
+        sharded = fully_shard(module, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
+        sharded.set_gradient_divide_factor(1.0)
+        sharded.set_force_sum_reduction_for_comms(True)
+
+
+def is_sharded(denoiser: nn.Module) -> bool:
+    """Whether each process holds other parts of the parameters."""
+    return isinstance(denoiser, FSDPModule)
+
+
+def wrap(model: nn.Module, place: Place, device: torch.device) -> nn.Module:
+    """The model as the loop calls it: gradients of all processes are *summed* by its backward."""
+    if place.num_processes == 1 or is_sharded(model):
+        return model
+    wrapped = DistributedDataParallel(
+        model,
+        device_ids=[device.index] if device.type == "cuda" else None,
+        gradient_as_bucket_view=True,
+        broadcast_buffers=False,  # they are constants, read from the same files
+    )
+    wrapped.register_comm_hook(
+        None, _sum_gradients if device.type == "cuda" else _sum_gradients_in_order
+    )
+    return wrapped
+
+
+def _sum_gradients(_: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """All-reduce without the division by the number of processes."""
+    work = dist.all_reduce(bucket.buffer(), async_op=True)
+    return work.get_future().then(lambda future: future.value()[0])  # type: ignore[no-any-return]
+
+
+def _sum_gradients_in_order(_: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """The sum over ranks 0, 1, 2, ..., always in this order.
+
+    A ring reduces each part of a bucket in another order, and DDP regroups its buckets after the
+    first update: with three processes a resumed run would differ from an undisturbed one in the
+    last bits. On a CPU, where bytes are promised, the order is worth the memory.
+    """
+    buffer = bucket.buffer()
+    parts = [torch.empty_like(buffer) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, buffer)
+    total = parts[0]
+    for part in parts[1:]:
+        total += part
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(total)
+    return future
+
+
+@contextlib.contextmanager
+def synchronising(model: nn.Module, wanted: bool) -> Iterator[None]:
+    """Whether backward passes prepared in here sum the gradients over the processes.
+
+    It must surround the forward pass too: DDP decides there (setting it after `backward`
+    synchronises the wrong micro-batch). A sharded model sums after every micro-batch, for the whole
+    gradient of all parameters would be what there is no room for.
+    """
+    if wanted or not isinstance(model, DistributedDataParallel):
+        yield
+    else:
+        with model.no_sync():
+            yield
+
+
+def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float:
+    """Scale gradients to a global norm of `max_norm` at most; returns the norm before."""
+    return float(full_tensor(nn.utils.clip_grad_norm_(parameters, max_norm)))
+
+
+def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """All of a tensor on each process; of a sharded one all processes must ask at once."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def shard_like(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """This process's part of `value`, if `like` is sharded and of the same shape, else `value`.
+
+    Every process gives the whole value; nothing is sent.
+    """
+    if not isinstance(like, DTensor) or value.shape != like.shape:
+        return value
+    return distribute_tensor(
+        value.to(like.device), like.device_mesh, like.placements, src_data_rank=None
+    )
+
+
+@torch.no_grad()
+def load_full(target: torch.Tensor, value: torch.Tensor) -> None:
+    """Write a whole value into a tensor, sharded or not; every process gives the value."""
+    target.copy_(shard_like(value, target))
+
+
+@torch.no_grad()
+def gather_denoiser(denoiser: Denoiser, place: Place) -> None:
+    """Make a sharded network of rank 0 whole again, in place and on the CPU, to be written.
+
+    All processes must take part; one parameter is gathered at a time. Of the other processes the
+    network is of no more use. One that is not sharded stays as it is.
+    """
+    if not is_sharded(denoiser):
+        return
+    for module in denoiser.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            whole = full_tensor(parameter)
+            if place.is_main:
+                setattr(module, name, nn.Parameter(whole.cpu(), parameter.requires_grad))
+    for module in denoiser.modules():
+        if place.is_main and isinstance(module, FSDPModule):
+            # `fully_shard` made a class of (FSDPModule, the network's own).
+            module.__class__ = type(module).__bases__[1]

@@ -1,0 +1,175 @@
+"""End a process that makes no progress, and say where it hangs and whether it is to blame.
+
+Ranks depend on each other: where one hangs, all others soon wait for it inside a collective. The
+one that hangs in its own work reports first and ends; its connections close, and the others fail.
+Those that cannot notice (a GPU's collective, or a rank that was merely stopped) end a little later.
+"""
+
+import faulthandler
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+START_LIMIT_S = 900.0
+"""For opening data, compiling, the first update, and what only one rank does at the end."""
+HEAD_START = 0.2
+"""Share of its limit by which a rank that waits for others lets the one to blame go first."""
+TICK_S = 0.5
+STDERR = 2
+"""Python's `sys.stderr` may be replaced by something without a file."""
+
+_COLLECTIVES = "torch/distributed/distributed_c10d.py"
+_DDP = "torch/nn/parallel/distributed.py"
+_COMPILERS = ("torch/_dynamo/convert_frame.py", "torch/_inductor/compile_fx.py")
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What a process does.
+
+    Attributes:
+        name: for people, e.g. "micro-batch 2 of 4".
+        begin_s: monotonic clock.
+        limit_s: after this without another beat it hangs.
+        waits: whether it waits for other ranks and not for itself.
+    """
+
+    name: str
+    begin_s: float
+    limit_s: float
+    waits: bool
+
+
+class Watchdog:
+    """Ends this process when the time since its last `beat` exceeds the limit."""
+
+    def __init__(self, rank: int, limit_s: float, log: Path | None = None) -> None:
+        """Nothing is watched before `watching`.
+
+        Args:
+            rank: named in the report.
+            limit_s: `training.hang_timeout_s`; 0: never ends anything.
+            log: the job's log file, which the report is appended to; it is on stderr in any case.
+        """
+        self._rank = rank
+        self._limit_s = limit_s
+        self._log = log
+        self._warm = False
+        self._watched = False
+        self._over = threading.Event()
+        self.phase = Phase("start", time.monotonic(), START_LIMIT_S, waits=False)
+
+    def beat(self, name: str, *, waits: bool = False, limit_s: float | None = None) -> None:
+        """Something else begins.
+
+        Args:
+            name: what it is.
+            waits: it is a collective, which ends when all ranks have come.
+            limit_s: another than the setting. Until the first update is done none is shorter than
+                `START_LIMIT_S`: networks may be compiled in it.
+        """
+        limit_s = self._limit_s if limit_s is None else limit_s
+        if not self._warm:
+            limit_s = max(limit_s, START_LIMIT_S)
+        before, self.phase = self.phase, Phase(name, time.monotonic(), limit_s, waits)
+        if self._watched and limit_s < before.limit_s:
+            self._arm(0.0)  # the next look may come too late for it
+
+    def updated(self) -> None:
+        """An update is done; from now on `training.hang_timeout_s` counts."""
+        self._warm = True
+        self.beat("log, checkpoint or next batch")
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch from a thread of its own until the end of the block."""
+        if not self._limit_s:
+            yield
+            return
+        thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        thread.start()
+        self._watched = True
+        try:
+            yield
+        finally:
+            self._watched = False
+            self._over.set()
+            thread.join()
+
+    def _watch(self) -> None:
+        """Look twice a second."""
+        while not self._over.wait(TICK_S):
+            phase = self.phase
+            waits, compiles = phase.waits, False
+            late_s = time.monotonic() - phase.begin_s - phase.limit_s
+            if late_s > 0:
+                stacks = _stacks()
+                waits |= any(map(_is_in_collective, stacks))
+                compiles = any(file.endswith(_COMPILERS) for files in stacks for file in files)
+            allowed_s = phase.limit_s * HEAD_START if waits else 0.0
+            if compiles:
+                allowed_s = max(allowed_s, START_LIMIT_S)
+            if late_s > allowed_s and phase is self.phase:
+                self._end(phase, waits)
+            self._arm(allowed_s)
+        faulthandler.cancel_dump_traceback_later()
+
+    def _arm(self, allowed_s: float) -> None:
+        """Have a thread that needs no lock of Python end the process if `_watch` cannot.
+
+        That is where native code hangs and holds the lock.
+        """
+        limit_s = self.phase.limit_s + allowed_s + 10 * TICK_S
+        faulthandler.dump_traceback_later(limit_s, exit=True, file=STDERR)
+
+    def _end(self, phase: Phase, waits: bool) -> None:
+        """Report and end; a disk that hangs too must not keep the process alive."""
+        faulthandler.dump_traceback_later(5.0, exit=True, file=STDERR)
+        text = _report(self._rank, phase, time.monotonic() - phase.begin_s, waits)
+        os.write(STDERR, text.encode())
+        faulthandler.dump_traceback(STDERR)
+        if self._log is not None:
+            with self._log.open("a", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                faulthandler.dump_traceback(file)
+        os._exit(1)
+
+
+def _report(rank: int, phase: Phase, seconds: float, waits: bool) -> str:
+    """What hangs, whose fault it is, and what to do."""
+    begin = f"\nrank {rank} made no progress for {seconds:.0f} s in: {phase.name}. "
+    if waits:
+        whose = (
+            "It was waiting for another rank inside a collective, so the fault is not its own: "
+            "a rank that hangs in its own work reports before this one, if it still can. "
+        )
+    else:
+        whose = "It hangs in its own work, other ranks can only wait for it. "
+    return (
+        f"{begin}{whose}The job ends, start it again to go on from the last checkpoint; if nothing "
+        "was wrong but slow, raise training.hang_timeout_s. The stacks of its threads:\n"
+    )
+
+
+def _stacks() -> list[list[str]]:
+    """For each thread of this process the files of its functions, from the innermost out."""
+    return [list(_files_of(innermost)) for innermost in sys._current_frames().values()]
+
+
+def _files_of(frame: FrameType | None) -> Iterator[str]:
+    """A frame's file, and those of all frames that called it."""
+    while frame is not None:
+        yield frame.f_code.co_filename
+        frame = frame.f_back
+
+
+def _is_in_collective(files: list[str]) -> bool:
+    """Whether a thread runs a collective; DDP calls some of them without PyTorch's Python."""
+    return files[0].endswith(_DDP) or any(file.endswith(_COLLECTIVES) for file in files)
