@@ -1,10 +1,18 @@
 # The student: built from the teacher's weights, trained from stored trajectories alone, exported.
 
 
+PREVIEW_INPUTS = [
+    f"{RUN}/config/previews.json",
+    f"{RUN}/prompts/eval.parquet",
+    f"{RUN}/embeddings/eval/manifest.json",
+]
+
+
 rule build_student:
     input:
         config=f"{RUN}/config/training.json",
         plan=ancient(f"{RUN}/plan.json"),
+        shape=CONFIG.student.config or [],
     output:
         directory(f"{RUN}/student/initial"),
     log:
@@ -27,6 +35,10 @@ rule train:
         prompts=f"{RUN}/prompts/train.parquet",
         embeddings=f"{RUN}/embeddings/train/manifest.json",
         targets=f"{RUN}/targets/manifest.json",
+        # Pictures on the way change no weight, so that nothing about them trains again.
+        previews=list(
+            map(ancient, PREVIEW_INPUTS if CONFIG.previews.every_samples else [])
+        ),
     output:
         student=directory(f"{RUN}/student/trained"),
         loss=f"{RUN}/student/loss.parquet",
@@ -41,6 +53,12 @@ rule train:
         cpu_processes=CONFIG.hardware.cpu_processes,
     params:
         checkpoints=f"{RUN}/student/checkpoints",
+        previews=lambda wildcards, input: (
+            f"--previews {RUN}/student/previews --previews-config {input.previews[0]}"
+            f" --eval-prompts {input.previews[1]} --eval-embeddings {input.previews[2]}"
+            if input.previews
+            else ""
+        ),
     shell:
         """
         processes=$(({resources.gpu} > 0 ? {resources.gpu} : {resources.cpu_processes}))
@@ -55,6 +73,50 @@ rule train:
             --checkpoints {params.checkpoints} \
             --trained {output.student} \
             --losses {output.loss} \
+            --cpu-threads {resources.cpu_threads} \
+            --log-file {log} {params.previews}
+        """
+
+
+# Pictures of any kept checkpoint, by their file; the checkpoints are not declared.
+rule previews:
+    input:
+        training=f"{RUN}/config/training.json",
+        student=f"{RUN}/student/initial",
+        prompts=f"{RUN}/prompts/train.parquet",
+        embeddings=f"{RUN}/embeddings/train/manifest.json",
+        targets=f"{RUN}/targets/manifest.json",
+        previews=PREVIEW_INPUTS,
+    output:
+        f"{RUN}/student/previews/samples-{{seen}}/sheet.png",
+    log:
+        f"{RUN}/logs/previews-{{seen}}.log",
+    benchmark:
+        f"{RUN}/benchmarks/previews-{{seen}}.tsv"
+    wildcard_constraints:
+        seen=r"\d{12}",
+    threads: CONFIG.hardware.cpu_threads
+    resources:
+        gpu=GPUS_A_JOB,
+        cpu_threads=CONFIG.hardware.cpu_threads,
+    params:
+        checkpoints=f"{RUN}/student/checkpoints",
+        folder=subpath(output[0], ancestor=2),
+    shell:
+        """
+        exec python scripts/with_gpus.py --num-gpus {resources.gpu} -- \
+            python scripts/previews.py \
+            --config {input.training} \
+            --student {input.student} \
+            --prompts {input.prompts} \
+            --embeddings {input.embeddings} \
+            --targets {input.targets} \
+            --checkpoints {params.checkpoints} \
+            --samples-seen {wildcards.seen} \
+            --previews {params.folder} \
+            --previews-config {input.previews[0]} \
+            --eval-prompts {input.previews[1]} \
+            --eval-embeddings {input.previews[2]} \
             --cpu-threads {resources.cpu_threads} \
             --log-file {log}
         """

@@ -73,13 +73,23 @@ def reference(schema: dict[str, Any]) -> str:
 
 
 def _table(schema: dict[str, Any], section: dict[str, Any]) -> str:
-    rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
+    head = ["| key | type | default | meaning |", "|---|---|---|---|"]
+    return "\n".join([*head, *_rows(schema, section)]) + "\n"
+
+
+def _rows(schema: dict[str, Any], section: dict[str, Any], before: str = "") -> list[str]:
+    """A row a key; the keys of a section inside follow its own, as `lora.rank`."""
+    rows: list[str] = []
     for key, field in section["properties"].items():
         required = key in section.get("required", [])
         default = "required" if required else f"`{json.dumps(field.get('default'))}`"
         kind = _kind(schema, field).replace("|", "\\|")
-        rows.append(f"| `{key}` | {kind} | {default} | {field.get('description', '')} |")
-    return "\n".join(rows) + "\n"
+        rows.append(f"| `{before}{key}` | {kind} | {default} | {field.get('description', '')} |")
+        for option in field.get("anyOf", [field]):
+            inner = _referred(schema, option)
+            if inner is not None and "properties" in inner:
+                rows += _rows(schema, inner, f"{before}{key}.")
+    return rows
 
 
 def _kind(schema: dict[str, Any], field: dict[str, Any]) -> str:
@@ -99,7 +109,8 @@ def _kind(schema: dict[str, Any], field: dict[str, Any]) -> str:
             return "name: " + _kind(schema, value)
     if field.get("type") == "array":
         items = field.get("items") or (field.get("prefixItems") or [{}])[0]
-        return f"list of {_kind(schema, items)}"
+        kind = _kind(schema, items)
+        return f"list of ({kind})" if "anyOf" in items else f"list of {kind}"
     limits = [
         f"{sign} {field[name]}"
         for name, sign in (("minimum", ">="), ("exclusiveMinimum", ">"))

@@ -12,6 +12,7 @@ import torch
 from distillery.config.jobs import (
     EmbeddingsJob,
     ExportJob,
+    PreviewsJob,
     SamplesJob,
     TargetsJob,
     TrainingJob,
@@ -30,8 +31,10 @@ from distillery.student.export import export_student
 from distillery.telemetry import Reporter
 from distillery.training.distributed import find_place
 from distillery.training.loop import train
-from distillery.training.run import Paths
+from distillery.training.previews.pictures import PreviewPaths
+from distillery.training.run import Paths, prepare
 from distillery.training.stopping import StopRequest
+from distillery.training.watchdog import Watchdog
 from tiny import HEIGHT, MAX_TOKENS, WIDTH, tiny_prompts
 
 CPU = torch.device("cpu")
@@ -192,7 +195,7 @@ class Run:
         merge_samples(shards, shards[0].parent / "manifest.parquet")
         return shards[0].parent / "manifest.parquet"
 
-    def train_and_export(self) -> Path:
+    def train_and_export(self, previews: bool = False) -> Path:
         """Train for `SETTINGS["training"]`, export; returns the pipeline's folder."""
         folder = self.folder / "student"
         job = self.job("training", TrainingJob)
@@ -205,10 +208,23 @@ class Run:
             trained=folder / "trained",
             losses=folder / "loss.parquet",
             checkpoints=folder / "checkpoints",
+            previews=self.preview_paths() if previews else None,
         )
-        assert train(job, paths, find_place({}), CPU, self.reporter("train"), StopRequest())
+        reporter, watchdog = self.reporter("train"), Watchdog(0, 0)
+        run = prepare(job, paths, find_place({}), CPU, reporter, StopRequest(), watchdog)
+        assert train(run, paths)
         export_student(self.job("export", ExportJob), folder / "trained", folder / "pipeline")
         return folder / "pipeline"
+
+    def preview_paths(self) -> PreviewPaths:
+        """What previews of the eval prompts need."""
+        self.job("previews", PreviewsJob)
+        return PreviewPaths(
+            config=self.folder / "config" / "previews.json",
+            prompts=self.prompts("eval"),
+            embeddings=self.embeddings("eval"),
+            folder=self.folder / "student" / "previews",
+        )
 
     def pictures(self) -> dict[str, bytes]:
         """Every picture and its latents, by path."""

@@ -14,7 +14,7 @@ from distillery.config.run import Config, GeneratingConfig, Prompts, parse_confi
 from distillery.files import write_json
 
 REPOSITORY = Path(__file__).parents[2]
-SHIPPED = sorted((REPOSITORY / "config").rglob("*.yaml"))
+SHIPPED = sorted((REPOSITORY / "config").glob("*.yaml"))
 RUN: dict[str, Any] = {
     "run": "test",
     "prompts": {"train": "train.csv", "eval": "eval.csv"},
@@ -176,18 +176,20 @@ ALL_SAMPLES = OF_TEACHER | {"samples-student"}
         ({"targets__num_shards": 9}, {"targets", "export"}),
         (
             {"teacher__negative_prompt": "x"},
-            {"embeddings", "targets", "training", "export", *ALL_SAMPLES},
+            {"embeddings", "targets", "training", "previews", "export", *ALL_SAMPLES},
         ),
         ({"teacher__offload": "model"}, {"embeddings", "targets", *ALL_SAMPLES}),
         ({"teacher__num_gpus": 2}, {"embeddings", "targets", *ALL_SAMPLES}),
         (
             {"teacher__adapters": [{"path": "x"}]},
-            {"embeddings", "targets", "training", "export", *ALL_SAMPLES},
+            {"embeddings", "targets", "training", "previews", "export", *ALL_SAMPLES},
         ),
         ({"embeddings__batch_size": 5}, {"embeddings"}),
         ({"prompts__eval": "x.csv"}, {"prompts"}),
-        ({"student__steps": 2}, {"training", "export", "samples-student"}),
-        ({"seed": 5}, {"targets", "training", *ALL_SAMPLES}),
+        ({"student__steps": 2}, {"training", "previews", "export", "samples-student"}),
+        ({"seed": 5}, {"targets", "training", "previews", *ALL_SAMPLES}),
+        ({"previews__every_samples": 640}, {"previews"}),
+        ({"teacher__vae_dtype": "bfloat16"}, {"embeddings", "targets", "previews", *ALL_SAMPLES}),
         ({"samples__batch_size": 5}, ALL_SAMPLES),
         ({"samples__num_shards": 5}, set()),
         ({"samples__models__student__steps": 2}, {"samples-student"}),

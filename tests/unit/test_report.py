@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import asdict
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +15,7 @@ from test_timeline import run_events
 from distillery.config.run import parse_config
 from distillery.evaluation import pictures, plots, report, verdict
 from distillery.files import write_json
+from distillery.student.origin import Origin
 
 HOSTILE = "a <script>alert('x')</script> & \"red\" circle"
 
@@ -58,6 +60,8 @@ def folder(tmp_path_factory):
             file.write(json.dumps(vars(found)) + "\n")
     (folder / "telemetry/evaluation.jsonl").unlink()
     write_json(folder / "plan.json", {"advice": ["more prompts would help"]})
+    origin = Origin("config", "transformer", None, 1_000, 2_000, 750, 1_000, ("a", "b"))
+    write_json(folder / "student/initial/distillery.json", {"student": asdict(origin)})
     return folder
 
 
@@ -216,6 +220,13 @@ def test_run_without_training_leaves_it_out(folder, tmp_path):
     assert 'id="pictures"' in html
     assert metrics["training"] is None
     assert metrics["speed"]["seconds_ratio"] is None
+
+
+def test_the_report_says_how_much_of_the_student_was_copied(written):
+    html, metrics = written
+    for part in ("1,000 parameters, 50.0% of the", "75.0% of them copied, 2 tensors begin"):
+        assert part in html
+    assert metrics["student"]["not_copied"] == ["a", "b"]
 
 
 def test_code_names_the_right_call(written):

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from tqdm import tqdm
 
-EventKind = Literal["start", "work", "end"]
+EventKind = Literal["start", "work", "save", "alarm", "end"]
 PERSISTENT_ITEMS = 4
 """Up to this many items each gets a log line; more get a progress bar and the bar alone."""
 
@@ -30,7 +30,8 @@ class Event:
     """One line of a telemetry file.
 
     Attributes:
-        kind: start and end of the job, or one piece of work in it.
+        kind: start and end of the job, one piece of work in it, or one checkpoint, which is
+            written beside the work.
         stage: rule name, e.g. "targets".
         job: unique in the run, e.g. "targets-0-of-4".
         device: "cpu", or "cuda" and the visible device, e.g. "cuda:GPU-1a2b".

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from distillery.config.parsing import Model, parse
+from distillery.config.previews import Previews
 from distillery.config.run import (
     Config,
     Dataset,
@@ -64,6 +65,15 @@ class TrainingJob(Section):
     training: Training
 
 
+class PreviewsJob(Section):
+    """Frozen configuration of the previews."""
+
+    seed: int
+    teacher: Teacher
+    student: Student
+    previews: Previews
+
+
 class ExportJob(Section):
     """Frozen configuration of the export."""
 
@@ -116,6 +126,7 @@ JOBS: dict[str, type[Section]] = {
     "embeddings": EmbeddingsJob,
     "targets": TargetsJob,
     "training": TrainingJob,
+    "previews": PreviewsJob,
     "export": ExportJob,
     "dataset": DatasetJob,
     "evaluation": EvaluationJob,
@@ -125,10 +136,14 @@ JOBS: dict[str, type[Section]] = {
 the whole configuration, which plan and report take; see `read_config`."""
 
 
-WITHOUT_TEACHER = ("training", "export")
-"""Stages that take the teacher's weights and never run it."""
-NOT_OF_WEIGHTS = {"offload": "none", "num_gpus": 1, "vae_dtype": "float32", "attention": None}
-"""How a teacher runs, as by default: no change of it may train a student again."""
+NOT_OF_WEIGHTS = {"offload": "none", "num_gpus": 1, "attention": None}
+"""How a teacher's network runs, as by default: no change of it may train a student again."""
+WITHOUT_TEACHER: dict[str, dict[str, Any]] = {
+    "training": NOT_OF_WEIGHTS | {"vae_dtype": "float32"},
+    "export": NOT_OF_WEIGHTS | {"vae_dtype": "float32"},
+    "previews": NOT_OF_WEIGHTS,
+}
+"""Stages that take the teacher's weights and never run it, to what does not count for them."""
 
 
 def freeze(config: RunConfig, stage: str) -> dict[str, Any]:
@@ -152,7 +167,7 @@ def freeze(config: RunConfig, stage: str) -> dict[str, Any]:
     elif stage in JOBS and _sections(stage) <= set(type(config).model_fields):
         sections = {name: getattr(config, name) for name in _sections(stage)}
         if stage in WITHOUT_TEACHER:
-            sections["teacher"] = config.teacher.model_copy(update=NOT_OF_WEIGHTS)
+            sections["teacher"] = config.teacher.model_copy(update=WITHOUT_TEACHER[stage])
         job = JOBS[stage](**sections)
     else:
         raise ValueError(f"no stage {stage!r}: use one of {', '.join(JOBS)} or samples-MODEL")

@@ -9,6 +9,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from distillery.config.parsing import parse
+from distillery.config.previews import Previews
 from distillery.config.section import (
     BatchSize,
     Compile,
@@ -20,7 +21,7 @@ from distillery.config.section import (
 )
 from distillery.config.student import Student
 from distillery.config.teacher import Teacher
-from distillery.config.training import Training
+from distillery.config.training import Training, check_num_weights
 from distillery.files import JsonObject
 
 
@@ -67,6 +68,11 @@ class Targets(Section):
         8, description="independent jobs; choose it by the size of the data, at least one a GPU"
     )
     dtype: Dtype = Field("float32", description="of the stored states; solved in float32 always")
+    predictions: bool = Field(
+        False,
+        description="store the teacher's guided prediction at each segment's beginning too, for "
+        "training.objective prediction; nearly doubles the size",
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -195,6 +201,7 @@ class Config(RunConfig):
     targets: Targets
     student: Student = Student()
     training: Training
+    previews: Previews = Previews()
     evaluation: Evaluation
 
     @model_validator(mode="after")
@@ -204,6 +211,19 @@ class Config(RunConfig):
         need_multiple(
             "targets.num_segments", self.targets.num_segments, "student.steps", self.student.steps
         )
+        need_multiple(
+            "previews.every_samples",
+            self.previews.every_samples,
+            "training.global_batch_size",
+            self.training.global_batch_size,
+        )
+        check_num_weights(self.training.timestep_weights, self.student.steps)
+        if self.training.objective == "prediction" and not self.targets.predictions:
+            raise ValueError(
+                "training.objective is 'prediction' and targets.predictions is false: the teacher "
+                "is not there while the student learns; set targets.predictions: true, which makes "
+                "the targets again, or use another objective"
+            )
         if self.evaluation.reference not in self.samples.models:
             raise ValueError(
                 f"evaluation.reference is {self.evaluation.reference!r}: it must be one of "

@@ -203,6 +203,15 @@ def loss_plots(loss: pd.DataFrame | None) -> list[Plot]:
     return plots
 
 
+def speed_plot(speed: Sequence[tuple[float, float]]) -> Markup:
+    """Samples a second over the samples seen; nothing for fewer than two intervals."""
+    if len(speed) < 2:
+        return Markup()
+    table = pd.DataFrame(speed, columns=["samples_seen", "speed"])
+    line = _line(table, "speed", "", "c0")
+    return line_plot([line], "training samples seen", "samples a second", "Training speed")
+
+
 def _line(loss: pd.DataFrame, column: str, name: str, colour: str, is_main: bool = True) -> Line:
     """A column of the log over the samples seen, averaged down to `MAX_LOSS_POINTS`."""
     size = -(-len(loss) // MAX_LOSS_POINTS)

@@ -28,6 +28,12 @@ from distillery.evaluation.timeline import (
     time_stages,
 )
 from distillery.evaluation.timeline_plot import duration
+from distillery.evaluation.training_facts import (
+    PreviewSheet,
+    TrainingFacts,
+    gather_previews,
+    gather_training,
+)
 from distillery.evaluation.usage import loading_code
 from distillery.evaluation.verdict import (
     Check,
@@ -40,6 +46,8 @@ from distillery.evaluation.verdict import (
 )
 from distillery.files import JsonObject, read_json, write_json, write_text
 from distillery.hardware import describe_hardware, versions
+from distillery.model_folder import ABOUT
+from distillery.student.origin import Origin, describe_origin, read_origin
 from distillery.telemetry import read_events
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "report"
@@ -58,9 +66,12 @@ class Findings:
     scores: pd.DataFrame | None
     samples: Mapping[str, ModelSamples]
     loss: pd.DataFrame | None
+    training: TrainingFacts | None
+    trained_recipe: str | None
     attempts: Sequence[Attempt]
     manifests: Mapping[str, Mapping[str, Any]]
     plan: Mapping[str, Any] | None
+    origin: Origin | None
 
     @property
     def checks(self) -> list[Check]:
@@ -87,7 +98,8 @@ def write_report(config: Config, run_folder: Path, output_html: Path, output_met
         "verdict": [asdict(check) for check in findings.checks],
         "quality": findings.quality,
         "speed": summarise_speed(findings, timings.images),
-        "training": summarise_training(findings.loss),
+        "student": asdict(findings.origin) if findings.origin else None,
+        "training": summarise_training(findings.loss, findings.training),
         "timings": timings.as_json(),
         "provenance": {
             "config": config.model_dump(mode="json"),
@@ -103,7 +115,10 @@ def write_report(config: Config, run_folder: Path, output_html: Path, output_met
             findings.samples, findings.scores, findings.roles.student, output_html.parent
         )
     code = loading_code(config, run_folder, findings.samples.get(findings.roles.student or ""))
-    write_text(output_html, render(findings, facts, timings, grid, code))
+    previews = gather_previews(
+        run_folder, findings.trained_recipe, findings.roles.reference, output_html.parent
+    )
+    write_text(output_html, render(findings, facts, timings, grid, previews, code))
     write_json(output_metrics, facts)
 
 
@@ -117,6 +132,8 @@ def gather(config: Config, run_folder: Path) -> Findings:
         "embeddings, eval": run_folder / "embeddings" / "eval" / "manifest.json",
     }
     events = read_events(run_folder / "telemetry")
+    trained = _read_optional(run_folder / "student" / "trained" / ABOUT)
+    trained_recipe = None if trained is None else trained["recipe_hash"]
     return Findings(
         config=config,
         roles=find_roles(config),
@@ -124,9 +141,12 @@ def gather(config: Config, run_folder: Path) -> Findings:
         scores=pd.read_parquet(scores) if scores.is_file() else None,
         samples=_read_all_samples(config, run_folder),
         loss=pd.read_parquet(loss) if loss.is_file() else None,
+        training=gather_training(events, trained_recipe),
+        trained_recipe=trained_recipe,
         attempts=find_attempts(event for event in events if event.stage != OWN_STAGE),
         manifests={name: read_json(path) for name, path in manifests.items() if path.is_file()},
         plan=_read_optional(run_folder / "plan.json"),
+        origin=read_origin(run_folder / "student" / "initial"),
     )
 
 
@@ -210,8 +230,13 @@ def summarise_speed(
     }
 
 
-def summarise_training(loss: pd.DataFrame | None) -> dict[str, float | None] | None:
-    """First and last of the training's log; the last is the mean of the final tenth."""
+def summarise_training(
+    loss: pd.DataFrame | None, facts: TrainingFacts | None = None
+) -> dict[str, Any] | None:
+    """First and last of the training's log; the last is the mean of the final tenth.
+
+    `facts` of the telemetry come under their own key.
+    """
     if loss is None or loss.empty:
         return None
     num_last = max(1, round(len(loss) * LAST_SHARE))
@@ -220,6 +245,7 @@ def summarise_training(loss: pd.DataFrame | None) -> dict[str, float | None] | N
         "first_loss": _finite(loss["loss"].iloc[0]),
         "final_loss": _finite(loss["loss"].iloc[-num_last:].mean()),
         "max_grad_norm": _finite(loss["grad_norm"].max()),
+        "telemetry": facts.as_json() if facts else None,
     }
 
 
@@ -236,6 +262,7 @@ def render(
     facts: JsonObject,
     timings: Timings,
     grid: Grid | None,
+    previews: PreviewSheet | None,
     code: str | None,
 ) -> str:
     """Fill the template; prompts are users' text, so everything is escaped."""
@@ -266,6 +293,9 @@ def render(
         table=figures.metrics_table(findings.quality, findings.roles, timings.images),
         quality_plots=figures.quality_plots(findings.quality, findings.roles),
         loss_plots=figures.loss_plots(findings.loss),
+        speed_plot=figures.speed_plot(findings.training.speed if findings.training else []),
+        previews=previews,
+        origin=describe_origin(findings.origin) if findings.origin else None,
         timings=timings,
         timeline=figures.timeline(timings.workers, timings.clock, timings.stages),
         grid=grid,

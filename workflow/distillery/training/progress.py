@@ -5,15 +5,21 @@ import time
 from dataclasses import dataclass
 from math import nan
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
+from tqdm import tqdm
 
-from distillery.config.training import Training
-from distillery.telemetry import Reporter
-from distillery.training.distributed import Place
+from distillery.training.monitoring.tensorboard import TensorBoard, tags_of
+from distillery.training.monitoring.watch import Watch
 from distillery.training.optimizer import learning_rate_at
+from distillery.training.previews.live import LivePreviews
+from distillery.training.run import Run
 from distillery.training.state import TrainingState, Window
+
+GIB = 1 << 30
+MEMORY_RISE = 1.05
+"""A rank other than 0 tells its peak memory when it has risen by this factor."""
 
 
 @dataclass(frozen=True)
@@ -37,29 +43,27 @@ class Totals:
 
 
 class ProgressLog:
-    """Collects updates to one row an interval, and reports the interval; a context manager."""
+    """Collects updates to one row an interval, and tells what is to be seen; a context manager.
 
-    def __init__(
-        self,
-        state: TrainingState,
-        training: Training,
-        place: Place,
-        device: torch.device,
-        reporter: Reporter,
-    ) -> None:
-        """The progress bar is rank 0's; every rank emits its own events."""
-        self._state = state
-        self._training = training
-        self._device = device
-        self._reporter = reporter
-        self._is_main = place.is_main
-        bar = reporter.progress(training.num_samples, "sample", state.samples_seen)
-        bar.disable = bar.disable or not place.is_main
-        self._bar = bar
-        self._begin_s = time.time()
-        self._num_mine = 0
+    Nothing that it does changes a weight, and no process waits for another in here.
+    """
+
+    def __init__(self, state: TrainingState, run: Run) -> None:
+        """Bar, curves and alarms are rank 0's; every rank has its events and its previews."""
+        self._state, self._run = state, run
+        self._bar = _bar(state, run)
+        self._previews = LivePreviews(state, run)
+        self._watch = Watch(state, run) if run.place.is_main else None
+        self._board: TensorBoard | None = None
+        if run.place.is_main:
+            self._board = TensorBoard(run.reporter.path.parent / "tensorboard", state.samples_seen)
+        self._interval = Interval(time.time())
+        self._told_bytes = 0
 
     def __enter__(self) -> Self:
+        """What a resumed training, or one that has not begun, should show already is drawn."""
+        self._draw()
+        self._interval = Interval(time.time())
         return self
 
     def __exit__(
@@ -68,72 +72,149 @@ class ProgressLog:
         error: BaseException | None,
         where: TracebackType | None,
     ) -> None:
-        if self._num_mine:
-            self._emit(self._begin_s, time.time())
+        if self._interval.num_mine:
+            self._emit()
+        self._previews.close(wait=error is None)
+        if self._board is not None:
+            self._board.close()
         self._bar.close()
 
-    def add(self, totals: Totals, grad_norm: float, num_mine: int) -> None:
+    def add(self, totals: Totals, grad_norm: float, num_mine: int, waiting_s: float = 0.0) -> None:
         """Take one update in; at the end of an interval add a row to the history and report.
 
         Args:
             totals: of all processes.
             grad_norm: before clipping.
             num_mine: samples of this process.
+            waiting_s: that this process waited for them.
         """
         window = self._state.window
         window.losses = [a + b for a, b in zip(window.losses, totals.losses, strict=True)]
         window.counts = [a + b for a, b in zip(window.counts, totals.counts, strict=True)]
         window.grad_norm += grad_norm
         window.num_updates += 1
-        self._num_mine += num_mine
-        self._bar.update(self._training.global_batch_size)
-        if self._state.samples_seen % self._training.log_every_samples == 0:
+        self._interval.num_mine += num_mine
+        self._interval.waiting_s += waiting_s
+        self._bar.update(self._run.training.global_batch_size)
+        if self._state.samples_seen % self._run.training.log_every_samples == 0:
             self._close_interval()
+        if not totals.stop:  # who is asked to stop has no time for pictures
+            self._draw()
 
     def _close_interval(self) -> None:
-        """One row, one event, one line."""
-        state, now_s = self._state, time.time()
-        last_update = state.samples_seen - self._training.global_batch_size
+        """One row, one event, one line, one point of each curve."""
+        state, training = self._state, self._run.training
+        last_update = state.samples_seen - training.global_batch_size
         row = row_of(
-            state.window, state.samples_seen, learning_rate_at(last_update, self._training)
+            state.window,
+            state.samples_seen,
+            learning_rate_at(last_update, training),
+            has_rollouts=training.rollout_samples > 0,
         )
         state.history.append(row)
         state.window = Window.empty(len(state.window.losses))
-        self._emit(self._begin_s, now_s, loss=row["loss"])
-        if self._is_main:
-            speed = self._training.log_every_samples / max(now_s - self._begin_s, 1e-9)
+        interval, memory = self._interval, peak_memory_bytes(self._run.device)
+        self._emit(loss=row["loss"])
+        seconds = max(time.time() - interval.begin_s - interval.drawing_s, 1e-9)
+        speed = training.log_every_samples / seconds
+        if self._run.place.is_main:
             self._bar.set_postfix(loss=f"{row['loss']:.4f}")
-            self._reporter.info(
+            left = tqdm.format_interval((training.num_samples - state.samples_seen) / speed)
+            self._run.reporter.info(
                 f"{state.samples_seen} samples, loss {row['loss']:.5f}, gradient norm "
-                f"{row['grad_norm']:.3f}, learning rate {row['learning_rate']:.2e}, "
-                f"{speed:.1f} samples/s"
+                f"{row['grad_norm']:.3f}, learning rate {row['learning_rate']:.2e}, {speed:.1f} "
+                f"samples/s, {left} left, waited {100 * interval.waiting_s / seconds:.1f} % of the "
+                f"time for data, {_memory(self._run.device)}"
             )
-        self._begin_s, self._num_mine = now_s, 0
+        elif memory > MEMORY_RISE * self._told_bytes:
+            self._told_bytes = memory
+            self._run.reporter.info(
+                f"after {state.samples_seen} samples {_memory(self._run.device)}"
+            )
+        self._show(row, speed, memory)
+        self._interval = Interval(time.time())
 
-    def _emit(self, begin_s: float, end_s: float, **facts: float) -> None:
-        """One stretch of the timeline, with this process's peak memory."""
-        memory = peak_memory_bytes(self._device)
-        self._reporter.emit(
-            "work", begin_s, end_s, self._num_mine, peak_memory_bytes=memory, **facts
-        )
+    def _show(self, row: dict[str, float], speed: float, memory: int) -> None:
+        """The row and its judgement as points of TensorBoard's curves; rank 0."""
+        if self._watch is None or self._board is None:
+            return
+        seen = self._state.samples_seen
+        alarms, variation = self._watch.look()
+        extra = {"speed/samples_per_s": speed, "speed/peak_memory_gib": memory / GIB}
+        if variation is not None:
+            extra |= {"variation/over_states": variation.state}
+            extra |= {
+                "variation/over_prompts": nan if variation.prompt is None else variation.prompt
+            }
+        self._board.numbers(tags_of(row) | extra, seen)
+        for alarm in alarms:
+            self._board.text("alarms", alarm.text, seen)
+
+    def _draw(self) -> None:
+        """Previews, if this moment is to be shown."""
+        begin_s = time.time()
+        for path, pixels in self._previews.draw_if_due().items():
+            if self._board is not None:
+                self._board.picture(f"previews/{path.stem}", pixels, self._state.samples_seen)
+        self._interval.drawing_s += time.time() - begin_s
+
+    def _emit(self, **facts: Any) -> None:
+        """One stretch of the timeline, with this process's memory."""
+        run, interval = self._run, self._interval
+        facts |= {
+            "recipe": run.recipe_hash,
+            "samples_seen": self._state.samples_seen,
+            "peak_memory_bytes": peak_memory_bytes(run.device),
+            "waiting_s": interval.waiting_s,
+            "drawing_s": interval.drawing_s,
+        }
+        run.reporter.emit("work", interval.begin_s, time.time(), interval.num_mine, **facts)
 
 
-def row_of(window: Window, samples_seen: int, learning_rate: float) -> dict[str, float]:
-    """One row of loss.parquet: means over the interval that ends at `samples_seen`.
+@dataclass
+class Interval:
+    """What this process did since the last row.
+
+    Attributes:
+        begin_s: Unix time.
+        num_mine: samples.
+        waiting_s: for data.
+        drawing_s: on previews.
+    """
+
+    begin_s: float
+    num_mine: int = 0
+    waiting_s: float = 0.0
+    drawing_s: float = 0.0
+
+
+def _bar(state: TrainingState, run: Run) -> "tqdm[Any]":
+    """Rank 0's progress bar; its speed is this session's, whatever was done before."""
+    bar = run.reporter.progress(run.training.num_samples, " samples", state.samples_seen)
+    bar.disable = bar.disable or not run.place.is_main
+    return bar
+
+
+def row_of(
+    window: Window, samples_seen: int, learning_rate: float, has_rollouts: bool = False
+) -> dict[str, float]:
+    """One row of loss.parquet: means over the interval that ends at `samples_seen`, unweighted.
 
     `grad_norm` is before clipping; `learning_rate` is the last update's; a segment without samples
-    in the interval has no loss (NaN).
+    in the interval has no loss (NaN). The window's last column is `loss_rollout` if `has_rollouts`.
     """
     by_segment = [
         loss / count if count else nan
         for loss, count in zip(window.losses, window.counts, strict=True)
     ]
+    names = [f"loss_segment_{number}" for number in range(len(by_segment) - has_rollouts)]
+    names += ["loss_rollout"] * has_rollouts
     return {
         "samples_seen": samples_seen,
         "loss": sum(window.losses) / sum(window.counts),
         "grad_norm": window.grad_norm / window.num_updates,
         "learning_rate": learning_rate,
-        **{f"loss_segment_{number}": loss for number, loss in enumerate(by_segment)},
+        **dict(zip(names, by_segment, strict=True)),
     }
 
 
@@ -142,3 +223,11 @@ def peak_memory_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _memory(device: torch.device) -> str:
+    """This process's memory in words."""
+    peak = f"peak memory {peak_memory_bytes(device) / GIB:.2f} GiB"
+    if device.type != "cuda":
+        return peak
+    return f"{peak}, {torch.cuda.memory_allocated(device) / GIB:.2f} GiB allocated"

@@ -1,0 +1,332 @@
+"""Speed of training at full size: released configurations, random weights and stored targets.
+
+    PYTHONPATH=workflow python benchmarks/training_speed.py sdxl --folder DIR --output sdxl.json
+
+The arithmetic does not depend on the weights or on what is learned, so random ones serve. Measured:
+
+peak      a large bfloat16 matrix product on the same GPU, short and sustained
+stored    scripts/train.py as the workflow starts it, on each number of GPUs: samples/s, memory,
+          waiting for data, and the stall of one checkpoint
+in-loop   the usual way beside it: the teacher on every rank, the same student, batch and update
+          (benchmarks/in_loop.py)
+
+MFU is three forward passes' FLOPs a sample over the peak; what is computed again for gradient
+checkpointing does not count.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from models import MODELS, WAN, Model, count_teraflops
+from stages import make_teacher, write_embeddings
+from stock import measure_peaks
+
+from distillery.config.jobs import TargetsJob, TrainingJob
+from distillery.config.run import Targets
+from distillery.config.student import Student
+from distillery.config.teacher import Teacher
+from distillery.config.training import Training
+from distillery.families import family_of
+from distillery.files import hash_json, read_json, write_json
+from distillery.hardware import describe_hardware, versions
+from distillery.stages.targets import targets_recipe
+from distillery.store.chunks import ChunkIdentity, chunk_folder, chunk_path, write_chunk
+from distillery.store.shards import Manifest, describe_chunk
+from distillery.store.trajectories import knots_of
+from distillery.student.build import build_student
+from distillery.telemetry import Event, read_events
+
+ROOT = Path(__file__).parents[1]
+WAN_SMALL = replace(
+    WAN,
+    denoiser=(
+        *WAN.denoiser[:2],
+        {**WAN.denoiser[2], "num_attention_heads": 12, "ffn_dim": 8960, "num_layers": 30},
+    ),
+)
+"""Wan2.1-T2V-1.3B as released."""
+TRAINED: Mapping[str, Model] = {**MODELS, "wan-1.3b": WAN_SMALL}
+STUDENT_STEPS = 4
+CHUNK_SIZE = 16
+PEAKS = ("peaks_tflops", "sustained_tflops")
+"""Of each GPU: a product that takes a moment, and one that meets the power limit."""
+WARM_EVENTS = 2
+"""Log intervals that are not counted: they compile, allocate, and open the data."""
+
+
+def write_inputs(model: Model, folder: Path, num_trajectories: int) -> None:
+    """Prompts, random embeddings, random trajectories and the untrained student, once."""
+    if (folder / "student/initial").is_dir():
+        return
+    teacher = teacher_of(model, folder)
+    table = pd.DataFrame(
+        {
+            "prompt_id": [f"p{row:05d}" for row in range(num_trajectories)],
+            "prompt": [f"prompt number {row}" for row in range(num_trajectories)],
+        }
+    )
+    (folder / "prompts").mkdir(parents=True, exist_ok=True)
+    table.to_parquet(folder / "prompts/train.parquet", index=False)
+    write_embeddings(model, teacher, folder / "teacher", table, folder / "embeddings")
+    write_targets(model, folder, num_trajectories)
+    build_student(training_job(model, folder, {}), folder / "student/initial")
+
+
+def teacher_of(model: Model, folder: Path) -> Teacher:
+    """The section `teacher` of all stages."""
+    return Teacher(
+        path=str(folder / "teacher"), dtype="bfloat16", height=model.height, width=model.width
+    )
+
+
+def write_targets(model: Model, folder: Path, num_trajectories: int) -> None:
+    """Random states in the store's format, under the recipe that the targets stage would write."""
+    targets = Targets(
+        steps=model.steps,
+        guidance_scale=model.guidance_scale,
+        num_segments=STUDENT_STEPS,
+        batch_size=CHUNK_SIZE,
+        chunk_size=CHUNK_SIZE,
+    )
+    job = TargetsJob(seed=0, teacher=teacher_of(model, folder), targets=targets)
+    embeddings = read_json(folder / "embeddings/manifest.json")["recipe_hash"]
+    recipe = targets_recipe(job, family_of(model.pipeline), folder / "teacher", embeddings)
+    recipe_hash = hash_json(recipe)
+    root = folder / "targets"
+    chunks = chunk_folder(root, recipe_hash)
+    num_knots = len(knots_of(model.steps, STUDENT_STEPS))
+    generator = torch.Generator().manual_seed(0)
+    records = []
+    for index, start in enumerate(range(0, num_trajectories, CHUNK_SIZE)):
+        rows = range(start, min(start + CHUNK_SIZE, num_trajectories))
+        shape = (len(rows), num_knots, *recipe["latent_shape"])
+        tensors = {
+            "noisy": torch.randn(shape, generator=generator),
+            "prompt_row": torch.tensor(list(rows)),
+        }
+        identity = ChunkIdentity(recipe_hash, hash_json({"rows": list(rows)}))
+        write_chunk(chunk_path(chunks, index), tensors, identity, {})
+        records.append(describe_chunk(chunks, index, root, identity.members, len(rows)))
+    Manifest(recipe, recipe_hash, tuple(records)).write(root / "manifest.json")
+
+
+def training_job(model: Model, folder: Path, settings: Mapping[str, Any]) -> TrainingJob:
+    """The frozen configuration; `settings` are keys of the section `training`."""
+    sizes = {"num_samples": 1 << 30, "global_batch_size": 64}
+    return TrainingJob(
+        seed=0,
+        teacher=teacher_of(model, folder),
+        student=Student(steps=STUDENT_STEPS),
+        training=Training(**(sizes | dict(settings))),
+    )
+
+
+def training_command(
+    folder: Path, run: Path, num_processes: int, teacher_steps: int | None
+) -> list[str]:
+    """torchrun over scripts/train.py, or over the same with the teacher in the loop."""
+    script: list[str] = [str(ROOT / "scripts/train.py")]
+    if teacher_steps is not None:
+        script = [str(ROOT / "benchmarks/in_loop.py"), "--teacher-steps", str(teacher_steps)]
+    places = {
+        "--config": run / "config/training.json",
+        "--student": folder / "student/initial",
+        "--targets": folder / "targets/manifest.json",
+        "--embeddings": folder / "embeddings/manifest.json",
+        "--prompts": folder / "prompts/train.parquet",
+        "--checkpoints": run / "student/checkpoints",
+        "--trained": run / "student/trained",
+        "--losses": run / "student/loss.parquet",
+        "--telemetry": run / "telemetry",
+        "--log-file": run / "logs/train.log",
+    }
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    options = [word for name, place in places.items() for word in (name, str(place))]
+    return [*launcher, f"--nproc-per-node={num_processes}", *script, *options]
+
+
+def run_training(
+    model: Model,
+    folder: Path,
+    run: Path,
+    num_gpus: int,
+    settings: Mapping[str, Any],
+    num_intervals: int,
+    teacher_steps: int | None = None,
+) -> list[Event]:
+    """Start a training, let it log so many intervals, and kill it; returns its events.
+
+    Nothing is lost by that but the end, which would write a student of random numbers.
+    """
+    write_json(
+        run / "config/training.json", training_job(model, folder, settings).model_dump(mode="json")
+    )
+    visible = ",".join(map(str, range(num_gpus)))
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": visible if num_gpus else ""}
+    begin_s = time.time()
+    job = subprocess.Popen(
+        training_command(folder, run, max(num_gpus, 1), teacher_steps),
+        env=environment,
+        start_new_session=True,
+    )
+    wanted = num_intervals + WARM_EVENTS
+    try:
+        while job.poll() is None and len(intervals(run, "train")) < wanted:
+            time.sleep(1.0)
+    finally:
+        if job.poll() is None:
+            os.killpg(job.pid, signal.SIGKILL)
+        job.wait()
+    events = [event for event in read_events(run / "telemetry") if event.begin_s >= begin_s]
+    if len(intervals(run, "train")) < wanted:
+        raise SystemExit(f"the training ended with {job.returncode}: see {run / 'logs'}")
+    return events
+
+
+def intervals(run: Path, job: str) -> list[Event]:
+    """The log intervals that one rank has reported, in their order."""
+    if not (run / "telemetry").is_dir():
+        return []
+    events = read_events(run / "telemetry")
+    return [event for event in events if event.kind == "work" and event.job == job]
+
+
+def speed(events: list[Event], num_gpus: int, teraflops: float) -> dict[str, Any]:
+    """Samples a second over all ranks, TFLOP/s, memory and waiting, after the warm intervals.
+
+    Args:
+        events: of all ranks of one training.
+        num_gpus: how many ranks.
+        teraflops: of one forward pass for one sample.
+    """
+    by_rank: dict[str, list[Event]] = {}
+    for event in events:
+        if event.kind == "work":
+            by_rank.setdefault(event.job, []).append(event)
+    counted = {job: found[WARM_EVENTS:] for job, found in by_rank.items()}
+    main = counted["train"]
+    seconds = main[-1].end_s - main[0].begin_s
+    num_samples = sum(event.num_items for event in main) * len(counted)
+    samples_per_s = num_samples / seconds
+    rates = sorted(event.num_items * len(counted) / (event.end_s - event.begin_s) for event in main)
+    return {
+        "samples_per_s": samples_per_s,
+        "least": rates[0],
+        "most": rates[-1],
+        "intervals": len(rates),
+        "seconds": seconds,
+        "tflops_per_gpu": 3 * teraflops * samples_per_s / num_gpus,
+        "peak_memory_gib": max(
+            event.facts["peak_memory_bytes"] for found in counted.values() for event in found
+        )
+        / 2**30,
+        "waiting_share": sum(event.facts.get("waiting_s", 0.0) for event in main) / seconds,
+    }
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", choices=TRAINED)
+    parser.add_argument("--folder", type=Path, required=True, help="for weights and results")
+    parser.add_argument("--output", type=Path, required=True, help="JSON")
+    parser.add_argument("--num-gpus", type=int, nargs="+", default=[1])
+    parser.add_argument("--batch", type=int, default=64, help="global batch at every GPU count")
+    parser.add_argument("--updates", type=int, default=10, help="counted, of each training")
+    parser.add_argument("--trajectories", type=int, default=128)
+    parser.add_argument("--settings", type=json.loads, default={}, help="JSON, of `training`")
+    parser.add_argument(
+        "--teacher-steps",
+        type=int,
+        nargs="*",
+        default=[],
+        help="the usual way beside it, with so many teacher steps a target",
+    )
+    parser.add_argument("--checkpoint", action="store_true", help="save one on the way")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Parse, measure, write after each measurement."""
+    arguments = parse(argv)
+    model, folder = TRAINED[arguments.model], arguments.folder
+    if not (folder / "teacher/model_index.json").is_file():
+        make_teacher(model, folder / "teacher")
+    write_inputs(model, folder, arguments.trajectories)
+    on_gpu = torch.cuda.is_available()
+    peaks = measure_peaks() if on_gpu else {}
+    results: dict[str, Any] = {
+        "model": asdict(model),
+        "hardware": describe_hardware(),
+        "versions": versions(),
+        "batch": arguments.batch,
+        "settings": arguments.settings,
+        "peaks": peaks,
+        "teraflops_forward": count_teraflops(model, folder / "teacher"),
+        "trainings": {},
+    }
+    for name, measure in measurements(model, arguments, results).items():
+        results["trainings"][name] = measure()
+        print(name, json.dumps(results["trainings"][name]), flush=True)  # noqa: T201
+        write_json(arguments.output, results)
+    return 0
+
+
+def measurements(
+    model: Model, arguments: argparse.Namespace, results: Mapping[str, Any]
+) -> dict[str, Callable[[], dict[str, Any]]]:
+    """What is measured, by name, in the order of the command line."""
+    found: dict[str, Callable[[], dict[str, Any]]] = {}
+    for num_gpus in arguments.num_gpus:
+        for steps in (None, *arguments.teacher_steps):
+            way = "stored" if steps is None else f"in-loop-{steps}"
+            name = f"{way}-{num_gpus}"
+            found[name] = partial(measure_one, model, arguments, results, name, num_gpus, steps)
+    return found
+
+
+def measure_one(
+    model: Model,
+    arguments: argparse.Namespace,
+    results: Mapping[str, Any],
+    name: str,
+    num_gpus: int,
+    teacher_steps: int | None,
+) -> dict[str, Any]:
+    """One training on one number of GPUs."""
+    batch, updates = arguments.batch, arguments.updates
+    last = updates + WARM_EVENTS
+    # Half-way: after the save some updates must run beside the writing.
+    save_every = max(WARM_EVENTS + updates // 2, 1) if arguments.checkpoint else 2 * last
+    settings = {
+        "global_batch_size": batch,
+        "log_every_samples": batch,
+        "save_every_samples": batch * save_every,
+        **arguments.settings,
+    }
+    settings["num_samples"] = batch * last * 4
+    run = arguments.folder / name
+    events = run_training(model, arguments.folder, run, num_gpus, settings, updates, teacher_steps)
+    found = speed(events, max(num_gpus, 1), results["teraflops_forward"])
+    peaks = {name: results["peaks"][name] for name in PEAKS if name in results["peaks"]}
+    found["mfu"] = {name: found["tflops_per_gpu"] / min(peak) for name, peak in peaks.items()}
+    saves = [event.facts for event in events if event.kind == "save"]
+    return found | ({"saves": saves} if saves else {})
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

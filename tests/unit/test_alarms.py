@@ -1,0 +1,331 @@
+"""Alarms: each rings on a real collapse, once, and none on a healthy student."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import runs
+import tiny
+from distillery.config.jobs import TrainingJob
+from distillery.config.training import Training
+from distillery.files import read_json, write_json
+from distillery.student.build import build_student
+from distillery.telemetry import Reporter, read_events
+from distillery.training.dataset import SegmentDataset
+from distillery.training.monitoring import alarms, watch
+from distillery.training.monitoring.alarms import (
+    Alarms,
+    Variation,
+    growth,
+    judge_losses,
+    judge_picture,
+    judge_variation,
+)
+from distillery.training.monitoring.variation import (
+    Probe,
+    ignorant_losses,
+    prompt_variation,
+    state_variation,
+)
+
+REPOSITORY = Path(__file__).parents[2]
+STEPS = 4
+
+
+def rows(*losses, every=512):
+    """A history of equal losses in all segments."""
+    return [
+        {"samples_seen": every * number, "loss": loss}
+        | {f"loss_segment_{segment}": loss for segment in range(STEPS)}
+        for number, loss in enumerate(losses, 1)
+    ]
+
+
+def names(found):
+    return {(alarm.name, alarm.subject) for alarm in found}
+
+
+def judge(history, ignorant=1.0, num_samples=100_000):
+    return names(judge_losses(history, [ignorant] * STEPS, 512, num_samples))
+
+
+# ---- loss --------------------------------------------------------------------------------------
+
+
+def test_a_falling_loss_is_no_alarm():
+    noisy = [0.1 * 0.95**number * (1.15 if number % 2 else 0.85) for number in range(40)]
+    assert all(judge(rows(*noisy[:count])) == set() for count in range(1, 41))
+
+
+def test_a_loss_that_jumps_is_a_spike():
+    assert judge(rows(0.1, 0.1, 0.1, 0.1, 0.6)) >= {("loss_spike", "")}
+    assert ("loss_spike", "") not in judge(rows(0.1, 0.1, 0.1, 0.1, 0.4))
+
+
+def test_a_growing_loss_is_told_by_segment():
+    history = rows(0.1, 0.1, 0.1)
+    history[-1]["loss_segment_2"] = 0.25
+    found = judge_losses(history, [1.0] * STEPS, 512, 100_000)
+    assert names(found) == {("loss_growth", "segment 2")}
+    assert "while 3 other segments hold" in found[0].text
+
+
+def test_the_first_rollouts_are_held_against_no_segments():
+    nan = float("nan")
+    segments = [row | {"loss_rollout": nan} for row in rows(*[0.1] * 5)]
+    no_segments = {f"loss_segment_{segment}": nan for segment in range(STEPS)}
+    later = [row | no_segments for row in rows(*[0.1] * 5, 0.9, 0.9, 0.9, 0.9, 9.0)[5:]]
+    rollouts = [row | {"loss_rollout": row["loss"]} for row in later]
+    assert judge([*segments, *rollouts[:4]]) == set()
+    assert ("loss_spike", "") in judge([*segments, *rollouts])
+
+
+def test_growth_takes_means_over_enough_samples():
+    assert growth([1.0, 1.0, 1.0, 9.0], 2) == 5.0
+    assert np.isnan(growth([1.0, 9.0, 9.0], 2))
+    assert growth([1.0, float("nan"), 3.0], 1) == 3.0
+
+
+def test_no_better_than_one_answer_to_everything_after_a_quarter():
+    history = rows(0.95, 0.95)
+    assert judge(history, num_samples=100_000) == set()
+    assert judge(history, num_samples=2048) == {("no_better_than_ignorant", "all segments")}
+    history[-1]["loss_segment_1"] = 0.5
+    segments = {("no_better_than_ignorant", f"segment {number}") for number in (0, 2, 3)}
+    assert judge(history, num_samples=2048) == segments
+    assert judge(rows(0.85, 0.85), num_samples=2048) == set()
+
+
+# ---- variation ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def dataset(data):
+    return SegmentDataset(
+        data / "targets/manifest.json",
+        data / "embeddings/train/manifest.json",
+        data / "prompts/train.parquet",
+        STEPS,
+    )
+
+
+def test_a_perfect_student_varies_as_its_targets_do(dataset):
+    """Answers that are right for the state whatever the prompt, and the other way round."""
+    probe = Probe.of(dataset)
+    by_state = probe.last.target.unsqueeze(1).expand(-1, 2, *probe.last.target.shape[1:])
+    assert state_variation(by_state, probe.last, dataset) == pytest.approx(1.0)
+    clean = probe.first.noisy - probe.first.target
+    by_prompt = probe.first.noisy[:2].unsqueeze(1) - clean.unsqueeze(0)
+    assert prompt_variation(by_prompt, probe.first, dataset) == pytest.approx(1.0, rel=1e-3)
+
+
+def test_a_constant_output_and_a_constant_picture_vary_with_no_state(dataset):
+    last = Probe.of(dataset).last
+    constant = last.target[:1].unsqueeze(1).expand(len(last.items), 2, *last.target.shape[1:])
+    assert state_variation(constant, last, dataset) == 0
+    sigma = dataset.grid.sigmas[-2]
+    picture = last.noisy[:1] - sigma * last.target[:1]
+    same = ((last.noisy - picture) / sigma).unsqueeze(1).expand_as(constant)
+    assert state_variation(same, last, dataset) == pytest.approx(0, abs=1e-6)
+
+
+def test_an_answer_without_the_prompt_has_no_variation_over_prompts(dataset):
+    first = Probe.of(dataset).first
+    blind = first.target[:2].unsqueeze(1).expand(-1, 4, *first.target.shape[1:])
+    assert prompt_variation(blind, first, dataset) == 0
+    assert names(judge_variation(Variation(1.0, 0.0))) == {("prompt_ignored", "")}
+    assert names(judge_variation(Variation(0.0, 1.0))) == {("state_ignored", "")}
+    assert judge_variation(Variation(0.2, None)) == []
+
+
+def test_answers_that_are_not_finite_are_an_alarm():
+    assert len(judge_variation(Variation(float("nan"), float("nan")))) == 2
+
+
+def test_the_ignorant_students_loss_by_hand(dataset):
+    """In a flow at sigma the same picture loses var(clean) / sigma², a constant var(target)."""
+    training = Training(num_samples=8, global_batch_size=8)
+    found = ignorant_losses(dataset, training)
+    for segment in range(STEPS):
+        items = range(segment, dataset.num_items, STEPS)
+        batch = dataset.__getitems__(list(items))
+        sigma = dataset.grid.sigmas[segment]
+        clean = batch.noisy - sigma * batch.target
+        same = clean.var(0, correction=0).mean() / sigma**2
+        constant = batch.target.var(0, correction=0).mean()
+        assert found[segment] == pytest.approx(float(min(same, constant)), rel=1e-4)
+
+
+def test_ignorant_losses_are_of_the_trainings_own_loss(dataset):
+    training = Training(num_samples=8, global_batch_size=8, loss="huber", huber_width=0.1)
+    assert max(ignorant_losses(dataset, training)) < 0.2
+
+
+# ---- pictures ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("picture", "kind"),
+    [
+        (np.zeros((8, 8, 3), np.uint8), "black, or not finite"),
+        (np.full((8, 8, 3), (200, 30, 90), np.uint8), "of one colour"),
+    ],
+)
+def test_a_picture_without_anything_on_it(picture, kind):
+    (found,) = judge_picture("p0", picture)
+    assert (found.name, found.subject) == ("solid_picture", "p0")
+    assert kind in found.text
+    picture[:4] = 255 - picture[:4]
+    assert judge_picture("p0", picture) == []
+
+
+# ---- telling -----------------------------------------------------------------------------------
+
+
+def test_an_alarm_is_told_when_it_begins_and_again_after_it_ended(tmp_path, caplog):
+    told = Alarms(Reporter(tmp_path, "train", "train", "cpu"), "recipe")
+    found = judge_variation(Variation(1.0, 0.0))
+    for measured in (found, found, [], found):
+        told.tell(alarms.OF_VARIATION, measured, 64)
+    events = [event for event in read_events(tmp_path) if event.kind == "alarm"]
+    assert [event.facts["name"] for event in events] == ["prompt_ignored"] * 2
+    assert events[0].facts["samples_seen"] == 64
+    assert events[0].facts["threshold"] == alarms.MIN_VARIATION
+    assert caplog.text.count("prompt_ignored: 0, threshold 0.02: with one noise") == 2
+
+
+def test_a_measurement_ends_no_alarm_that_it_could_not_find(tmp_path):
+    told = Alarms(Reporter(tmp_path, "train", "train", "cpu"), "recipe")
+    solid = judge_picture("p0", np.zeros((2, 2, 3), np.uint8))
+    assert len(told.tell(alarms.OF_PICTURES, solid, 8, "p0")) == 1
+    assert told.tell(alarms.OF_LOSSES, [], 8) == []
+    assert told.tell(alarms.OF_PICTURES, [], 8, "p1") == []
+    assert told.tell(alarms.OF_PICTURES, solid, 16, "p0") == []
+
+
+# ---- real trainings ----------------------------------------------------------------------------
+
+
+def run_script(arguments):
+    sys.path.insert(0, str(REPOSITORY / "scripts"))
+    import train as script
+
+    return script.main(arguments)
+
+
+def train(data, output, **settings):
+    tiny.write_training_job(output, **settings)
+    assert run_script(tiny.train_arguments(data, output)) == 0
+    return rung(output)
+
+
+def rung(output):
+    return {
+        (event.facts["name"], event.facts["subject"])
+        for event in read_events(output / "telemetry")
+        if event.kind == "alarm"
+    }
+
+
+LONG = {"num_samples": 2048, "log_every_samples": 128, "save_every_samples": 2048}
+
+
+def test_a_training_that_diverges_after_its_warm_up_rings(data, tmp_path):
+    found = train(data, tmp_path, **LONG, learning_rate=3.0, warmup_samples=2048)
+    assert ("loss_growth", "") in found
+    log = (tmp_path / "logs/train.log").read_text()
+    assert "WARNING" in log
+    assert "lower training.learning_rate" in log
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """Trajectories of the demo's teacher, which is a real one."""
+    folder = tmp_path_factory.mktemp("demo")
+    teacher = {"height": 96, "width": 96, "max_sequence_length": 32, "negative_prompt": ""}
+    prompts = pd.read_csv(REPOSITORY / "config/prompts/demo-train.csv").head(32)
+    run = runs.make_run(
+        folder,
+        REPOSITORY / "resources/demo/teacher",
+        teacher=teacher,
+        targets={"steps": 8, "num_segments": 4, "batch_size": 16, "chunk_size": 16},
+        student={"steps": 4},
+    )
+    prompts.to_csv(folder / "train.csv", index=False)
+    run.encode("train")
+    run.all_targets()
+    build_student(run.job("training", TrainingJob), run.folder / "student/initial")
+    return run.folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("learning_rate", "expected"),
+    [(2e-4, set()), (0.05, {"no_better_than_ignorant", "state_ignored"})],
+)
+def test_the_demos_student_learns_and_collapses(demo, tmp_path, learning_rate, expected):
+    job = read_json(demo / "config/training.json")
+    job["training"] |= {
+        "num_samples": 320, "global_batch_size": 32, "learning_rate": learning_rate,
+        "log_every_samples": 64, "save_every_samples": 320,
+    }  # fmt: skip
+    write_json(tmp_path / "config/training.json", job)
+    assert run_script(tiny.train_arguments(demo, tmp_path)) == 0
+    found = {name for name, _ in rung(tmp_path)}
+    assert found >= expected
+    assert bool(found) == bool(expected)
+
+
+def test_targets_of_other_trajectories_ring(data, tmp_path, monkeypatch):
+    real = SegmentDataset.__getitems__
+
+    def shuffled(self, items):
+        count = self.num_items // STEPS
+        others = [
+            (item // STEPS + 1 + 5 * number) % count * STEPS + item % STEPS
+            for number, item in enumerate(items)
+        ]
+        batch, other = real(self, items), real(self, others)
+        return replace(batch, target=other.target)
+
+    monkeypatch.setattr(SegmentDataset, "__getitems__", shuffled)
+    assert "no_better_than_ignorant" in {name for name, _ in train(data, tmp_path, **LONG)}
+
+
+def test_embeddings_that_are_all_equal_ring(data, tmp_path, monkeypatch):
+    real = SegmentDataset.__getitems__
+
+    def zeroed(self, items):
+        batch = real(self, items)
+        zero = {name: torch.zeros_like(value) for name, value in batch.conditioning.items()}
+        return replace(batch, conditioning=zero)
+
+    monkeypatch.setattr(SegmentDataset, "__getitems__", zeroed)
+    assert ("prompt_ignored", "") in train(data, tmp_path)
+
+
+def test_looking_changes_no_byte_of_the_training(data, tmp_path, monkeypatch):
+    train(data, tmp_path / "watched")
+    monkeypatch.setattr(watch.Watch, "look", lambda _: ([], None))
+    train(data, tmp_path / "alone")
+    ours, theirs = (
+        {path.name: path.read_bytes() for path in (tmp_path / name / "student/trained").iterdir()}
+        for name in ("watched", "alone")
+    )
+    assert ours == theirs
+    assert len(ours) == 3
+
+
+def test_probes_take_their_share_of_the_time_and_no_more(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(watch, "MAX_SHARE", 0.0)
+    monkeypatch.setattr(Probe, "measure", lambda *_: calls.append(1) or Variation(1.0, 1.0))
+    calls = []
+    train(data, tmp_path)
+    assert len(calls) == 2  # the first row and the last of eight
+    assert json.loads((tmp_path / "telemetry/train.jsonl").read_text().splitlines()[-1])

@@ -1,0 +1,285 @@
+"""Previews: the exported student's own pictures, drawn without a trace in the training."""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import runs
+import tiny
+from distillery.config.run import parse_config
+from distillery.contact_sheet import MAX_COLUMNS, thin_out, training_of
+from distillery.files import write_json
+from distillery.telemetry import Reporter, read_events
+from distillery.training import loop
+from distillery.training.inspection import inspecting
+from distillery.training.previews.pictures import PreviewPaths, Previews
+
+REPOSITORY = Path(__file__).parents[2]
+sys.path[:0] = [str(REPOSITORY / "scripts"), str(REPOSITORY / "tests/distributed")]
+
+NUM_PROMPTS = 3
+IDS = [f"p{row:03d}" for row in range(NUM_PROMPTS)]
+MOMENTS = [0, 32, 64]
+
+
+FAST = {"learning_rate": 0.1}
+"""So that the pictures change within 64 samples."""
+
+
+def arguments(data, output, every_samples=32, **settings):
+    """The command line of a training whose previews are of the train split's first prompts."""
+    tiny.write_training_job(output, **FAST | settings)
+    teacher = {
+        "path": str(data / "teacher"), "dtype": "float32", "height": tiny.HEIGHT,
+        "width": tiny.WIDTH, "max_sequence_length": tiny.MAX_TOKENS,
+    }  # fmt: skip
+    write_json(
+        output / "config/previews.json",
+        {
+            "seed": 0,
+            "teacher": teacher,
+            "student": {"steps": 4},
+            "previews": {"every_samples": every_samples, "num_prompts": NUM_PROMPTS},
+        },
+    )
+    return [*tiny.train_arguments(data, output), *preview_options(data, output)]
+
+
+def preview_options(data, output):
+    places = {
+        "--previews": output / "student/previews",
+        "--previews-config": output / "config/previews.json",
+        "--eval-prompts": data / "prompts/train.parquet",
+        "--eval-embeddings": data / "embeddings/train/manifest.json",
+    }
+    return [word for option, place in places.items() for word in (option, str(place))]
+
+
+def train(*given, **settings):
+    import train as script
+
+    return script.main(arguments(*given, **settings))
+
+
+def pictures(folder):
+    """Every picture by its path, as bytes."""
+    root = folder / "student/previews"
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.glob("*/p*.png")}
+
+
+def expected(moments=MOMENTS):
+    return {f"samples-{seen:012d}/{prompt_id}.png" for seen in moments for prompt_id in IDS}
+
+
+def trained(folder):
+    return {path.name: path.read_bytes() for path in (folder / "student/trained").iterdir()}
+
+
+@pytest.fixture(scope="module")
+def drawn(data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("drawn")
+    assert train(data, folder) == 0
+    return folder
+
+
+def test_the_first_the_last_and_those_between_are_drawn(drawn):
+    assert pictures(drawn).keys() == expected()
+    shown = [pixels(drawn / "student/previews" / name) for name in expected()]
+    assert all(picture.shape == (32, 32, 3) for picture in shown)
+    # The student learns: the same noise and prompt give another picture at each moment.
+    assert len({picture.tobytes() for picture in shown}) == len(shown)
+    sheet = Image.open(drawn / "student/previews/samples-000000000064/sheet.png")
+    over_time = Image.open(drawn / "student/previews/sheet.png")
+    assert sheet.width < over_time.width
+
+
+def test_the_training_does_not_notice(data, drawn, tmp_path):
+    import train as script
+
+    tiny.write_training_job(tmp_path, **FAST)
+    assert script.main(tiny.train_arguments(data, tmp_path)) == 0
+    assert trained(tmp_path) == trained(drawn)
+    losses = "student/loss.parquet"
+    assert (tmp_path / losses).read_bytes() == (drawn / losses).read_bytes()
+
+
+def test_a_resumed_training_draws_only_what_is_missing(data, drawn, tmp_path):
+    shutil.copytree(drawn, tmp_path, dirs_exist_ok=True)
+    last = tmp_path / "student/previews/samples-000000000064"
+    (last / "p001.png").unlink()
+    (last / "p000.png").touch()
+    os.utime(last / "p000.png", ns=(1, 1))
+    assert train(data, tmp_path) == 0
+    assert pictures(tmp_path) == pictures(drawn)
+    assert (last / "p000.png").stat().st_mtime_ns == 1
+
+
+def test_pictures_of_another_training_are_drawn_again(data, drawn, tmp_path):
+    shutil.copytree(drawn, tmp_path, dirs_exist_ok=True)
+    assert train(data, tmp_path, learning_rate=3e-3) == 0
+    ours, theirs = pictures(tmp_path), pictures(drawn)
+    assert ours.keys() == theirs.keys()
+    assert all(ours[name] != theirs[name] for name in expected([32, 64]))
+
+
+def test_the_last_preview_is_the_exported_students_picture(tmp_path, teacher):
+    """Through the stock pipeline from the exported folder, with averaged weights."""
+    training = {"ema_half_life_samples": 16, "num_samples": 16, "learning_rate": 0.1}
+    run = runs.make_run(tmp_path, teacher, training=training, previews={"every_samples": 8})
+    run.encode("train")
+    run.encode("eval")
+    run.all_targets()
+    pipeline = run.train_and_export(previews=True)
+    run.samples(model="student", pipeline=pipeline)
+    for prompt_id in ("p000", "p004"):
+        first, last = (
+            pixels(run.folder / f"student/previews/samples-{seen:012d}/{prompt_id}.png")
+            for seen in (0, 16)
+        )
+        sample = pixels(run.folder / f"samples/student/{prompt_id}/0.png")
+        assert abs(last - sample).max() <= 1
+        assert abs(first - sample).max() > 4
+
+
+def pixels(path):
+    return np.asarray(Image.open(path)).astype(int)
+
+
+def test_a_failure_to_draw_is_told_and_the_training_goes_on(data, drawn, tmp_path):
+    broken = tmp_path / "data"
+    shutil.copytree(data, broken)
+    (broken / "teacher/vae/diffusion_pytorch_model.safetensors").write_bytes(b"no weights")
+    assert train(broken, tmp_path) == 0
+    log = (tmp_path / "logs/train.log").read_text()
+    assert "previews after 0 samples were not drawn here" in log
+    assert "the training goes on" in log
+    assert pictures(tmp_path) == {}
+    assert trained(tmp_path) == trained(drawn)
+
+
+def test_who_is_asked_to_stop_draws_nothing_more(data, tmp_path, monkeypatch):
+    real = loop.reduce_totals
+
+    def asked(share, run):
+        run.stop.signal = 15
+        return real(share, run)
+
+    monkeypatch.setattr(loop, "reduce_totals", asked)
+    assert train(data, tmp_path, every_samples=8) == 75
+    assert pictures(tmp_path).keys() == expected([0])
+    monkeypatch.undo()
+    assert train(data, tmp_path, every_samples=8) == 0
+    assert pictures(tmp_path).keys() == expected(range(0, 72, 8))
+
+
+def test_every_rank_draws_its_share(data, drawn, tmp_path):
+    from processes import run
+
+    assert run(2, arguments(data, tmp_path)) == [0, 0]
+    ours, theirs = pictures(tmp_path), pictures(drawn)
+    assert ours.keys() == theirs.keys()
+    first = expected([0])
+    assert {name: ours[name] for name in first} == {name: theirs[name] for name in first}
+    assert (tmp_path / "student/previews/sheet.png").is_file()
+    drawing = {
+        event.job: event.facts["drawing_s"]
+        for event in read_events(tmp_path / "telemetry")
+        if event.kind == "work" and event.facts["samples_seen"] == 40
+    }
+    assert drawing.keys() == {"train", "train-rank-1"}
+    assert all(seconds > 0 for seconds in drawing.values())
+
+
+def test_shares_are_all_prompts_and_no_two_the_same(data, tmp_path):
+    arguments(data, tmp_path)
+    paths = PreviewPaths(
+        config=tmp_path / "config/previews.json",
+        prompts=data / "prompts/train.parquet",
+        embeddings=data / "embeddings/train/manifest.json",
+        folder=tmp_path / "previews",
+    )
+    reporter = Reporter(tmp_path / "telemetry", "train", "train", "cpu")
+    shares = [Previews(paths, (rank, 2), "recipe", reporter).missing(0) for rank in range(2)]
+    assert shares == [[0, 1], [2]]
+
+
+def test_a_look_leaves_mode_and_random_numbers_as_they_were():
+    network = torch.nn.Dropout(0.5).train()
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    with inspecting(network, torch.device("cpu"), torch.bfloat16):
+        torch.rand(5)
+        assert torch.equal(network(torch.ones(4)), torch.ones(4))
+        assert not torch.is_grad_enabled()
+        assert (torch.ones(1, 1) @ torch.ones(1, 1)).dtype == torch.bfloat16
+    assert network.training
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_sharded_student_is_refused_with_the_way_out(data, tmp_path):
+    from processes import run
+
+    assert 0 not in run(2, arguments(data, tmp_path, parallel="fsdp"))
+    log = (tmp_path / "logs/train.log").read_text()
+    assert "no process can draw alone" in log
+    assert "previews.every_samples: 0" in log
+
+
+def draw_kept(data, output, samples_seen):
+    import previews as script
+
+    given = tiny.train_arguments(data, output)
+    kept = [word for pair in zip(given[::2], given[1::2], strict=True) for word in pair
+            if pair[0] not in ("--trained", "--losses")]  # fmt: skip
+    position = ["--samples-seen", str(samples_seen)]
+    return script.main([*kept, *position, *preview_options(data, output)])
+
+
+def test_a_kept_checkpoint_draws_the_same_pictures(data, drawn, tmp_path):
+    shutil.copytree(drawn, tmp_path, dirs_exist_ok=True)
+    shutil.rmtree(tmp_path / "student/previews")
+    assert draw_kept(data, tmp_path, 64) == 0
+    theirs = pictures(drawn)
+    assert pictures(tmp_path) == {name: theirs[name] for name in expected([64])}
+    assert (tmp_path / "student/previews/samples-000000000064/sheet.png").is_file()
+
+
+def test_a_checkpoint_that_is_not_kept_is_refused_with_those_that_are(
+    data, drawn, tmp_path, capsys
+):
+    shutil.copytree(drawn, tmp_path, dirs_exist_ok=True)
+    assert draw_kept(data, tmp_path, 16) == 1
+    assert "kept are those after 48, 64 samples" in capsys.readouterr().err
+
+
+def test_half_of_the_options_is_refused(data, tmp_path, capsys):
+    import train as script
+
+    assert script.main(arguments(data, tmp_path)[:-2]) == 1
+    assert "previews need --eval-embeddings too" in capsys.readouterr().err
+
+
+def test_the_interval_is_in_whole_batches(tmp_path, teacher):
+    raw = runs.settings(tmp_path, teacher, previews={"every_samples": 12})
+    with pytest.raises(ValueError, match=r"previews\.every_samples is 12: .* multiple of 8"):
+        parse_config(raw, "test")
+
+
+def test_a_sheet_shows_the_first_and_the_last_moment_of_many():
+    moments = [Path(f"samples-{number}") for number in range(57)]
+    shown = thin_out(moments, MAX_COLUMNS)
+    assert (len(shown), shown[0], shown[-1]) == (MAX_COLUMNS, moments[0], moments[-1])
+    assert thin_out(moments[:3], MAX_COLUMNS) == moments[:3]
+
+
+def test_what_is_no_picture_is_of_no_training(tmp_path):
+    (tmp_path / "p0.png").write_bytes(b"half a pic")
+    assert training_of(tmp_path / "p0.png") is None
+    assert training_of(tmp_path / "none.png") is None

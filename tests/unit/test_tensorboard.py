@@ -1,0 +1,99 @@
+"""Curves over the samples seen: what is in the event files, and that a restart doubles no point."""
+
+import struct
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+import tiny
+from distillery.training import loop
+from distillery.training.monitoring.tensorboard import TensorBoard, tags_of
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+
+def read(folder):
+    """{tag: {samples seen: [values]}} as TensorBoard shows it.
+
+    Files in the order of their names; at a START mark the points at and beyond its step are void.
+    """
+    shown = {}
+    for path in sorted(folder.glob("events.out.tfevents.*")):
+        content = path.read_bytes()
+        while content:
+            (length,) = struct.unpack("<Q", content[:8])
+            event = Event.FromString(content[12 : 12 + length])
+            content = content[16 + length :]
+            if event.session_log.status == SessionLog.START:
+                for points in shown.values():
+                    for step in [step for step in points if step >= event.step]:
+                        del points[step]
+            for value in event.summary.value:
+                points = shown.setdefault(value.tag, {}).setdefault(event.step, [])
+                points.append(value.simple_value)
+    return shown
+
+
+def train(data, output, **settings):
+    sys.path.insert(0, str(SCRIPTS))
+    import train as script
+
+    tiny.write_training_job(output, **settings)
+    return script.main(tiny.train_arguments(data, output))
+
+
+def test_rows_become_curves_and_what_is_not_finite_is_left_out(tmp_path):
+    row = {"samples_seen": 8, "loss": 0.5, "grad_norm": 2.0, "loss_segment_1": float("nan")}
+    assert tags_of(row).keys() == {"loss/all", "training/grad_norm", "loss/segment_1"}
+    board = TensorBoard(tmp_path, 0)
+    board.numbers(tags_of(row), 8)
+    board.close()
+    assert read(tmp_path) == {"loss/all": {8: [0.5]}, "training/grad_norm": {8: [2.0]}}
+
+
+def test_texts_and_pictures_are_there(tmp_path):
+    board = TensorBoard(tmp_path, 0)
+    board.text("alarms", "the loss grows", 8)
+    board.picture("previews/p0", np.zeros((4, 6, 3), np.uint8), 8)
+    board.close()
+    found = read(tmp_path)
+    assert found.keys() == {"alarms/text_summary", "previews/p0"}
+
+
+def test_a_training_shows_its_loss_table(data, tmp_path):
+    assert train(data, tmp_path) == 0
+    shown = read(tmp_path / "telemetry/tensorboard")
+    losses = pd.read_parquet(tmp_path / "student/loss.parquet")
+    for column, tag in (("loss", "loss/all"), ("learning_rate", "training/learning_rate")):
+        points = [points for (points,) in shown[tag].values()]
+        assert list(shown[tag]) == losses["samples_seen"].tolist()
+        assert points == pytest.approx(losses[column].tolist())
+    assert {"loss/segment_3", "training/grad_norm", "speed/samples_per_s"} <= shown.keys()
+    assert {"speed/peak_memory_gib", "variation/over_prompts"} <= shown.keys()
+
+
+def test_a_resumed_training_doubles_no_point(data, tmp_path, monkeypatch):
+    """It dies after four updates and goes on from the second, with other values that count."""
+    real, updates = loop.check_finite, []
+
+    def dying(totals, *arguments):
+        updates.append(totals)
+        if len(updates) == 4:
+            raise KeyboardInterrupt
+        real(totals, *arguments)
+
+    monkeypatch.setattr(loop, "check_finite", dying)
+    assert train(data, tmp_path) == 130
+    monkeypatch.undo()
+    folder = tmp_path / "telemetry/tensorboard"
+    assert list(read(folder)["loss/all"]) == [8, 16, 24]
+    assert train(data, tmp_path) == 0
+    points = read(folder)["loss/all"]
+    assert list(points) == list(range(8, 72, 8))
+    assert all(len(values) == 1 for values in points.values())
+    files = sorted(folder.iterdir())
+    assert len(files) == 2

@@ -1,0 +1,26 @@
+"""Previews: pictures of held-out prompts while the student trains."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from distillery.config.section import Count, Section
+
+
+class Previews(Section):
+    """Pictures of the first held-out prompts, drawn during the training; no result depends on them.
+
+    Every process draws its share. It takes the VAE's memory, and the time of the pictures.
+    """
+
+    every_samples: Annotated[int, Field(ge=0)] = Field(
+        0,
+        description="between two previews, in training samples; 0: none, and no VAE beside the "
+        "student. From any kept checkpoint they can be had later, as a file: "
+        "`snakemake results/{run}/student/previews/samples-000000003200/sheet.png`",
+    )
+    num_prompts: Count = Field(
+        8,
+        description="the first so many prompts of prompts.eval, each with the noise of its first "
+        "sample; best a multiple of the number of processes",
+    )

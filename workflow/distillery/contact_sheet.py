@@ -1,0 +1,116 @@
+"""Contact sheets of previews: one of a moment, and one of how each prompt's picture came to be."""
+
+import fcntl
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from math import ceil, sqrt
+from pathlib import Path
+
+from PIL import Image, ImageDraw, ImageFont
+
+from distillery.files import atomic_path
+
+SHEET = "sheet.png"
+THUMBNAIL_PX = 256
+"""Larger pictures are scaled down to this width; smaller ones stay as they are."""
+MAX_COLUMNS = 10
+"""Moments on the sheet over time, spread evenly, the first and the last among them."""
+GAP_PX = 8
+CAPTION_PX = 18
+PAPER, INK = (255, 255, 255), (89, 96, 107)
+
+
+def moment_folder(root: Path, samples_seen: int) -> Path:
+    """Where the previews of a moment lie; named as its checkpoint is."""
+    return root / f"samples-{samples_seen:012d}"
+
+
+def training_of(picture: Path) -> str | None:
+    """The training recipe that a preview is of, or None where there is no such picture.
+
+    Only the file's beginning is read; a picture gets its name when it is whole.
+    """
+    try:
+        with Image.open(picture) as opened:
+            return opened.info.get("training")
+    except (OSError, SyntaxError, ValueError):
+        return None
+
+
+def find_moments(root: Path, prompt_ids: Sequence[str], training: str) -> list[Path]:
+    """The folders that hold a training's pictures of all these prompts, in order."""
+    return [
+        folder
+        for folder in sorted(root.glob("samples-*"))
+        if all(training_of(folder / f"{name}.png") == training for name in prompt_ids)
+    ]
+
+
+def write_sheets(root: Path, samples_seen: int, prompt_ids: Sequence[str], training: str) -> None:
+    """Write the sheet of a moment, if its pictures are all there, and the sheet over time.
+
+    Every process comes here when its pictures are saved. The lock lets one in at a time, so the
+    last one sees all pictures, whoever that is.
+    """
+    folder = moment_folder(root, samples_seen)
+    with _locked(root / ".sheets.lock"):
+        moments = find_moments(root, prompt_ids, training)
+        if folder not in moments:
+            return
+        size = ceil(sqrt(len(prompt_ids)))
+        rows = [prompt_ids[first : first + size] for first in range(0, len(prompt_ids), size)]
+        _write(folder / SHEET, [[(name, folder / f"{name}.png") for name in row] for row in rows])
+        shown = thin_out(moments, MAX_COLUMNS)
+        over_time = [
+            [(str(int(moment.name.split("-")[1])), moment / f"{name}.png") for moment in shown]
+            for name in prompt_ids
+        ]
+        _write(root / SHEET, over_time)
+
+
+def thin_out(moments: Sequence[Path], count: int) -> list[Path]:
+    """At most `count` of them at equal distances, the first and the last included."""
+    if len(moments) <= count:
+        return list(moments)
+    last = len(moments) - 1
+    return [moments[number * last // (count - 1)] for number in range(count)]
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold a file's lock; the kernel drops it with the process."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _write(path: Path, rows: Sequence[Sequence[tuple[str, Path]]]) -> None:
+    """Pictures in rows, each with a caption below."""
+    width, height = thumbnail(rows[0][0][1]).size
+    cell = width + GAP_PX, height + CAPTION_PX + GAP_PX
+    size = GAP_PX + cell[0] * max(map(len, rows)), GAP_PX + cell[1] * len(rows)
+    sheet = Image.new("RGB", size, PAPER)
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(12)
+    for row, entries in enumerate(rows):
+        for column, (caption, picture) in enumerate(entries):
+            left, top = GAP_PX + column * cell[0], GAP_PX + row * cell[1]
+            sheet.paste(thumbnail(picture), (left, top))
+            draw.text((left, top + height + 2), _fitted(caption, width, font), INK, font)
+    with atomic_path(path) as temporary:
+        sheet.save(temporary, format="PNG")
+
+
+def _fitted(caption: str, width: int, font: ImageFont.ImageFont | ImageFont.FreeTypeFont) -> str:
+    """A caption cut to a width in pixels."""
+    while caption and font.getlength(caption) > width:
+        caption = caption[:-1]
+    return caption
+
+
+def thumbnail(path: Path) -> Image.Image:
+    """A picture of `THUMBNAIL_PX` at most."""
+    with Image.open(path) as opened:
+        picture = opened.convert("RGB")
+    picture.thumbnail((THUMBNAIL_PX, THUMBNAIL_PX), Image.Resampling.LANCZOS)
+    return picture

@@ -1,0 +1,224 @@
+"""What the telemetry says of a training: speed, memory, saves, alarms; and its previews."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from PIL import Image
+
+from distillery.contact_sheet import find_moments, thin_out, training_of
+from distillery.evaluation.pictures import inline, link_to
+from distillery.telemetry import Event
+
+STAGE = "train"
+MAX_MOMENTS = 6
+"""Columns of previews in the report."""
+MAX_PROMPTS = 8
+"""Rows of it."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process of the training over all its attempts.
+
+    Attributes:
+        job: its name in the telemetry.
+        peak_memory_bytes: the most that it held.
+        waiting_share: of its time, spent waiting for data.
+    """
+
+    job: str
+    peak_memory_bytes: int
+    waiting_share: float
+
+
+@dataclass(frozen=True)
+class Saves:
+    """The checkpoints: how many, how long each stopped the training, and of all its time."""
+
+    number: int
+    mean_stall_s: float
+    longest_stall_s: float
+    share: float
+
+
+@dataclass(frozen=True)
+class RaisedAlarm:
+    """An alarm as `training.alarms.Alarm` has it, and when it rang."""
+
+    name: str
+    subject: str
+    value: float
+    threshold: float
+    meaning: str
+    advice: str
+    samples_seen: int
+
+    @property
+    def title(self) -> str:
+        """What rang, in words."""
+        words = self.name.replace("_", " ")
+        return f"{words}, {self.subject}" if self.subject else words
+
+
+@dataclass(frozen=True)
+class TrainingFacts:
+    """All of it.
+
+    Attributes:
+        speed: (samples seen, samples a second of all processes together), without drawing.
+        processes: by rank.
+        saves: None where no checkpoint was told of.
+        alarms: in the order they rang.
+    """
+
+    speed: Sequence[tuple[float, float]]
+    processes: Sequence[Process]
+    saves: Saves | None
+    alarms: Sequence[RaisedAlarm]
+
+    def as_json(self) -> dict[str, Any]:
+        """As metrics.json holds it."""
+        return asdict(self)
+
+
+def gather_training(events: Sequence[Event], recipe_hash: str | None) -> TrainingFacts | None:
+    """The facts of the training of this recipe; None where the telemetry has none.
+
+    An interval that was trained again after an interruption counts once, as it was the last time.
+    """
+    mine = [event for event in events if event.facts.get("recipe") == recipe_hash is not None]
+    work = {
+        (event.job, event.facts["samples_seen"]): event
+        for event in mine
+        if event.kind == "work" and event.stage == STAGE
+    }
+    if not work:
+        return None
+    rung = {_alarm_of(event): None for event in mine if event.kind == "alarm"}
+    total_s = sum(_seconds(event) for event in work.values() if event.job == STAGE)
+    stalls = [
+        float(event.facts["stall_s"])
+        for event in events
+        if event.kind == "save" and event.begin_s >= min(event.begin_s for event in work.values())
+    ]
+    return TrainingFacts(
+        speed=_speed(list(work.values())),
+        processes=_processes(list(work.values())),
+        saves=_saves(stalls, total_s),
+        alarms=list(rung),
+    )
+
+
+def _alarm_of(event: Event) -> RaisedAlarm:
+    """An alarm; a resumed training may tell it again, with equal facts."""
+    return RaisedAlarm(**{name: event.facts[name] for name in RaisedAlarm.__dataclass_fields__})
+
+
+def _seconds(event: Event) -> float:
+    """Of an interval, without drawing."""
+    return max(event.end_s - event.begin_s - float(event.facts.get("drawing_s", 0.0)), 1e-9)
+
+
+def _speed(work: Sequence[Event]) -> list[tuple[float, float]]:
+    """Samples of all processes over the longest of their times, by interval."""
+    by_moment: dict[int, list[Event]] = {}
+    for event in work:
+        by_moment.setdefault(int(event.facts["samples_seen"]), []).append(event)
+    return [
+        (seen, sum(event.num_items for event in group) / max(map(_seconds, group)))
+        for seen, group in sorted(by_moment.items())
+    ]
+
+
+def _processes(work: Sequence[Event]) -> list[Process]:
+    """Each process's peak memory, and its share of waiting; rank 0 first."""
+    by_job: dict[str, list[Event]] = {}
+    for event in work:
+        by_job.setdefault(event.job, []).append(event)
+    return [
+        Process(
+            job,
+            max(int(event.facts["peak_memory_bytes"]) for event in group),
+            sum(float(event.facts.get("waiting_s", 0.0)) for event in group)
+            / sum(map(_seconds, group)),
+        )
+        for job, group in sorted(by_job.items(), key=lambda entry: (len(entry[0]), entry[0]))
+    ]
+
+
+def _saves(stalls: Sequence[float], total_s: float) -> Saves | None:
+    if not stalls:
+        return None
+    return Saves(len(stalls), sum(stalls) / len(stalls), max(stalls), sum(stalls) / total_s)
+
+
+# ---- previews ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One picture of the sheet."""
+
+    uri: str
+    link: str
+    width: int
+    height: int
+
+
+@dataclass(frozen=True)
+class PreviewSheet:
+    """Previews over time.
+
+    Attributes:
+        moments: samples seen, one a column.
+        rows: prompt and its pictures, one a moment; and the teacher's, or None.
+    """
+
+    moments: Sequence[int]
+    rows: Sequence[tuple[str, Sequence[Shown], Shown | None]]
+
+    @property
+    def has_teacher(self) -> bool:
+        """Whether there is a last column."""
+        return any(teacher is not None for *_, teacher in self.rows)
+
+
+def gather_previews(
+    run_folder: Path, recipe_hash: str | None, teacher: str | None, output_folder: Path
+) -> PreviewSheet | None:
+    """The previews of this training, thinned out; None without any.
+
+    Args:
+        run_folder: results/{run}.
+        recipe_hash: of the training.
+        teacher: the model whose samples have the same noise and many steps, for the last column.
+        output_folder: where the report will lie; links are relative to it.
+    """
+    root, table = run_folder / "student" / "previews", run_folder / "prompts" / "eval.parquet"
+    if recipe_hash is None or not table.is_file():
+        return None
+    prompts = pd.read_parquet(table).set_index("prompt_id")["prompt"]
+    ids = [
+        name
+        for name in prompts.index[:MAX_PROMPTS]
+        if any(training_of(path) == recipe_hash for path in root.glob(f"samples-*/{name}.png"))
+    ]
+    moments = thin_out(find_moments(root, ids, recipe_hash), MAX_MOMENTS) if ids else []
+    if not moments:
+        return None
+    rows = []
+    for name in ids:
+        theirs = run_folder / "samples" / str(teacher) / name / "0.png"
+        shown = [_show(moment / f"{name}.png", output_folder) for moment in moments]
+        last = _show(theirs, output_folder) if theirs.is_file() else None
+        rows.append((str(prompts[name]), shown, last))
+    return PreviewSheet([int(moment.name.split("-")[1]) for moment in moments], rows)
+
+
+def _show(path: Path, output_folder: Path) -> Shown:
+    with Image.open(path) as picture:
+        uri, width, height = inline(path, picture.convert("RGB"))
+    return Shown(uri, link_to(path, output_folder), width, height)

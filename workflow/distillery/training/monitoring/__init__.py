@@ -1,0 +1,1 @@
+"""What a training tells of itself beside its losses: alarms, probes, TensorBoard."""

@@ -1,0 +1,193 @@
+"""Does the student still answer to its states and to its prompts? Asked on a small fixed grid.
+
+A collapsed student often has a falling loss: it has learned the mean. What gives it away is that
+its answers no longer differ. So a few states and a few prompts are crossed, every state with every
+prompt, and the spread of the answers over each is held against the spread of the targets.
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+
+from distillery.config.training import Training
+from distillery.families.protocol import Denoiser
+from distillery.schedule import Schedule, as_prediction, from_prediction
+from distillery.teacher.loading import torch_dtype
+from distillery.training.dataset import Batch, SegmentDataset
+from distillery.training.inspection import inspecting
+from distillery.training.monitoring.alarms import Variation
+from distillery.training.objectives import sample_losses
+from distillery.training.run import Run
+
+NUM_VARIED, NUM_HELD = 4, 2
+"""States or prompts that are varied, and how many of the other kind they are crossed with."""
+NUM_MEASURED = 32
+"""Items of each segment whose targets tell what a student that knows nothing would lose."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """The first and the last states of n trajectories, with their prompts and targets.
+
+    Where noise turns into a composition the prompt must count; where the composition is there the
+    state must. (The first prediction hardly depends on its noise with any student: it is near the
+    mean of all pictures of the prompt.)
+
+    Attributes:
+        first, last: n items of the first and of the last segment, on the CPU.
+    """
+
+    first: Batch
+    last: Batch
+
+    @classmethod
+    def of(cls, dataset: SegmentDataset) -> Self:
+        """Trajectories spread evenly over the store, so that their prompts differ."""
+        rows = spread_evenly(dataset.num_items // dataset.steps, NUM_VARIED)
+        first, last = (
+            dataset.__getitems__([row * dataset.steps + segment for row in rows])
+            for segment in (0, dataset.steps - 1)
+        )
+        return cls(first, last)
+
+    def measure(self, denoiser: Denoiser, run: Run) -> Variation:
+        """Predict both grids and compare their spread with that of the targets.
+
+        Mode and weights of the network and PyTorch's random numbers stay as they were. The network
+        must be whole: sharded ones exchange their parts in a forward pass.
+        """
+        dtype = torch_dtype(run.training.dtype)
+        with inspecting(denoiser, run.device, dtype):
+            over_prompts = crossed(denoiser, self.first, NUM_HELD, len(self.first.items), run)
+            over_states = crossed(denoiser, self.last, len(self.last.items), NUM_HELD, run)
+        dataset = run.dataset
+        return Variation(
+            state=state_variation(over_states, self.last, dataset),
+            prompt=prompt_variation(over_prompts, self.first, dataset),
+        )
+
+
+def spread_evenly(num_items: int, count: int) -> list[int]:
+    """Up to `count` of the numbers below `num_items`, at equal distances, 0 among them."""
+    count = min(count, num_items)
+    return [number * num_items // count for number in range(count)]
+
+
+def crossed(
+    denoiser: Denoiser, batch: Batch, num_states: int, num_prompts: int, run: Run
+) -> torch.Tensor:
+    """The answers (n states, m prompts, *latent) in float32 on the CPU, for the batch's first ones.
+
+    A call takes one state, so that hardly any memory is needed beside the training's.
+    """
+    dtype, device = torch_dtype(run.training.dtype), run.device
+    num_prompts = min(num_prompts, len(batch.items))
+    conditioning = {
+        name: value[:num_prompts].to(device, dtype if value.is_floating_point() else None)
+        for name, value in batch.conditioning.items()
+    }
+    answers = [
+        run.dataset.family.predict(
+            denoiser,
+            _repeated(batch.noisy, state, num_prompts).to(device),
+            _repeated(batch.timestep, state, num_prompts).to(device),
+            conditioning,
+            run.dataset.setting,
+        )
+        for state in range(min(num_states, len(batch.items)))
+    ]
+    return torch.stack(answers).float().cpu()
+
+
+def _repeated(values: torch.Tensor, row: int, count: int) -> torch.Tensor:
+    """One row of a batch, `count` times."""
+    return values[row : row + 1].expand(count, *values.shape[1:])
+
+
+def state_variation(grid: torch.Tensor, batch: Batch, dataset: SegmentDataset) -> float:
+    """The spread of the answers over states, as a share of the targets' spread.
+
+    It is taken of the predictions as they are, and of the clean pictures that they imply. A network
+    whose output is constant shows in the first; one that answers the same picture to every state
+    shows in the second, since a flow's output still varies with the noise. The smaller one counts.
+
+    Args:
+        grid: (n states, m prompts, *latent) predictions.
+        batch: the n items that the states and targets are of.
+        dataset: for schedule and prediction type.
+    """
+    own = spread(grid, 0) / spread(batch.target, 0)
+    pictures = clean_of(grid, batch.noisy.unsqueeze(1), batch, dataset)
+    targets = clean_of(batch.target, batch.noisy, batch, dataset)
+    return min(own, spread(pictures, 0) / spread(targets, 0))
+
+
+def prompt_variation(grid: torch.Tensor, batch: Batch, dataset: SegmentDataset) -> float | None:
+    """The spread of the clean pictures over prompts, as a share of that of the targets' pictures.
+
+    Args:
+        grid: (n states, m prompts, *latent) predictions.
+        batch: at least m items; the states are of the first n.
+        dataset: for schedule and prediction type.
+    """
+    if len({dataset.name(item).partition("/")[0] for item in batch.items}) == 1:
+        return None
+    pictures = clean_of(grid, batch.noisy[: len(grid)].unsqueeze(1), batch, dataset)
+    targets = clean_of(batch.target, batch.noisy, batch, dataset)
+    return spread(pictures, 1) / spread(targets, 0)
+
+
+def clean_of(
+    prediction: torch.Tensor, noisy: torch.Tensor, batch: Batch, dataset: SegmentDataset
+) -> torch.Tensor:
+    """The clean pictures that predictions at states imply; all items are of one segment."""
+    alpha, sigma = _levels(dataset.grid, int(batch.segment[0]))
+    kind = dataset.recipe["prediction_type"]
+    return from_prediction(kind, prediction, noisy, alpha, sigma)[0]
+
+
+def _levels(grid: Schedule, segment: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.tensor(grid.alphas[segment]), torch.tensor(grid.sigmas[segment])
+
+
+def spread(values: torch.Tensor, dim: int) -> float:
+    """The variance along one dimension, averaged over all others; 0 for a single value."""
+    return float(values.double().var(dim=dim, correction=0).mean())
+
+
+def ignorant_losses(dataset: SegmentDataset, training: Training) -> list[float]:
+    """By segment, the loss of the better of two students that look at nothing.
+
+    One has a constant output, the mean of the targets; the other always answers the same picture,
+    the mean of the targets' clean pictures. A student that does not do better has learned nothing
+    of a segment but its mean, as it does from targets that belong to other noise or other prompts.
+    """
+    rows = spread_evenly(dataset.num_items // dataset.steps, NUM_MEASURED)
+    found = []
+    for segment in range(dataset.steps):
+        # One by one: the prompts, which are not needed here, can be large.
+        items = [dataset.__getitems__([row * dataset.steps + segment]) for row in rows]
+        target = torch.cat([item.target for item in items])
+        noisy = torch.cat([item.noisy for item in items])
+        answers = (
+            _same_picture(target, noisy, segment, dataset),
+            target.mean(0, keepdim=True).expand_as(target),
+        )
+        losses = (
+            sample_losses(answer, target, training.loss, training.huber_width).mean()
+            for answer in answers
+        )
+        found.append(min(map(float, losses)))
+    return found
+
+
+def _same_picture(
+    target: torch.Tensor, noisy: torch.Tensor, segment: int, dataset: SegmentDataset
+) -> torch.Tensor:
+    """Predictions (b, *latent) at states (b, *latent) that all imply the targets' mean picture."""
+    kind = dataset.recipe["prediction_type"]
+    alpha, sigma = _levels(dataset.grid, segment)
+    clean, _ = from_prediction(kind, target, noisy, alpha, sigma)
+    same = clean.mean(0, keepdim=True).expand_as(clean)
+    return as_prediction(kind, same, (noisy - alpha * same) / sigma, alpha, sigma)

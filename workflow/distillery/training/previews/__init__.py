@@ -1,0 +1,1 @@
+"""Pictures of held-out prompts while a student trains, or from a kept checkpoint."""

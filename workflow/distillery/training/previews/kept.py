@@ -1,0 +1,85 @@
+"""Previews from a kept checkpoint, in a job of their own: no process group, no training."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from distillery.config.jobs import TrainingJob
+from distillery.files import hash_json
+from distillery.model_folder import hash_model
+from distillery.store.chunks import chunk_folder
+from distillery.student.lora import load_trainable
+from distillery.teacher.loading import torch_dtype
+from distillery.telemetry import Reporter
+from distillery.training.checkpoint import read_student
+from distillery.training.dataset import SegmentDataset
+from distillery.training.previews.drawing import Drawer
+from distillery.training.previews.pictures import PreviewPaths, Previews
+from distillery.training.run import training_recipe
+
+
+@dataclass(frozen=True)
+class KeptTraining:
+    """What says which training it was, and its checkpoints.
+
+    Attributes:
+        student: the untrained student's folder.
+        targets, embeddings: manifests.
+        prompts: the train table.
+        checkpoints: folder of all recipes' checkpoints.
+    """
+
+    student: Path
+    targets: Path
+    embeddings: Path
+    prompts: Path
+    checkpoints: Path
+
+
+def draw_kept(
+    job: TrainingJob,
+    kept: KeptTraining,
+    samples_seen: int,
+    paths: PreviewPaths,
+    device: torch.device,
+    reporter: Reporter,
+) -> None:
+    """Draw what is missing of a checkpoint's previews, and write its contact sheet.
+
+    Args:
+        job: frozen configuration of the training.
+        kept: its inputs and checkpoints.
+        samples_seen: which checkpoint.
+        paths: what previews read and write.
+        device: for the student and the VAE.
+        reporter: of this job.
+
+    Raises:
+        ValueError: no such checkpoint of this configuration is kept, or it is damaged.
+    """
+    dataset = SegmentDataset(
+        kept.targets,
+        kept.embeddings,
+        kept.prompts,
+        job.student.steps,
+        job.training.objective,
+        job.training.timestep_weights,
+    )
+    recipe_hash = hash_json(training_recipe(job, dataset, hash_model(kept.student)))
+    root = chunk_folder(kept.checkpoints, recipe_hash)
+    weights = read_student(root, samples_seen, recipe_hash)
+    denoiser = load_trainable(kept.student, torch_dtype(job.training.dtype))
+    denoiser.load_state_dict(weights, strict=False)
+    previews = Previews(paths, (0, 1), recipe_hash, reporter)
+    drawer = Drawer.around(
+        denoiser.to(device),
+        previews.job.teacher,
+        dataset.recipe,
+        dataset.steps,
+        device,
+        job.training.dtype,
+    )
+    missing = previews.missing(samples_seen)
+    with reporter.work(len(missing)):
+        previews.save(previews.draw_missing(drawer, samples_seen), samples_seen)

@@ -1,0 +1,115 @@
+"""Pictures of held-out prompts from the student as it is now, while it learns or afterwards.
+
+A process draws its share of the prompts. Nothing in here talks to another process, and no failure
+in here ends a training.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+from PIL import Image, PngImagePlugin
+
+from distillery.config.jobs import PreviewsJob, read_job
+from distillery.contact_sheet import moment_folder, training_of, write_sheets
+from distillery.files import atomic_path
+from distillery.identity import SampleId
+from distillery.stages.gallery import PNG_COMPRESSION, Pixels
+from distillery.store.embeddings import EmbeddingStore
+from distillery.store.shards import balanced_range
+from distillery.telemetry import Reporter
+from distillery.training.monitoring.alarms import OF_PICTURES, Alarms, judge_picture
+from distillery.training.previews.drawing import Drawer
+
+
+@dataclass(frozen=True)
+class PreviewPaths:
+    """What previews read and write.
+
+    Attributes:
+        config: frozen configuration, see `PreviewsJob`.
+        prompts: the eval table.
+        embeddings: manifest of its embeddings.
+        folder: of all previews.
+    """
+
+    config: Path
+    prompts: Path
+    embeddings: Path
+    folder: Path
+
+
+class Previews:
+    """One process's share of the previews of one training."""
+
+    def __init__(
+        self,
+        paths: PreviewPaths,
+        share: tuple[int, int],
+        training: str,
+        reporter: Reporter,
+    ) -> None:
+        """Nothing is drawn yet.
+
+        Args:
+            paths: inputs and outputs.
+            share: (rank, processes): which of the prompts are drawn here.
+            training: hash of the training's recipe, which each picture carries.
+            reporter: of this process.
+        """
+        self.job = read_job(paths.config, PreviewsJob)
+        self._root = paths.folder
+        table = pd.read_parquet(paths.prompts)
+        self._store = EmbeddingStore(paths.embeddings, table)
+        self._table = table.head(self.job.previews.num_prompts)
+        self._mine = balanced_range(len(self._table), *share)
+        self._training = training
+        self._reporter = reporter
+        self._alarms = Alarms(reporter, training)
+
+    def is_due(self, samples_seen: int, num_samples: int) -> bool:
+        """Whether this moment of a training of so many samples is shown; the last one always is."""
+        every = self.job.previews.every_samples
+        return every > 0 and (samples_seen % every == 0 or samples_seen == num_samples)
+
+    @property
+    def prompt_ids(self) -> list[str]:
+        """Of all previews, those of other processes too."""
+        return self._table["prompt_id"].astype(str).tolist()
+
+    def picture(self, row: int, samples_seen: int) -> Path:
+        """Where the picture of a prompt lies."""
+        return moment_folder(self._root, samples_seen) / f"{self.prompt_ids[row]}.png"
+
+    def missing(self, samples_seen: int) -> list[int]:
+        """This process's prompts without a whole picture of this training at this moment."""
+        return [
+            row
+            for row in self._mine
+            if training_of(self.picture(row, samples_seen)) != self._training
+        ]
+
+    def draw(self, drawer: Drawer, row: int, samples_seen: int) -> Pixels:
+        """Draw one prompt (h, w, 3), and say so if nothing is on it."""
+        sample = SampleId(self.prompt_ids[row], 0)
+        pixels = drawer.draw(self.job.seed, sample, self._store.row(row), self._store.negative)
+        self._alarms.tell(
+            OF_PICTURES, judge_picture(sample.prompt_id, pixels), samples_seen, sample.prompt_id
+        )
+        return pixels
+
+    def draw_missing(self, drawer: Drawer, samples_seen: int) -> dict[int, Pixels]:
+        """Draw this process's missing pictures, by row."""
+        return {row: self.draw(drawer, row, samples_seen) for row in self.missing(samples_seen)}
+
+    def save(self, pixels: dict[int, Pixels], samples_seen: int) -> None:
+        """Save pictures by row, then the contact sheets."""
+        for row, picture in pixels.items():
+            text = PngImagePlugin.PngInfo()
+            text.add_text("training", self._training)
+            text.add_itxt("prompt", str(self._table["prompt"].iloc[row]))
+            with atomic_path(self.picture(row, samples_seen)) as temporary:
+                Image.fromarray(picture).save(
+                    temporary, format="PNG", pnginfo=text, compress_level=PNG_COMPRESSION
+                )
+        write_sheets(self._root, samples_seen, self.prompt_ids, self._training)
