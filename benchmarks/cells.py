@@ -26,10 +26,10 @@ from distillery.families import Request, Setting
 from distillery.families.protocol import Pipeline
 from distillery.files import read_json, write_json
 from distillery.identity import draw_noise
+from distillery.pixels import as_bytes
 from distillery.prompts import read_prompts
 from distillery.stages.embeddings import make_embeddings
 from distillery.stages.merge import merge_targets
-from distillery.stages.painter import as_bytes
 from distillery.stages.targets import all_samples, make_targets
 from distillery.store.embeddings import EmbeddingStore
 from distillery.student.build import build_student

@@ -39,7 +39,7 @@ from distillery.config.student import Student
 from distillery.config.teacher import Teacher
 from distillery.config.training import Training
 from distillery.families import family_of
-from distillery.files import hash_json, read_json, write_json
+from distillery.files import hash_json, read_json, remove, write_json
 from distillery.hardware import describe_hardware, versions
 from distillery.stages.targets import targets_recipe
 from distillery.store.chunks import ChunkIdentity, chunk_folder, chunk_path, write_chunk
@@ -320,6 +320,7 @@ def measure_one(
     }
     settings["num_samples"] = batch * last * 4
     run = arguments.folder / name
+    remove(run)
     events = run_training(model, arguments.folder, run, num_gpus, settings, updates, teacher_steps)
     found = speed(events, max(num_gpus, 1), results["teraflops_forward"])
     peaks = {name: results["peaks"][name] for name in PEAKS if name in results["peaks"]}

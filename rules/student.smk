@@ -62,6 +62,8 @@ rule train:
     shell:
         """
         processes=$(({resources.gpu} > 0 ? {resources.gpu} : {resources.cpu_processes}))
+        # torchrun kills what a signal has not ended after 30 s: too soon for a large checkpoint.
+        export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=900
         exec python scripts/with_gpus.py --num-gpus {resources.gpu} -- \
             python -m torch.distributed.run --standalone --nproc-per-node=$processes \
             scripts/train.py \

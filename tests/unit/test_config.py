@@ -3,6 +3,7 @@
 import copy
 import datetime
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,15 @@ def stages_changed_by(**changes: Any) -> set[str]:
     return {stage for stage in before if before[stage] != after[stage]}
 
 
+def test_no_command_gives_snakemake_a_target_as_a_configuration() -> None:
+    """Snakemake takes all that follows --configfile, up to the next option, for configurations."""
+    pages = [REPOSITORY / "README.md", *REPOSITORY.glob("docs/*.md"), *SHIPPED]
+    lines = [line for page in pages for line in page.read_text(encoding="utf-8").splitlines()]
+    commands = [line for line in lines if "snakemake" in line and "--configfile" in line]
+    assert len(commands) >= 10
+    assert not [line for line in commands if re.search(r"--configfile [^-]*\sresults/", line)]
+
+
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_every_shipped_configuration_is_valid(path: Path) -> None:
     raw = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -88,7 +98,7 @@ def test_every_shipped_configuration_is_valid(path: Path) -> None:
             {"samples__models__teacher__step": 4},
             ["samples.models.teacher.step is not a key", "guidance_scale, source, steps"],
         ),
-        ({"targets": None}, ["targets is None"]),
+        ({"targets": None}, ["targets is null"]),
         ({"targets__steps": "many"}, ["targets.steps is 'many'"]),
         ({"targets__steps": True}, ["targets.steps is True"]),
         ({"targets__steps": 24.5}, ["targets.steps is 24.5"]),
@@ -105,7 +115,23 @@ def test_every_shipped_configuration_is_valid(path: Path) -> None:
         ({"samples__models": {}}, ["samples.models"]),
         ({"samples__models": {"a b": {"source": "teacher"}}}, ["samples.models.a b"]),
         ({"evaluation__reference": "nobody"}, ["'nobody'", "teacher, teacher-4-steps, student"]),
-        ({"student__init": "layers"}, ["student.layers is None"]),
+        (
+            {"training__micro_batch_size": "abc"},
+            ["training.micro_batch_size is 'abc': it should be a valid integer or 'auto'"],
+        ),
+        (
+            {"training__timestep_weights": "foo"},
+            ["training.timestep_weights is 'foo': it should be 'uniform' or 'min_snr' or a list"],
+        ),
+        (
+            {"student__init": "layers", "student__unet": {"layers_per_block": [1, 0]}},
+            ["student.unet.layers_per_block.1 is 0: it should be greater than or equal to 1"],
+        ),
+        ({"student__init": "layers"}, ["student.layers is null"]),
+        (
+            {"student__init": "layers", "student__layers": [0], "student__num_layers": 1},
+            ["student.layers is [0] and student.num_layers is 1"],
+        ),
         ({"student__layers": [0]}, ["student.init is 'teacher'"]),
         ({"student__init": "layers", "student__layers": [2, 1]}, ["ascending"]),
         ({"student__init": "layers", "student__layers": []}, ["at least one block"]),
@@ -115,6 +141,19 @@ def test_what_is_wrong_is_said(changes: dict[str, Any], parts: list[str]) -> Non
     message = refused(changed(**changes))
     for part in parts:
         assert part in message
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"training__micro_batch_size": "abc"},
+        {"training__timestep_weights": "foo"},
+        {"training__timestep_weights": [1, -1, 1, 1]},
+        {"student__init": "layers", "student__unet": {"layers_per_block": [1, 0]}},
+    ],
+)
+def test_a_key_of_several_types_has_one_line(changes: dict[str, Any]) -> None:
+    assert len(refused(changed(**changes)).splitlines()) == 2
 
 
 @pytest.mark.parametrize(

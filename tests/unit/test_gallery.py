@@ -6,8 +6,8 @@ import time
 import pytest
 import torch
 
+from distillery.pixels import as_bytes
 from distillery.stages.gallery import Savers
-from distillery.stages.painter import as_bytes
 
 
 def test_leaving_waits_for_everything() -> None:

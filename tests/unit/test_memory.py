@@ -103,6 +103,7 @@ def memory(denoiser: float, vae: float = 0.0, gpu: int | None = 24) -> Memory:
         ({"dtype": "float32"}, memory(28), ["set teacher.dtype: bfloat16"]),
         ({}, memory(18, 4), ["need 22.0 GiB .* has 24.0 GiB: set teacher.offload: model"]),
         ({}, memory(28), ["set teacher.num_gpus: 2, or 1 with offload: sequential"]),
+        ({}, memory(54), ["set teacher.num_gpus: 3, or 1 with offload: sequential"]),
         ({"num_gpus": 2}, memory(28), ["set teacher.num_gpus: 3, or 1 with offload: sequential"]),
         (
             {"offload": "model"},

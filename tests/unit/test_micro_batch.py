@@ -170,6 +170,22 @@ def test_the_probe_finds_what_fits_and_leaves_no_trace(data, tmp_path, limited, 
     assert all(torch.equal(after[name], value) for name, value in before.items())
 
 
+def test_the_probe_compiles_for_the_size_alone_that_fits(data, tmp_path, limited):
+    limited[0][0] = 3
+    run = open_run(data, tmp_path)
+    state, micro_batches, compiled = state_of(data, run), MicroBatches(run, sharded=False), []
+
+    def note(graph, _):
+        compiled.append(micro_batches.size)
+        return graph.forward
+
+    torch._dynamo.reset()
+    state.denoiser.forward = torch.compile(state.denoiser.forward, backend=note, dynamic=False)
+    share = run.dataset.__getitems__(next(run.batches.positions(0)))
+    probe.find_fitting(state, share, micro_batches, run)
+    assert set(compiled) == {2}
+
+
 @pytest.mark.parametrize("choice", ["auto", False])
 def test_the_probe_turns_on_gradient_checkpointing_where_it_may(data, tmp_path, limited, choice):
     limited[0][0] = 0

@@ -111,7 +111,10 @@ def test_a_unet_is_compiled_whole_where_no_hooks_stand_in_it(
         cross_attention_dim=8,
     )
     execution = Execution(parallel, gradient_checkpointing, True, 0, {})
-    network.compile_student(unet, family_named("sdxl"), execution)
+    with torch._dynamo.config.patch(recompile_limit=8, optimize_ddp=True):
+        network.compile_student(unet, family_named("sdxl"), execution)
+        assert torch._dynamo.config.recompile_limit > 8
+        assert not torch._dynamo.config.optimize_ddp, "it refuses gradient checkpointing"
     assert set(calls) == expected
     assert len(calls) == len([it for it in unet.modules() if type(it).__name__ in expected])
 

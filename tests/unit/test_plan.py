@@ -150,3 +150,46 @@ def test_bad_prompts_of_either_split(teacher: Path, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=f"{split}.csv has bad rows"):
             make_plan(parse_config(raw, "tiny"), tmp_path / "plan.json")
         path.write_text(good)
+
+
+def test_weights_of_timesteps_that_leave_a_step_out_are_found_before_the_targets(
+    teacher: Path, tmp_path: Path
+) -> None:
+    message = refused(tmp_path, teacher, training={"timestep_weights": "min_snr"})
+    assert "'min_snr', which gives segment 0 of this student's 2 less than" in message
+
+
+def test_a_student_of_fewer_steps_than_segments_is_checked_too(
+    teacher: Path, tmp_path: Path
+) -> None:
+    found = plan(tmp_path, teacher, targets={"num_segments": 4}, student={"steps": 2})
+    assert found["work"]["trajectory_bytes"] == 5 * 64 * 4
+
+
+def test_guidance_alone_is_not_taken_for_fewer_steps(teacher: Path, tmp_path: Path) -> None:
+    targets = {"predictions": True}
+    few = plan(tmp_path, teacher, training={"objective": "prediction"}, targets=targets)
+    assert any("to do without guidance, not to take fewer steps" in line for line in few["advice"])
+    many = plan(
+        tmp_path,
+        teacher,
+        training={"objective": "prediction"},
+        targets=targets | {"num_segments": 4},
+        student={"steps": 4},
+    )
+    assert not any("without guidance" in line for line in many["advice"])
+
+
+def test_the_vae_beside_the_student_is_told(teacher: Path, tmp_path: Path) -> None:
+    without = plan(tmp_path, teacher)
+    assert without["training"]["vae_bytes"] == 0
+    assert "VAE" not in summary(without)
+    both = plan(
+        tmp_path,
+        teacher,
+        teacher={"vae_dtype": "bfloat16"},
+        previews={"every_samples": 8},
+        training={"rollout_samples": 8, "perceptual_weight": 0.1},
+    )
+    assert both["training"]["vae_bytes"] == both["teacher"]["parameters"]["vae"] * (2 + 4)
+    assert "VAE 0.00 GiB more" in summary(both)

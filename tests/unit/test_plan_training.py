@@ -11,7 +11,7 @@ from distillery.config.run import parse_config
 from distillery.config.training import Training
 from distillery.stages import plan as plan_stage
 from distillery.stages.plan import make_plan, summary
-from distillery.stages.plan_training import find_machine
+from distillery.stages.plan_training import advise_training, find_machine
 from distillery.training.execution import Machine, choose_execution, sharded_bytes, state_bytes
 from runs import settings
 
@@ -102,13 +102,15 @@ def planned(
     teacher: Path,
     monkeypatch: pytest.MonkeyPatch,
     gpus: list[dict[str, Any]],
+    previews: int = 0,
     **changes: Any,
 ) -> tuple[dict[str, Any], str]:
     from distillery.files import read_json
 
     described = plan_stage.describe_hardware() | {"gpus": gpus}
     monkeypatch.setattr(plan_stage, "describe_hardware", lambda: described)
-    config = parse_config(settings(folder, teacher, training=changes), "tiny")
+    drawn = {"every_samples": previews}
+    config = parse_config(settings(folder, teacher, training=changes, previews=drawn), "tiny")
     make_plan(config, folder / "plan.json")
     plan = read_json(folder / "plan.json")
     return plan, summary(plan)
@@ -158,6 +160,43 @@ def test_the_plan_on_gpus_that_are_too_small_or_too_old(
     assert "compute capability 7.5 only imitates: write float32" in advice
     assert "training needs 0.0 GiB on each GPU" in advice
     assert "use more GPUs, keep fewer blocks" in advice
+
+
+@pytest.mark.parametrize(
+    ("parallel", "previews", "is_told"), [("fsdp", 8, True), ("ddp", 8, False), ("fsdp", 0, False)]
+)
+def test_previews_that_the_training_would_refuse(
+    teacher: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    parallel: str,
+    previews: int,
+    is_told: bool,
+) -> None:
+    gpus = [gpu(H200), gpu(H200)]
+    plan, _ = planned(tmp_path, teacher, monkeypatch, gpus, previews, parallel=parallel)
+    assert any("no process can draw alone" in line for line in plan["advice"]) == is_told
+
+
+@pytest.mark.parametrize(
+    ("init", "num_gpus", "changes", "remedy"),
+    [
+        ("teacher", 1, {}, "use several GPUs, keep fewer blocks"),
+        ("teacher", 2, {}, "use more GPUs, keep fewer blocks"),
+        ("teacher", 2, {"parallel": "ddp"}, "set training.parallel: fsdp, keep fewer blocks"),
+        ("lora", 1, {}, "use several GPUs, or GPUs of more memory"),
+        ("lora", 2, {}, "use more GPUs, or GPUs of more memory"),
+        ("lora", 2, {"parallel": "ddp"}, "set training.parallel: fsdp, or GPUs of more memory"),
+    ],
+)
+def test_the_remedy_is_none_that_is_taken(
+    init: str, num_gpus: int, changes: dict[str, Any], remedy: str
+) -> None:
+    machine = Machine(num_gpus, 10 * GB, (9, 0))
+    learns = LORA if init == "lora" else WAN_14B
+    chosen = choose_execution(training(**changes), WAN_14B, learns, machine)
+    (line,) = advise_training(training(**changes), chosen, machine, init)
+    assert line.partition("GiB: ")[2].startswith(remedy)
 
 
 def test_the_bytes_decide_alone() -> None:

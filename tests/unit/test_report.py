@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from dataclasses import asdict
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -79,7 +80,7 @@ def write_loss(path):
             "samples_seen": [32 * step for step in steps],
             "loss": [1.0 / step for step in steps],
             "grad_norm": [0.5 for _ in steps],
-            "learning_rate": [1e-4 for _ in steps],
+            "learning_rate": [1e-4 / step for step in steps],
             "loss_segment_0": [2.0 / step for step in steps],
             "loss_segment_1": [0.5 / step for step in steps],
         }
@@ -161,6 +162,12 @@ def test_headline_and_thresholds(written):
     assert len(questions) == 4
     assert questions["Closer to teacher than few is, in pixels"] is True
     assert questions["Closer to teacher than few is, in latents"] is True
+
+
+def test_a_learning_rate_is_drawn_linearly_and_a_falling_loss_is_not(written):
+    page, _ = written
+    assert "loss (log)" in page
+    assert "learning rate (log)" not in page
 
 
 def test_every_colour_of_a_plot_is_in_the_style_sheet(written):
@@ -252,6 +259,26 @@ def test_metrics_json_has_the_same_numbers(written):
     assert metrics["training"]["num_samples"] == 1024
     assert metrics["provenance"]["recipes"]["targets"]["recipe"] == {"steps": 24}
     assert metrics["provenance"]["config"]["student"]["steps"] == 4
+
+
+def test_a_finishing_phase_is_told_apart(folder, tmp_path):
+    copy = tmp_path / "results"
+    shutil.copytree(folder, copy)
+    path = copy / "student/loss.parquet"
+    table = pd.read_parquet(path)
+    table["loss_rollout"] = table["loss"].where(table.index >= 24) + 7.0
+    table["loss"] = table["loss_rollout"].fillna(table["loss"])
+    table.loc[24:, ["loss_segment_0", "loss_segment_1"]] = float("nan")
+    table.to_parquet(path, index=False)
+    page, metrics = write(make_config(), copy)
+    assert metrics["training"]["final_loss"] == pytest.approx((1 / 23 + 1 / 24) / 2)
+    of_rollouts = {"first_loss": 7.0 + 1 / 25, "final_loss": 7.0 + 1 / 32}
+    assert metrics["training"]["rollout"] == pytest.approx(of_rollouts)
+    assert "over whole rollouts" in page
+    assert ">rollout</text>" in page
+    table.drop(columns="loss_rollout").to_parquet(path, index=False)
+    _, metrics = write(make_config(), copy)
+    assert metrics["training"]["rollout"] is None
 
 
 # ---- verdict, grid, plots ----------------------------------------------------------------------

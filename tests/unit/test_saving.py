@@ -91,6 +91,18 @@ def test_one_checkpoint_after_another_uses_the_same_memory_and_both_are_whole(ru
 
 
 @pytest.mark.slow
+def test_a_newer_checkpoint_that_was_damaged_removes_no_sound_one(run):
+    """A training that went on from before them saves at other places, and all but one is kept."""
+    for seen in (24, 32, 40):
+        written(run, seen).mkdir(parents=True)
+    for seen in (8, 16):
+        snapshot = checkpoint.Snapshot({}, [], Window.empty(4), seen)
+        checkpoint.write(snapshot, run.checkpoints, run.recipe_hash, keep=1)
+    assert not written(run, 8).exists()
+    newest = checkpoint.find_newest(run.checkpoints, run.recipe_hash, run.reporter)
+    assert newest == written(run, 16)
+
+
 def test_the_training_waits_for_the_copy_and_not_for_the_disk(run):
     """100 MB of weights, 400 MB of state. The first save also takes the memory, once."""
     state = make_state(5000)

@@ -110,7 +110,7 @@ def test_more_blocks_than_there_are(data: Path) -> None:
     ("section", "problem"),
     [
         ({"init": "layers", "layers": [0], "num_layers": 1}, "give layers or num_layers or unet"),
-        ({"init": "lora"}, "student.lora is None: with it give lora"),
+        ({"init": "lora"}, "student.lora is null: with it give lora"),
         ({"init": "lora", "config": "x.json"}, "student.config is x.json: with it give lora"),
         ({"init": "teacher", "lora": {}}, "student.lora is given: with it give none of these"),
         ({"layers_rule": "last"}, "nothing is chosen by it"),

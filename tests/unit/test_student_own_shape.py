@@ -111,3 +111,17 @@ def test_no_such_file(teacher: Path, tmp_path: Path) -> None:
     (tmp_path / "shape.json").unlink()
     with pytest.raises(FileNotFoundError, match=r"copy config\.json of the teacher's transformer"):
         build_student(read_job(tmp_path / "config/training.json", TrainingJob), tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('{"num_layers": 2,', r"student\.config: .*shape\.json is not valid JSON: .*; mend it"),
+        ("[2]", r"student\.config: .*shape\.json holds a list, an object is needed"),
+    ],
+)
+def test_a_file_that_is_no_object(teacher: Path, tmp_path: Path, text: str, problem: str) -> None:
+    build(tmp_path, teacher)
+    (tmp_path / "shape.json").write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=problem):
+        build_student(read_job(tmp_path / "config/training.json", TrainingJob), tmp_path / "out")

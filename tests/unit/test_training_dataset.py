@@ -1,7 +1,10 @@
 """The order of the samples, and what one sample is."""
 
+import os
+import signal
 from collections import Counter
 from itertools import chain
+from multiprocessing import active_children
 
 import pytest
 import torch
@@ -11,7 +14,7 @@ from distillery.config.training import Training
 from distillery.files import read_json, write_json
 from distillery.schedule import from_prediction
 from distillery.store.trajectories import TrajectoryStore
-from distillery.training.batches import Batches, Order, split
+from distillery.training.batches import NUM_CUDA_WORKERS, Batches, Order, split
 from distillery.training.dataset import SegmentDataset
 from distillery.training.distributed import Place
 
@@ -79,6 +82,22 @@ def test_micro_batches_are_the_batch(run, num_parts):
         assert torch.equal(torch.cat([getattr(part, name) for part in parts]), getattr(whole, name))
     for name, value in whole.conditioning.items():
         assert torch.equal(torch.cat([part.conditioning[name] for part in parts]), value)
+
+
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_a_signal_to_the_whole_group_leaves_those_who_read_ahead_alive(run, number):
+    """torchrun signals a training and its children; the training then ends its update."""
+    settings = training(num_samples=64, global_batch_size=4)
+    dataset = open_dataset(run)
+    batches = Batches(dataset, settings, 3, Place()).read(0, torch.device("cuda"))
+    seen = [next(batches).items]
+    workers = active_children()
+    assert len(workers) == NUM_CUDA_WORKERS
+    for worker in workers:
+        os.kill(worker.pid, number)
+    seen += [batch.items for batch in batches]
+    assert joined(seen) == Order(dataset.num_items, 3).items(0, 64)
 
 
 def test_more_processes_than_samples_in_a_batch_are_refused(run):

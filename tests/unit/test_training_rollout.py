@@ -23,11 +23,12 @@ from distillery.telemetry import Reporter
 from distillery.training.batches import Batches, Order
 from distillery.training.dataset import SegmentDataset
 from distillery.training.distributed import Place
+from distillery.training.micro_batch import MicroBatches
 from distillery.training.objectives import min_snr_weight, segment_weights
 from distillery.training.run import Paths, prepare
 from distillery.training.stopping import StopRequest
-from distillery.training.update import batch_losses, roll_out_student
-from distillery.training.watchdog import Watchdog
+from distillery.training.update import accumulate_gradients, batch_losses, roll_out_student
+from distillery.training.watchdog import START_LIMIT_S, Watchdog
 from runs import make_run, settings
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -101,6 +102,16 @@ def test_rollouts_learn_to_end_where_the_teacher_does(data, tmp_path):
     assert train(data, tmp_path, **changes) == 0
     losses = losses_of(tmp_path)["loss_rollout"]
     assert losses.tail(4).mean() < 0.7 * losses.head(4).mean()
+
+
+def test_a_rollout_may_take_long(data, tmp_path):
+    run, student = prepared(data, tmp_path, **FINISH)
+    for first, limit_s in ((0, 0.0), (run.dataset.num_items, START_LIMIT_S)):
+        run.watchdog.updated()
+        batch = run.dataset.__getitems__([first, first + 1])
+        accumulate_gradients(student, batch, MicroBatches(run, sharded=False), run)
+        assert run.watchdog.phase.waits
+        assert run.watchdog.phase.limit_s == limit_s
 
 
 def test_the_gradient_goes_through_every_step(data, tmp_path):

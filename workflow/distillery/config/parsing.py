@@ -1,6 +1,8 @@
 """From what a user wrote to a checked section, or to an error that names key, value and cure."""
 
 import json
+import re
+from collections.abc import Sequence
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -9,6 +11,8 @@ from distillery.config.section import Section
 from distillery.files import JsonObject
 
 Model = TypeVar("Model", bound=Section)
+BRANCH = re.compile(r"constrained-|(literal|tuple|union|function-\w+)\[|(bool|int|float|str|none)$")
+"""What pydantic adds to a key that takes one of several types: the type that it tried."""
 
 
 def parse(model: type[Model], raw: JsonObject, source: str) -> Model:
@@ -16,7 +20,8 @@ def parse(model: type[Model], raw: JsonObject, source: str) -> Model:
     try:
         return model.model_validate_json(json.dumps(raw, default=_refuse))
     except ValidationError as error:
-        problems = "\n".join(f"  {_explain(model, details)}" for details in error.errors())
+        lines = _explain_all(model, error.errors())
+        problems = "\n".join(f"  {line}" for line in lines)
         raise ValueError(f"{source} cannot be used:\n{problems}") from None
 
 
@@ -27,9 +32,35 @@ def _refuse(value: object) -> None:
     )
 
 
+def _explain_all(model: type[BaseModel], errors: Sequence[Any]) -> list[str]:
+    """One line a problem: of several types that a key can have, pydantic tells of each.
+
+    Where one of them got further, into a list, that is what was meant.
+    """
+    keys = [_key(error) for error in errors]
+    lines: dict[str, str] = {}
+    for key, error in zip(keys, errors, strict=True):
+        is_branch = any(BRANCH.match(str(part)) for part in error["loc"])
+        if is_branch and any(other.startswith(f"{key}.") for other in keys):
+            continue
+        line = _explain(model, error)
+        if is_branch and key in lines and line != lines[key]:
+            line = f"{lines[key]} or {line.rpartition('it should be ')[2]}"
+        elif key in lines and line != lines[key]:
+            line = f"{lines[key]}\n  {line}"
+        lines[key] = line
+    return list(lines.values())
+
+
+def _key(error: Any) -> str:
+    """The key of one of pydantic's errors, as the user would write it."""
+    parts = [str(part) for part in error["loc"] if part != "[key]"]
+    return ".".join(part for part in parts if not BRANCH.match(part))
+
+
 def _explain(model: type[BaseModel], details: Any) -> str:
     """One line about one of pydantic's errors: key, value given, what is allowed."""
-    key = ".".join(str(part) for part in details["loc"] if part != "[key]")
+    key = _key(details)
     given = details.get("input")
     match details["type"]:
         case "extra_forbidden":
@@ -46,7 +77,8 @@ def _explain(model: type[BaseModel], details: Any) -> str:
             )
         case _:
             message = details["msg"].replace("Input should be", "it should be")
-            return f"{key} is {given!r}: {message}"
+            message = message.replace("a valid array", "a list")
+            return f"{key} is {'null' if given is None else repr(given)}: {message}"
 
 
 def _known_keys(model: type[BaseModel], location: tuple[str | int, ...]) -> set[str]:

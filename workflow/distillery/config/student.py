@@ -114,7 +114,9 @@ class Student(Section):
     def _check(self) -> Self:
         self._check_keys()
         if self.layers is not None and list(self.layers) != sorted(set(self.layers)):
-            raise ValueError(f"student.layers is {self.layers}: write each block once, ascending")
+            raise ValueError(
+                f"student.layers is {_listed(self.layers)}: write each block once, ascending"
+            )
         if self.layers == ():
             raise ValueError("student.layers is empty: keep at least one block")
         of_unet = self.unet is not None and self.unet.transformer_layers_per_block is not None
@@ -140,8 +142,10 @@ class Student(Section):
 
 
 def _shown(value: object) -> str:
-    """A value in a message; a section is only said to be given."""
-    return "given" if isinstance(value, Section) else str(value)
+    """A value in a message, as YAML has it; a section is only said to be given."""
+    if value is None:
+        return "null"
+    return "given" if isinstance(value, Section) else str(_listed(value))
 
 
 def _listed(value: object) -> object:

@@ -102,12 +102,17 @@ class Training(Section):
     log_every_samples: Count = Field(1024, description="between two rows of the loss table")
     save_every_samples: Count = Field(16384, description="between two checkpoints")
     keep_checkpoints: Count = Field(2, description="older ones are removed")
-    timeout_s: Count = Field(600, description="of a collective; long work never happens inside one")
+    timeout_s: Count = Field(
+        1800,
+        description="of a collective; longer than what one process may do alone while others wait "
+        "(15 minutes: checking a checkpoint's files, waiting for the disk)",
+    )
     hang_timeout_s: Annotated[int, Field(ge=0)] = Field(
         45,
         description="a process without progress for so long (a micro-batch is progress) reports "
-        "where it hangs and ends, a fifth later if it waits for another; 15 minutes until the "
-        "first update is done. 0: never, e.g. in a debugger",
+        "where it hangs and ends, a fifth later if it waits for another; three times what it took "
+        "before, if that is longer; 15 minutes until the first update is done and in rollouts. "
+        "0: never, e.g. in a debugger",
     )
 
     @model_validator(mode="after")

@@ -18,6 +18,7 @@ from distillery.evaluation.verdict import (
     read_interval,
     summarise_checks,
 )
+from distillery.training.monitoring.alarms import ROLLOUT
 
 MAX_LOSS_POINTS = 600
 """Points of a curve; a longer log is averaged down to as many."""
@@ -192,15 +193,28 @@ def loss_plots(loss: pd.DataFrame | None) -> list[Plot]:
         _line(loss, name, f"segment {name.rsplit('_', 1)[1]}", f"c{1 + number % 7}", is_main=False)
         for number, name in enumerate(segments)
     ]
-    lines.append(_line(loss, "loss", "all" if segments else "loss", "c0"))
+    is_rollout = find_rollouts(loss)
+    if not is_rollout.all():
+        of_segments = loss.assign(loss=loss["loss"].mask(is_rollout))
+        lines.append(_line(of_segments, "loss", "all" if segments else "loss", "c0"))
+    if is_rollout.any():
+        lines.append(_line(loss, ROLLOUT, "rollout", "c7"))
     axis = "training samples seen"
     plots = [Plot("Loss", line_plot(lines, axis, "loss", "Training loss", width=1100))]
     for name, title in (("grad_norm", "Gradient norm"), ("learning_rate", "Learning rate")):
         if name in loss.columns:
             line = _line(loss, name, "", "c0")
-            drawing = line_plot([line], axis, title.lower(), title)
+            is_measured = name != "learning_rate"
+            drawing = line_plot([line], axis, title.lower(), title, can_be_log=is_measured)
             plots.append(Plot(title, drawing))
     return plots
+
+
+def find_rollouts(loss: pd.DataFrame) -> "pd.Series[bool]":
+    """Which rows of the log are of the finishing phase, whose loss is of another kind."""
+    if ROLLOUT not in loss.columns:
+        return pd.Series(False, index=loss.index)
+    return loss[ROLLOUT].notna()
 
 
 def speed_plot(speed: Sequence[tuple[float, float]]) -> Markup:

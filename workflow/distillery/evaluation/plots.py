@@ -153,18 +153,24 @@ class Line:
 
 
 def line_plot(
-    lines: Sequence[Line], x_label: str, y_label: str, label: str, width: int = 520
+    lines: Sequence[Line],
+    x_label: str,
+    y_label: str,
+    label: str,
+    width: int = 520,
+    can_be_log: bool = True,
 ) -> Markup:
     """Series over a common axis, named at their right end; logarithmic where that tells more.
 
-    Points that are not finite are left out. Returns an empty string if none is left.
+    `can_be_log` is false for what may fall to zero by design, as a learning rate does. Points that
+    are not finite are left out. Returns an empty string if none is left.
     """
     kept = [_finite(line) for line in lines]
     kept = [line for line in kept if line.points]
     if not kept:
         return Markup()
     values = [y for line in kept for _, y in line.points]
-    is_log = min(values) > 0 and max(values) > 8 * min(values)
+    is_log = can_be_log and min(values) > 0 and max(values) > 8 * min(values)
     low, high = (min(values) / 1.1, max(values)) if is_log else (min(0.0, *values), max(values))
     height = 300
     right = width - (110.0 if any(line.name for line in kept) else 20.0)

@@ -235,17 +235,29 @@ def summarise_training(
 ) -> dict[str, Any] | None:
     """First and last of the training's log; the last is the mean of the final tenth.
 
+    A finishing phase of rollouts has a loss of another kind, and so its own first and last.
     `facts` of the telemetry come under their own key.
     """
     if loss is None or loss.empty:
         return None
-    num_last = max(1, round(len(loss) * LAST_SHARE))
+    is_rollout = figures.find_rollouts(loss)
+    of_segments, of_rollouts = loss["loss"][~is_rollout], loss["loss"][is_rollout]
+    is_mixed = not of_segments.empty and not of_rollouts.empty
     return {
         "num_samples": int(loss["samples_seen"].iloc[-1]),
-        "first_loss": _finite(loss["loss"].iloc[0]),
-        "final_loss": _finite(loss["loss"].iloc[-num_last:].mean()),
+        **_first_and_last(of_segments if is_mixed else loss["loss"]),
+        "rollout": _first_and_last(of_rollouts) if is_mixed else None,
         "max_grad_norm": _finite(loss["grad_norm"].max()),
         "telemetry": facts.as_json() if facts else None,
+    }
+
+
+def _first_and_last(losses: "pd.Series[float]") -> dict[str, float | None]:
+    """Of one phase of the training."""
+    num_last = max(1, round(len(losses) * LAST_SHARE))
+    return {
+        "first_loss": _finite(losses.iloc[0]),
+        "final_loss": _finite(losses.iloc[-num_last:].mean()),
     }
 
 

@@ -9,20 +9,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import numpy as np
-import numpy.typing as npt
 import pandas as pd
 import torch
-from PIL import Image, PngImagePlugin
+from PIL import Image
 
-from distillery.files import atomic_path, hash_json
+from distillery.files import hash_json
 from distillery.identity import SampleId
+from distillery.pixels import Pixels, write_png
 from distillery.store.chunks import ChunkIdentity, is_intact, write_chunk
 
-Pixels = npt.NDArray[np.uint8]
-"""A picture, (h, w, 3)."""
-PNG_COMPRESSION = 1
-"""zlib level. A 1024 px picture takes 92 ms of a core at level 1 and 241 ms at the default 6."""
 MAX_THREADS = 8
 MAX_WAITING = 128
 """Pictures made but not yet saved, at most; 3 MB each at 1024 px."""
@@ -79,14 +74,8 @@ class Gallery:
         sample, identity = self.samples[row], self.identity(row)
         about = {"samples": [f"{sample.prompt_id}/{sample.index}"]}
         write_chunk(self.latents(row), {"latents": latents}, identity, about)
-        text = PngImagePlugin.PngInfo()
-        text.add_text("recipe", identity.recipe)
-        text.add_text("members", identity.members)
-        text.add_itxt("prompt", self.prompt(row))
-        with atomic_path(self.picture(row)) as temporary:
-            Image.fromarray(picture).save(
-                temporary, format="PNG", pnginfo=text, compress_level=PNG_COMPRESSION
-            )
+        texts = {"recipe": identity.recipe, "members": identity.members}
+        write_png(self.picture(row), picture, {**texts, "prompt": self.prompt(row)})
 
 
 def _is_picture(path: Path, identity: ChunkIdentity) -> bool:

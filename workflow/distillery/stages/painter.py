@@ -15,6 +15,7 @@ from distillery.families import Family, Request, Setting
 from distillery.families.protocol import Pipeline
 from distillery.files import hash_json
 from distillery.identity import draw_noise
+from distillery.pixels import as_bytes
 from distillery.stages.batching import Batcher
 from distillery.stages.gallery import Gallery, Savers
 from distillery.stages.speed import PROBE_STEPS, Amount, loading_timed, tune
@@ -229,11 +230,6 @@ def is_spoiled(pictures: torch.Tensor, latents_b: torch.Tensor) -> torch.Tensor:
     """Which pictures (b, h, w, 3) are black, or have latents (b, ...) not finite; (b,) bool."""
     is_finite = latents_b.flatten(1).isfinite().all(dim=1)
     return ~is_finite | (pictures.flatten(1) == 0).all(dim=1)
-
-
-def as_bytes(pictures: torch.Tensor) -> torch.Tensor:
-    """(b, 3, h, w) in [0, 1] to (b, h, w, 3) uint8, as `VaeImageProcessor.numpy_to_pil` rounds."""
-    return (pictures.float() * 255).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous()
 
 
 def _check_source(job: SamplesJob, pipeline: Path | None) -> None:

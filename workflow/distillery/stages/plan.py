@@ -15,6 +15,7 @@ from distillery.families import Family
 from distillery.files import could_be_hub_id, hash_json, write_json
 from distillery.hardware import describe_hardware
 from distillery.prompts import read_prompts
+from distillery.schedule import Schedule
 from distillery.stages.embeddings import embeddings_recipe
 from distillery.stages.plan_generation import plan_generation, summarise_generation
 from distillery.stages.plan_training import plan_training, summarise_training
@@ -31,7 +32,10 @@ from distillery.teacher.find import (
     find_teacher,
 )
 from distillery.teacher.loading import check_options, torch_dtype
-from distillery.teacher.memory import advise_memory, estimate, summarise_memory
+from distillery.teacher.memory import ITEM_BYTES, advise_memory, estimate, summarise_memory
+from distillery.teacher.weights import measure
+from distillery.training.dataset import student_grid
+from distillery.training.objectives import segment_weights
 
 GIB = 1 << 30
 HEADROOM = 1.05
@@ -63,7 +67,7 @@ def make_plan(config: RunConfig, output: Path) -> None:
     Raises:
         FileNotFoundError: a prompt file, the teacher, a part of it, or the judge is missing.
         ValueError: bad prompts, an impossible size or grid, adapters or attention that do not fit
-            the teacher, or too little disk space.
+            the teacher, weights of timesteps that leave a step out, or too little disk space.
     """
     paths = config.prompts.model_dump(exclude_none=True)
     prompts = {split: read_prompts(Path(path)) for split, path in paths.items()}
@@ -103,11 +107,13 @@ def plan_distillation(
     _check_judge(config)
     student = plan_student(config.student, folder, family)
     recipe = _recipe(config, folder, family)
+    check_segments(config, recipe)
     shape = tuple(recipe["latent_shape"])
     calls_per_step = family.calls_per_step(denoiser_config(folder), config.targets.guidance_scale)
     work = plan_work(config, num_prompts, shape, calls_per_step)
     chunks = chunk_folder(run_folder / "targets", hash_json(recipe))
-    training = plan_training(config, student, denoiser_class(folder), gpus)
+    vae = measure(folder, config.teacher.variant)["vae"].num_parameters
+    training = plan_training(config, student, denoiser_class(folder), gpus, vae_bytes(config, vae))
     return {
         "latent_shape": list(shape),
         "student": asdict(student) | {"summary": describe_origin(student)},
@@ -126,6 +132,20 @@ def _recipe(config: Config, folder: Path, family: Family) -> dict[str, Any]:
     embeddings_hash = hash_json(embeddings_recipe(encoding, family, text))
     job = TargetsJob(seed=config.seed, teacher=config.teacher, targets=config.targets)
     return targets_recipe(job, family, folder, embeddings_hash)
+
+
+def check_segments(config: Config, recipe: Mapping[str, Any]) -> None:
+    """Raise ValueError for a student's grid or weights of its steps that the training would refuse,
+    hours later, when the targets are made."""
+    grid = student_grid(recipe, Schedule(**recipe["schedule"]), config.student.steps)
+    segment_weights(config.training.timestep_weights, grid, recipe["prediction_type"])
+
+
+def vae_bytes(config: Config, num_parameters: int) -> int:
+    """Of the VAE's weights beside the student: once for previews, once for the perceptual loss."""
+    previews = ITEM_BYTES[config.teacher.vae_dtype] * bool(config.previews.every_samples)
+    perceptual = ITEM_BYTES["float32"] * bool(config.training.perceptual_weight)
+    return num_parameters * (previews + perceptual)
 
 
 def plan_work(
@@ -193,6 +213,14 @@ def advise(config: Config, work: Work, num_shared: int) -> list[str]:
         advice.append(
             f"{work.num_trajectories} trajectories only initialise a student; real models look "
             "soft below about 10,000 and good from 100,000"
+        )
+    steps = config.student.steps
+    if config.training.objective == "prediction" and steps < config.targets.steps:
+        advice.append(
+            f"training.objective is 'prediction' and student.steps is {steps}, targets.steps "
+            f"{config.targets.steps}: the student learns to do without guidance, not to take fewer "
+            f"steps, and will draw as the teacher does in {steps}; use segment, or set "
+            f"student.steps and targets.num_segments to {config.targets.steps}"
         )
     return advice
 

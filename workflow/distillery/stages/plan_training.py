@@ -19,6 +19,7 @@ def plan_training(
     student: Origin,
     denoiser_class: type,
     gpus: Sequence[Mapping[str, Any]],
+    vae_bytes: int = 0,
 ) -> dict[str, Any]:
     """What a training on this machine's GPUs does, one process each, or on its CPU.
 
@@ -27,6 +28,7 @@ def plan_training(
         student: as planned.
         denoiser_class: of Diffusers.
         gpus: as in `hardware.describe_hardware`.
+        vae_bytes: of weights that previews and the perceptual loss hold beside the student.
 
     Raises:
         ValueError: gradient checkpointing of a network that does not offer it.
@@ -44,11 +46,13 @@ def plan_training(
     return {
         "machine": asdict(machine),
         "bytes_per_device": execution.bytes_per_device,
+        "vae_bytes": vae_bytes,
         "choices": [
             {"setting": setting, "value": value, "reason": reason}
             for setting, value, reason in list_choices(config.training, execution, machine)
         ],
-        "advice": advise_training(config.training, execution, machine),
+        "advice": advise_training(config.training, execution, machine, student.init)
+        + advise_previews(config, execution),
     }
 
 
@@ -116,8 +120,11 @@ def _tf32(training: Training, machine: Machine) -> tuple[str, str]:
     return "on", "of the float32 matrix products that are left beside dtype"
 
 
-def advise_training(training: Training, execution: Execution, machine: Machine) -> list[str]:
-    """What to set where the student does not fit, or the GPU is not made for its dtype."""
+def advise_training(
+    training: Training, execution: Execution, machine: Machine, init: str
+) -> list[str]:
+    """What to set where the student, of `student.init`, does not fit, or the GPU is not made for
+    its dtype."""
     advice = []
     if _is_old(machine) and training.dtype == "bfloat16":
         advice.append(
@@ -128,18 +135,32 @@ def advise_training(training: Training, execution: Execution, machine: Machine) 
     if gpu is not None and need > TIGHT * gpu:
         advice.append(
             f"training needs {need / GIB:.1f} GiB on each GPU without activations, a GPU has "
-            f"{gpu / GIB:.1f} GiB: {_remedy(execution, machine)}"
+            f"{gpu / GIB:.1f} GiB: {_remedy(execution, machine, init)}"
         )
     return advice
 
 
-def _remedy(execution: Execution, machine: Machine) -> str:
+def advise_previews(config: Config, execution: Execution) -> list[str]:
+    """That a sharded student draws no previews, which the training would say hours later."""
+    if execution.parallel != "fsdp" or not config.previews.every_samples:
+        return []
+    return [
+        f"previews.every_samples is {config.previews.every_samples} and these GPUs train with "
+        "fsdp, under which no process can draw alone: the training would refuse; set 0, and draw "
+        "from a checkpoint with snakemake results/{run}/student/previews/samples-000000003200/"
+        "sheet.png"
+    ]
+
+
+def _remedy(execution: Execution, machine: Machine, init: str) -> str:
     """The next thing to try for a student that does not fit."""
-    smaller = "keep fewer blocks with student.init: layers, or train additions with lora"
     if execution.parallel == "ddp":
-        return f"set training.parallel: fsdp, or {smaller}"
-    more = "use several GPUs" if machine.num_processes == 1 else "use more GPUs"
-    return f"{more}, {smaller}"
+        more = "set training.parallel: fsdp"
+    else:
+        more = "use several GPUs" if machine.num_processes == 1 else "use more GPUs"
+    if init == "lora":  # almost all of it are frozen weights, whatever the rank
+        return f"{more}, or GPUs of more memory"
+    return f"{more}, keep fewer blocks with student.init: layers, or train additions with lora"
 
 
 def _is_old(machine: Machine) -> bool:
@@ -156,6 +177,8 @@ def summarise_training(plan: Mapping[str, Any]) -> list[str]:
     """The lines of the plan's summary about the training."""
     size = plan["bytes_per_device"] / GIB
     first = f"  training      {size:.2f} GiB on each device, without activations"
+    if plan["vae_bytes"]:
+        first += f"; VAE {plan['vae_bytes'] / GIB:.2f} GiB more, and what decoding takes"
     width = max(len(choice["setting"]) for choice in plan["choices"])
     lines = [
         f"    {choice['setting']:<{width}}  {choice['value']} ({choice['reason']})"

@@ -131,7 +131,8 @@ def choose_expert(present: Sequence[str], chosen: str | None) -> str:
         return str(chosen)
     if chosen is None and len(present) == 1:
         return present[0]
+    given = "null" if chosen is None else repr(chosen)
     raise ValueError(
-        f"student.expert is {chosen!r}: the teacher has the networks {', '.join(present)}, the "
+        f"student.expert is {given}: the teacher has the networks {', '.join(present)}, the "
         "student is one network for all steps; say which of them it starts from"
     )

@@ -1,6 +1,7 @@
 """A student of a shape of its own, from a JSON file: the teacher's weights where they fit."""
 
 import inspect
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,6 @@ import torch
 
 from distillery.families import Family
 from distillery.families.protocol import Denoiser
-from distillery.files import read_json
 
 
 def read_shape(path: Path, teacher: Denoiser, family: Family) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def read_shape(path: Path, teacher: Denoiser, family: Family) -> dict[str, Any]:
             f"student.config is {str(path)!r}: there is no such file; copy config.json of the "
             f"teacher's {family.denoisers[0]} and change it"
         )
-    shape = {key: value for key, value in read_json(path).items() if key != "_name_or_path"}
+    shape = {key: value for key, value in _read(path).items() if key != "_name_or_path"}
     name = type(teacher).__name__
     if shape.setdefault("_class_name", name) != name:
         raise ValueError(
@@ -44,6 +44,20 @@ def read_shape(path: Path, teacher: Denoiser, family: Family) -> dict[str, Any]:
             f"takes {', '.join(sorted(known))}"
         )
     _check_interface(path, shape, teacher, family)
+    return shape
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A user's JSON object, which nobody makes again for them."""
+    try:
+        shape = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"student.config: {path} is not valid JSON: {error}; mend it") from error
+    if not isinstance(shape, dict):
+        raise ValueError(
+            f"student.config: {path} holds a {type(shape).__name__}, an object is needed, as in "
+            "config.json of the teacher's network"
+        )
     return shape
 
 

@@ -5,6 +5,7 @@ Weights only: activations grow with the picture and the batch, and are not estim
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from typing import Any, Literal
 
@@ -142,9 +143,14 @@ def _remedy(teacher: Teacher, memory: Memory) -> str:
     largest = max(memory.components.values())
     if teacher.offload == "none" and teacher.num_gpus == 1 and largest <= TIGHT * memory.gpu:
         return "set teacher.offload: model"
+    # The VAE is not dealt out, and text encoders have gone when the denoiser comes: about right.
+    whole = max(memory.jobs.values()) * teacher.num_gpus
+    if teacher.offload == "model":
+        whole = sum(memory.components.values())
+    num_gpus = max(teacher.num_gpus + 1, ceil(whole / (TIGHT * memory.gpu)))
     if teacher.offload == "none":
-        return f"set teacher.num_gpus: {teacher.num_gpus + 1}, or 1 with offload: sequential"
-    return "set teacher.offload: sequential, or none with num_gpus: 2"
+        return f"set teacher.num_gpus: {num_gpus}, or 1 with offload: sequential"
+    return f"set teacher.offload: sequential, or none with num_gpus: {num_gpus}"
 
 
 def summarise_memory(memory: Mapping[str, Any]) -> str:

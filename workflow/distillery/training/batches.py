@@ -5,6 +5,7 @@ items [i * G, (i + 1) * G) of that stream, for any number of processes and any m
 """
 
 import hashlib
+import signal
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
@@ -18,6 +19,7 @@ from distillery.config.training import Training
 from distillery.store.shards import balanced_range
 from distillery.training.dataset import Batch, SegmentDataset
 from distillery.training.distributed import Place
+from distillery.training.stopping import SIGNALS
 
 NUM_CUDA_WORKERS = 2
 """Processes that read ahead for one GPU. None on a CPU, which they would take time from."""
@@ -124,8 +126,19 @@ class Batches:
                 collate_fn=_as_it_is,
                 # Forked, so that the memory maps are shared; workers never touch CUDA.
                 multiprocessing_context="fork" if on_cuda else None,
+                worker_init_fn=ignore_signals,
             )
         )
+
+
+def ignore_signals(_worker: int) -> None:
+    """Have a process that reads ahead pass signals over; the one that it reads for ends it.
+
+    torchrun, SLURM and a terminal signal whole groups of processes. PyTorch's workers would die of
+    SIGTERM, and their death is an error of the training, which could then not save.
+    """
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -66,7 +66,7 @@ def tensors_of(state: TrainingState) -> Iterator[tuple[str, str, torch.Tensor]]:
 
 
 def write(snapshot: Snapshot, root: Path, recipe_hash: str, keep: int) -> Path:
-    """Write a checkpoint atomically, then remove all but the newest `keep`."""
+    """Write a checkpoint atomically, then remove older ones until `keep` are left."""
     path = checkpoint_path(root, snapshot.samples_seen)
     with atomic_path(path) as temporary:
         temporary.mkdir()
@@ -85,7 +85,8 @@ def write(snapshot: Snapshot, root: Path, recipe_hash: str, keep: int) -> Path:
             },
         )
         share(temporary)
-    for old in _all(root)[keep:]:
+    # A newer one was damaged, or this one would not have been made: it must not count.
+    for old in [found for found in _all(root) if found.name < path.name][keep - 1 :]:
         remove(old)
     return path
 

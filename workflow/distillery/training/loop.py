@@ -38,8 +38,10 @@ def train(run: Run, paths: Paths) -> bool:
         ValueError: a loss or a gradient that is not finite.
         RuntimeError: the ranks' weights differ.
     """
+    run.watchdog.beat("student onto the device")
     state = new_state(paths.student, run)
     resume(state, run)
+    run.watchdog.beat("size of micro-batches")
     finished = loop(state, run)
     if finished:
         run.watchdog.beat("the trained student's files", limit_s=START_LIMIT_S)
@@ -79,12 +81,14 @@ def loop(state: TrainingState, run: Run) -> bool:
 def resume(state: TrainingState, run: Run) -> None:
     """Go on from the newest whole checkpoint of this recipe; rank 0 says which that is."""
     newest = ""
+    run.watchdog.beat("search of the last checkpoint", waits=not run.place.is_main)
     if run.place.is_main:
         checkpoint.clean_up(run.checkpoints)
         found = checkpoint.find_newest(run.checkpoints, run.recipe_hash, run.reporter)
         newest = str(found or "")
     newest = distributed.from_main(newest, run.device)
     if newest:
+        run.watchdog.beat(f"load of {newest}")
         checkpoint.load(state, Path(newest))
         run.reporter.info(f"goes on from {newest}")
 

@@ -9,6 +9,10 @@ from distillery.training import distributed, parallel
 from distillery.training.execution import Execution, Machine, choose_execution
 from distillery.training.run import Run
 
+MAX_COMPILED = 64
+"""Variants of one function: sizes of micro-batches and widths of blocks. PyTorch gives up after 8,
+and then runs all blocks of the class without compiled code."""
+
 
 def arrange(denoiser: Denoiser, run: Run) -> Execution:
     """Bring a student onto this process's device, in place, as fits the hardware.
@@ -67,12 +71,14 @@ def compile_student(denoiser: Denoiser, family: Family, execution: Execution) ->
     possible where hooks stand around the blocks, of sharding or of gradient checkpointing; the
     blocks then. What is compiled is `forward`, so that such hooks stay outside.
     """
-    # DDP's own splitting of compiled graphs knows no gradient checkpointing; compiled by blocks,
-    # gradients are sent block by block without it.
+    # DDP's own splitting of compiled graphs refuses gradient checkpointing, which may be turned on
+    # later, and cuts a large network into hundreds. Without it, blocks still send their gradients
+    # one by one; a student compiled whole sends them at the end.
+    torch._dynamo.config.optimize_ddp = False
+    torch._dynamo.config.recompile_limit = MAX_COMPILED
     whole = not family.compiles_by_block and not (
         execution.gradient_checkpointing or execution.parallel == "fsdp"
     )
     blocks = parallel.blocks_of(denoiser)
-    torch._dynamo.config.optimize_ddp = whole or not blocks
     for module in [denoiser] if whole or not blocks else blocks:
         module.forward = torch.compile(module.forward, dynamic=False)

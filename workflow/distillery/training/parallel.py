@@ -68,7 +68,6 @@ def wrap(model: nn.Module, place: Place, device: torch.device) -> nn.Module:
         model,
         device_ids=[device.index] if device.type == "cuda" else None,
         gradient_as_bucket_view=True,
-        broadcast_buffers=False,  # they are constants, read from the same files
     )
     wrapped.register_comm_hook(
         None, _sum_gradients if device.type == "cuda" else _sum_gradients_in_order

@@ -10,6 +10,10 @@ from distillery.training.run import Run
 from distillery.training.state import TrainingState
 from distillery.training.update import backward
 
+RESERVE = 0.03
+"""Of a GPU's memory, left free while trying: what PyTorch's allocator does not hold (NCCL's buffers
+above all), small pieces between, the previews' decoder. A rule of thumb, not measured."""
+
 
 def probe(state: TrainingState, micro_batches: MicroBatches, run: Run) -> None:
     """Lower the micro-batch, before the first update, until it fits; the same on all processes.
@@ -23,6 +27,8 @@ def probe(state: TrainingState, micro_batches: MicroBatches, run: Run) -> None:
     if not wanted or share is None or parallel.is_sharded(state.denoiser):
         return
     find_fitting(state, run.dataset.__getitems__(share), micro_batches, run)
+    # What failed has filled the GPU; the training's own peak is to be told.
+    torch.cuda.reset_peak_memory_stats(run.device)
     if run.place.is_main:
         run.reporter.info(
             f"micro-batches of {micro_batches.size} fit, of {run.batches.largest_share} an update"
@@ -32,11 +38,19 @@ def probe(state: TrainingState, micro_batches: MicroBatches, run: Run) -> None:
 def find_fitting(state: TrainingState, share: Batch, micro_batches: MicroBatches, run: Run) -> None:
     """Halve the micro-batch until a share passes forward and backward on every process.
 
-    Where one sample does not fit, gradient checkpointing is tried if it is left to us.
+    Sizes are tried without compiled code, which takes minutes for each; the last is then tried with
+    it. Where one sample does not fit, gradient checkpointing is tried if it is left to us.
 
     Raises:
         torch.OutOfMemoryError: nothing fits.
     """
+    with torch.compiler.set_stance("force_eager"):
+        _lower(state, share, micro_batches, run)
+    _lower(state, share, micro_batches, run)
+
+
+def _lower(state: TrainingState, share: Batch, micro_batches: MicroBatches, run: Run) -> None:
+    """`find_fitting`, with compiled code or without."""
     while not _all_fit(state, micro_batches.cut(share), run):
         if micro_batches.size > 1:
             micro_batches.halve()
@@ -68,18 +82,27 @@ def _fits(state: TrainingState, micro_batches: list[Batch], run: Run) -> bool:
     process waits for another, since DDP does not see passes of the bare network.
     """
     largest = sorted(micro_batches, key=lambda batch: len(batch.items), reverse=True)[:2]
-    moments: list[torch.Tensor] = []
+    taken: list[torch.Tensor] = []
     try:
+        if is_cuda(run.device):
+            taken.append(_reserve(run.device))
         if not state.optimizer.state:
             # AdamW makes its moments in the first update; until then this is their place.
-            moments = [torch.empty_like(it) for it in state.trainable.values() for _ in range(2)]
+            taken += [torch.empty_like(it) for it in state.trainable.values() for _ in range(2)]
         for batch in largest:
             backward(state.denoiser, batch.to(run.device), run)
         fits = True
     except torch.OutOfMemoryError:
         fits = False
-    del moments
+    del taken
     state.denoiser.zero_grad(set_to_none=True)
     if is_cuda(run.device):
         torch.cuda.empty_cache()
     return fits
+
+
+def _reserve(device: torch.device) -> torch.Tensor:
+    """What is left free of the memory that this process may use."""
+    total = torch.cuda.get_device_properties(device).total_memory
+    mine = total * torch.cuda.get_per_process_memory_fraction(device)
+    return torch.empty(int(RESERVE * mine), dtype=torch.uint8, device=device)

@@ -17,6 +17,7 @@ from distillery.training.progress import Totals
 from distillery.training.rollout import roll_out
 from distillery.training.run import Run
 from distillery.training.state import TrainingState
+from distillery.training.watchdog import START_LIMIT_S
 
 MAX_ITEMS_NAMED = 16
 
@@ -62,8 +63,10 @@ def accumulate_gradients(
 def _accumulate(model: torch.nn.Module, micro_batches: list[Batch], run: Run) -> Share:
     """One attempt of `accumulate_gradients`."""
     segments, losses = [], []
+    # A rollout is many passes, and the first one, late in the training, may be compiled.
+    limit_s = START_LIMIT_S if micro_batches[0].is_rollout else None
     for number, batch in enumerate(micro_batches, 1):
-        run.watchdog.beat(f"micro-batch {number} of {len(micro_batches)}")
+        run.watchdog.beat(f"micro-batch {number} of {len(micro_batches)}", limit_s=limit_s)
         batch = batch.to(run.device)
         with parallel.synchronising(model, number == len(micro_batches)):
             losses.append(backward(model, batch, run))

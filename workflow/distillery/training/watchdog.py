@@ -20,6 +20,8 @@ START_LIMIT_S = 900.0
 """For opening data, compiling, the first update, and what only one rank does at the end."""
 HEAD_START = 0.2
 """Share of its limit by which a rank that waits for others lets the one to blame go first."""
+SLOWER = 3.0
+"""A phase may take so many times what it last took: a large micro-batch takes minutes each time."""
 TICK_S = 0.5
 STDERR = 2
 """Python's `sys.stderr` may be replaced by something without a file."""
@@ -61,6 +63,8 @@ class Watchdog:
         self._limit_s = limit_s
         self._log = log
         self._warm = False
+        self._took: dict[str, float] = {}
+        self._longest_s = 0.0
         self._watched = False
         self._over = threading.Event()
         self.phase = Phase("start", time.monotonic(), START_LIMIT_S, waits=False)
@@ -72,18 +76,25 @@ class Watchdog:
             name: what it is.
             waits: it is a collective, which ends when all ranks have come.
             limit_s: another than the setting. Until the first update is done none is shorter than
-                `START_LIMIT_S`: networks may be compiled in it.
+                `START_LIMIT_S`: networks may be compiled in it. Who waits for others has the
+                longest limit since the last update, for they may still be in that phase.
         """
+        now_s, before = time.monotonic(), self.phase
+        self._took[before.name] = now_s - before.begin_s
         limit_s = self._limit_s if limit_s is None else limit_s
         if not self._warm:
             limit_s = max(limit_s, START_LIMIT_S)
-        before, self.phase = self.phase, Phase(name, time.monotonic(), limit_s, waits)
+        limit_s = max(limit_s, SLOWER * self._took.get(name, 0.0))
+        self._longest_s = max(self._longest_s, limit_s)
+        self.phase = Phase(name, now_s, self._longest_s if waits else limit_s, waits)
+        limit_s = self.phase.limit_s
         if self._watched and limit_s < before.limit_s:
             self._arm(0.0)  # the next look may come too late for it
 
     def updated(self) -> None:
         """An update is done; from now on `training.hang_timeout_s` counts."""
         self._warm = True
+        self._longest_s = 0.0
         self.beat("log, checkpoint or next batch")
 
     @contextmanager

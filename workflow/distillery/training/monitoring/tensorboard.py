@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from math import isfinite
 from pathlib import Path
 
-from distillery.stages.gallery import Pixels
+from distillery.pixels import Pixels
 
 FLUSH_S = 10
 """Between two writes of the library's own thread: what a killed process loses at most."""

@@ -12,8 +12,7 @@ from distillery.families import Family, Request, Setting, family_named
 from distillery.families.protocol import Conditioning, Denoiser, Pipeline
 from distillery.files import read_json
 from distillery.identity import SampleId, draw_noise
-from distillery.stages.gallery import Pixels
-from distillery.stages.painter import as_bytes
+from distillery.pixels import Pixels, as_bytes
 from distillery.teacher.decoding import guard_decoding
 from distillery.teacher.find import INDEX, components_left_out, find_teacher
 from distillery.teacher.loading import torch_dtype

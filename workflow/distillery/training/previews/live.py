@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from distillery.stages.gallery import Pixels
+from distillery.pixels import Pixels
 from distillery.training import parallel
 from distillery.training.previews.drawing import Drawer
 from distillery.training.run import Run

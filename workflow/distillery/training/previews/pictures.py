@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
-from PIL import Image, PngImagePlugin
 
 from distillery.config.jobs import PreviewsJob, read_job
 from distillery.contact_sheet import moment_folder, training_of, write_sheets
-from distillery.files import atomic_path
 from distillery.identity import SampleId
-from distillery.stages.gallery import PNG_COMPRESSION, Pixels
+from distillery.pixels import Pixels, write_png
 from distillery.store.embeddings import EmbeddingStore
 from distillery.store.shards import balanced_range
 from distillery.telemetry import Reporter
@@ -105,11 +103,6 @@ class Previews:
     def save(self, pixels: dict[int, Pixels], samples_seen: int) -> None:
         """Save pictures by row, then the contact sheets."""
         for row, picture in pixels.items():
-            text = PngImagePlugin.PngInfo()
-            text.add_text("training", self._training)
-            text.add_itxt("prompt", str(self._table["prompt"].iloc[row]))
-            with atomic_path(self.picture(row, samples_seen)) as temporary:
-                Image.fromarray(picture).save(
-                    temporary, format="PNG", pnginfo=text, compress_level=PNG_COMPRESSION
-                )
+            texts = {"training": self._training, "prompt": str(self._table["prompt"].iloc[row])}
+            write_png(self.picture(row, samples_seen), picture, texts)
         write_sheets(self._root, samples_seen, self.prompt_ids, self._training)

@@ -1,0 +1,49 @@
+"""How long a process may take for what it does, without any waiting."""
+
+import time
+
+from distillery.training.watchdog import SLOWER, START_LIMIT_S, Watchdog
+
+LIMIT_S = 45.0
+
+
+def warm():
+    """A watchdog after the first update."""
+    watchdog = Watchdog(0, LIMIT_S)
+    watchdog.updated()
+    return watchdog
+
+
+def limit_of(watchdog, name, **options):
+    """What a phase is given."""
+    watchdog.beat(name, **options)
+    return watchdog.phase.limit_s
+
+
+def test_the_setting_counts_from_the_first_update_on():
+    watchdog = Watchdog(0, LIMIT_S)
+    assert limit_of(watchdog, "micro-batch 1 of 1") == START_LIMIT_S
+    watchdog.updated()
+    assert limit_of(watchdog, "micro-batch 1 of 1") == LIMIT_S
+
+
+def test_who_waits_has_as_long_as_the_longest_of_the_same_update():
+    """Another rank may still draw its pictures, or check its disk, when this one is done."""
+    watchdog = warm()
+    assert limit_of(watchdog, "gradients of all ranks", waits=True) == LIMIT_S
+    watchdog.updated()
+    watchdog.beat("previews", limit_s=600.0)
+    assert limit_of(watchdog, "micro-batch 1 of 1") == LIMIT_S, "its own work"
+    assert limit_of(watchdog, "gradients of all ranks", waits=True) == 600.0
+    watchdog.updated()
+    assert limit_of(watchdog, "gradients of all ranks", waits=True) == LIMIT_S
+
+
+def test_a_phase_that_takes_long_each_time_is_no_hang(monkeypatch):
+    now_s = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    watchdog = warm()
+    for took_s, expected in ((100.0, LIMIT_S), (2.0, SLOWER * 100.0), (2.0, LIMIT_S)):
+        watchdog.updated()
+        assert limit_of(watchdog, "micro-batch 1 of 1") == expected
+        now_s += took_s
