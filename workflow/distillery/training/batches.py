@@ -8,6 +8,7 @@ import hashlib
 import signal
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
@@ -117,28 +118,32 @@ class Batches:
         Micro-batches are cut from it later, so their size may change while others read ahead.
         """
         on_cuda = device.type == "cuda"
-        return iter(
-            DataLoader(
-                self.dataset,
-                batch_sampler=self.positions(samples_seen),
-                num_workers=NUM_CUDA_WORKERS if on_cuda else 0,
-                pin_memory=on_cuda,
-                collate_fn=_as_it_is,
-                # Forked, so that the memory maps are shared; workers never touch CUDA.
-                multiprocessing_context="fork" if on_cuda else None,
-                worker_init_fn=ignore_signals,
-            )
+        loader = DataLoader(
+            self.dataset,
+            batch_sampler=self.positions(samples_seen),
+            num_workers=NUM_CUDA_WORKERS if on_cuda else 0,
+            pin_memory=on_cuda,
+            collate_fn=_as_it_is,
+            # Forked, so that the memory maps are shared; workers never touch CUDA.
+            multiprocessing_context="fork" if on_cuda else None,
         )
+        with signals_blocked():
+            return iter(loader)
 
 
-def ignore_signals(_worker: int) -> None:
-    """Have a process that reads ahead pass signals over; the one that it reads for ends it.
+@contextmanager
+def signals_blocked() -> Iterator[None]:
+    """Have processes that are started in here never receive the signals to stop.
 
     torchrun, SLURM and a terminal signal whole groups of processes. PyTorch's workers would die of
-    SIGTERM, and their death is an error of the training, which could then not save.
+    SIGTERM, and their death is an error of the training, which could then not save. Blocked signals
+    are inherited, so there is no moment at which a worker is not yet safe.
     """
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _as_it_is(batch: Any) -> Any:
