@@ -9,7 +9,7 @@ that is stored; with one it computes a single guided prediction, the least that 
 
 import argparse
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -30,54 +30,74 @@ sys.path.append(str(Path(__file__).parents[1] / "scripts"))
 import train
 
 
+@dataclass(frozen=True)
+class Loaded:
+    """A teacher that stands ready on its device, so that an update pays for its steps alone.
+
+    Attributes:
+        denoiser: in the teacher's type.
+        timesteps: (k,) of its steps.
+        alphas, sigmas: (k + 1,) float32 at its knots.
+    """
+
+    denoiser: Denoiser
+    timesteps: torch.Tensor
+    alphas: torch.Tensor
+    sigmas: torch.Tensor
+
+    def level(self, knot: torch.Tensor, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Alpha and sigma at knots (b,), shaped to multiply states."""
+        shape = (-1, *[1] * (like.ndim - 1))
+        return self.alphas[knot].view(shape), self.sigmas[knot].view(shape)
+
+
 class Teacher:
-    """The teacher's denoiser on this rank, loaded when the first batch comes."""
+    """The teacher on this rank, loaded when the first batch comes."""
 
     def __init__(self, job: TrainingJob, num_steps: int) -> None:
         """`num_steps` guided steps a target."""
         self._job = job
         self._num_steps = num_steps
-        self._denoiser: Denoiser | None = None
+        self._loaded: Loaded | None = None
 
-    def load(self, run: Run) -> Denoiser:
-        """The denoiser alone, in the teacher's type."""
-        if self._denoiser is None:
+    def load(self, run: Run) -> Loaded:
+        """Its denoiser alone, and its schedule at all its steps."""
+        if self._loaded is None:
             family, teacher = run.dataset.family, self._job.teacher
             left_out = (*family.text_components, "vae")
             pipeline = load_teacher(teacher, find_teacher(teacher), run.device, left_out)
-            self._denoiser = getattr(pipeline, family.denoisers[0])
-        assert self._denoiser is not None
-        return self._denoiser
+            grid = teacher_grid(run)
+            self._loaded = Loaded(
+                getattr(pipeline, family.denoisers[0]),
+                *(
+                    torch.tensor(values, device=run.device)
+                    for values in (grid.timesteps, grid.alphas, grid.sigmas)
+                ),
+            )
+        return self._loaded
 
     @torch.no_grad()
     def target(self, batch: Batch, run: Run) -> torch.Tensor:
         """What the student should output at the batch's states, (b, *latent) float32."""
-        grid, kind = teacher_grid(run), run.dataset.recipe["prediction_type"]
-        denoiser, scale = self.load(run), run.dataset.setting.guidance_scale
-        stride = run.dataset.recipe["steps"] // run.dataset.steps
+        teacher, kind = self.load(run), run.dataset.recipe["prediction_type"]
+        scale = run.dataset.setting.guidance_scale
+        first = batch.segment * (run.dataset.recipe["steps"] // run.dataset.steps)
+        conditioning = doubled(batch.conditioning)
         noisy = batch.noisy
-        first = batch.segment * stride
-        for step in range(self._num_steps):
-            knot = first + step
-            alpha, sigma = level(grid, knot, noisy)
-            timestep = torch.tensor(grid.timesteps, device=noisy.device)[knot]
+        for knot in (first + step for step in range(self._num_steps)):
+            timestep = teacher.timesteps[knot]
             with_prompt, without = run.dataset.family.predict(
-                denoiser,
+                teacher.denoiser,
                 torch.cat([noisy, noisy]),
                 torch.cat([timestep, timestep]),
-                doubled(batch.conditioning),
+                conditioning,
                 run.dataset.setting,
             ).chunk(2)
             prediction = without.float() + scale * (with_prompt.float() - without.float())
-            clean, noise = from_prediction(kind, prediction, noisy, alpha, sigma)
-            noisy = add_noise(clean, noise, *level(grid, knot + 1, noisy))
-        return segment_target(
-            kind,
-            batch.noisy,
-            noisy,
-            *level(grid, first, noisy),
-            *level(grid, first + self._num_steps, noisy),
-        )
+            clean, noise = from_prediction(kind, prediction, noisy, *teacher.level(knot, noisy))
+            noisy = add_noise(clean, noise, *teacher.level(knot + 1, noisy))
+        ends = (*teacher.level(first, noisy), *teacher.level(first + self._num_steps, noisy))
+        return segment_target(kind, batch.noisy, noisy, *ends)
 
 
 def teacher_grid(run: Run) -> Schedule:
@@ -86,18 +106,6 @@ def teacher_grid(run: Run) -> Schedule:
     config = dict(recipe["scheduler"])
     scheduler = make_scheduler(config.pop("class"), config)
     return grid_of(run.dataset.family, scheduler, recipe["steps"], tuple(recipe["latent_shape"]))
-
-
-def level(
-    grid: Schedule, knot: torch.Tensor, like: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Alpha and sigma at knots (b,), shaped to multiply states."""
-    alphas, sigmas = (
-        torch.tensor(values, device=like.device, dtype=like.dtype)[knot]
-        for values in (grid.alphas, grid.sigmas)
-    )
-    shape = (-1, *[1] * (like.ndim - 1))
-    return alphas.view(shape), sigmas.view(shape)
 
 
 def doubled(conditioning: Conditioning) -> Conditioning:

@@ -46,7 +46,7 @@ class Saves:
 
 @dataclass(frozen=True)
 class RaisedAlarm:
-    """An alarm as `training.alarms.Alarm` has it, and when it rang."""
+    """An alarm as `training.monitoring.alarms.Alarm` has it, and when it rang."""
 
     name: str
     subject: str

@@ -8,7 +8,7 @@ from distillery.config.run import Config
 from distillery.config.training import Training
 from distillery.student.origin import Origin
 from distillery.teacher.memory import GIB, TIGHT
-from distillery.training.execution import Execution, Machine, choose_execution
+from distillery.training.execution import Execution, Machine, can_recompute, choose_execution
 
 TENSOR_CORES = (8, 0)
 """Compute capability from which GPUs multiply bfloat16 and TF32 in hardware."""
@@ -35,13 +35,12 @@ def plan_training(
     """
     machine = find_machine(gpus, config.hardware.cpu_processes)
     additions = student.trained_parameters if student.init == "lora" else 0
-    can_recompute = bool(getattr(denoiser_class, "_supports_gradient_checkpointing", False))
     execution = choose_execution(
         config.training,
         student.num_parameters + additions,
         student.trained_parameters,
         machine,
-        can_recompute,
+        can_recompute(denoiser_class),
     )
     return {
         "machine": asdict(machine),

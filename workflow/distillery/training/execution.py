@@ -55,7 +55,7 @@ def choose_execution(
     num_parameters: int,
     num_trainable: int,
     machine: Machine,
-    can_recompute: bool = True,
+    recomputable: bool = True,
 ) -> Execution:
     """How a student is trained on a machine.
 
@@ -64,7 +64,7 @@ def choose_execution(
         num_parameters: of the student.
         num_trainable: those that learn.
         machine: processes and memory.
-        can_recompute: whether the network offers gradient checkpointing.
+        recomputable: whether the network offers gradient checkpointing.
 
     Raises:
         ValueError: gradient checkpointing of a network that does not offer it.
@@ -75,7 +75,7 @@ def choose_execution(
     if parallel == "fsdp":
         needed = sharded_bytes(training, whole, num_parameters, machine.num_processes)
     sharded = parallel == "fsdp"
-    recompute, why_recompute = _choose_recompute(training, needed, machine, sharded, can_recompute)
+    recompute, why_recompute = _choose_recompute(training, needed, machine, sharded, recomputable)
     compiled, why_compiled = _choose_compile(training, num_parameters, machine)
     return Execution(
         parallel,
@@ -88,6 +88,11 @@ def choose_execution(
             "compile": why_compiled,
         },
     )
+
+
+def can_recompute(network: object) -> bool:
+    """Whether a Diffusers network, or its class, offers gradient checkpointing."""
+    return bool(getattr(network, "_supports_gradient_checkpointing", False))
 
 
 def state_bytes(training: Training, num_parameters: int, num_trainable: int) -> int:
@@ -124,17 +129,17 @@ def _choose_parallel(
 
 
 def _choose_recompute(
-    training: Training, needed: int, machine: Machine, sharded: bool, can_recompute: bool
+    training: Training, needed: int, machine: Machine, sharded: bool, recomputable: bool
 ) -> tuple[bool, str]:
     """Whether blocks are computed again in the backward pass, and why."""
-    if training.gradient_checkpointing is True and not can_recompute:
+    if training.gradient_checkpointing is True and not recomputable:
         raise ValueError(
             "training.gradient_checkpointing is true and the student's network does not offer it: "
             "write auto or false, and lower training.micro_batch_size where memory is short"
         )
     if training.gradient_checkpointing != "auto":
         return training.gradient_checkpointing, "as set"
-    if not can_recompute:
+    if not recomputable:
         return False, "the network does not offer it"
     if machine.gpu_bytes is None:
         return False, "no GPU"

@@ -6,7 +6,7 @@ from distillery.families import Family
 from distillery.families.protocol import Denoiser
 from distillery.teacher.loading import torch_dtype
 from distillery.training import distributed, parallel
-from distillery.training.execution import Execution, Machine, choose_execution
+from distillery.training.execution import Execution, Machine, can_recompute, choose_execution
 from distillery.training.run import Run
 
 MAX_COMPILED = 64
@@ -33,7 +33,7 @@ def arrange(denoiser: Denoiser, run: Run) -> Execution:
         num_parameters=sum(size for size, _ in sizes),
         num_trainable=sum(size for size, learns in sizes if learns),
         machine=machine_of(run),
-        can_recompute=can_recompute(denoiser),
+        recomputable=can_recompute(denoiser),
     )
     if run.place.is_main:
         for name, reason in execution.reasons.items():
@@ -57,11 +57,6 @@ def machine_of(run: Run) -> Machine:
     found = torch.cuda.get_device_properties(run.device)
     gpu_bytes = int(distributed.from_main(str(found.total_memory), run.device))
     return Machine(run.place.num_processes, gpu_bytes, (found.major, found.minor))
-
-
-def can_recompute(denoiser: Denoiser) -> bool:
-    """Whether a Diffusers network offers gradient checkpointing."""
-    return bool(getattr(denoiser, "_supports_gradient_checkpointing", False))
 
 
 def compile_student(denoiser: Denoiser, family: Family, execution: Execution) -> None:

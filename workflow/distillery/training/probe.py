@@ -4,8 +4,8 @@ import torch
 
 from distillery.training import distributed, parallel
 from distillery.training.dataset import Batch
+from distillery.training.execution import can_recompute
 from distillery.training.micro_batch import ADVICE, MicroBatches, is_cuda
-from distillery.training.network import can_recompute
 from distillery.training.run import Run
 from distillery.training.state import TrainingState
 from distillery.training.update import backward

@@ -108,14 +108,7 @@ def prepare(
     Raises:
         ValueError: inputs that do not belong together.
     """
-    dataset = SegmentDataset(
-        paths.targets,
-        paths.embeddings,
-        paths.prompts,
-        job.student.steps,
-        job.training.objective,
-        job.training.timestep_weights,
-    )
+    dataset = open_dataset(job, paths.targets, paths.embeddings, paths.prompts)
     # Hashing a large student takes seconds; one process does it for all.
     initial = hash_model(paths.student) if place.is_main else ""
     recipe = training_recipe(job, dataset, distributed.from_main(initial, device))
@@ -138,6 +131,20 @@ def prepare(
         recipe=recipe,
         recipe_hash=recipe_hash,
         previews=_previews(paths.previews, place, recipe_hash, reporter),
+    )
+
+
+def open_dataset(
+    job: TrainingJob, targets: Path, embeddings: Path, prompts: Path
+) -> SegmentDataset:
+    """What a training learns from; see `SegmentDataset` for arguments and errors."""
+    return SegmentDataset(
+        targets,
+        embeddings,
+        prompts,
+        job.student.steps,
+        job.training.objective,
+        job.training.timestep_weights,
     )
 
 

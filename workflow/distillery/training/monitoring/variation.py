@@ -44,7 +44,7 @@ class Probe:
     @classmethod
     def of(cls, dataset: SegmentDataset) -> Self:
         """Trajectories spread evenly over the store, so that their prompts differ."""
-        rows = spread_evenly(dataset.num_items // dataset.steps, NUM_VARIED)
+        rows = spread_evenly(dataset.num_trajectories, NUM_VARIED)
         first, last = (
             dataset.__getitems__([row * dataset.steps + segment for row in rows])
             for segment in (0, dataset.steps - 1)
@@ -163,7 +163,7 @@ def ignorant_losses(dataset: SegmentDataset, training: Training) -> list[float]:
     the mean of the targets' clean pictures. A student that does not do better has learned nothing
     of a segment but its mean, as it does from targets that belong to other noise or other prompts.
     """
-    rows = spread_evenly(dataset.num_items // dataset.steps, NUM_MEASURED)
+    rows = spread_evenly(dataset.num_trajectories, NUM_MEASURED)
     found = []
     for segment in range(dataset.steps):
         # One by one: the prompts, which are not needed here, can be large.

@@ -13,10 +13,9 @@ from distillery.student.lora import load_trainable
 from distillery.teacher.loading import torch_dtype
 from distillery.telemetry import Reporter
 from distillery.training.checkpoint import read_student
-from distillery.training.dataset import SegmentDataset
 from distillery.training.previews.drawing import Drawer
 from distillery.training.previews.pictures import PreviewPaths, Previews
-from distillery.training.run import training_recipe
+from distillery.training.run import open_dataset, training_recipe
 
 
 @dataclass(frozen=True)
@@ -58,14 +57,7 @@ def draw_kept(
     Raises:
         ValueError: no such checkpoint of this configuration is kept, or it is damaged.
     """
-    dataset = SegmentDataset(
-        kept.targets,
-        kept.embeddings,
-        kept.prompts,
-        job.student.steps,
-        job.training.objective,
-        job.training.timestep_weights,
-    )
+    dataset = open_dataset(job, kept.targets, kept.embeddings, kept.prompts)
     recipe_hash = hash_json(training_recipe(job, dataset, hash_model(kept.student)))
     root = chunk_folder(kept.checkpoints, recipe_hash)
     weights = read_student(root, samples_seen, recipe_hash)
