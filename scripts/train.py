@@ -35,6 +35,7 @@ from distillery.training.watchdog import Watchdog
 
 def main(argv: list[str] | None = None) -> int:
     """Parse, train; returns 0, 75 after a signal, or an error's status."""
+    distributed.die_with_launcher(os.environ)
     parser = stage_parser(__doc__)
     parser.add_argument("--student", type=Path, required=True, help="folder before training")
     parser.add_argument("--targets", type=Path, required=True, help="manifest")

@@ -89,15 +89,34 @@ def _free_port():
 def torchrun(num_processes, arguments, fault="", limit_s=100):
     """Run scripts/train.py under torchrun to its end; `fault` is `rank=fault`."""
     return subprocess.run(
-        [
-            sys.executable, "-m", "torch.distributed.run", "--standalone",
-            "--nproc-per-node", str(num_processes), __file__, fault or "none", *arguments,
-        ],
+        _torchrun_command(num_processes, arguments, fault),
         capture_output=True,
         text=True,
         timeout=limit_s,
         check=False,
-    )  # fmt: skip
+    )
+
+
+@contextmanager
+def torchrun_started(num_processes, arguments, fault=""):
+    """The same, while it runs; killed at the end, which leaves its processes alone."""
+    launcher = subprocess.Popen(
+        _torchrun_command(num_processes, arguments, fault),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        yield launcher
+    finally:
+        launcher.kill()
+        launcher.wait()
+
+
+def _torchrun_command(num_processes, arguments, fault):
+    return [
+        sys.executable, "-m", "torch.distributed.run", "--standalone",
+        "--nproc-per-node", str(num_processes), __file__, fault or "none", *arguments,
+    ]  # fmt: skip
 
 
 def _variables(launcher, rank, num_processes, port):

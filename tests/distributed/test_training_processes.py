@@ -3,6 +3,7 @@
 import json
 import time
 from itertools import chain
+from pathlib import Path
 
 import pandas as pd
 import processes
@@ -181,6 +182,28 @@ def test_one_rank_fails_and_torchrun_ends_all_soon(data, tmp_path, fault, messag
     assert message in done.stderr
     assert seconds < 60
     assert saved(tmp_path) == ["samples-000000000016"]
+
+
+@pytest.mark.slow
+def test_the_processes_of_a_killed_torchrun_end_with_it(data, tmp_path):
+    """They would hold their GPUs, and write checkpoints beside those of the next attempt."""
+    tiny.write_training_job(tmp_path, hang_timeout_s=0)
+    arguments = tiny.train_arguments(data, tmp_path)
+    with processes.torchrun_started(2, arguments, "1=hang:3") as launcher:
+        wait_until(lambda: saved(tmp_path), limit_s=60)
+        events = read_events(tmp_path / "telemetry")
+        ranks = [Path(f"/proc/{event.facts['pid']}") for event in events if event.kind == "start"]
+        assert len(ranks) == 2
+        assert all(rank.exists() for rank in ranks)
+        launcher.kill()
+        wait_until(lambda: not any(rank.exists() for rank in ranks), limit_s=10)
+
+
+def wait_until(condition, limit_s):
+    end_s = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end_s, "waited too long"
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("fault", ["raise", "out-of-memory", "hang", "hang-with-lock", "kill"])
