@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import ceil
 
 import torch
+from torch.nn import GroupNorm
 
 from distillery.config.section import Compile
 from distillery.families import Family
@@ -20,6 +21,9 @@ MIN_CALLS = 8_000
 makes large networks a fifth to a third faster (benchmarks/), so it pays where a run calls one so
 often.
 """
+LONG_SUMS = {"triton.cooperative_reductions": True}
+"""Inductor's option for a decoder's group norms, few sums over millions of numbers: without it each
+keeps one of a GPU's 132 multiprocessors busy and the others idle (benchmarks/)."""
 PROBE_STEPS = 2
 """Denoising steps of a probe for the batch size."""
 
@@ -92,7 +96,8 @@ def compile_networks(pipeline: Pipeline, family: Family) -> None:
             denoiser.compile(dynamic=False)
     decoder = getattr(pipeline.vae, "decoder", None)
     if decoder is not None:
-        decoder.compile(dynamic=False)
+        has_long_sums = any(isinstance(module, GroupNorm) for module in decoder.modules())
+        decoder.compile(dynamic=False, options=LONG_SUMS if has_long_sums else None)
 
 
 @contextmanager
