@@ -18,6 +18,7 @@ class FamilyCase:
         max_tokens: `teacher.max_sequence_length`.
         steps: of the teacher.
         guidance_scale: of the targets.
+        guidance_scale_2: of a second network; None: the same.
         guidance_argument: the stock call's, where it is not the family's.
         no_negative: what a stock call that does not guide without a negative prompt is given.
         teacher: further settings of the section `teacher`.
@@ -33,6 +34,7 @@ class FamilyCase:
     max_tokens: int | None = None
     steps: int = 4
     guidance_scale: float = 3.0
+    guidance_scale_2: float | None = None
     guidance_argument: str | None = None
     no_negative: str | None = None
     teacher: Mapping[str, Any] = field(default_factory=dict)

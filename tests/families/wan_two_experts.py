@@ -43,6 +43,8 @@ CASE = FamilyCase(
     height=HEIGHT,
     width=WIDTH,
     max_tokens=MAX_TOKENS,
+    guidance_scale=4.0,
+    guidance_scale_2=3.0,
     student={"expert": "transformer_2"},
     denoiser_at=lambda timestep: "transformer" if timestep >= BOUNDARY * 1000 else "transformer_2",
 )

@@ -57,7 +57,8 @@ class Subject:
 
     @property
     def setting(self) -> Setting:
-        return Setting(self.case.height, self.case.width, self.case.guidance_scale)
+        case = self.case
+        return Setting(case.height, case.width, case.guidance_scale, case.guidance_scale_2)
 
     @property
     def trajectories(self) -> TrajectoryStore:
@@ -101,6 +102,8 @@ class Subject:
             "callback_on_step_end": keep,
             **self.family.call_options(self.max_tokens),
         }
+        if self.case.guidance_scale_2 is not None:
+            arguments["guidance_scale_2"] = self.case.guidance_scale_2
         negative = self.case.teacher.get("negative_prompt", self.case.no_negative)
         if negative is not None:
             arguments["negative_prompt"] = [negative] * NUM_PROMPTS
@@ -132,6 +135,7 @@ def subject(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Subject:
             "steps": case.steps,
             "num_segments": case.steps,
             "guidance_scale": case.guidance_scale,
+            "guidance_scale_2": case.guidance_scale_2,
             "batch_size": NUM_PROMPTS,
             "chunk_size": NUM_PROMPTS,
         },
@@ -189,6 +193,9 @@ def test_targets_depend_on_noise_prompt_and_guidance(subject: Subject) -> None:
     if subject.case.guidance_scale > 1.0:
         unguided = subject.stock_call(**{subject.guidance_argument: 1.0})[-1]
         assert not unguided.allclose(subject.states(subject.case.steps), atol=1e-4)
+    if subject.case.guidance_scale_2 is not None:
+        alike = subject.stock_call(guidance_scale_2=None)[-1]
+        assert not alike.allclose(subject.states(subject.case.steps), atol=1e-4)
 
 
 def test_the_recorder_does_not_disturb(subject: Subject) -> None:

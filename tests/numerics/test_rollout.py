@@ -51,7 +51,25 @@ class Subject:
         teacher = self.run.config.teacher
         return load_teacher(teacher, find_teacher(teacher), CPU)
 
-    def request(self, dataset: SegmentDataset, steps: int, scale: float, decode: bool) -> Request:
+    @property
+    def setting(self) -> Setting:
+        """What the teacher is told."""
+        case = self.case
+        return Setting(case.height, case.width, case.guidance_scale, case.guidance_scale_2)
+
+    def students(self, scale: float = 1.0) -> Setting:
+        """What a student is told: a scale only where it takes it as an input."""
+        return Setting(self.case.height, self.case.width, scale)
+
+    def scale_at(self, timestep: float) -> float:
+        """The guidance of the network that the stock pipeline calls at a timestep."""
+        case = self.case
+        is_second = case.denoiser_at(timestep) != "transformer"
+        return (case.guidance_scale_2 if is_second else None) or case.guidance_scale
+
+    def request(
+        self, dataset: SegmentDataset, steps: int, setting: Setting, decode: bool
+    ) -> Request:
         """The stock call for the samples of `ROWS`."""
         store = TrajectoryStore(self.run.folder / "targets" / "manifest.json")
         table = dataset._table
@@ -61,7 +79,7 @@ class Subject:
             conditioning=dataset._conditioning(ROWS),
             negative=self.negative(dataset),
             steps=steps,
-            setting=Setting(self.case.height, self.case.width, scale),
+            setting=setting,
             decode=decode,
         )
 
@@ -90,6 +108,7 @@ def subject(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Subject:
             "steps": case.steps,
             "num_segments": STEPS,
             "guidance_scale": case.guidance_scale,
+            "guidance_scale_2": case.guidance_scale_2,
             "batch_size": 9,
             "chunk_size": 9,
             "predictions": True,
@@ -102,10 +121,13 @@ def subject(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Subject:
     return Subject(case, run)
 
 
-def test_a_stored_prediction_is_what_the_guided_teacher_gives_there(subject: Subject) -> None:
+@pytest.mark.parametrize("segment", range(STEPS))
+def test_a_stored_prediction_is_what_the_guided_teacher_gives_there(
+    subject: Subject, segment: int
+) -> None:
     """The oracle: two forward passes at the stored state, combined as classifier-free guidance."""
     dataset, teacher = subject.dataset, subject.teacher
-    batch = dataset.__getitems__([row * STEPS + 1 for row in ROWS])
+    batch = dataset.__getitems__([row * STEPS + segment for row in ROWS])
     network = getattr(teacher, subject.case.denoiser_at(float(batch.timestep[0])))
 
     def predict(conditioning: Any) -> torch.Tensor:
@@ -115,7 +137,7 @@ def test_a_stored_prediction_is_what_the_guided_teacher_gives_there(subject: Sub
             )
 
     expected = conditional = predict(batch.conditioning)
-    scale = subject.case.guidance_scale
+    scale = subject.scale_at(float(batch.timestep[0]))
     is_told = dataset.family.embeds_guidance(denoiser_config(subject.run.folder.parent / "teacher"))
     if scale > 1.0 and not is_told:
         negative = predict(subject.negative(dataset))
@@ -143,9 +165,9 @@ def test_a_rollout_ends_where_the_exported_pipeline_does(subject: Subject) -> No
     teacher = subject.run.config.teacher
     pipeline = load_student(teacher, folder, CPU, dataset.family.text_components)
     is_told = dataset.family.embeds_guidance(denoiser_config(folder))
-    scale = subject.case.guidance_scale if is_told else 1.0
+    setting = subject.students(subject.case.guidance_scale if is_told else 1.0)
     with record(pipeline.scheduler, [STEPS]) as trajectory:
-        dataset.family.generate(pipeline, subject.request(dataset, STEPS, scale, decode=False))
+        dataset.family.generate(pipeline, subject.request(dataset, STEPS, setting, decode=False))
     theirs = trajectory.states[STEPS]
     assert float((ours - theirs).norm() / theirs.norm()) < 1e-4
     assert float((batch.target - theirs).norm() / theirs.norm()) > 1e-3
@@ -154,9 +176,9 @@ def test_a_rollout_ends_where_the_exported_pipeline_does(subject: Subject) -> No
 def test_a_rollouts_target_is_the_teachers_end(subject: Subject) -> None:
     dataset, pipeline = subject.dataset, subject.teacher
     batch = dataset.__getitems__([dataset.num_items + row for row in ROWS])
-    steps, scale = subject.case.steps, subject.case.guidance_scale
+    steps, setting = subject.case.steps, subject.setting
     with record(pipeline.scheduler, [steps]) as trajectory:
-        dataset.family.generate(pipeline, subject.request(dataset, steps, scale, decode=False))
+        dataset.family.generate(pipeline, subject.request(dataset, steps, setting, decode=False))
     torch.testing.assert_close(batch.target, trajectory.states[steps], rtol=1e-4, atol=1e-4)
 
 
@@ -164,7 +186,9 @@ def test_the_decoder_is_fed_as_the_stock_pipeline_feeds_it(subject: Subject) -> 
     dataset, pipeline = subject.dataset, subject.teacher
     steps = subject.case.steps
     with record(pipeline.scheduler, [steps]) as trajectory:
-        pictures = dataset.family.generate(pipeline, subject.request(dataset, steps, 1.0, True))
+        pictures = dataset.family.generate(
+            pipeline, subject.request(dataset, steps, subject.students(), True)
+        )
     perceptual = open_perceptual(subject, dataset)
     with torch.no_grad():
         decoded = perceptual.decode(trajectory.states[steps])

@@ -96,7 +96,7 @@ def test_every_shipped_configuration_is_valid(path: Path) -> None:
         ({"targets__step": 1}, ["targets.step is not a key", "steps"]),
         (
             {"samples__models__teacher__step": 4},
-            ["samples.models.teacher.step is not a key", "guidance_scale, source, steps"],
+            ["samples.models.teacher.step is not a key", "guidance_scale_2, source, steps"],
         ),
         ({"targets": None}, ["targets is null"]),
         ({"targets__steps": "many"}, ["targets.steps is 'many'"]),
@@ -110,6 +110,11 @@ def test_every_shipped_configuration_is_valid(path: Path) -> None:
         ({"training__betas": [0.9]}, ["training.betas.1 is missing"]),
         ({"training__betas": [0.9, 1.0]}, ["training.betas.1 is 1.0"]),
         ({"targets__guidance_scale": 0.5}, ["targets.guidance_scale is 0.5"]),
+        ({"targets__guidance_scale_2": 0.5}, ["targets.guidance_scale_2 is 0.5"]),
+        (
+            {"samples__models__student__guidance_scale_2": 3.0},
+            ["samples.models.student.guidance_scale_2 is 3.0: a student is one network"],
+        ),
         ({"run": "a/b"}, ["run is 'a/b'"]),
         ({"run": datetime.date(2026, 1, 1)}, ["2026-01-01", "quotes"]),
         ({"samples__models": {}}, ["samples.models"]),
@@ -212,6 +217,7 @@ ALL_SAMPLES = OF_TEACHER | {"samples-student"}
     [
         ({"training__learning_rate": 1e-3}, {"training"}),
         ({"targets__guidance_scale": 2.0}, {"targets", "export", *ALL_SAMPLES}),
+        ({"targets__guidance_scale_2": 2.0}, {"targets", "export", *OF_TEACHER}),
         ({"targets__num_shards": 9}, {"targets", "export"}),
         (
             {"teacher__negative_prompt": "x"},
@@ -274,6 +280,27 @@ def test_open_settings_of_a_sampled_model_are_filled() -> None:
         if name in ALL_SAMPLES
     }
     assert found == {"teacher": (24, 4.0), "teacher-4-steps": (4, 4.0), "student": (4, None)}
+
+
+@pytest.mark.parametrize(
+    ("given", "resolved"),
+    [
+        ({}, (4.0, 3.0)),
+        ({"guidance_scale_2": 2.0}, (4.0, 2.0)),
+        ({"guidance_scale": 5.0}, (5.0, None)),
+        ({"guidance_scale": 5.0, "guidance_scale_2": 2.0}, (5.0, 2.0)),
+    ],
+)
+def test_the_scales_of_two_networks_are_a_pair(
+    given: dict[str, float], resolved: tuple[float, float | None]
+) -> None:
+    raw = changed(
+        targets__guidance_scale_2=3.0, samples__models__teacher={"source": "teacher"} | given
+    )
+    jobs = frozen(raw)
+    sampling = jobs["samples-teacher"]["sampling"]
+    assert (sampling["guidance_scale"], sampling["guidance_scale_2"]) == resolved
+    assert jobs["samples-student"]["sampling"]["guidance_scale_2"] is None
 
 
 def test_sections_cannot_be_changed() -> None:

@@ -59,9 +59,11 @@ def test_every_flag_has_its_line(flag: str, value: str) -> None:
 
 def test_a_student_config_makes_a_run_that_trains() -> None:
     student = {"_class_name": "X", "num_layers": 4, "hidden_size": 64, "student_steps": 4}
-    flags = read_flags(shlex.split("--num_inference_steps 28 --guidance 4 --prompts p.csv"))
+    old = "--num_inference_steps 28 --guidance 4 --guidance_scale_2 3 --prompts p.csv"
+    flags = read_flags(shlex.split(old))
     imported = import_run("mine", flags, student)
-    assert imported.config["targets"] == {"steps": 28, "guidance_scale": 4}
+    scales = {"guidance_scale": 4, "guidance_scale_2": 3}
+    assert imported.config["targets"] == {"steps": 28, **scales}
     assert imported.config["prompts"] == {"train": "p.csv"}
     assert imported.config["student"] == {"steps": 4}
     assert any(

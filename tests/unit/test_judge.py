@@ -181,6 +181,13 @@ def test_summary_matches_the_rows(run):
     assert set(quality["models"]["student"]["against"]) == {"teacher", "few"}
 
 
+def test_a_second_guidance_scale_is_told_where_there_is_one(run):
+    run.edit("few", lambda table: table.assign(guidance_scale_2=3.0))
+    models = run.evaluate()[0]["models"]
+    scales = {name: (it["guidance_scale"], it["guidance_scale_2"]) for name, it in models.items()}
+    assert scales == {"teacher": (4.0, None), "few": (4.0, 3.0), "student": (1.0, None)}
+
+
 def test_retrieval_counts_first_places_only(run):
     """Of 24 pictures 6 are found first, 6 second: R@1 is a quarter."""
     samples = {model: read_samples(model, path) for model, path in run.manifests.items()}

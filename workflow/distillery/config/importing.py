@@ -22,6 +22,7 @@ TAKEN = {
     "teacher.negative_prompt": "negative_prompt",
     "samples.models.teacher.steps": "num_inference_steps num_steps steps",
     "samples.models.teacher.guidance_scale": "guidance_scale guidance",
+    "samples.models.teacher.guidance_scale_2": "guidance_scale_2",
     "samples.images_per_prompt": "images_per_prompt num_images_per_prompt num_seeds",
     "samples.batch_size": "batch_size",
     "seed": "seed base_seed",
@@ -35,6 +36,7 @@ IN_TRAINING = {
     "prompts.eval": "prompts.train",
     "samples.models.teacher.steps": "targets.steps",
     "samples.models.teacher.guidance_scale": "targets.guidance_scale",
+    "samples.models.teacher.guidance_scale_2": "targets.guidance_scale_2",
 }
 """Where a run that trains keeps what a generating run keeps elsewhere."""
 SWITCHES = {

@@ -87,11 +87,13 @@ class Sampling(Section):
 
     `guidance_scale` is None for a student as it was trained: without guidance, or, where the
     network takes the scale as an input, told `trained_guidance_scale`, that of its targets.
+    `guidance_scale_2` is None where all networks are guided alike.
     """
 
     source: Literal["teacher", "student"]
     steps: Count
     guidance_scale: float | None
+    guidance_scale_2: float | None = None
     trained_guidance_scale: float | None
     num_prompts: Count | None
     images_per_prompt: Count
@@ -180,12 +182,19 @@ def _sections(stage: str) -> set[str]:
 
 
 def resolve_sampling(config: RunConfig, model: str) -> Sampling:
-    """Fill the steps and the guidance that a sampled model leaves open."""
+    """Fill the steps and the guidance that a sampled model leaves open.
+
+    A model with a guidance scale of its own does not take the second one of the targets: the two
+    are a pair, and a model of guidance 1.0 shall have none at all.
+    """
     chosen = config.samples.models[model]
-    steps, guidance_scale, trained = chosen.steps, chosen.guidance_scale, None
+    steps, trained = chosen.steps, None
+    guidance_scale, guidance_scale_2 = chosen.guidance_scale, chosen.guidance_scale_2
     if isinstance(config, Config) and chosen.source == "teacher":
         steps = steps or config.targets.steps
-        guidance_scale = guidance_scale or config.targets.guidance_scale
+        if guidance_scale is None:
+            guidance_scale = config.targets.guidance_scale
+            guidance_scale_2 = guidance_scale_2 or config.targets.guidance_scale_2
     elif isinstance(config, Config):
         steps = steps or config.student.steps
         trained = config.targets.guidance_scale
@@ -194,6 +203,7 @@ def resolve_sampling(config: RunConfig, model: str) -> Sampling:
         source=chosen.source,
         steps=steps,
         guidance_scale=guidance_scale,
+        guidance_scale_2=guidance_scale_2,
         trained_guidance_scale=trained,
         num_prompts=config.samples.num_prompts,
         images_per_prompt=config.samples.images_per_prompt,

@@ -52,6 +52,11 @@ class Targets(Section):
     guidance_scale: Annotated[float, Field(ge=1.0)] = Field(
         description="classifier-free guidance folded into the targets; 1.0 means off"
     )
+    guidance_scale_2: Annotated[float, Field(ge=1.0)] | None = Field(
+        None,
+        description="guidance of a teacher's second network, transformer_2 of Wan2.2-A14B; null: "
+        "the same",
+    )
     num_segments: Count = Field(
         4, description="equal pieces of a trajectory; their num_segments + 1 ends are stored"
     )
@@ -97,6 +102,11 @@ class SampledModel(Section):
         None,
         description="null: targets.guidance_scale for the teacher, 1.0 for the student; required "
         "where there is no training",
+    )
+    guidance_scale_2: Annotated[float, Field(ge=1.0)] | None = Field(
+        None,
+        description="of the teacher's second network; null: the same as guidance_scale, and where "
+        "that is null too targets.guidance_scale_2",
     )
 
 
@@ -168,6 +178,16 @@ class RunConfig(Section):
                 f"dataset.pairs is {self.dataset.pairs!r} and each prompt gets a single picture: "
                 "raise samples.images_per_prompt, or write pairs: none"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_students_guidance(self) -> Self:
+        for name, model in self.samples.models.items():
+            if model.source == "student" and model.guidance_scale_2 is not None:
+                raise ValueError(
+                    f"samples.models.{name}.guidance_scale_2 is {model.guidance_scale_2}: a "
+                    "student is one network, guidance_scale is all of its guidance; remove it"
+                )
         return self
 
 

@@ -183,6 +183,7 @@ def summarise(
                 "num_images": len(model.table),
                 "steps": model.steps,
                 "guidance_scale": model.guidance_scale,
+                "guidance_scale_2": model.guidance_scale_2,
                 "network_calls": model.network_calls,
                 **_means(scores[name], groups, weights_rp),
                 "against": {

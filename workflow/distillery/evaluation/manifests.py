@@ -45,6 +45,12 @@ class ModelSamples:
         return float(self.table["guidance_scale"].iloc[0])
 
     @property
+    def guidance_scale_2(self) -> float | None:
+        """Of the teacher's second network; None where both have the same."""
+        column = "guidance_scale_2"
+        return float(self.table[column].iloc[0]) if column in self.table else None
+
+    @property
     def network_calls(self) -> int:
         """Forward passes of the denoiser for one image."""
         return int(self.table["network_calls"].iloc[0])

@@ -30,11 +30,21 @@ class Setting:
     Attributes:
         height, width: pixels.
         guidance_scale: 1.0 is off; only a network that takes the scale as an input sees it.
+        guidance_scale_2: of a pipeline's second network; None: the same.
     """
 
     height: int
     width: int
     guidance_scale: float
+    guidance_scale_2: float | None = None
+
+    @property
+    def guidance(self) -> dict[str, float]:
+        """The scales by name, the second only where it is given."""
+        first = {"guidance_scale": self.guidance_scale}
+        if self.guidance_scale_2 is None:
+            return first
+        return first | {"guidance_scale_2": self.guidance_scale_2}
 
 
 @dataclass(frozen=True)
@@ -141,7 +151,11 @@ class Family(Protocol):
         return {}
 
     def calls_per_step(self, denoiser_config: Mapping[str, Any], guidance_scale: float) -> int:
-        """Forward passes of the network for one sample and step."""
+        """Forward passes for one sample and step, whichever network makes them.
+
+        A second network's own scale has no say: stock pipelines look at `guidance_scale` alone, and
+        make both passes for a scale of 1.0 too.
+        """
         return 2 if guidance_scale > 1.0 and not self.embeds_guidance(denoiser_config) else 1
 
     def vae_latents(self, latents: torch.Tensor, setting: Setting) -> torch.Tensor:

@@ -87,12 +87,12 @@ class Wan(Family):
     def call_arguments(
         self, pipeline: Pipeline, prompts: Conditioning, negative: Conditioning, setting: Setting
     ) -> Mapping[str, object]:
-        """Embeddings of both branches, one frame, and guidance."""
+        """Embeddings of both branches, one frame, and the guidance of one network or of both."""
         return {
             "prompt_embeds": prompts["prompt_embeds"],
             "negative_prompt_embeds": negative["prompt_embeds"],
             "num_frames": NUM_FRAMES,
-            "guidance_scale": setting.guidance_scale,
+            **setting.guidance,
         }
 
     def pictures(self, result: torch.Tensor) -> torch.Tensor:

@@ -35,8 +35,9 @@ from distillery.trajectory import record
 
 AUTO_UNIT = 32
 """Pictures that are made together where `batch_size` is `auto`, in batches of what fits."""
-NOT_IN_RECIPE = {"num_prompts", "trained_guidance_scale"}
-"""How many prompts there are decides which pictures are made; the scale used is written itself."""
+NOT_IN_RECIPE = {"num_prompts", "guidance_scale", "guidance_scale_2", "trained_guidance_scale"}
+"""How many prompts there are decides which pictures are made; the scales used are written
+themselves."""
 
 
 class Painter:
@@ -77,7 +78,12 @@ class Painter:
         self.family: Family = family_in(self.folder)
         self.length = job.teacher.max_sequence_length or self.family.max_sequence_length
         self.denoiser_config = denoiser_config(self.folder)
-        self.setting = Setting(job.teacher.height, job.teacher.width, self._guidance_scale())
+        self.setting = Setting(
+            job.teacher.height,
+            job.teacher.width,
+            self._guidance_scale(),
+            sampling.guidance_scale_2,
+        )
         self.unit = AUTO_UNIT if sampling.batch_size == "auto" else sampling.batch_size
         self.batcher = Batcher(sampling.batch_size, self.unit, device, reporter)
         samples = all_samples(
@@ -115,7 +121,7 @@ class Painter:
             "max_sequence_length": self.length,
             "scheduler": None if self.is_student else self.job.teacher.scheduler,
             **self.job.sampling.model_dump(mode="json", exclude=NOT_IN_RECIPE),
-            "guidance_scale": self.setting.guidance_scale,
+            **self.setting.guidance,
         }
 
     @property

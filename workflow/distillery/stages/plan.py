@@ -18,6 +18,7 @@ from distillery.prompts import read_prompts
 from distillery.schedule import Schedule
 from distillery.stages.embeddings import embeddings_recipe
 from distillery.stages.plan_generation import plan_generation, summarise_generation
+from distillery.stages.plan_guidance import check_second_scale
 from distillery.stages.plan_training import plan_training, summarise_training
 from distillery.stages.targets import targets_recipe
 from distillery.store.chunks import chunk_folder
@@ -67,13 +68,15 @@ def make_plan(config: RunConfig, output: Path) -> None:
     Raises:
         FileNotFoundError: a prompt file, the teacher, a part of it, or the judge is missing.
         ValueError: bad prompts, an impossible size or grid, adapters or attention that do not fit
-            the teacher, weights of timesteps that leave a step out, or too little disk space.
+            the teacher, a second guidance scale that nothing would use, weights of timesteps that
+            leave a step out, or too little disk space.
     """
     paths = config.prompts.model_dump(exclude_none=True)
     prompts = {split: read_prompts(Path(path)) for split, path in paths.items()}
     folder = find_teacher(config.teacher)
     family = family_in(folder)
     check_options(config.teacher, folder)
+    check_second_scale(config, folder, family, prompts["eval"].columns)
     plan: dict[str, Any] = {
         "run": config.run,
         "teacher": {

@@ -82,7 +82,8 @@ def make_samples(
         )
     records = [describe(painter, row, model, shard, table) for row in rows]
     with atomic_path(output) as temporary:
-        columns = [*REQUIRED, *RESERVED, *_extra_columns(table)]
+        second = [name for name in painter.setting.guidance if name not in RESERVED]
+        columns = [*REQUIRED, *RESERVED, *second, *_extra_columns(table)]
         pd.DataFrame(records, columns=columns).to_parquet(temporary, index=False)
 
 
@@ -122,7 +123,7 @@ def describe(
         "latents_sha256": hash_file(latents),
         "model": model,
         "steps": sampling.steps,
-        "guidance_scale": painter.setting.guidance_scale,
+        **painter.setting.guidance,
         "network_calls": painter.num_calls,
         "width": painter.setting.width,
         "height": painter.setting.height,

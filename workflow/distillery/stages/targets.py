@@ -28,6 +28,12 @@ from distillery.telemetry import Reporter
 from distillery.trajectory import record
 
 
+def setting_of(job: TargetsJob) -> Setting:
+    """What the teacher is told beside state, timestep and prompt."""
+    teacher, targets = job.teacher, job.targets
+    return Setting(teacher.height, teacher.width, targets.guidance_scale, targets.guidance_scale_2)
+
+
 def targets_recipe(
     job: TargetsJob, family: Family, folder: Path, embeddings_hash: str
 ) -> dict[str, Any]:
@@ -51,7 +57,7 @@ def targets_recipe(
         "scheduler": plain_config(scheduler),
         "prediction_type": prediction_type(scheduler),
         "steps": targets.steps,
-        "guidance_scale": targets.guidance_scale,
+        **setting_of(job).guidance,
         "knots": list(knots),
         "schedule": asdict(schedule),
         "latent_shape": list(shape),
@@ -214,7 +220,7 @@ class TrajectoryMaker:
             conditioning=family.pad(conditioning, length),
             negative=family.pad([self.store.negative] * len(rows), length),
             steps=steps,
-            setting=Setting(job.teacher.height, job.teacher.width, job.targets.guidance_scale),
+            setting=setting_of(job),
             decode=False,
         )
 

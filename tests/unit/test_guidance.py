@@ -1,0 +1,202 @@
+"""A second guidance scale, of a teacher's second network: who may have it, where it is told."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from distillery.config.jobs import DatasetJob, SamplesJob
+from distillery.config.run import parse_config
+from distillery.files import hash_json, read_json, write_json
+from distillery.prompts import REQUIRED, RESERVED
+from distillery.stages.dataset import make_dataset
+from distillery.stages.merge import merge_samples
+from distillery.stages.painter import Painter
+from distillery.stages.plan import make_plan
+from distillery.store.trajectories import TrajectoryStore
+from distillery.teacher.find import INDEX, find_teacher
+from distillery.teacher.loading import load_teacher
+from families.wan_two_experts import make
+from runs import CPU, Run, generating_settings, make_run, settings
+
+PAIR = {"guidance_scale": 4.0, "guidance_scale_2": 3.0}
+MODELS = {
+    "teacher": {"source": "teacher"},
+    "alike": {"source": "teacher", "guidance_scale": 4.0},
+}
+STUDENT = {"steps": 2, "expert": "transformer_2"}
+
+
+@pytest.fixture(scope="module")
+def two_networks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny Wan2.2-A14B; tests must not write into it."""
+    folder = tmp_path_factory.mktemp("two") / "teacher"
+    make(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished(two_networks: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Trajectories of two scales, and samples with and without the second; a data set of them."""
+    run = make_run(
+        tmp_path_factory.mktemp("finished"),
+        two_networks,
+        targets=PAIR,
+        student=STUDENT,
+        samples={"models": MODELS},
+    )
+    for split in ("train", "eval"):
+        run.encode(split)
+    run.all_targets()
+    manifests = [run.folder / "samples" / model / "manifest.parquet" for model in MODELS]
+    for model, manifest in zip(MODELS, manifests, strict=True):
+        merge_samples([run.samples(model=model)], manifest)
+    output = run.folder / "dataset" / "manifest.parquet"
+    make_dataset(run.job("dataset", DatasetJob), manifests, run.folder, output)
+    return run
+
+
+def latents_of(run: Run, model: str) -> torch.Tensor:
+    path = run.folder / "samples" / model / "p000" / "0.safetensors"
+    return load_file(path)["latents"]
+
+
+def test_samples_are_drawn_with_the_scales_of_the_targets(finished: Run) -> None:
+    end = TrajectoryStore(finished.folder / "targets" / "manifest.json").states(0, 0, 2)[1]
+    torch.testing.assert_close(latents_of(finished, "teacher"), end, rtol=0, atol=1e-5)
+    assert not latents_of(finished, "alike").allclose(end, atol=1e-4)
+
+
+def test_tables_have_the_second_scale_where_it_is_given(finished: Run) -> None:
+    folder = finished.folder / "samples"
+    teacher, alike = (pd.read_parquet(folder / name / "manifest.parquet") for name in MODELS)
+    assert list(teacher.columns) == [*REQUIRED, *RESERVED[:-1], "guidance_scale_2", "style"]
+    assert teacher[[*PAIR, "network_calls"]].iloc[0].tolist() == [4.0, 3.0, 8]
+    assert list(alike.columns) == [*REQUIRED, *RESERVED[:-1], "style"]
+    assert (pd.read_csv(folder / "teacher" / "metadata.csv")["guidance_scale_2"] == 3.0).all()
+    assert "guidance_scale_2" not in pd.read_csv(folder / "alike" / "metadata.csv")
+    both = pd.read_parquet(finished.folder / "dataset" / "manifest.parquet")
+    assert both["guidance_scale_2"].fillna(0.0).tolist() == [3.0] * 5 + [0.0] * 5
+
+
+def test_a_shard_without_samples_has_the_same_columns(finished: Run) -> None:
+    tables = [pd.read_parquet(finished.samples(part, 9)) for part in range(9)]
+    assert 0 in map(len, tables)
+    assert len({tuple(table.columns) for table in tables}) == 1
+
+
+def test_recipes_have_the_second_scale_only_where_it_is_given(
+    finished: Run, two_networks: Path, tmp_path: Path
+) -> None:
+    plain = make_run(tmp_path, two_networks, targets={"guidance_scale": 4.0}, student=STUDENT)
+    plain.encode("train")
+    ours, theirs = (
+        json.loads((run.folder / "targets" / "manifest.json").read_text())["recipe"]
+        for run in (finished, Run(plain.all_targets().parents[1], plain.config))
+    )
+    assert "guidance_scale_2" not in theirs
+    assert ours == theirs | {"guidance_scale_2": 3.0}
+    teacher, alike = (samples_recipe(finished, model) for model in MODELS)
+    assert "guidance_scale_2" not in alike
+    assert teacher == alike | {"guidance_scale_2": 3.0}
+
+
+def samples_recipe(run: Run, model: str) -> dict[str, Any]:
+    """Everything that a model's pictures depend on, checked against its table."""
+    folder = run.folder / "samples" / model
+    painter = Painter(
+        run.job(f"samples-{model}", SamplesJob),
+        pd.read_parquet(run.prompts("eval")),
+        run.embeddings("eval"),
+        None,
+        folder,
+        CPU,
+        run.reporter(),
+    )
+    recipe = painter._recipe()
+    assert (pd.read_parquet(folder / "manifest.parquet")["recipe"] == hash_json(recipe)).all()
+    return recipe
+
+
+@pytest.mark.parametrize("second", [1.0, 3.0])
+def test_calls_are_counted_as_the_stock_pipeline_makes_them(
+    two_networks: Path, tmp_path: Path, second: float
+) -> None:
+    """A scale of 1.0 for the second network still costs it both passes."""
+    found = plan(tmp_path, two_networks, targets=PAIR | {"guidance_scale_2": second})
+    assert found["work"]["teacher_calls"] == 9 * 4 * 2
+    config = parse_config(settings(tmp_path, two_networks, student=STUDENT), "tiny")
+    pipeline = load_teacher(config.teacher, find_teacher(config.teacher), CPU)
+    calls: list[object] = []
+    for network in (pipeline.transformer, pipeline.transformer_2):
+        network.register_forward_pre_hook(lambda module, _arguments: calls.append(module))
+    pipeline(
+        prompt="a dog",
+        height=config.teacher.height,
+        width=config.teacher.width,
+        num_frames=1,
+        num_inference_steps=4,
+        guidance_scale=4.0,
+        guidance_scale_2=second,
+        output_type="latent",
+    )
+    assert len(calls) == 4 * 2
+
+
+def plan(folder: Path, teacher: Path, /, **changes: Any) -> dict[str, Any]:
+    raw = settings(folder, teacher, **{"student": STUDENT} | changes)
+    return planned(raw, folder)
+
+
+def planned(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
+    output = folder / "results" / "plan.json"
+    make_plan(parse_config(raw, "tiny"), output)
+    found: dict[str, Any] = json.loads(output.read_text())
+    return found
+
+
+def test_a_teacher_of_one_network_has_one_scale(teacher: Path, tmp_path: Path) -> None:
+    one = {"student": {"steps": 2}}
+    with pytest.raises(ValueError, match=r"^targets\.guidance_scale_2 is 3\.0: .* one network"):
+        plan(tmp_path, teacher, targets=PAIR, **one)
+    models = MODELS | {"alike": {"source": "teacher", **PAIR}}
+    with pytest.raises(ValueError, match=r"^samples\.models\.alike\.guidance_scale_2 is 3\.0"):
+        plan(tmp_path, teacher, samples={"models": models}, **one)
+    raw = generating_settings(tmp_path, teacher)
+    raw["samples"]["models"]["teacher"]["guidance_scale_2"] = 3.0
+    with pytest.raises(ValueError, match=r"^samples\.models\.teacher\.guidance_scale_2 is 3\.0"):
+        planned(raw, tmp_path)
+
+
+def test_two_networks_without_a_boundary_draw_with_one(two_networks: Path, tmp_path: Path) -> None:
+    shutil.copytree(two_networks, tmp_path / "teacher")
+    index = read_json(two_networks / INDEX)
+    write_json(tmp_path / "teacher" / INDEX, index | {"boundary_ratio": None})
+    with pytest.raises(ValueError, match="the teacher draws with one network"):
+        plan(tmp_path, tmp_path / "teacher", targets=PAIR)
+
+
+def test_a_scale_that_is_not_looked_at_is_refused(two_networks: Path, tmp_path: Path) -> None:
+    """The stock pipeline guides neither network where the first scale is 1.0."""
+    off = PAIR | {"guidance_scale": 1.0}
+    with pytest.raises(ValueError, match="with which the stock pipeline guides neither network"):
+        plan(tmp_path, two_networks, targets=off)
+    plan(tmp_path, two_networks, targets=off | {"guidance_scale_2": 1.0})
+    unguided = {"source": "teacher", "guidance_scale": 1.0}
+    samples = {"models": MODELS | {"unguided": unguided}}
+    plan(tmp_path, two_networks, targets=PAIR, samples=samples)
+
+
+def test_a_prompt_files_own_column_is_not_overwritten(two_networks: Path, tmp_path: Path) -> None:
+    raw = settings(tmp_path, two_networks, student=STUDENT)
+    path = Path(raw["prompts"]["eval"])
+    pd.read_csv(path).assign(guidance_scale_2=7).to_csv(path, index=False)
+    planned(raw, tmp_path)
+    raw["targets"] |= PAIR
+    with pytest.raises(ValueError, match=r"has a column named guidance_scale_2, .* 'teacher'"):
+        planned(raw, tmp_path)

@@ -1,0 +1,66 @@
+"""The plan of guidance: a second scale is only for a teacher whose pipeline looks at it."""
+
+from collections.abc import Collection
+from pathlib import Path
+
+from distillery.config.jobs import resolve_sampling
+from distillery.config.run import Config, RunConfig
+from distillery.families import Family
+from distillery.files import read_json
+from distillery.teacher.find import INDEX
+
+COLUMN = "guidance_scale_2"
+"""Of the samples' manifest, where the setting of that name is given."""
+
+
+def check_second_scale(
+    config: RunConfig, folder: Path, family: Family, columns: Collection[str]
+) -> None:
+    """Check every `guidance_scale_2` of a run.
+
+    Args:
+        config: of the run.
+        folder, family: of the teacher.
+        columns: of prompts.eval.
+
+    Raises:
+        ValueError: the teacher draws with one network, guidance is off, or the samples' manifest
+            would have two columns of that name.
+    """
+    if isinstance(config, Config):
+        targets = config.targets
+        _check_pair("targets", targets.guidance_scale, targets.guidance_scale_2, folder, family)
+    for name in config.samples.models:
+        model = resolve_sampling(config, name)
+        key = f"samples.models.{name}"
+        _check_pair(key, model.guidance_scale, model.guidance_scale_2, folder, family)
+        if model.guidance_scale_2 is not None and COLUMN in columns:
+            raise ValueError(
+                f"prompts.eval has a column named {COLUMN}, which the samples of {name!r} use "
+                "themselves: rename it"
+            )
+
+
+def _check_pair(
+    section: str, first: float | None, second: float | None, folder: Path, family: Family
+) -> None:
+    """Raise ValueError for a second scale that the stock pipeline would refuse or not look at."""
+    if second is None:
+        return
+    given = f"{section}.guidance_scale_2 is {second}"
+    if draws_with_one_network(folder, family):
+        raise ValueError(
+            f"{given}: the teacher draws with one network, guidance_scale is all of its guidance; "
+            "remove guidance_scale_2"
+        )
+    if first == 1.0 and second != 1.0:
+        raise ValueError(
+            f"{given} and guidance_scale is 1.0, with which the stock pipeline guides neither "
+            "network; raise guidance_scale, or remove guidance_scale_2"
+        )
+
+
+def draws_with_one_network(folder: Path, family: Family) -> bool:
+    """Whether a pipeline has the settings that its family gives to one of a single network."""
+    index = read_json(folder / INDEX)
+    return all(index.get(name) == value for name, value in family.single_network.items())
