@@ -17,31 +17,21 @@ from pathlib import Path
 
 from distillery.command import run_stage, stage_parser
 from distillery.config.jobs import TrainingJob
-from distillery.training.previews.kept import KeptTraining, draw_kept
+from distillery.training.inputs import add_inputs, read_inputs
+from distillery.training.previews.kept import draw_kept
 from distillery.training.previews.pictures import PreviewPaths
 
 
 def main(argv: list[str] | None = None) -> int:
     """Parse, draw."""
     parser = stage_parser(__doc__)
-    parser.add_argument("--student", type=Path, required=True, help="folder before training")
-    parser.add_argument("--targets", type=Path, required=True, help="manifest")
-    parser.add_argument("--embeddings", type=Path, required=True, help="of the train split")
-    parser.add_argument("--prompts", type=Path, required=True, help="of the train split")
-    parser.add_argument("--checkpoints", type=Path, required=True, help="folder of all recipes'")
+    add_inputs(parser)
     parser.add_argument("--samples-seen", type=int, required=True, help="of the checkpoint")
     parser.add_argument("--previews", type=Path, required=True, help="folder to write")
     parser.add_argument("--previews-config", type=Path, required=True)
     parser.add_argument("--eval-prompts", type=Path, required=True)
     parser.add_argument("--eval-embeddings", type=Path, required=True)
     arguments = parser.parse_args(argv)
-    kept = KeptTraining(
-        student=arguments.student,
-        targets=arguments.targets,
-        embeddings=arguments.embeddings,
-        prompts=arguments.prompts,
-        checkpoints=arguments.checkpoints,
-    )
     previews = PreviewPaths(
         config=arguments.previews_config,
         prompts=arguments.eval_prompts,
@@ -54,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
         f"previews-{arguments.samples_seen:012d}",
         TrainingJob,
         lambda job, device, reporter: draw_kept(
-            job, kept, arguments.samples_seen, previews, device, reporter
+            job, read_inputs(arguments), arguments.samples_seen, previews, device, reporter
         ),
     )
 

@@ -26,7 +26,9 @@ from distillery.config.jobs import TrainingJob, read_job
 from distillery.hardware import device_label, select_device
 from distillery.telemetry import explain_errors, reporting
 from distillery.training import distributed
+from distillery.training.inputs import add_inputs, read_inputs
 from distillery.training.loop import train
+from distillery.training.others import Others, meet
 from distillery.training.previews.pictures import PreviewPaths
 from distillery.training.run import Paths, prepare
 from distillery.training.stopping import EXIT_INTERRUPTED, StopRequest
@@ -37,13 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     """Parse, train; returns 0, 75 after a signal, or an error's status."""
     distributed.die_with_launcher(os.environ)
     parser = stage_parser(__doc__)
-    parser.add_argument("--student", type=Path, required=True, help="folder before training")
-    parser.add_argument("--targets", type=Path, required=True, help="manifest")
-    parser.add_argument(
-        "--embeddings", type=Path, required=True, help="manifest of the train split"
-    )
-    parser.add_argument("--prompts", type=Path, required=True, help="table of the train split")
-    parser.add_argument("--checkpoints", type=Path, required=True, help="folder, kept between runs")
+    add_inputs(parser)
     parser.add_argument("--trained", type=Path, required=True, help="folder to write")
     parser.add_argument("--losses", type=Path, required=True, help="table to write")
     parser.add_argument("--telemetry", type=Path, help="default: results/{run}/telemetry")
@@ -79,6 +75,7 @@ def work(arguments: argparse.Namespace, stop: StopRequest) -> bool:
         device = distributed.start(
             place, select_device(arguments.cpu_threads), job.training.timeout_s
         )
+        watchdog.others = meet()
         folder = arguments.telemetry or run_folder(arguments.config) / "telemetry"
         name = "train" if place.is_main else f"train-rank-{place.rank}"
         with reporting(folder, "train", name, device_label(device), arguments.log) as reporter:
@@ -87,6 +84,7 @@ def work(arguments: argparse.Namespace, stop: StopRequest) -> bool:
             finished = train(run, paths)
             if not finished:
                 reporter.warning("stopped by a signal, a checkpoint is saved: start again to go on")
+        watchdog.others = Others()  # from here on each goes when it is done
         distributed.stop()
     return finished
 
@@ -94,13 +92,9 @@ def work(arguments: argparse.Namespace, stop: StopRequest) -> bool:
 def _paths(arguments: argparse.Namespace) -> Paths:
     """What the command line says of inputs and outputs."""
     return Paths(
-        student=arguments.student,
-        targets=arguments.targets,
-        embeddings=arguments.embeddings,
-        prompts=arguments.prompts,
+        **vars(read_inputs(arguments)),
         trained=arguments.trained,
         losses=arguments.losses,
-        checkpoints=arguments.checkpoints,
         previews=_preview_paths(arguments),
     )
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from test_judge import PROMPTS, Run, make_judge
-from test_timeline import run_events
+from test_timeline import run_events, training_twice
 
 from distillery.config.run import parse_config
 from distillery.evaluation import pictures, plots, report, verdict
@@ -54,16 +54,19 @@ def folder(tmp_path_factory):
     (folder / "student/pipeline").mkdir(parents=True)
     write_call(folder, {"num_inference_steps": 4, "guidance_scale": 1.0, "num_frames": 1})
     write_loss(folder / "student/loss.parquet")
-    (folder / "telemetry").mkdir(exist_ok=True)
-    for number, found in enumerate(run_events()):
-        path = folder / "telemetry" / f"{found.job}.jsonl"
-        with path.open("w" if number == 0 else "a") as file:
-            file.write(json.dumps(vars(found)) + "\n")
+    write_telemetry(folder, run_events())
     (folder / "telemetry/evaluation.jsonl").unlink()
     write_json(folder / "plan.json", {"advice": ["more prompts would help"]})
     origin = Origin("config", "transformer", None, 1_000, 2_000, 750, 1_000, ("a", "b"))
     write_json(folder / "student/initial/distillery.json", {"student": asdict(origin)})
     return folder
+
+
+def write_telemetry(folder, events):
+    (folder / "telemetry").mkdir(exist_ok=True)
+    for event in events:
+        with (folder / "telemetry" / f"{event.job}.jsonl").open("a") as file:
+            file.write(json.dumps(vars(event)) + "\n")
 
 
 def write_call(folder, arguments, picture="frames[0][0]"):
@@ -198,6 +201,17 @@ def test_prompts_are_escaped(folder, tmp_path):
     assert "&lt;script&gt;alert(&#39;x&#39;)" in html
 
 
+def test_both_guidance_scales_are_shown(tmp_path, folder):
+    shutil.copytree(folder, tmp_path / "tiny")
+    quality = tmp_path / "tiny/evaluation/quality.json"
+    facts = json.loads(quality.read_text())
+    facts["models"]["few"]["guidance_scale_2"] = 3.0
+    write_json(quality, facts)
+    html, _ = write(make_config(), tmp_path / "tiny")
+    assert "4 steps, guidance 4 and 3, " in html
+    assert "24 steps, guidance 4, " in html
+
+
 def write(config, folder):
     report.write_report(config, folder, folder / "index.html", folder / "metrics.json")
     return (folder / "index.html").read_text(), json.loads((folder / "metrics.json").read_text())
@@ -227,6 +241,12 @@ def test_run_without_training_leaves_it_out(folder, tmp_path):
     assert 'id="pictures"' in html
     assert metrics["training"] is None
     assert metrics["speed"]["seconds_ratio"] is None
+
+
+def test_attempts_are_told_only_where_a_job_was_started_again(written, tmp_path):
+    write_telemetry(tmp_path, training_twice())
+    assert "<td>2<small>2 attempts</small></td>" in write(make_config(), tmp_path)[0]
+    assert "attempts</small>" not in written[0]
 
 
 def test_the_report_says_how_much_of_the_student_was_copied(written):

@@ -84,6 +84,18 @@ def test_an_interrupted_job_shows_both_attempts():
     assert (stage.num_jobs, stage.num_attempts) == (1, 2)
 
 
+def training_twice():
+    """A training of two processes that was killed and started again."""
+    processes = ("train", "train-rank-1")
+    killed = [event("start", job, begin, begin) for begin, job in enumerate(processes)]
+    return [*killed, *(told for job in processes for told in job_events(job, 20, 2, 3.0))]
+
+
+def test_an_attempt_is_a_start_of_the_job_not_of_its_processes():
+    stage = timeline.time_stages(find_attempts(training_twice()))[0]
+    assert (stage.num_jobs, stage.num_processes, stage.num_attempts) == (1, 2, 2)
+
+
 def test_processes_that_share_a_device_get_rows_of_their_own():
     events = [
         *job_events("samples-a-0-of-2", 0, 2, 3.0, device="cpu"),

@@ -4,6 +4,7 @@ All times are wall-clock seconds. Hosts of a cluster are trusted to agree on the
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -16,6 +17,8 @@ Spans = Sequence[tuple[float, float]]
 MAX_PAUSE_S = 60.0
 """A longer time without any job (a run interrupted at night) is no part of the run."""
 SAMPLES_JOB = re.compile(r"^samples-(?P<model>.+?)(-\d+-of-\d+)?$")
+RANK = re.compile(r"-rank-\d+$")
+"""What a process other than its job's first puts behind the job's name."""
 
 
 @dataclass
@@ -42,7 +45,8 @@ class StageTime:
     """One stage over all its jobs.
 
     Attributes:
-        num_jobs: distinct jobs; num_attempts: their tries, more if some were interrupted.
+        num_jobs: distinct jobs; num_processes: of all of them, each counted once.
+        num_attempts: starts of the jobs, more than there are jobs if some were interrupted.
         wall_s: time in which at least one of its jobs ran.
         busy_s: work of all its workers added up.
         num_items: samples, images or prompts done.
@@ -50,6 +54,7 @@ class StageTime:
 
     stage: str
     num_jobs: int
+    num_processes: int
     num_attempts: int
     wall_s: float
     busy_s: float
@@ -173,17 +178,25 @@ def time_stages(attempts: Sequence[Attempt]) -> list[StageTime]:
     by_stage: dict[str, list[Attempt]] = {}
     for attempt in attempts:
         by_stage.setdefault(attempt.stage, []).append(attempt)
-    return [
-        StageTime(
-            stage=stage,
-            num_jobs=len({attempt.job for attempt in tries}),
-            num_attempts=len(tries),
-            wall_s=length((attempt.begin_s, attempt.end_s) for attempt in tries),
-            busy_s=sum(end - begin for attempt in tries for begin, end in attempt.busy),
-            num_items=sum(event.num_items for attempt in tries for event in attempt.work),
-        )
-        for stage, tries in by_stage.items()
-    ]
+    return [_time_stage(stage, tries) for stage, tries in by_stage.items()]
+
+
+def _time_stage(stage: str, attempts: Sequence[Attempt]) -> StageTime:
+    """A job was started as often as that of its processes which was started most often."""
+    processes = Counter(attempt.job for attempt in attempts)
+    starts: dict[str, int] = {}
+    for process, number in processes.items():
+        job = RANK.sub("", process)
+        starts[job] = max(number, starts.get(job, 0))
+    return StageTime(
+        stage=stage,
+        num_jobs=len(starts),
+        num_processes=len(processes),
+        num_attempts=sum(starts.values()),
+        wall_s=length((attempt.begin_s, attempt.end_s) for attempt in attempts),
+        busy_s=sum(end - begin for attempt in attempts for begin, end in attempt.busy),
+        num_items=sum(event.num_items for attempt in attempts for event in attempt.work),
+    )
 
 
 def find_workers(attempts: Sequence[Attempt], clock: RunClock) -> list[Worker]:

@@ -17,6 +17,7 @@ from distillery.training import distributed
 from distillery.training.batches import Batches
 from distillery.training.dataset import SegmentDataset
 from distillery.training.distributed import Place
+from distillery.training.inputs import Inputs
 from distillery.training.perceptual import PerceptualLoss, load_perceptual
 from distillery.training.previews.pictures import PreviewPaths, Previews
 from distillery.training.rollout import check_no_clipping
@@ -38,26 +39,17 @@ NOT_IN_RECIPE = {
 
 
 @dataclass(frozen=True)
-class Paths:
-    """What a training reads and writes.
+class Paths(Inputs):
+    """What a training reads and writes: its inputs, and more.
 
     Attributes:
-        student: the untrained student's folder.
-        targets, embeddings: manifests.
-        prompts: the train table.
         trained: folder to write.
         losses: table to write.
-        checkpoints: folder of all recipes' checkpoints.
         previews: what they need and where they go; None draws none.
     """
 
-    student: Path
-    targets: Path
-    embeddings: Path
-    prompts: Path
     trained: Path
     losses: Path
-    checkpoints: Path
     previews: PreviewPaths | None = None
 
 
@@ -108,7 +100,7 @@ def prepare(
     Raises:
         ValueError: inputs that do not belong together.
     """
-    dataset = open_dataset(job, paths.targets, paths.embeddings, paths.prompts)
+    dataset = open_dataset(job, paths)
     # Hashing a large student takes seconds; one process does it for all.
     initial = hash_model(paths.student) if place.is_main else ""
     recipe = training_recipe(job, dataset, distributed.from_main(initial, device))
@@ -134,14 +126,12 @@ def prepare(
     )
 
 
-def open_dataset(
-    job: TrainingJob, targets: Path, embeddings: Path, prompts: Path
-) -> SegmentDataset:
+def open_dataset(job: TrainingJob, inputs: Inputs) -> SegmentDataset:
     """What a training learns from; see `SegmentDataset` for arguments and errors."""
     return SegmentDataset(
-        targets,
-        embeddings,
-        prompts,
+        inputs.targets,
+        inputs.embeddings,
+        inputs.prompts,
         job.student.steps,
         job.training.objective,
         job.training.timestep_weights,

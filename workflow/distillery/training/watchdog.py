@@ -1,8 +1,8 @@
 """End a process that makes no progress, and say where it hangs and whether it is to blame.
 
 Ranks depend on each other: where one hangs, all others soon wait for it inside a collective. The
-one that hangs in its own work reports first and ends; its connections close, and the others fail.
-Those that cannot notice (a GPU's collective, or a rank that was merely stopped) end a little later.
+one that hangs in its own work reports first and ends. The others end when they see that it is gone;
+those that cannot see it (on another host, or merely stopped) a little later.
 """
 
 import faulthandler
@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+
+from distillery.training.others import Others
 
 START_LIMIT_S = 900.0
 """For opening data, compiling, the first update, and what only one rank does at the end."""
@@ -49,14 +51,20 @@ class Phase:
 
 
 class Watchdog:
-    """Ends this process when the time since its last `beat` exceeds the limit."""
+    """Ends this process when the time since its last `beat` exceeds the limit, or when it waits for
+    a process that is gone.
+
+    Attributes:
+        phase: what this process does.
+        others: that it may wait for.
+    """
 
     def __init__(self, rank: int, limit_s: float, log: Path | None = None) -> None:
         """Nothing is watched before `watching`.
 
         Args:
             rank: named in the report.
-            limit_s: `training.hang_timeout_s`; 0: never ends anything.
+            limit_s: `training.hang_timeout_s`; 0: no hang ends anything.
             log: the job's log file, which the report is appended to; it is on stderr in any case.
         """
         self._rank = rank
@@ -67,6 +75,7 @@ class Watchdog:
         self._longest_s = 0.0
         self._watched = False
         self._over = threading.Event()
+        self.others = Others()
         self.phase = Phase("start", time.monotonic(), START_LIMIT_S, waits=False)
 
     def beat(self, name: str, *, waits: bool = False, limit_s: float | None = None) -> None:
@@ -88,7 +97,7 @@ class Watchdog:
         self._longest_s = max(self._longest_s, limit_s)
         self.phase = Phase(name, now_s, self._longest_s if waits else limit_s, waits)
         limit_s = self.phase.limit_s
-        if self._watched and limit_s < before.limit_s:
+        if self._watched and self._limit_s and limit_s < before.limit_s:
             self._arm(0.0)  # the next look may come too late for it
 
     def updated(self) -> None:
@@ -100,9 +109,6 @@ class Watchdog:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Watch from a thread of its own until the end of the block."""
-        if not self._limit_s:
-            yield
-            return
         thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         thread.start()
         self._watched = True
@@ -112,24 +118,45 @@ class Watchdog:
             self._watched = False
             self._over.set()
             thread.join()
+            self.others.close()
 
     def _watch(self) -> None:
         """Look twice a second."""
+        in_vain = None
         while not self._over.wait(TICK_S):
-            phase = self.phase
-            waits, compiles = phase.waits, False
-            late_s = time.monotonic() - phase.begin_s - phase.limit_s
-            if late_s > 0:
-                stacks = _stacks()
-                waits |= any(map(_is_in_collective, stacks))
-                compiles = any(file.endswith(_COMPILERS) for files in stacks for file in files)
-            allowed_s = phase.limit_s * HEAD_START if waits else 0.0
-            if compiles:
-                allowed_s = max(allowed_s, START_LIMIT_S)
-            if late_s > allowed_s and phase is self.phase:
-                self._end(phase, waits)
-            self._arm(allowed_s)
+            in_vain = self._look_for_the_gone(in_vain)
+            if self._limit_s:
+                self._look_at_the_clock()
         faulthandler.cancel_dump_traceback_later()
+
+    def _look_for_the_gone(self, in_vain: Phase | None) -> Phase | None:
+        """End if this process still waits, as `in_vain`, for one that is gone.
+
+        Returns the phase in which it does so now: it may be about to leave it.
+        """
+        gone, phase = self.others.gone(), self.phase
+        if not gone or not (phase.waits or any(map(_is_in_collective, _stacks()))):
+            return None
+        if phase is in_vain:
+            self._end(_report_gone(self._rank, phase, gone), with_stacks=False)
+        return phase
+
+    def _look_at_the_clock(self) -> None:
+        """End if a phase takes too long."""
+        phase = self.phase
+        waits, compiles = phase.waits, False
+        late_s = time.monotonic() - phase.begin_s - phase.limit_s
+        if late_s > 0:
+            stacks = _stacks()
+            waits |= any(map(_is_in_collective, stacks))
+            compiles = any(file.endswith(_COMPILERS) for files in stacks for file in files)
+        allowed_s = phase.limit_s * HEAD_START if waits else 0.0
+        if compiles:
+            allowed_s = max(allowed_s, START_LIMIT_S)
+        if late_s > allowed_s and phase is self.phase:
+            seconds = time.monotonic() - phase.begin_s
+            self._end(_report_hang(self._rank, phase, seconds, waits), with_stacks=True)
+        self._arm(allowed_s)
 
     def _arm(self, allowed_s: float) -> None:
         """Have a thread that needs no lock of Python end the process if `_watch` cannot.
@@ -139,21 +166,31 @@ class Watchdog:
         limit_s = self.phase.limit_s + allowed_s + 10 * TICK_S
         faulthandler.dump_traceback_later(limit_s, exit=True, file=STDERR)
 
-    def _end(self, phase: Phase, waits: bool) -> None:
+    def _end(self, text: str, with_stacks: bool) -> None:
         """Report and end; a disk that hangs too must not keep the process alive."""
         faulthandler.dump_traceback_later(5.0, exit=True, file=STDERR)
-        text = _report(self._rank, phase, time.monotonic() - phase.begin_s, waits)
         os.write(STDERR, text.encode())
-        faulthandler.dump_traceback(STDERR)
+        if with_stacks:
+            faulthandler.dump_traceback(STDERR)
         if self._log is not None:
             with self._log.open("a", encoding="utf-8") as file:
                 file.write(text)
                 file.flush()
-                faulthandler.dump_traceback(file)
+                if with_stacks:
+                    faulthandler.dump_traceback(file)
         os._exit(1)
 
 
-def _report(rank: int, phase: Phase, seconds: float, waits: bool) -> str:
+def _report_gone(rank: int, phase: Phase, gone: list[int]) -> str:
+    """Who waits for whom, and what to do."""
+    return (
+        f"\nrank {rank} waits in: {phase.name}, for rank {', '.join(map(str, gone))}, whose "
+        "process has ended; its own lines say why. The job ends, start it again to go on from the "
+        "last checkpoint.\n"
+    )
+
+
+def _report_hang(rank: int, phase: Phase, seconds: float, waits: bool) -> str:
     """What hangs, whose fault it is, and what to do."""
     begin = f"\nrank {rank} made no progress for {seconds:.0f} s in: {phase.name}. "
     if waits:

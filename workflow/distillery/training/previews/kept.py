@@ -1,8 +1,5 @@
 """Previews from a kept checkpoint, in a job of their own: no process group, no training."""
 
-from dataclasses import dataclass
-from pathlib import Path
-
 import torch
 
 from distillery.config.jobs import TrainingJob
@@ -13,32 +10,15 @@ from distillery.student.lora import load_trainable
 from distillery.teacher.loading import torch_dtype
 from distillery.telemetry import Reporter
 from distillery.training.checkpoint import read_student
+from distillery.training.inputs import Inputs
 from distillery.training.previews.drawing import Drawer
 from distillery.training.previews.pictures import PreviewPaths, Previews
 from distillery.training.run import open_dataset, training_recipe
 
 
-@dataclass(frozen=True)
-class KeptTraining:
-    """What says which training it was, and its checkpoints.
-
-    Attributes:
-        student: the untrained student's folder.
-        targets, embeddings: manifests.
-        prompts: the train table.
-        checkpoints: folder of all recipes' checkpoints.
-    """
-
-    student: Path
-    targets: Path
-    embeddings: Path
-    prompts: Path
-    checkpoints: Path
-
-
 def draw_kept(
     job: TrainingJob,
-    kept: KeptTraining,
+    inputs: Inputs,
     samples_seen: int,
     paths: PreviewPaths,
     device: torch.device,
@@ -48,7 +28,7 @@ def draw_kept(
 
     Args:
         job: frozen configuration of the training.
-        kept: its inputs and checkpoints.
+        inputs: of the training, with its checkpoints.
         samples_seen: which checkpoint.
         paths: what previews read and write.
         device: for the student and the VAE.
@@ -57,11 +37,11 @@ def draw_kept(
     Raises:
         ValueError: no such checkpoint of this configuration is kept, or it is damaged.
     """
-    dataset = open_dataset(job, kept.targets, kept.embeddings, kept.prompts)
-    recipe_hash = hash_json(training_recipe(job, dataset, hash_model(kept.student)))
-    root = chunk_folder(kept.checkpoints, recipe_hash)
+    dataset = open_dataset(job, inputs)
+    recipe_hash = hash_json(training_recipe(job, dataset, hash_model(inputs.student)))
+    root = chunk_folder(inputs.checkpoints, recipe_hash)
     weights = read_student(root, samples_seen, recipe_hash)
-    denoiser = load_trainable(kept.student, torch_dtype(job.training.dtype))
+    denoiser = load_trainable(inputs.student, torch_dtype(job.training.dtype))
     denoiser.load_state_dict(weights, strict=False)
     previews = Previews(paths, (0, 1), recipe_hash, reporter)
     drawer = Drawer.around(

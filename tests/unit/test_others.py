@@ -1,0 +1,85 @@
+"""Processes that are gone are seen by their rank at once, and a wait for them ends."""
+
+import os
+import subprocess
+import time
+
+import pytest
+
+from distillery.training.others import Others, meet
+from distillery.training.watchdog import Watchdog
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="Linux alone")
+
+
+@pytest.fixture
+def sleepers():
+    started = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
+    yield started
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def end(process):
+    """Until it is a zombie: nobody has asked for its status yet, as under a busy launcher."""
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+
+
+def test_who_is_gone(sleepers):
+    others = Others({1: sleepers[0].pid, 3: sleepers[1].pid})
+    assert others.gone() == []
+    end(sleepers[1])
+    assert others.gone() == [3]
+    end(sleepers[0])
+    assert others.gone() == [1, 3]
+    others.close()
+    assert others.gone() == []
+
+
+def test_one_that_ended_before_it_could_be_watched_is_gone():
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    assert Others({2: ended.pid}).gone() == [2]
+
+
+def test_a_process_alone_has_no_others():
+    assert meet().gone() == []
+
+
+def watched(action, waits):
+    """The exit status of a forked process that loses rank 1 and then does `action`."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    watchdog = Watchdog(rank=0, limit_s=0)
+    with watchdog.watching():
+        watchdog.beat("gradients of all ranks", waits=waits)
+        process = subprocess.Popen(["sleep", "60"])
+        watchdog.others = Others({1: process.pid})
+        process.kill()
+        action(watchdog)
+    os._exit(0)
+
+
+def test_who_waits_for_the_gone_ends_soon_and_says_for_whom(capfd):
+    begin_s = time.monotonic()
+    assert watched(lambda _: time.sleep(30), waits=True) == 1
+    assert time.monotonic() - begin_s < 5
+    said = capfd.readouterr().err
+    assert "rank 0 waits in: gradients of all ranks, for rank 1, whose process has ended" in said
+
+
+def test_who_does_not_wait_for_the_gone_goes_on():
+    """Ranks leave as they are done; rank 0 still writes the student."""
+    assert watched(lambda _: time.sleep(2), waits=False) == 0
+
+
+def test_who_has_just_got_what_it_waited_for_goes_on():
+    def get_on(watchdog):
+        for number in range(20):
+            time.sleep(0.1)
+            watchdog.beat(f"gradients of all ranks, {number}", waits=True)
+
+    assert watched(get_on, waits=True) == 0
