@@ -40,7 +40,7 @@ from distillery.config.teacher import Teacher
 from distillery.config.training import Training
 from distillery.families import family_of
 from distillery.files import hash_json, read_json, remove, write_json
-from distillery.hardware import describe_hardware, versions
+from distillery.hardware import describe_hardware, versions, visible_ids
 from distillery.stages.targets import targets_recipe
 from distillery.store.chunks import ChunkIdentity, chunk_folder, chunk_path, write_chunk
 from distillery.store.shards import Manifest, describe_chunk
@@ -62,6 +62,8 @@ STUDENT_STEPS = 4
 CHUNK_SIZE = 16
 PEAKS = ("peaks_tflops", "sustained_tflops")
 """Of each GPU: a product that takes a moment, and one that meets the power limit."""
+MOSTLY_FREE = 0.9
+"""Of a GPU's memory, when those that used it are gone."""
 WARM_EVENTS = 2
 """Log intervals that are not counted: they compile, allocate, and open the data."""
 
@@ -124,7 +126,7 @@ def write_targets(model: Model, folder: Path, num_trajectories: int) -> None:
 
 def training_job(model: Model, folder: Path, settings: Mapping[str, Any]) -> TrainingJob:
     """The frozen configuration; `settings` are keys of the section `training`."""
-    sizes = {"num_samples": 1 << 30, "global_batch_size": 64}
+    sizes = {"num_samples": 1 << 30, "global_batch_size": 64, "ema_half_life_samples": 64000}
     return TrainingJob(
         seed=0,
         teacher=teacher_of(model, folder),
@@ -173,8 +175,8 @@ def run_training(
     write_json(
         run / "config/training.json", training_job(model, folder, settings).model_dump(mode="json")
     )
-    visible = ",".join(map(str, range(num_gpus)))
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": visible if num_gpus else ""}
+    ids = visible_ids() or tuple(map(str, range(num_gpus)))
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(ids[:num_gpus])}
     begin_s = time.time()
     job = subprocess.Popen(
         training_command(folder, run, max(num_gpus, 1), teacher_steps),
@@ -189,10 +191,22 @@ def run_training(
         if job.poll() is None:
             os.killpg(job.pid, signal.SIGKILL)
         job.wait()
+        wait_for_memory(num_gpus)
     events = [event for event in read_events(run / "telemetry") if event.begin_s >= begin_s]
     if len(intervals(run, "train")) < wanted:
         raise SystemExit(f"the training ended with {job.returncode}: see {run / 'logs'}")
     return events
+
+
+def wait_for_memory(num_gpus: int) -> None:
+    """Until the killed processes have given back the memory of their GPUs, a minute at most."""
+    begin_s = time.monotonic()
+    for index in range(num_gpus):
+        while time.monotonic() < begin_s + 60:
+            free, total = torch.cuda.mem_get_info(index)
+            if free > MOSTLY_FREE * total:
+                break
+            time.sleep(0.5)
 
 
 def intervals(run: Path, job: str) -> list[Event]:
@@ -269,6 +283,8 @@ def main(argv: list[str] | None = None) -> int:
     write_inputs(model, folder, arguments.trajectories)
     on_gpu = torch.cuda.is_available()
     peaks = measure_peaks() if on_gpu else {}
+    if on_gpu:
+        torch.cuda.empty_cache()
     results: dict[str, Any] = {
         "model": asdict(model),
         "hardware": describe_hardware(),
@@ -319,7 +335,7 @@ def measure_one(
         **arguments.settings,
     }
     settings["num_samples"] = batch * last * 4
-    run = arguments.folder / name
+    run = arguments.folder / "runs" / arguments.output.stem / name
     remove(run)
     events = run_training(model, arguments.folder, run, num_gpus, settings, updates, teacher_steps)
     found = speed(events, max(num_gpus, 1), results["teraflops_forward"])

@@ -2,7 +2,6 @@
 
 import torch
 
-from distillery.families import Family
 from distillery.families.protocol import Denoiser
 from distillery.teacher.loading import torch_dtype
 from distillery.training import distributed, parallel
@@ -40,10 +39,9 @@ def arrange(denoiser: Denoiser, run: Run) -> Execution:
             run.reporter.info(f"{name}: {getattr(execution, name)} ({reason})")
     if run.device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = run.training.tf32
-    if execution.gradient_checkpointing:
-        denoiser.enable_gradient_checkpointing()  # type: ignore[operator]
+    recompute(denoiser, execution.gradient_checkpointing)
     if execution.compile:
-        compile_student(denoiser, run.dataset.family, execution)
+        compile_student(denoiser)
     if execution.parallel == "fsdp":
         parallel.shard(denoiser, run.place, run.device, torch_dtype(run.training.dtype))
     denoiser.to(run.device)
@@ -59,21 +57,30 @@ def machine_of(run: Run) -> Machine:
     return Machine(run.place.num_processes, gpu_bytes, (found.major, found.minor))
 
 
-def compile_student(denoiser: Denoiser, family: Family, execution: Execution) -> None:
-    """Compile a network's forward pass, and with it the backward pass, in place.
+def compile_student(denoiser: Denoiser) -> None:
+    """Compile a network's blocks, and with them their backward passes, in place.
 
-    By its repeated blocks, or whole where the family's work is not all in them. Whole is not
-    possible where hooks stand around the blocks, of sharding or of gradient checkpointing; the
-    blocks then. What is compiled is `forward`, so that such hooks stay outside.
+    Block by block also where generation compiles a network whole: alike blocks share their code, so
+    it takes minutes less, gradients are sent while earlier blocks are still computed, and hooks of
+    sharding or gradient checkpointing stand around a block. What is compiled is `forward`, so that
+    such hooks stay outside.
     """
     # DDP's own splitting of compiled graphs refuses gradient checkpointing, which may be turned on
-    # later, and cuts a large network into hundreds. Without it, blocks still send their gradients
-    # one by one; a student compiled whole sends them at the end.
+    # later. Blocks send their gradients one by one without it.
     torch._dynamo.config.optimize_ddp = False
     torch._dynamo.config.recompile_limit = MAX_COMPILED
-    whole = not family.compiles_by_block and not (
-        execution.gradient_checkpointing or execution.parallel == "fsdp"
-    )
-    blocks = parallel.blocks_of(denoiser)
-    for module in [denoiser] if whole or not blocks else blocks:
+    for module in parallel.blocks_of(denoiser) or [denoiser]:
         module.forward = torch.compile(module.forward, dynamic=False)
+
+
+def is_recomputing(denoiser: Denoiser) -> bool:
+    """Whether blocks are computed again in the backward pass."""
+    return bool(getattr(denoiser, "is_gradient_checkpointing", False))
+
+
+def recompute(denoiser: Denoiser, wanted: bool) -> None:
+    """Turn gradient checkpointing on or off, between two updates."""
+    if wanted and not is_recomputing(denoiser):
+        denoiser.enable_gradient_checkpointing()  # type: ignore[operator]
+    elif is_recomputing(denoiser) and not wanted:
+        denoiser.disable_gradient_checkpointing()  # type: ignore[operator]

@@ -20,11 +20,14 @@ from torch.nn.parallel import DistributedDataParallel
 from distillery.families.protocol import Denoiser
 from distillery.training.distributed import Place
 
+CONVOLUTIONAL = "ResnetBlock2D"
+"""The half of a UNet's blocks that Diffusers does not list as repeated."""
+
 
 def blocks_of(denoiser: Denoiser) -> list[nn.Module]:
     """The repeated blocks of a Diffusers network, by the class names that it lists itself."""
     repeated = getattr(denoiser, "_repeated_blocks", None)
-    names: list[str] = repeated or getattr(denoiser, "_no_split_modules", None) or []
+    names = [*(repeated or getattr(denoiser, "_no_split_modules", None) or []), CONVOLUTIONAL]
     return [module for module in denoiser.modules() if type(module).__name__ in names]
 
 
