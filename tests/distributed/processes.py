@@ -27,7 +27,7 @@ import torch  # noqa: E402
 import train as script  # noqa: E402
 
 import tiny  # noqa: E402, F401 - imports what the processes would otherwise each import again
-from distillery.training import checkpoint, distributed, loop, update  # noqa: E402
+from distillery.training import checkpoint, distributed, loop, probe, update  # noqa: E402
 
 HUNG = "killed by the watchdog"
 
@@ -147,6 +147,10 @@ def _break(fault):
             _limit_room(int(number))
         case "record":
             _record(Path(number))
+        case "wait":
+            _wait_at(int(number))
+        case "foretell":
+            _foretell(int(number))
         case _ if kind in ACTS:
             _at_update(int(number), ACTS[kind])
 
@@ -183,6 +187,31 @@ def _limit_room(num_samples):
     update.batch_losses = compute
 
 
+class _Memory:
+    """A device with room for so many samples at once: 100 bytes each, and 1000 for the rest."""
+
+    def __init__(self, num_samples):
+        self.limit = 1000 + 100 * num_samples
+        self.works = 0
+
+    def peak_of(self, work):
+        work()
+        self.works += 1
+        return 1000 + 100 * self.works
+
+
+def _foretell(num_samples):
+    """Size micro-batches as on GPUs with sharded weights."""
+
+    def sized(state, micro_batches, run):
+        share = run.dataset.__getitems__(next(run.batches.positions(0)))
+        probe.foretell(state, share, micro_batches, run, _Memory(num_samples))
+        assert all(parameter.grad is None for parameter in state.denoiser.parameters())
+        run.reporter.info(f"foretold: {micro_batches.size}")
+
+    probe.probe = sized
+
+
 def _record(folder):
     """Note the items of each update of this rank."""
     original = loop.accumulate_gradients
@@ -204,6 +233,21 @@ def _at_update(number, act):
         calls.append(1)
         if len(calls) == number:
             act()
+        return original(*arguments)
+
+    loop.accumulate_gradients = accumulate
+
+
+def _wait_at(number):
+    """Wait for the other ranks as a GPU's collective does, which never learns that one is gone."""
+    calls = []
+    original = loop.accumulate_gradients
+
+    def accumulate(*arguments):
+        calls.append(1)
+        if len(calls) == number:
+            arguments[-1].watchdog.beat("gradients of all ranks", waits=True)
+            time.sleep(600)
         return original(*arguments)
 
     loop.accumulate_gradients = accumulate

@@ -239,6 +239,14 @@ def test_ranks_that_wait_for_a_frozen_one_end_too_and_say_that_they_waited(data,
     assert "It was waiting for another rank inside a collective" in log
 
 
+def test_a_rank_that_waits_on_a_gpu_for_one_that_is_gone_ends_at_once(data, tmp_path):
+    begin_s = time.monotonic()
+    assert train(data, tmp_path, 2, {0: "wait:3", 1: "kill:3"}) == [1, -9]
+    assert time.monotonic() - begin_s < 20
+    log = (tmp_path / "logs/train.log").read_text()
+    assert "rank 0 waits in: gradients of all ranks, for rank 1" in log
+
+
 def test_a_missing_master_address_is_explained(data, tmp_path, monkeypatch, capfd):
     tiny.write_training_job(tmp_path)
     for name, value in {"RANK": "0", "WORLD_SIZE": "2"}.items():

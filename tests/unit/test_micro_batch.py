@@ -11,9 +11,10 @@ import tiny
 from distillery.config.jobs import TrainingJob, read_job
 from distillery.files import read_json
 from distillery.telemetry import Reporter, read_events
-from distillery.training import probe, update
+from distillery.training import loop, probe, update
 from distillery.training.distributed import Place
-from distillery.training.micro_batch import NOTE, MicroBatches
+from distillery.training.foretell import foretell
+from distillery.training.micro_batch import NOTES, MicroBatches
 from distillery.training.run import Paths, prepare
 from distillery.training.stopping import StopRequest
 from distillery.training.watchdog import Watchdog
@@ -73,7 +74,7 @@ def test_an_update_that_runs_out_of_memory_is_repeated_with_less(
     assert_same_weights(ours, whole)
     assert sizes[: num_before + 2] == [4] * (num_before + 1) + [2]
     assert log_of(ours).count("repeats the update with micro-batches of 2") == 1
-    assert not list(ours.rglob(NOTE))
+    assert not list(ours.rglob(NOTES[False]))
 
 
 def test_a_single_sample_that_does_not_fit_is_an_error_that_says_what_to_do(
@@ -136,8 +137,9 @@ def test_one_of_several_processes_notes_the_half_and_ends(data, tmp_path):
     run = open_run(data, tmp_path, Place(1, 2))
     with pytest.raises(torch.OutOfMemoryError, match="next attempt takes 2 samples at once"):
         MicroBatches(run, sharded=False).lower(torch.OutOfMemoryError("no room"))
-    assert read_json(run.checkpoints / NOTE)["size"] == 2
+    assert read_json(run.checkpoints / NOTES[False])["size"] == 2
     assert MicroBatches(run, sharded=False).size == 2
+    assert MicroBatches(run, sharded=False, of_rollouts=True).size == 4
     assert MicroBatches(open_run(data, tmp_path, Place(0, 2), micro_batch_size=1), False).size == 1
     # Other circumstances: the note says nothing of them.
     assert MicroBatches(run, sharded=True).size == 4
@@ -196,6 +198,100 @@ def test_the_probe_turns_on_gradient_checkpointing_where_it_may(data, tmp_path, 
         probe.find_fitting(state, share, micro_batches, run)
     assert state.denoiser.is_gradient_checkpointing == (choice == "auto")
     assert limited[1] == [8, 4, 2, 1] * (2 if choice == "auto" else 1)
+
+
+class Line:
+    """Memory that grows in a straight line with the samples, beside gradients and moments."""
+
+    def __init__(self, rest, a_sample, limit):
+        self.rest, self.a_sample, self.limit = rest, a_sample, limit
+        self.sizes = []
+
+    def peak_of(self, work):
+        state, batch, _ = work.args
+        assert all(parameter.grad is not None for parameter in state.denoiser.parameters())
+        work()
+        self.sizes.append(len(batch.items))
+        return self.rest + self.a_sample * len(batch.items)
+
+
+@pytest.mark.parametrize(
+    ("limit", "size"), [(10_000, 8), (1_800, 8), (1_799, 4), (1_399, 2), (1_100, 1), (900, 1)]
+)
+def test_what_will_fit_is_foretold_from_one_sample_and_two(data, tmp_path, limit, size):
+    run = open_run(data, tmp_path)
+    state, micro_batches = state_of(data, run), MicroBatches(run, sharded=False)
+    share = run.dataset.__getitems__(next(run.batches.positions(0)))
+    memory = Line(1_000, 100, limit)
+    foretell(state, share, micro_batches, run, memory)
+    assert micro_batches.size == size
+    assert memory.sizes == [1, 2]
+    assert all(parameter.grad is None for parameter in state.denoiser.parameters())
+
+
+def rollouts_run(data, folder, monkeypatch, room):
+    """Two phases, and a device with room for so many segments or a quarter as many rollouts."""
+    forward = update.batch_losses
+
+    def compute(model, batch, run):
+        loss_b = forward(model, batch, run)
+        needed = len(batch.items) * (4 if batch.is_rollout else 1)
+        # Half is kept when blocks are computed again.
+        if needed > room * (2 if model.is_gradient_checkpointing else 1):
+            raise torch.OutOfMemoryError("no room (made by a test)")
+        return loss_b
+
+    monkeypatch.setattr(update, "batch_losses", compute)
+    monkeypatch.setattr(probe, "is_cuda", lambda device: True)
+    monkeypatch.setattr(probe, "_reserve", lambda device: torch.empty(0))
+    for name in ("reset_peak_memory_stats", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: None)
+    return open_run(data, folder, num_samples=64, rollout_samples=32)
+
+
+@pytest.mark.parametrize(
+    ("room", "segments", "rollouts"),
+    [(32, (8, False), (8, False)), (8, (8, False), (2, False)), (2, (2, False), (1, True))],
+)
+def test_rollouts_have_a_size_of_their_own_known_from_the_start(
+    data, tmp_path, monkeypatch, room, segments, rollouts
+):
+    """And where they alone need it, blocks are computed again for them alone."""
+    run = rollouts_run(data, tmp_path, monkeypatch, room)
+    state = state_of(data, run)
+    found = probe.micro_batches_for(state, run)
+    assert {kind: (it.size, it.recomputes) for kind, it in found.items()} == {
+        False: segments,
+        True: rollouts,
+    }
+    assert not state.denoiser.is_gradient_checkpointing
+    state.samples_seen = 48
+    again = probe.micro_batches_for(state, run)
+    assert again[True].size == rollouts[0], "in the middle of the phase"
+
+
+def test_blocks_are_computed_again_in_rollouts_alone(data, tmp_path, monkeypatch):
+    seen, forward = set(), update.batch_losses
+
+    def compute(model, batch, run):
+        seen.add((batch.is_rollout, model.is_gradient_checkpointing))
+        return forward(model, batch, run)
+
+    def sized(state, run):
+        return {kind: MicroBatches(run, False, kind, recomputes=kind) for kind in (False, True)}
+
+    monkeypatch.setattr(update, "batch_losses", compute)
+    monkeypatch.setattr(loop, "micro_batches_for", sized)
+    assert train(data, tmp_path, num_samples=64, rollout_samples=32) == 0
+    assert seen == {(False, False), (True, True)}
+
+
+def test_a_rollout_that_will_not_fit_is_told_before_anything_is_learned(
+    data, tmp_path, monkeypatch
+):
+    run = rollouts_run(data, tmp_path, monkeypatch, room=1)
+    with pytest.raises(torch.OutOfMemoryError, match="A single sample does not fit"):
+        probe.micro_batches_for(state_of(data, run), run)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

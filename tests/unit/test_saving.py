@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,15 +11,17 @@ from safetensors.torch import load_file
 import tiny
 from distillery.config.jobs import TrainingJob, read_job
 from distillery.telemetry import Reporter, read_events
-from distillery.training import checkpoint
+from distillery.training import checkpoint, host_copy
 from distillery.training.distributed import Place
+from distillery.training.host_copy import HostCopy
 from distillery.training.run import Paths, prepare
-from distillery.training.saving import HostCopy, Saver
+from distillery.training.saving import Saver
 from distillery.training.state import TrainingState, Window
 from distillery.training.stopping import StopRequest
 from distillery.training.watchdog import Watchdog
 
 CPU = torch.device("cpu")
+SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
 @pytest.fixture
@@ -79,12 +82,12 @@ def test_one_checkpoint_after_another_uses_the_same_memory_and_both_are_whole(ru
     state = make_state(64)
     with Saver(run) as saver:
         saver.save(state)
-        block = saver._host
+        host = saver._host.result()
         with torch.no_grad():
             state.denoiser.weight.zero_()
         state.samples_seen = 16
         saver.save(state)
-        assert saver._host is block
+        assert saver._host.result() is host
     first, second = (load_file(written(run, seen) / checkpoint.WEIGHTS) for seen in (8, 16))
     assert first["weight"].any()
     assert not second["weight"].any()
@@ -104,10 +107,12 @@ def test_a_newer_checkpoint_that_was_damaged_removes_no_sound_one(run):
 
 
 def test_the_training_waits_for_the_copy_and_not_for_the_disk(run):
-    """100 MB of weights, 400 MB of state. The first save also takes the memory, once."""
+    """100 MB of weights, 400 MB of state, and memory for it that is there before."""
     state = make_state(5000)
     stalls = []
     with Saver(run) as saver:
+        saver.prepare(state)
+        saver._host.result()
         for state.samples_seen in (8, 16, 24, 32):
             saver.wait()
             begin_s = time.perf_counter()
@@ -119,7 +124,7 @@ def test_the_training_waits_for_the_copy_and_not_for_the_disk(run):
     assert all(event.facts["num_bytes"] > 400e6 for event in events)
     for event, stall_s in zip(events, stalls, strict=True):
         assert event.facts["stall_s"] == pytest.approx(stall_s, abs=0.1)
-    ratios = [stall_s / write_s for stall_s, write_s in zip(stalls[1:], writes[1:], strict=True)]
+    ratios = [stall_s / write_s for stall_s, write_s in zip(stalls, writes, strict=True)]
     assert min(ratios) < 0.3, ratios
 
 
@@ -151,21 +156,79 @@ def test_an_error_of_the_training_lets_a_checkpoint_end(run):
     assert written(run).is_dir()
 
 
-def test_the_copy_keeps_types_and_shapes():
-    entries = [
-        ("a", "scalar", torch.tensor(3.0)),
-        ("a", "odd", torch.arange(7, dtype=torch.int8)),
-        ("a", "none", torch.empty(0, 4)),
-        ("b", "half", torch.randn(3, 5, dtype=torch.bfloat16)),
-        ("b", "turned", torch.randn(4, 6, dtype=torch.float64).T),
-    ]
-    host = HostCopy(entries, page_locked=False)
-    copies = host.fill(entries)
-    for file, name, tensor in entries:
+def test_memory_is_taken_once_and_beside_the_updates(run):
+    state = make_state(64)
+    with Saver(run) as saver:
+        saver.prepare(state)
+        host = saver._host
+        saver.prepare(state)
+        saver.save(state)
+        assert saver._host is host
+    assert written(run).is_dir()
+
+
+def test_the_loop_takes_memory_in_its_first_update(data, tmp_path, monkeypatch):
+    seen, prepare_host = [], Saver.prepare
+
+    def note(saver, state):
+        seen.append(state.samples_seen)
+        assert state.optimizer.state, "what is saved is there"
+        prepare_host(saver, state)
+
+    monkeypatch.setattr(Saver, "prepare", note)
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    import train as script
+
+    tiny.write_training_job(tmp_path)
+    assert script.main(tiny.train_arguments(data, tmp_path)) == 0
+    assert seen[0] == 0
+
+
+def test_a_state_of_another_layout_gets_other_memory(run):
+    with Saver(run) as saver:
+        saver.prepare(make_state(8))
+        saver.save(make_state(64))
+    assert load_file(written(run) / checkpoint.WEIGHTS)["weight"].shape == (64, 64)
+
+
+ENTRIES = [
+    ("a", "scalar", torch.tensor(3.0)),
+    ("a", "odd", torch.arange(7, dtype=torch.int8)),
+    ("a", "none", torch.empty(0, 4)),
+    ("b", "half", torch.randn(3, 5, dtype=torch.bfloat16)),
+    ("b", "turned", torch.randn(4, 6, dtype=torch.float64).T),
+]
+
+
+@pytest.mark.parametrize("block_bytes", [1 << 30, 128, 1])
+def test_the_copy_keeps_types_and_shapes(monkeypatch, block_bytes):
+    monkeypatch.setattr(host_copy, "BLOCK_BYTES", block_bytes)
+    host = HostCopy(ENTRIES, CPU)
+    copies = host.fill(ENTRIES)
+    for file, name, tensor in ENTRIES:
         copy = copies[file][name]
         assert copy.dtype == tensor.dtype
         assert torch.equal(copy, tensor)
         assert copy.is_contiguous()
-    assert host.fits(entries)
-    assert not host.fits(entries[1:])
-    assert not host.fits([*entries[:-1], ("b", "turned", torch.zeros(6, 4))])
+    assert host.fits(ENTRIES)
+    assert not host.fits(ENTRIES[1:])
+    assert not host.fits([*ENTRIES[:-1], ("b", "turned", torch.zeros(6, 4))])
+
+
+@pytest.mark.parametrize(("num_lockable", "num_locked"), [(99, 5), (2, 2)])
+def test_memory_that_cannot_be_locked_is_used_as_it_is(monkeypatch, num_lockable, num_locked):
+    """A limit of locked memory (`ulimit -l`) may allow a part."""
+    blocks = []
+
+    def lock(block):
+        blocks.append(block)
+        return 0 if len(blocks) <= num_lockable else 2
+
+    monkeypatch.setattr(host_copy, "BLOCK_BYTES", 1)
+    monkeypatch.setattr(host_copy, "lock_pages", lock)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    host = HostCopy(ENTRIES, torch.device("cuda", 0))
+    assert len(host._locked) == num_locked
+    assert (host.problem is None) == (num_lockable == 99)
+    copies = host.fill(ENTRIES)
+    assert all(torch.equal(copies[file][name], tensor) for file, name, tensor in ENTRIES)

@@ -93,6 +93,11 @@ class Batches:
         """Samples an update of the process that has most of them."""
         return -(-self.training.global_batch_size // self.place.num_processes)
 
+    @property
+    def rollouts_begin(self) -> int:
+        """Samples seen before the first rollout."""
+        return self.training.num_samples - self.training.rollout_samples
+
     def positions(self, samples_seen: int) -> Iterator[list[int]]:
         """The items of this process in each update from a position on, to the training's end."""
         for start in range(
@@ -106,7 +111,7 @@ class Batches:
         In the finishing phase they are whole trajectories, in an order of their own that begins
         with the phase.
         """
-        begin = self.training.num_samples - self.training.rollout_samples
+        begin = self.rollouts_begin
         if start < begin:
             return Order(self.dataset.num_items, self.seed).items(start, stop)
         order = Order(self.dataset.num_trajectories, self.seed)
@@ -162,16 +167,16 @@ def split(batch: Batch, num_parts: int) -> list[Batch]:
     """A batch in micro-batches of sizes that differ by one at most; views, not copies."""
     num_items = len(batch.items)
     ranges = [balanced_range(num_items, part, num_parts) for part in range(num_parts)]
-    return [_rows(batch, slice(rows.start, rows.stop)) for rows in ranges]
+    return [rows(batch, slice(part.start, part.stop)) for part in ranges]
 
 
-def _rows(batch: Batch, rows: slice) -> Batch:
+def rows(batch: Batch, wanted: slice) -> Batch:
     """Some samples of a batch; all that it holds is by sample, or the same for all."""
-    parts = {part.name: _cut(getattr(batch, part.name), rows) for part in fields(batch)}
+    parts = {part.name: _cut(getattr(batch, part.name), wanted) for part in fields(batch)}
     return replace(batch, **parts)
 
 
-def _cut(value: Any, rows: slice) -> Any:
+def _cut(value: Any, wanted: slice) -> Any:
     if isinstance(value, Mapping):
-        return {name: _cut(inner, rows) for name, inner in value.items()}
-    return value[rows] if isinstance(value, list | torch.Tensor) else value
+        return {name: _cut(inner, wanted) for name, inner in value.items()}
+    return value[wanted] if isinstance(value, list | torch.Tensor) else value

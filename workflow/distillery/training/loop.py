@@ -9,9 +9,9 @@ from distillery.student.lora import save_trained
 from distillery.student.origin import read_origin
 from distillery.training import checkpoint, distributed, parallel
 from distillery.training.batches import next_timed
-from distillery.training.micro_batch import MicroBatches
+from distillery.training.network import recompute
 from distillery.training.optimizer import learning_rate_at, set_learning_rate
-from distillery.training.probe import probe
+from distillery.training.probe import micro_batches_for
 from distillery.training.progress import ProgressLog
 from distillery.training.run import Paths, Run
 from distillery.training.saving import Saver
@@ -54,12 +54,13 @@ def loop(state: TrainingState, run: Run) -> bool:
     training = run.training
     model = parallel.wrap(state.denoiser, run.place, run.device).train()
     batches = run.batches.read(state.samples_seen, run.device)
-    micro_batches = MicroBatches(run, parallel.is_sharded(state.denoiser))
-    probe(state, micro_batches, run)
+    micro_batches = micro_batches_for(state, run)
     with ProgressLog(state, run) as log, Saver(run) as saver:
         while state.samples_seen < training.num_samples:
             batch, waiting_s = next_timed(batches)
-            share = accumulate_gradients(model, batch, micro_batches, run)
+            cut = micro_batches[batch.is_rollout]
+            recompute(state.denoiser, cut.recomputes)
+            share = accumulate_gradients(model, batch, cut, run)
             grad_norm = parallel.clip_gradients(model.parameters(), training.max_grad_norm)
             totals = reduce_totals(share, run)
             check_finite(totals, grad_norm, share, run)
@@ -67,6 +68,7 @@ def loop(state: TrainingState, run: Run) -> bool:
             state.optimizer.step()
             state.optimizer.zero_grad(set_to_none=True)
             update_average(state, training)
+            saver.prepare(state)
             state.samples_seen += training.global_batch_size
             run.watchdog.updated()
             log.add(totals, grad_norm, len(share.items), waiting_s)

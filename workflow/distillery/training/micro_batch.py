@@ -14,8 +14,9 @@ from distillery.training.batches import split
 from distillery.training.dataset import Batch
 from distillery.training.run import Run
 
-NOTE = "micro_batch.json"
-"""Beside the checkpoints: the size that did not run out of memory, for the next attempt."""
+NOTES = {False: "micro_batch.json", True: "micro_batch_of_rollouts.json"}
+"""Beside the checkpoints: the size that did not run out of memory, for the next attempt. Of
+rollouts, which take several times the activations, another."""
 ADVICE = (
     "A single sample does not fit: set training.gradient_checkpointing: true, training.parallel: "
     "fsdp on several GPUs, or a smaller student"
@@ -27,15 +28,23 @@ class MicroBatches:
 
     Attributes:
         size: samples at once, of the process with the largest share.
+        of_rollouts: whether they are rollouts.
+        recomputes: whether they need gradient checkpointing.
     """
 
-    def __init__(self, run: Run, sharded: bool) -> None:
+    def __init__(
+        self, run: Run, sharded: bool, of_rollouts: bool = False, recomputes: bool = False
+    ) -> None:
         """Begin with `training.micro_batch_size`, auto meaning the whole share, or the noted size.
 
         Args:
             run: settings, place and checkpoints.
             sharded: whether all processes must take equally many micro-batches.
+            of_rollouts: or of segments.
+            recomputes: whether the network does so now.
         """
+        self.of_rollouts = of_rollouts
+        self.recomputes = recomputes
         self._run = run
         self._sharded = sharded
         chosen = run.training.micro_batch_size
@@ -90,7 +99,7 @@ class MicroBatches:
 
     @property
     def _note_path(self) -> Path:
-        return self._run.checkpoints / NOTE
+        return self._run.checkpoints / NOTES[self.of_rollouts]
 
     @property
     def _circumstances(self) -> dict[str, Any]:

@@ -1,11 +1,15 @@
 """Find the largest micro-batch that fits a GPU, before the first update."""
 
+from collections.abc import Mapping
+
 import torch
 
 from distillery.training import distributed, parallel
 from distillery.training.dataset import Batch
 from distillery.training.execution import can_recompute
+from distillery.training.foretell import GpuMemory, foretell, room_for_moments
 from distillery.training.micro_batch import ADVICE, MicroBatches, is_cuda
+from distillery.training.network import is_recomputing, recompute
 from distillery.training.run import Run
 from distillery.training.state import TrainingState
 from distillery.training.update import backward
@@ -15,23 +19,46 @@ RESERVE = 0.03
 above all), small pieces between, the previews' decoder. A rule of thumb, not measured."""
 
 
-def probe(state: TrainingState, micro_batches: MicroBatches, run: Run) -> None:
-    """Lower the micro-batch, before the first update, until it fits; the same on all processes.
+def micro_batches_for(state: TrainingState, run: Run) -> Mapping[bool, MicroBatches]:
+    """How a process cuts its share of an update: of segments and, True, of rollouts.
 
-    Nothing is tried where the size is set, on a CPU, or with sharded weights, where a process that
-    runs out of memory leaves the others waiting: there the attempt ends and the next one takes
-    less.
+    What does not fit is found before the first update, of rollouts too, which come last.
     """
-    wanted = run.training.micro_batch_size == "auto" and is_cuda(run.device)
-    share = next(run.batches.positions(state.samples_seen), None)
-    if not wanted or share is None or parallel.is_sharded(state.denoiser):
+    kinds = (False, True) if run.training.rollout_samples else (False,)
+    sharded, recomputes = parallel.is_sharded(state.denoiser), is_recomputing(state.denoiser)
+    found = {}
+    for of_rollouts in kinds:
+        found[of_rollouts] = MicroBatches(run, sharded, of_rollouts, recomputes)
+        probe(state, found[of_rollouts], run)
+    return found
+
+
+def probe(state: TrainingState, micro_batches: MicroBatches, run: Run) -> None:
+    """Lower the micro-batch until it fits; the same on all processes.
+
+    Nothing is tried where the size is set, and on a CPU.
+    """
+    begin = state.samples_seen
+    if micro_batches.of_rollouts:
+        begin = max(begin, run.batches.rollouts_begin)
+    elif begin >= run.batches.rollouts_begin:
         return
-    find_fitting(state, run.dataset.__getitems__(share), micro_batches, run)
+    wanted = run.training.micro_batch_size == "auto" and is_cuda(run.device)
+    items = next(run.batches.positions(begin), None)
+    if not wanted or items is None:
+        return
+    share = run.dataset.__getitems__(items)
+    if parallel.is_sharded(state.denoiser):
+        foretell(state, share, micro_batches, run, GpuMemory(run.device))
+    else:
+        find_fitting(state, share, micro_batches, run)
     # What failed has filled the GPU; the training's own peak is to be told.
     torch.cuda.reset_peak_memory_stats(run.device)
     if run.place.is_main:
+        of_what = " of rollouts" if micro_batches.of_rollouts else ""
         run.reporter.info(
-            f"micro-batches of {micro_batches.size} fit, of {run.batches.largest_share} an update"
+            f"micro-batches{of_what} of {micro_batches.size} fit, of "
+            f"{run.batches.largest_share} an update"
         )
 
 
@@ -44,9 +71,12 @@ def find_fitting(state: TrainingState, share: Batch, micro_batches: MicroBatches
     Raises:
         torch.OutOfMemoryError: nothing fits.
     """
+    before = is_recomputing(state.denoiser)
     with torch.compiler.set_stance("force_eager"):
         _lower(state, share, micro_batches, run)
     _lower(state, share, micro_batches, run)
+    micro_batches.recomputes = is_recomputing(state.denoiser)
+    recompute(state.denoiser, before)
 
 
 def _lower(state: TrainingState, share: Batch, micro_batches: MicroBatches, run: Run) -> None:
@@ -55,24 +85,29 @@ def _lower(state: TrainingState, share: Batch, micro_batches: MicroBatches, run:
         if micro_batches.size > 1:
             micro_batches.halve()
         elif _may_recompute(state, run):
-            state.denoiser.enable_gradient_checkpointing()  # type: ignore[operator]
+            recompute(state.denoiser, True)
             micro_batches.size = run.batches.largest_share
-            run.reporter.info("gradient_checkpointing: True (a single sample does not fit without)")
+            what = "rollout" if micro_batches.of_rollouts else "sample"
+            run.reporter.info(
+                f"gradient_checkpointing: True (a single {what} does not fit without)"
+            )
         else:
             raise torch.OutOfMemoryError(ADVICE)
 
 
 def _may_recompute(state: TrainingState, run: Run) -> bool:
     """Whether gradient checkpointing is off, offered, and ours to choose."""
-    is_on = bool(getattr(state.denoiser, "is_gradient_checkpointing", False))
     chosen = run.training.gradient_checkpointing == "auto"
-    return chosen and can_recompute(state.denoiser) and not is_on
+    return chosen and can_recompute(state.denoiser) and not is_recomputing(state.denoiser)
 
 
 def _all_fit(state: TrainingState, micro_batches: list[Batch], run: Run) -> bool:
     """Whether no process runs out of memory."""
     failed = torch.tensor([0.0 if _fits(state, micro_batches, run) else 1.0], device=run.device)
-    return distributed.all_reduce(failed).item() == 0.0
+    run.watchdog.beat("memory of all ranks", waits=True)
+    fits = distributed.all_reduce(failed).item() == 0.0
+    run.watchdog.beat("size of micro-batches")
+    return fits
 
 
 def _fits(state: TrainingState, micro_batches: list[Batch], run: Run) -> bool:
@@ -86,9 +121,7 @@ def _fits(state: TrainingState, micro_batches: list[Batch], run: Run) -> bool:
     try:
         if is_cuda(run.device):
             taken.append(_reserve(run.device))
-        if not state.optimizer.state:
-            # AdamW makes its moments in the first update; until then this is their place.
-            taken += [torch.empty_like(it) for it in state.trainable.values() for _ in range(2)]
+        taken += room_for_moments(state)
         for batch in largest:
             backward(state.denoiser, batch.to(run.device), run)
         fits = True

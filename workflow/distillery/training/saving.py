@@ -1,15 +1,14 @@
 """Save while the training goes on: a quick copy to host memory, and a thread that writes it.
 
-The training stops for the copy alone. One checkpoint is written at a time: the next save waits for
-it, so host memory holds one copy, in the same pages for the whole training.
+The training stops for the copy alone; the memory for it is taken beside the first updates. One
+checkpoint is written at a time: the next save waits for it, so host memory holds one copy, in the
+same pages for the whole training.
 """
 
 import time
-from collections.abc import Sequence
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import deepcopy
-from itertools import accumulate
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -21,17 +20,14 @@ from torch.distributed.tensor import DTensor
 from distillery.training import checkpoint, distributed
 from distillery.training.checkpoint import Snapshot
 from distillery.training.fingerprint import fingerprint
+from distillery.training.host_copy import Entry, HostCopy
 from distillery.training.parallel import full_tensor
 from distillery.training.run import Run
 from distillery.training.state import TrainingState
 from distillery.training.watchdog import START_LIMIT_S
 
-Entry = tuple[str, str, torch.Tensor]
-"""(file, name, tensor) of what is saved."""
 PATIENCE_S = 10.0
 """A checkpoint under way is given so long when the training fails; then nobody is made to wait."""
-CACHE_LINE = 64
-"""Bytes; every tensor of the copy begins at one."""
 
 
 class Saver:
@@ -40,7 +36,7 @@ class Saver:
     def __init__(self, run: Run) -> None:
         """Every rank has one; rank 0's holds the copy and writes."""
         self._run = run
-        self._host: HostCopy | None = None
+        self._host: Future[HostCopy] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[Path] | None = None
 
@@ -62,6 +58,12 @@ class Saver:
             futures.wait([self._writing], PATIENCE_S)
         self._thread.shutdown(wait=False)
 
+    def prepare(self, state: TrainingState) -> None:
+        """Begin to take memory for copies of a state, in the background; to be called after an
+        update, when all is there that is saved. Another call does nothing."""
+        if self._host is None and self._run.place.is_main:
+            self._host = self._take(list(checkpoint.tensors_of(state)))
+
     def wait(self) -> None:
         """Until the checkpoint under way is on disk; what went wrong there is raised here."""
         if self._writing is not None:
@@ -80,31 +82,43 @@ class Saver:
         begin_s, begin = time.time(), time.perf_counter()
         self.wait()
         entries = list(checkpoint.tensors_of(state))
-        if self._run.place.is_main:
-            self._make_room(entries)
+        host = self._room(entries) if self._run.place.is_main else None
         self._run.watchdog.beat("weights of all ranks", waits=True, limit_s=START_LIMIT_S)
         check_equal_weights(state, self._run.device)
         self._run.watchdog.beat("copy of the state")
-        if not self._run.place.is_main:
+        if host is None:
             for *_, tensor in entries:
                 full_tensor(tensor)  # of a sharded one rank 0 needs this rank's part
             return
-        snapshot = self._copy(state, entries)
+        snapshot = self._copy(state, entries, host)
         stall_s = time.perf_counter() - begin
         self._writing = self._thread.submit(self._write, snapshot, begin_s, stall_s)
 
-    def _make_room(self, entries: Sequence[Entry]) -> None:
-        """Host memory for the copy, unless it is there. The first time takes seconds."""
-        if self._host is None or not self._host.fits(entries):
-            # Other ranks meet this one in the next collective, and have as long.
-            self._run.watchdog.beat("host memory for the copy", limit_s=START_LIMIT_S)
-            self._close_host()
-            self._host = HostCopy(entries, page_locked=self._run.device.type == "cuda")
+    def _take(self, entries: list[Entry]) -> Future[HostCopy]:
+        """Take memory in the thread that writes."""
 
-    def _copy(self, state: TrainingState, entries: Sequence[Entry]) -> Snapshot:
+        def take() -> HostCopy:
+            host = HostCopy(entries, self._run.device)
+            if host.problem is not None:
+                self._run.reporter.warning(host.problem)
+            return host
+
+        return self._thread.submit(take)
+
+    def _room(self, entries: list[Entry]) -> HostCopy:
+        """Memory for the copy, waited for where it is not there yet."""
+        # Other ranks meet this one in the next collective, and have as long.
+        self._run.watchdog.beat("host memory for the copy", limit_s=START_LIMIT_S)
+        host = self._host.result() if self._host is not None else None
+        if host is None or not host.fits(entries):
+            self._close_host()
+            self._host = self._take(entries)
+            host = self._host.result()
+        return host
+
+    def _copy(self, state: TrainingState, entries: list[Entry], host: HostCopy) -> Snapshot:
         """The state in host memory."""
-        assert self._host is not None, "room was made"
-        tensors = self._host.fill(entries)
+        tensors = host.fill(entries)
         if self._run.device.type == "cuda":
             torch.cuda.current_stream(self._run.device).synchronize()
         return Snapshot(tensors, list(state.history), deepcopy(state.window), state.samples_seen)
@@ -112,7 +126,7 @@ class Saver:
     def _close_host(self) -> None:
         """Give the host memory back."""
         if self._host is not None:
-            self._host.close()
+            self._host.result().close()
             self._host = None
 
     def _write(self, snapshot: Snapshot, begin_s: float, stall_s: float) -> Path:
@@ -132,74 +146,6 @@ class Saver:
             f"{snapshot.num_bytes / 1e9:.2f} GB took {write_s:.2f} s"
         )
         return path
-
-
-class HostCopy:
-    """One block of host memory with room for the whole state, taken once and used again.
-
-    For a GPU it is page-locked as a whole: copies run at the bus's full speed, and nothing is
-    rounded up to powers of two, as PyTorch's allocator for such memory does.
-    """
-
-    def __init__(self, entries: Sequence[Entry], page_locked: bool) -> None:
-        """Room for tensors of these names, shapes and types.
-
-        Raises:
-            MemoryError: the system does not let so much memory be locked.
-        """
-        self._layout = _layout_of(entries)
-        offsets = list(accumulate((_room_for(tensor) for *_, tensor in entries), initial=0))
-        self._block = torch.empty(offsets[-1], dtype=torch.uint8)
-        self._page_locked = page_locked
-        if page_locked:
-            _lock_pages(self._block)
-        self._views = [
-            _view(self._block, offset, tensor)
-            for offset, (*_, tensor) in zip(offsets, entries, strict=False)
-        ]
-
-    def fits(self, entries: Sequence[Entry]) -> bool:
-        """Whether it was made for these."""
-        return self._layout == _layout_of(entries)
-
-    def fill(self, entries: Sequence[Entry]) -> dict[str, dict[str, torch.Tensor]]:
-        """Copy tensors; from a GPU the copies may still be under way. {file: {name: tensor}}."""
-        copies: dict[str, dict[str, torch.Tensor]] = {}
-        for (file, name, tensor), view in zip(entries, self._views, strict=True):
-            copies.setdefault(file, {})[name] = view.copy_(full_tensor(tensor), non_blocking=True)
-        return copies
-
-    def close(self) -> None:
-        """Unlock the pages."""
-        if self._page_locked:
-            torch.cuda.cudart().cudaHostUnregister(self._block.data_ptr())  # type: ignore[no-untyped-call]
-            self._page_locked = False
-
-
-def _layout_of(entries: Sequence[Entry]) -> list[tuple[str, str, torch.Size, torch.dtype]]:
-    return [(file, name, tensor.shape, tensor.dtype) for file, name, tensor in entries]
-
-
-def _room_for(tensor: torch.Tensor) -> int:
-    """Bytes, rounded up so that every tensor begins at a whole cache line."""
-    return -(tensor.numel() * tensor.element_size() // -CACHE_LINE) * CACHE_LINE
-
-
-def _view(block: torch.Tensor, offset: int, like: torch.Tensor) -> torch.Tensor:
-    """The part of a block from `offset` on, as a tensor of this shape and type."""
-    num_bytes = like.numel() * like.element_size()
-    return block[offset : offset + num_bytes].view(like.dtype).view(like.shape)
-
-
-def _lock_pages(block: torch.Tensor) -> None:
-    """Page-lock existing memory, so that a GPU reads and writes it without a detour."""
-    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    status = int(runtime.cudaHostRegister(block.data_ptr(), block.nbytes, 0))
-    if status != 0:
-        raise MemoryError(
-            f"{block.nbytes / 1e9:.1f} GB of host memory for a checkpoint's copy cannot be locked "
-            f"(CUDA error {status}): give the job more memory, or raise `ulimit -l`"
-        )
 
 
 def check_equal_weights(state: TrainingState, device: torch.device) -> None:
