@@ -250,6 +250,30 @@ def speed(events: list[Event], num_gpus: int, teraflops: float) -> dict[str, Any
     }
 
 
+def break_even(
+    trainings: Mapping[str, Mapping[str, Any]], trajectories_per_s: float
+) -> dict[str, float]:
+    """After how many epochs storing the targets first, on the same GPUs, has cost less time.
+
+    A trajectory costs its making once and gives `STUDENT_STEPS` samples in each epoch, in every one
+    of which the teacher in the loop costs its time again.
+
+    Args:
+        trainings: by name, `{way}-{number of GPUs}`, with samples_per_s over all of them.
+        trajectories_per_s: of the targets stage on one GPU.
+    """
+    found = {}
+    for name, training in trainings.items():
+        way, _, num_gpus = name.rpartition("-")
+        stored = trainings.get(f"stored-{num_gpus}")
+        if way == "stored" or stored is None:
+            continue
+        making_s = 1 / (trajectories_per_s * max(int(num_gpus), 1))
+        saved_s = 1 / training["samples_per_s"] - 1 / stored["samples_per_s"]
+        found[name] = making_s / (STUDENT_STEPS * saved_s)
+    return found
+
+
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
@@ -269,6 +293,12 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         nargs="*",
         default=[],
         help="the usual way beside it, with so many teacher steps a target",
+    )
+    parser.add_argument(
+        "--trajectories-per-s",
+        type=float,
+        help="of the targets stage on one such GPU (benchmarks/generation.py): says when it has "
+        "paid for itself",
     )
     parser.add_argument("--checkpoint", action="store_true", help="save one on the way")
     return parser.parse_args(argv)
@@ -297,6 +327,10 @@ def main(argv: list[str] | None = None) -> int:
     }
     for name, measure in measurements(model, arguments, results).items():
         results["trainings"][name] = measure()
+        if arguments.trajectories_per_s:
+            results["break_even_epochs"] = break_even(
+                results["trainings"], arguments.trajectories_per_s
+            )
         print(name, json.dumps(results["trainings"][name]), flush=True)  # noqa: T201
         write_json(arguments.output, results)
     return 0

@@ -1,15 +1,18 @@
 """Files are whole or absent, JSON has one form."""
 
+import hashlib
 import os
 import stat
 from pathlib import Path
 
 import pytest
 
+from distillery import files
 from distillery.files import (
     atomic_path,
     canonical_json,
     hash_file,
+    hash_files,
     hash_json,
     read_json,
     write_json,
@@ -89,3 +92,17 @@ def test_a_bad_json_file_is_named(tmp_path: Path, text: str, problem: str) -> No
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(ValueError, match=rf"a\.json.*{problem}"):
         read_json(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, 99, 100, 101, 1000])
+def test_a_file_is_hashed_whole_whatever_the_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_bytes: int
+) -> None:
+    monkeypatch.setattr(files, "BLOCK_BYTES", 100)
+    content = bytes(number % 251 for number in range(num_bytes))
+    paths = [tmp_path / name for name in ("one", "other")]
+    paths[0].write_bytes(content)
+    paths[1].write_bytes(content[::-1])
+    expected = [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
+    assert list(map(hash_file, paths)) == expected
+    assert hash_files(iter(paths)) == dict(zip(paths, expected, strict=True))

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from distillery.families.protocol import Denoiser
-from distillery.files import hash_file, hash_json, read_json, write_json
+from distillery.files import hash_files, hash_json, read_json, write_json
 
 CONFIG = "config.json"
 ABOUT = "distillery.json"
@@ -76,8 +76,8 @@ def hash_model(folder: Path) -> str:
     visible = (
         path for path in folder.iterdir() if not path.name.startswith(".") and path.name != ABOUT
     )
-    files = sorted(path for path in visible if path.is_file())
-    return hash_json({path.name: hash_file(path) for path in files})
+    digests = hash_files(path for path in visible if path.is_file())
+    return hash_json({path.name: digest for path, digest in digests.items()})
 
 
 def _check_there(folder: Path) -> None:

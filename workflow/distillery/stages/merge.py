@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from distillery.files import atomic_path, hash_file
+from distillery.files import atomic_path, hash_files
 from distillery.store.shards import merge_shards
 
 
@@ -63,9 +63,10 @@ def _check_set(parts: Mapping[Path, pd.DataFrame], filled: Sequence[Path]) -> No
 def _verify(shard: Path, part: pd.DataFrame, folder: Path) -> None:
     """Compare every file of a shard with its hash."""
     for kind, digest in (("file", "sha256"), ("latents_file", "latents_sha256")):
-        for name, expected in zip(part[kind], part[digest], strict=True):
-            path = folder / name
-            if not path.is_file() or hash_file(path) != expected:
+        paths = [folder / name for name in part[kind]]
+        found = hash_files(path for path in paths if path.is_file())
+        for path, expected in zip(paths, part[digest], strict=True):
+            if found.get(path) != expected:
                 raise ValueError(
                     f"{path} is missing or damaged: delete {shard} and rerun, only what is missing "
                     "is made again"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from distillery.files import hash_file, read_json, write_json
+from distillery.files import hash_file, hash_files, read_json, write_json
 from distillery.store.chunks import (
     ChunkIdentity,
     DamagedChunkError,
@@ -166,12 +166,13 @@ def _check_cover(indices: Sequence[int], totals: set[int]) -> None:
 
 def _verify(path: Path, part: Manifest, root: Path) -> None:
     """Read every byte of a shard's chunks; a bad one is named with the way to mend it."""
+    mend = f"to have only this one made again, delete {path} and rerun"
     for chunk in part.chunks:
-        file = root / chunk.file
-        mend = f"to have only this one made again, delete {path} and rerun"
         try:
-            check_header(file, ChunkIdentity(part.recipe_hash, chunk.members))
+            check_header(root / chunk.file, ChunkIdentity(part.recipe_hash, chunk.members))
         except (DamagedChunkError, ForeignChunkError) as error:
             raise type(error)(f"{error}; {mend}") from error
-        if hash_file(file) != chunk.sha256:
-            raise DamagedChunkError(f"{file} is not as {path} vouches for: {mend}")
+    digests = hash_files(root / chunk.file for chunk in part.chunks)
+    for chunk in part.chunks:
+        if digests[root / chunk.file] != chunk.sha256:
+            raise DamagedChunkError(f"{root / chunk.file} is not as {path} vouches for: {mend}")

@@ -6,6 +6,7 @@ file. The folder gets its name in one rename. So a checkpoint is whole, or it is
 """
 
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pandas as pd
 import torch
 from safetensors.torch import load_file, save_file
 
-from distillery.files import atomic_path, hash_file, read_json, remove, write_json
+from distillery.files import atomic_path, hash_files, read_json, remove, write_json
 from distillery.model_folder import share
 from distillery.telemetry import Reporter
 from distillery.training.parallel import load_full, shard_like
@@ -70,10 +71,15 @@ def write(snapshot: Snapshot, root: Path, recipe_hash: str, keep: int) -> Path:
     path = checkpoint_path(root, snapshot.samples_seen)
     with atomic_path(path) as temporary:
         temporary.mkdir()
-        for file in _TENSOR_FILES:
-            # Releases Python's lock since safetensors 0.8: the training goes on meanwhile.
-            save_file(dict(snapshot.tensors.get(file, {})), temporary / file)
+        with ThreadPoolExecutor() as threads:
+            # Lets go of Python's lock since safetensors 0.8: the training goes on meanwhile.
+            for written in [
+                threads.submit(save_file, dict(snapshot.tensors.get(file, {})), temporary / file)
+                for file in _TENSOR_FILES
+            ]:
+                written.result()
         loss_table(snapshot.history).to_parquet(temporary / LOSSES, index=False)
+        digests = hash_files(temporary / file for file in (*_TENSOR_FILES, LOSSES))
         write_json(
             temporary / STATE,
             {
@@ -81,7 +87,7 @@ def write(snapshot: Snapshot, root: Path, recipe_hash: str, keep: int) -> Path:
                 "recipe": recipe_hash,
                 "samples_seen": snapshot.samples_seen,
                 "window": asdict(snapshot.window),
-                "files": {file: hash_file(temporary / file) for file in (*_TENSOR_FILES, LOSSES)},
+                "files": {path.name: digest for path, digest in digests.items()},
             },
         )
         share(temporary)
@@ -162,12 +168,12 @@ def _problem(path: Path, recipe_hash: str) -> str | None:
         files: dict[str, str] = about["files"]
     except (ValueError, KeyError) as error:
         return str(error)
-    for file, digest in files.items():
+    for file in files:
         if not (path / file).is_file():
             return f"{file} is missing"
-        if hash_file(path / file) != digest:
-            return f"{file} is damaged"
-    return None
+    found = hash_files(path / file for file in files)
+    damaged = [file for file, digest in files.items() if found[path / file] != digest]
+    return f"{', '.join(damaged)} is damaged" if damaged else None
 
 
 @torch.no_grad()
