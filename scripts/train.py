@@ -28,7 +28,7 @@ from distillery.telemetry import explain_errors, reporting
 from distillery.training import distributed
 from distillery.training.inputs import add_inputs, read_inputs
 from distillery.training.loop import train
-from distillery.training.others import Others, meet
+from distillery.training.peers import Peers, meet
 from distillery.training.previews.pictures import PreviewPaths
 from distillery.training.run import Paths, prepare
 from distillery.training.stopping import EXIT_INTERRUPTED, StopRequest
@@ -75,7 +75,7 @@ def work(arguments: argparse.Namespace, stop: StopRequest) -> bool:
         device = distributed.start(
             place, select_device(arguments.cpu_threads), job.training.timeout_s
         )
-        watchdog.others = meet()
+        watchdog.peers = meet()
         folder = arguments.telemetry or run_folder(arguments.config) / "telemetry"
         name = "train" if place.is_main else f"train-rank-{place.rank}"
         with reporting(folder, "train", name, device_label(device), arguments.log) as reporter:
@@ -84,7 +84,7 @@ def work(arguments: argparse.Namespace, stop: StopRequest) -> bool:
             finished = train(run, paths)
             if not finished:
                 reporter.warning("stopped by a signal, a checkpoint is saved: start again to go on")
-        watchdog.others = Others()  # from here on each goes when it is done
+        watchdog.peers = Peers()  # from here on each goes when it is done
         distributed.stop()
     return finished
 

@@ -21,9 +21,10 @@ from distillery.config.jobs import (
 )
 from distillery.config.run import Config, parse_config
 from distillery.config.section import Section
-from distillery.files import write_json
+from distillery.files import read_json, write_json
 from distillery.stages.embeddings import make_embeddings
 from distillery.stages.merge import merge_samples, merge_targets
+from distillery.stages.plan import make_plan
 from distillery.stages.samples import Inputs, make_samples
 from distillery.stages.targets import make_targets
 from distillery.student.build import build_student
@@ -236,3 +237,10 @@ class Run:
 def make_run(folder: Path, teacher: Path, /, **changes: Mapping[str, Any]) -> Run:
     """A run that has nothing yet; `changes` as in `settings`."""
     return Run(folder / "results", parse_config(settings(folder, teacher, **changes), "tiny"))
+
+
+def planned(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The plan of a run's settings."""
+    output = folder / "results" / "plan.json"
+    make_plan(parse_config(raw, "tiny"), output)
+    return read_json(output)

@@ -149,8 +149,8 @@ def _break(fault):
             _record(Path(number))
         case "wait":
             _wait_at(int(number))
-        case "foretell":
-            _foretell(int(number))
+        case "estimate":
+            _estimate(int(number))
         case _ if kind in ACTS:
             _at_update(int(number), ACTS[kind])
 
@@ -192,22 +192,20 @@ class _Memory:
 
     def __init__(self, num_samples):
         self.limit = 1000 + 100 * num_samples
-        self.works = 0
 
     def peak_of(self, work):
         work()
-        self.works += 1
-        return 1000 + 100 * self.works
+        return 1000 + (100 * len(work.args[1].items) if hasattr(work, "args") else 0)
 
 
-def _foretell(num_samples):
+def _estimate(num_samples):
     """Size micro-batches as on GPUs with sharded weights."""
 
     def sized(state, micro_batches, run):
         share = run.dataset.__getitems__(next(run.batches.positions(0)))
-        probe.foretell(state, share, micro_batches, run, _Memory(num_samples))
+        probe.lower_by_estimates(state, share, micro_batches, run, _Memory(num_samples))
         assert all(parameter.grad is None for parameter in state.denoiser.parameters())
-        run.reporter.info(f"foretold: {micro_batches.size}")
+        run.reporter.info(f"estimated: {micro_batches.size}")
 
     probe.probe = sized
 

@@ -112,11 +112,11 @@ def test_out_of_memory_in_one_process_makes_the_next_attempt_smaller(
 
 
 @pytest.mark.parametrize(("rooms", "size"), [((4, 4), 4), ((4, 3), 2), ((9, 1), 1)])
-def test_sizes_are_foretold_together_and_leave_no_trace(data, alone, tmp_path, rooms, size):
+def test_sizes_are_estimated_together_and_leave_no_trace(data, alone, tmp_path, rooms, size):
     """The process with the least room decides; no weight, gradient or moment is touched."""
-    faults = {rank: f"foretell:{room}" for rank, room in enumerate(rooms)}
+    faults = {rank: f"estimate:{room}" for rank, room in enumerate(rooms)}
     assert train(data, tmp_path, 2, faults, parallel="fsdp") == [0, 0]
-    assert log_of(tmp_path).count(f"foretold: {size}") == 2
+    assert log_of(tmp_path).count(f"estimated: {size}") == 2
     assert_same_training(tmp_path, alone)
 
 

@@ -1,7 +1,6 @@
 """The data set: what image-folder loaders read, one manifest, pairs; and the plan of such a run."""
 
 import copy
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,9 @@ from distillery.config.jobs import DatasetJob
 from distillery.config.run import parse_config
 from distillery.files import hash_file
 from distillery.stages.dataset import PAIR_COLUMNS, find_making, make_dataset
-from distillery.stages.plan import make_plan, summary
+from distillery.stages.plan import summary
 from distillery.telemetry import Event
-from runs import Run, generating_settings
+from runs import Run, generating_settings, planned
 
 FAST = {"source": "teacher", "steps": 2, "guidance_scale": 1.0}
 
@@ -164,17 +163,10 @@ def test_manifests_of_other_models_are_refused(generated: Run, tmp_path: Path) -
         make_tables(generated, "teacher", "teacher")
 
 
-def plan(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
-    output = folder / "results" / "plan.json"
-    make_plan(parse_config(raw, "tiny"), output)
-    found: dict[str, Any] = json.loads(output.read_text())
-    return found
-
-
 def test_the_plan_counts_pictures(teacher: Path, tmp_path: Path) -> None:
     raw = generating_settings(tmp_path, teacher)
     raw["samples"]["models"]["fast"] = FAST
-    found = plan(raw, tmp_path)
+    found = planned(raw, tmp_path)
     assert found["work"] == {
         "num_prompts": {"eval": 5}, "num_images": 20, "teacher_calls": 10 * (4 * 2 + 2),
     }  # fmt: skip
@@ -188,17 +180,17 @@ def test_the_plan_counts_pictures(teacher: Path, tmp_path: Path) -> None:
 
 def test_the_plan_advises(teacher: Path, tmp_path: Path) -> None:
     raw = generating_settings(tmp_path, teacher, samples={"num_shards": 9, "num_prompts": 2})
-    found = plan(raw, tmp_path)
+    found = planned(raw, tmp_path)
     assert found["work"]["num_images"] == 4
     assert found["advice"] == [
         "samples.num_shards is 9 for 2 batches: some jobs will have nothing to do"
     ]
     raw = copy.deepcopy(raw)
     raw["samples"] |= {"num_shards": 1, "images_per_prompt": 10**12}
-    assert any("may not fit on the disk" in line for line in plan(raw, tmp_path)["advice"])
+    assert any("may not fit on the disk" in line for line in planned(raw, tmp_path)["advice"])
 
 
 def test_the_plan_refuses_a_size_that_does_not_fit(teacher: Path, tmp_path: Path) -> None:
     raw = generating_settings(tmp_path, teacher, teacher={"width": 40})
     with pytest.raises(ValueError, match=r"teacher.width is 40"):
-        plan(raw, tmp_path)
+        planned(raw, tmp_path)

@@ -17,12 +17,11 @@ from distillery.prompts import REQUIRED, RESERVED
 from distillery.stages.dataset import make_dataset
 from distillery.stages.merge import merge_samples
 from distillery.stages.painter import Painter
-from distillery.stages.plan import make_plan
 from distillery.store.trajectories import TrajectoryStore
 from distillery.teacher.find import INDEX, find_teacher
 from distillery.teacher.loading import load_teacher
 from families.wan_two_experts import make
-from runs import CPU, Run, generating_settings, make_run, settings
+from runs import CPU, Run, generating_settings, make_run, planned, settings
 
 PAIR = {"guidance_scale": 4.0, "guidance_scale_2": 3.0}
 MODELS = {
@@ -153,13 +152,6 @@ def plan(folder: Path, teacher: Path, /, **changes: Any) -> dict[str, Any]:
     return planned(raw, folder)
 
 
-def planned(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
-    output = folder / "results" / "plan.json"
-    make_plan(parse_config(raw, "tiny"), output)
-    found: dict[str, Any] = json.loads(output.read_text())
-    return found
-
-
 def test_a_teacher_of_one_network_has_one_scale(teacher: Path, tmp_path: Path) -> None:
     one = {"student": {"steps": 2}}
     with pytest.raises(ValueError, match=r"^targets\.guidance_scale_2 is 3\.0: .* one network"):
@@ -190,13 +182,3 @@ def test_a_scale_that_is_not_looked_at_is_refused(two_networks: Path, tmp_path: 
     unguided = {"source": "teacher", "guidance_scale": 1.0}
     samples = {"models": MODELS | {"unguided": unguided}}
     plan(tmp_path, two_networks, targets=PAIR, samples=samples)
-
-
-def test_a_prompt_files_own_column_is_not_overwritten(two_networks: Path, tmp_path: Path) -> None:
-    raw = settings(tmp_path, two_networks, student=STUDENT)
-    path = Path(raw["prompts"]["eval"])
-    pd.read_csv(path).assign(guidance_scale_2=7).to_csv(path, index=False)
-    planned(raw, tmp_path)
-    raw["targets"] |= PAIR
-    with pytest.raises(ValueError, match=r"has a column named guidance_scale_2, .* 'teacher'"):
-        planned(raw, tmp_path)

@@ -13,7 +13,7 @@ from distillery.files import read_json
 from distillery.telemetry import Reporter, read_events
 from distillery.training import loop, probe, update
 from distillery.training.distributed import Place
-from distillery.training.foretell import foretell
+from distillery.training.estimate import lower_by_estimates
 from distillery.training.micro_batch import NOTES, MicroBatches
 from distillery.training.run import Paths, prepare
 from distillery.training.stopping import StopRequest
@@ -200,33 +200,77 @@ def test_the_probe_turns_on_gradient_checkpointing_where_it_may(data, tmp_path, 
     assert limited[1] == [8, 4, 2, 1] * (2 if choice == "auto" else 1)
 
 
-class Line:
-    """Memory that grows in a straight line with the samples, beside gradients and moments."""
+class Memory:
+    """A device whose memory grows as `peaks` says; what is over `size` fails."""
 
-    def __init__(self, rest, a_sample, limit):
-        self.rest, self.a_sample, self.limit = rest, a_sample, limit
+    def __init__(self, peak_at, limit, size=10_000):
+        self.peak_at, self.limit, self.size = peak_at, limit, size
         self.sizes = []
 
     def peak_of(self, work):
+        if not hasattr(work, "args"):
+            return self.peak_at(0)
         state, batch, _ = work.args
-        assert all(parameter.grad is not None for parameter in state.denoiser.parameters())
+        num_items = len(batch.items)
+        if num_items > self.size:
+            raise torch.OutOfMemoryError("no room (made by a test)")
+        assert not self.sizes or state.denoiser.proj_out.weight.grad is not None
         work()
-        self.sizes.append(len(batch.items))
-        return self.rest + self.a_sample * len(batch.items)
+        self.sizes.append(num_items)
+        return self.peak_at(num_items)
+
+
+def line(num_items):
+    return 1_000 + 100 * num_items
+
+
+def bent(num_items):
+    """Until 4 samples the weights decide, then the activations."""
+    return max(1_000 + 10 * num_items, 200 * num_items + 240)
 
 
 @pytest.mark.parametrize(
-    ("limit", "size"), [(10_000, 8), (1_800, 8), (1_799, 4), (1_399, 2), (1_100, 1), (900, 1)]
+    ("peak_at", "limit", "size"),
+    [
+        *[(line, 10_000, 8), (line, 1_800, 8), (line, 1_799, 4), (line, 1_399, 2), (line, 900, 1)],
+        # 1,040 at 4 samples and 1,840 at 8, foretold 1,080.
+        *[(bent, 1_840, 8), (bent, 1_070, 4)],
+    ],
 )
-def test_what_will_fit_is_foretold_from_one_sample_and_two(data, tmp_path, limit, size):
+def test_a_size_is_tried_where_the_last_two_say_that_it_fits(data, tmp_path, peak_at, limit, size):
     run = open_run(data, tmp_path)
     state, micro_batches = state_of(data, run), MicroBatches(run, sharded=False)
     share = run.dataset.__getitems__(next(run.batches.positions(0)))
-    memory = Line(1_000, 100, limit)
-    foretell(state, share, micro_batches, run, memory)
+    memory = Memory(peak_at, limit)
+    lower_by_estimates(state, share, micro_batches, run, memory)
     assert micro_batches.size == size
-    assert memory.sizes == [1, 2]
+    assert memory.sizes == [1, *(it for it in (1, 2, 4, 8) if it <= size)]
     assert all(parameter.grad is None for parameter in state.denoiser.parameters())
+
+
+@pytest.mark.parametrize(("fitting", "noted"), [(4, 4), (1, 1)])
+def test_an_estimate_that_was_too_low_makes_the_next_attempt_smaller(
+    data, tmp_path, monkeypatch, fitting, noted
+):
+    monkeypatch.setattr("distillery.training.distributed.all_reduce", lambda values: values)
+    sizes = dict.fromkeys(("global_batch_size", "log_every_samples", "save_every_samples"), 16)
+    run = open_run(data, tmp_path, Place(0, 2), num_samples=64, **sizes)
+    state, micro_batches = state_of(data, run), MicroBatches(run, sharded=True)
+    share = run.dataset.__getitems__(next(run.batches.positions(0)))
+    with pytest.raises(torch.OutOfMemoryError, match=f"next attempt takes {noted} samples"):
+        lower_by_estimates(state, share, micro_batches, run, Memory(line, 10_000, fitting))
+    again = MicroBatches(run, sharded=True)
+    assert again.size == noted
+    lower_by_estimates(state, share, again, run, Memory(line, 10_000, fitting))
+    assert again.size == noted
+
+
+def test_a_single_sample_beyond_all_estimates_is_an_error_that_says_what_to_do(data, tmp_path):
+    run = open_run(data, tmp_path, Place(0, 2))
+    state, micro_batches = state_of(data, run), MicroBatches(run, sharded=True)
+    share = run.dataset.__getitems__(next(run.batches.positions(0)))
+    with pytest.raises(torch.OutOfMemoryError, match=r"set training\.gradient_checkpointing: true"):
+        lower_by_estimates(state, share, micro_batches, run, Memory(line, 10_000, 0))
 
 
 def rollouts_run(data, folder, monkeypatch, room):

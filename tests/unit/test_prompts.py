@@ -8,7 +8,12 @@ import pytest
 
 from distillery.config.jobs import PromptsJob
 from distillery.config.run import Prompts
-from distillery.prompts import RESERVED, RESERVED_BY_DATASET, read_prompts
+from distillery.prompts import (
+    RESERVED,
+    RESERVED_BY_DATASET,
+    RESERVED_FOR_PAIRS,
+    read_prompts,
+)
 from distillery.stages.prompts import make_prompt_table
 
 GOOD = "prompt_id,prompt\na,a red dog\nb,a blue cat\n"
@@ -117,7 +122,7 @@ def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path, name: str) -> 
     assert "\ufeff" not in table.iloc[0, 1]
 
 
-@pytest.mark.parametrize("column", [*RESERVED, *RESERVED_BY_DATASET])
+@pytest.mark.parametrize("column", [*RESERVED, *RESERVED_FOR_PAIRS, *RESERVED_BY_DATASET])
 def test_a_column_of_the_samples_table_is_refused(tmp_path: Path, column: str) -> None:
     message = refused(write(tmp_path, f"prompt_id,prompt,{column}\na,b,c\n"))
     assert f"columns named {column}" in message

@@ -19,6 +19,8 @@ RESERVED = (
     "guidance_scale", "network_calls", "width", "height", "recipe", "shard",
 )  # fmt: skip
 """Columns of the samples' manifest that are ours; a prompt file's own stand beside them."""
+RESERVED_FOR_PAIRS = ("guidance_scale_2",)
+"""Another of them, where a teacher of two networks is given two scales."""
 RESERVED_BY_DATASET = ("file_name", "device", "seconds")
 """Columns that a data set's tables have beside those."""
 FORMATS = (".csv", ".txt", ".jsonl", ".parquet")
@@ -54,7 +56,8 @@ def read_prompts(path: Path) -> pd.DataFrame:
             f"{path} has no column {' and no column '.join(missing)} (it has: "
             f"{', '.join(map(str, table.columns)) or 'none'}): name them in the first line"
         )
-    taken = [column for column in table.columns if column in (*RESERVED, *RESERVED_BY_DATASET)]
+    ours = (*RESERVED, *RESERVED_FOR_PAIRS, *RESERVED_BY_DATASET)
+    taken = [column for column in table.columns if column in ours]
     if taken:
         raise ValueError(
             f"{path} has columns named {', '.join(taken)}, which the tables of samples use "

@@ -76,7 +76,7 @@ def make_plan(config: RunConfig, output: Path) -> None:
     folder = find_teacher(config.teacher)
     family = family_in(folder)
     check_options(config.teacher, folder)
-    check_second_scale(config, folder, family, prompts["eval"].columns)
+    check_second_scale(config, folder, family)
     plan: dict[str, Any] = {
         "run": config.run,
         "teacher": {

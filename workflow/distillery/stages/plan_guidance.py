@@ -1,6 +1,5 @@
 """The plan of guidance: a second scale is only for a teacher whose pipeline looks at it."""
 
-from collections.abc import Collection
 from pathlib import Path
 
 from distillery.config.jobs import resolve_sampling
@@ -9,23 +8,16 @@ from distillery.families import Family
 from distillery.files import read_json
 from distillery.teacher.find import INDEX
 
-COLUMN = "guidance_scale_2"
-"""Of the samples' manifest, where the setting of that name is given."""
 
-
-def check_second_scale(
-    config: RunConfig, folder: Path, family: Family, columns: Collection[str]
-) -> None:
+def check_second_scale(config: RunConfig, folder: Path, family: Family) -> None:
     """Check every `guidance_scale_2` of a run.
 
     Args:
         config: of the run.
         folder, family: of the teacher.
-        columns: of prompts.eval.
 
     Raises:
-        ValueError: the teacher draws with one network, guidance is off, or the samples' manifest
-            would have two columns of that name.
+        ValueError: the teacher draws with one network, or guidance is off.
     """
     if isinstance(config, Config):
         targets = config.targets
@@ -34,11 +26,6 @@ def check_second_scale(
         model = resolve_sampling(config, name)
         key = f"samples.models.{name}"
         _check_pair(key, model.guidance_scale, model.guidance_scale_2, folder, family)
-        if model.guidance_scale_2 is not None and COLUMN in columns:
-            raise ValueError(
-                f"prompts.eval has a column named {COLUMN}, which the samples of {name!r} use "
-                "themselves: rename it"
-            )
 
 
 def _check_pair(

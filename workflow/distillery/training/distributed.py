@@ -173,15 +173,6 @@ def all_reduce(values: torch.Tensor) -> torch.Tensor:
     return values
 
 
-def smallest(value: int, device: torch.device) -> int:
-    """The smallest of all processes' values."""
-    if not dist.is_initialized():
-        return value
-    values = torch.tensor([value], device=device)
-    dist.all_reduce(values, op=dist.ReduceOp.MIN)
-    return int(values)
-
-
 def from_main(text: str, device: torch.device) -> str:
     """Rank 0's text on every rank; what the others give does not matter."""
     if not dist.is_initialized():

@@ -35,7 +35,6 @@ class HostCopy:
             device: where they are.
         """
         self.problem: str | None = None
-        self._layout = _layout_of(entries)
         self._locked: list[torch.Tensor] = []
         self._views: list[torch.Tensor] = []
         if device.type == "cuda":
@@ -45,10 +44,6 @@ class HostCopy:
             if device.type == "cuda" and self.problem is None:
                 self._lock(block)
             self._views += _views(block, part)
-
-    def fits(self, entries: Sequence[Entry]) -> bool:
-        """Whether it was made for these."""
-        return self._layout == _layout_of(entries)
 
     def fill(self, entries: Sequence[Entry]) -> dict[str, dict[str, torch.Tensor]]:
         """Copy tensors; from a GPU the copies may still be under way. {file: {name: tensor}}."""
@@ -78,10 +73,6 @@ def lock_pages(block: torch.Tensor) -> int:
     """Page-lock existing memory; returns CUDA's error code, 0 for none."""
     runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     return int(runtime.cudaHostRegister(block.data_ptr(), block.nbytes, 0))
-
-
-def _layout_of(entries: Sequence[Entry]) -> list[tuple[str, str, torch.Size, torch.dtype]]:
-    return [(file, name, tensor.shape, tensor.dtype) for file, name, tensor in entries]
 
 
 def _parts(entries: Sequence[Entry]) -> Iterator[list[torch.Tensor]]:

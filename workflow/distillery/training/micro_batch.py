@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from distillery.files import read_json, write_json
+from distillery.training import distributed
 from distillery.training.batches import split
 from distillery.training.dataset import Batch
 from distillery.training.run import Run
@@ -66,7 +67,7 @@ class MicroBatches:
         Raises ValueError where sharded processes could then not take equally many micro-batches.
         """
         assert self.size > 1, "a single sample has no half"
-        self.size = -(-self.size // 2)
+        self.size = half_of(self.size)
         self._check()
 
     def lower(self, error: torch.OutOfMemoryError) -> None:
@@ -122,6 +123,24 @@ class MicroBatches:
                 f"multiple of {processes}; use {total // processes * processes} or "
                 f"{-(-total // processes) * processes}"
             )
+
+
+def half_of(size: int) -> int:
+    """The next smaller size that is tried."""
+    return -(-size // 2)
+
+
+def halves_of(size: int) -> list[int]:
+    """A size and all that halving it leads to, down to 1."""
+    return [size, *halves_of(half_of(size))] if size > 1 else [1]
+
+
+def fits_on_all(fits: bool, run: Run) -> bool:
+    """Whether something fits on every process; a collective."""
+    run.watchdog.beat("memory of all ranks", waits=True)
+    failed = distributed.all_reduce(torch.tensor([float(not fits)], device=run.device))
+    run.watchdog.beat("size of micro-batches", joint=True)
+    return failed.item() == 0.0
 
 
 def is_cuda(device: torch.device) -> bool:

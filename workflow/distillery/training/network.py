@@ -8,9 +8,9 @@ from distillery.training import distributed, parallel
 from distillery.training.execution import Execution, Machine, can_recompute, choose_execution
 from distillery.training.run import Run
 
-MAX_COMPILED = 64
-"""Variants of one function: sizes of micro-batches and widths of blocks. PyTorch gives up after 8,
-and then runs all blocks of the class without compiled code."""
+MAX_COMPILED = 256
+"""Variants of one function: widths of blocks (12 of SDXL's residual ones) times sizes of
+micro-batches. PyTorch gives up after 8, and then runs the rest without compiled code."""
 
 
 def arrange(denoiser: Denoiser, run: Run) -> Execution:

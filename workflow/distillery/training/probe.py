@@ -4,11 +4,11 @@ from collections.abc import Mapping
 
 import torch
 
-from distillery.training import distributed, parallel
+from distillery.training import parallel
 from distillery.training.dataset import Batch
+from distillery.training.estimate import GpuMemory, lower_by_estimates, room_for_moments
 from distillery.training.execution import can_recompute
-from distillery.training.foretell import GpuMemory, foretell, room_for_moments
-from distillery.training.micro_batch import ADVICE, MicroBatches, is_cuda
+from distillery.training.micro_batch import ADVICE, MicroBatches, fits_on_all, is_cuda
 from distillery.training.network import is_recomputing, recompute
 from distillery.training.run import Run
 from distillery.training.state import TrainingState
@@ -49,7 +49,7 @@ def probe(state: TrainingState, micro_batches: MicroBatches, run: Run) -> None:
         return
     share = run.dataset.__getitems__(items)
     if parallel.is_sharded(state.denoiser):
-        foretell(state, share, micro_batches, run, GpuMemory(run.device))
+        lower_by_estimates(state, share, micro_batches, run, GpuMemory(run.device))
     else:
         find_fitting(state, share, micro_batches, run)
     # What failed has filled the GPU; the training's own peak is to be told.
@@ -81,7 +81,7 @@ def find_fitting(state: TrainingState, share: Batch, micro_batches: MicroBatches
 
 def _lower(state: TrainingState, share: Batch, micro_batches: MicroBatches, run: Run) -> None:
     """`find_fitting`, with compiled code or without."""
-    while not _all_fit(state, micro_batches.cut(share), run):
+    while not fits_on_all(_fits(state, micro_batches.cut(share), run), run):
         if micro_batches.size > 1:
             micro_batches.halve()
         elif _may_recompute(state, run):
@@ -99,15 +99,6 @@ def _may_recompute(state: TrainingState, run: Run) -> bool:
     """Whether gradient checkpointing is off, offered, and ours to choose."""
     chosen = run.training.gradient_checkpointing == "auto"
     return chosen and can_recompute(state.denoiser) and not is_recomputing(state.denoiser)
-
-
-def _all_fit(state: TrainingState, micro_batches: list[Batch], run: Run) -> bool:
-    """Whether no process runs out of memory."""
-    failed = torch.tensor([0.0 if _fits(state, micro_batches, run) else 1.0], device=run.device)
-    run.watchdog.beat("memory of all ranks", waits=True)
-    fits = distributed.all_reduce(failed).item() == 0.0
-    run.watchdog.beat("size of micro-batches")
-    return fits
 
 
 def _fits(state: TrainingState, micro_batches: list[Batch], run: Run) -> bool:

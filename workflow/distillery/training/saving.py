@@ -21,13 +21,10 @@ from distillery.training import checkpoint, distributed
 from distillery.training.checkpoint import Snapshot
 from distillery.training.fingerprint import fingerprint
 from distillery.training.host_copy import Entry, HostCopy
-from distillery.training.parallel import full_tensor
+from distillery.training.parallel import full_tensor, is_sharded
 from distillery.training.run import Run
 from distillery.training.state import TrainingState
-from distillery.training.watchdog import START_LIMIT_S
-
-PATIENCE_S = 10.0
-"""A checkpoint under way is given so long when the training fails; then nobody is made to wait."""
+from distillery.training.watchdog import PATIENCE_S, START_LIMIT_S
 
 
 class Saver:
@@ -59,10 +56,15 @@ class Saver:
         self._thread.shutdown(wait=False)
 
     def prepare(self, state: TrainingState) -> None:
-        """Begin to take memory for copies of a state, in the background; to be called after an
-        update, when all is there that is saved. Another call does nothing."""
+        """Take memory for copies of a state in the background; to be called after each update, when
+        all is there that is saved.
+
+        Raises RuntimeError if the memory was not to be had.
+        """
         if self._host is None and self._run.place.is_main:
-            self._host = self._take(list(checkpoint.tensors_of(state)))
+            self._host = self._thread.submit(self._take, list(checkpoint.tensors_of(state)))
+        elif self._host is not None and self._host.done():
+            self._host.result()
 
     def wait(self) -> None:
         """Until the checkpoint under way is on disk; what went wrong there is raised here."""
@@ -82,10 +84,10 @@ class Saver:
         begin_s, begin = time.time(), time.perf_counter()
         self.wait()
         entries = list(checkpoint.tensors_of(state))
-        host = self._room(entries) if self._run.place.is_main else None
+        host = self._room(state)
         self._run.watchdog.beat("weights of all ranks", waits=True, limit_s=START_LIMIT_S)
         check_equal_weights(state, self._run.device)
-        self._run.watchdog.beat("copy of the state")
+        self._run.watchdog.beat("copy of the state", joint=is_sharded(state.denoiser))
         if host is None:
             for *_, tensor in entries:
                 full_tensor(tensor)  # of a sharded one rank 0 needs this rank's part
@@ -93,28 +95,23 @@ class Saver:
         snapshot = self._copy(state, entries, host)
         stall_s = time.perf_counter() - begin
         self._writing = self._thread.submit(self._write, snapshot, begin_s, stall_s)
+        self._run.watchdog.finishing = self._writing
 
-    def _take(self, entries: list[Entry]) -> Future[HostCopy]:
-        """Take memory in the thread that writes."""
+    def _take(self, entries: list[Entry]) -> HostCopy:
+        """Memory for the copy."""
+        host = HostCopy(entries, self._run.device)
+        if host.problem is not None:
+            self._run.reporter.warning(host.problem)
+        return host
 
-        def take() -> HostCopy:
-            host = HostCopy(entries, self._run.device)
-            if host.problem is not None:
-                self._run.reporter.warning(host.problem)
-            return host
-
-        return self._thread.submit(take)
-
-    def _room(self, entries: list[Entry]) -> HostCopy:
-        """Memory for the copy, waited for where it is not there yet."""
+    def _room(self, state: TrainingState) -> HostCopy | None:
+        """Memory for the copy on rank 0, waited for where it is not there yet."""
+        self.prepare(state)
+        if self._host is None:
+            return None
         # Other ranks meet this one in the next collective, and have as long.
         self._run.watchdog.beat("host memory for the copy", limit_s=START_LIMIT_S)
-        host = self._host.result() if self._host is not None else None
-        if host is None or not host.fits(entries):
-            self._close_host()
-            self._host = self._take(entries)
-            host = self._host.result()
-        return host
+        return self._host.result()
 
     def _copy(self, state: TrainingState, entries: list[Entry], host: HostCopy) -> Snapshot:
         """The state in host memory."""

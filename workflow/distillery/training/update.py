@@ -66,7 +66,8 @@ def _accumulate(model: torch.nn.Module, micro_batches: list[Batch], run: Run) ->
     # A rollout is many passes, and the first one, late in the training, may be compiled.
     limit_s = START_LIMIT_S if micro_batches[0].is_rollout else None
     for number, batch in enumerate(micro_batches, 1):
-        run.watchdog.beat(f"micro-batch {number} of {len(micro_batches)}", limit_s=limit_s)
+        name = f"micro-batch {number} of {len(micro_batches)}"
+        run.watchdog.beat(name, joint=True, limit_s=limit_s)
         batch = batch.to(run.device)
         with parallel.synchronising(model, number == len(micro_batches)):
             losses.append(backward(model, batch, run))

@@ -11,12 +11,15 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent import futures
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
-from distillery.training.others import Others
+from distillery.training.peers import Peers
 
 START_LIMIT_S = 900.0
 """For opening data, compiling, the first update, and what only one rank does at the end."""
@@ -24,6 +27,8 @@ HEAD_START = 0.2
 """Share of its limit by which a rank that waits for others lets the one to blame go first."""
 SLOWER = 3.0
 """A phase may take so many times what it last took: a large micro-batch takes minutes each time."""
+PATIENCE_S = 10.0
+"""A checkpoint under way is given so long when the training fails; then nobody is made to wait."""
 TICK_S = 0.5
 STDERR = 2
 """Python's `sys.stderr` may be replaced by something without a file."""
@@ -42,12 +47,14 @@ class Phase:
         begin_s: monotonic clock.
         limit_s: after this without another beat it hangs.
         waits: whether it waits for other ranks and not for itself.
+        joint: whether it cannot end without them, though it is work of its own.
     """
 
     name: str
     begin_s: float
     limit_s: float
     waits: bool
+    joint: bool = False
 
 
 class Watchdog:
@@ -56,7 +63,8 @@ class Watchdog:
 
     Attributes:
         phase: what this process does.
-        others: that it may wait for.
+        peers: processes that it may wait for.
+        finishing: a checkpoint under way, which is given a moment where it can be.
     """
 
     def __init__(self, rank: int, limit_s: float, log: Path | None = None) -> None:
@@ -75,15 +83,19 @@ class Watchdog:
         self._longest_s = 0.0
         self._watched = False
         self._over = threading.Event()
-        self.others = Others()
+        self.peers = Peers()
+        self.finishing: Future[Any] | None = None
         self.phase = Phase("start", time.monotonic(), START_LIMIT_S, waits=False)
 
-    def beat(self, name: str, *, waits: bool = False, limit_s: float | None = None) -> None:
+    def beat(
+        self, name: str, *, waits: bool = False, joint: bool = False, limit_s: float | None = None
+    ) -> None:
         """Something else begins.
 
         Args:
             name: what it is.
             waits: it is a collective, which ends when all ranks have come.
+            joint: it is work with collectives in it, in any of which it may have to wait.
             limit_s: another than the setting. Until the first update is done none is shorter than
                 `START_LIMIT_S`: networks may be compiled in it. Who waits for others has the
                 longest limit since the last update, for they may still be in that phase.
@@ -95,7 +107,7 @@ class Watchdog:
             limit_s = max(limit_s, START_LIMIT_S)
         limit_s = max(limit_s, SLOWER * self._took.get(name, 0.0))
         self._longest_s = max(self._longest_s, limit_s)
-        self.phase = Phase(name, now_s, self._longest_s if waits else limit_s, waits)
+        self.phase = Phase(name, now_s, self._longest_s if waits else limit_s, waits, joint)
         limit_s = self.phase.limit_s
         if self._watched and self._limit_s and limit_s < before.limit_s:
             self._arm(0.0)  # the next look may come too late for it
@@ -118,7 +130,7 @@ class Watchdog:
             self._watched = False
             self._over.set()
             thread.join()
-            self.others.close()
+            self.peers.close()
 
     def _watch(self) -> None:
         """Look twice a second."""
@@ -134,11 +146,12 @@ class Watchdog:
 
         Returns the phase in which it does so now: it may be about to leave it.
         """
-        gone, phase = self.others.gone(), self.phase
-        if not gone or not (phase.waits or any(map(_is_in_collective, _stacks()))):
+        gone, phase = self.peers.gone(), self.phase
+        needs = phase.waits or phase.joint
+        if not gone or not (needs or any(map(_is_in_collective, _stacks()))):
             return None
         if phase is in_vain:
-            self._end(_report_gone(self._rank, phase, gone), with_stacks=False)
+            self._end(_report_gone(self._rank, phase, gone), patience_s=PATIENCE_S)
         return phase
 
     def _look_at_the_clock(self) -> None:
@@ -166,9 +179,10 @@ class Watchdog:
         limit_s = self.phase.limit_s + allowed_s + 10 * TICK_S
         faulthandler.dump_traceback_later(limit_s, exit=True, file=STDERR)
 
-    def _end(self, text: str, with_stacks: bool) -> None:
-        """Report and end; a disk that hangs too must not keep the process alive."""
-        faulthandler.dump_traceback_later(5.0, exit=True, file=STDERR)
+    def _end(self, text: str, with_stacks: bool = False, patience_s: float = 0.0) -> None:
+        """Report, let a checkpoint under way end, and end; a disk that hangs too must not keep the
+        process alive."""
+        faulthandler.dump_traceback_later(5.0 + patience_s, exit=True, file=STDERR)
         os.write(STDERR, text.encode())
         if with_stacks:
             faulthandler.dump_traceback(STDERR)
@@ -178,6 +192,8 @@ class Watchdog:
                 file.flush()
                 if with_stacks:
                     faulthandler.dump_traceback(file)
+        if patience_s and self.finishing is not None:
+            futures.wait([self.finishing], patience_s)
         os._exit(1)
 
 

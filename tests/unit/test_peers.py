@@ -3,10 +3,11 @@
 import os
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from distillery.training.others import Others, meet
+from distillery.training.peers import Peers, meet
 from distillery.training.watchdog import Watchdog
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="Linux alone")
@@ -28,44 +29,49 @@ def end(process):
 
 
 def test_who_is_gone(sleepers):
-    others = Others({1: sleepers[0].pid, 3: sleepers[1].pid})
-    assert others.gone() == []
+    peers = Peers({1: sleepers[0].pid, 3: sleepers[1].pid})
+    assert peers.gone() == []
     end(sleepers[1])
-    assert others.gone() == [3]
+    assert peers.gone() == [3]
     end(sleepers[0])
-    assert others.gone() == [1, 3]
-    others.close()
-    assert others.gone() == []
+    assert peers.gone() == [1, 3]
+    peers.close()
+    assert peers.gone() == []
 
 
 def test_one_that_ended_before_it_could_be_watched_is_gone():
     ended = subprocess.Popen(["true"])
     ended.wait()
-    assert Others({2: ended.pid}).gone() == [2]
+    assert Peers({2: ended.pid}).gone() == [2]
 
 
-def test_a_process_alone_has_no_others():
+def test_a_process_alone_has_no_peers():
     assert meet().gone() == []
 
 
-def watched(action, waits):
+def watched(action, **phase):
     """The exit status of a forked process that loses rank 1 and then does `action`."""
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    watchdog = Watchdog(rank=0, limit_s=0)
-    with watchdog.watching():
-        watchdog.beat("gradients of all ranks", waits=waits)
-        process = subprocess.Popen(["sleep", "60"])
-        watchdog.others = Others({1: process.pid})
-        process.kill()
-        action(watchdog)
-    os._exit(0)
+    status = 99
+    try:
+        watchdog = Watchdog(rank=0, limit_s=0)
+        with watchdog.watching():
+            watchdog.beat("gradients of all ranks", **phase)
+            process = subprocess.Popen(["sleep", "60"])
+            watchdog.peers = Peers({1: process.pid})
+            process.kill()
+            action(watchdog)
+        status = 0
+    finally:
+        os._exit(status)
 
 
-def test_who_waits_for_the_gone_ends_soon_and_says_for_whom(capfd):
+@pytest.mark.parametrize("phase", ["waits", "joint"])
+def test_who_needs_the_gone_ends_soon_and_says_whom(capfd, phase):
     begin_s = time.monotonic()
-    assert watched(lambda _: time.sleep(30), waits=True) == 1
+    assert watched(lambda _: time.sleep(30), **{phase: True}) == 1
     assert time.monotonic() - begin_s < 5
     said = capfd.readouterr().err
     assert "rank 0 waits in: gradients of all ranks, for rank 1, whose process has ended" in said
@@ -83,3 +89,16 @@ def test_who_has_just_got_what_it_waited_for_goes_on():
             watchdog.beat(f"gradients of all ranks, {number}", waits=True)
 
     assert watched(get_on, waits=True) == 0
+
+
+def test_a_checkpoint_under_way_is_finished_first(tmp_path):
+    def save(watchdog):
+        def write():
+            time.sleep(3)
+            (tmp_path / "checkpoint").touch()
+
+        watchdog.finishing = ThreadPoolExecutor(1).submit(write)
+        time.sleep(30)
+
+    assert watched(save, waits=True) == 1
+    assert (tmp_path / "checkpoint").is_file()

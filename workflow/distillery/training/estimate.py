@@ -1,8 +1,9 @@
-"""How many samples of a sharded student will fit, foretold from one and from two.
+"""How many samples of a sharded student fit, estimated before so many are tried.
 
 Sharded processes compute together: where one of them ran out of memory while sizes are tried, the
-others would wait for it. So none may. Activations grow with the samples in a straight line, and two
-points say where it meets the end of the memory.
+others would wait for it. So none should. Memory grows with the samples, along lines that become
+steeper as another moment of the pass becomes the worst one, so a size is tried only where the line
+through the two before it says that it fits.
 """
 
 from collections.abc import Callable
@@ -11,16 +12,15 @@ from typing import Protocol
 
 import torch
 
-from distillery.training import distributed
 from distillery.training.batches import rows
 from distillery.training.dataset import Batch
-from distillery.training.micro_batch import MicroBatches
+from distillery.training.micro_batch import MicroBatches, fits_on_all, halves_of
 from distillery.training.run import Run
 from distillery.training.state import TrainingState
 from distillery.training.update import backward
 
 RESERVE = 0.1
-"""Of a GPU's memory, left free: what the straight line and PyTorch's allocator do not tell."""
+"""Of a GPU's memory, left free: steeper lines, and what PyTorch's allocator does not tell."""
 
 
 class Memory(Protocol):
@@ -58,10 +58,10 @@ class GpuMemory:
         return torch.cuda.max_memory_allocated(self._device)
 
 
-def foretell(
+def lower_by_estimates(
     state: TrainingState, share: Batch, micro_batches: MicroBatches, run: Run, memory: Memory
 ) -> None:
-    """Halve the micro-batch until it should fit on every process.
+    """Halve the micro-batch until it fits on every process.
 
     Args:
         state: before an update; its gradients are thrown away.
@@ -69,19 +69,31 @@ def foretell(
         micro_batches: to be lowered.
         run: settings and device.
         memory: of the device.
+
+    Raises:
+        torch.OutOfMemoryError: an estimate was too low, and the next attempt begins below it; or
+            not even one sample fits.
     """
-    if min(micro_batches.size, run.training.global_batch_size // run.place.num_processes) < 2:
-        return
+
+    def peak(size: int) -> int:
+        try:
+            return memory.peak_of(partial(_pass, state, rows(share, slice(size)), run))
+        except torch.OutOfMemoryError as error:
+            micro_batches.size = size
+            micro_batches.lower(error)
+            raise
+
     with torch.compiler.set_stance("force_eager"):
         room = room_for_moments(state)
-        work = [partial(_pass, state, rows(share, slice(size)), run) for size in (1, 2)]
-        work[0]()  # leaves gradients, as those before it do in an update
-        one, two = map(memory.peak_of, work)
+        peak(1)  # leaves gradients, as those before it do in an update
+        points = [(0, memory.peak_of(_nothing))]
+        for size in reversed(halves_of(micro_batches.size)):
+            if size > 1 and not fits_on_all(_extend(points, size) <= memory.limit, run):
+                break
+            points.append((size, peak(size)))
         del room
     state.denoiser.zero_grad(set_to_none=True)
-    fitting = 1 + (memory.limit - one) // max(two - one, 1)
-    fitting = distributed.smallest(fitting, run.device)
-    while micro_batches.size > max(fitting, 1):
+    while micro_batches.size > points[-1][0]:
         micro_batches.halve()
 
 
@@ -92,6 +104,16 @@ def room_for_moments(state: TrainingState) -> list[torch.Tensor]:
     return [torch.empty_like(it) for it in state.trainable.values() for _ in range(2)]
 
 
+def _extend(points: list[tuple[int, int]], size: int) -> float:
+    """The peak at a size, on the line through the last two (size, peak)."""
+    (before, low), (last, high) = points[-2:]
+    return high + (high - low) / (last - before) * (size - last)
+
+
 def _pass(state: TrainingState, batch: Batch, run: Run) -> None:
     """Forward and backward."""
     backward(state.denoiser, batch.to(run.device), run)
+
+
+def _nothing() -> None:
+    """What weights, gradients and moments take while nothing is computed."""

@@ -15,7 +15,7 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 PID_NAMESPACE = Path("/proc/self/ns/pid")
 
 
-class Others:
+class Peers:
     """The other processes of the group that this one can see (Linux: on the same host, in the same
     container); elsewhere none."""
 
@@ -47,14 +47,14 @@ class Others:
         self._never_seen.clear()
 
 
-def meet() -> Others:
+def meet() -> Peers:
     """Exchange process ids; a collective where there is a group."""
     if not dist.is_initialized():
-        return Others()
+        return Peers()
     mine = (_host(), os.getpid())
     everyone: list[tuple[str, int]] = [("", 0)] * dist.get_world_size()
     dist.all_gather_object(everyone, mine)
-    return Others(
+    return Peers(
         {
             rank: pid
             for rank, (host, pid) in enumerate(everyone)
