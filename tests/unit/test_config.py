@@ -381,3 +381,14 @@ def test_pairs_need_two_pictures() -> None:
     raw = generating(dataset__pairs="all", samples__images_per_prompt=2)
     assert parse_config(raw, "my.yaml").dataset.pairs == "all"
     assert "dataset.pairs is 'some'" in refused(generating(dataset__pairs="some"))
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("guidance", "targets.guidance is not a key of the configuration, did you mean guidance_s"),
+        ("xyz", "targets.xyz is not a key of the configuration; known here: batch_size, "),
+    ],
+)
+def test_a_misspelt_key_is_answered_with_the_nearest(key: str, said: str) -> None:
+    assert said in refused(changed(**{f"targets__{key}": 1}))

@@ -141,7 +141,10 @@ def test_a_job_that_fails_keeps_its_finished_chunks(ran: Path) -> None:
     ("changes", "message"),
     [
         ({"targets": {"steps": 5}}, "targets.steps is 5: 5 must be a multiple of 2; use 4 or 6"),
-        ({"targets": {"stepz": 5}}, "targets.stepz is not a key of the configuration"),
+        (
+            {"targets": {"stepz": 5}},
+            "targets.stepz is not a key of the configuration, did you mean",
+        ),
     ],
 )
 def test_a_wrong_configuration_gives_one_clear_message(

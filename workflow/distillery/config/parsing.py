@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -64,8 +65,12 @@ def _explain(model: type[BaseModel], details: Any) -> str:
     given = details.get("input")
     match details["type"]:
         case "extra_forbidden":
-            allowed = ", ".join(sorted(_known_keys(model, details["loc"][:-1])))
-            return f"{key} is not a key of the configuration; known here: {allowed}"
+            allowed = sorted(_known_keys(model, details["loc"][:-1]))
+            near = get_close_matches(str(details["loc"][-1]), allowed, n=1)
+            meant = f", did you mean {near[0]}" if near else ""
+            return (
+                f"{key} is not a key of the configuration{meant}; known here: {', '.join(allowed)}"
+            )
         case "missing":
             return f"{key} is missing: add it"
         case "value_error":
