@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from distillery.families import Setting
+
 
 @dataclass(frozen=True)
 class FamilyCase:
@@ -41,3 +43,8 @@ class FamilyCase:
     student: Mapping[str, Any] = field(default_factory=dict)
     denoiser_at: Callable[[float], str] = lambda _timestep: "transformer"
     masks: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def setting(self) -> Setting:
+        """Of the targets."""
+        return Setting(self.height, self.width, self.guidance_scale, self.guidance_scale_2)

@@ -56,11 +56,6 @@ class Subject:
         return pd.read_parquet(self.run.prompts("train"))
 
     @property
-    def setting(self) -> Setting:
-        case = self.case
-        return Setting(case.height, case.width, case.guidance_scale, case.guidance_scale_2)
-
-    @property
     def trajectories(self) -> TrajectoryStore:
         return TrajectoryStore(self.run.folder / "targets" / "manifest.json")
 
@@ -186,7 +181,7 @@ def test_targets_depend_on_noise_prompt_and_guidance(subject: Subject) -> None:
     def predict(noisy: torch.Tensor, row: int) -> torch.Tensor:
         prompt = {name: value[row : row + 1] for name, value in conditioning.items()}
         with torch.no_grad():
-            return subject.family.predict(network, noisy, timestep, prompt, subject.setting)
+            return subject.family.predict(network, noisy, timestep, prompt, subject.case.setting)
 
     assert not predict(states, 0).allclose(predict(-states, 0), atol=1e-4)
     assert not predict(states, 0).allclose(predict(states, 1), atol=1e-6)
@@ -220,7 +215,7 @@ def test_the_student_is_fed_as_the_stock_pipeline_feeds(subject: Subject) -> Non
         timestep = torch.tensor([steps.timesteps[step]] * NUM_PROMPTS)
         network = getattr(subject.pipeline, subject.case.denoiser_at(steps.timesteps[step]))
         with fed(subject) as our_calls, torch.no_grad():
-            subject.family.predict(network, noisy, timestep, conditioning, subject.setting)
+            subject.family.predict(network, noisy, timestep, conditioning, subject.case.setting)
         ((name, ours),) = our_calls
         assert name == expected[0]
         masks = subject.case.masks

@@ -51,12 +51,6 @@ class Subject:
         teacher = self.run.config.teacher
         return load_teacher(teacher, find_teacher(teacher), CPU)
 
-    @property
-    def setting(self) -> Setting:
-        """What the teacher is told."""
-        case = self.case
-        return Setting(case.height, case.width, case.guidance_scale, case.guidance_scale_2)
-
     def students(self, scale: float = 1.0) -> Setting:
         """What a student is told: a scale only where it takes it as an input."""
         return Setting(self.case.height, self.case.width, scale)
@@ -176,7 +170,7 @@ def test_a_rollout_ends_where_the_exported_pipeline_does(subject: Subject) -> No
 def test_a_rollouts_target_is_the_teachers_end(subject: Subject) -> None:
     dataset, pipeline = subject.dataset, subject.teacher
     batch = dataset.__getitems__([dataset.num_items + row for row in ROWS])
-    steps, setting = subject.case.steps, subject.setting
+    steps, setting = subject.case.steps, subject.case.setting
     with record(pipeline.scheduler, [steps]) as trajectory:
         dataset.family.generate(pipeline, subject.request(dataset, steps, setting, decode=False))
     torch.testing.assert_close(batch.target, trajectory.states[steps], rtol=1e-4, atol=1e-4)

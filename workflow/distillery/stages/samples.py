@@ -12,7 +12,7 @@ from distillery.config.jobs import SamplesJob
 from distillery.config.section import Compile
 from distillery.files import atomic_path, hash_file
 from distillery.identity import noise_seed
-from distillery.prompts import REQUIRED, RESERVED
+from distillery.prompts import REQUIRED, RESERVED, RESERVED_FOR_PAIRS
 from distillery.stages.gallery import Savers
 from distillery.stages.painter import Painter
 from distillery.store.shards import balanced_range
@@ -82,7 +82,7 @@ def make_samples(
         )
     records = [describe(painter, row, model, shard, table) for row in rows]
     with atomic_path(output) as temporary:
-        second = [name for name in painter.setting.guidance if name not in RESERVED]
+        second = [name for name in RESERVED_FOR_PAIRS if name in painter.setting.guidance]
         columns = [*REQUIRED, *RESERVED, *second, *_extra_columns(table)]
         pd.DataFrame(records, columns=columns).to_parquet(temporary, index=False)
 

@@ -46,8 +46,8 @@ class GpuMemory:
     @property
     def limit(self) -> int:
         """All that this process holds or could get, less the reserve."""
-        free, total = torch.cuda.mem_get_info(self._device)
-        mine = total * torch.cuda.get_per_process_memory_fraction(self._device)
+        free, _ = torch.cuda.mem_get_info(self._device)
+        mine = usable_bytes(self._device)
         held = torch.cuda.memory_reserved(self._device)
         return int(min(held + free, mine) - RESERVE * mine)
 
@@ -56,6 +56,12 @@ class GpuMemory:
         torch.cuda.reset_peak_memory_stats(self._device)
         work()
         return torch.cuda.max_memory_allocated(self._device)
+
+
+def usable_bytes(device: torch.device) -> float:
+    """Of a GPU's memory, what this process may take."""
+    total = torch.cuda.get_device_properties(device).total_memory
+    return total * torch.cuda.get_per_process_memory_fraction(device)
 
 
 def lower_by_estimates(

@@ -55,11 +55,14 @@ def loop(state: TrainingState, run: Run) -> bool:
     model = parallel.wrap(state.denoiser, run.place, run.device).train()
     batches = run.batches.read(state.samples_seen, run.device)
     micro_batches = micro_batches_for(state, run)
+    arranged_for = None
     with ProgressLog(state, run) as log, Saver(run) as saver:
         while state.samples_seen < training.num_samples:
             batch, waiting_s = next_timed(batches)
             cut = micro_batches[batch.is_rollout]
-            recompute(state.denoiser, cut.recomputes)
+            if cut is not arranged_for:
+                recompute(state.denoiser, cut.recomputes)
+                arranged_for = cut
             share = accumulate_gradients(model, batch, cut, run)
             grad_norm = parallel.clip_gradients(model.parameters(), training.max_grad_norm)
             totals = reduce_totals(share, run)

@@ -6,7 +6,12 @@ import torch
 
 from distillery.training import parallel
 from distillery.training.dataset import Batch
-from distillery.training.estimate import GpuMemory, lower_by_estimates, room_for_moments
+from distillery.training.estimate import (
+    GpuMemory,
+    lower_by_estimates,
+    room_for_moments,
+    usable_bytes,
+)
 from distillery.training.execution import can_recompute
 from distillery.training.micro_batch import ADVICE, MicroBatches, fits_on_all, is_cuda
 from distillery.training.network import is_recomputing, recompute
@@ -127,6 +132,4 @@ def _fits(state: TrainingState, micro_batches: list[Batch], run: Run) -> bool:
 
 def _reserve(device: torch.device) -> torch.Tensor:
     """What is left free of the memory that this process may use."""
-    total = torch.cuda.get_device_properties(device).total_memory
-    mine = total * torch.cuda.get_per_process_memory_fraction(device)
-    return torch.empty(int(RESERVE * mine), dtype=torch.uint8, device=device)
+    return torch.empty(int(RESERVE * usable_bytes(device)), dtype=torch.uint8, device=device)
