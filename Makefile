@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo test test-slurm lint schema format lock clean
+.PHONY: help demo test test-gpu test-slurm lint schema format lock clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -28,6 +28,9 @@ demo: $(VENV)/installed  ## distil the embedded teacher and write results/demo/r
 
 test: $(VENV)/installed-dev  ## run the tests
 	python -m pytest
+
+test-gpu: $(VENV)/installed-dev  ## run the tests that need GPUs, two for all of them
+	python -m pytest -m gpu
 
 test-slurm: $(VENV)/installed-dev  ## run the demo through a real SLURM on this machine (needs root)
 	python -m pytest -m slurm tests/slurm

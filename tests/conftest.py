@@ -1,5 +1,9 @@
-"""What all tests share: one tiny teacher, and one thread, since their number changes last bits."""
+"""What all tests share: one tiny teacher, and one thread, since their number changes last bits.
 
+Bytes are promised on CPUs, so tests see no GPU; those marked `gpu` alone see it, with `-m gpu`.
+"""
+
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +14,20 @@ import torch
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A job in the background ignores Ctrl-C, and all it starts inherit that; the tests send it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.markexpr not in {"gpu", "slurm"}:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """`gpu(n)` needs so many GPUs, one if nothing is said."""
+    marker = item.get_closest_marker("gpu")
+    if marker is not None:
+        (needed,) = marker.args or (1,)
+        if torch.cuda.device_count() < needed:
+            pytest.skip(f"needs {needed} GPUs")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -174,6 +174,7 @@ TRAINING: dict[str, Any] = {
     "warmup_samples": 16,
     "ema_half_life_samples": 16,
     "dtype": "float32",
+    "tf32": False,
     "log_every_samples": 8,
     "save_every_samples": 16,
     "timeout_s": 60,

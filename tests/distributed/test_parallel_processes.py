@@ -1,10 +1,8 @@
 """A student that is dealt out over processes learns what a whole one does, from the same files."""
 
-import pandas as pd
 import processes
 import pytest
-import torch
-from safetensors.torch import load_file
+from trainings import assert_same_training, log_of, train
 
 import tiny
 from distillery.config.jobs import TrainingJob, read_job
@@ -12,36 +10,6 @@ from distillery.files import read_json, write_json
 from distillery.student.build import build_student
 
 CONFIG = "config/training.json"
-WEIGHTS = "student/trained/diffusion_pytorch_model.safetensors"
-
-
-def train(data, output, num_processes, faults=None, **settings):
-    tiny.write_training_job(output, **settings)
-    return processes.run(num_processes, tiny.train_arguments(data, output), faults)
-
-
-def log_of(folder):
-    return (folder / "logs/train.log").read_text()
-
-
-def assert_same_training(ours, theirs, rtol=1e-5, atol=1e-5, losses_rtol=1e-4):
-    """Weights, losses and gradient norms equal within rounding."""
-    left, right = load_file(ours / WEIGHTS), load_file(theirs / WEIGHTS)
-    assert left.keys() == right.keys()
-    for name in right:
-        torch.testing.assert_close(left[name], right[name], rtol=rtol, atol=atol)
-    pd.testing.assert_frame_equal(
-        pd.read_parquet(ours / "student/loss.parquet"),
-        pd.read_parquet(theirs / "student/loss.parquet"),
-        rtol=losses_rtol,
-    )
-
-
-@pytest.fixture(scope="module")
-def alone(data, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("alone")
-    assert train(data, folder, 1) == [0]
-    return folder
 
 
 @pytest.mark.parametrize("settings", [{}, {"micro_batch_size": 1, "gradient_checkpointing": True}])
@@ -148,8 +116,6 @@ def write_lora_job(folder, **settings):
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_a_compiled_student_that_computes_again_is_dealt_out_too(data, alone, tmp_path, parallel):
     settings = {"compile": "always", "gradient_checkpointing": True, "parallel": parallel}
-    tiny.write_training_job(tmp_path, **settings)
-    arguments = tiny.train_arguments(data, tmp_path)
     # Without PyTorch's cache the compiler takes a minute.
-    assert processes.run(2, arguments, limit_s=280) == [0, 0]
+    assert train(data, tmp_path, 2, limit_s=280, **settings) == [0, 0]
     assert_same_training(tmp_path, alone)

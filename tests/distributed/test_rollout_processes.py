@@ -1,27 +1,16 @@
 """The finishing phase on several processes: the same weights, and the same bytes after a kill."""
 
-import pandas as pd
-import processes
 import pytest
-import torch
-from safetensors.torch import load_file
+from trainings import assert_same_training, log_of, train
 
-import tiny
-
-WEIGHTS = "student/trained/diffusion_pytorch_model.safetensors"
 FINISH = {"rollout_samples": 32, "perceptual_weight": 0.1}
-
-
-def train(data, output, num_processes, faults=None, **changes):
-    tiny.write_training_job(output, **(FINISH | changes))
-    return processes.run(num_processes, tiny.train_arguments(data, output), faults)
 
 
 @pytest.fixture(scope="module")
 def alone(data, teacher, tmp_path_factory):
     folder = tmp_path_factory.mktemp("alone")
     (folder / "teacher").symlink_to(teacher)
-    assert train(data, folder, 1) == [0]
+    assert train(data, folder, 1, **FINISH) == [0]
     return folder
 
 
@@ -34,22 +23,15 @@ def test_rollouts_of_many_processes_equal_those_of_one(
     data, teacher, alone, tmp_path, num_processes, changes
 ):
     (tmp_path / "teacher").symlink_to(teacher)
-    assert train(data, tmp_path, num_processes, **changes) == [0] * num_processes
-    ours, theirs = load_file(tmp_path / WEIGHTS), load_file(alone / WEIGHTS)
-    for name in theirs:
-        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-5, atol=1e-5)
-    pd.testing.assert_frame_equal(
-        *(pd.read_parquet(it / "student/loss.parquet") for it in (tmp_path, alone)), rtol=1e-4
-    )
+    assert train(data, tmp_path, num_processes, **FINISH, **changes) == [0] * num_processes
+    assert_same_training(tmp_path, alone)
 
 
 def test_a_training_of_two_goes_on_as_one_in_the_phase(data, teacher, alone, tmp_path):
     """Killed in the phase with two processes, gone on with one: the same order of trajectories."""
     (tmp_path / "teacher").symlink_to(teacher)
-    assert train(data, tmp_path, 2, {0: "kill:7"}) != [0, 0]
-    assert not (tmp_path / WEIGHTS).exists()
-    assert train(data, tmp_path, 1) == [0]
-    assert "goes on from" in (tmp_path / "logs/train.log").read_text()
-    ours, theirs = load_file(tmp_path / WEIGHTS), load_file(alone / WEIGHTS)
-    for name in theirs:
-        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-5, atol=1e-5)
+    assert train(data, tmp_path, 2, {0: "kill:7"}, **FINISH) != [0, 0]
+    assert not (tmp_path / "student/trained").exists()
+    assert train(data, tmp_path, 1, **FINISH) == [0]
+    assert "goes on from" in log_of(tmp_path)
+    assert_same_training(tmp_path, alone)

@@ -1,9 +1,9 @@
 """A student of low-rank additions learns the same on two processes, and goes on where it was."""
 
-import processes
 import pytest
 import torch
 from safetensors.torch import load_file
+from trainings import outputs, train
 
 import tiny
 from distillery.config.jobs import TrainingJob, read_job
@@ -26,18 +26,6 @@ def data(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def alone(data, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("alone")
-    assert train(data, folder, 1) == [0]
-    return folder
-
-
-def train(data, output, num_processes, faults=None, **settings):
-    tiny.write_training_job(output, **settings)
-    return processes.run(num_processes, tiny.train_arguments(data, output), faults)
-
-
 def additions(folder):
     return load_file(folder / "student/trained" / LORA_FILE)
 
@@ -58,5 +46,4 @@ def test_a_killed_training_goes_on(data, tmp_path):
     assert train(data, whole, 2) == [0, 0]
     assert train(data, parts, 2, {0: "kill:6"}) != [0, 0]
     assert train(data, parts, 2) == [0, 0]
-    for path in sorted((whole / "student/trained").iterdir()):
-        assert path.read_bytes() == (parts / "student/trained" / path.name).read_bytes(), path
+    assert outputs(parts) == outputs(whole)

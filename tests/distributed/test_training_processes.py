@@ -5,58 +5,12 @@ import time
 from itertools import chain
 from pathlib import Path
 
-import pandas as pd
 import processes
 import pytest
-import torch
-from safetensors.torch import load_file
+from trainings import assert_same_training, log_of, outputs, saved, torchrun, train
 
 import tiny
 from distillery.telemetry import read_events
-
-WEIGHTS = "student/trained/diffusion_pytorch_model.safetensors"
-
-
-@pytest.fixture(scope="module")
-def alone(data, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("alone")
-    assert train(data, folder, 1) == [0]
-    return folder
-
-
-def train(data, output, num_processes, faults=None, launcher="bare", limit_s=60, **settings):
-    tiny.write_training_job(output, **settings)
-    arguments = tiny.train_arguments(data, output)
-    return processes.run(num_processes, arguments, faults, launcher, limit_s)
-
-
-def torchrun(data, output, num_processes, fault="", **settings):
-    """The finished torchrun and the seconds that it took."""
-    tiny.write_training_job(output, **settings)
-    begin_s = time.monotonic()
-    done = processes.torchrun(num_processes, tiny.train_arguments(data, output), fault)
-    return done, time.monotonic() - begin_s
-
-
-def outputs(folder):
-    files = [*sorted((folder / "student/trained").iterdir()), folder / "student/loss.parquet"]
-    return {path.name: path.read_bytes() for path in files}
-
-
-def saved(folder):
-    return sorted(path.name for path in (folder / "student/checkpoints").glob("*/samples-*"))
-
-
-def assert_same_training(ours, theirs):
-    """Weights and losses equal within the rounding of sums in another order."""
-    left, right = load_file(ours / WEIGHTS), load_file(theirs / WEIGHTS)
-    for name in right:
-        torch.testing.assert_close(left[name], right[name], rtol=1e-5, atol=1e-5)
-    pd.testing.assert_frame_equal(
-        pd.read_parquet(ours / "student/loss.parquet"),
-        pd.read_parquet(theirs / "student/loss.parquet"),
-        rtol=1e-4,
-    )
 
 
 # 3 processes share a batch of 8 as 3, 3 and 2; with micro-batches of 2 they accumulate 2, 2 and 1.
@@ -162,7 +116,7 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_update(data, tmp_path):
 def test_a_rank_whose_weights_differ_is_found_before_a_checkpoint_is_written(data, tmp_path):
     assert train(data, tmp_path, 3, {1: "perturb:3"}) == [1, 1, 1]
     assert saved(tmp_path) == ["samples-000000000016"]
-    assert "weights of rank 1 are not those of rank 0" in (tmp_path / "logs/train.log").read_text()
+    assert "weights of rank 1 are not those of rank 0" in log_of(tmp_path)
 
 
 @pytest.mark.slow
@@ -213,12 +167,12 @@ def test_one_rank_fails_and_the_others_end_without_a_launcher(data, tmp_path, fa
     assert status == [1, -9 if fault == "kill" else 1, 1]
     assert time.monotonic() - begin_s < 60
     assert train(data, tmp_path, 2) == [0, 0], "the next attempt goes on"
-    assert "goes on from" in (tmp_path / "logs/train.log").read_text()
+    assert "goes on from" in log_of(tmp_path)
 
 
 def test_a_rank_that_hangs_says_where_before_the_others_complain(data, tmp_path):
     train(data, tmp_path, 3, {1: "hang:3"}, hang_timeout_s=3, timeout_s=600)
-    log = (tmp_path / "logs/train.log").read_text()
+    log = log_of(tmp_path)
     report = log[log.index("rank 1 made no progress") :]
     assert "It hangs in its own work" in report
     assert "raise training.hang_timeout_s" in report
@@ -234,7 +188,7 @@ def test_ranks_that_wait_for_a_frozen_one_end_too_and_say_that_they_waited(data,
     status = train(data, tmp_path, 2, {1: "freeze:3"}, limit_s=20, hang_timeout_s=3, timeout_s=600)
     assert status == [1, processes.HUNG]
     assert time.monotonic() - begin_s < 30
-    log = (tmp_path / "logs/train.log").read_text()
+    log = log_of(tmp_path)
     assert "rank 0 made no progress" in log
     assert "It was waiting for another rank inside a collective" in log
 
@@ -243,7 +197,7 @@ def test_a_rank_that_waits_on_a_gpu_for_one_that_is_gone_ends_at_once(data, tmp_
     begin_s = time.monotonic()
     assert train(data, tmp_path, 2, {0: "wait:3", 1: "kill:3"}) == [1, -9]
     assert time.monotonic() - begin_s < 20
-    log = (tmp_path / "logs/train.log").read_text()
+    log = log_of(tmp_path)
     assert "rank 0 waits in: gradients of all ranks, for rank 1" in log
 
 

@@ -62,7 +62,7 @@ def test_nothing_has_a_fingerprint_too():
     assert value(fingerprint([], CPU)) == 0
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_a_gpu_gives_the_same():
     on_gpu = [tensor.cuda() for tensor in tensors()]
     assert value(fingerprint(on_gpu, torch.device("cuda"))) == value(fingerprint(tensors(), CPU))

@@ -103,7 +103,6 @@ def test_importing_loads_nothing_heavy() -> None:
     assert run_python(code) == "set()\n"
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a CPU machine's answer")
 def test_the_cpu_has_a_fixed_number_of_threads() -> None:
     code = (
         "import torch; from distillery.hardware import device_label, select_device\n"
@@ -115,7 +114,7 @@ def test_the_cpu_has_a_fixed_number_of_threads() -> None:
     assert run_python(code) == "cpu 3 3 cpu 2\n"
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_the_gpu_is_exact_and_has_a_label(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DISTILLERY_PRETEND_GPUS")
     device = hardware.select_device(1)

@@ -338,7 +338,7 @@ def test_a_rollout_that_will_not_fit_is_told_before_anything_is_learned(
         probe.micro_batches_for(state_of(data, run), run)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_a_gpu_that_is_too_small_for_the_share_gets_less(data, tmp_path):
     """A real limit: PyTorch refuses memory beyond a share of the GPU's."""
     gpu = torch.device("cuda", 0)

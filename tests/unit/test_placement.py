@@ -25,7 +25,6 @@ from runs import CPU
 from tiny import LATENT_SHAPE, MAX_TOKENS, make_tiny_wan
 
 CUDA = torch.device("cuda", 0)
-NUM_GPUS = torch.cuda.device_count()
 CLOSE = {"float32": 1e-4, "bfloat16": 5e-2}
 """Of latents of order one; between devices and kernels sums differ in their last bits."""
 Hook = Callable[[Any, Any], None]
@@ -279,7 +278,7 @@ def test_results_depend_on_attention_and_not_on_placement(wan: Path) -> None:
 # On GPUs.
 
 
-@pytest.mark.skipif(NUM_GPUS < 1, reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("offload", ["model", "sequential"])
 def test_offloading_gives_the_same_latents(tiny: Path, dtype: Any, offload: str) -> None:
@@ -295,7 +294,7 @@ def test_offloading_gives_the_same_latents(tiny: Path, dtype: Any, offload: str)
     torch.testing.assert_close(*found, atol=CLOSE[dtype], rtol=CLOSE[dtype])
 
 
-@pytest.mark.skipif(NUM_GPUS < 1, reason="needs a GPU")
+@pytest.mark.gpu
 def test_offloading_with_an_adapter_beside_the_weights(tiny: Path, tmp_path: Path) -> None:
     adapters = [{"path": str(make_adapter(tiny, tmp_path, dora=True))}]
     found = [
@@ -310,7 +309,7 @@ def test_offloading_with_an_adapter_beside_the_weights(tiny: Path, tmp_path: Pat
     torch.testing.assert_close(*found, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.skipif(NUM_GPUS < 2, reason="needs two GPUs")
+@pytest.mark.gpu(2)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_several_gpus_give_the_same_latents(tiny: Path, dtype: Any) -> None:
     found = []
@@ -322,7 +321,7 @@ def test_several_gpus_give_the_same_latents(tiny: Path, dtype: Any) -> None:
     torch.testing.assert_close(*found, atol=CLOSE[dtype], rtol=CLOSE[dtype])
 
 
-@pytest.mark.skipif(NUM_GPUS < 1, reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.usefixtures("default_attention")
 @pytest.mark.parametrize("attention", ["native", "_native_flash"])
 def test_kernels_give_nearly_the_same_latents(wan: Path, attention: str) -> None:

@@ -1,0 +1,55 @@
+"""Tiny trainings of several processes, and what they leave behind."""
+
+import time
+
+import pandas as pd
+import processes
+import torch
+from safetensors.torch import load_file
+
+import tiny
+
+WEIGHTS = "student/trained/diffusion_pytorch_model.safetensors"
+
+
+def train(data, output, num_processes, faults=None, launcher="bare", limit_s=60, **settings):
+    """Train in processes that find each other by variables; their exit codes, by rank."""
+    tiny.write_training_job(output, **settings)
+    arguments = tiny.train_arguments(data, output)
+    return processes.run(num_processes, arguments, faults, launcher, limit_s)
+
+
+def torchrun(data, output, num_processes, fault="", limit_s=100, **settings):
+    """The finished torchrun and the seconds that it took."""
+    tiny.write_training_job(output, **settings)
+    begin_s = time.monotonic()
+    done = processes.torchrun(num_processes, tiny.train_arguments(data, output), fault, limit_s)
+    return done, time.monotonic() - begin_s
+
+
+def outputs(folder):
+    """The bytes of all that a training is asked for."""
+    files = [*sorted((folder / "student/trained").iterdir()), folder / "student/loss.parquet"]
+    return {path.name: path.read_bytes() for path in files}
+
+
+def saved(folder):
+    """The names of its checkpoints, in their order."""
+    return sorted(path.name for path in (folder / "student/checkpoints").glob("*/samples-*"))
+
+
+def log_of(folder):
+    return (folder / "logs/train.log").read_text()
+
+
+def assert_same_training(ours, theirs, rtol=1e-5, atol=1e-5, losses_rtol=1e-4):
+    """Weights, losses and gradient norms equal within the rounding of sums in another order."""
+    left, right = load_file(ours / WEIGHTS), load_file(theirs / WEIGHTS)
+    assert left.keys() == right.keys()
+    for name in right:
+        torch.testing.assert_close(left[name], right[name], rtol=rtol, atol=atol)
+    pd.testing.assert_frame_equal(
+        pd.read_parquet(ours / "student/loss.parquet"),
+        pd.read_parquet(theirs / "student/loss.parquet"),
+        rtol=losses_rtol,
+    )
