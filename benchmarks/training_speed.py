@@ -64,8 +64,6 @@ PEAKS = ("peaks_tflops", "sustained_tflops")
 """Of each GPU: a product that takes a moment, and one that meets the power limit."""
 MOSTLY_FREE = 0.9
 """Of a GPU's memory, when those that used it are gone."""
-WARM_EVENTS = 2
-"""Log intervals that are not counted: they compile, allocate, and open the data."""
 
 
 def write_inputs(model: Model, folder: Path, num_trajectories: int) -> None:
@@ -165,7 +163,7 @@ def run_training(
     run: Path,
     num_gpus: int,
     settings: Mapping[str, Any],
-    num_intervals: int,
+    wanted: int,
     teacher_steps: int | None = None,
 ) -> list[Event]:
     """Start a training, let it log so many intervals, and kill it; returns its events.
@@ -183,7 +181,6 @@ def run_training(
         env=environment,
         start_new_session=True,
     )
-    wanted = num_intervals + WARM_EVENTS
     try:
         while job.poll() is None and len(intervals(run, "train")) < wanted:
             time.sleep(1.0)
@@ -217,19 +214,20 @@ def intervals(run: Path, job: str) -> list[Event]:
     return [event for event in events if event.kind == "work" and event.job == job]
 
 
-def speed(events: list[Event], num_gpus: int, teraflops: float) -> dict[str, Any]:
+def speed(events: list[Event], num_gpus: int, teraflops: float, warm: int) -> dict[str, Any]:
     """Samples a second over all ranks, TFLOP/s, memory and waiting, after the warm intervals.
 
     Args:
         events: of all ranks of one training.
         num_gpus: how many ranks.
         teraflops: of one forward pass for one sample.
+        warm: log intervals that are not counted.
     """
     by_rank: dict[str, list[Event]] = {}
     for event in events:
         if event.kind == "work":
             by_rank.setdefault(event.job, []).append(event)
-    counted = {job: found[WARM_EVENTS:] for job, found in by_rank.items()}
+    counted = {job: found[warm:] for job, found in by_rank.items()}
     main = counted["train"]
     seconds = main[-1].end_s - main[0].begin_s
     num_samples = sum(event.num_items for event in main) * len(counted)
@@ -285,6 +283,13 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--num-gpus", type=int, nargs="+", default=[1])
     parser.add_argument("--batch", type=int, default=64, help="global batch at every GPU count")
     parser.add_argument("--updates", type=int, default=10, help="counted, of each training")
+    parser.add_argument(
+        "--warm",
+        type=int,
+        default=2,
+        help="not counted, before them: they compile, allocate and open the data, and the host's "
+        "memory for a checkpoint is taken beside them",
+    )
     parser.add_argument("--trajectories", type=int, default=128)
     parser.add_argument("--settings", type=json.loads, default={}, help="JSON, of `training`")
     parser.add_argument(
@@ -359,9 +364,9 @@ def measure_one(
 ) -> dict[str, Any]:
     """One training on one number of GPUs."""
     batch, updates = arguments.batch, arguments.updates
-    last = updates + WARM_EVENTS
+    last = updates + arguments.warm
     # Half-way: after the save some updates must run beside the writing.
-    save_every = max(WARM_EVENTS + updates // 2, 1) if arguments.checkpoint else 2 * last
+    save_every = max(arguments.warm + updates // 2, 1) if arguments.checkpoint else 2 * last
     settings = {
         "global_batch_size": batch,
         "log_every_samples": batch,
@@ -371,8 +376,8 @@ def measure_one(
     settings["num_samples"] = batch * last * 4
     run = arguments.folder / "runs" / arguments.output.stem / name
     remove(run)
-    events = run_training(model, arguments.folder, run, num_gpus, settings, updates, teacher_steps)
-    found = speed(events, max(num_gpus, 1), results["teraflops_forward"])
+    events = run_training(model, arguments.folder, run, num_gpus, settings, last, teacher_steps)
+    found = speed(events, max(num_gpus, 1), results["teraflops_forward"], arguments.warm)
     peaks = {name: results["peaks"][name] for name in PEAKS if name in results["peaks"]}
     found["mfu"] = {name: found["tflops_per_gpu"] / min(peak) for name, peak in peaks.items()}
     saves = [event.facts for event in events if event.kind == "save"]
