@@ -1,6 +1,7 @@
 """Distillery: from a text-to-image teacher to a few-step student, or to a data set of pictures."""
 
 import re
+from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
 from snakemake.utils import min_version

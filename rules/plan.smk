@@ -1,6 +1,21 @@
 import json
 
+from distillery.plan_first import plan_first
+
 # What each stage depends on, and whether the run can work at all.
+
+PLANNED = list(CONFIG.prompts.model_dump(exclude_none=True).values())
+if isinstance(CONFIG, Config) and CONFIG.student.config:
+    PLANNED.append(CONFIG.student.config)
+
+
+# Not in a dry run, and not where the plan itself was asked for.
+onstart:
+    if not any(job.rule.name == "plan" for job in workflow.dag.needrun_jobs()):
+        try:
+            plan_first(CONFIG, Path(RUN), PLANNED)
+        except ValueError as error:
+            raise WorkflowError(str(error))
 
 
 rule freeze:
@@ -24,8 +39,7 @@ rule plan:
     input:
         script="scripts/plan.py",
         config=f"{RUN}/config/run.json",
-        prompts=list(CONFIG.prompts.model_dump(exclude_none=True).values()),
-        shape=isinstance(CONFIG, Config) and CONFIG.student.config or [],
+        sources=PLANNED,
     output:
         f"{RUN}/plan.json",
     log:

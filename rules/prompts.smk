@@ -5,7 +5,6 @@ rule prompts:
     input:
         script="scripts/prompts.py",
         config=f"{RUN}/config/prompts.json",
-        plan=ancient(f"{RUN}/plan.json"),
         source=lambda wildcards: getattr(CONFIG.prompts, wildcards.split),
     output:
         f"{RUN}/prompts/{{split}}.parquet",

@@ -11,7 +11,6 @@ PREVIEW_INPUTS = [
 rule build_student:
     input:
         config=f"{RUN}/config/training.json",
-        plan=ancient(f"{RUN}/plan.json"),
         shape=CONFIG.student.config or [],
     output:
         directory(f"{RUN}/student/initial"),
@@ -66,7 +65,7 @@ rule train:
         export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=900
         exec python scripts/with_gpus.py --num-gpus {resources.gpu} -- \
             python -m torch.distributed.run --standalone --nproc-per-node=$processes \
-            scripts/train.py \
+            --signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 scripts/train.py \
             --config {input.config} \
             --student {input.student} \
             --prompts {input.prompts} \

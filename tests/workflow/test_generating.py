@@ -13,7 +13,6 @@ from runs import generating_settings
 
 GENERATING = {
     "freeze",
-    "plan",
     "prompts",
     "embeddings",
     "samples",
@@ -71,7 +70,7 @@ def test_other_pairs_draw_no_picture(ran: Path, teacher: Path) -> None:
     configure(ran, teacher, samples={"num_shards": 1}, dataset={"pairs": "none"})
     listed = jobs(succeed(ran, "--dry-run"))
     configure(ran, teacher, samples={"num_shards": 1})
-    assert listed <= {"freeze", "plan", "dataset", "all"}
+    assert listed <= {"freeze", "dataset", "all"}
     assert "dataset" in listed
 
 

@@ -84,7 +84,7 @@ def test_every_shipped_configuration_can_be_planned(path: Path, tmp_path: Path) 
     output = succeed(folder, "--dry-run", "--configfile", f"config/{path.name}")
     trains = "training" in yaml.safe_load(path.read_text())
     last = {"targets", "train", "report"} if trains else {"dataset"}
-    assert {"freeze", "plan", "samples"} | last <= jobs(output)
+    assert {"freeze", "samples"} | last <= jobs(output)
 
 
 def test_a_run_leaves_what_it_should(ran: Path) -> None:
@@ -103,14 +103,14 @@ def test_samples_settings_rerun_no_targets(ran: Path, teacher: Path) -> None:
     configure(ran, teacher, targets={"num_shards": 1}, samples={"num_shards": 1, "batch_size": 3})
     listed = jobs(succeed(ran, "--dry-run", TARGETS, SAMPLES))
     configure(ran, teacher, **ONE_SHARD)
-    assert listed == {"freeze", "plan", "samples", "merge_samples"}
+    assert listed == {"freeze", "samples", "merge_samples"}
 
 
 def test_training_settings_rerun_neither(ran: Path, teacher: Path) -> None:
     configure(ran, teacher, **ONE_SHARD, training={"learning_rate": 0.5})
     listed = jobs(succeed(ran, "--dry-run", TARGETS, SAMPLES))
     configure(ran, teacher, **ONE_SHARD)
-    assert listed <= {"freeze", "plan"}
+    assert listed == set()
 
 
 def test_another_number_of_shards_recomputes_no_chunk(ran: Path, teacher: Path) -> None:

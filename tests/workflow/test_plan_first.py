@@ -1,0 +1,63 @@
+"""What changed is planned again before the first job, and nothing behind it is forgotten."""
+
+import json
+from pathlib import Path
+
+import pytest
+from test_workflow import configure, jobs, skeleton, snakemake, succeed
+
+EMBEDDINGS = "results/tiny/embeddings/eval/manifest.json"
+PLAN = Path("results/tiny/plan.json")
+PROMPTS = "inputs/eval.csv"
+
+
+@pytest.fixture(scope="module")
+def ran(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run up to the eval prompts' embeddings."""
+    folder = skeleton(tmp_path_factory.mktemp("planned"))
+    configure(folder, teacher)
+    assert "plan" not in jobs(succeed(folder, EMBEDDINGS))
+    assert (folder / PLAN).is_file()
+    return folder
+
+
+def test_an_edited_prompt_is_planned_and_made_by_one_call(ran: Path) -> None:
+    source, written = ran / PROMPTS, (ran / PLAN).stat().st_mtime_ns
+    source.write_text(source.read_text().replace("a red dog", "a blue dog on the hill", 1))
+    assert {"prompts", "embeddings"} <= jobs(succeed(ran, EMBEDDINGS))
+    assert (ran / PLAN).stat().st_mtime_ns > written
+    assert "Nothing to be done" in succeed(ran, EMBEDDINGS)
+
+
+def test_what_was_not_made_yet_is_made_though_the_plan_changes(ran: Path, teacher: Path) -> None:
+    (ran / EMBEDDINGS).unlink()
+    configure(ran, teacher, hardware={"cpu_threads": 2})
+    assert "embeddings" in jobs(succeed(ran, EMBEDDINGS))
+    assert json.loads((ran / "results/tiny/config/run.json").read_text())["hardware"] == {
+        "cpu_processes": 2,
+        "cpu_threads": 2,
+        "compile": "auto",
+    }
+
+
+def test_another_shape_builds_the_student_again(ran: Path, teacher: Path) -> None:
+    initial, shape = "results/tiny/student/initial", ran / "inputs/shape.json"
+    config = json.loads((teacher / "transformer/config.json").read_text())
+    shape.write_text(json.dumps(config))
+    configure(ran, teacher, student={"steps": 2, "init": "config", "config": str(shape)})
+    assert "build_student" in jobs(succeed(ran, initial))
+    shape.write_text(json.dumps(config | {"num_layers": 1}))
+    assert "build_student" in jobs(succeed(ran, initial))
+    built = json.loads((ran / initial / "config.json").read_text())
+    assert built["num_layers"] == 1
+
+
+def test_a_plan_that_refuses_starts_nothing_also_the_second_time(ran: Path, teacher: Path) -> None:
+    configure(ran, teacher, teacher={"width": 40})
+    for _ in range(2):
+        done = snakemake(ran, EMBEDDINGS)
+        assert done.returncode != 0
+        assert "teacher.width is 40" in done.stdout
+        assert "the plan refuses this run, nothing was started" in done.stdout
+        assert not jobs(done.stdout)
+    assert not (ran / PLAN).exists()
