@@ -63,12 +63,12 @@ class Sana(MaskedText):
         setting: Setting,
     ) -> torch.Tensor:
         """The conditional branch of `SanaPipeline.__call__`."""
-        network: Any = getattr(denoiser, "module", denoiser)  # of DistributedDataParallel
+        config: Any = denoiser.config
         prediction: torch.Tensor = denoiser(
             noisy,
             encoder_hidden_states=conditioning["prompt_embeds"],
             encoder_attention_mask=conditioning["attention_mask"],
-            timestep=timestep * network.config.timestep_scale,
+            timestep=timestep * config.timestep_scale,
             return_dict=False,
         )[0]
         return prediction[:, : noisy.shape[1]]

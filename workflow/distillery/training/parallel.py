@@ -63,14 +63,33 @@ def is_sharded(denoiser: nn.Module) -> bool:
     return isinstance(denoiser, FSDPModule)
 
 
-def wrap(model: nn.Module, place: Place, device: torch.device) -> nn.Module:
-    """The model as the loop calls it: gradients of all processes are *summed* by its backward."""
+class _Copy(DistributedDataParallel):
+    """One process's copy of a network, which still says what network it is."""
+
+    @property
+    def config(self) -> object:
+        """Of the Diffusers network inside: families look at it."""
+        return self.module.config
+
+
+def wrap(
+    model: nn.Module, place: Place, device: torch.device, leaves_out: bool = False
+) -> nn.Module:
+    """The model as the loop calls it: gradients of all processes are *summed* by its backward.
+
+    Args:
+        model: the network, maybe sharded.
+        place: of this process.
+        device: of this process.
+        leaves_out: whether some parameters get no gradient, for which DDP would wait.
+    """
     if place.num_processes == 1 or is_sharded(model):
         return model
-    wrapped = DistributedDataParallel(
+    wrapped = _Copy(
         model,
         device_ids=[device.index] if device.type == "cuda" else None,
         gradient_as_bucket_view=True,
+        find_unused_parameters=leaves_out,
     )
     wrapped.register_comm_hook(
         None, _sum_gradients if device.type == "cuda" else _sum_gradients_in_order

@@ -1,0 +1,56 @@
+"""Students of every kind of network learn on two processes what they learn on one."""
+
+import processes
+import pytest
+import torch
+from safetensors.torch import load_file
+from trainings import log_of
+
+import tiny
+from distillery.config.jobs import TrainingJob
+from distillery.files import read_json, write_json
+from distillery.student.build import build_student
+from families import CASES
+from runs import make_run
+
+TRAINING = {"num_samples": 16, "save_every_samples": 16, "learning_rate": 1e-3, "timeout_s": 60}
+# FLUX asks its network's configuration, Qwen-Image's last block makes what nothing reads, SDXL is
+# a UNet; Wan is the network of all other tests.
+NAMES = ("flux-dev", "qwen-image", "sana", "sdxl")
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def ready(request, tmp_path_factory):
+    """A run of one family that is ready to train."""
+    (case,) = [case for case in CASES if case.name == request.param]
+    folder = tmp_path_factory.mktemp("family")
+    case.make(folder / "teacher")
+    size = {"height": case.height, "width": case.width, "max_sequence_length": case.max_tokens}
+    run = make_run(
+        folder,
+        folder / "teacher",
+        teacher=size | dict(case.teacher),
+        targets={"steps": case.steps, "num_segments": case.steps},
+        student={"steps": case.steps, **case.student},
+        training=TRAINING,
+    )
+    run.encode("train")
+    run.all_targets()
+    build_student(run.job("training", TrainingJob), run.folder / "student" / "initial")
+    return run.folder
+
+
+def trained(ready, output, num_processes):
+    """The weights, after a training that must succeed."""
+    write_json(output / "config/training.json", read_json(ready / "config/training.json"))
+    status = processes.run(num_processes, tiny.train_arguments(ready, output))
+    assert status == [0] * num_processes, log_of(output)[-2000:]
+    (file,) = (output / "student/trained").glob("*.safetensors")
+    return load_file(file)
+
+
+def test_two_processes_equal_one(ready, tmp_path):
+    alone, together = (trained(ready, tmp_path / str(number), number) for number in (1, 2))
+    assert alone.keys() == together.keys()
+    for name, value in alone.items():
+        torch.testing.assert_close(together[name], value, rtol=1e-4, atol=2e-5, msg=name)
