@@ -118,11 +118,14 @@ class Drawer:
 
 
 def _decode_without_autocast(pipeline: Pipeline, device: torch.device) -> None:
-    """Let the VAE decode in its own type: lower ones shift colours."""
+    """Let the VAE decode in its own type: lower ones shift colours.
+
+    Pipelines whose schedulers take the network's type hand over latents of that type.
+    """
     decode = pipeline.vae.decode
 
-    def precise(*args: Any, **kwargs: Any) -> Any:
+    def precise(latents: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         with torch.autocast(device.type, enabled=False):
-            return decode(*args, **kwargs)
+            return decode(latents.to(pipeline.vae.dtype), *args, **kwargs)
 
     pipeline.vae.decode = precise
