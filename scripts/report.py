@@ -6,11 +6,11 @@
 What the run does not have (no training, no scores) is left out.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from distillery.command import logged_parser
 from distillery.config.jobs import read_job
 from distillery.config.run import Config
 from distillery.evaluation.report import write_report
@@ -19,16 +19,11 @@ from distillery.telemetry import explain_errors, reporting
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the stage; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = logged_parser(__doc__)
     parser.add_argument("--config", type=Path, required=True, help="results/{run}/config/run.json")
     parser.add_argument("--run", type=Path, required=True, help="results/{run}")
     parser.add_argument("--output", type=Path, required=True, help="the HTML file")
     parser.add_argument("--metrics", type=Path, required=True, help="the JSON file")
-    parser.add_argument(
-        "--log-file", dest="log", type=Path, help="log file; without it, log to the terminal"
-    )
     args = parser.parse_args(argv)
 
     def body() -> None:
@@ -36,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with reporting(args.run / "telemetry", "report", "report", "cpu", args.log):
             write_report(config, args.run, args.output, args.metrics)
 
-    return explain_errors(body)
+    return explain_errors(body, args.log)
 
 
 if __name__ == "__main__":

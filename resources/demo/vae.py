@@ -1,6 +1,6 @@
 """The VAE of the demo teacher: a tiny AutoencoderKLWan, trained on single frames."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -15,8 +15,6 @@ LATENT_CHANNELS = 16
 # carry little collapse to pure noise, which the teacher would then have to learn.
 KL_WEIGHT = 1e-4
 ENCODE_BATCH = 512
-
-ToLatents = Callable[[torch.Tensor], torch.Tensor]
 
 
 def build_vae() -> AutoencoderKLWan:

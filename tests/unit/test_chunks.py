@@ -17,7 +17,6 @@ from distillery.store.chunks import (
     chunk_folder,
     chunk_path,
     is_intact,
-    read_about,
     read_chunk,
     write_chunk,
 )
@@ -44,7 +43,6 @@ def test_what_is_written_is_read(chunk: Path) -> None:
     assert found.keys() == TENSORS.keys()
     assert all(found[name].equal(TENSORS[name]) for name in TENSORS)
     assert all(found[name].dtype == TENSORS[name].dtype for name in TENSORS)
-    assert read_about(chunk) == ABOUT
     assert chunk.name == "chunk-000007.safetensors"
     assert chunk.parent.name == "r" * 12
     assert is_intact(chunk, IDENTITY)
@@ -113,6 +111,20 @@ def test_a_chunk_of_other_members_is_refused_and_may_be_made_again(chunk: Path) 
     with pytest.raises(ForeignChunkError, match="other prompts or samples"):
         read_chunk(chunk, other)
     assert not is_intact(chunk, other)
+
+
+@pytest.mark.parametrize("harm", ["missing", "damaged", "of other members"])
+def test_what_to_do_makes_snakemake_run_the_stage_again(chunk: Path, harm: str) -> None:
+    """Its manifest is there, so a mere second run has nothing to do."""
+    members = "n" * 64 if harm == "of other members" else IDENTITY.members
+    if harm == "missing":
+        chunk.unlink()
+    elif harm == "damaged":
+        chunk.write_bytes(b"")
+    with pytest.raises((DamagedChunkError, ForeignChunkError)) as caught:
+        read_chunk(chunk, ChunkIdentity(IDENTITY.recipe, members))
+    assert "delete the manifest.json beside its folder" in str(caught.value)
+    assert "--forcerun" in str(caught.value)
 
 
 KILLED_WHILE_WRITING = """

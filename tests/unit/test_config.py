@@ -234,7 +234,10 @@ ALL_SAMPLES = OF_TEACHER | {"samples-student"}
         ({"student__steps": 2}, {"training", "previews", "export", "samples-student"}),
         ({"seed": 5}, {"targets", "training", "previews", *ALL_SAMPLES}),
         ({"previews__every_samples": 640}, {"previews"}),
-        ({"teacher__vae_dtype": "bfloat16"}, {"embeddings", "targets", "previews", *ALL_SAMPLES}),
+        (
+            {"teacher__vae_dtype": "bfloat16"},
+            {"embeddings", "targets", "previews", "export", *ALL_SAMPLES},
+        ),
         ({"samples__batch_size": 5}, ALL_SAMPLES),
         ({"samples__num_shards": 5}, set()),
         ({"samples__models__student__steps": 2}, {"samples-student"}),

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from distillery.config.teacher import Teacher
-from distillery.teacher.decoding import guard_decoding, is_black, is_spoiled, take_num_repeated
+from distillery.teacher.decoding import guard_decoding, is_spoiled
 from distillery.teacher.loading import load_student, load_teacher
 from families import sdxl
 from runs import CPU
@@ -46,7 +46,6 @@ def test_what_is_spoiled() -> None:
     decoded[4] = -1.0
     decoded[4, 0, 0, 0] = -0.9
     assert is_spoiled(decoded).tolist() == [False, True, True, True, False]
-    assert is_black(decoded / 2 + 0.5).tolist() == [False, True, True, True, False]
 
 
 def test_a_black_picture_is_decoded_again(pipeline: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -58,14 +57,14 @@ def test_a_black_picture_is_decoded_again(pipeline: Any, caplog: pytest.LogCaptu
     assert found.isfinite().all()
     assert pipeline.vae.dtype == torch.float16
     assert "2 of 2 pictures were black or not finite in torch.float16" in caplog.text
-    assert take_num_repeated(pipeline) == 2
-    assert take_num_repeated(pipeline) == 0
     with torch.no_grad():
         exact = stock(pipeline.vae.float(), batch.half().float()).sample
     torch.testing.assert_close(found, exact.half())
 
 
-def test_pictures_that_are_whole_stay_as_they_are(tmp_path: Path) -> None:
+def test_pictures_that_are_whole_stay_as_they_are(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     sdxl.make(tmp_path / "teacher")
     whole = load_teacher(section(tmp_path / "teacher", "bfloat16"), tmp_path / "teacher", CPU)
     batch = latents(1.0).bfloat16()
@@ -73,7 +72,7 @@ def test_pictures_that_are_whole_stay_as_they_are(tmp_path: Path) -> None:
         found = whole.vae.decode(batch, return_dict=False)[0]
         assert torch.equal(found, type(whole.vae).decode(whole.vae, batch).sample)
     assert found.dtype == torch.bfloat16
-    assert take_num_repeated(whole) == 0
+    assert caplog.text == ""
 
 
 def test_only_the_spoiled_picture_is_replaced(pipeline: Any) -> None:
@@ -93,9 +92,22 @@ def test_only_the_spoiled_picture_is_replaced(pipeline: Any) -> None:
     assert (found[1] == 0.75).all()
 
 
-def test_latents_that_are_not_finite_are_refused(pipeline: Any) -> None:
-    with pytest.raises(ValueError, match="1 pictures are not finite, decoded in float32 neither"):
-        pipeline.vae.decode(latents(float("nan")).half())
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_latents_that_are_not_finite_pass_through(
+    pipeline: Any, caplog: pytest.LogCaptureFixture, bad: float
+) -> None:
+    """They are the network's fault, which has a float32 repair of its own."""
+    with caplog.at_level(logging.WARNING), torch.no_grad():
+        found = pipeline.vae.decode(latents(bad, 1.0).half()).sample
+    assert not found[0].isfinite().any()
+    assert found[1].isfinite().all()
+    assert "1 of 2 pictures were black or not finite in torch.float16" in caplog.text
+
+
+def test_a_damaged_vae_is_refused(pipeline: Any) -> None:
+    pipeline.vae.decoder.conv_out.bias.data[0] = float("nan")
+    with pytest.raises(ValueError, match="1 of 2 pictures are not finite, decoded in float32"):
+        pipeline.vae.decode(latents(float("nan"), 1.0).half())
 
 
 def test_a_float32_vae_has_no_guard(tmp_path: Path) -> None:
@@ -103,7 +115,6 @@ def test_a_float32_vae_has_no_guard(tmp_path: Path) -> None:
     for load in (load_teacher, load_student):
         found = load(section(tmp_path / "teacher", "float32"), tmp_path / "teacher", CPU)
         assert "decode" not in vars(found.vae)
-        assert take_num_repeated(found) == 0
 
 
 def test_the_student_is_decoded_in_the_same_type(tmp_path: Path) -> None:

@@ -17,8 +17,9 @@ from tiny import HEIGHT, WIDTH
 LATENTS = "samples/teacher/*/*.safetensors"
 
 
+@pytest.mark.parametrize("vae_dtype", ["float32", "bfloat16"])
 def test_a_picture_that_overflows_is_made_again_in_float32(
-    teacher: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    teacher: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, vae_dtype: Dtype
 ) -> None:
     """Outputs beyond float16's largest number: infinite there, numbers in float32."""
     folder = tmp_path / "teacher"
@@ -28,7 +29,7 @@ def test_a_picture_that_overflows_is_made_again_in_float32(
     weights["proj_out.weight"] *= 1e4
     weights["proj_out.bias"] += 6e4
     save_file(weights, path, {"format": "pt"})
-    run = make_run(tmp_path, folder, teacher={"dtype": "float16"})
+    run = make_run(tmp_path, folder, teacher={"dtype": "float16", "vae_dtype": vae_dtype})
     run.encode("eval")
     run.samples()
     assert len(run.pictures()) == 10

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import sys
 from dataclasses import asdict
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -11,13 +12,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from test_judge import PROMPTS, Run, make_judge
-from test_timeline import run_events, training_twice
+from test_timeline import job_events, run_events, training_twice
 
 from distillery.config.run import parse_config
-from distillery.evaluation import pictures, plots, report, verdict
+from distillery.evaluation import figures, pictures, plots, report, verdict
 from distillery.files import write_json
 from distillery.student.origin import Origin
 
+SCRIPTS = Path(__file__).parents[2] / "scripts"
 HOSTILE = "a <script>alert('x')</script> & \"red\" circle"
 
 
@@ -243,6 +245,52 @@ def test_run_without_training_leaves_it_out(folder, tmp_path):
     assert metrics["speed"]["seconds_ratio"] is None
 
 
+def test_runs_of_one_batch_have_no_speed(folder, tmp_path):
+    """That batch loaded the model."""
+    (tmp_path / "evaluation").symlink_to(folder / "evaluation")
+    (tmp_path / "samples").symlink_to(folder / "samples")
+    for model, begin_s in (("teacher", 0), ("student", 50)):
+        write_telemetry(tmp_path, job_events(f"samples-{model}-0-of-1", begin_s, 1, 2.0))
+    html, metrics = write(make_config(), tmp_path)
+    assert metrics["speed"]["seconds_ratio"] is None
+    assert metrics["timings"]["seconds_per_image"] == {}
+    assert "Seconds an image, measured" not in html
+    assert not re.search("faster|slower|as fast", html)
+
+
+def test_a_slower_student_is_called_so(folder, tmp_path):
+    (tmp_path / "samples").symlink_to(folder / "samples")
+    for model, seconds in (("teacher", 1.0), ("student", 2.0)):
+        write_telemetry(tmp_path, job_events(f"samples-{model}-0-of-1", 0, 2, seconds))
+    assert "2.0\N{MULTIPLICATION SIGN} slower on one GPU" in write(make_config(), tmp_path)[0]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "words"),
+    [
+        (12.0, "needs 12 times fewer network calls;"),
+        (1.0, "needs as many network calls;"),
+        (0.5, "needs 2 times more network calls;"),
+    ],
+)
+def test_a_headline_makes_sense_of_every_ratio(ratio, words):
+    roles = verdict.Roles("student", "teacher", None)
+    assert words in figures.headline(roles, None, {"network_calls_ratio": ratio})
+
+
+def test_one_is_singular(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "tiny")
+    path = tmp_path / "tiny/evaluation/quality.json"
+    facts = json.loads(path.read_text()) | {"num_prompts": 1}
+    for model in facts["models"].values():
+        model |= {"num_images": 1, "steps": 1, "network_calls": 1}
+    write_json(path, facts)
+    page = "\n".join(Page(write(make_config(), tmp_path / "tiny")[0]).words)
+    plurals = re.findall(r"\b1 (?:prompt|picture|step|network call|chunk)s\b", page)
+    assert plurals == []
+    assert "1 step, no guidance, 1 network call" in page
+
+
 def test_attempts_are_told_only_where_a_job_was_started_again(written, tmp_path):
     write_telemetry(tmp_path, training_twice())
     assert "<td>2<small>2 attempts</small></td>" in write(make_config(), tmp_path)[0]
@@ -263,6 +311,40 @@ def test_code_names_the_right_call(written):
     assert "&#34;vae&#34;: torch.float32" in code
     assert "manual_seed(0),  # noise of eval-00/0" in code
     assert "frames[0][0]" in code
+
+
+@pytest.mark.parametrize(
+    ("vae_dtype", "dtypes"),
+    [
+        ("float16", '{"default": torch.bfloat16, "vae": torch.float16}'),
+        ("bfloat16", "torch.bfloat16"),
+    ],
+)
+def test_code_draws_in_the_samples_types(tmp_path, vae_dtype, dtypes):
+    write_call(tmp_path, {"num_inference_steps": 4})
+    teacher = {"path": "teacher", "height": 48, "width": 48, "vae_dtype": vae_dtype}
+    html, _ = write(make_config(teacher=teacher), tmp_path)
+    assert f"dtype = {dtypes}\n" in html.replace("&#34;", '"')
+
+
+def test_guidance_is_off_where_it_is(written):
+    assert "guidance 4 → off</dd>" in written[0]
+
+
+def test_a_network_that_is_told_its_guidance_keeps_it(folder, tmp_path):
+    """FLUX.1-dev: one call a step, with the scale as an input, for teacher and student."""
+    shutil.copytree(folder / "samples", tmp_path / "samples")
+    for model in ("teacher", "student"):
+        path = tmp_path / "samples" / model / "manifest.parquet"
+        table = pd.read_parquet(path)
+        table = table.assign(guidance_scale=3.5, network_calls=table["steps"])
+        table.to_parquet(path, index=False)
+    write_call(tmp_path, {"num_inference_steps": 4, "guidance_scale": 3.5}, "images[0]")
+    html, metrics = write(make_config(), tmp_path)
+    assert metrics["speed"]["network_calls_ratio"] == 6
+    assert "guidance 3.5 → 3.5</dd>" in html
+    assert "guidance off" not in html
+    assert "must keep its guidance (1.0 is off) and its 4 steps" in " ".join(html.split())
 
 
 def test_picture_pipelines_take_no_frames(folder, tmp_path):
@@ -320,6 +402,17 @@ def test_grid_shows_the_worst_and_nothing_twice():
     assert spread[-1] >= 90
 
 
+@pytest.mark.parametrize("width", [64, 96, 320])
+@pytest.mark.parametrize("num_models", [1, 2, 4])
+def test_a_card_of_small_pictures_shows_every_model(width, num_models):
+    """Columns as report.css has them: 6rem at least, 10 px apart, in a frame of 28 px."""
+    picture = pictures.Picture("a", "data:", "a.png", width, width, True, None, None, None)
+    row = pictures.Row("a", 0, "a", (picture,) * num_models)
+    grid = pictures.Grid((pictures.Group("all", (row,)),), 1, 1, {})
+    needed = num_models * max(width, 96) + (num_models - 1) * 10 + 28
+    assert needed <= grid.card_px < needed + 10
+
+
 def test_large_pictures_are_scaled_down(tmp_path):
     from PIL import Image
 
@@ -371,3 +464,14 @@ def test_templates_lie_where_the_report_looks():
 def test_text_in_a_plot_is_escaped():
     drawing = plots.tag("text", "<b>&", x=1.5, class_='a"b')
     assert drawing == '<text x="1.5" class="a&#34;b">&lt;b&gt;&amp;</text>'
+
+
+def test_errors_are_in_the_log(tmp_path):
+    sys.path.insert(0, str(SCRIPTS))
+    import report as script
+
+    log, config = tmp_path / "logs/report.log", tmp_path / "missing.json"
+    outputs = ["--output", str(tmp_path / "a.html"), "--metrics", str(tmp_path / "a.json")]
+    inputs = ["--config", str(config), "--run", str(tmp_path)]
+    assert script.main([*inputs, *outputs, "--log-file", str(log)]) == 1
+    assert str(config) in log.read_text()

@@ -349,7 +349,7 @@ def test_a_damaged_chunk_of_a_store_is_named_when_it_is_opened(run: Run) -> None
     ):
         path = next((run.folder / folder).glob("*/chunk-000001.safetensors"))
         path.write_bytes(path.read_bytes()[:-1])
-        with pytest.raises(ValueError, match=r"chunk-000001.*damaged.*rerun"):
+        with pytest.raises(ValueError, match=r"chunk-000001.*damaged.*run again"):
             opened()
 
 

@@ -1,9 +1,13 @@
 """Whether a student is good enough: roles, thresholds, and what was not measured."""
 
+from pathlib import Path
+
+import pandas as pd
 import pytest
 from test_report import make_config
 
 from distillery.evaluation import verdict
+from distillery.evaluation.manifests import ModelSamples
 
 
 def quality_with(ratio, clip, latents, psnr):
@@ -50,3 +54,14 @@ def test_what_was_not_measured_is_not_passed():
     checks = verdict.check_student(quality_with(0.99, 1, -1, 1), roles)
     assert [check.passed for check in checks] == [True, None, None, None]
     assert "passes 1 of 4 thresholds; 3 could not" in verdict.summarise_checks(checks)
+
+
+def test_models_are_ordered_by_the_calls_that_were_made():
+    """A network that is told its guidance makes one call a step, whatever the scale."""
+    calls = {"few": 4, "teacher": 24, "more": 6, "also few": 4}
+    samples = {
+        name: ModelSamples(name, Path(name), pd.DataFrame({"network_calls": [number]}))
+        for name, number in calls.items()
+    }
+    assert verdict.order_models(samples, "teacher") == ["teacher", "more", "also few", "few"]
+    assert verdict.order_models(samples, "few")[:2] == ["few", "teacher"]

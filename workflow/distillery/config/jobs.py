@@ -142,7 +142,7 @@ NOT_OF_WEIGHTS = {"offload": "none", "num_gpus": 1, "attention": None}
 """How a teacher's network runs, as by default: no change of it may train a student again."""
 WITHOUT_TEACHER: dict[str, dict[str, Any]] = {
     "training": NOT_OF_WEIGHTS | {"vae_dtype": "float32"},
-    "export": NOT_OF_WEIGHTS | {"vae_dtype": "float32"},
+    "export": NOT_OF_WEIGHTS,
     "previews": NOT_OF_WEIGHTS,
 }
 """Stages that take the teacher's weights and never run it, to what does not count for them."""

@@ -30,7 +30,11 @@ def headline(
     """The answer to the user's question in one sentence."""
     if roles.student is None or speed is None:
         return "No student was compared with its teacher in this run."
-    fewer = f"{speed['network_calls_ratio']:.3g} times fewer network calls"
+    fewer = times(
+        speed["network_calls_ratio"] or 1.0,
+        "{:.3g} times",
+        ("fewer network calls", "as many network calls", "more network calls"),
+    )
     if quality is None:
         return f"The student needs {fewer}; its quality was not scored."
     against = quality["models"][roles.student]["against"].get(roles.reference, {})
@@ -38,6 +42,26 @@ def headline(
     if ratio is None:
         return f"The student needs {fewer}; how much quality it keeps is not defined."
     return f"The student keeps {percent(ratio.mean)} of the teacher's CLIP score with {fewer}."
+
+
+def times(ratio: float, form: str, words: tuple[str, str, str]) -> str:
+    """A ratio in words: 2 is "2× faster", 0.5 is "2× slower", 1 is "as fast".
+
+    Args:
+        ratio: greater than 0.
+        form: writes a factor, e.g. "{:.1f}×".
+        words: for more than 1, for what `form` writes as 1, and for less.
+    """
+    above, same, below = words
+    factor = form.format(max(ratio, 1 / ratio))
+    if factor == form.format(1.0):
+        return same
+    return f"{factor} {above if ratio > 1 else below}"
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: 1 prompt, 12 prompts."""
+    return f"{number:,} {noun if number == 1 else noun + 's'}"
 
 
 def summary(checks: list[Check]) -> str | None:

@@ -22,6 +22,10 @@ SMALL_PX = 160
 """Pictures up to this width are shown at twice their size, their pixels kept square."""
 THUMBNAIL_PX = 400
 """Larger ones are scaled down to this width for the report."""
+LEAST_COLUMN_PX, GAP_PX, FRAME_PX = 96, 10, 28
+"""Of a card, as in report.css: 6rem, the gap of a strip, padding and border of both sides."""
+LARGE_COLUMN_PX = 280
+"""A card of larger pictures has so much for each model."""
 MAX_INLINE_BYTES = 48 * 1024
 """A file up to this size is inlined as it is."""
 
@@ -77,6 +81,15 @@ class Grid:
     def picture_px(self) -> int:
         """Width at which a picture is shown."""
         return max(picture.width for picture in self.groups[0].rows[0].pictures)
+
+    @property
+    def card_px(self) -> int:
+        """Least width of a card; one of small pictures shows every model without scrolling."""
+        num_models = len(self.groups[0].rows[0].pictures)
+        if not self.is_small:
+            return num_models * LARGE_COLUMN_PX
+        column_px = max(self.picture_px, LEAST_COLUMN_PX)
+        return num_models * column_px + (num_models - 1) * GAP_PX + FRAME_PX
 
 
 def make_grid(

@@ -157,9 +157,10 @@ def _read_optional(path: Path) -> dict[str, Any] | None:
 
 def _read_all_samples(config: Config, run_folder: Path) -> dict[str, ModelSamples]:
     """The samples that there are, in the report's order."""
-    names = order_models(config)
-    paths = {name: run_folder / "samples" / name / "manifest.parquet" for name in names}
-    samples = {name: read_samples(name, path) for name, path in paths.items() if path.is_file()}
+    folder = run_folder / "samples"
+    paths = {name: folder / name / "manifest.parquet" for name in config.samples.models}
+    found = {name: read_samples(name, path) for name, path in paths.items() if path.is_file()}
+    samples = {name: found[name] for name in order_models(found, config.evaluation.reference)}
     for model in samples.values():
         check_pairs(next(iter(samples.values())), model)
     return samples
@@ -287,10 +288,12 @@ def render(
     )
     environment.filters |= {
         "count_text": lambda count: f"{count:,}",
+        "counted": figures.counted,
         "duration": duration,
         "interval": read_interval,
         "percent": percent,
         "significant": significant,
+        "times": figures.times,
         "yaml": _yaml,
     }
     template = environment.get_template("report.html.j2")

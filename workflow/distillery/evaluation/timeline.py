@@ -242,15 +242,15 @@ def _lanes(attempts: Iterable[Attempt]) -> tuple[tuple[Attempt, ...], ...]:
 def time_images(attempts: Sequence[Attempt]) -> dict[str, ImageTime]:
     """Seconds per image of each sampled model, from batch to saved file, on one device.
 
-    The first batch of an attempt loads the model and compiles, so it is left out where the attempt
-    has more than one.
+    The first batch of an attempt loads the model and compiles, so it is left out; a model all of
+    whose attempts had one batch is not in the answer.
     """
     batches: dict[str, list[Event]] = {}
     for attempt in attempts:
         if attempt.stage != "samples" or not attempt.work:
             continue
         model = _model_of(attempt)
-        batches.setdefault(model, []).extend(attempt.work[1:] or attempt.work)
+        batches.setdefault(model, []).extend(attempt.work[1:])
     return {
         model: ImageTime(
             seconds=sum(event.end_s - event.begin_s for event in events) / num_images,

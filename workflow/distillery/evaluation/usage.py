@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from distillery.config.run import Config
-from distillery.config.section import Dtype
+from distillery.config.teacher import Teacher
 from distillery.evaluation.manifests import ModelSamples
 from distillery.files import read_json
 from distillery.model_folder import ABOUT
@@ -35,7 +35,7 @@ def loading_code(config: Config, run_folder: Path, samples: ModelSamples | None)
         "from diffusers import DiffusionPipeline",
         "",
         f'folder = "{folder.as_posix()}"',
-        f"dtype = {_dtypes(config.teacher.dtype)}",
+        f"dtype = {_dtypes(config.teacher)}",
         f"pipeline = DiffusionPipeline.from_pretrained(folder, dtype=dtype{absent})",
         'pipeline.to("cuda" if torch.cuda.is_available() else "cpu")',
         "",
@@ -49,8 +49,8 @@ def loading_code(config: Config, run_folder: Path, samples: ModelSamples | None)
     return "\n".join(lines)
 
 
-def _dtypes(dtype: Dtype) -> str:
-    """Python for the number types that the samples were drawn with: the VAE is float32 always."""
-    if dtype == "float32":
-        return "torch.float32"
-    return f'{{"default": torch.{dtype}, "vae": torch.float32}}'
+def _dtypes(teacher: Teacher) -> str:
+    """Python for the number types that the samples were drawn with."""
+    if teacher.dtype == teacher.vae_dtype:
+        return f"torch.{teacher.dtype}"
+    return f'{{"default": torch.{teacher.dtype}, "vae": torch.{teacher.vae_dtype}}}'

@@ -6,6 +6,7 @@ from typing import Any
 
 from distillery.config.jobs import resolve_sampling
 from distillery.config.run import Config
+from distillery.evaluation.manifests import ModelSamples
 from distillery.evaluation.metrics import Interval
 
 MIN_CLIP_RATIO = 0.97
@@ -60,15 +61,13 @@ def find_roles(config: Config) -> Roles:
     return Roles(student, config.evaluation.reference, rival)
 
 
-def order_models(config: Config) -> list[str]:
+def order_models(samples: Mapping[str, ModelSamples], reference: str) -> list[str]:
     """The reference first, then by falling cost; the student's place does not hang on its name."""
 
-    def cost(name: str) -> tuple[bool, float, str]:
-        sampling = resolve_sampling(config, name)
-        calls = sampling.steps * (2 if (sampling.guidance_scale or 1.0) > 1.0 else 1)
-        return name != config.evaluation.reference, -calls, name
+    def cost(name: str) -> tuple[bool, int, str]:
+        return name != reference, -samples[name].network_calls, name
 
-    return sorted(config.samples.models, key=cost)
+    return sorted(samples, key=cost)
 
 
 def check_student(quality: Mapping[str, Any], roles: Roles) -> list[Check]:

@@ -22,6 +22,12 @@ HEADER = "distillery"
 """The one key of our metadata. safetensors writes several keys in an order that changes from call
 to call, and a chunk's bytes must not."""
 
+MEND = (
+    "delete the manifest.json beside its folder (or run with --forcerun and the stage that makes "
+    "it) and run again"
+)
+"""With a manifest there, Snakemake has nothing to do."""
+
 
 class DamagedChunkError(ValueError):
     """A chunk file that is not what was written."""
@@ -92,7 +98,7 @@ def check_header(path: Path, identity: ChunkIdentity) -> None:
     if found.members != identity.members:
         raise ForeignChunkError(
             f"{path} holds other prompts or samples than the prompt table now gives for its place: "
-            "rerun the stage that makes it, and only such chunks are made again"
+            f"{MEND}, and only such chunks are made again"
         )
 
 
@@ -130,16 +136,10 @@ def is_intact(path: Path, identity: ChunkIdentity) -> bool:
     return True
 
 
-def read_about(path: Path) -> dict[str, Any]:
-    """The facts for people in a chunk's header."""
-    about: dict[str, Any] = _read_header(path)["about"]
-    return about
-
-
 def _read_header(path: Path) -> dict[str, Any]:
     """What `write_chunk` put into the header."""
     if not path.is_file():
-        raise DamagedChunkError(f"{path} is missing: rerun the stage that makes it")
+        raise DamagedChunkError(f"{path} is missing: {MEND}")
     try:
         with safe_open(path, framework="pt") as file:
             header: dict[str, Any] = json.loads((file.metadata() or {})[HEADER])
@@ -152,9 +152,7 @@ def _read_header(path: Path) -> dict[str, Any]:
 
 
 def _damaged(path: Path, why: str) -> DamagedChunkError:
-    return DamagedChunkError(
-        f"{path} is damaged ({why}): rerun the stage that makes it, only this chunk is made again"
-    )
+    return DamagedChunkError(f"{path} is damaged ({why}): {MEND}, only this chunk is made again")
 
 
 def _checksum(header: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> str:
