@@ -2,12 +2,46 @@
 
 import threading
 import time
+from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from distillery.identity import SampleId
 from distillery.pixels import as_bytes
-from distillery.stages.gallery import Savers
+from distillery.stages import gallery as module
+from distillery.stages.gallery import Gallery, Savers
+from tiny import LATENT_SHAPE, tiny_prompts
+
+PICTURE = np.zeros((32, 32, 3), np.uint8)
+
+
+def killed(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("change", ["recipe", "prompt"])
+def test_an_old_picture_beside_new_latents_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """Who is killed between the two leaves them so."""
+    table = tiny_prompts(1)
+    old = Gallery(tmp_path, table, [SampleId("p000", 0)], 1, "a" * 64)
+    new = replace(old, recipe_hash="b" * 64)
+    if change == "prompt":
+        new = replace(old, table=table.assign(prompt="a blue house"))
+    old.save(0, PICTURE, torch.zeros(LATENT_SHAPE))
+    assert old.is_done(0)
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "write_png", killed)
+        with pytest.raises(KeyboardInterrupt):
+            new.save(0, PICTURE, torch.ones(LATENT_SHAPE))
+    assert old.picture(0).is_file()
+    assert not new.is_done(0)
+    new.save(0, PICTURE, torch.ones(LATENT_SHAPE))
+    assert new.is_done(0)
 
 
 def test_leaving_waits_for_everything() -> None:

@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import accelerate
 import pytest
 import torch
 from accelerate import cpu_offload, dispatch_model
+from diffusers import DiffusionPipeline
 
 from adapters import make_adapter
 from distillery.config.parsing import parse
@@ -120,6 +122,18 @@ def test_hooks_compose_with_adapters(tiny: Path, tmp_path: Path, fuse: bool) -> 
         hook(pipeline, None)
         found.append(draw(pipeline, tiny))
     assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("offload", ["none", "model", "sequential"])
+def test_what_is_offloaded_is_never_whole_on_the_gpu(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, offload: str
+) -> None:
+    """What has been there once has needed the memory. There need be no GPU, none is reached."""
+    moves: list[Any] = []
+    monkeypatch.setattr(DiffusionPipeline, "to", lambda _, place, **__: moves.append(place))
+    monkeypatch.setattr(accelerate, "cpu_offload", lambda *_, **__: None)  # wants a real device
+    load_teacher(section(tiny, offload=offload), tiny, CUDA)
+    assert (CUDA in moves) == (offload == "none")
 
 
 # Several GPUs.

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -387,9 +388,10 @@ def test_the_default_folder_is_private(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_starting_costs_little(bench: Bench) -> None:
-    times_s = []
+    costs_s = []
     for _ in range(3):
-        begin_s = time.monotonic()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         bench.finish(bench.start("--num-gpus", 1, "--", "true"))
-        times_s.append(time.monotonic() - begin_s)
-    assert min(times_s) < 0.5  # 0.05 s on an idle machine
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        costs_s.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert 0 < min(costs_s) < 0.25  # of a core, whatever else runs; 0.05 s, with pandas 0.4 s

@@ -5,11 +5,40 @@ import torch
 
 import tiny
 from distillery.config.training import Training
-from distillery.training.optimizer import ema_decay, learning_rate_at, update_ema
+from distillery.training.optimizer import (
+    ema_decay,
+    learning_rate_at,
+    make_optimizer,
+    update_ema,
+)
 
 
 def training(**changes):
     return Training(**(tiny.TRAINING | changes))
+
+
+def after_updates(settings, gradients):
+    """A weight that begins at one, after an update by each gradient."""
+    weight = torch.nn.Parameter(torch.ones(()))
+    optimizer = make_optimizer([weight], settings, torch.device("cpu"))
+    for gradient in gradients:
+        weight.grad = torch.tensor(gradient)
+        optimizer.step()
+    return weight.item()
+
+
+def test_weights_decay_by_the_setting_without_a_gradient():
+    settings = training(learning_rate=0.1, weight_decay=0.5)
+    assert after_updates(settings, [0.0]) == pytest.approx(1 - 0.1 * 0.5)
+
+
+@pytest.mark.parametrize("betas", [(0.5, 0.8), (0.5, 0.95), (0.9, 0.8)])
+def test_an_update_is_remembered_by_the_momenta_of_the_setting(betas):
+    """Without a second gradient b / (1 + b) is left of the first one's moments, bias corrected."""
+    mean, square = (beta / (1 + beta) for beta in betas)
+    settings = training(learning_rate=0.1, betas=betas)
+    expected = 1 - 0.1 * (1 + mean / square**0.5)
+    assert after_updates(settings, [1.0, 0.0]) == pytest.approx(expected)
 
 
 def test_the_learning_rate_rises_linearly_then_falls_to_almost_nothing():
