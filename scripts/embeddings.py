@@ -1,7 +1,7 @@
 """Encode every distinct prompt of a table once.
 
-python scripts/embeddings.py --config results/demo/config/embeddings.json \
-    --prompts results/demo/prompts/train.parquet \
+python scripts/embeddings.py --config results/demo/config/embeddings.json \\
+    --prompts results/demo/prompts/train.parquet \\
     --output results/demo/embeddings/train/manifest.json
 """
 
@@ -15,7 +15,7 @@ from distillery.stages.embeddings import make_embeddings
 def main(argv: list[str] | None = None) -> int:
     """Parse, encode."""
     parser = stage_parser(__doc__)
-    parser.add_argument("--prompts", type=Path, required=True)
+    parser.add_argument("--prompts", type=Path, required=True, help="table of a split")
     parser.add_argument("--output", type=Path, required=True, help="the manifest; chunks beside it")
     arguments = parser.parse_args(argv)
     return run_stage(

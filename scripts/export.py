@@ -1,6 +1,6 @@
 """Export the trained student as a Diffusers pipeline with a model card.
 
-python scripts/export.py --config results/demo/config/export.json \
+python scripts/export.py --config results/demo/config/export.json \\
     --trained results/demo/student/trained --output results/demo/student/pipeline
 """
 

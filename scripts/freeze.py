@@ -15,7 +15,7 @@ def main(argv: list[str] | None = None) -> int:
     """Parse, write."""
     parser = logged_parser(__doc__)
     parser.add_argument("--content", type=json.loads, required=True, help="a JSON object")
-    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--output", type=Path, required=True, help="the JSON file to write")
     arguments = parser.parse_args(argv)
     return explain_errors(lambda: write_json(arguments.output, arguments.content), arguments.log)
 

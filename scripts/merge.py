@@ -1,8 +1,8 @@
 """Merge the shards of a stage to one manifest, after verifying all that they vouch for.
 
-python scripts/merge.py targets --output results/demo/targets/manifest.json \
+python scripts/merge.py targets --output results/demo/targets/manifest.json \\
     results/demo/targets/shard-*-of-4.json
-python scripts/merge.py samples --output results/demo/samples/student/manifest.parquet \
+python scripts/merge.py samples --output results/demo/samples/student/manifest.parquet \\
     results/demo/samples/student/shard-*-of-2.parquet
 """
 
@@ -16,9 +16,9 @@ from distillery.telemetry import explain_errors
 def main(argv: list[str] | None = None) -> int:
     """Parse, merge."""
     parser = logged_parser(__doc__)
-    parser.add_argument("stage", choices=("targets", "samples"))
-    parser.add_argument("shards", type=Path, nargs="+")
-    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("stage", choices=("targets", "samples"), help="whose shards they are")
+    parser.add_argument("shards", type=Path, nargs="+", help="manifests, or tables, of all shards")
+    parser.add_argument("--output", type=Path, required=True, help="the manifest to write")
     arguments = parser.parse_args(argv)
     merge = merge_targets if arguments.stage == "targets" else merge_samples
     return explain_errors(lambda: merge(arguments.shards, arguments.output), arguments.log)

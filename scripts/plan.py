@@ -17,7 +17,7 @@ def main(argv: list[str] | None = None) -> int:
     """Parse, plan, print the plan."""
     parser = logged_parser(__doc__)
     parser.add_argument("--config", type=Path, required=True, help="the whole configuration")
-    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--output", type=Path, required=True, help="plan.json")
     arguments = parser.parse_args(argv)
     status = explain_errors(
         lambda: make_plan(read_config(arguments.config), arguments.output), arguments.log

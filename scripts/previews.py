@@ -1,12 +1,12 @@
 """Draw previews from a kept checkpoint of the training, with the weights that it would export.
 
-python scripts/previews.py --config results/demo/config/training.json \
-    --student results/demo/student/initial --targets results/demo/targets/manifest.json \
-    --embeddings results/demo/embeddings/train/manifest.json \
-    --prompts results/demo/prompts/train.parquet --checkpoints results/demo/student/checkpoints \
-    --samples-seen 3200 --previews results/demo/student/previews \
-    --previews-config results/demo/config/previews.json \
-    --eval-prompts results/demo/prompts/eval.parquet \
+python scripts/previews.py --config results/demo/config/training.json \\
+    --student results/demo/student/initial --targets results/demo/targets/manifest.json \\
+    --embeddings results/demo/embeddings/train/manifest.json \\
+    --prompts results/demo/prompts/train.parquet --checkpoints results/demo/student/checkpoints \\
+    --samples-seen 3200 --previews results/demo/student/previews \\
+    --previews-config results/demo/config/previews.json \\
+    --eval-prompts results/demo/prompts/eval.parquet \\
     --eval-embeddings results/demo/embeddings/eval/manifest.json
 
 Writes samples-000000003200/{prompt_id}.png and sheet.png there, and the sheet over time. What is
@@ -28,9 +28,13 @@ def main(argv: list[str] | None = None) -> int:
     add_inputs(parser)
     parser.add_argument("--samples-seen", type=int, required=True, help="of the checkpoint")
     parser.add_argument("--previews", type=Path, required=True, help="folder to write")
-    parser.add_argument("--previews-config", type=Path, required=True)
-    parser.add_argument("--eval-prompts", type=Path, required=True)
-    parser.add_argument("--eval-embeddings", type=Path, required=True)
+    parser.add_argument(
+        "--previews-config", type=Path, required=True, help="results/{run}/config/previews.json"
+    )
+    parser.add_argument("--eval-prompts", type=Path, required=True, help="table of the eval split")
+    parser.add_argument(
+        "--eval-embeddings", type=Path, required=True, help="manifest of the eval split"
+    )
     arguments = parser.parse_args(argv)
     previews = PreviewPaths(
         config=arguments.previews_config,

@@ -1,6 +1,6 @@
 """Check a prompt file and write it as a table.
 
-python scripts/prompts.py --config results/demo/config/prompts.json --split train \
+python scripts/prompts.py --config results/demo/config/prompts.json --split train \\
     --output results/demo/prompts/train.parquet
 """
 
@@ -15,9 +15,13 @@ from distillery.telemetry import explain_errors
 def main(argv: list[str] | None = None) -> int:
     """Parse, make the table."""
     parser = logged_parser(__doc__)
-    parser.add_argument("--config", type=Path, required=True)
-    parser.add_argument("--split", choices=("train", "eval"), required=True)
-    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument(
+        "--config", type=Path, required=True, help="results/{run}/config/prompts.json"
+    )
+    parser.add_argument(
+        "--split", choices=("train", "eval"), required=True, help="whose prompt file is read"
+    )
+    parser.add_argument("--output", type=Path, required=True, help="the table to write")
     arguments = parser.parse_args(argv)
     return explain_errors(
         lambda: make_prompt_table(

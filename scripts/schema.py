@@ -7,6 +7,7 @@ python scripts/schema.py --check   writes nothing; exit status 1 if one of them 
 import argparse
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--check", action="store_true", help="compare, write nothing")
     arguments = parser.parse_args(argv)
     either: TypeAdapter[Config | GeneratingConfig] = TypeAdapter(Config | GeneratingConfig)
     texts = {
@@ -78,18 +79,34 @@ def _table(schema: dict[str, Any], section: dict[str, Any]) -> str:
 
 
 def _rows(schema: dict[str, Any], section: dict[str, Any], before: str = "") -> list[str]:
-    """A row a key; the keys of a section inside follow its own, as `lora.rank`."""
+    """A row a key; the keys of sections inside follow: `lora.rank`, `models.{name}.steps`."""
     rows: list[str] = []
     for key, field in section["properties"].items():
         required = key in section.get("required", [])
         default = "required" if required else f"`{json.dumps(field.get('default'))}`"
         kind = _kind(schema, field).replace("|", "\\|")
         rows.append(f"| `{before}{key}` | {kind} | {default} | {field.get('description', '')} |")
-        for option in field.get("anyOf", [field]):
+        for after, option in _options(field):
             inner = _referred(schema, option)
             if inner is not None and "properties" in inner:
-                rows += _rows(schema, inner, f"{before}{key}.")
+                rows += _rows(schema, inner, f"{before}{key}{after}.")
     return rows
+
+
+def _options(field: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What a field may be; of names and lists what they hold, with what stands behind the key."""
+    for option in field.get("anyOf", [field]):
+        yield "", option
+        for value in _values(option):
+            yield ".{name}", value
+        if "items" in option:
+            yield "[]", option["items"]
+
+
+def _values(field: dict[str, Any]) -> list[dict[str, Any]]:
+    """What a field that goes by names holds under each."""
+    values = [field.get("additionalProperties"), *field.get("patternProperties", {}).values()]
+    return [value for value in values if isinstance(value, dict)]
 
 
 def _kind(schema: dict[str, Any], field: dict[str, Any]) -> str:
@@ -103,10 +120,8 @@ def _kind(schema: dict[str, Any], field: dict[str, Any]) -> str:
     if "$ref" in field:
         keys = _referred(schema, field) or {}
         return "{" + ", ".join(keys.get("properties", {})) + "}"
-    values = [field.get("additionalProperties"), *field.get("patternProperties", {}).values()]
-    for value in values:
-        if isinstance(value, dict):
-            return "name: " + _kind(schema, value)
+    for value in _values(field):
+        return "name: " + _kind(schema, value)
     if field.get("type") == "array":
         items = field.get("items") or (field.get("prefixItems") or [{}])[0]
         kind = _kind(schema, items)

@@ -1,8 +1,8 @@
 """Make one shard of the teacher's trajectories; finished chunks are kept, whatever happens.
 
-python scripts/targets.py --config results/demo/config/targets.json \
-    --prompts results/demo/prompts/train.parquet \
-    --embeddings results/demo/embeddings/train/manifest.json \
+python scripts/targets.py --config results/demo/config/targets.json \\
+    --prompts results/demo/prompts/train.parquet \\
+    --embeddings results/demo/embeddings/train/manifest.json \\
     --shard 0/4 --output results/demo/targets/shard-0-of-4.json
 """
 
@@ -16,8 +16,10 @@ from distillery.stages.targets import make_targets
 def main(argv: list[str] | None = None) -> int:
     """Parse, make the chunks."""
     parser = stage_parser(__doc__)
-    parser.add_argument("--prompts", type=Path, required=True)
-    parser.add_argument("--embeddings", type=Path, required=True)
+    parser.add_argument("--prompts", type=Path, required=True, help="table of the train split")
+    parser.add_argument(
+        "--embeddings", type=Path, required=True, help="manifest of the train split"
+    )
     parser.add_argument("--shard", type=shard_argument, required=True, help="i/n, i from 0")
     parser.add_argument("--output", type=Path, required=True, help="the shard's manifest")
     add_compile(parser)

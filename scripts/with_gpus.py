@@ -1,7 +1,7 @@
 """Run a command on GPUs that no other job uses, waiting until enough are free.
 
-    python scripts/with_gpus.py --num-gpus 1 -- python scripts/make_targets.py --shard 0
-    python scripts/with_gpus.py --num-gpus 2 -- torchrun --nproc-per-node 2 scripts/train.py
+    python scripts/with_gpus.py --num-gpus 1 -- python scripts/targets.py --shard 0/4 ...
+    python scripts/with_gpus.py --num-gpus 2 -- torchrun --nproc-per-node 2 scripts/train.py ...
 
 The command replaces this process: signals reach it, its exit status is the exit status, and its
 GPUs are free the moment it ends. --num-gpus 0 hides all GPUs. Under SLURM, GPUs that were handed

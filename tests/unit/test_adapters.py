@@ -368,7 +368,10 @@ def test_an_export_has_the_adapted_text_encoder_and_leaves_the_teacher_alone(
     run = make_run(tmp_path / "run", tiny_sdxl, teacher=changes)
     run.encode("train")
     run.all_targets()
-    exported = DiffusionPipeline.from_pretrained(run.train_and_export())
+    folder = run.train_and_export()
+    card = (folder / "README.md").read_text()
+    assert "the teacher's (text encoders with its adapters fused);" in card
+    exported = DiffusionPipeline.from_pretrained(folder)
     teacher = load_teacher(run.config.teacher, tiny_sdxl, CPU)
     assert_equal(exported.text_encoder, teacher.text_encoder)
     assert fingerprint(tiny_sdxl) == before

@@ -131,6 +131,7 @@ def test_the_card_names_recipe_teacher_and_settings(data):
     card = (data / "student/pipeline/README.md").read_text()
     for text in ("r" * 64, "t" * 64, str(data / "teacher"), "999, 900, 750, 500", "| betas | 0.9"):
         assert text in card
+    assert card.endswith("other components are the teacher's; the teacher's licence applies.\n")
 
 
 def test_other_components_are_the_teachers_files(data):

@@ -17,7 +17,8 @@ class Previews(Section):
         0,
         description="between two previews, in training samples; 0: none, and no VAE beside the "
         "student. From any kept checkpoint they can be had later, as a file: "
-        "`snakemake results/{run}/student/previews/samples-000000003200/sheet.png`",
+        "`snakemake --cores all results/{run}/student/previews/samples-000000003200/sheet.png "
+        "--configfile config/mine.yaml`",
     )
     num_prompts: Count = Field(
         8,

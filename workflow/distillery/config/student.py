@@ -95,8 +95,8 @@ class Student(Section):
     )
     layers_rule: LayersRule = Field(
         "even",
-        description="which of num_layers, or of a UNet's transformer layers. even: evenly spaced "
-        "with the first and the last; ends: half of them from either end",
+        description="which blocks are kept: even (spaced, first and last included), first, last, "
+        "or ends (half from either end); also for a UNet's transformer layers",
     )
     unet: Unet | None = Field(None, description="what is kept of a UNet, for init: layers")
     config: str | None = Field(

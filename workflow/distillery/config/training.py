@@ -71,7 +71,9 @@ class Training(Section):
         1.0, description="the gradient's norm is clipped to it"
     )
     ema_half_life_samples: Annotated[int, Field(ge=0)] = Field(
-        0, description="of the averaged weights that are exported; 0: no averaging"
+        0,
+        description="half-life in samples of the running average of the weights; the average is "
+        "what is exported; 0: no averaging",
     )
     dtype: Literal["float32", "bfloat16"] = Field(
         "bfloat16",

@@ -146,8 +146,9 @@ def advise_previews(config: Config, execution: Execution) -> list[str]:
     return [
         f"previews.every_samples is {config.previews.every_samples} and these GPUs train with "
         "fsdp, under which no process can draw alone: the training would refuse; set 0, and draw "
-        "from a checkpoint with snakemake results/{run}/student/previews/samples-000000003200/"
-        "sheet.png"
+        "from a checkpoint with snakemake --cores all "
+        "results/{run}/student/previews/samples-000000003200/sheet.png "
+        "--configfile config/mine.yaml"
     ]
 
 

@@ -1,0 +1,43 @@
+"""The reference page that scripts/schema.py writes from the typed configuration."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from distillery.config.run import Config
+
+SCRIPT = Path(__file__).parents[2] / "scripts/schema.py"
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("schema_script", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("section", "before"),
+    [
+        ("Lora", "lora."),
+        ("SampledModel", "models.{name}."),
+        ("Adapter", "adapters[]."),
+    ],
+)
+def test_keys_of_sections_inside_have_rows(script: ModuleType, section: str, before: str) -> None:
+    schema = Config.model_json_schema()
+    page = script.reference(schema)
+    for key in schema["$defs"][section]["properties"]:
+        assert f"\n| `{before}{key}` |" in page
+
+
+def test_what_is_generated_is_up_to_date(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(SCRIPT.parents[1])
+    assert script.main(["--check"]) == 0, "run `make schema`"
