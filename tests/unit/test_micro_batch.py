@@ -146,6 +146,15 @@ def test_one_of_several_processes_notes_the_half_and_ends(data, tmp_path):
     assert MicroBatches(open_run(data, tmp_path, ALONE), sharded=False).size == 8
 
 
+@pytest.mark.parametrize("note", ["{}", '{"size": 2,', "[2]", '{"size": 0}', '{"size": "2"}'])
+def test_a_damaged_note_is_ignored_with_a_warning(data, tmp_path, caplog, note):
+    run = open_run(data, tmp_path)
+    run.checkpoints.mkdir(parents=True)
+    (run.checkpoints / NOTES[False]).write_text(note)
+    assert MicroBatches(run, sharded=False).size == 8
+    assert f"{NOTES[False]} is damaged and ignored" in caplog.text
+
+
 def state_of(data, run):
     """A state that nothing was learned in."""
     from distillery.student.lora import load_trainable

@@ -131,14 +131,53 @@ def test_the_training_waits_for_the_copy_and_not_for_the_disk(run):
     assert min(ratios) < 0.3, ratios
 
 
-def test_what_goes_wrong_in_the_background_ends_the_next_save(run, tmp_path):
+def test_two_writes_in_a_row_that_fail_end_the_second_save(run, tmp_path, caplog):
     (tmp_path / "file").touch()
     broken = dataclasses.replace(run, checkpoints=tmp_path / "file" / "below")
     state = make_state(8)
     saver = Saver(broken)
     saver.save(state)
+    futures.wait([saver._writing])
+    assert "no checkpoint after 8 samples: [Errno 20] Not a directory" in caplog.text
+    state.samples_seen = 16
     with pytest.raises(OSError, match="file"):
         saver.save(state)
+    assert "no checkpoint after 16 samples" in caplog.text
+
+
+def test_a_save_after_a_write_that_failed_writes_what_there_is_now(run, caplog):
+    """Somebody has made room meanwhile."""
+    run.checkpoints.parent.mkdir()
+    run.checkpoints.touch()
+    state = make_state(8)
+    with Saver(run) as saver:
+        saver.save(state)
+        futures.wait([saver._writing])
+        run.checkpoints.unlink()
+        state.samples_seen = 16
+        saver.save(state)
+        assert checkpoint.find_newest(run.checkpoints, run.recipe_hash, run.reporter) == written(
+            run, 16
+        ), "it is waited for"
+        state.samples_seen = 24
+        saver.save(state)
+    assert "no checkpoint after 8 samples" in caplog.text
+    assert written(run, 24).is_dir()
+
+
+def test_what_is_no_error_of_the_disk_ends_the_next_save_at_once(run, monkeypatch):
+    tried = []
+
+    def fail(*_):
+        tried.append(1)
+        raise TypeError("on purpose")
+
+    monkeypatch.setattr(checkpoint, "write", fail)
+    saver = Saver(run)
+    saver.save(make_state(8))
+    with pytest.raises(TypeError, match="on purpose"):
+        saver.save(make_state(8))
+    assert len(tried) == 1
 
 
 def test_what_goes_wrong_in_the_last_write_is_not_lost(run, tmp_path):

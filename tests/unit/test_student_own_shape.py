@@ -10,9 +10,11 @@ import torch
 
 import tiny
 from distillery.config.jobs import TrainingJob, read_job
+from distillery.families import family_named
 from distillery.files import read_json, write_json
 from distillery.student.build import build_student
 from distillery.student.origin import Origin, describe_origin, read_origin
+from distillery.student.own_shape import read_shape
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +105,20 @@ def test_a_shape_that_cannot_be_fed(
     with pytest.raises(ValueError, match=problem):
         build(tmp_path, teacher, **changes)
     assert not (tmp_path / "initial").exists()
+
+
+@pytest.mark.parametrize(("dropout", "refused"), [(0.1, True), (1, True), (0.0, False), (0, False)])
+def test_dropout_is_refused(tmp_path: Path, dropout: float, refused: bool) -> None:
+    """What it drops depends on where a training was interrupted, and on the number of GPUs."""
+    with torch.device("meta"):
+        teacher = diffusers.UNet2DConditionModel(block_out_channels=(32, 32, 32, 32))
+    path = tmp_path / "shape.json"
+    write_json(path, {**dict(teacher.config), "dropout": dropout})
+    if not refused:
+        assert read_shape(path, teacher, family_named("sd"))["dropout"] == 0
+        return
+    with pytest.raises(ValueError, match=rf"has dropout {dropout}: .* write dropout: 0"):
+        read_shape(path, teacher, family_named("sd"))
 
 
 def test_no_such_file(teacher: Path, tmp_path: Path) -> None:

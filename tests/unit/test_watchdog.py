@@ -39,6 +39,14 @@ def test_who_waits_has_as_long_as_the_longest_of_the_same_update():
     assert limit_of(watchdog, "gradients of all ranks", waits=True) == LIMIT_S
 
 
+def test_a_setting_above_a_phases_own_limit_counts():
+    """Else the advice to raise it would not help where checkpoints are written slowly."""
+    watchdog = Watchdog(0, 7200.0)
+    watchdog.updated()
+    assert limit_of(watchdog, "a checkpoint's last bytes", limit_s=START_LIMIT_S) == 7200.0
+    assert limit_of(watchdog, "gradients of all ranks", waits=True) == 7200.0
+
+
 def test_a_phase_that_takes_long_each_time_is_no_hang(monkeypatch):
     now_s = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now_s)

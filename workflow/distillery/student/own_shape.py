@@ -22,7 +22,8 @@ def read_shape(path: Path, teacher: Denoiser, family: Family) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: another class, unknown keys, or a network that takes or gives something else.
+        ValueError: another class, unknown keys, dropout, or a network that takes or gives
+            something else.
     """
     if not path.is_file():
         raise FileNotFoundError(
@@ -43,6 +44,7 @@ def read_shape(path: Path, teacher: Denoiser, family: Family) -> dict[str, Any]:
             f"student.config: {path} has {', '.join(unknown)}, which a {name} does not take; it "
             f"takes {', '.join(sorted(known))}"
         )
+    _check_no_dropout(path, shape)
     _check_interface(path, shape, teacher, family)
     return shape
 
@@ -59,6 +61,17 @@ def _read(path: Path) -> dict[str, Any]:
             "config.json of the teacher's network"
         )
     return shape
+
+
+def _check_no_dropout(path: Path, shape: Mapping[str, Any]) -> None:
+    """Raise ValueError for a network whose training is drawn by lot."""
+    for key, value in shape.items():
+        if "dropout" in key.lower() and isinstance(value, int | float) and value > 0:
+            raise ValueError(
+                f"student.config: {path} has {key} {value}: a training that goes on from a "
+                "checkpoint, or on another number of GPUs, would drop other features and end with "
+                f"other weights; write {key}: 0"
+            )
 
 
 def _check_interface(

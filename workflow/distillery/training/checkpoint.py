@@ -5,14 +5,22 @@ optimizer, the loss history as Parquet, and `state.json`, written last, with the
 file. The folder gets its name in one rename. So a checkpoint is whole, or it is not taken.
 """
 
+import errno
+import fcntl
+import os
+import re
+import socket
+import tempfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from distillery.files import atomic_path, hash_files, read_json, remove, write_json
@@ -27,6 +35,12 @@ AVERAGE = "average.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 LOSSES = "losses.parquet"
 FORMAT = 1
+NAME = r"samples-\d{12}"
+LOCK = ".lock"
+"""Locked by rank 0 of the training that writes in a folder; says which process that is."""
+NOTE_BYTES = 256
+BUSY = (errno.EACCES, errno.EAGAIN)
+"""POSIX allows both where another process holds a lock."""
 
 
 def checkpoint_path(root: Path, samples_seen: int) -> Path:
@@ -67,14 +81,17 @@ def tensors_of(state: TrainingState) -> Iterator[tuple[str, str, torch.Tensor]]:
 
 
 def write(snapshot: Snapshot, root: Path, recipe_hash: str, keep: int) -> Path:
-    """Write a checkpoint atomically, then remove older ones until `keep` are left."""
+    """Write a checkpoint atomically, then remove older ones until `keep` are left.
+
+    Raises OSError where it cannot be written; the older ones then stay.
+    """
     path = checkpoint_path(root, snapshot.samples_seen)
     with atomic_path(path) as temporary:
         temporary.mkdir()
         with ThreadPoolExecutor() as threads:
             # Lets go of Python's lock since safetensors 0.8: the training goes on meanwhile.
             for written in [
-                threads.submit(save_file, dict(snapshot.tensors.get(file, {})), temporary / file)
+                threads.submit(_save, dict(snapshot.tensors.get(file, {})), temporary / file)
                 for file in _TENSOR_FILES
             ]:
                 written.result()
@@ -100,6 +117,18 @@ def write(snapshot: Snapshot, root: Path, recipe_hash: str, keep: int) -> Path:
 _TENSOR_FILES = (WEIGHTS, OPTIMIZER, AVERAGE)
 
 
+def _save(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    """`save_file`, for which a full disk is an OSError, as it is for all that writes files."""
+    try:
+        save_file(tensors, path)
+    except SafetensorError as error:
+        found = re.search(r"\(os error (\d+)\)", str(error))
+        if found is None:
+            raise
+        number = int(found[1])
+        raise OSError(number, os.strerror(number), str(path)) from error
+
+
 def loss_table(history: list[dict[str, float]]) -> pd.DataFrame:
     """The loss history as loss.parquet holds it."""
     table = pd.DataFrame(history)
@@ -116,8 +145,54 @@ def find_newest(root: Path, recipe_hash: str, reporter: Reporter) -> Path | None
     return None
 
 
+def claim(root: Path, reporter: Reporter) -> None:
+    """Make the folder, and keep other trainings out of it until this process ends, however it does.
+
+    A POSIX lock belongs to the process: those that it forks to read data do not hold it when this
+    one is killed. The descriptor stays open on purpose, the lock goes with it. A file system that
+    knows no locks is worth a warning.
+
+    Raises:
+        OSError: no files can be made there.
+        BlockingIOError: another training writes there.
+    """
+    path = root / LOCK
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=root):
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        why = f"no checkpoints can be written, {error.strerror}"
+        where = path if error.filename == str(path) else root
+        raise OSError(error.errno, why, str(where)) from error
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in BUSY:
+            raise _held_by_another(descriptor, root) from error
+        reporter.warning(
+            f"{path} cannot be locked ({error.strerror}): see to it yourself that no second "
+            "training of this recipe writes there"
+        )
+        return
+    with suppress(OSError):  # a full disk costs the note, not the training
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"process {os.getpid()} of {socket.gethostname()}".encode(), 0)
+
+
+def _held_by_another(descriptor: int, root: Path) -> BlockingIOError:
+    """Who writes in a folder, as far as the lock file says; closes it."""
+    note = os.read(descriptor, NOTE_BYTES).decode(errors="replace")
+    os.close(descriptor)
+    return BlockingIOError(
+        f"another training, {note or 'which has not said its process'}, writes its checkpoints to "
+        f"{root}: wait for its end, or end it, and run again; a training beside it needs another "
+        "`run`"
+    )
+
+
 def clean_up(root: Path) -> None:
-    """Remove what a killed process left half written."""
+    """Remove what a killed process left half written; only who has claimed the folder may."""
     for path in root.glob(".samples-*.tmp"):
         remove(path)
 
@@ -151,8 +226,9 @@ def read_student(root: Path, samples_seen: int, recipe_hash: str) -> dict[str, t
 
 
 def _all(root: Path) -> list[Path]:
-    """All checkpoints, the newest first."""
-    return sorted(root.glob("samples-*"), reverse=True)
+    """All checkpoints, the newest first; a user's copy under another name is none."""
+    found = (path for path in root.glob("samples-*") if re.fullmatch(NAME, path.name))
+    return sorted(found, reverse=True)
 
 
 def _problem(path: Path, recipe_hash: str) -> str | None:

@@ -50,7 +50,7 @@ class MicroBatches:
         self._sharded = sharded
         chosen = run.training.micro_batch_size
         self.size = run.batches.largest_share if chosen == "auto" else chosen
-        noted = _read_note(self._note_path, self._circumstances)
+        noted = self._noted()
         if noted is not None and noted < self.size:
             self.size = noted
             if run.place.is_main:
@@ -92,6 +92,18 @@ class MicroBatches:
             f"out of memory: repeats the update with micro-batches of {self.size}, the global "
             "batch stays"
         )
+
+    def _noted(self) -> int | None:
+        """What an earlier attempt noted; a hint, so a damaged note is ignored with a warning."""
+        try:
+            return _read_note(self._note_path, self._circumstances)
+        except (OSError, ValueError):
+            if self._run.place.is_main:
+                self._run.reporter.warning(
+                    f"{self._note_path} is damaged and ignored: it notes how many samples an "
+                    "earlier attempt had room for, micro-batches begin without it"
+                )
+            return None
 
     @property
     def _num_parts(self) -> int:
@@ -149,9 +161,14 @@ def is_cuda(device: torch.device) -> bool:
 
 
 def _read_note(path: Path, circumstances: dict[str, Any]) -> int | None:
-    """The size that an earlier attempt noted under the same circumstances."""
+    """The size that an earlier attempt noted under the same circumstances.
+
+    Raises OSError or ValueError if that cannot be read, or is no size.
+    """
     if not path.is_file():
         return None
     note = read_json(path)
-    size = int(note.pop("size"))
+    size = note.pop("size", None)
+    if type(size) is not int or size < 1:
+        raise ValueError(f"{path} has size {size!r}: it must be a whole number from 1 on")
     return size if note == circumstances else None

@@ -79,10 +79,10 @@ class Saver:
 
         Raises:
             RuntimeError: the weights differ between ranks; nothing is written.
-            OSError: the last checkpoint could not be written.
+            OSError: neither the last checkpoint nor this one could be written.
         """
         begin_s, begin = time.time(), time.perf_counter()
-        self.wait()
+        last_failed = self._last_failed()
         entries = list(checkpoint.tensors_of(state))
         host = self._room(state)
         self._run.watchdog.beat("weights of all ranks", waits=True, limit_s=START_LIMIT_S)
@@ -96,6 +96,19 @@ class Saver:
         stall_s = time.perf_counter() - begin
         self._writing = self._thread.submit(self._write, snapshot, begin_s, stall_s)
         self._run.watchdog.finishing = self._writing
+        if last_failed:
+            self.wait()
+
+    def _last_failed(self) -> bool:
+        """Whether the checkpoint under way, waited for, could not be written; `_write` said so.
+
+        Any other error is raised.
+        """
+        try:
+            self.wait()
+        except OSError:
+            return True
+        return False
 
     def _take(self, entries: list[Entry]) -> HostCopy:
         """Memory for the copy."""
@@ -127,11 +140,18 @@ class Saver:
             self._host = None
 
     def _write(self, snapshot: Snapshot, begin_s: float, stall_s: float) -> Path:
-        """Write and report; in the background."""
+        """Write and report, also a failure; in the background."""
         run, begin = self._run, time.perf_counter()
-        path = checkpoint.write(
-            snapshot, run.checkpoints, run.recipe_hash, run.training.keep_checkpoints
-        )
+        try:
+            path = checkpoint.write(
+                snapshot, run.checkpoints, run.recipe_hash, run.training.keep_checkpoints
+            )
+        except OSError as error:
+            run.reporter.warning(
+                f"no checkpoint after {snapshot.samples_seen} samples: {error}; mend it before the "
+                "next save, the training ends when two in a row, or the last, cannot be written"
+            )
+            raise
         write_s = time.perf_counter() - begin
         run.reporter.emit(
             "save", begin_s, time.time(),

@@ -96,13 +96,14 @@ class Watchdog:
             name: what it is.
             waits: it is a collective, which ends when all ranks have come.
             joint: it is work with collectives in it, in any of which it may have to wait.
-            limit_s: another than the setting. Until the first update is done none is shorter than
-                `START_LIMIT_S`: networks may be compiled in it. Who waits for others has the
-                longest limit since the last update, for they may still be in that phase.
+            limit_s: a longer one than the setting; of the two the longer counts. Until the first
+                update is done none is shorter than `START_LIMIT_S`: networks may be compiled in it.
+                Who waits for others has the longest limit since the last update, for they may
+                still be in that phase.
         """
         now_s, before = time.monotonic(), self.phase
         self._took[before.name] = now_s - before.begin_s
-        limit_s = self._limit_s if limit_s is None else limit_s
+        limit_s = self._limit_s if limit_s is None else max(limit_s, self._limit_s)
         if not self._warm:
             limit_s = max(limit_s, START_LIMIT_S)
         limit_s = max(limit_s, SLOWER * self._took.get(name, 0.0))
