@@ -1,24 +1,26 @@
 """Train the student from stored trajectories, on one process or many; goes on where it stopped.
 
-python scripts/train.py --config results/demo/config/training.json \
-    --student results/demo/student/initial --targets results/demo/targets/manifest.json \
-    --embeddings results/demo/embeddings/train/manifest.json \
-    --prompts results/demo/prompts/train.parquet --checkpoints results/demo/student/checkpoints \
+python scripts/train.py --config results/demo/config/training.json \\
+    --student results/demo/student/initial --targets results/demo/targets/manifest.json \\
+    --embeddings results/demo/embeddings/train/manifest.json \\
+    --prompts results/demo/prompts/train.parquet --checkpoints results/demo/student/checkpoints \\
     --trained results/demo/student/trained --losses results/demo/student/loss.parquet
 
 On all GPUs of a machine put `torchrun --standalone --nproc-per-node gpu` in the place of `python`;
 under SLURM `srun --ntasks-per-node N python`. The number of processes changes neither the order of
 the samples nor, beyond rounding, the result.
 
-SIGTERM, SIGUSR1 or Ctrl-C: the update under way is finished, a checkpoint saved, and the exit
-status is 75 (EX_TEMPFAIL): start it again to go on. torchrun itself reports 1 for any process that
-did not end with 0, and passes SIGUSR1 on with `--signals-to-handle SIGTERM,SIGINT,SIGUSR1`.
+SIGTERM, SIGUSR1, SIGHUP or Ctrl-C: the update under way is finished, a checkpoint saved, and the
+exit status is 75 (EX_TEMPFAIL): start it again to go on. Ctrl-C again, 3 s later or more, ends it
+without the checkpoint; other signals may repeat. torchrun itself reports 1 for any process that did
+not end with 0, and passes SIGUSR1 on with `--signals-to-handle SIGTERM,SIGINT,SIGHUP,SIGUSR1`.
 
 A process that makes no progress for `training.hang_timeout_s` says where it hangs and ends with 1.
 """
 
 import argparse
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from distillery.command import run_folder, stage_parser
@@ -30,8 +32,8 @@ from distillery.training.inputs import add_inputs, read_inputs
 from distillery.training.loop import train
 from distillery.training.peers import Peers, meet
 from distillery.training.previews.pictures import PreviewPaths
-from distillery.training.run import Paths, prepare
-from distillery.training.stopping import EXIT_INTERRUPTED, StopRequest
+from distillery.training.run import Paths, Run, prepare
+from distillery.training.stopping import EXIT_INTERRUPTED, Stopped, StopRequest
 from distillery.training.watchdog import Watchdog
 
 
@@ -78,15 +80,28 @@ def work(arguments: argparse.Namespace, stop: StopRequest) -> bool:
         watchdog.peers = meet()
         folder = arguments.telemetry or run_folder(arguments.config) / "telemetry"
         name = "train" if place.is_main else f"train-rank-{place.rank}"
-        with reporting(folder, "train", name, device_label(device), arguments.log) as reporter:
+        label, finished = device_label(device), False
+        # What was stopped is not done, and must not be reported so: `Stopped` goes through.
+        with suppress(Stopped), reporting(folder, "train", name, label, arguments.log) as reporter:
             paths = _paths(arguments)
             run = prepare(job, paths, place, device, reporter, stop, watchdog)
-            finished = train(run, paths)
-            if not finished:
-                reporter.warning("stopped by a signal, a checkpoint is saved: start again to go on")
+            train_or_stop(run, paths)
+            finished = True
         watchdog.peers = Peers()  # from here on each goes when it is done
         distributed.stop()
     return finished
+
+
+def train_or_stop(run: Run, paths: Paths) -> None:
+    """Train to the end.
+
+    Raises Stopped after a signal; rank 0, which wrote the checkpoint, says so.
+    """
+    if train(run, paths):
+        return
+    if run.place.is_main:
+        run.reporter.warning("stopped by a signal, a checkpoint is saved: start again to go on")
+    raise Stopped
 
 
 def _paths(arguments: argparse.Namespace) -> Paths:

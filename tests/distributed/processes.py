@@ -87,7 +87,7 @@ def _free_port():
 
 
 def torchrun(num_processes, arguments, fault="", limit_s=100):
-    """Run scripts/train.py under torchrun to its end; `fault` is `rank=fault`."""
+    """Run scripts/train.py under torchrun to its end; `fault` is `rank=fault`, or more by `,`."""
     return subprocess.run(
         _torchrun_command(num_processes, arguments, fault),
         capture_output=True,
@@ -98,12 +98,16 @@ def torchrun(num_processes, arguments, fault="", limit_s=100):
 
 
 @contextmanager
-def torchrun_started(num_processes, arguments, fault=""):
-    """The same, while it runs; killed at the end, which leaves its processes alone."""
+def torchrun_started(num_processes, arguments, fault="", options=(), stderr=subprocess.DEVNULL):
+    """The same, while it runs; killed at the end, which leaves its processes alone.
+
+    `options` are torchrun's own.
+    """
     launcher = subprocess.Popen(
-        _torchrun_command(num_processes, arguments, fault),
+        _torchrun_command(num_processes, arguments, fault, options),
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stderr=stderr,
+        start_new_session=True,
     )
     try:
         yield launcher
@@ -112,9 +116,9 @@ def torchrun_started(num_processes, arguments, fault=""):
         launcher.wait()
 
 
-def _torchrun_command(num_processes, arguments, fault):
+def _torchrun_command(num_processes, arguments, fault, options=()):
     return [
-        sys.executable, "-m", "torch.distributed.run", "--standalone",
+        sys.executable, "-m", "torch.distributed.run", "--standalone", *options,
         "--nproc-per-node", str(num_processes), __file__, fault or "none", *arguments,
     ]  # fmt: skip
 
@@ -141,8 +145,8 @@ def _break(fault):
     match kind:
         case "perturb":
             _perturb_at(int(number))
-        case "kill-in-save":
-            _kill_in_save(int(number))
+        case "kill-in-save" | "slow-save":
+            _in_save(int(number), ACTS_IN_SAVE[kind])
         case "room":
             _limit_room(int(number))
         case "record":
@@ -173,6 +177,9 @@ ACTS = {
     # As native code that never gives Python's lock back.
     "hang-with-lock": lambda: ctypes.PyDLL(None).sleep(600),
 }
+
+SLOW_SAVE_S = 8.0
+ACTS_IN_SAVE = {"kill-in-save": ACTS["kill"], "slow-save": lambda: time.sleep(SLOW_SAVE_S)}
 
 
 def _limit_room(num_samples):
@@ -266,15 +273,15 @@ def _perturb_at(number):
     loop.update_average = update
 
 
-def _kill_in_save(number):
-    """Die while a checkpoint's files are written but not yet vouched for."""
+def _in_save(number, act):
+    """Act while the files of the checkpoint of this number are written but not yet vouched for."""
     calls = []
     original = checkpoint.write_json
 
     def write(path, value):
         calls.append(1)
         if len(calls) == number:
-            os.kill(os.getpid(), signal.SIGKILL)
+            act()
         original(path, value)
 
     checkpoint.write_json = write
@@ -282,7 +289,8 @@ def _kill_in_save(number):
 
 if __name__ == "__main__":
     chosen, *rest = sys.argv[1:]
-    ranked, _, its_fault = chosen.partition("=")
-    if os.environ["RANK"] == ranked:
-        _break(its_fault)
+    for one in chosen.split(","):
+        ranked, _, its_fault = one.partition("=")
+        if os.environ["RANK"] == ranked:
+            _break(its_fault)
     distributed.leave(script.main(rest))

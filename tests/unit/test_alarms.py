@@ -21,9 +21,9 @@ from distillery.training.dataset import SegmentDataset
 from distillery.training.monitoring import alarms, watch
 from distillery.training.monitoring.alarms import (
     Alarms,
+    Course,
+    LossJudge,
     Variation,
-    growth,
-    judge_losses,
     judge_picture,
     judge_variation,
 )
@@ -51,8 +51,22 @@ def names(found):
     return {(alarm.name, alarm.subject) for alarm in found}
 
 
-def judge(history, ignorant=1.0, num_samples=100_000):
-    return names(judge_losses(history, [ignorant] * STEPS, 512, num_samples))
+def judge_losses(history, ignorant=1.0, num_samples=100_000):
+    judge = LossJudge([ignorant] * STEPS, 512, num_samples)
+    for row in history:
+        judge.add(row)
+    return judge.judge()
+
+
+def judge(*given, **settings):
+    return names(judge_losses(*given, **settings))
+
+
+def growth(losses, size):
+    course = Course(size)
+    for loss in losses:
+        course.add(loss)
+    return course.growth
 
 
 # ---- loss --------------------------------------------------------------------------------------
@@ -71,7 +85,7 @@ def test_a_loss_that_jumps_is_a_spike():
 def test_a_growing_loss_is_told_by_segment():
     history = rows(0.1, 0.1, 0.1)
     history[-1]["loss_segment_2"] = 0.25
-    found = judge_losses(history, [1.0] * STEPS, 512, 100_000)
+    found = judge_losses(history)
     assert names(found) == {("loss_growth", "segment 2")}
     assert "while 3 other segments hold" in found[0].text
 

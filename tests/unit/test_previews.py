@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from distillery.telemetry import Reporter, read_events
 from distillery.training import loop
 from distillery.training.inspection import inspecting
 from distillery.training.previews.pictures import PreviewPaths, Previews
+from distillery.training.saving import Saver
 
 REPOSITORY = Path(__file__).parents[2]
 sys.path[:0] = [str(REPOSITORY / "scripts"), str(REPOSITORY / "tests/distributed")]
@@ -230,6 +232,7 @@ def test_a_sharded_student_is_refused_with_the_way_out(data, tmp_path):
     log = (tmp_path / "logs/train.log").read_text()
     assert "no process can draw alone" in log
     assert "previews.every_samples: 0" in log
+    assert "snakemake --cores all results/{run}/student/previews/" in log
 
 
 def draw_kept(data, output, samples_seen):
@@ -283,3 +286,93 @@ def test_what_is_no_picture_is_of_no_training(tmp_path):
     (tmp_path / "p0.png").write_bytes(b"half a pic")
     assert training_of(tmp_path / "p0.png") is None
     assert training_of(tmp_path / "none.png") is None
+
+
+# ---- stops -------------------------------------------------------------------------------------
+
+
+def stop_at(monkeypatch, wanted):
+    """A signal while the picture of a prompt at a moment is drawn; which were drawn, in order."""
+    drawn, real = [], Previews.draw
+
+    def draw(self, drawer, row, samples_seen):
+        drawn.append((samples_seen, row))
+        if drawn[-1] == wanted:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(self, drawer, row, samples_seen)
+
+    monkeypatch.setattr(Previews, "draw", draw)
+    return drawn
+
+
+def checkpoints(folder):
+    """Their positions."""
+    found = (folder / "student/checkpoints").glob("*/samples-*")
+    return sorted(int(path.name.removeprefix("samples-")) for path in found)
+
+
+@pytest.mark.parametrize("save_every", [32, 64])
+def test_a_stop_while_pictures_are_drawn_leaves_the_rest_for_the_next_start(
+    data, drawn, tmp_path, monkeypatch, save_every
+):
+    """Whether a checkpoint is due at that moment or not."""
+    order = stop_at(monkeypatch, (32, 1))
+    assert train(data, tmp_path, save_every_samples=save_every) == 75
+    assert order[-2:] == [(32, 0), (32, 1)]
+    assert checkpoints(tmp_path) == [32]
+    monkeypatch.undo()
+    assert train(data, tmp_path, save_every_samples=save_every) == 0
+    assert pictures(tmp_path) == pictures(drawn)
+    assert trained(tmp_path) == trained(drawn)
+
+
+def test_a_stop_at_the_first_pictures_leaves_all_to_the_next_start(
+    data, drawn, tmp_path, monkeypatch
+):
+    order = stop_at(monkeypatch, (0, 0))
+    assert train(data, tmp_path) == 75
+    assert order == [(0, 0)]
+    monkeypatch.undo()
+    assert train(data, tmp_path) == 0
+    assert pictures(tmp_path) == pictures(drawn)
+
+
+def test_the_checkpoint_is_saved_before_pictures_are_drawn(data, tmp_path, monkeypatch):
+    order, save = [], Saver.save
+
+    def saved(self, state):
+        order.append(("saved", state.samples_seen))
+        save(self, state)
+
+    monkeypatch.setattr(Saver, "save", saved)
+    real = Previews.draw_missing
+    monkeypatch.setattr(
+        Previews,
+        "draw_missing",
+        lambda self, drawer, seen, *more: (
+            order.append(("drawn", seen)) or real(self, drawer, seen, *more)
+        ),
+    )
+    assert train(data, tmp_path, save_every_samples=32) == 0
+    moments = [(what, seen) for seen in (32, 64) for what in ("saved", "drawn")]
+    assert order == [("drawn", 0), *moments]
+
+
+@pytest.mark.parametrize("while_drawing", [True, False])
+def test_a_stop_at_the_very_end_leaves_no_picture_out(
+    data, drawn, tmp_path, monkeypatch, while_drawing
+):
+    """Nobody would draw it later: the training is finished."""
+    if while_drawing:
+        stop_at(monkeypatch, (64, 0))
+    else:
+        real, calls = loop.reduce_totals, []
+
+        def asked(share, run):
+            calls.append(share)
+            run.stop.signal = signal.SIGTERM if len(calls) == 8 else None
+            return real(share, run)
+
+        monkeypatch.setattr(loop, "reduce_totals", asked)
+    assert train(data, tmp_path) == 0
+    assert pictures(tmp_path) == pictures(drawn)

@@ -1,8 +1,11 @@
 """Logs, events and errors: what people see when a job runs, fails, or is stopped."""
 
 import argparse
+import contextlib
 import errno
 import logging
+import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -120,3 +123,42 @@ def test_the_run_is_found_from_its_configuration() -> None:
     arguments = stage_parser("x").parse_args(["--config", "results/demo/config/targets.json"])
     assert run_folder(arguments.config) == Path("results/demo")
     assert arguments.cpu_threads == 1
+
+
+FULL = Path("/dev/full")
+"""Every write to it fails as on a full disk."""
+
+
+def test_an_event_on_a_full_disk_is_left_out_and_told_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reporter = Reporter(tmp_path, "train", "train", "cpu")
+    there, reporter.path = reporter.path, FULL
+    reporter.emit("start", 1.0, 1.0)
+    reporter.emit("work", 1.0, 2.0)
+    seen = capsys.readouterr().err
+    assert seen.count("train goes on without telemetry that it cannot write") == 1
+    assert "No space left" in seen
+    reporter.path = there
+    there.write_text('{"kind": "sta')  # what got through of a line
+    reporter.emit("end", 1.0, 3.0)
+    assert [event.kind for event in read_events(tmp_path)] == ["end"]
+
+
+def test_an_error_is_told_though_the_log_cannot_be_written(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert explain_errors(failing(ValueError("steps is 3")), FULL) == 1
+    seen = capsys.readouterr().err
+    assert "error: steps is 3" in seen
+    assert "the log does not have it" in seen
+
+
+def test_a_terminal_that_is_a_file_on_a_full_disk_changes_no_status(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    full = os.fdopen(os.open(FULL, os.O_WRONLY), "w", buffering=1)
+    monkeypatch.setattr(sys, "stderr", full)
+    assert explain_errors(failing(ValueError("steps is 3")), FULL) == 1
+    with contextlib.suppress(OSError):
+        full.close()

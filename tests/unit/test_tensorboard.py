@@ -1,17 +1,23 @@
 """Curves over the samples seen: what is in the event files, and that a restart doubles no point."""
 
+import errno
+import os
 import struct
+import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 import tiny
 from distillery.training import loop
-from distillery.training.monitoring.tensorboard import TensorBoard, tags_of
+from distillery.training.monitoring import tensorboard
+from distillery.training.monitoring.tensorboard import MAX_QUEUE, TensorBoard, tags_of
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
@@ -49,14 +55,14 @@ def train(data, output, **settings):
 def test_rows_become_curves_and_what_is_not_finite_is_left_out(tmp_path):
     row = {"samples_seen": 8, "loss": 0.5, "grad_norm": 2.0, "loss_segment_1": float("nan")}
     assert tags_of(row).keys() == {"loss/all", "training/grad_norm", "loss/segment_1"}
-    board = TensorBoard(tmp_path, 0)
+    board = TensorBoard(tmp_path, 0, pytest.fail)
     board.numbers(tags_of(row), 8)
     board.close()
     assert read(tmp_path) == {"loss/all": {8: [0.5]}, "training/grad_norm": {8: [2.0]}}
 
 
 def test_texts_and_pictures_are_there(tmp_path):
-    board = TensorBoard(tmp_path, 0)
+    board = TensorBoard(tmp_path, 0, pytest.fail)
     board.text("alarms", "the loss grows", 8)
     board.picture("previews/p0", np.zeros((4, 6, 3), np.uint8), 8)
     board.close()
@@ -97,3 +103,80 @@ def test_a_resumed_training_doubles_no_point(data, tmp_path, monkeypatch):
     assert all(len(values) == 1 for values in points.values())
     files = sorted(folder.iterdir())
     assert len(files) == 2
+
+
+def fail(*_):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_died_of_a_full_disk_is_told_once_and_blocks_nobody(tmp_path, monkeypatch):
+    warnings = []
+    board = TensorBoard(tmp_path, 0, warnings.append)
+
+    def write_all():
+        for number in range(3 * MAX_QUEUE):
+            board.numbers({"loss/all": 1.0}, number)
+        board.text("alarms", "the loss grows", 8)
+        board.picture("previews/p0", np.zeros((4, 6, 3), np.uint8), 8)
+        board.close()
+
+    monkeypatch.setattr(EventsWriter, "write_event", fail)
+    writing = threading.Thread(target=write_all, daemon=True)
+    writing.start()
+    writing.join(30)
+    assert not writing.is_alive()
+    (warning,) = warnings
+    assert "no more curves for TensorBoard: the thread that writes them has ended" in warning
+
+
+def test_a_queue_that_stays_full_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(tensorboard, "ROOM_S", 0.2)
+    go_on, warnings = threading.Event(), []
+    board = TensorBoard(tmp_path, 0, warnings.append)
+    monkeypatch.setattr(EventsWriter, "write_event", lambda *_: go_on.wait())
+    writing = threading.Thread(
+        target=lambda: [board.numbers({"loss/all": 1.0}, 8) for _ in range(3 * MAX_QUEUE)],
+        daemon=True,
+    )
+    writing.start()
+    writing.join(30)
+    assert not writing.is_alive()
+    go_on.set()
+    assert ["nothing was written for 0.2 s" in warning for warning in warnings] == [True]
+
+
+def test_what_cannot_be_closed_or_opened_is_told_and_raises_nothing(tmp_path, monkeypatch):
+    warnings = []
+    board = TensorBoard(tmp_path, 0, warnings.append)
+
+    monkeypatch.setattr(EventsWriter, "flush", fail)
+    board.close()
+    (tmp_path / "file").touch()
+    TensorBoard(tmp_path / "file", 0, warnings.append).close()
+    assert ["TensorBoard: [Errno" in warning for warning in warnings] == [True, True]
+
+
+PROCESS = """
+import sys
+from pathlib import Path
+from tensorboardX.event_file_writer import EventsWriter
+from distillery.training.monitoring.tensorboard import MAX_QUEUE, TensorBoard
+
+board = TensorBoard(Path(sys.argv[1]), 0, print)
+healthy = EventsWriter.write_event
+EventsWriter.write_event = None  # the thread ends with an error
+for number in range(3 * MAX_QUEUE):
+    board.numbers({"loss/all": 1.0}, number)
+EventsWriter.write_event = healthy
+"""
+
+
+def test_a_process_ends_though_its_curves_could_not_be_written(tmp_path):
+    """The library's last word at exit, and Python's, wait for a thread that is gone."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROCESS, str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": str(SCRIPTS.parent / "workflow")},
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert done.stdout.count("no more curves for TensorBoard") == 1

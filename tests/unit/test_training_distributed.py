@@ -1,9 +1,15 @@
 """Where a process stands, by the variables of three launchers."""
 
+import contextlib
+import multiprocessing
 import os
 import signal
+import socket
+import time
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from distillery.training import distributed
 from distillery.training.distributed import Place, find_place, first_node
@@ -23,6 +29,7 @@ SLURM = {
     "SLURM_STEP_NODELIST": "gpu[07-08]",
     "SLURM_JOB_ID": "41234",
 }
+TIMEOUT_S = 4
 
 
 def test_without_a_launcher_there_is_one_process_and_no_group():
@@ -72,6 +79,45 @@ def test_each_process_gets_its_gpu():
         distributed._gpu_of(Place(2, 3, 2), num_gpus=2)
 
 
+def stand_by(pipe, address, timeout_s):
+    """Join the group and nothing else, until the pipe closes."""
+    pipe.send("here")
+    distributed.start(Place(1, 2, 1, address), torch.device("cpu"), timeout_s)
+    with contextlib.suppress(EOFError):
+        pipe.recv()
+    os._exit(0)
+
+
+@pytest.fixture
+def idle_process():
+    """The address where a process waits that will join a group of two, and no collective."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    other = context.Process(target=stand_by, args=(theirs, address, TIMEOUT_S), daemon=True)
+    other.start()
+    theirs.close()
+    ours.recv()
+    yield address
+    ours.close()
+    other.join(9)
+    other.kill()
+    distributed.stop()
+
+
+def test_a_collective_that_another_does_not_join_ends_after_the_setting(idle_process):
+    distributed.start(Place(0, 2, 0, idle_process), torch.device("cpu"), TIMEOUT_S)
+    begin_s = time.monotonic()
+    work = dist.all_reduce(torch.ones(1), async_op=True)
+    while not work.is_completed() and time.monotonic() < begin_s + 5 * TIMEOUT_S:
+        time.sleep(0.05)
+    assert work.is_completed(), "it waits on"
+    assert time.monotonic() - begin_s > 0.9 * TIMEOUT_S
+    with pytest.raises(RuntimeError, match=r"[Tt]imed out"):
+        work.wait()
+
+
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_asks_to_stop_and_the_old_handlers_come_back(number):
     before = signal.getsignal(number)
@@ -84,10 +130,47 @@ def test_a_signal_asks_to_stop_and_the_old_handlers_come_back(number):
     assert signal.getsignal(number) is before
 
 
-def test_who_asks_again_later_is_not_made_to_wait(monkeypatch):
+@pytest.fixture
+def no_patience(monkeypatch):
+    """Whatever comes second comes late."""
     monkeypatch.setattr("distillery.training.stopping.PATIENCE_S", -1.0)
+
+
+def test_a_person_who_asks_again_later_is_not_made_to_wait(no_patience):
+    stop = StopRequest()
+    with stop.listening():
+        os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
+@pytest.mark.parametrize("first", SIGNALS)
+def test_launchers_may_ask_again_as_often_as_they_like(no_patience, first, number):
+    """SLURM sends SIGTERM again at the limit, torchrun when another process has left."""
+    stop = StopRequest()
+    with stop.listening():
+        os.kill(os.getpid(), first)
+        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), number)
+    assert stop.signal == first
+
+
+def test_the_first_ctrl_c_after_a_signal_of_a_launcher_ends_nothing(no_patience):
     stop = StopRequest()
     with stop.listening():
         os.kill(os.getpid(), signal.SIGTERM)
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+    assert stop.asked
+
+
+def test_nohup_is_respected():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        stop = StopRequest()
+        with stop.listening():
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop.asked
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -44,6 +44,11 @@ def outputs(folder):
     return {path.name: path.read_bytes() for path in files}
 
 
+def gradient_norms(folder):
+    """As logged: before they are clipped."""
+    return pd.read_parquet(folder / "student/loss.parquet")["grad_norm"].tolist()
+
+
 def checkpoints(folder):
     return sorted((folder / "student/checkpoints").glob("*/samples-*"))
 
@@ -85,6 +90,21 @@ def test_small_micro_batches_change_nothing_but_rounding(data, undisturbed, tmp_
     ours, theirs = load_file(tmp_path / WEIGHTS), load_file(undisturbed / WEIGHTS)
     for name in theirs:
         torch.testing.assert_close(ours[name], theirs[name], rtol=1e-5, atol=1e-5)
+    # Clipping and AdamW forgive a wrong scale; the logged norm is the one before them.
+    norms = [gradient_norms(folder) for folder in (tmp_path, undisturbed)]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-3)
+
+
+def test_the_gradient_is_clipped_to_its_setting(data, undisturbed, tmp_path):
+    """A gradient far below AdamW's epsilon moves nothing; logged is the norm before."""
+    plain = {"ema_half_life_samples": 0, "weight_decay": 0.0}
+    assert train(data, tmp_path, max_grad_norm=1e-12, **plain) == 0
+    before = load_file(data / "student/initial" / Path(WEIGHTS).name)
+    after, moved = load_file(tmp_path / WEIGHTS), load_file(undisturbed / WEIGHTS)
+    for name, value in before.items():
+        torch.testing.assert_close(after[name], value, rtol=0, atol=1e-5)
+    assert max((moved[name] - value).abs().max() for name, value in before.items()) > 1e-3
+    assert gradient_norms(tmp_path)[0] == pytest.approx(gradient_norms(undisturbed)[0], rel=1e-3)
 
 
 def test_averaged_weights_are_exported(data, undisturbed, tmp_path):

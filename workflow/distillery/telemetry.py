@@ -13,7 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 EventKind = Literal["start", "work", "save", "alarm", "end"]
 PERSISTENT_ITEMS = 4
-"""Up to this many items each gets a log line; more get a progress bar and the bar alone."""
+"""Up to this many items there is no progress bar, not even on a terminal."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Event:
         host: node name.
         begin_s, end_s: Unix time of the piece of work; of the whole job for an end.
         num_items: samples, prompts or images done in it.
-        facts: anything else, e.g. memory at the end.
+        facts: anything else, e.g. the chunk that was made, or the peak memory of a training.
     """
 
     kind: EventKind
@@ -62,18 +62,30 @@ class Reporter:
         self.job = job
         self.device = device
         self.logger = logging.getLogger(f"distillery.{job}")
+        self._failed = self._torn = False
         folder.mkdir(parents=True, exist_ok=True)
 
     def emit(
         self, kind: EventKind, begin_s: float, end_s: float, num_items: int = 0, **facts: Any
     ) -> None:
-        """Append one event; a line is written at once, so parallel readers see whole lines."""
+        """Append one event; a line is written at once, so parallel readers see whole lines.
+
+        One that cannot be written, on a full disk say, is left out: no work is lost for it.
+        """
         event = Event(
             kind, self.stage, self.job, self.device, socket.gethostname(),
             begin_s, end_s, num_items, facts,
         )  # fmt: skip
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(vars(event)) + "\n")
+        line = json.dumps(vars(event)) + "\n"
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write("\n" + line if self._torn else line)
+            self._torn = False
+        except OSError as error:
+            self._torn = True  # perhaps in the middle of the line
+            if not self._failed:
+                _say(f"warning: {self.job} goes on without telemetry that it cannot write: {error}")
+            self._failed = True
 
     @contextmanager
     def work(self, num_items: int, **facts: Any) -> Iterator[None]:
@@ -178,12 +190,22 @@ def explain_errors(main: Callable[[], None], log: Path | None = None) -> int:
 
 
 def _tell(message: str, detail: str, log: Path | None) -> None:
-    """The message to the terminal, message and detail to the log."""
-    print(f"\n{message}\n", file=sys.stderr)  # noqa: T201
-    if log is not None:
+    """The message to the terminal, message and detail to the log, if it can be written."""
+    _say(f"\n{message}\n")
+    if log is None:
+        return
+    try:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("a", encoding="utf-8") as file:
             file.write(f"{message}\n{detail}")
+    except OSError as error:
+        _say(f"warning: the log does not have it: {error}")
+
+
+def _say(text: str) -> None:
+    """A line on the terminal; it may be a file on a full disk, and there is nowhere else to go."""
+    with suppress(OSError):
+        print(text, file=sys.stderr)  # noqa: T201
 
 
 def _is_disk_full(error: BaseException) -> bool:

@@ -3,6 +3,8 @@
 from dataclasses import asdict
 from pathlib import Path
 
+import torch
+
 from distillery.files import atomic_path, write_json
 from distillery.model_folder import ABOUT
 from distillery.student.lora import save_trained
@@ -11,7 +13,7 @@ from distillery.training import checkpoint, distributed, parallel
 from distillery.training.batches import next_timed
 from distillery.training.network import recompute
 from distillery.training.optimizer import learning_rate_at, set_learning_rate
-from distillery.training.probe import micro_batches_for
+from distillery.training.probe import leaves_parameters_out, micro_batches_for
 from distillery.training.progress import ProgressLog
 from distillery.training.run import Paths, Run
 from distillery.training.saving import Saver
@@ -46,17 +48,22 @@ def train(run: Run, paths: Paths) -> bool:
     if finished:
         run.watchdog.beat("the trained student's files", limit_s=START_LIMIT_S)
         write_outputs(state, run, paths)
+    else:
+        wait_for_checkpoint(run)
     return finished
 
 
 def loop(state: TrainingState, run: Run) -> bool:
     """Update until all samples are seen (True), or until a signal comes (False)."""
     training = run.training
-    model = parallel.wrap(state.denoiser, run.place, run.device).train()
     batches = run.batches.read(state.samples_seen, run.device)
+    leaves_out = leaves_parameters_out(state, run)
+    model = parallel.wrap(state.denoiser, run.place, run.device, leaves_out).train()
     micro_batches = micro_batches_for(state, run)
     arranged_for = None
     with ProgressLog(state, run) as log, Saver(run) as saver:
+        if stopped_while_drawing(log, state, run):
+            return False
         while state.samples_seen < training.num_samples:
             batch, waiting_s = next_timed(batches)
             cut = micro_batches[batch.is_rollout]
@@ -76,11 +83,43 @@ def loop(state: TrainingState, run: Run) -> bool:
             run.watchdog.updated()
             log.add(totals, grad_norm, len(share.items), waiting_s)
             finished = state.samples_seen == training.num_samples
-            if totals.stop or finished or state.samples_seen % training.save_every_samples == 0:
+            saves = totals.stop or finished or state.samples_seen % training.save_every_samples == 0
+            if saves:
                 saver.save(state)
-            if totals.stop and not finished:
+            # Who is asked to stop has no time for pictures; who is finished draws its last ones.
+            if (totals.stop and not finished) or stopped_while_drawing(log, state, run):
+                if not saves:
+                    saver.save(state)
                 return False
     return True
+
+
+def wait_for_checkpoint(run: Run) -> None:
+    """Return, on every rank, when rank 0 has left `loop`, and so has its checkpoint on disk.
+
+    Launchers signal or kill the other processes when one has left. After a training's end they do
+    not, for its status is 0.
+    """
+    run.watchdog.beat("the last checkpoint, by rank 0", waits=True, limit_s=START_LIMIT_S)
+    # On a GPU it is the reading of the sum that waits.
+    distributed.all_reduce(torch.zeros(1, device=run.device)).item()
+    run.watchdog.beat("the end of a stopped training")
+
+
+def stopped_while_drawing(log: ProgressLog, state: TrainingState, run: Run) -> bool:
+    """Draw previews, if they are due; whether any process was asked to stop by the end of it.
+
+    All learn of it here and not after another update: what is left undrawn is drawn when the
+    training goes on from this very moment. A finished training leaves nothing, and does not stop.
+    """
+    was_due = log.draw()
+    if not was_due or state.samples_seen == run.training.num_samples:
+        return False
+    asked = torch.tensor([float(run.stop.asked)], device=run.device)
+    run.watchdog.beat("previews of all ranks", waits=True, limit_s=START_LIMIT_S)
+    stop = bool(distributed.all_reduce(asked))
+    run.watchdog.beat("log, checkpoint or next batch")
+    return stop
 
 
 def resume(state: TrainingState, run: Run) -> None:
@@ -88,6 +127,7 @@ def resume(state: TrainingState, run: Run) -> None:
     newest = ""
     run.watchdog.beat("search of the last checkpoint", waits=not run.place.is_main)
     if run.place.is_main:
+        checkpoint.claim(run.checkpoints, run.reporter)
         checkpoint.clean_up(run.checkpoints)
         found = checkpoint.find_newest(run.checkpoints, run.recipe_hash, run.reporter)
         newest = str(found or "")

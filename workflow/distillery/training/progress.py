@@ -45,7 +45,8 @@ class Totals:
 class ProgressLog:
     """Collects updates to one row an interval, and tells what is to be seen; a context manager.
 
-    Nothing that it does changes a weight, and no process waits for another in here.
+    Nothing that it does changes a weight, and no process waits for another in here. Its own failure
+    ends no training that has one already.
     """
 
     def __init__(self, state: TrainingState, run: Run) -> None:
@@ -56,13 +57,13 @@ class ProgressLog:
         self._watch = Watch(state, run) if run.place.is_main else None
         self._board: TensorBoard | None = None
         if run.place.is_main:
-            self._board = TensorBoard(run.reporter.path.parent / "tensorboard", state.samples_seen)
+            folder = run.reporter.path.parent / "tensorboard"
+            self._board = TensorBoard(folder, state.samples_seen, run.reporter.warning)
         self._interval = Interval(time.time())
         self._told_bytes = 0
 
     def __enter__(self) -> Self:
-        """What a resumed training, or one that has not begun, should show already is drawn."""
-        self._draw()
+        """The first interval begins."""
         self._interval = Interval(time.time())
         return self
 
@@ -72,15 +73,27 @@ class ProgressLog:
         error: BaseException | None,
         where: TracebackType | None,
     ) -> None:
+        """Tell the rest; after an error of the training, that one alone is raised."""
+        try:
+            self._close(wait=error is None)
+        except Exception as second:
+            if error is None:
+                raise
+            self._run.reporter.warning(f"the log of the training was not ended: {second!r}")
+
+    def _close(self, wait: bool) -> None:
+        """Tell the rest, and let go of everything."""
         if self._interval.num_mine:
             self._emit()
-        self._previews.close(wait=error is None)
+        self._previews.close(wait=wait)
         if self._board is not None:
             self._board.close()
         self._bar.close()
 
     def add(self, totals: Totals, grad_norm: float, num_mine: int, waiting_s: float = 0.0) -> None:
         """Take one update in; at the end of an interval add a row to the history and report.
+
+        The training's end is one too, so no update is left out of the history.
 
         Args:
             totals: of all processes.
@@ -95,11 +108,11 @@ class ProgressLog:
         window.num_updates += 1
         self._interval.num_mine += num_mine
         self._interval.waiting_s += waiting_s
-        self._bar.update(self._run.training.global_batch_size)
-        if self._state.samples_seen % self._run.training.log_every_samples == 0:
+        seen, training = self._state.samples_seen, self._run.training
+        self._interval.num_all += training.global_batch_size
+        self._bar.update(training.global_batch_size)
+        if seen % training.log_every_samples == 0 or seen == training.num_samples:
             self._close_interval()
-        if not totals.stop:  # who is asked to stop has no time for pictures
-            self._draw()
 
     def _close_interval(self) -> None:
         """One row, one event, one line, one point of each curve."""
@@ -116,7 +129,7 @@ class ProgressLog:
         interval, memory = self._interval, peak_memory_bytes(self._run.device)
         self._emit(loss=row["loss"])
         seconds = max(time.time() - interval.begin_s - interval.drawing_s, 1e-9)
-        speed = training.log_every_samples / seconds
+        speed = interval.num_all / seconds
         if self._run.place.is_main:
             self._bar.set_postfix(loss=f"{row['loss']:.4f}")
             left = tqdm.format_interval((training.num_samples - state.samples_seen) / speed)
@@ -142,21 +155,23 @@ class ProgressLog:
         alarms, variation = self._watch.look()
         extra = {"speed/samples_per_s": speed, "speed/peak_memory_gib": memory / GIB}
         if variation is not None:
-            extra |= {"variation/over_states": variation.state}
-            extra |= {
-                "variation/over_prompts": nan if variation.prompt is None else variation.prompt
-            }
+            over = {"states": variation.state, "prompts": variation.prompt}
+            extra |= {f"variation/over_{name}": _or_nan(value) for name, value in over.items()}
         self._board.numbers(tags_of(row) | extra, seen)
         for alarm in alarms:
             self._board.text("alarms", alarm.text, seen)
 
-    def _draw(self) -> None:
-        """Previews, if this moment is to be shown."""
+    def draw(self) -> bool:
+        """Draw previews, if this moment is to be shown; whether it is, on all processes alike.
+
+        One that is asked to stop leaves the rest for the next start: see `LivePreviews`.
+        """
         begin_s = time.time()
         for path, pixels in self._previews.draw_if_due().items():
             if self._board is not None:
                 self._board.picture(f"previews/{path.stem}", pixels, self._state.samples_seen)
         self._interval.drawing_s += time.time() - begin_s
+        return self._previews.is_due
 
     def _emit(self, **facts: Any) -> None:
         """One stretch of the timeline, with this process's memory."""
@@ -178,12 +193,14 @@ class Interval:
     Attributes:
         begin_s: Unix time.
         num_mine: samples.
+        num_all: samples of all processes meanwhile.
         waiting_s: for data.
         drawing_s: on previews.
     """
 
     begin_s: float
     num_mine: int = 0
+    num_all: int = 0
     waiting_s: float = 0.0
     drawing_s: float = 0.0
 
@@ -216,6 +233,11 @@ def row_of(
         "learning_rate": learning_rate,
         **dict(zip(names, by_segment, strict=True)),
     }
+
+
+def _or_nan(value: float | None) -> float:
+    """NaN for what was not to be measured: a curve has no point there."""
+    return nan if value is None else value
 
 
 def peak_memory_bytes(device: torch.device) -> int:

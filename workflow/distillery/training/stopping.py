@@ -1,4 +1,4 @@
-"""Stop a long job politely: the first signal asks, a later one ends."""
+"""Stop a long job politely: a signal asks, and only a person who presses Ctrl-C again insists."""
 
 import signal
 import time
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
 PATIENCE_S = 3.0
 """Ctrl-C reaches a torchrun worker twice at nearly once, from the terminal and from torchrun."""
 
@@ -15,13 +15,17 @@ EXIT_INTERRUPTED = 75
 every failure of its processes, so this is what srun, a plain start and a shell see."""
 
 
+class Stopped(Exception):  # noqa: N818 (nothing is wrong)
+    """A job was asked to stop, and all that the next start needs is on disk."""
+
+
 class StopRequest:
     """Whether somebody asked this process to stop; the training loop looks once an update."""
 
     def __init__(self) -> None:
         """Not asked yet."""
         self.signal: int | None = None
-        self._asked_s = 0.0
+        self._interrupted_s: float | None = None
 
     @property
     def asked(self) -> bool:
@@ -31,7 +35,7 @@ class StopRequest:
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Take the signals over, and give them back at the end; main thread only."""
-        before = {number: signal.signal(number, self._handle) for number in SIGNALS}
+        before = {number: signal.signal(number, self._handle) for number in _to_take()}
         try:
             yield
         finally:
@@ -39,9 +43,23 @@ class StopRequest:
                 signal.signal(number, handler)
 
     def _handle(self, number: int, _: FrameType | None) -> None:
-        """Note the first signal; a person who asks again is not made to wait."""
-        now_s = time.monotonic()
+        """Note the first signal; of the others a later second Ctrl-C alone ends the process.
+
+        Machines repeat themselves: SLURM sends SIGTERM again at the limit, torchrun when the first
+        of its processes has left. A checkpoint that is being written must survive that.
+        """
         if self.signal is None:
-            self.signal, self._asked_s = number, now_s
-        elif now_s - self._asked_s > PATIENCE_S:
+            self.signal = number
+        if number != signal.SIGINT:
+            return
+        now_s = time.monotonic()
+        if self._interrupted_s is None:
+            self._interrupted_s = now_s
+        elif now_s - self._interrupted_s > PATIENCE_S:
             raise KeyboardInterrupt
+
+
+def _to_take() -> list[signal.Signals]:
+    """All of them, but not a SIGHUP that `nohup` has this process ignore."""
+    hung_up = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [number for number in SIGNALS if not (hung_up and number == signal.SIGHUP)]

@@ -1,13 +1,14 @@
 """Signs that a training goes wrong, each with what it means and what to do about it.
 
-Every judge is a pure function of what was measured; `Alarms` tells each finding once, when it
-begins. Nothing here changes a weight. Thresholds were chosen on the demo: see docs/design.md.
+What a judge says depends on nothing but what was measured; `Alarms` tells each finding once, when
+it begins. Nothing here changes a weight. Thresholds were chosen on the demo: see docs/design.md.
 """
 
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import isfinite, nan
+from math import inf, isfinite, nan
 from statistics import fmean, median
 
 import numpy as np
@@ -15,8 +16,8 @@ import numpy.typing as npt
 
 from distillery.telemetry import Reporter
 
-History = Sequence[dict[str, float]]
-"""Rows of loss.parquet."""
+Row = Mapping[str, float]
+"""Of loss.parquet."""
 
 MIN_VARIATION = 0.02
 """Healthy demo: 0.2 and more; with zeroed prompts or a constant output: below 1e-3."""
@@ -114,35 +115,90 @@ class Alarms:
 OF_LOSSES = ("loss_spike", "loss_growth", "no_better_than_ignorant")
 
 
-def judge_losses(
-    history: History, ignorant: Sequence[float], log_every_samples: int, num_samples: int
-) -> list[Alarm]:
-    """What the loss says, overall and by segment.
+class LossJudge:
+    """Takes in one row after another, and says what the last one means.
 
-    Args:
-        history: rows so far, the last one new.
-        ignorant: see `variation.ignorant_losses`, one a segment.
-        log_every_samples: samples in a row.
-        num_samples: of the whole training.
+    A row costs the same however long the training is: of the rows before it only the last windows
+    and the lowest mean are kept.
     """
-    history = same_phase(history)
-    size = -(-WINDOW_SAMPLES * len(ignorant) // log_every_samples)
-    columns = [f"{SEGMENT}{number}" for number in range(len(ignorant))]
-    growing = {column: growth(_column(history, column), size) for column in ("loss", *columns)}
-    found = spikes(_column(history, "loss"))
-    for column, ratio in growing.items():
-        if ratio > MAX_GROWTH:
-            others = [growing[other] for other in columns if other != column]
-            found.append(_growth_alarm(column, ratio, others))
-    if history[-1]["samples_seen"] >= FIRST_SHARE * num_samples:
-        found += _ignorance(history, ignorant, columns, size)
-    return found
+
+    def __init__(self, ignorant: Sequence[float], log_every_samples: int, num_samples: int) -> None:
+        """No row yet.
+
+        Args:
+            ignorant: see `variation.ignorant_losses`, one a segment.
+            log_every_samples: samples in a row.
+            num_samples: of the whole training.
+        """
+        self._ignorant = ignorant
+        self._first_judged = FIRST_SHARE * num_samples
+        size = -(-WINDOW_SAMPLES * len(ignorant) // log_every_samples)
+        self._segments = [f"{SEGMENT}{number}" for number in range(len(ignorant))]
+        # Segments and rollouts apart: a rollout's loss is of another size than a segment's.
+        self._phases = [
+            {column: Course(size) for column in ("loss", *self._segments)} for _ in range(2)
+        ]
+        self._phase, self._samples_seen = self._phases[0], 0.0
+
+    def add(self, row: Row) -> None:
+        """Take the next row in."""
+        self._phase = self._phases[isfinite(row.get(ROLLOUT, nan))]
+        self._samples_seen = row["samples_seen"]
+        for column, course in self._phase.items():
+            course.add(row.get(column, nan))
+
+    def judge(self) -> list[Alarm]:
+        """What the loss says, overall and by segment."""
+        growing = {column: course.growth for column, course in self._phase.items()}
+        found = spikes(self._phase["loss"].last(1 + NUM_BEFORE_SPIKE))
+        for column, ratio in growing.items():
+            if ratio > MAX_GROWTH:
+                others = [growing[other] for other in self._segments if other != column]
+                found.append(_growth_alarm(column, ratio, others))
+        if self._samples_seen >= self._first_judged:
+            windows = {column: self._phase[column].window for column in self._segments}
+            found += _ignorance(windows, self._ignorant)
+        return found
 
 
-def same_phase(history: History) -> History:
-    """The rows of the last one's phase: a rollout's loss is of another size than a segment's."""
-    is_rollout = [isfinite(row.get(ROLLOUT, nan)) for row in history]
-    return [row for row, rolls in zip(history, is_rollout, strict=True) if rolls == is_rollout[-1]]
+class Course:
+    """One loss over the rows: its last window, and the lowest of the windows before it.
+
+    Attributes:
+        size: rows in a window.
+    """
+
+    def __init__(self, size: int) -> None:
+        """No row yet."""
+        self.size = size
+        self._rows: deque[float] = deque(maxlen=max(2 * size, 1 + NUM_BEFORE_SPIKE))
+        self._lowest = inf
+
+    def add(self, loss: float) -> None:
+        """Take the next row in."""
+        self._rows.append(loss)
+        if len(self._rows) >= 2 * self.size:
+            mean = fmean(self.last(2 * self.size)[: self.size])
+            self._lowest = min(self._lowest, mean) if isfinite(mean) else self._lowest
+
+    def last(self, count: int) -> list[float]:
+        """Up to `count` of the last rows; no more are kept than two windows, or a spike needs."""
+        return list(self._rows)[-count:]
+
+    @property
+    def window(self) -> list[float]:
+        """The last one; shorter where there are fewer rows."""
+        return self.last(self.size)
+
+    @property
+    def growth(self) -> float:
+        """The mean of the last window over the lowest mean of those that ended before it.
+
+        NaN where there are fewer than two windows, or a window without a number.
+        """
+        if not 0 < self._lowest < inf:
+            return nan
+        return fmean(self.window) / self._lowest
 
 
 def spikes(losses: Sequence[float]) -> list[Alarm]:
@@ -162,20 +218,6 @@ def spikes(losses: Sequence[float]) -> list[Alarm]:
     ]  # fmt: skip
 
 
-def growth(losses: Sequence[float], size: int) -> float:
-    """The mean of the last `size` rows over the lowest mean of as many rows before them.
-
-    NaN where there are fewer than two windows, or a window without a number.
-    """
-    if len(losses) < 2 * size:
-        return nan
-    last = fmean(losses[-size:])
-    starts = range(len(losses) - 2 * size + 1)
-    means = [fmean(losses[start : start + size]) for start in starts]
-    lowest = min((mean for mean in means if isfinite(mean)), default=nan)
-    return last / lowest if lowest else nan
-
-
 def _growth_alarm(column: str, ratio: float, others: Sequence[float]) -> Alarm:
     """A loss that has left its lowest window far behind."""
     steady = sum(1 for other in others if not other > MAX_GROWTH)
@@ -188,16 +230,14 @@ def _growth_alarm(column: str, ratio: float, others: Sequence[float]) -> Alarm:
     )  # fmt: skip
 
 
-def _ignorance(
-    history: History, ignorant: Sequence[float], columns: Sequence[str], size: int
-) -> list[Alarm]:
+def _ignorance(windows: Mapping[str, Sequence[float]], ignorant: Sequence[float]) -> list[Alarm]:
     """Segments whose loss is no better than that of a student which looks at nothing."""
     ratios = {}
-    for column, worst in zip(columns, ignorant, strict=True):
-        values = [value for value in _column(history, column)[-size:] if isfinite(value)]
+    for (column, window), worst in zip(windows.items(), ignorant, strict=True):
+        values = [value for value in window if isfinite(value)]
         if values and worst and fmean(values) >= MAX_OF_IGNORANT * worst:
             ratios[_subject(column)] = fmean(values) / worst
-    if len(ratios) == len(columns) > 1:
+    if len(ratios) == len(windows) > 1:
         ratios = {"all segments": min(ratios.values())}
     return [
         Alarm(
@@ -209,10 +249,6 @@ def _ignorance(
         )
         for subject, ratio in ratios.items()
     ]  # fmt: skip
-
-
-def _column(history: History, name: str) -> list[float]:
-    return [row.get(name, nan) for row in history]
 
 
 def _subject(column: str) -> str:
@@ -227,11 +263,13 @@ class Variation:
     """How much the student's answers vary, 1 where they vary as their targets do.
 
     Attributes:
-        state: over the states at the last segment's beginning, with the same prompt.
-        prompt: over prompts at the first, with the same noise; None where the store has one prompt.
+        state: over the states at the last segment's beginning, with the same prompt; None where
+            the targets do not vary, as in a store of one trajectory.
+        prompt: over prompts at the first, with the same noise; None where the store has one prompt,
+            or the targets do not vary.
     """
 
-    state: float
+    state: float | None
     prompt: float | None
 
 
@@ -241,7 +279,7 @@ OF_VARIATION = ("state_ignored", "prompt_ignored")
 def judge_variation(variation: Variation) -> list[Alarm]:
     """Whether the student still answers to its states and to its prompts."""
     found = []
-    if not variation.state >= MIN_VARIATION:
+    if variation.state is not None and not variation.state >= MIN_VARIATION:
         found.append(
             Alarm(
                 "state_ignored", "", variation.state, MIN_VARIATION,

@@ -105,8 +105,8 @@ def _repeated(values: torch.Tensor, row: int, count: int) -> torch.Tensor:
     return values[row : row + 1].expand(count, *values.shape[1:])
 
 
-def state_variation(grid: torch.Tensor, batch: Batch, dataset: SegmentDataset) -> float:
-    """The spread of the answers over states, as a share of the targets' spread.
+def state_variation(grid: torch.Tensor, batch: Batch, dataset: SegmentDataset) -> float | None:
+    """The spread of the answers over states, as a share of the targets' spread; None if that is 0.
 
     It is taken of the predictions as they are, and of the clean pictures that they imply. A network
     whose output is constant shows in the first; one that answers the same picture to every state
@@ -117,14 +117,17 @@ def state_variation(grid: torch.Tensor, batch: Batch, dataset: SegmentDataset) -
         batch: the n items that the states and targets are of.
         dataset: for schedule and prediction type.
     """
-    own = spread(grid, 0) / spread(batch.target, 0)
     pictures = clean_of(grid, batch.noisy.unsqueeze(1), batch, dataset)
     targets = clean_of(batch.target, batch.noisy, batch, dataset)
-    return min(own, spread(pictures, 0) / spread(targets, 0))
+    own = _share(spread(grid, 0), spread(batch.target, 0))
+    implied = _share(spread(pictures, 0), spread(targets, 0))
+    return None if own is None or implied is None else min(own, implied)
 
 
 def prompt_variation(grid: torch.Tensor, batch: Batch, dataset: SegmentDataset) -> float | None:
     """The spread of the clean pictures over prompts, as a share of that of the targets' pictures.
+
+    None where there is one prompt, or where the targets' pictures do not vary.
 
     Args:
         grid: (n states, m prompts, *latent) predictions.
@@ -135,7 +138,12 @@ def prompt_variation(grid: torch.Tensor, batch: Batch, dataset: SegmentDataset) 
         return None
     pictures = clean_of(grid, batch.noisy[: len(grid)].unsqueeze(1), batch, dataset)
     targets = clean_of(batch.target, batch.noisy, batch, dataset)
-    return spread(pictures, 1) / spread(targets, 0)
+    return _share(spread(pictures, 1), spread(targets, 0))
+
+
+def _share(answers: float, targets: float) -> float | None:
+    """One spread as a share of the other; nothing is a share of none."""
+    return answers / targets if targets else None
 
 
 def clean_of(

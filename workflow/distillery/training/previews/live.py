@@ -38,8 +38,9 @@ class LivePreviews:
                 f"previews.every_samples is {self._previews.job.previews.every_samples} and the "
                 "student is sharded over the processes (fsdp): each of its forward passes needs "
                 "all of them, so no process can draw alone; set previews.every_samples: 0 and draw "
-                "from a checkpoint, snakemake "
-                "results/{run}/student/previews/samples-000000003200/sheet.png, "
+                "from a checkpoint, snakemake --cores all "
+                "results/{run}/student/previews/samples-000000003200/sheet.png "
+                "--configfile config/mine.yaml, "
                 "or set training.parallel: ddp"
             )
 
@@ -49,19 +50,26 @@ class LivePreviews:
         if wait:
             self._check_saved()
 
+    @property
+    def is_due(self) -> bool:
+        """Whether this moment is to be shown, which all processes agree in."""
+        seen, previews = self._state.samples_seen, self._previews
+        return previews is not None and previews.is_due(seen, self._run.training.num_samples)
+
     def draw_if_due(self) -> dict[Path, Pixels]:
         """Draw what is missing of this moment, if it is to be shown; pictures (h, w, 3) by path.
 
-        A failure is told in the log, and the training goes on.
+        Who is asked to stop leaves the rest for the next start, unless the training is finished:
+        then there may be none. A failure is told in the log, and the training goes on.
         """
         seen, previews = self._state.samples_seen, self._previews
-        if previews is None or not previews.is_due(seen, self._run.training.num_samples):
+        if previews is None or not self.is_due or self._must_stop():
             return {}
         self._check_saved()
         self._run.watchdog.beat("previews", limit_s=START_LIMIT_S)
         try:
             with averaged(self._state):
-                pixels = previews.draw_missing(self._get_drawer(), seen)
+                pixels = previews.draw_missing(self._get_drawer(), seen, self._must_stop)
         except Exception as error:
             self._warn(f"previews after {seen} samples were not drawn here: {error!r}")
             return {}
@@ -71,6 +79,11 @@ class LivePreviews:
                 torch.cuda.empty_cache()
         self._saving = self._thread.submit(previews.save, pixels, seen)
         return {previews.picture(row, seen): picture for row, picture in pixels.items()}
+
+    def _must_stop(self) -> bool:
+        """Whether this process was asked to stop, and what it leaves will be drawn later."""
+        is_finished = self._state.samples_seen == self._run.training.num_samples
+        return self._run.stop.asked and not is_finished
 
     def _get_drawer(self) -> Drawer:
         """The pipeline, built when it is first needed."""

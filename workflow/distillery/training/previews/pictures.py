@@ -4,6 +4,7 @@ A process draws its share of the prompts. Nothing in here talks to another proce
 in here ends a training.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,9 +97,16 @@ class Previews:
         )
         return pixels
 
-    def draw_missing(self, drawer: Drawer, samples_seen: int) -> dict[int, Pixels]:
-        """Draw this process's missing pictures, by row."""
-        return {row: self.draw(drawer, row, samples_seen) for row in self.missing(samples_seen)}
+    def draw_missing(
+        self, drawer: Drawer, samples_seen: int, must_stop: Callable[[], bool] = lambda: False
+    ) -> dict[int, Pixels]:
+        """Draw this process's missing pictures, by row; the rest is left when it must stop."""
+        pixels = {}
+        for row in self.missing(samples_seen):
+            if must_stop():
+                break
+            pixels[row] = self.draw(drawer, row, samples_seen)
+        return pixels
 
     def save(self, pixels: dict[int, Pixels], samples_seen: int) -> None:
         """Save pictures by row, then the contact sheets."""
