@@ -130,11 +130,12 @@ def test_a_thread_that_died_of_a_full_disk_is_told_once_and_blocks_nobody(tmp_pa
     assert "no more curves for TensorBoard: the thread that writes them has ended" in warning
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_queue_that_stays_full_is_given_up(tmp_path, monkeypatch):
     monkeypatch.setattr(tensorboard, "ROOM_S", 0.2)
     go_on, warnings = threading.Event(), []
     board = TensorBoard(tmp_path, 0, warnings.append)
-    monkeypatch.setattr(EventsWriter, "write_event", lambda *_: go_on.wait())
+    monkeypatch.setattr(EventsWriter, "write_event", lambda *_: go_on.wait() and fail())
     writing = threading.Thread(
         target=lambda: [board.numbers({"loss/all": 1.0}, 8) for _ in range(3 * MAX_QUEUE)],
         daemon=True,

