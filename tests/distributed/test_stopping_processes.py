@@ -7,7 +7,7 @@ from pathlib import Path
 
 import processes
 import pytest
-from trainings import log_of, saved, train
+from trainings import log_of, saved, train, wait_until
 
 import tiny
 from distillery.telemetry import read_events
@@ -20,13 +20,6 @@ EVERY_SAMPLES = 800
 def options_of_rule():
     """What the workflow adds to torchrun's command line for signals."""
     return re.findall(r"--signals-to-handle=\S+", RULE.read_text())
-
-
-def wait_until(condition, limit_s):
-    end_s = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < end_s, "waited too long"
-        time.sleep(0.05)
 
 
 def ranks_of(folder):

@@ -7,7 +7,15 @@ from pathlib import Path
 
 import processes
 import pytest
-from trainings import assert_same_training, log_of, outputs, saved, torchrun, train
+from trainings import (
+    assert_same_training,
+    log_of,
+    outputs,
+    saved,
+    torchrun,
+    train,
+    wait_until,
+)
 
 import tiny
 from distillery.telemetry import read_events
@@ -151,13 +159,6 @@ def test_the_processes_of_a_killed_torchrun_end_with_it(data, tmp_path):
         assert all(rank.exists() for rank in ranks)
         launcher.kill()
         wait_until(lambda: not any(rank.exists() for rank in ranks), limit_s=10)
-
-
-def wait_until(condition, limit_s):
-    end_s = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < end_s, "waited too long"
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("fault", ["raise", "out-of-memory", "hang", "hang-with-lock", "kill"])

@@ -42,6 +42,13 @@ def log_of(folder):
     return (folder / "logs/train.log").read_text()
 
 
+def wait_until(condition, limit_s):
+    end_s = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end_s, "waited too long"
+        time.sleep(0.05)
+
+
 def assert_same_training(ours, theirs, rtol=1e-5, atol=1e-5, losses_rtol=1e-4):
     """Weights, losses and gradient norms equal within the rounding of sums in another order."""
     left, right = load_file(ours / WEIGHTS), load_file(theirs / WEIGHTS)

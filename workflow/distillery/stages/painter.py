@@ -22,6 +22,7 @@ from distillery.stages.speed import PROBE_STEPS, Amount, loading_timed, tune
 from distillery.stages.targets import all_samples
 from distillery.store.embeddings import EmbeddingStore
 from distillery.teacher.adapters import teacher_hash
+from distillery.teacher.decoding import is_finite
 from distillery.teacher.find import denoiser_config, family_in, find_teacher, fingerprint
 from distillery.teacher.loading import (
     can_be_in_float32,
@@ -234,8 +235,7 @@ class Painter:
 
 def is_spoiled(pictures: torch.Tensor, latents_b: torch.Tensor) -> torch.Tensor:
     """Which pictures (b, h, w, 3) are black, or have latents (b, ...) not finite; (b,) bool."""
-    is_finite = latents_b.flatten(1).isfinite().all(dim=1)
-    return ~is_finite | (pictures.flatten(1) == 0).all(dim=1)
+    return ~is_finite(latents_b) | (pictures.flatten(1) == 0).all(dim=1)
 
 
 def _check_source(job: SamplesJob, pipeline: Path | None) -> None:
