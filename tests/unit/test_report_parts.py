@@ -1,0 +1,86 @@
+"""What a report is put together from: the sentence on top, the choice of pictures, the plots."""
+
+import re
+from itertools import pairwise
+
+import pandas as pd
+import pytest
+
+from distillery.evaluation import figures, pictures, plots, verdict
+
+
+@pytest.mark.parametrize(
+    ("ratio", "words"),
+    [
+        (12.0, "needs 12 times fewer network calls;"),
+        (1.0, "needs as many network calls;"),
+        (0.5, "needs 2 times more network calls;"),
+    ],
+)
+def test_a_headline_makes_sense_of_every_ratio(ratio, words):
+    roles = verdict.Roles("student", "teacher", None)
+    assert words in figures.headline(roles, None, {"network_calls_ratio": ratio})
+
+
+def test_grid_shows_the_worst_and_nothing_twice():
+    rows = [(f"eval-{number:03d}", 0) for number in range(100)]
+    table = pd.DataFrame(rows, columns=["prompt_id", "index"])
+    scores = table.assign(model="student", clip_score=0.5, rank=1, psnr_db=30.0)
+    scores.loc[41, "psnr_db"] = 9.0
+    scores.loc[77, "rank"] = 60
+    chosen = pictures.choose_rows(table, scores, "student")
+    spread, farthest, unlike = chosen.values()
+    assert farthest[0] == 41
+    assert unlike[0] == 77
+    everything = spread + farthest + unlike
+    assert len(everything) == len(set(everything)) == pictures.MAX_SHOWN
+    assert spread[0] <= 10
+    assert spread[-1] >= 90
+
+
+@pytest.mark.parametrize("width", [64, 96, 320])
+@pytest.mark.parametrize("num_models", [1, 2, 4])
+def test_a_card_of_small_pictures_shows_every_model(width, num_models):
+    """Columns as report.css has them: 6rem at least, 10 px apart, in a frame of 28 px."""
+    picture = pictures.Picture("a", "data:", "a.png", width, width, True, None, None, None)
+    row = pictures.Row("a", 0, "a", (picture,) * num_models)
+    grid = pictures.Grid((pictures.Group("all", (row,)),), 1, 1, {})
+    needed = num_models * max(width, 96) + (num_models - 1) * 10 + 28
+    assert needed <= grid.card_px < needed + 10
+
+
+def test_large_pictures_are_scaled_down(tmp_path):
+    from PIL import Image
+
+    noise = Image.effect_noise((1024, 512), 80).convert("RGB")
+    noise.save(tmp_path / "large.png")
+    uri, width, height = pictures.inline(tmp_path / "large.png", noise)
+    assert (width, height) == (400, 200)
+    assert uri.startswith("data:image/webp;base64,")
+    assert len(uri) < 120_000
+
+
+def test_ticks_are_round_and_inside():
+    assert plots.ticks(0, 1000) == [0, 200, 400, 600, 800, 1000]
+    assert plots.ticks(0.31, 0.49) == pytest.approx([0.35, 0.4, 0.45])
+    assert plots.log_ticks(4, 48) == pytest.approx([5, 10, 20])
+
+
+def test_labels_do_not_overlap():
+    near = [
+        plots.Point(name, 4.0, mean, None, None, False) for name, mean in (("a", 0.5), ("b", 0.501))
+    ]
+    far = plots.Point("c", 48.0, 0.9, None, None, False)
+    drawn = plots.interval_plot([*near, far], "cost", "score", "scores over cost")
+    names = re.findall(r'y="([\d.]+)" class="name[^>]*>([abc])<', drawn)
+    heights = {name: float(y) for y, name in names}
+    assert abs(heights["a"] - heights["b"]) >= 15.0
+    placed = plots.spread_labels([100.0, 101.0, 99.0, 250.0], 15.0, 30.0, 252.0)
+    ordered = sorted(placed)
+    assert all(after - before >= 15 for before, after in pairwise(ordered))
+    assert placed[2] < placed[0] < placed[1] < placed[3] <= 252
+
+
+def test_text_in_a_plot_is_escaped():
+    drawing = plots.tag("text", "<b>&", x=1.5, class_='a"b')
+    assert drawing == '<text x="1.5" class="a&#34;b">&lt;b&gt;&amp;</text>'
