@@ -153,6 +153,8 @@ def _break(fault):
             _record(Path(number))
         case "wait":
             _wait_at(int(number))
+        case "hold":
+            _hold_gradients()
         case "estimate":
             _estimate(int(number))
         case _ if kind in ACTS:
@@ -228,6 +230,23 @@ def _record(folder):
         return share
 
     loop.accumulate_gradients = accumulate
+
+
+def _hold_gradients():
+    """Fail in an update that makes its gradients anywhere but where they were."""
+    original = loop.accumulate_gradients
+
+    def accumulate(model, *arguments):
+        before = _addresses(model)
+        share = original(model, *arguments)
+        assert before == _addresses(model), "the gradients moved"
+        return share
+
+    loop.accumulate_gradients = accumulate
+
+
+def _addresses(model):
+    return [parameter.grad.data_ptr() for parameter in model.parameters()]
 
 
 def _at_update(number, act):

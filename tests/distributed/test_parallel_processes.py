@@ -79,6 +79,14 @@ def test_out_of_memory_in_one_process_makes_the_next_attempt_smaller(
     assert_same_training(tmp_path, alone)
 
 
+def test_gradients_stay_in_the_buckets_of_ddp(data, tmp_path):
+    """Beside them they would take as much memory again, in the midst of an update."""
+    settings = {"parallel": "ddp", "micro_batch_size": 1}
+    assert train(data, tmp_path, 2, {0: "terminate:3", 1: "hold"}, **settings) == [75, 75]
+    assert train(data, tmp_path, 2, {0: "hold", 1: "hold"}, **settings) == [0, 0]
+    assert "goes on from" in log_of(tmp_path)
+
+
 @pytest.mark.parametrize(("rooms", "size"), [((4, 4), 4), ((4, 3), 2), ((9, 1), 1)])
 def test_sizes_are_estimated_together_and_leave_no_trace(data, alone, tmp_path, rooms, size):
     """The process with the least room decides; no weight, gradient or moment is touched."""

@@ -13,8 +13,9 @@ from distillery.training import checkpoint, distributed, parallel
 from distillery.training.batches import next_timed
 from distillery.training.network import recompute
 from distillery.training.optimizer import learning_rate_at, set_learning_rate
-from distillery.training.probe import leaves_parameters_out, micro_batches_for
+from distillery.training.probe import micro_batches_for
 from distillery.training.progress import ProgressLog
+from distillery.training.replicas import wrap
 from distillery.training.run import Paths, Run
 from distillery.training.saving import Saver
 from distillery.training.state import TrainingState, new_state
@@ -57,9 +58,9 @@ def loop(state: TrainingState, run: Run) -> bool:
     """Update until all samples are seen (True), or until a signal comes (False)."""
     training = run.training
     batches = run.batches.read(state.samples_seen, run.device)
-    leaves_out = leaves_parameters_out(state, run)
-    model = parallel.wrap(state.denoiser, run.place, run.device, leaves_out).train()
+    state.denoiser.train()
     micro_batches = micro_batches_for(state, run)
+    model = wrap(state, run)
     arranged_for = None
     with ProgressLog(state, run) as log, Saver(run) as saver:
         if stopped_while_drawing(log, state, run):
@@ -76,7 +77,7 @@ def loop(state: TrainingState, run: Run) -> bool:
             check_finite(totals, grad_norm, share, run)
             set_learning_rate(state.optimizer, learning_rate_at(state.samples_seen, training))
             state.optimizer.step()
-            state.optimizer.zero_grad(set_to_none=True)
+            state.optimizer.zero_grad(set_to_none=not parallel.keeps_gradients(model))
             update_average(state, training)
             saver.prepare(state)
             state.samples_seen += training.global_batch_size

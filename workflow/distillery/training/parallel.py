@@ -97,6 +97,12 @@ def wrap(
     return wrapped
 
 
+def keeps_gradients(model: nn.Module) -> bool:
+    """Whether gradients lie in DDP's buckets, where they must stay: once given up, the next ones
+    would be made beside the buckets and take as much memory again."""
+    return isinstance(model, DistributedDataParallel)
+
+
 def _sum_gradients(_: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """All-reduce without the division by the number of processes."""
     work = dist.all_reduce(bucket.buffer(), async_op=True)

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 import torch
 
 from distillery.training import parallel
-from distillery.training.batches import rows
 from distillery.training.dataset import Batch
 from distillery.training.estimate import (
     GpuMemory,
@@ -36,24 +35,6 @@ def micro_batches_for(state: TrainingState, run: Run) -> Mapping[bool, MicroBatc
     for of_rollouts in kinds:
         found[of_rollouts] = MicroBatches(run, sharded, of_rollouts, recomputes)
         probe(state, found[of_rollouts], run)
-    return found
-
-
-def leaves_parameters_out(state: TrainingState, run: Run) -> bool:
-    """Whether some parameters that should learn get no gradient, as those of Qwen-Image's last
-    block that make a text which nothing reads. DDP must be told; one process alone need not know.
-    """
-    items = next(run.batches.positions(state.samples_seen), None)
-    if run.place.num_processes == 1 or parallel.is_sharded(state.denoiser) or items is None:
-        return False
-    one = rows(run.dataset.__getitems__(items), slice(1))
-    before = is_recomputing(state.denoiser)
-    recompute(state.denoiser, can_recompute(state.denoiser))  # takes least memory
-    with torch.compiler.set_stance("force_eager"):
-        backward(state.denoiser, one.to(run.device), run)
-    found = any(parameter.grad is None for parameter in state.trainable.values())
-    state.denoiser.zero_grad(set_to_none=True)
-    recompute(state.denoiser, before)
     return found
 
 
@@ -129,7 +110,8 @@ def _fits(state: TrainingState, micro_batches: list[Batch], run: Run) -> bool:
     """Whether an update's memory suffices here; its gradients are thrown away.
 
     Two micro-batches are passed, if there are two: the second meets the gradients of the first. No
-    process waits for another, since DDP does not see passes of the bare network.
+    process waits for another, since the network is not wrapped yet; DDP's buckets, where gradients
+    lie later, take no more.
     """
     largest = sorted(micro_batches, key=lambda batch: len(batch.items), reverse=True)[:2]
     taken: list[torch.Tensor] = []
