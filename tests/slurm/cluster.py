@@ -71,7 +71,7 @@ def up() -> None:
     ETC.mkdir(parents=True, exist_ok=True)
     host = socket.gethostname().split(".")[0]
     nodes = "\n".join(
-        f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=8 "
+        f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=64 "
         f"RealMemory=16000 Gres=gpu:fake:{NUM_GPUS} State=UNKNOWN"
         for name, port in NODES.items()
     )
