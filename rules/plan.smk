@@ -11,9 +11,11 @@ if isinstance(CONFIG, Config) and CONFIG.student.config:
 
 # Not in a dry run, and not where the plan itself was asked for.
 onstart:
-    if not any(job.rule.name == "plan" for job in workflow.dag.needrun_jobs()):
+    needed = {job.rule.name: job for job in workflow.dag.needrun_jobs()}
+    if "plan" not in needed:
+        processes = needed["train"].params.processes if "train" in needed else 0
         try:
-            plan_first(CONFIG, Path(RUN), PLANNED)
+            plan_first(CONFIG, Path(RUN), PLANNED, processes)
         except ValueError as error:
             raise WorkflowError(str(error))
 

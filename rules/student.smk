@@ -51,6 +51,7 @@ rule train:
         cpu_threads=CONFIG.hardware.cpu_threads,
         cpu_processes=CONFIG.hardware.cpu_processes,
     params:
+        processes=lambda wildcards, resources: resources.gpu or resources.cpu_processes,
         checkpoints=f"{RUN}/student/checkpoints",
         previews=lambda wildcards, input: (
             f"--previews {RUN}/student/previews --previews-config {input.previews[0]}"
@@ -60,11 +61,10 @@ rule train:
         ),
     shell:
         """
-        processes=$(({resources.gpu} > 0 ? {resources.gpu} : {resources.cpu_processes}))
         # torchrun kills what a signal has not ended after 30 s: too soon for a large checkpoint.
         export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=900
         exec python scripts/with_gpus.py --num-gpus {resources.gpu} -- \
-            python -m torch.distributed.run --standalone --nproc-per-node=$processes \
+            python -m torch.distributed.run --standalone --nproc-per-node={params.processes} \
             --signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 scripts/train.py \
             --config {input.config} \
             --student {input.student} \

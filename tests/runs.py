@@ -83,7 +83,7 @@ def settings(folder: Path, teacher: Path, /, **changes: Mapping[str, Any]) -> di
     table["style"] = [f"style {row}" for row in range(len(table))]
     table.to_csv(folder / "train.csv", index=False)
     table.head(5).to_csv(folder / "eval.csv", index=False)
-    write_json(folder / "judge" / "config.json", {})
+    write_json(folder / "judge" / "config.json", {"model_type": "clip"})
     raw = copy.deepcopy(SETTINGS)
     raw["teacher"]["path"] = str(teacher)
     raw["prompts"] = {"train": str(folder / "train.csv"), "eval": str(folder / "eval.csv")}

@@ -1,9 +1,13 @@
 """Noise belongs to the sample: not to its batch, and a stock generator draws the same."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
+from distillery.contact_sheet import SHEET
 from distillery.identity import SampleId, check_prompt_id, draw_noise, noise_seed
+from distillery.stages.dataset import METADATA
 
 SHAPE = (4, 1, 4, 4)
 SAMPLE = SampleId("dog", 3)
@@ -41,7 +45,7 @@ def test_seeds_are_kept_for_ever() -> None:
     assert 0 <= noise_seed(0, SAMPLE) < 2**63
 
 
-@pytest.mark.parametrize("prompt_id", ["a", "0", "A.b-c_d", "x" * 128])
+@pytest.mark.parametrize("prompt_id", ["a", "0", "A.b-c_d", "x" * 128, "sheets", "manifest"])
 def test_good_ids(prompt_id: str) -> None:
     check_prompt_id(prompt_id)
 
@@ -49,4 +53,12 @@ def test_good_ids(prompt_id: str) -> None:
 @pytest.mark.parametrize("prompt_id", ["", "a/b", "..", "a..b", ".a", "-a", "a\n", "x" * 129])
 def test_bad_ids(prompt_id: str) -> None:
     with pytest.raises(ValueError, match="cannot name a folder"):
+        check_prompt_id(prompt_id)
+
+
+@pytest.mark.parametrize(
+    "prompt_id", [METADATA, Path(SHEET).stem, "manifest.parquet", "shard-10-of-12.parquet"]
+)
+def test_ids_that_are_names_of_our_own_files(prompt_id: str) -> None:
+    with pytest.raises(ValueError, match="the run writes a file of that name there; rename it"):
         check_prompt_id(prompt_id)

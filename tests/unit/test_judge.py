@@ -277,8 +277,20 @@ def test_missing_judge_folder_is_named(judge):
 
 
 def test_folder_that_is_no_judge_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="is no model in transformers format"):
+        load_judge(str(tmp_path), CPU)
+    (tmp_path / "config.json").write_text('{"model_type": "clip"}')
     with pytest.raises(ValueError, match="cannot be loaded as a CLIP model"):
         load_judge(str(tmp_path), CPU)
+
+
+def test_another_model_is_not_scored_with_random_weights(judge_folder, tmp_path):
+    """A text encoder of CLIP, for one, would be loaded with the half that it lacks at random."""
+    folder = shutil.copytree(judge_folder, tmp_path / "judge")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "clip_text_model"}))
+    with pytest.raises(ValueError, match="which is a model of the type 'clip_text_model'"):
+        load_judge(str(folder), CPU)
 
 
 def test_long_prompts_are_cut_and_counted(judge_folder):

@@ -1,12 +1,20 @@
-"""A prompt of more tokens than the text encoder reads, in the stage that encodes it."""
+"""A prompt of more tokens than the text encoder reads: in the plan, and where it is encoded."""
 
 from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 
+from distillery.config.teacher import Teacher
+from distillery.families.text import Reader
+from distillery.stages.plan import make_plan
 from distillery.store.embeddings import EmbeddingStore
-from runs import Run, make_run
+from distillery.teacher.find import family_in
+from distillery.teacher.loading import load_teacher, load_tokenizers
+from families import CASES
+from families.case import FamilyCase
+from runs import CPU, Run, make_run
 from tiny import MAX_TOKENS, WORDS
 
 READ = MAX_TOKENS - 1
@@ -47,3 +55,45 @@ def test_long_prompts_are_cut_where_the_setting_says_so(teacher: Path, tmp_path:
         assert len(found) == MAX_TOKENS
         assert found.equal(expected)
     assert not store.row(2)["prompt_embeds"].equal(store.row(3)["prompt_embeds"])
+
+
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_the_plan_refuses_long_prompts_of_either_split(
+    teacher: Path, tmp_path: Path, split: str
+) -> None:
+    run = make_run(tmp_path, teacher)
+    table = pd.DataFrame({"prompt_id": ["p0", "p1"], "prompt": [WHOLE[0], LONG[0]]})
+    table.to_csv(getattr(run.config.prompts, split), index=False)
+    with pytest.raises(ValueError, match=r"(?s)1 prompts are longer .* would lose 'house hill'"):
+        make_plan(run.config, tmp_path / "plan.json")
+
+
+def test_the_plan_refuses_a_long_negative_prompt(teacher: Path, tmp_path: Path) -> None:
+    run = run_with(WHOLE, tmp_path, teacher, negative_prompt=LONG[0])
+    with pytest.raises(ValueError, match=r"(?s)1 prompts are longer .* would lose 'house hill'"):
+        make_plan(run.config, tmp_path / "plan.json")
+
+
+def test_the_plan_takes_prompts_that_are_just_read_or_may_be_cut(
+    teacher: Path, tmp_path: Path
+) -> None:
+    make_plan(run_with(WHOLE, tmp_path, teacher).config, tmp_path / "plan.json")
+    cut = run_with(WHOLE + LONG, tmp_path, teacher, long_prompts="truncate")
+    make_plan(cut.config, tmp_path / "plan.json")
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_without_models_a_pipeline_says_the_same_of_lengths(
+    case: FamilyCase, tmp_path: Path
+) -> None:
+    case.make(tmp_path)
+    teacher = Teacher(path=str(tmp_path), dtype="float32", height=32, width=32)
+    family = family_in(tmp_path)
+
+    def told(readers: list[Reader]) -> list[tuple[str, int, str]]:
+        return [(it.name, it.limit, it.clean(" a red dog")) for it in readers]
+
+    whole = load_teacher(teacher, tmp_path, CPU)
+    alone = load_tokenizers(teacher, tmp_path)
+    assert not any(isinstance(it, torch.nn.Module) for it in alone.components.values())
+    assert told(family.readers(alone, 20)) == told(family.readers(whole, 20))

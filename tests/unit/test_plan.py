@@ -116,6 +116,7 @@ def test_an_expert_that_the_teacher_lacks(teacher: Path, tmp_path: Path) -> None
 def test_prompts_in_both_files_are_pointed_out(teacher: Path, tmp_path: Path) -> None:
     advice = plan(tmp_path, teacher)["advice"]
     assert any(line.startswith("5 prompts of prompts.eval are also in") for line in advice)
+    assert any(line.startswith("5 prompt ids of prompts.eval are also in") for line in advice)
 
 
 def test_no_disk_space(teacher: Path, tmp_path: Path) -> None:
@@ -139,6 +140,31 @@ def test_no_judge(teacher: Path, tmp_path: Path, judge: str) -> None:
     assert f"evaluation.judge is '{judge}'" in refused(
         tmp_path, teacher, evaluation={"judge": judge}
     )
+
+
+@pytest.mark.parametrize(
+    ("config", "what"),
+    [
+        ('{"model_type": "clip_text_model"}', "a model of the type 'clip_text_model'"),
+        ('{"_class_name": "AutoencoderKL"}', "no model in transformers format"),
+        (None, "no model in transformers format"),
+    ],
+)
+def test_a_judge_that_is_no_clip(
+    teacher: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    config: str | None,
+    what: str,
+) -> None:
+    """Of a name that could be the hub's, too, if there is such a folder."""
+    monkeypatch.chdir(tmp_path)
+    for judge in (tmp_path / "models/other", Path("models/other")):
+        judge.mkdir(parents=True, exist_ok=True)
+        if config:
+            (judge / "config.json").write_text(config)
+        message = refused(tmp_path, teacher, evaluation={"judge": str(judge)})
+        assert f"evaluation.judge is '{judge}', which is {what}; give a folder with" in message
 
 
 def test_bad_prompts_of_either_split(teacher: Path, tmp_path: Path) -> None:

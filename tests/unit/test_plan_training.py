@@ -149,6 +149,15 @@ def test_the_plan_on_a_cpu(teacher: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert (found["tf32"], found["optimizer"]) == ("off", "AdamW")
 
 
+def test_more_gpus_than_samples_in_an_update_are_noted(
+    teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for num_gpus, is_told in ((8, False), (9, True)):
+        plan, _ = planned(tmp_path, teacher, monkeypatch, [gpu(H200)] * num_gpus)
+        told = [line for line in plan["advice"] if "training.global_batch_size is 8" in line]
+        assert len(told) == is_told
+
+
 def test_the_plan_on_gpus_that_are_too_small_or_too_old(
     teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -157,6 +157,45 @@ def test_a_bad_json_line_is_named(tmp_path: Path, line: str, problem: str) -> No
     assert problem in refused(write(tmp_path, text, "p.jsonl"))
 
 
+@pytest.mark.parametrize(
+    ("values", "line", "problem"),
+    [
+        ([1, 2, "three"], 5, 'score is "three", which does not go with those before it'),
+        (["one", 2, 3], 3, "score is 2, which does not go with"),
+        ([1, None, True], 5, "score is true, which does not go with"),
+        ([[1], "a", [2]], 3, 'score is "a", which does not go with'),
+        ([{"a": 1}, {"a": "x"}, {}], 3, 'score is {"a": "x"}, which does not go with'),
+        ([1, 2, 10**30], 5, "score is 1000000"),
+        ([[1, "a"], [1], [1]], 1, 'score is [1, "a"], which fits no column of a table'),
+        ([{}, {}, {}], 1, "score is {}, which fits no column of a table"),
+    ],
+)
+def test_a_jsonl_column_of_several_types_is_named_with_its_line(
+    tmp_path: Path, values: list[object], line: int, problem: str
+) -> None:
+    rows = [{"prompt_id": f"p{row}", "prompt": "x", "score": it} for row, it in enumerate(values)]
+    message = refused(write(tmp_path, "\n\n".join(map(json.dumps, rows)), "p.jsonl"))
+    assert f"line {line}: {problem}" in message
+    assert "write values of one type in all rows of score" in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[1, 2.5, None], ["a", None, "b"], [True, None, False], [[1], [], [2.5]], [{"a": 1}, {}, None]],
+)
+def test_a_jsonl_column_of_one_type_can_be_stored(tmp_path: Path, values: list[object]) -> None:
+    rows = [{"prompt_id": f"p{row}", "prompt": "x", "c": it} for row, it in enumerate(values)]
+    table = read_prompts(write(tmp_path, "\n".join(map(json.dumps, rows)), "p.jsonl"))
+    table.to_parquet(tmp_path / "p.parquet")
+
+
+def test_half_of_a_character_is_named_with_its_line(tmp_path: Path) -> None:
+    text = '{"prompt_id": "a", "prompt": "x"}\n{"prompt_id": "b", "prompt": "\\ud83d"}\n'
+    message = refused(write(tmp_path, text, "p.jsonl"))
+    assert "line 2 has half of a character, '\\ud83d'" in message
+
+
 def test_jsonl_without_prompts_says_so(tmp_path: Path) -> None:
     assert "no column prompt " in refused(write(tmp_path, '{"prompt_id": "a"}\n', "p.jsonl"))
 

@@ -52,6 +52,29 @@ def test_another_shape_builds_the_student_again(ran: Path, teacher: Path) -> Non
     assert built["num_layers"] == 1
 
 
+@pytest.mark.parametrize(
+    ("cpu_processes", "gpus", "arguments"),
+    [(9, "", []), (2, ",".join(map(str, range(16))), ["--resources", "gpu=9"])],
+    ids=["cpu", "gpus"],
+)
+def test_more_processes_than_samples_of_an_update_start_nothing(
+    ran: Path,
+    teacher: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cpu_processes: int,
+    gpus: str,
+    arguments: list[str],
+) -> None:
+    """They are those that Snakemake gives the training, not those that the machine has."""
+    monkeypatch.setenv("DISTILLERY_PRETEND_GPUS", "16")
+    configure(ran, teacher, hardware={"cpu_processes": cpu_processes})
+    target = "results/tiny/student/trained"
+    done = snakemake(ran, *arguments, "--", target, visible_devices=gpus)
+    assert done.returncode != 0
+    assert "training.global_batch_size is 8 and there are 9 processes" in done.stdout
+    assert not jobs(done.stdout)
+
+
 def test_a_plan_that_refuses_starts_nothing_also_the_second_time(ran: Path, teacher: Path) -> None:
     configure(ran, teacher, teacher={"width": 40})
     for _ in range(2):

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 
 PROMPT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+TAKEN = re.compile(r"manifest\.parquet|metadata\.csv|shard-\d+-of-\d+\.parquet|sheet")
+"""Names of files beside the samples' folders; and of sheet.png beside previews, {prompt_id}.png."""
 
 
 @dataclass(frozen=True, order=True)
@@ -25,11 +27,17 @@ class SampleId:
 
 
 def check_prompt_id(prompt_id: str) -> None:
-    """Raise ValueError unless the id is safe as a folder name on every file system."""
+    """Raise ValueError unless the id is safe as a folder name on every file system, and is no name
+    of a file that the workflow writes beside it."""
     if not PROMPT_ID.fullmatch(prompt_id) or ".." in prompt_id:
         raise ValueError(
             f"prompt id {prompt_id!r} cannot name a folder: use 1 to 128 letters, digits, "
             "'.', '_' or '-', beginning with a letter or digit, without '..'"
+        )
+    if TAKEN.fullmatch(prompt_id):
+        raise ValueError(
+            f"prompt id {prompt_id!r} cannot name a folder: the run writes a file of that name "
+            "there; rename it"
         )
 
 

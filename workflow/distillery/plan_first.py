@@ -11,21 +11,28 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from distillery.config.jobs import freeze
-from distillery.config.run import RunConfig
+from distillery.config.run import Config, RunConfig
+from distillery.config.training import check_batch_size
 from distillery.files import read_json, write_json
 
 
-def plan_first(config: RunConfig, folder: Path, sources: Sequence[str]) -> None:
+def plan_first(
+    config: RunConfig, folder: Path, sources: Sequence[str], num_processes: int = 0
+) -> None:
     """Write `plan.json`, unless it is that of this configuration and of these files.
 
     Args:
         config: of the run.
         folder: results/{run}.
         sources: files beside the configuration that the plan reads.
+        num_processes: that Snakemake gives the training; 0 if no training is to be done.
 
     Raises:
-        ValueError: the plan refuses the run; it has said why.
+        ValueError: the training gets more processes than an update has samples, or the plan
+            refuses the run and has said why.
     """
+    if isinstance(config, Config):
+        check_batch_size(config.training, num_processes)
     frozen, plan = folder / "config" / "run.json", folder / "plan.json"
     content = freeze(config, "run")
     if not (frozen.is_file() and read_json(frozen) == content):

@@ -4,7 +4,9 @@ A bad row is named with its line, and nothing is generated until all are good.
 """
 
 import csv
+import io
 import json
+from bisect import bisect_left
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -42,7 +44,8 @@ def read_prompts(path: Path) -> pd.DataFrame:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: not UTF-8, empty, a column missing, or bad rows, all named with their lines.
+        ValueError: not UTF-8, empty, a column missing or of several types, or bad rows, all named
+            with their lines.
     """
     if not path.is_file():
         raise FileNotFoundError(
@@ -66,6 +69,7 @@ def read_prompts(path: Path) -> pd.DataFrame:
     if table.empty:
         raise ValueError(f"{path} holds no prompts: write at least one")
     _check_rows(table, lines, path)
+    _check_types(table, lines, path)
     others = [column for column in table.columns if column not in REQUIRED]
     return table[[*REQUIRED, *others]].reset_index(drop=True)
 
@@ -126,8 +130,14 @@ def _read_json_lines(path: Path) -> Iterator[Row]:
     for number, line in _lines(path):
         try:
             row = json.loads(line)
+            json.dumps(row, ensure_ascii=False).encode()
         except json.JSONDecodeError as error:
             raise ValueError(f"line {number} is not JSON ({error})") from error
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"line {number} has half of a character, {error.object[error.start]!r}, as a text "
+                "has that was cut there: remove it, or write the whole character"
+            ) from error
         if not isinstance(row, dict):
             raise ValueError(f"line {number} is no JSON object: write {{...}} on each line")
         yield number, row
@@ -173,3 +183,31 @@ def _check_rows(table: pd.DataFrame, lines: list[int], path: Path) -> None:
         more = len(problems) - MAX_PROBLEMS_SHOWN
         rest = f"\n  and {more} more" if more > 0 else ""
         raise ValueError(f"{path} has bad rows; nothing was generated:\n  {shown}{rest}")
+
+
+def _check_types(table: pd.DataFrame, lines: list[int], path: Path) -> None:
+    """Raise ValueError that names the first value by which a column cannot be stored as Parquet.
+
+    Only JSON has columns of several types, which pandas holds as objects.
+    """
+    for name, column in table.items():
+        if column.dtype != object or _is_storable(column):
+            continue
+        row = bisect_left(
+            range(1, len(column)), True, key=lambda count: not _is_storable(column.head(count))
+        )
+        value = json.dumps(column.iloc[row], ensure_ascii=False, default=str)
+        problem = "does not go with those before it" if row else "fits no column of a table"
+        raise ValueError(
+            f"{path} cannot be read: line {lines[row]}: {name} is {value:.80}, which {problem}; "
+            f"write values of one type in all rows of {name}, as text if need be"
+        )
+
+
+def _is_storable(column: pd.Series) -> bool:
+    """Whether a column can be written as Parquet; pyarrow says no in many ways."""
+    try:
+        column.to_frame("column").to_parquet(io.BytesIO(), index=False)
+    except (ValueError, TypeError, OverflowError, NotImplementedError):
+        return False
+    return True

@@ -156,6 +156,18 @@ class Training(Section):
             )
 
 
+def check_batch_size(training: Training, num_processes: int) -> None:
+    """Raise ValueError where some process would learn from no sample in an update."""
+    size = training.global_batch_size
+    if size < num_processes:
+        raise ValueError(
+            f"training.global_batch_size is {size} and there are {num_processes} processes, each "
+            f"of which needs a sample of every update: raise it to {num_processes} or more, or "
+            f"start {size} with snakemake --resources gpu={size}, without GPUs with "
+            f"hardware.cpu_processes: {size}"
+        )
+
+
 def check_num_weights(weights: TimestepWeights, steps: int) -> None:
     """Raise ValueError where listed weights are not one for each of the student's `steps`."""
     if not isinstance(weights, str) and len(weights) != steps:

@@ -4,7 +4,7 @@ Any CLIP in transformers format serves: the demo's small one and openai/clip-vit
 loaded by the same lines.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -15,13 +15,17 @@ import torch
 from PIL import Image
 
 from distillery.evaluation.metrics import FloatArray
-from distillery.files import could_be_hub_id
+from distillery.files import could_be_hub_id, read_json
 
 if TYPE_CHECKING:
     from transformers import CLIPModel, CLIPProcessor
 
 Item = TypeVar("Item")
 BATCH_SIZE = 64
+GIVE_A_JUDGE = (
+    "give a folder with a CLIP model in transformers format, or a hub id such as "
+    "openai/clip-vit-large-patch14"
+)
 
 
 @dataclass(frozen=True)
@@ -47,10 +51,11 @@ def load_judge(judge: str, device: torch.device) -> Judge:
     Raises:
         ValueError: there is no such folder, or it does not hold a CLIP model with its processor.
     """
-    from transformers import CLIPModel, CLIPProcessor  # heavy, and needed only here
+    from transformers import CLIPConfig, CLIPModel, CLIPProcessor  # heavy, and needed only here
 
     _check_exists(judge)
     try:
+        _check_is_clip(judge, CLIPConfig.get_config_dict(judge)[0])
         model = CLIPModel.from_pretrained(judge, dtype=torch.float32)
         processor = CLIPProcessor.from_pretrained(judge, backend="pil")
     except OSError as error:
@@ -61,13 +66,33 @@ def load_judge(judge: str, device: torch.device) -> Judge:
     return Judge(model.eval().to(device), processor, device)
 
 
+def check_judge(judge: str) -> None:
+    """Check what can be known of a judge without loading it; a hub id is looked up when it is used.
+
+    Raises:
+        ValueError: there is no such folder, or what it holds is no CLIP model.
+    """
+    _check_exists(judge)
+    if Path(judge).is_dir():
+        config = Path(judge) / "config.json"
+        _check_is_clip(judge, read_json(config) if config.is_file() else {})
+
+
 def _check_exists(judge: str) -> None:
     """Say plainly that a folder is missing; the hub's own message would speak of repository ids."""
     if not Path(judge).is_dir() and not could_be_hub_id(judge):
-        raise ValueError(
-            f"evaluation.judge is {judge!r}: there is no such folder; give a folder with a CLIP "
-            "model in transformers format, or a hub id such as openai/clip-vit-large-patch14"
-        )
+        raise ValueError(f"evaluation.judge is {judge!r}: there is no such folder; {GIVE_A_JUDGE}")
+
+
+def _check_is_clip(judge: str, config: Mapping[str, object]) -> None:
+    """Raise ValueError for another model, by its config.json.
+
+    Transformers only warns of it, and scores with random weights in place of those that it lacks.
+    """
+    found = config.get("model_type")
+    if found != "clip":
+        what = "a model of the type " + repr(found) if found else "no model in transformers format"
+        raise ValueError(f"evaluation.judge is {judge!r}, which is {what}; {GIVE_A_JUDGE}")
 
 
 @torch.inference_mode()

@@ -1,6 +1,6 @@
 """The embeddings stage: encode every distinct prompt once, unpadded."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +8,7 @@ import pandas as pd
 import torch
 
 from distillery.config.jobs import EmbeddingsJob
+from distillery.config.teacher import Teacher
 from distillery.families import Conditioning, Family
 from distillery.families.protocol import Pipeline
 from distillery.families.text import check_lengths
@@ -33,6 +34,23 @@ def embeddings_recipe(job: EmbeddingsJob, family: Family, teacher_hash: str) -> 
         "max_sequence_length": teacher.max_sequence_length or family.max_sequence_length,
         "long_prompts": teacher.long_prompts,
     }
+
+
+def check_prompt_lengths(
+    teacher: Teacher, family: Family, pipeline: Pipeline, texts: Iterable[str | None]
+) -> None:
+    """Raise ValueError that names prompts of which the teacher would not read all.
+
+    Args:
+        teacher: of the run; with `long_prompts: truncate` nothing is looked at.
+        family: its.
+        pipeline: with the tokenizers at least.
+        texts: the prompts, and the negative prompt if there is one.
+    """
+    if teacher.long_prompts == "refuse":
+        length = teacher.max_sequence_length or family.max_sequence_length
+        given = [text for text in texts if text is not None]
+        check_lengths(family.readers(pipeline, length), given)
 
 
 def make_embeddings(
@@ -66,9 +84,7 @@ def make_embeddings(
             pipeline = load_teacher(
                 job.teacher, folder, device, leave_out=_all_but_text(folder, family)
             )
-            if job.teacher.long_prompts == "refuse":
-                given = [text for text in texts if text is not None]
-                check_lengths(family.readers(pipeline, length), given)
+            check_prompt_lengths(job.teacher, family, pipeline, texts)
         encoded: list[Conditioning] = []
         group = groups[plan.index]
         if plan.index == 0:

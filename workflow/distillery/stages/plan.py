@@ -11,12 +11,14 @@ import pandas as pd
 
 from distillery.config.jobs import EmbeddingsJob, TargetsJob
 from distillery.config.run import Config, RunConfig
+from distillery.config.teacher import Teacher
+from distillery.evaluation.judge import check_judge
 from distillery.families import Family
-from distillery.files import could_be_hub_id, hash_json, write_json
+from distillery.files import hash_json, write_json
 from distillery.hardware import describe_hardware
 from distillery.prompts import read_prompts
 from distillery.schedule import Schedule
-from distillery.stages.embeddings import embeddings_recipe
+from distillery.stages.embeddings import check_prompt_lengths, embeddings_recipe
 from distillery.stages.plan_generation import plan_generation, summarise_generation
 from distillery.stages.plan_guidance import check_second_scale
 from distillery.stages.plan_training import plan_training, summarise_training
@@ -32,7 +34,7 @@ from distillery.teacher.find import (
     family_in,
     find_teacher,
 )
-from distillery.teacher.loading import check_options, torch_dtype
+from distillery.teacher.loading import check_options, load_tokenizers, torch_dtype
 from distillery.teacher.memory import ITEM_BYTES, advise_memory, estimate, summarise_memory
 from distillery.teacher.weights import measure
 from distillery.training.dataset import student_grid
@@ -66,10 +68,11 @@ def make_plan(config: RunConfig, output: Path) -> None:
     """Check everything that can be known beforehand, and write the plan.
 
     Raises:
-        FileNotFoundError: a prompt file, the teacher, a part of it, or the judge is missing.
-        ValueError: bad prompts, an impossible size or grid, adapters or attention that do not fit
-            the teacher, a second guidance scale that nothing would use, weights of timesteps that
-            leave a step out, or too little disk space.
+        FileNotFoundError: a prompt file, the teacher or a part of it is missing.
+        ValueError: bad prompts, or some that are too long for the teacher, an impossible size or
+            grid, adapters or attention that do not fit the teacher, a second guidance scale that
+            nothing would use, no CLIP model as the judge, weights of timesteps that leave a step
+            out, or too little disk space.
     """
     paths = config.prompts.model_dump(exclude_none=True)
     prompts = {split: read_prompts(Path(path)) for split, path in paths.items()}
@@ -77,6 +80,7 @@ def make_plan(config: RunConfig, output: Path) -> None:
     family = family_in(folder)
     check_options(config.teacher, folder)
     check_second_scale(config, folder, family)
+    check_all_lengths(config.teacher, folder, family, prompts)
     plan: dict[str, Any] = {
         "run": config.run,
         "teacher": {
@@ -97,6 +101,19 @@ def make_plan(config: RunConfig, output: Path) -> None:
     write_json(output, plan)
 
 
+def check_all_lengths(
+    teacher: Teacher, folder: Path, family: Family, prompts: Mapping[str, pd.DataFrame]
+) -> None:
+    """Raise ValueError for prompts of any split that encoding would refuse as too long.
+
+    On one core a prompt takes some tenths of a millisecond.
+    """
+    if teacher.long_prompts == "refuse":
+        texts = [teacher.negative_prompt, *(text for it in prompts.values() for text in it.prompt)]
+        pipeline = load_tokenizers(teacher, folder)
+        check_prompt_lengths(teacher, family, pipeline, dict.fromkeys(texts))
+
+
 def plan_distillation(
     config: Config,
     prompts: Mapping[str, pd.DataFrame],
@@ -107,7 +124,7 @@ def plan_distillation(
 ) -> dict[str, Any]:
     """What a run that distils needs; see `make_plan` for what it raises."""
     num_prompts = {split: len(table) for split, table in prompts.items()}
-    _check_judge(config)
+    check_judge(config.evaluation.judge)
     student = plan_student(config.student, folder, family)
     recipe = _recipe(config, folder, family)
     check_segments(config, recipe)
@@ -124,7 +141,7 @@ def plan_distillation(
         "jobs": count_jobs(config),
         "disk": check_disk(work, run_folder, chunks),
         "training": training,
-        "advice": advise(config, work, count_shared(prompts)) + training["advice"],
+        "advice": advise_prompts(prompts) + advise(config, work) + training["advice"],
     }
 
 
@@ -194,19 +211,30 @@ def count_jobs(config: Config) -> dict[str, int]:
     }
 
 
-def count_shared(prompts: Mapping[str, pd.DataFrame]) -> int:
-    """Held-out prompts that the student also learns from."""
-    return len(set(prompts["train"]["prompt"]) & set(prompts["eval"]["prompt"]))
+def advise_prompts(prompts: Mapping[str, pd.DataFrame]) -> list[str]:
+    """What of the held-out prompts, and of their noise, the student also learns from."""
+    texts, ids = (
+        len(set(prompts["train"][column]) & set(prompts["eval"][column]))
+        for column in ("prompt", "prompt_id")
+    )
+    advice = []
+    if texts:
+        advice.append(
+            f"{texts} prompts of prompts.eval are also in prompts.train: on them the scores say "
+            "what the student remembers, not what it has learned"
+        )
+    if ids:
+        advice.append(
+            f"{ids} prompt ids of prompts.eval are also in prompts.train: equal ids have equal "
+            "noise, so the student is judged on noise that it has learned from; begin the ids of "
+            "one file otherwise (a .txt file numbers its lines, write .csv)"
+        )
+    return advice
 
 
-def advise(config: Config, work: Work, num_shared: int) -> list[str]:
+def advise(config: Config, work: Work) -> list[str]:
     """What a user would want to know, though it stops nothing."""
     advice = []
-    if num_shared:
-        advice.append(
-            f"{num_shared} prompts of prompts.eval are also in prompts.train: on them the scores "
-            "say what the student remembers, not what it has learned"
-        )
     if work.num_chunks < config.targets.num_shards:
         advice.append(
             f"targets.num_shards is {config.targets.num_shards} for {work.num_chunks} chunks: some "
@@ -226,16 +254,6 @@ def advise(config: Config, work: Work, num_shared: int) -> list[str]:
             f"student.steps and targets.num_segments to {config.targets.steps}"
         )
     return advice
-
-
-def _check_judge(config: Config) -> None:
-    """A judge that is a local path must exist; a hub id is looked up when it is used."""
-    judge = config.evaluation.judge
-    if not could_be_hub_id(judge) and not (Path(judge) / "config.json").is_file():
-        raise FileNotFoundError(
-            f"evaluation.judge is {judge!r}: there is no CLIP model in that folder; give a folder "
-            "in transformers format or a hub id such as openai/clip-vit-large-patch14"
-        )
 
 
 def summary(plan: dict[str, Any]) -> str:

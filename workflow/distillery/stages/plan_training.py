@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from distillery.config.run import Config
-from distillery.config.training import Training
+from distillery.config.training import Training, check_batch_size
 from distillery.student.origin import Origin
 from distillery.teacher.memory import GIB, TIGHT
 from distillery.training.execution import Execution, Machine, can_recompute, choose_execution
@@ -50,7 +50,8 @@ def plan_training(
             {"setting": setting, "value": value, "reason": reason}
             for setting, value, reason in list_choices(config.training, execution, machine)
         ],
-        "advice": advise_training(config.training, execution, machine, student.init)
+        "advice": advise_batch_size(config.training, machine)
+        + advise_training(config.training, execution, machine, student.init)
         + advise_previews(config, execution),
     }
 
@@ -117,6 +118,18 @@ def _tf32(training: Training, machine: Machine) -> tuple[str, str]:
     if _is_old(machine):
         return "off", f"a GPU of compute capability {_dotted(machine)} has none"
     return "on", "of the float32 matrix products that are left beside dtype"
+
+
+def advise_batch_size(training: Training, machine: Machine) -> list[str]:
+    """That this machine's processes outnumber the samples of an update.
+
+    A note, since the training may get fewer; `plan_first` knows how many and refuses.
+    """
+    try:
+        check_batch_size(training, machine.num_processes)
+    except ValueError as error:
+        return [str(error)]
+    return []
 
 
 def advise_training(

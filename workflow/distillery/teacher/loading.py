@@ -107,13 +107,17 @@ def _read_pipeline(
     leave_out: tuple[str, ...],
     variant: str | None = None,
 ) -> Pipeline:
-    """Read a stock pipeline to the CPU; `dtypes` are by component, and `default`."""
-    from diffusers import DiffusionPipeline
+    """Read a stock pipeline to the CPU; `dtypes` are by component, and `default`.
+
+    By its own class: `DiffusionPipeline.from_pretrained` loads components that a class calls
+    optional, such as Wan's transformer, though they are to be left out.
+    """
+    import diffusers
     from diffusers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
     absent: dict[str, None] = dict.fromkeys([*leave_out, *components_left_out(folder)])
-    pipeline = DiffusionPipeline.from_pretrained(
+    pipeline = getattr(diffusers, read_json(folder / INDEX)["_class_name"]).from_pretrained(
         folder, dtype=dict(dtypes), variant=variant, local_files_only=True, **absent
     )
     pipeline.set_progress_bar_config(disable=True)
@@ -243,6 +247,17 @@ def load_skeleton(folder: Path, family: Family) -> Pipeline:
                 component = getattr(diffusers, index[name][1])
                 parts[name] = component.from_config(component.load_config(folder / name))
     return getattr(diffusers, index["_class_name"])(**parts)
+
+
+def load_tokenizers(teacher: Teacher, folder: Path) -> Pipeline:
+    """The pipeline with its tokenizers and without any model: all that a prompt's length needs."""
+    index = read_json(folder / INDEX)
+    models = [
+        name
+        for name, value in index.items()
+        if is_component(value) and name != "scheduler" and "Tokenizer" not in value[1]
+    ]
+    return _read_pipeline(folder, {}, tuple(models), teacher.variant)
 
 
 def check_options(teacher: Teacher, folder: Path) -> None:
