@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from distillery.config.training import Training
+from distillery.config.training import Training, check_batch_size
 from distillery.store.shards import balanced_range
 from distillery.training.dataset import Batch, SegmentDataset
 from distillery.training.distributed import Place
@@ -75,11 +75,7 @@ class Batches:
 
     def __post_init__(self) -> None:
         """Every process must have something to do in every update."""
-        if self.training.global_batch_size < self.place.num_processes:
-            raise ValueError(
-                f"training.global_batch_size is {self.training.global_batch_size} and there are "
-                f"{self.place.num_processes} processes: start fewer of them, or raise it"
-            )
+        check_batch_size(self.training, self.place.num_processes)
 
     @property
     def share(self) -> range:
