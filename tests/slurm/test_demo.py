@@ -44,7 +44,7 @@ def finished_run(slurm: None, tmp_path_factory: pytest.TempPathFactory) -> tuple
     (checkout / "config/slurm-demo.yaml").write_text(yaml.safe_dump(config))
     profile = yaml.safe_load((checkout / "profiles/slurm/config.yaml").read_text())
     profile["slurm-init-seconds-before-status-checks"] = 3
-    profile["retries"] = 10  # a slow machine meets the limit more than once
+    profile["retries"] = 20  # a slow machine meets the limit more than once
     profile["default-resources"] |= {"mem_mb": 1500, "runtime": 15}
     # One minute is SLURM's smallest limit; training is longer, so it must be survived.
     profile["set-resources"]["train"] |= {"runtime": 1, "slurm_extra": "'--signal=TERM@20'"}
