@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A job in the background ignores Ctrl-C, and all it starts inherit that; the tests send it.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-    # So does what `nohup` starts with SIGHUP.
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+for number, handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
+    # A job in the background ignores Ctrl-C, one under nohup SIGHUP, and all that it starts inherit
+    # that; the tests send both.
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -8,6 +8,7 @@ import torch
 
 from distillery.config.teacher import Teacher
 from distillery.families.text import Reader
+from distillery.files import read_json
 from distillery.stages.plan import make_plan
 from distillery.store.embeddings import EmbeddingStore
 from distillery.teacher.find import family_in
@@ -77,9 +78,11 @@ def test_the_plan_refuses_a_long_negative_prompt(teacher: Path, tmp_path: Path) 
 def test_the_plan_takes_prompts_that_are_just_read_or_may_be_cut(
     teacher: Path, tmp_path: Path
 ) -> None:
-    make_plan(run_with(WHOLE, tmp_path, teacher).config, tmp_path / "plan.json")
-    cut = run_with(WHOLE + LONG, tmp_path, teacher, long_prompts="truncate")
-    make_plan(cut.config, tmp_path / "plan.json")
+    cut = {"long_prompts": "truncate"}
+    for prompts, changes in ((WHOLE, {}), (WHOLE + LONG, cut)):
+        run = run_with(prompts, tmp_path, teacher, **changes)
+        make_plan(run.config, tmp_path / "plan.json")
+        assert read_json(tmp_path / "plan.json")["work"]["num_prompts"]["train"] == len(prompts)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

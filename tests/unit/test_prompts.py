@@ -188,6 +188,8 @@ def test_a_jsonl_column_of_one_type_can_be_stored(tmp_path: Path, values: list[o
     rows = [{"prompt_id": f"p{row}", "prompt": "x", "c": it} for row, it in enumerate(values)]
     table = read_prompts(write(tmp_path, "\n".join(map(json.dumps, rows)), "p.jsonl"))
     table.to_parquet(tmp_path / "p.parquet")
+    assert pd.read_parquet(tmp_path / "p.parquet")["prompt_id"].tolist() == ["p0", "p1", "p2"]
+    assert table["c"].isna().tolist() == [it is None for it in values]
 
 
 def test_half_of_a_character_is_named_with_its_line(tmp_path: Path) -> None:
