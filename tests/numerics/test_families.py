@@ -6,6 +6,7 @@ The teachers are real Diffusers classes of tiny size with random weights; see te
 import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -113,7 +114,11 @@ class Subject:
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
 def subject(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Subject:
     case: FamilyCase = request.param
-    folder = tmp_path_factory.mktemp(case.name)
+    return make_subject(case, tmp_path_factory.mktemp(case.name))
+
+
+def make_subject(case: FamilyCase, folder: Path) -> Subject:
+    """A family with trajectories of as many segments as steps."""
     case.make(folder / "teacher")
     run = make_run(
         folder,

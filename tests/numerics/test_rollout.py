@@ -19,7 +19,7 @@ from distillery.teacher.find import denoiser_config, find_teacher
 from distillery.teacher.loading import load_student, load_teacher
 from distillery.training.dataset import SegmentDataset
 from distillery.training.perceptual import PerceptualLoss, load_perceptual
-from distillery.training.rollout import check_no_clipping, roll_out
+from distillery.training.rollout import roll_out
 from distillery.trajectory import record
 from families import CASES
 from families.case import FamilyCase
@@ -213,10 +213,3 @@ def open_perceptual(subject: Subject, dataset: SegmentDataset) -> PerceptualLoss
     teacher = subject.run.config.teacher
     folder: Path = find_teacher(teacher)
     return load_perceptual(teacher, folder, dataset.family, dataset.setting, CPU)
-
-
-@pytest.mark.parametrize("setting", ["thresholding", "clip_sample"])
-def test_a_scheduler_that_clips_is_refused(setting: str) -> None:
-    check_no_clipping({"class": "DDIMScheduler", setting: False})
-    with pytest.raises(ValueError, match=rf"DDIMScheduler has {setting}: true.*{setting}: false"):
-        check_no_clipping({"class": "DDIMScheduler", setting: True})

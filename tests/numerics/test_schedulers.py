@@ -141,6 +141,22 @@ def test_a_solver_that_adds_noise_is_refused(scheduler: Any) -> None:
         first_order(scheduler, walk(scheduler, 20), 4)
 
 
+@pytest.mark.parametrize(
+    ("scheduler", "setting"),
+    [
+        (DDIMScheduler(**SD), "clip_sample"),
+        (DDIMScheduler(**SD, clip_sample=False, thresholding=True), "thresholding"),
+        (DPMSolverMultistepScheduler(**SD, thresholding=True), "thresholding"),
+        (UniPCMultistepScheduler(**SD, thresholding=True), "thresholding"),
+    ],
+    ids=lambda value: getattr(type(value), "__name__", value),
+)
+def test_a_scheduler_that_clips_is_refused(scheduler: Any, setting: str) -> None:
+    problem = f"has {setting}: true.*set teacher.scheduler: {{{setting}: false}}"
+    with pytest.raises(ValueError, match=problem):
+        first_order(scheduler, walk(scheduler, 20), 4)
+
+
 def test_a_grid_that_is_not_nested_is_far_from_the_students() -> None:
     teacher = EulerDiscreteScheduler(**SD, timestep_spacing="trailing", use_karras_sigmas=True)
     grid = walk(teacher, 20)

@@ -23,9 +23,9 @@ GRID_TOLERANCE = 1e-6
 MULTISTEP = ("UniPCMultistepScheduler", "DPMSolverMultistepScheduler")
 STATIC_SHIFT_ROUNDS = 20
 ADVICE = (
-    "set teacher.scheduler, for example {class: DDIMScheduler, timestep_spacing: trailing} for "
-    "SDXL and older models, or {class: UniPCMultistepScheduler, use_flow_sigmas: true, flow_shift: "
-    "3.0, prediction_type: flow_prediction} for flow models"
+    "set teacher.scheduler, for example {class: DDIMScheduler, timestep_spacing: trailing, "
+    "clip_sample: false} for SDXL and older models, or {class: UniPCMultistepScheduler, "
+    "use_flow_sigmas: true, flow_shift: 3.0, prediction_type: flow_prediction} for flow models"
 )
 
 
@@ -180,8 +180,12 @@ def first_order(scheduler: Scheduler, grid: Schedule, steps: int) -> Scheduler:
         scheduler: the teacher's.
         grid: that the teacher walks with it.
         steps: of the student; divides the teacher's.
+
+    Raises:
+        ValueError: the teacher's scheduler clips or adds noise.
     """
     name, config = type(scheduler).__name__, scheduler.config
+    _refuse_clipping(name, config)
     changes: dict[str, Any] = {}
     if name in MULTISTEP:
         changes = _first_order_multistep(name, config, steps)
@@ -205,6 +209,21 @@ def _first_order_multistep(name: str, config: Mapping[str, Any], steps: int) -> 
         return {"solver_order": 1, "disable_corrector": list(range(steps))}
     _refuse_stochastic(config["algorithm_type"].startswith("sde"), name)
     return {"solver_order": 1}
+
+
+def _refuse_clipping(name: str, config: Mapping[str, Any]) -> None:
+    """A secant has no bounds: a student that gives it exactly lands elsewhere once it is clipped.
+
+    With guidance a teacher's clean estimates lie beyond any bound. Stable Diffusion's pipeline, for
+    one, turns `clip_sample` off when it is loaded, so there it would not even be the teacher's.
+    """
+    for setting in ("clip_sample", "thresholding"):
+        if config.get(setting, False):
+            raise ValueError(
+                f"the teacher's {name} has {setting}: true, which clips each step's prediction: "
+                "a student could not land on the teacher's states; set teacher.scheduler: "
+                f"{{{setting}: false}}, beside the settings that are there"
+            )
 
 
 def _refuse_stochastic(is_stochastic: bool, name: str) -> None:

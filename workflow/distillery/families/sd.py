@@ -69,8 +69,8 @@ class Sd(Family):
     ) -> None:
         """Set them, unless `StableDiffusionPipeline` would change the scheduler when it is loaded.
 
-        It sets `steps_offset` to 1 and `clip_sample` to False, so that a student's pipeline would
-        not take the steps that the student was trained for.
+        It sets `steps_offset` to 1, so that a student's pipeline would not take the steps that the
+        student was trained for.
         """
         config = scheduler.config
         offset = config.get("steps_offset", 1)
@@ -79,13 +79,7 @@ class Sd(Family):
                 f"the {type(scheduler).__name__} for {steps} steps has timestep_spacing 'leading' "
                 f"and steps_offset {offset}, which Stable Diffusion's pipeline sets to 1 when it "
                 "is loaded: set teacher.scheduler, for example {class: DDIMScheduler, "
-                "timestep_spacing: trailing}"
-            )
-        if config.get("clip_sample", False):
-            raise ValueError(
-                f"the {type(scheduler).__name__} has clip_sample true, which Stable Diffusion's "
-                "pipeline sets to false when it is loaded: add clip_sample: false to "
-                "teacher.scheduler"
+                "timestep_spacing: trailing, clip_sample: false}"
             )
         scheduler.set_timesteps(steps)
 

@@ -21,7 +21,7 @@ def roll_out(
 
     A step solves its prediction for (clean, noise) and mixes them again at the next level, which is
     DDIM (Song et al. 2021, arXiv:2010.02502, eq. 12 with sigma_t = 0) and, for a flow, Euler: what
-    the exported scheduler does, as long as it does not clip.
+    the exported scheduler does: one that clips is refused with the targets.
 
     Args:
         predict: the student for these prompts.
@@ -38,17 +38,3 @@ def roll_out(
         )
         noisy = add_noise(clean, noise, alphas[segment + 1], sigmas[segment + 1])
     return noisy
-
-
-def check_no_clipping(scheduler: dict[str, object]) -> None:
-    """Raise ValueError for a scheduler's configuration that clips predictions.
-
-    The student's own steps here would not be those it is exported with.
-    """
-    for setting in ("thresholding", "clip_sample"):
-        if scheduler.get(setting, False):
-            raise ValueError(
-                f"training.rollout_samples is given, and the teacher's {scheduler['class']} has "
-                f"{setting}: true: its steps clip, those of the training do not; set "
-                f"teacher.scheduler with {setting}: false, or rollout_samples: 0"
-            )

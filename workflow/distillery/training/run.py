@@ -20,7 +20,6 @@ from distillery.training.distributed import Place
 from distillery.training.inputs import Inputs
 from distillery.training.perceptual import PerceptualLoss, load_perceptual
 from distillery.training.previews.pictures import PreviewPaths, Previews
-from distillery.training.rollout import check_no_clipping
 from distillery.training.stopping import StopRequest
 from distillery.training.watchdog import Watchdog
 
@@ -150,9 +149,7 @@ def _previews(
 def _perceptual(
     job: TrainingJob, dataset: SegmentDataset, device: torch.device
 ) -> PerceptualLoss | None:
-    """What rollouts need beside the student: no clipping, and the VAE only if it is felt."""
-    if job.training.rollout_samples > 0:
-        check_no_clipping(dataset.recipe["scheduler"])
+    """What rollouts need beside the student: the VAE, only if it is felt."""
     if job.training.perceptual_weight == 0:
         return None
     folder = find_teacher(job.teacher)

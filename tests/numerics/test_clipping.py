@@ -1,0 +1,59 @@
+"""A scheduler that clips is refused in the plan, and what we advise instead is taken and exact."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import test_families
+import yaml
+
+from distillery.schedulers import ADVICE
+from families.case import FamilyCase
+from families.pixart import CASE as PIXART
+from families.sdxl import CASE as SDXL
+from runs import planned, settings
+
+
+def advised() -> dict[str, Any]:
+    """The scheduler of our advice for these families."""
+    found = re.search(r"example ({.*?}) for SDXL", ADVICE)
+    assert found
+    return dict(yaml.safe_load(found[1]))
+
+
+def by_name(case: FamilyCase) -> str:
+    return case.name
+
+
+@pytest.mark.parametrize("case", [SDXL, PIXART], ids=by_name)
+@pytest.mark.parametrize(
+    ("scheduler", "setting"),
+    [
+        # What Diffusers does unless it is told otherwise.
+        ({"class": "DDIMScheduler", "timestep_spacing": "trailing"}, "clip_sample"),
+        (advised() | {"thresholding": True}, "thresholding"),
+    ],
+    ids=["clip_sample", "thresholding"],
+)
+def test_the_plan_refuses_clipping(
+    tmp_path: Path, case: FamilyCase, scheduler: dict[str, Any], setting: str
+) -> None:
+    case.make(tmp_path / "teacher")
+    size = {"height": case.height, "width": case.width, "max_sequence_length": case.max_tokens}
+    teacher = size | {"negative_prompt": None, "scheduler": scheduler}
+    raw = settings(tmp_path, tmp_path / "teacher", teacher=teacher)
+    with pytest.raises(ValueError, match=f"{setting}: true.*teacher.scheduler: {{{setting}: fal"):
+        planned(raw, tmp_path)
+    raw["teacher"]["scheduler"] = scheduler | {setting: False}
+    assert planned(raw, tmp_path)["work"]["num_trajectories"] == 9
+
+
+@pytest.mark.parametrize("case", [SDXL, PIXART], ids=by_name)
+def test_a_perfect_student_lands_on_the_knots_of_the_advised_scheduler(
+    tmp_path: Path, case: FamilyCase
+) -> None:
+    subject = test_families.make_subject(replace(case, teacher={"scheduler": advised()}), tmp_path)
+    for steps in (1, 2, 4):
+        test_families.test_a_step_with_the_target_lands_on_the_next_knot(subject, steps)
