@@ -115,6 +115,13 @@ def test_every_shipped_configuration_is_valid(path: Path) -> None:
             {"samples__models__student__guidance_scale_2": 3.0},
             ["samples.models.student.guidance_scale_2 is 3.0: a student is one network"],
         ),
+        (
+            {"samples__models__student__steps": 2},
+            [
+                "samples.models.student.steps is 2, student.steps is 4: the student and its",
+                "remove samples.models.student.steps, or train a student of 2 steps in another run",
+            ],
+        ),
         ({"run": "a/b"}, ["run is 'a/b'"]),
         ({"run": datetime.date(2026, 1, 1)}, ["2026-01-01", "quotes"]),
         ({"samples__models": {}}, ["samples.models"]),
@@ -240,7 +247,8 @@ ALL_SAMPLES = OF_TEACHER | {"samples-student"}
         ),
         ({"samples__batch_size": 5}, ALL_SAMPLES),
         ({"samples__num_shards": 5}, set()),
-        ({"samples__models__student__steps": 2}, {"samples-student"}),
+        ({"samples__models__student__steps": 4}, set()),
+        ({"samples__models__teacher-4-steps__steps": 2}, {"samples-teacher-4-steps"}),
         ({"evaluation__num_resamples": 5}, {"evaluation"}),
         ({"dataset__pairs": "all"}, {"dataset"}),
         ({"hardware__cpu_threads": 2}, set()),

@@ -45,7 +45,8 @@ def noise_seed(run_seed: int, sample: SampleId) -> int:
     """The seed of a sample's noise: the first 63 bits of SHA-256 over its identity.
 
     PyTorch's CPU generator takes the lower 32 bits of a seed, so among 100,000 samples about one
-    pair has equal noise. Of the same prompt no two have: that would take 65,000 samples of it.
+    pair has equal noise. Of one prompt's n samples, two have it with a probability of about
+    n² / 2^33: one in 86 for 10,000.
     """
     text = f"{run_seed}\n{sample.prompt_id}\n{sample.index}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1

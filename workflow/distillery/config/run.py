@@ -95,8 +95,8 @@ class SampledModel(Section):
     source: Literal["teacher", "student"] = Field(description="whose pipeline is called")
     steps: Count | None = Field(
         None,
-        description="null: targets.steps for the teacher, student.steps for the student; required "
-        "where there is no training",
+        description="null: targets.steps for the teacher, student.steps for the student, which "
+        "takes no other number; required where there is no training",
     )
     guidance_scale: Annotated[float, Field(ge=1.0)] | None = Field(
         None,
@@ -238,6 +238,7 @@ class Config(RunConfig):
             self.training.global_batch_size,
         )
         check_num_weights(self.training.timestep_weights, self.student.steps)
+        check_students_steps(self.samples, self.student.steps)
         if self.training.objective == "prediction" and not self.targets.predictions:
             raise ValueError(
                 "training.objective is 'prediction' and targets.predictions is false: the teacher "
@@ -250,6 +251,22 @@ class Config(RunConfig):
                 f"samples.models ({', '.join(self.samples.models)})"
             )
         return self
+
+
+def check_students_steps(samples: Samples, steps: int) -> None:
+    """Raise ValueError for a student that is sampled at other steps than its own `steps`.
+
+    Its scheduler is made for their number: with another it walks levels that the student has not
+    learned, begins below pure noise, or ends in NaN.
+    """
+    for name, model in samples.models.items():
+        if model.source != "teacher" and model.steps not in (None, steps):
+            raise ValueError(
+                f"samples.models.{name}.steps is {model.steps}, student.steps is {steps}: the "
+                f"student and its scheduler are made for {steps} steps and no other number; remove "
+                f"samples.models.{name}.steps, or train a student of {model.steps} steps in "
+                "another run"
+            )
 
 
 NEEDED_TO_TRAIN = ("targets", "training", "evaluation", "prompts.train")

@@ -58,12 +58,16 @@ class Training(Section):
         description="samples a process takes at once; auto: its whole share, halved until it fits "
         "the GPU's memory",
     )
-    learning_rate: Annotated[float, Field(gt=0)] = Field(1e-4, description="the highest, of AdamW")
+    learning_rate: Annotated[float, Field(gt=0)] = Field(
+        1e-4, description="of AdamW; warm-up and schedule multiply it by factors up to 1"
+    )
     schedule: Literal["constant", "cosine"] = Field(
-        "cosine", description="of the learning rate after the warm-up; cosine ends at zero"
+        "cosine",
+        description="factor of the learning rate. cosine: falls from 1 at the first sample to 0 at "
+        "the last, so that after a warm-up the highest rate is a little below learning_rate",
     )
     warmup_samples: Annotated[int, Field(ge=0)] = Field(
-        0, description="samples over which the learning rate rises from zero"
+        0, description="samples over which another factor of the learning rate rises from 0 to 1"
     )
     weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="decoupled, of AdamW")
     betas: tuple[Momentum, Momentum] = Field((0.9, 0.95), description="momenta of AdamW")

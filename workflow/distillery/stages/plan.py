@@ -21,6 +21,7 @@ from distillery.schedule import Schedule
 from distillery.stages.embeddings import check_prompt_lengths, embeddings_recipe
 from distillery.stages.plan_generation import plan_generation, summarise_generation
 from distillery.stages.plan_guidance import check_second_scale
+from distillery.stages.plan_precision import advise_precision
 from distillery.stages.plan_training import plan_training, summarise_training
 from distillery.stages.targets import targets_recipe
 from distillery.store.chunks import chunk_folder
@@ -127,7 +128,7 @@ def plan_distillation(
     check_judge(config.evaluation.judge)
     student = plan_student(config.student, folder, family)
     recipe = _recipe(config, folder, family)
-    check_segments(config, recipe)
+    grid = check_segments(config, recipe)
     shape = tuple(recipe["latent_shape"])
     calls_per_step = family.calls_per_step(denoiser_config(folder), config.targets.guidance_scale)
     work = plan_work(config, num_prompts, shape, calls_per_step)
@@ -141,7 +142,10 @@ def plan_distillation(
         "jobs": count_jobs(config),
         "disk": check_disk(work, run_folder, chunks),
         "training": training,
-        "advice": advise_prompts(prompts) + advise(config, work) + training["advice"],
+        "advice": advise_prompts(prompts)
+        + advise(config, work)
+        + advise_precision(config, grid, recipe["prediction_type"])
+        + training["advice"],
     }
 
 
@@ -154,11 +158,15 @@ def _recipe(config: Config, folder: Path, family: Family) -> dict[str, Any]:
     return targets_recipe(job, family, folder, embeddings_hash)
 
 
-def check_segments(config: Config, recipe: Mapping[str, Any]) -> None:
-    """Raise ValueError for a student's grid or weights of its steps that the training would refuse,
-    hours later, when the targets are made."""
+def check_segments(config: Config, recipe: Mapping[str, Any]) -> Schedule:
+    """The student's grid.
+
+    Raises ValueError for a grid or weights of its steps that the training would refuse, hours
+    later, when the targets are made.
+    """
     grid = student_grid(recipe, Schedule(**recipe["schedule"]), config.student.steps)
     segment_weights(config.training.timestep_weights, grid, recipe["prediction_type"])
+    return grid
 
 
 def vae_bytes(config: Config, num_parameters: int) -> int:

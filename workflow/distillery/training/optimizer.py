@@ -51,7 +51,7 @@ def ema_decay(training: Training) -> float:
 def update_ema(averages: list[torch.Tensor], parameters: list[torch.Tensor], decay: float) -> None:
     """`average = decay * average + (1 - decay) * parameter`, in place.
 
-    The average begins at the initial weights, which are the teacher's and not noise, so that no
-    correction for its beginning is needed.
+    The average begins at the initial weights and is not corrected for that: after num_samples a
+    share of 2^(-num_samples / half-life) of it is still these weights. The plan names a large one.
     """
     torch._foreach_lerp_(averages, parameters, 1.0 - decay)
