@@ -13,10 +13,6 @@ from distillery.hardware import count_gpus
 min_version("9.20")
 
 
-# Read with `snakemake --sdm apptainer` only; it must see the environment that `make` builds.
-container: "docker://python:3.12"
-
-
 if not workflow.configfiles:
 
     configfile: "config/config.yaml"

@@ -2,13 +2,13 @@
 
     torchrun --nproc-per-node 1 benchmarks/in_loop.py --teacher-steps 5 ARGUMENTS
 
-takes the arguments of scripts/train.py and is that training, with the teacher put in: the same
-student, batch and update. With as many teacher steps as a segment has it computes the very target
-that is stored; with one it computes a single guided prediction, the least that any such loop does.
+takes the arguments of distillery.scripts.train and is that training, with the teacher put in: the
+same student, batch and update. With as many teacher steps as a segment has it computes the very
+target that is stored; with one it computes a single guided prediction, the least that any such
+loop does.
 """
 
 import argparse
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,15 +19,13 @@ from distillery.families import grid_of
 from distillery.families.protocol import Conditioning, Denoiser
 from distillery.schedule import Schedule, add_noise, from_prediction
 from distillery.schedulers import make_scheduler
+from distillery.scripts import train
 from distillery.teacher.find import find_teacher
 from distillery.teacher.loading import load_teacher
 from distillery.training import distributed, update
 from distillery.training.dataset import Batch
 from distillery.training.objectives import segment_target
 from distillery.training.run import Run
-
-sys.path.append(str(Path(__file__).parents[1] / "scripts"))
-import train
 
 
 @dataclass(frozen=True)

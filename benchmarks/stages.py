@@ -139,7 +139,7 @@ def run_stage(
     jobs = [
         subprocess.Popen(
             [
-                *(sys.executable, str(ROOT / f"scripts/{stage}.py")),
+                *(sys.executable, "-m", f"distillery.scripts.{stage}"),
                 *("--config", str(run / "config" / config)),
                 *("--prompts", str(run / "prompts/table.parquet")),
                 *("--embeddings", str(run / "embeddings/manifest.json")),

@@ -5,8 +5,8 @@
 The arithmetic does not depend on the weights or on what is learned, so random ones serve. Measured:
 
 peak      a large bfloat16 matrix product on the same GPU, short and sustained
-stored    scripts/train.py as the workflow starts it, on each number of GPUs: samples/s, memory,
-          waiting for data, and the stall of one checkpoint
+stored    distillery.scripts.train as the workflow starts it, on each number of GPUs: samples/s,
+          memory, waiting for data, and the stall of one checkpoint
 in-loop   the usual way beside it: the teacher on every rank, the same student, batch and update
           (benchmarks/in_loop.py)
 
@@ -136,8 +136,8 @@ def training_job(model: Model, folder: Path, settings: Mapping[str, Any]) -> Tra
 def training_command(
     folder: Path, run: Path, num_processes: int, teacher_steps: int | None
 ) -> list[str]:
-    """torchrun over scripts/train.py, or over the same with the teacher in the loop."""
-    script: list[str] = [str(ROOT / "scripts/train.py")]
+    """torchrun over `distillery.scripts.train`, or over the same with the teacher in the loop."""
+    script = ["-m", "distillery.scripts.train"]
     if teacher_steps is not None:
         script = [str(ROOT / "benchmarks/in_loop.py"), "--teacher-steps", str(teacher_steps)]
     places = {

@@ -7,7 +7,6 @@ localrules:
 
 rule dataset:
     input:
-        script="scripts/dataset.py",
         config=f"{RUN}/config/dataset.json",
         manifests=expand(f"{RUN}/samples/{{model}}/manifest.parquet", model=MODELS),
     output:
@@ -20,7 +19,7 @@ rule dataset:
         f"{RUN}/benchmarks/dataset.tsv"
     shell:
         """
-        exec python {input.script} {input.manifests} \
+        exec python -m distillery.scripts.dataset {input.manifests} \
             --config {input.config} \
             --output {output.manifest} \
             --log-file {log}

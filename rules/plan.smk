@@ -21,8 +21,6 @@ onstart:
 
 
 rule freeze:
-    input:
-        script="scripts/freeze.py",
     output:
         f"{RUN}/config/{{stage}}.json",
     log:
@@ -31,7 +29,7 @@ rule freeze:
         content=lambda wildcards: json.dumps(freeze(CONFIG, wildcards.stage)),
     shell:
         """
-        exec python {input.script} \
+        exec python -m distillery.scripts.freeze \
             --content {params.content:q} \
             --output {output} 2>{log}
         """
@@ -39,7 +37,6 @@ rule freeze:
 
 rule plan:
     input:
-        script="scripts/plan.py",
         config=f"{RUN}/config/run.json",
         sources=PLANNED,
     output:
@@ -50,7 +47,7 @@ rule plan:
         f"{RUN}/benchmarks/plan.tsv"
     shell:
         """
-        exec python {input.script} \
+        exec python -m distillery.scripts.plan \
             --config {input.config} \
             --output {output} \
             --log-file {log}

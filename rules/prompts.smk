@@ -3,7 +3,6 @@
 
 rule prompts:
     input:
-        script="scripts/prompts.py",
         config=f"{RUN}/config/prompts.json",
         source=lambda wildcards: getattr(CONFIG.prompts, wildcards.split),
     output:
@@ -12,7 +11,7 @@ rule prompts:
         f"{RUN}/logs/prompts-{{split}}.log",
     shell:
         """
-        exec python {input.script} \
+        exec python -m distillery.scripts.prompts \
             --config {input.config} \
             --split {wildcards.split} \
             --output {output} \
@@ -36,8 +35,8 @@ rule embeddings:
         cpu_threads=CONFIG.hardware.cpu_threads,
     shell:
         """
-        exec python scripts/with_gpus.py --num-gpus {resources.gpu} -- \
-            python scripts/embeddings.py \
+        exec python -m distillery.scripts.with_gpus --num-gpus {resources.gpu} -- \
+            python -m distillery.scripts.embeddings \
             --config {input.config} \
             --prompts {input.prompts} \
             --output {output} \

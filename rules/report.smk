@@ -3,7 +3,6 @@
 
 rule evaluate:
     input:
-        script="scripts/evaluate.py",
         config=f"{RUN}/config/evaluation.json",
         manifests=expand(f"{RUN}/samples/{{model}}/manifest.parquet", model=MODELS),
     output:
@@ -19,8 +18,8 @@ rule evaluate:
         cpu_threads=CONFIG.hardware.cpu_threads,
     shell:
         """
-        exec python scripts/with_gpus.py --num-gpus {resources.gpu} -- \
-            python {input.script} \
+        exec python -m distillery.scripts.with_gpus --num-gpus {resources.gpu} -- \
+            python -m distillery.scripts.evaluate \
             --config {input.config} \
             --manifests {input.manifests} \
             --quality {output.quality} \
@@ -32,7 +31,6 @@ rule evaluate:
 
 rule report:
     input:
-        script="scripts/report.py",
         config=f"{RUN}/config/run.json",
         quality=f"{RUN}/evaluation/quality.json",
         scores=f"{RUN}/evaluation/scores.parquet",
@@ -58,7 +56,7 @@ rule report:
         run=subpath(input.config, ancestor=2),
     shell:
         """
-        exec python {input.script} \
+        exec python -m distillery.scripts.report \
             --config {input.config} \
             --run {params.run} \
             --output {output.html} \

@@ -32,8 +32,8 @@ rule samples:
         ),
     shell:
         """
-        exec python scripts/with_gpus.py --num-gpus {resources.gpu} -- \
-            python scripts/samples.py \
+        exec python -m distillery.scripts.with_gpus --num-gpus {resources.gpu} -- \
+            python -m distillery.scripts.samples \
             --config {input.config} \
             --model {wildcards.model} \
             --prompts {input.prompts} \
@@ -48,7 +48,6 @@ rule samples:
 
 rule merge_samples:
     input:
-        script="scripts/merge.py",
         shards=expand(
             f"{RUN}/samples/{{{{model}}}}/shard-{{shard}}-of-{CONFIG.samples.num_shards}.parquet",
             shard=range(CONFIG.samples.num_shards),
@@ -61,7 +60,7 @@ rule merge_samples:
         f"{RUN}/benchmarks/merge-samples-{{model}}.tsv"
     shell:
         """
-        exec python {input.script} samples {input.shards} \
+        exec python -m distillery.scripts.merge samples {input.shards} \
             --output {output} \
             --log-file {log}
         """

@@ -20,7 +20,7 @@ rule build_student:
         f"{RUN}/benchmarks/build-student.tsv"
     shell:
         """
-        exec python scripts/build_student.py \
+        exec python -m distillery.scripts.build_student \
             --config {input.config} \
             --output {output} \
             --log-file {log}
@@ -63,9 +63,9 @@ rule train:
         """
         # torchrun kills what a signal has not ended after 30 s: too soon for a large checkpoint.
         export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=900
-        exec python scripts/with_gpus.py --num-gpus {resources.gpu} -- \
+        exec python -m distillery.scripts.with_gpus --num-gpus {resources.gpu} -- \
             python -m torch.distributed.run --standalone --nproc-per-node={params.processes} \
-            --signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 scripts/train.py \
+            --signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 -m distillery.scripts.train \
             --config {input.config} \
             --student {input.student} \
             --prompts {input.prompts} \
@@ -105,8 +105,8 @@ rule previews:
         folder=subpath(output[0], ancestor=2),
     shell:
         """
-        exec python scripts/with_gpus.py --num-gpus {resources.gpu} -- \
-            python scripts/previews.py \
+        exec python -m distillery.scripts.with_gpus --num-gpus {resources.gpu} -- \
+            python -m distillery.scripts.previews \
             --config {input.training} \
             --student {input.student} \
             --prompts {input.prompts} \
@@ -135,7 +135,7 @@ rule export:
         f"{RUN}/benchmarks/export.tsv"
     shell:
         """
-        exec python scripts/export.py \
+        exec python -m distillery.scripts.export \
             --config {input.config} \
             --trained {input.student} \
             --output {output} \

@@ -28,8 +28,8 @@ rule targets:
         compile=lambda wildcards: CONFIG.hardware.compile,
     shell:
         """
-        exec python scripts/with_gpus.py --num-gpus {resources.gpu} -- \
-            python scripts/targets.py \
+        exec python -m distillery.scripts.with_gpus --num-gpus {resources.gpu} -- \
+            python -m distillery.scripts.targets \
             --config {input.config} \
             --prompts {input.prompts} \
             --embeddings {input.embeddings} \
@@ -43,7 +43,6 @@ rule targets:
 
 rule merge_targets:
     input:
-        script="scripts/merge.py",
         shards=expand(
             f"{RUN}/targets/shard-{{shard}}-of-{CONFIG.targets.num_shards}.json",
             shard=range(CONFIG.targets.num_shards),
@@ -56,7 +55,7 @@ rule merge_targets:
         f"{RUN}/benchmarks/merge-targets.tsv"
     shell:
         """
-        exec python {input.script} targets {input.shards} \
+        exec python -m distillery.scripts.merge targets {input.shards} \
             --output {output} \
             --log-file {log}
         """

@@ -200,7 +200,7 @@ def write_training_job(folder: Path, *, steps: int = 4, seed: int = 0, **trainin
 
 
 def train_arguments(folder: Path, output: Path | None = None) -> list[str]:
-    """The command line of scripts/train.py: data from one folder, config and results in another."""
+    """The training's command line: data from one folder, config and results in another."""
     output = output or folder
     places = {
         "--student": folder / "student/initial",

@@ -20,20 +20,20 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-ROOMS = [ROOT / "scripts", ROOT / "workflow", ROOT / "tests", ROOT / "tests" / "distributed"]
+ROOMS = [ROOT / "workflow", ROOT / "tests", ROOT / "tests" / "distributed"]
 sys.path[:0] = [str(room) for room in ROOMS if str(room) not in sys.path]
 
 import torch  # noqa: E402
-import train as script  # noqa: E402
 
 import tiny  # noqa: E402, F401 - imports what the processes would otherwise each import again
+from distillery.scripts import train as script  # noqa: E402
 from distillery.training import checkpoint, distributed, loop, probe, update  # noqa: E402
 
 HUNG = "killed by the watchdog"
 
 
 def run(num_processes, arguments, faults=None, launcher="bare", limit_s=60):
-    """Run scripts/train.py in processes that find each other by environment variables.
+    """Run distillery.scripts.train in processes that find each other by environment variables.
 
     `faults` maps a rank to what goes wrong there, see `_break`; `launcher` says whose variables
     they have, "bare" or "slurm". Returns the exit codes by rank: -9 after SIGKILL, `HUNG` if it had
@@ -87,7 +87,7 @@ def _free_port():
 
 
 def torchrun(num_processes, arguments, fault="", limit_s=100):
-    """Run scripts/train.py under torchrun to its end; `fault` is `rank=fault`, or more by `,`."""
+    """Run the training under torchrun to its end; `fault` is `rank=fault`, or more by `,`."""
     return subprocess.run(
         _torchrun_command(num_processes, arguments, fault),
         capture_output=True,

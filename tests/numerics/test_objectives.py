@@ -6,7 +6,6 @@ difference, and commit it with the change:
     PYTHONPATH=workflow:tests python tests/numerics/test_objectives.py
 """
 
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -28,7 +27,6 @@ from distillery.training.dataset import SegmentDataset
 from distillery.training.objectives import sample_losses, segment_target
 
 GOLDEN = Path(__file__).parent / "golden" / "segment_losses.txt"
-SCRIPTS = Path(__file__).parents[2] / "scripts"
 SHAPE = (2, 4, 1, 6, 6)
 CPU = torch.device("cpu")
 
@@ -240,8 +238,7 @@ def make_first_order_run(folder, steps):
 
 def first_losses(folder):
     """The losses of 20 updates with everything fixed."""
-    sys.path.insert(0, str(SCRIPTS))
-    import train as script
+    from distillery.scripts import train as script
 
     tiny.make_tiny_run(folder, config={"num_samples": 160, "save_every_samples": 160})
     assert script.main(tiny.train_arguments(folder)) == 0

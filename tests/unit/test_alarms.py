@@ -1,7 +1,6 @@
 """Alarms: each rings on a real collapse, once, and none on a healthy student."""
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -227,8 +226,7 @@ def test_a_measurement_ends_no_alarm_that_it_could_not_find(tmp_path):
 
 
 def run_script(arguments):
-    sys.path.insert(0, str(REPOSITORY / "scripts"))
-    import train as script
+    from distillery.scripts import train as script
 
     return script.main(arguments)
 

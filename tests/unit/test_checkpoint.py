@@ -21,7 +21,6 @@ from distillery.telemetry import Reporter, explain_errors
 from distillery.training import checkpoint, loop
 from distillery.training.state import Window
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
 WORKFLOW = Path(__file__).parents[2] / "workflow"
 RECIPE = "0" * 64
 HOLDER = """
@@ -107,9 +106,8 @@ def test_an_error_of_safetensors_itself_stays_one(
 
 
 def train(data: Path, output: Path) -> int:
-    """Run scripts/train.py in this process."""
-    sys.path.insert(0, str(SCRIPTS))
-    import train as script
+    """Run distillery.scripts.train in this process."""
+    from distillery.scripts import train as script
 
     tiny.write_training_job(output)
     return script.main(tiny.train_arguments(data, output))

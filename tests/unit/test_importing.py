@@ -77,7 +77,7 @@ def test_a_student_config_makes_a_run_that_trains() -> None:
 def run_script(*arguments: str) -> tuple[int, str]:
     """Exit status, and what it said."""
     done = subprocess.run(
-        [sys.executable, str(REPOSITORY / "scripts" / "import_config.py"), *arguments],
+        [sys.executable, "-m", "distillery.scripts.import_config", *arguments],
         env={**os.environ, "PYTHONPATH": str(REPOSITORY / "workflow")},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -1,8 +1,5 @@
 """Out of memory: smaller micro-batches, the same update; what was learned is kept for a retry."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -19,15 +16,13 @@ from distillery.training.run import Paths, prepare
 from distillery.training.stopping import StopRequest
 from distillery.training.watchdog import Watchdog
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
 ALONE, CPU = Place(), torch.device("cpu")
 WEIGHTS = "student/trained/diffusion_pytorch_model.safetensors"
 
 
 def train(data, output, **settings):
-    """Run scripts/train.py in this process."""
-    sys.path.insert(0, str(SCRIPTS))
-    import train as script
+    """Run distillery.scripts.train in this process."""
+    from distillery.scripts import train as script
 
     tiny.write_training_job(output, **settings)
     return script.main(tiny.train_arguments(data, output))

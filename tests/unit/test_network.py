@@ -1,8 +1,5 @@
 """Gradient checkpointing and compiling: the same training within rounding, alone and together."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from diffusers import UNet2DConditionModel
@@ -11,14 +8,12 @@ from safetensors.torch import load_file
 import tiny
 from distillery.training import network
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
 WEIGHTS = "student/trained/diffusion_pytorch_model.safetensors"
 
 
 def train(data, output, **settings):
-    """Run scripts/train.py in this process."""
-    sys.path.insert(0, str(SCRIPTS))
-    import train as script
+    """Run distillery.scripts.train in this process."""
+    from distillery.scripts import train as script
 
     tiny.write_training_job(output, **settings)
     return script.main(tiny.train_arguments(data, output))

@@ -23,7 +23,7 @@ from distillery.training.previews.pictures import PreviewPaths, Previews
 from distillery.training.saving import Saver
 
 REPOSITORY = Path(__file__).parents[2]
-sys.path[:0] = [str(REPOSITORY / "scripts"), str(REPOSITORY / "tests/distributed")]
+sys.path.insert(0, str(REPOSITORY / "tests/distributed"))
 
 NUM_PROMPTS = 3
 IDS = [f"p{row:03d}" for row in range(NUM_PROMPTS)]
@@ -64,7 +64,7 @@ def preview_options(data, output):
 
 
 def train(*given, **settings):
-    import train as script
+    from distillery.scripts import train as script
 
     return script.main(arguments(*given, **settings))
 
@@ -102,7 +102,7 @@ def test_the_first_the_last_and_those_between_are_drawn(drawn):
 
 
 def test_the_training_does_not_notice(data, drawn, tmp_path):
-    import train as script
+    from distillery.scripts import train as script
 
     tiny.write_training_job(tmp_path, **FAST)
     assert script.main(tiny.train_arguments(data, tmp_path)) == 0
@@ -236,7 +236,7 @@ def test_a_sharded_student_is_refused_with_the_way_out(data, tmp_path):
 
 
 def draw_kept(data, output, samples_seen):
-    import previews as script
+    from distillery.scripts import previews as script
 
     given = tiny.train_arguments(data, output)
     kept = [word for pair in zip(given[::2], given[1::2], strict=True) for word in pair
@@ -263,7 +263,7 @@ def test_a_checkpoint_that_is_not_kept_is_refused_with_those_that_are(
 
 
 def test_half_of_the_options_is_refused(data, tmp_path, capsys):
-    import train as script
+    from distillery.scripts import train as script
 
     assert script.main(arguments(data, tmp_path)[:-2]) == 1
     assert "previews need --eval-embeddings too" in capsys.readouterr().err

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import sys
 from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
@@ -18,7 +17,6 @@ from distillery.evaluation import report, verdict
 from distillery.files import write_json
 from distillery.student.origin import Origin
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
 HOSTILE = "a <script>alert('x')</script> & \"red\" circle"
 
 
@@ -386,8 +384,7 @@ def test_templates_lie_where_the_report_looks():
 
 
 def test_errors_are_in_the_log(tmp_path):
-    sys.path.insert(0, str(SCRIPTS))
-    import report as script
+    from distillery.scripts import report as script
 
     log, config = tmp_path / "logs/report.log", tmp_path / "missing.json"
     outputs = ["--output", str(tmp_path / "a.html"), "--metrics", str(tmp_path / "a.json")]

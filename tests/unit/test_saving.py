@@ -4,7 +4,6 @@ import dataclasses
 import threading
 import time
 from concurrent import futures
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,7 +22,6 @@ from distillery.training.stopping import StopRequest
 from distillery.training.watchdog import Watchdog
 
 CPU = torch.device("cpu")
-SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
 @pytest.fixture
@@ -238,8 +236,7 @@ def test_the_loop_takes_memory_in_its_first_update(data, tmp_path, monkeypatch):
         prepare_host(saver, state)
 
     monkeypatch.setattr(Saver, "prepare", note)
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    import train as script
+    from distillery.scripts import train as script
 
     tiny.write_training_job(tmp_path)
     assert script.main(tiny.train_arguments(data, tmp_path)) == 0

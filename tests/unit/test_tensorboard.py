@@ -19,7 +19,7 @@ from distillery.training import loop
 from distillery.training.monitoring import tensorboard
 from distillery.training.monitoring.tensorboard import MAX_QUEUE, TensorBoard, tags_of
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
+WORKFLOW = Path(__file__).parents[2] / "workflow"
 
 
 def read(folder):
@@ -45,8 +45,7 @@ def read(folder):
 
 
 def train(data, output, **settings):
-    sys.path.insert(0, str(SCRIPTS))
-    import train as script
+    from distillery.scripts import train as script
 
     tiny.write_training_job(output, **settings)
     return script.main(tiny.train_arguments(data, output))
@@ -177,7 +176,7 @@ def test_a_process_ends_though_its_curves_could_not_be_written(tmp_path):
     """The library's last word at exit, and Python's, wait for a thread that is gone."""
     done = subprocess.run(
         [sys.executable, "-c", PROCESS, str(tmp_path)],
-        env=os.environ | {"PYTHONPATH": str(SCRIPTS.parent / "workflow")},
+        env=os.environ | {"PYTHONPATH": str(WORKFLOW)},
         capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     assert done.stdout.count("no more curves for TensorBoard") == 1

@@ -3,10 +3,8 @@
 import os
 import shutil
 import signal
-import sys
 import time
 from math import isfinite, isnan, nan
-from pathlib import Path
 from statistics import fmean
 
 import numpy as np
@@ -21,13 +19,11 @@ from distillery.training.monitoring.alarms import Course, LossJudge, Variation, 
 from distillery.training.monitoring.tensorboard import TensorBoard
 from distillery.training.monitoring.variation import Probe, prompt_variation, state_variation
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
 STEPS = 4
 
 
 def train(data, output, **settings):
-    sys.path.insert(0, str(SCRIPTS))
-    import train as script
+    from distillery.scripts import train as script
 
     tiny.write_training_job(output, **settings)
     return script.main(tiny.train_arguments(data, output))

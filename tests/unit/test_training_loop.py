@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -18,7 +17,6 @@ from distillery.model_folder import hash_model
 from distillery.telemetry import read_events
 from distillery.training import checkpoint, loop
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
 WEIGHTS = "student/trained/diffusion_pytorch_model.safetensors"
 
 
@@ -30,9 +28,8 @@ def undisturbed(data, tmp_path_factory):
 
 
 def train(data, output, **settings):
-    """Run scripts/train.py in this process."""
-    sys.path.insert(0, str(SCRIPTS))
-    import train as script
+    """Run distillery.scripts.train in this process."""
+    from distillery.scripts import train as script
 
     tiny.write_training_job(output, **settings)
     return script.main(tiny.train_arguments(data, output))
@@ -367,4 +364,4 @@ def test_a_student_that_was_not_built_is_explained(data, tmp_path, capsys):
     moved = tmp_path / "data"
     shutil.copytree(data, moved, ignore=shutil.ignore_patterns("student"))
     assert train(moved, tmp_path) == 1
-    assert "build_student.py" in capsys.readouterr().err
+    assert "build_student" in capsys.readouterr().err

@@ -1,9 +1,7 @@
 """The finishing phase, weights of segments and stored predictions, in a whole training."""
 
 import shutil
-import sys
 from itertools import chain
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -31,16 +29,14 @@ from distillery.training.update import accumulate_gradients, batch_losses, roll_
 from distillery.training.watchdog import START_LIMIT_S, Watchdog
 from runs import make_run, settings
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
 WEIGHTS = "student/trained/diffusion_pytorch_model.safetensors"
 CPU = torch.device("cpu")
 FINISH = {"num_samples": 64, "rollout_samples": 32}
 
 
 def train(data, output, **changes):
-    """Run scripts/train.py in this process."""
-    sys.path.insert(0, str(SCRIPTS))
-    import train as script
+    """Run distillery.scripts.train in this process."""
+    from distillery.scripts import train as script
 
     tiny.write_training_job(output, **changes)
     return script.main(tiny.train_arguments(data, output))

@@ -23,7 +23,7 @@ SNAKEMAKE = shutil.which("snakemake", path=str(Path(sys.executable).parent)) or 
 
 def skeleton(folder: Path, *names: str) -> Path:
     """A folder that looks like the repository, so that the checkout itself stays clean."""
-    for name in ("Snakefile", "rules", "scripts", "workflow", "profiles", *names):
+    for name in ("Snakefile", "rules", "workflow", "profiles", *names):
         (folder / name).symlink_to(REPOSITORY / name)
     return folder
 

@@ -84,6 +84,6 @@ def _check_there(folder: Path) -> None:
     """Raise FileNotFoundError unless the folder holds a model."""
     if not (folder / CONFIG).is_file():
         raise FileNotFoundError(
-            f"{folder} holds no {CONFIG}: scripts/build_student.py makes a student, "
-            "scripts/train.py a trained one"
+            f"{folder} holds no {CONFIG}: distillery.scripts.build_student makes a student, "
+            "distillery.scripts.train a trained one"
         )

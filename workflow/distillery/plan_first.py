@@ -41,7 +41,7 @@ def plan_first(
     if _is_newer(plan, sources):
         return
     plan.unlink(missing_ok=True)
-    script = ["scripts/plan.py", "--config", str(frozen), "--output", str(plan)]
+    script = ["-m", "distillery.scripts.plan", "--config", str(frozen), "--output", str(plan)]
     log = folder / "logs" / "plan.log"
     done = subprocess.run([sys.executable, *script, "--log-file", str(log)], check=False)
     if done.returncode:

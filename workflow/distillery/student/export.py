@@ -45,7 +45,7 @@ def export_student(job: ExportJob, trained: Path, output: Path) -> None:
 
     Args:
         job: frozen configuration.
-        trained: folder that scripts/train.py wrote.
+        trained: folder that distillery.scripts.train wrote.
         output: folder to write.
 
     Raises:

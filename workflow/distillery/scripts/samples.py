@@ -1,7 +1,7 @@
 """Make one shard of a model's pictures; only what is missing or damaged is made.
 
-python scripts/samples.py --config results/demo/config/samples-teacher.json --model teacher \\
-    --prompts results/demo/prompts/eval.parquet \\
+python -m distillery.scripts.samples --config results/demo/config/samples-teacher.json \\
+    --model teacher --prompts results/demo/prompts/eval.parquet \\
     --embeddings results/demo/embeddings/eval/manifest.json \\
     --shard 0/2 --output results/demo/samples/teacher/shard-0-of-2.parquet
 

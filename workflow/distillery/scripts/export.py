@@ -1,6 +1,6 @@
 """Export the trained student as a Diffusers pipeline with a model card.
 
-python scripts/export.py --config results/demo/config/export.json \\
+python -m distillery.scripts.export --config results/demo/config/export.json \\
     --trained results/demo/student/trained --output results/demo/student/pipeline
 """
 
@@ -14,7 +14,9 @@ from distillery.student.export import export_student
 def main(argv: list[str] | None = None) -> int:
     """Parse, export."""
     parser = stage_parser(__doc__)
-    parser.add_argument("--trained", type=Path, required=True, help="folder of scripts/train.py")
+    parser.add_argument(
+        "--trained", type=Path, required=True, help="folder of distillery.scripts.train"
+    )
     parser.add_argument("--output", type=Path, required=True, help="pipeline folder to write")
     arguments = parser.parse_args(argv)
     return run_stage(

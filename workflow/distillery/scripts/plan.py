@@ -1,6 +1,7 @@
 """Check a run before it starts, and say what it will do.
 
-python scripts/plan.py --config results/demo/config/run.json --output results/demo/plan.json
+python -m distillery.scripts.plan --config results/demo/config/run.json \\
+    --output results/demo/plan.json
 """
 
 import sys

@@ -1,6 +1,6 @@
 """Score the samples of every model and compare the models on the same prompts and noise.
 
-    python scripts/evaluate.py --config results/demo/config/evaluation.json \\
+    python -m distillery.scripts.evaluate --config results/demo/config/evaluation.json \\
         --manifests results/demo/samples/teacher/manifest.parquet \\
                     results/demo/samples/student/manifest.parquet \\
         --quality results/demo/evaluation/quality.json \\

@@ -1,6 +1,6 @@
 """Encode every distinct prompt of a table once.
 
-python scripts/embeddings.py --config results/demo/config/embeddings.json \\
+python -m distillery.scripts.embeddings --config results/demo/config/embeddings.json \\
     --prompts results/demo/prompts/train.parquet \\
     --output results/demo/embeddings/train/manifest.json
 """

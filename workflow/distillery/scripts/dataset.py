@@ -1,6 +1,6 @@
 """Make a data set of the sampled pictures: metadata beside them, one manifest, a list of pairs.
 
-python scripts/dataset.py --config results/shapes/config/dataset.json \\
+python -m distillery.scripts.dataset --config results/shapes/config/dataset.json \\
     --output results/shapes/dataset/manifest.parquet \\
     results/shapes/samples/*/manifest.parquet
 """

@@ -1,7 +1,9 @@
 """Run a command on GPUs that no other job uses, waiting until enough are free.
 
-    python scripts/with_gpus.py --num-gpus 1 -- python scripts/targets.py --shard 0/4 ...
-    python scripts/with_gpus.py --num-gpus 2 -- torchrun --nproc-per-node 2 scripts/train.py ...
+    python -m distillery.scripts.with_gpus --num-gpus 1 -- \\
+        python -m distillery.scripts.targets --shard 0/4 ...
+    python -m distillery.scripts.with_gpus --num-gpus 2 -- \\
+        torchrun --nproc-per-node 2 -m distillery.scripts.train ...
 
 The command replaces this process: signals reach it, its exit status is the exit status, and its
 GPUs are free the moment it ends. --num-gpus 0 hides all GPUs. Under SLURM, GPUs that were handed
@@ -30,7 +32,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument(
         "--timeout-s", type=float, help="longest wait in seconds (default: for ever)"
     )
-    parser.usage = "with_gpus.py --num-gpus N [--timeout-s S] -- command [argument ...]"
+    parser.usage = "with_gpus --num-gpus N [--timeout-s S] -- command [argument ...]"
     options = argv.index("--") if "--" in argv else len(argv)
     command = argv[options + 1 :]
     arguments = parser.parse_args(argv[:options])

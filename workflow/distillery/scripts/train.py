@@ -1,6 +1,6 @@
 """Train the student from stored trajectories, on one process or many; goes on where it stopped.
 
-python scripts/train.py --config results/demo/config/training.json \\
+python -m distillery.scripts.train --config results/demo/config/training.json \\
     --student results/demo/student/initial --targets results/demo/targets/manifest.json \\
     --embeddings results/demo/embeddings/train/manifest.json \\
     --prompts results/demo/prompts/train.parquet --checkpoints results/demo/student/checkpoints \\

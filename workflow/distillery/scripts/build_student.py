@@ -1,6 +1,6 @@
 """Build the student before training from the teacher's denoiser: whole, some of it, or beside it.
 
-python scripts/build_student.py --config results/demo/config/training.json \\
+python -m distillery.scripts.build_student --config results/demo/config/training.json \\
     --output results/demo/student/initial
 """
 

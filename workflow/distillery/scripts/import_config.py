@@ -1,6 +1,6 @@
 """Turn the flags of an older script, and a student_config.json, into a configuration.
 
-python scripts/import_config.py --run mine --output config/mine.yaml -- \\
+python -m distillery.scripts.import_config --run mine --output config/mine.yaml -- \\
     --model_id stabilityai/stable-diffusion-xl-base-1.0 --prompts_file prompts.txt \\
     --num_inference_steps 30 --guidance_scale 5 --resolution 1024 --images_per_prompt 4
 

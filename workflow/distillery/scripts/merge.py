@@ -1,8 +1,8 @@
 """Merge the shards of a stage to one manifest, after verifying all that they vouch for.
 
-python scripts/merge.py targets --output results/demo/targets/manifest.json \\
+python -m distillery.scripts.merge targets --output results/demo/targets/manifest.json \\
     results/demo/targets/shard-*-of-4.json
-python scripts/merge.py samples --output results/demo/samples/student/manifest.parquet \\
+python -m distillery.scripts.merge samples --output results/demo/samples/student/manifest.parquet \\
     results/demo/samples/student/shard-*-of-2.parquet
 """
 

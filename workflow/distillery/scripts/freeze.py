@@ -1,6 +1,7 @@
 """Write one stage's frozen configuration, as the workflow resolved it.
 
-python scripts/freeze.py --content '{"seed": 0, ...}' --output results/demo/config/targets.json
+python -m distillery.scripts.freeze --content '{"seed": 0, ...}' \\
+    --output results/demo/config/targets.json
 """
 
 import json

@@ -1,6 +1,6 @@
 """Make one shard of the teacher's trajectories; finished chunks are kept, whatever happens.
 
-python scripts/targets.py --config results/demo/config/targets.json \\
+python -m distillery.scripts.targets --config results/demo/config/targets.json \\
     --prompts results/demo/prompts/train.parquet \\
     --embeddings results/demo/embeddings/train/manifest.json \\
     --shard 0/4 --output results/demo/targets/shard-0-of-4.json

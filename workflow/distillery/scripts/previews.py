@@ -1,6 +1,6 @@
 """Draw previews from a kept checkpoint of the training, with the weights that it would export.
 
-python scripts/previews.py --config results/demo/config/training.json \\
+python -m distillery.scripts.previews --config results/demo/config/training.json \\
     --student results/demo/student/initial --targets results/demo/targets/manifest.json \\
     --embeddings results/demo/embeddings/train/manifest.json \\
     --prompts results/demo/prompts/train.parquet --checkpoints results/demo/student/checkpoints \\

@@ -1,0 +1,1 @@
+"""The command lines of the workflow's jobs: `python -m distillery.scripts.targets --help`."""
