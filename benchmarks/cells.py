@@ -25,7 +25,7 @@ from distillery.evaluation.metrics import cosine_similarity
 from distillery.families import Request, Setting
 from distillery.families.protocol import Pipeline
 from distillery.files import read_json, write_json
-from distillery.identity import draw_noise
+from distillery.identity import noise_seed
 from distillery.pixels import as_bytes
 from distillery.prompts import read_prompts
 from distillery.stages.embeddings import make_embeddings
@@ -258,7 +258,6 @@ def requests(bench: Bench, cell: Cell, pipeline: Pipeline) -> Iterator[Request]:
     table = pd.read_parquet(bench.prompts("eval"))
     store = EmbeddingStore(bench.embeddings("eval"), table)
     samples = all_samples(table, bench.images_per_prompt)
-    shape = family.latent_shape(pipeline, teacher.height, teacher.width)
     length = teacher.max_sequence_length or family.max_sequence_length
     scale = targets.guidance_scale if cell.objective == "guided" else 1.0
     size = config.samples.batch_size
@@ -267,7 +266,7 @@ def requests(bench: Bench, cell: Cell, pipeline: Pipeline) -> Iterator[Request]:
         rows = range(start, min(start + size, len(samples)))
         prompts = [store.row(row // bench.images_per_prompt) for row in rows]
         yield Request(
-            noise=draw_noise(config.seed, [samples[row] for row in rows], shape),
+            seeds=[noise_seed(config.seed, samples[row]) for row in rows],
             conditioning=family.pad(prompts, length),
             negative=family.pad([store.negative] * len(rows), length),
             steps=cell.steps,

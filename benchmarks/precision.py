@@ -10,7 +10,6 @@ from models import Model, padded_prompts
 from distillery.config.teacher import Teacher
 from distillery.families import Request, Setting, family_of
 from distillery.families.protocol import Denoiser
-from distillery.identity import SampleId, draw_noise
 from distillery.model_folder import load_denoiser
 from distillery.stages.speed import compile_networks
 from distillery.teacher.loading import keep_states_in_float32, load_teacher
@@ -58,13 +57,11 @@ def record_calls(model: Model, teacher: Teacher, device: torch.device) -> list[C
     calls: list[Call] = []
     name = family.denoisers[0]
     setattr(pipeline, name, Recorded(getattr(pipeline, name), calls.append))
-    shape = family.latent_shape(pipeline, model.height, model.width)
-    samples = [SampleId(f"p{row}", 0) for row in range(model.batch_size)]
     prompts = padded_prompts(model, model.batch_size)
     family.generate(
         pipeline,
         Request(
-            noise=draw_noise(0, samples, shape),
+            seeds=range(model.batch_size),
             conditioning=prompts,
             negative={name: torch.zeros_like(value) for name, value in prompts.items()},
             steps=NUM_STEPS,

@@ -12,7 +12,6 @@ import torch
 from models import TERA, Model, padded_prompts
 
 from distillery.families import family_of
-from distillery.identity import SampleId, draw_noise
 
 PRODUCT_TERAFLOPS = 2 * 8192**3 / TERA
 NUM_SUSTAINED = 2000
@@ -92,8 +91,6 @@ class Stock:
     def _call(self, batch_size: int, steps: int) -> dict[str, Any]:
         """Arguments of a plain call."""
         model = self.model
-        shape = family_of(model.pipeline).latent_shape(self.pipeline, model.height, model.width)
-        samples = [SampleId(f"p{row}", 0) for row in range(batch_size)]
         batch = padded_prompts(model, batch_size)
         embeds = {
             "prompt_embeds": batch["prompt_embeds"],
@@ -105,7 +102,7 @@ class Stock:
         return {
             **embeds,
             **({"num_frames": 1} if model.pipeline == "WanPipeline" else {}),
-            "latents": draw_noise(0, samples, shape).to(self.device, torch.bfloat16),
+            "generator": [torch.Generator().manual_seed(row) for row in range(batch_size)],
             "height": model.height,
             "width": model.width,
             "num_inference_steps": steps,

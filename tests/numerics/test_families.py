@@ -4,7 +4,7 @@ The teachers are real Diffusers classes of tiny size with random weights; see te
 """
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from PIL import Image
 from distillery.families import Setting, family_named, grid_of
 from distillery.families.text import check_lengths
 from distillery.files import read_json
-from distillery.identity import SampleId, draw_noise
+from distillery.identity import SampleId, noise_seed
 from distillery.model_folder import ABOUT
 from distillery.store.embeddings import EmbeddingStore
 from distillery.store.trajectories import TrajectoryStore
@@ -69,9 +69,9 @@ class Subject:
         store = self.trajectories
         return torch.stack([store.states(row, 0, knot)[1] for row in range(NUM_PROMPTS)])
 
-    def noise(self) -> torch.Tensor:
-        samples = [SampleId(prompt_id, 0) for prompt_id in self.table["prompt_id"]]
-        return draw_noise(0, samples, self.trajectories.latent_shape)
+    @property
+    def seeds(self) -> list[int]:
+        return [noise_seed(0, SampleId(prompt_id, 0)) for prompt_id in self.table["prompt_id"]]
 
     def conditioning(self) -> Any:
         """The stored embeddings of all prompts, as a batch."""
@@ -89,7 +89,7 @@ class Subject:
 
         arguments = {
             "prompt": self.table["prompt"].tolist(),
-            "latents": self.noise(),
+            "generator": generators(self.seeds),
             "height": self.case.height,
             "width": self.case.width,
             "num_inference_steps": self.case.steps,
@@ -158,7 +158,8 @@ def test_stored_states_are_the_stock_pipelines_bit_for_bit(subject: Subject) -> 
 
 def test_the_first_state_is_the_noise(subject: Subject) -> None:
     """At the scheduler's own scale: sigma_max for a variance-exploding one."""
-    states, noise = subject.states(0), subject.noise()
+    states = subject.states(0)
+    noise = subject.family.noise(subject.pipeline, subject.seeds, subject.case.setting)
     scale = (states / noise).flatten()
     assert torch.allclose(scale, scale[0].expand_as(scale), rtol=1e-5)
 
@@ -302,7 +303,7 @@ def test_the_students_pipeline_is_stock_and_draws_the_stages_picture(subject: Su
     samples = [SampleId(prompt_id, 0) for prompt_id in table["prompt_id"]]
     result = plain(
         prompt=table["prompt"].tolist(),
-        latents=draw_noise(0, samples, subject.trajectories.latent_shape),
+        generator=generators(noise_seed(0, sample) for sample in samples),
         **about["call"]["arguments"],
     )
     assert eval("result." + about["call"]["picture"], {"result": result}).size
@@ -396,6 +397,11 @@ def assert_same_inputs(ours: Any, theirs: Any, name: str = "") -> None:
         )
     else:
         assert ours == theirs, name
+
+
+def generators(seeds: Iterable[int]) -> list[torch.Generator]:
+    """What the samples' manifest promises: one per picture, made of its `noise_seed` alone."""
+    return [torch.Generator().manual_seed(seed) for seed in seeds]
 
 
 def flat(pictures: Any) -> list[Any]:

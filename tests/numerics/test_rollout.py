@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from distillery.families import Request, Setting
-from distillery.identity import SampleId, draw_noise
+from distillery.identity import SampleId, noise_seed
 from distillery.model_folder import load_denoiser
 from distillery.store.embeddings import EmbeddingStore
-from distillery.store.trajectories import TrajectoryStore
 from distillery.teacher.find import denoiser_config, find_teacher
 from distillery.teacher.loading import load_student, load_teacher
 from distillery.training.dataset import SegmentDataset
@@ -65,11 +64,10 @@ class Subject:
         self, dataset: SegmentDataset, steps: int, setting: Setting, decode: bool
     ) -> Request:
         """The stock call for the samples of `ROWS`."""
-        store = TrajectoryStore(self.run.folder / "targets" / "manifest.json")
         table = dataset._table
         samples = [SampleId(table["prompt_id"].iloc[row], 0) for row in ROWS]
         return Request(
-            noise=draw_noise(0, samples, store.latent_shape),
+            seeds=[noise_seed(0, sample) for sample in samples],
             conditioning=dataset._conditioning(ROWS),
             negative=self.negative(dataset),
             steps=steps,

@@ -14,15 +14,17 @@ SAMPLE = SampleId("dog", 3)
 
 
 def test_noise_is_what_a_stock_generator_draws() -> None:
-    generator = torch.Generator().manual_seed(noise_seed(7, SAMPLE))
-    assert draw_noise(7, [SAMPLE], SHAPE)[0].equal(torch.randn(SHAPE, generator=generator))
+    seed = noise_seed(7, SAMPLE)
+    generator = torch.Generator().manual_seed(seed)
+    assert draw_noise([seed], SHAPE)[0].equal(torch.randn(SHAPE, generator=generator))
 
 
 @pytest.mark.parametrize(
     ("seed", "other"), [(8, SAMPLE), (7, SampleId("cat", 3)), (7, SampleId("dog", 4))]
 )
 def test_noise_depends_on_seed_prompt_and_index(seed: int, other: SampleId) -> None:
-    assert not draw_noise(7, [SAMPLE], SHAPE).equal(draw_noise(seed, [other], SHAPE))
+    one, another = noise_seed(7, SAMPLE), noise_seed(seed, other)
+    assert not draw_noise([one], SHAPE).equal(draw_noise([another], SHAPE))
 
 
 def test_the_parts_of_an_identity_do_not_run_together() -> None:
@@ -32,8 +34,9 @@ def test_the_parts_of_an_identity_do_not_run_together() -> None:
 
 def test_noise_does_not_depend_on_the_batch_or_on_global_state() -> None:
     torch.manual_seed(0)
-    alone = draw_noise(7, [SAMPLE], SHAPE)[0]
-    batch = draw_noise(7, [SampleId("cat", 0), SAMPLE, SAMPLE], SHAPE)
+    seed = noise_seed(7, SAMPLE)
+    alone = draw_noise([seed], SHAPE)[0]
+    batch = draw_noise([noise_seed(7, SampleId("cat", 0)), seed, seed], SHAPE)
     assert batch[1].equal(alone)
     assert batch[2].equal(alone)
     assert torch.rand(1).equal(torch.rand(1, generator=torch.Generator().manual_seed(0)))

@@ -24,7 +24,7 @@ from distillery.teacher.loading import check_options, load_teacher
 from distillery.teacher.placement import balance, check_devices, plan_blocks
 from families import sdxl
 from runs import CPU
-from tiny import LATENT_SHAPE, MAX_TOKENS, make_tiny_wan
+from tiny import MAX_TOKENS, make_tiny_wan
 
 CUDA = torch.device("cuda", 0)
 CLOSE = {"float32": 1e-4, "bfloat16": 5e-2}
@@ -51,11 +51,10 @@ def draw(pipeline: Any, folder: Path, decode: bool = False) -> torch.Tensor:
     """The latents, or the pictures, of two prompts through the family's own call."""
     family = family_in(folder)
     length = MAX_TOKENS if family.name == "wan" else 77
-    shape = LATENT_SHAPE if family.name == "wan" else (4, 16, 16)
     prompts = family.encode(pipeline, ["a red dog", "a blue cat"], length)
     negative = family.pad([family.encode_no_negative(pipeline, length)] * 2, length)
     request = Request(
-        noise=torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)),
+        seeds=[0, 1],
         conditioning=family.pad(prompts, length),
         negative=negative,
         steps=3,

@@ -7,7 +7,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from distillery.families.image_tokens import image_shift, packed_shape, token_grid, unpacked
+from distillery.families.image_tokens import (
+    image_shift,
+    packed_noise,
+    packed_shape,
+    token_grid,
+    unpacked,
+)
 from distillery.families.pooled import pooled_arguments, stack_pooled, with_pooled
 from distillery.families.protocol import (
     Conditioning,
@@ -75,6 +81,10 @@ class Flux(Family):
     def latent_shape(self, pipeline: Pipeline, height: int, width: int) -> tuple[int, ...]:
         """(tokens, features)."""
         return packed_shape(pipeline, height, width)
+
+    def noise(self, pipeline: Pipeline, seeds: Sequence[int], setting: Setting) -> torch.Tensor:
+        """Drawn before it is packed."""
+        return packed_noise(pipeline, seeds, setting.height, setting.width)
 
     def set_timesteps(
         self, scheduler: Scheduler, steps: int, latent_shape: tuple[int, ...]

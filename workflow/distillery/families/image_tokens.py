@@ -1,11 +1,13 @@
 """Pictures as tokens: packed latents, and the timestep shift that the number of tokens asks for."""
 
+from collections.abc import Sequence
 from math import isqrt
 
 import torch
 
 from distillery.families.protocol import Pipeline, Setting
 from distillery.families.text import check_size
+from distillery.identity import draw_noise
 from distillery.schedulers import Scheduler
 
 PACKED = 2
@@ -20,6 +22,15 @@ def packed_shape(pipeline: Pipeline, height: int, width: int) -> tuple[int, int]
     factor = PACKED * pipeline.vae_scale_factor
     check_size({"height": height, "width": width}, {"height": factor, "width": factor})
     return (height // factor) * (width // factor), pipeline.transformer.config.in_channels
+
+
+def packed_noise(pipeline: Pipeline, seeds: Sequence[int], height: int, width: int) -> torch.Tensor:
+    """Noise (b, tokens, features), drawn as (c, h, w) and then packed, as the stock calls do."""
+    _, features = packed_shape(pipeline, height, width)
+    factor = pipeline.vae_scale_factor
+    noise_bchw = draw_noise(seeds, (features // PACKED**2, height // factor, width // factor))
+    packed: torch.Tensor = pipeline._pack_latents(noise_bchw, *noise_bchw.shape)
+    return packed
 
 
 def token_grid(num_tokens: int, setting: Setting) -> tuple[int, int]:

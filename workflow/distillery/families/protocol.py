@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from distillery.families.text import Reader, on
+from distillery.identity import draw_noise
 from distillery.schedulers import Scheduler
 
 Conditioning = Mapping[str, torch.Tensor]
@@ -52,14 +53,14 @@ class Request:
     """One call of the stock pipeline for a batch.
 
     Attributes:
-        noise: (b, *latent) float32 on the CPU.
+        seeds: of the b samples' noise, from `identity.noise_seed`.
         conditioning, negative: padded batches; negative is used with guidance only.
         steps: denoising steps.
         setting: size and guidance.
         decode: whether pictures are wanted, or the latents alone.
     """
 
-    noise: torch.Tensor
+    seeds: Sequence[int]
     conditioning: Conditioning
     negative: Conditioning
     steps: int
@@ -131,6 +132,13 @@ class Family(Protocol):
         """
         ...
 
+    def noise(self, pipeline: Pipeline, seeds: Sequence[int], setting: Setting) -> torch.Tensor:
+        """The noise that the stock call draws with a CPU generator of each seed.
+
+        Returns what the call takes as `latents`, (b, *latent) float32 on the CPU.
+        """
+        return draw_noise(seeds, self.latent_shape(pipeline, setting.height, setting.width))
+
     def set_timesteps(
         self, scheduler: Scheduler, steps: int, latent_shape: tuple[int, ...]
     ) -> None:
@@ -184,7 +192,7 @@ class Family(Protocol):
         prompts, negative = on(request.conditioning, device), on(request.negative, device)
         result: torch.Tensor = pipeline(
             **self.call_arguments(pipeline, prompts, negative, setting),
-            latents=request.noise.to(device),
+            latents=self.noise(pipeline, request.seeds, setting).to(device),
             height=setting.height,
             width=setting.width,
             num_inference_steps=request.steps,

@@ -6,7 +6,13 @@ from types import MappingProxyType
 import numpy as np
 import torch
 
-from distillery.families.image_tokens import image_shift, packed_shape, token_grid, unpacked
+from distillery.families.image_tokens import (
+    image_shift,
+    packed_noise,
+    packed_shape,
+    token_grid,
+    unpacked,
+)
 from distillery.families.masked import pad_and_mask, unmasked
 from distillery.families.protocol import (
     Conditioning,
@@ -76,6 +82,10 @@ class QwenImage(Family):
     def latent_shape(self, pipeline: Pipeline, height: int, width: int) -> tuple[int, ...]:
         """(tokens, features)."""
         return packed_shape(pipeline, height, width)
+
+    def noise(self, pipeline: Pipeline, seeds: Sequence[int], setting: Setting) -> torch.Tensor:
+        """Drawn before it is packed."""
+        return packed_noise(pipeline, seeds, setting.height, setting.width)
 
     def set_timesteps(
         self, scheduler: Scheduler, steps: int, latent_shape: tuple[int, ...]

@@ -14,7 +14,7 @@ from distillery.config.section import Compile
 from distillery.families import Family, Request, Setting
 from distillery.families.protocol import Pipeline
 from distillery.files import hash_json
-from distillery.identity import draw_noise
+from distillery.identity import noise_seed
 from distillery.pixels import as_bytes
 from distillery.stages.batching import Batcher
 from distillery.stages.gallery import Gallery, Savers
@@ -220,11 +220,10 @@ class Painter:
     def _request(self, rows: Sequence[int], steps: int) -> Request:
         """The pipeline call of one padded batch."""
         family, setting = self.family, self.setting
-        shape = family.latent_shape(self.pipeline, setting.height, setting.width)
         per_prompt = self.job.sampling.images_per_prompt
         conditioning = [self.store.row(row // per_prompt) for row in rows]
         return Request(
-            noise=draw_noise(self.job.seed, [self.gallery.samples[row] for row in rows], shape),
+            seeds=[noise_seed(self.job.seed, self.gallery.samples[row]) for row in rows],
             conditioning=family.pad(conditioning, self.length),
             negative=family.pad([self.store.negative] * len(rows), self.length),
             steps=steps,

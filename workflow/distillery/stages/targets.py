@@ -13,7 +13,7 @@ from distillery.config.section import Compile
 from distillery.families import Family, Request, Setting, few_step_scheduler, grid_of
 from distillery.families.protocol import Pipeline
 from distillery.files import hash_json
-from distillery.identity import SampleId, draw_noise
+from distillery.identity import SampleId, noise_seed
 from distillery.schedule import Schedule
 from distillery.schedulers import ADVICE, GRID_TOLERANCE, Scheduler, plain_config, prediction_type
 from distillery.stages.batching import Batcher
@@ -213,10 +213,9 @@ class TrajectoryMaker:
         """The pipeline call for the samples of `rows`."""
         job, family = self.job, self.family
         length = self.recipe["max_sequence_length"]
-        shape = tuple(self.recipe["latent_shape"])
         conditioning = [self.store.row(row // job.targets.samples_per_prompt) for row in rows]
         return Request(
-            noise=draw_noise(job.seed, [self.samples[row] for row in rows], shape),
+            seeds=[noise_seed(job.seed, self.samples[row]) for row in rows],
             conditioning=family.pad(conditioning, length),
             negative=family.pad([self.store.negative] * len(rows), length),
             steps=steps,

@@ -11,7 +11,7 @@ from distillery.config.teacher import Teacher
 from distillery.families import Family, Request, Setting, family_named
 from distillery.families.protocol import Conditioning, Denoiser, Pipeline
 from distillery.files import read_json
-from distillery.identity import SampleId, draw_noise
+from distillery.identity import SampleId, noise_seed
 from distillery.pixels import Pixels, as_bytes
 from distillery.teacher.decoding import guard_decoding
 from distillery.teacher.find import INDEX, components_left_out, find_teacher
@@ -98,7 +98,7 @@ class Drawer:
         """
         length = int(self.recipe["max_sequence_length"])
         request = Request(
-            noise=draw_noise(seed, [sample], tuple(self.recipe["latent_shape"])),
+            seeds=[noise_seed(seed, sample)],
             conditioning=self.family.pad([prompt], length),
             negative=self.family.pad([negative], length),
             steps=self.steps,
