@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import torch
 
 from distillery.config.jobs import (
     EmbeddingsJob,
     ExportJob,
     PreviewsJob,
+    PromptsJob,
     SamplesJob,
     TargetsJob,
     TrainingJob,
@@ -20,11 +20,12 @@ from distillery.config.jobs import (
     read_job,
 )
 from distillery.config.run import Config, parse_config
-from distillery.config.section import Section
+from distillery.config.section import Section, Split
 from distillery.files import read_json, write_json
 from distillery.stages.embeddings import make_embeddings
 from distillery.stages.merge import merge_samples, merge_targets
 from distillery.stages.plan import make_plan
+from distillery.stages.prompts import make_prompt_table
 from distillery.stages.samples import Inputs, make_samples
 from distillery.stages.targets import make_targets
 from distillery.student.build import build_student
@@ -131,11 +132,9 @@ class Run:
     def embeddings(self, split: str) -> Path:
         return self.folder / "embeddings" / split / "manifest.json"
 
-    def encode(self, split: str) -> Path:
+    def encode(self, split: Split) -> Path:
         """Prompts and their embeddings; returns the manifest."""
-        self.prompts(split).parent.mkdir(parents=True, exist_ok=True)
-        table = pd.read_csv(getattr(self.config.prompts, split), dtype=str)
-        table.to_parquet(self.prompts(split), index=False)
+        make_prompt_table(self.job("prompts", PromptsJob), split, self.prompts(split))
         make_embeddings(
             self.job("embeddings", EmbeddingsJob),
             self.prompts(split),

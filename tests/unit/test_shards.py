@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from distillery.files import hash_json
+from distillery.files import hash_json, read_sealed, write_sealed
 from distillery.store.chunks import (
     ChunkIdentity,
     DamagedChunkError,
-    ForeignChunkError,
+    StaleChunkError,
     chunk_folder,
     chunk_path,
     write_chunk,
@@ -110,10 +110,10 @@ def test_a_damaged_chunk_is_named_with_the_way_to_mend_it(tmp_path: Path) -> Non
     content = first_chunk(tmp_path).read_bytes()
     for damaged in (content[:-1], content[:-1] + b"x", b""):
         first_chunk(tmp_path).write_bytes(damaged)
-        with pytest.raises(DamagedChunkError, match=r"chunk-000000.*delete .*shard-0-of-2.*rerun"):
+        with pytest.raises(DamagedChunkError, match=r"run `rm -r .*chunk-000000.*/shard-0-of-2"):
             merge_shards(shards, tmp_path)
     first_chunk(tmp_path).unlink()
-    with pytest.raises(DamagedChunkError, match=r"missing.*delete .*shard-0-of-2.*rerun"):
+    with pytest.raises(DamagedChunkError, match=r"missing: run `rm -r [^ ]*shard-0-of-2.json`"):
         merge_shards(shards, tmp_path)
 
 
@@ -130,7 +130,7 @@ def test_a_chunk_of_other_members_is_refused_with_the_way_to_mend_it(tmp_path: P
     shards = write_shards(tmp_path, 5, 2)
     identity = ChunkIdentity(hash_json(RECIPE), "others")
     write_chunk(first_chunk(tmp_path), {"x": torch.zeros(2)}, identity, {})
-    with pytest.raises(ForeignChunkError, match=r"other prompts.*delete .*shard-0-of-2"):
+    with pytest.raises(StaleChunkError, match=r"other prompts.*rm -r .*shard-0-of-2"):
         merge_shards(shards, tmp_path)
 
 
@@ -149,6 +149,33 @@ def test_opening_looks_at_every_chunk(tmp_path: Path) -> None:
 
 
 def test_something_else_is_no_manifest(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text('{"chunks": []}')
-    with pytest.raises(ValueError, match=r"a\.json is no manifest"):
-        Manifest.read(tmp_path / "a.json")
+    path = tmp_path / "a.json"
+    path.write_text('{"chunks": []}')
+    with pytest.raises(ValueError, match=r"a\.json is damaged, or was written by another version"):
+        Manifest.read(path)
+    write_sealed(path, {"chunks": []})
+    with pytest.raises(ValueError, match=rf"a\.json is no manifest.*run `rm -r {path}`"):
+        Manifest.read(path)
+
+
+@pytest.mark.parametrize("name", ["shard-0-of-1.json", "manifest.json"])
+@pytest.mark.parametrize(("old", "new"), [('"steps": 4', '"steps": 5'), ("members 1", "members 0")])
+def test_a_digit_that_changed_in_a_manifest_is_seen_by_who_opens_it(
+    tmp_path: Path, name: str, old: str, new: str
+) -> None:
+    shards = write_shards(tmp_path, 2, 1)
+    merge_shards(shards, tmp_path).write(tmp_path / "manifest.json")
+    path = tmp_path / name
+    path.write_text(path.read_text().replace(old, new))
+    read = Manifest.open if name == "manifest.json" else Manifest.read
+    with pytest.raises(ValueError, match=rf"{name} is damaged.*run `rm -r {path}`"):
+        read(path)
+
+
+def test_a_recipe_that_is_not_that_of_its_hash_is_refused(tmp_path: Path) -> None:
+    """Also where somebody sealed it so."""
+    (shard,) = write_shards(tmp_path, 2, 1)
+    raw = read_sealed(shard)
+    write_sealed(shard, raw | {"recipe": raw["recipe"] | {"steps": 5}})
+    with pytest.raises(ValueError, match=r"recipe whose hash is not its recipe_hash"):
+        merge_shards([shard], tmp_path)

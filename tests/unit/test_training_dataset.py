@@ -145,7 +145,7 @@ def test_whole_timesteps_stay_whole(run):
 def test_embeddings_of_another_recipe_are_refused(run, tmp_path):
     other = tmp_path / "other"
     tiny.make_tiny_store(other, num_prompts=5, samples_per_prompt=2, seed=1)
-    with pytest.raises(ValueError, match="rerun the targets"):
+    with pytest.raises(ValueError, match="restore the configuration they were made with, or run"):
         SegmentDataset(run / TARGETS, other / EMBEDDINGS, run / PROMPTS, 4)
 
 

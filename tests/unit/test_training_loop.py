@@ -357,7 +357,7 @@ def test_a_store_of_another_recipe_is_refused(data, tmp_path, capsys):
     manifest["recipe"]["embeddings"] = "0" * 64
     write_json(moved / "targets/manifest.json", manifest)
     assert train(moved, tmp_path) == 1
-    assert "rerun the targets" in capsys.readouterr().err
+    assert "restore the configuration they were made with, or run" in capsys.readouterr().err
 
 
 def test_a_student_that_was_not_built_is_explained(data, tmp_path, capsys):

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,6 +14,8 @@ from typing import Any
 
 BLOCK_BYTES = 1 << 25
 MAX_THREADS = 8
+SEAL = "content_sha256"
+"""The key of a JSON object that holds the hash of all others."""
 JsonObject = Mapping[str, Any]
 """A JSON object. `Any` because JSON is untyped; models in `config` and `store` give it types."""
 
@@ -75,10 +78,48 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not valid JSON ({error}): delete it and rerun") from error
+        raise ValueError(f"{path} is not valid JSON ({error}): {cure(path)}") from error
     if not isinstance(value, dict):
         raise ValueError(f"{path} holds a JSON {type(value).__name__}, an object is needed")
     return value
+
+
+def write_sealed(path: Path, value: JsonObject) -> None:
+    """Write a JSON object atomically with the hash of its content; see `read_sealed`."""
+    content = {key: value[key] for key in value if key != SEAL}
+    write_json(path, content | {SEAL: hash_json(content)})
+
+
+def read_sealed(path: Path, made_with: Path | None = None) -> dict[str, Any]:
+    """Read what `write_sealed` wrote, without the seal.
+
+    Args:
+        path: of the file.
+        made_with: the folder that must be made again where the file alone cannot be.
+
+    Raises:
+        ValueError: the content is not what was written, or was written without a seal.
+    """
+    value = read_json(path)
+    if value.pop(SEAL, None) != hash_json(value):
+        raise ValueError(
+            f"{path} is damaged, or was written by another version (its content does not match "
+            f"its {SEAL}): {cure(made_with or path)}"
+        )
+    return value
+
+
+def cure(*paths: Path) -> str:
+    """The advice at the end of a message about damage: a shell command, and what comes then.
+
+    The rule `all` asks for everything that a rule declares as an output, so what is removed is made
+    again also where the run was finished.
+
+    Args:
+        paths: what is damaged, and the files that vouch for it; those that are there are named.
+    """
+    named = shlex.join(str(path) for path in paths if path.exists())
+    return f"run `rm -r {named}` and start the workflow again, what is whole is kept"
 
 
 def canonical_json(value: JsonObject) -> str:

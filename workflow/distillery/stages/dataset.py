@@ -16,6 +16,7 @@ from distillery.config.jobs import DatasetJob
 from distillery.evaluation.timeline import SAMPLES_JOB
 from distillery.files import atomic_path
 from distillery.prompts import REQUIRED, RESERVED
+from distillery.store.tables import read_table
 from distillery.telemetry import Event, read_events
 
 METADATA = "metadata.csv"
@@ -58,7 +59,7 @@ def make_dataset(
     making = find_making(read_events(run_folder / "telemetry"))
     parts = []
     for model in job.models:
-        table = pd.read_parquet(by_model[model])
+        table = read_table(by_model[model])
         write_csv(by_model[model].with_name(METADATA), metadata(table))
         parts.append(describe(table, by_model[model].parent.relative_to(run_folder), making))
     manifest = pd.concat(parts, ignore_index=True)

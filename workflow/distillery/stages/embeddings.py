@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import torch
 
 from distillery.config.jobs import EmbeddingsJob
@@ -15,6 +14,7 @@ from distillery.families.text import check_lengths
 from distillery.files import read_json
 from distillery.stages.chunked import ChunkPlan, NotFiniteError, make_chunks
 from distillery.store.embeddings import distinct_texts, members_of, pack
+from distillery.store.tables import read_table
 from distillery.teacher.adapters import text_hash
 from distillery.teacher.find import INDEX, family_in, find_teacher
 from distillery.teacher.loading import load_teacher
@@ -69,7 +69,7 @@ def make_embeddings(
     family = family_in(folder)
     recipe = embeddings_recipe(job, family, text_hash(job.teacher, folder))
     length = recipe["max_sequence_length"]
-    texts, _ = distinct_texts(pd.read_parquet(prompts), job.teacher.negative_prompt)
+    texts, _ = distinct_texts(read_table(prompts), job.teacher.negative_prompt)
     size = job.embeddings.chunk_size
     groups = [texts[start : start + size] for start in range(0, len(texts), size)]
     plans = [

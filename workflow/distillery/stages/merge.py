@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from distillery.files import atomic_path, hash_files
+from distillery.files import cure, hash_files
 from distillery.store.shards import merge_shards
+from distillery.store.tables import read_table, write_table
 
 
 def merge_targets(shards: Sequence[Path], output: Path) -> None:
@@ -21,7 +22,7 @@ def merge_samples(shards: Sequence[Path], output: Path) -> None:
         ValueError: a shard is missing or of another recipe; a picture or its latents are missing or
             damaged, or stand in two shards.
     """
-    parts = {path: pd.read_parquet(path) for path in shards}
+    parts = {path: read_table(path) for path in shards}
     # An empty shard has no column types of its own to offer.
     filled = sorted((path for path in shards if len(parts[path])), key=lambda p: _place(parts[p]))
     _check_set(parts, filled)
@@ -30,12 +31,11 @@ def merge_samples(shards: Sequence[Path], output: Path) -> None:
     if duplicated.any():
         raise ValueError(
             f"{table.loc[duplicated, 'file'].iloc[0]} stands in two of the shards "
-            f"{', '.join(map(str, shards))}: delete the stale one and rerun"
+            f"{', '.join(map(str, shards))}: {cure(*shards)}"
         )
     for path in filled:
         _verify(path, parts[path], output.parent)
-    with atomic_path(output) as temporary:
-        table.drop(columns="shard").to_parquet(temporary, index=False)
+    write_table(table.drop(columns="shard"), output)
 
 
 def _place(part: pd.DataFrame) -> tuple[int, int]:
@@ -57,7 +57,7 @@ def _check_set(parts: Mapping[Path, pd.DataFrame], filled: Sequence[Path]) -> No
     recipes = {recipe: path for path in filled for recipe in parts[path]["recipe"].unique()}
     if len(recipes) != 1:
         named = ", ".join(f"{path} has {recipe[:12]}" for recipe, path in recipes.items())
-        raise ValueError(f"the shards are of different recipes ({named}): delete the stale one")
+        raise ValueError(f"the shards are of different recipes ({named}): {cure(*parts)}")
 
 
 def _verify(shard: Path, part: pd.DataFrame, folder: Path) -> None:
@@ -67,7 +67,4 @@ def _verify(shard: Path, part: pd.DataFrame, folder: Path) -> None:
         found = hash_files(path for path in paths if path.is_file())
         for path, expected in zip(paths, part[digest], strict=True):
             if found.get(path) != expected:
-                raise ValueError(
-                    f"{path} is missing or damaged: delete {shard} and rerun, only what is missing "
-                    "is made again"
-                )
+                raise ValueError(f"{path} is missing or damaged: {cure(path, shard)}")

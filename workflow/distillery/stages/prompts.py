@@ -4,8 +4,8 @@ from pathlib import Path
 
 from distillery.config.jobs import PromptsJob
 from distillery.config.section import Split
-from distillery.files import atomic_path
 from distillery.prompts import read_prompts
+from distillery.store.tables import write_table
 
 
 def make_prompt_table(job: PromptsJob, split: Split, output: Path) -> None:
@@ -13,6 +13,4 @@ def make_prompt_table(job: PromptsJob, split: Split, output: Path) -> None:
     source = job.prompts.train if split == "train" else job.prompts.eval
     if source is None:
         raise ValueError("prompts.train is missing, and --split train asks for it: add it")
-    table = read_prompts(Path(source))
-    with atomic_path(output) as temporary:
-        table.to_parquet(temporary, index=False)
+    write_table(read_prompts(Path(source)), output)

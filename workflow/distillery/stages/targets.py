@@ -20,6 +20,7 @@ from distillery.stages.batching import Batcher
 from distillery.stages.chunked import ChunkPlan, NotFiniteError, make_chunks
 from distillery.stages.speed import PROBE_STEPS, Amount, loading_timed, tune
 from distillery.store.embeddings import EmbeddingStore
+from distillery.store.tables import read_table
 from distillery.store.trajectories import knots_of
 from distillery.teacher.adapters import teacher_hash
 from distillery.teacher.find import family_in, find_teacher
@@ -143,7 +144,7 @@ def make_targets(
         reporter: of this job.
         compiling: `hardware.compile`; on a GPU only.
     """
-    table = pd.read_parquet(prompts)
+    table = read_table(prompts)
     store = EmbeddingStore(embeddings, table)
     folder = find_teacher(job.teacher)
     maker = TrajectoryMaker(job, table, store, folder, device, reporter, compiling)

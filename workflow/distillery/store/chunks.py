@@ -22,12 +22,6 @@ HEADER = "distillery"
 """The one key of our metadata. safetensors writes several keys in an order that changes from call
 to call, and a chunk's bytes must not."""
 
-MEND = (
-    "delete the manifest.json beside its folder (or run with --forcerun and the stage that makes "
-    "it) and run again"
-)
-"""With a manifest there, Snakemake has nothing to do."""
-
 
 class DamagedChunkError(ValueError):
     """A chunk file that is not what was written."""
@@ -35,6 +29,10 @@ class DamagedChunkError(ValueError):
 
 class ForeignChunkError(ValueError):
     """A whole chunk, but of another recipe or of other samples than asked for."""
+
+
+class StaleChunkError(ForeignChunkError):
+    """A whole chunk of the right recipe, but of other samples than asked for."""
 
 
 @dataclass(frozen=True)
@@ -86,19 +84,18 @@ def check_header(path: Path, identity: ChunkIdentity) -> None:
 
     Raises:
         DamagedChunkError: missing, truncated, or not a chunk.
-        ForeignChunkError: of another recipe or of other members.
+        ForeignChunkError: of another recipe.
+        StaleChunkError: of other members.
     """
-    header = _read_header(path)
-    found = ChunkIdentity(header["recipe"], header["members"])
+    found = read_identity(path)
     if found.recipe != identity.recipe:
         raise ForeignChunkError(
             f"{path} was made by recipe {found.recipe[:12]}, this run's recipe is "
             f"{identity.recipe[:12]}: move the file away, or restore its configuration"
         )
     if found.members != identity.members:
-        raise ForeignChunkError(
-            f"{path} holds other prompts or samples than the prompt table now gives for its place: "
-            f"{MEND}, and only such chunks are made again"
+        raise StaleChunkError(
+            f"{path} holds other prompts or samples than the prompt table now gives for its place"
         )
 
 
@@ -120,6 +117,12 @@ def read_chunk(path: Path, identity: ChunkIdentity) -> dict[str, torch.Tensor]:
     return tensors
 
 
+def read_identity(path: Path) -> ChunkIdentity:
+    """What a chunk says it is, whatever was asked for; raises DamagedChunkError."""
+    header = _read_header(path)
+    return ChunkIdentity(header["recipe"], header["members"])
+
+
 def is_intact(path: Path, identity: ChunkIdentity) -> bool:
     """Whether this very chunk is there, undamaged. A chunk of another recipe raises.
 
@@ -127,11 +130,7 @@ def is_intact(path: Path, identity: ChunkIdentity) -> bool:
     """
     try:
         read_chunk(path, identity)
-    except DamagedChunkError:
-        return False
-    except ForeignChunkError:
-        if _read_header(path)["recipe"] != identity.recipe:
-            raise
+    except (DamagedChunkError, StaleChunkError):
         return False
     return True
 
@@ -139,7 +138,7 @@ def is_intact(path: Path, identity: ChunkIdentity) -> bool:
 def _read_header(path: Path) -> dict[str, Any]:
     """What `write_chunk` put into the header."""
     if not path.is_file():
-        raise DamagedChunkError(f"{path} is missing: {MEND}")
+        raise DamagedChunkError(f"{path} is missing")
     try:
         with safe_open(path, framework="pt") as file:
             header: dict[str, Any] = json.loads((file.metadata() or {})[HEADER])
@@ -152,7 +151,7 @@ def _read_header(path: Path) -> dict[str, Any]:
 
 
 def _damaged(path: Path, why: str) -> DamagedChunkError:
-    return DamagedChunkError(f"{path} is damaged ({why}): {MEND}, only this chunk is made again")
+    return DamagedChunkError(f"{path} is damaged ({why})")
 
 
 def _checksum(header: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> str:

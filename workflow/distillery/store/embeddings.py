@@ -14,8 +14,9 @@ import torch
 from safetensors import safe_open
 
 from distillery.families.protocol import Conditioning
-from distillery.files import hash_json
-from distillery.store.shards import Manifest
+from distillery.files import cure, hash_file, hash_files, hash_json
+from distillery.store.chunks import DamagedChunkError
+from distillery.store.shards import Manifest, cure_chunk
 
 
 def distinct_texts(
@@ -46,15 +47,28 @@ def pack(prompts: Sequence[Conditioning]) -> dict[str, torch.Tensor]:
 
 
 class EmbeddingStore:
-    """Random access to the embeddings of one prompt table; memory-mapped, nothing is preloaded."""
+    """Random access to the embeddings of one prompt table; memory-mapped, nothing is preloaded.
 
-    def __init__(self, manifest_path: Path, table: pd.DataFrame) -> None:
+    No merge has looked at their bytes, so each chunk is hashed when the first row of it is read,
+    or all of them by `verify`.
+    """
+
+    def __init__(self, manifest_path: Path, table: pd.DataFrame, is_verified: bool = False) -> None:
         """Open the embeddings of `table`.
 
-        Raises ValueError if they are of another table than this, or a chunk is damaged.
+        Args:
+            manifest_path: of the embeddings.
+            table: of the prompts.
+            is_verified: another process of this job calls `verify`, so this one need not look.
+
+        Raises:
+            ValueError: they are of another table than this, or a chunk is damaged.
         """
         manifest = Manifest.open(manifest_path)
         self.recipe_hash = manifest.recipe_hash
+        self._root = manifest_path.parent
+        self._chunks = manifest.chunks
+        self._verified = set(range(len(self._chunks))) if is_verified else set[int]()
         texts, self._text_of_row = distinct_texts(table, manifest.recipe["negative_prompt"])
         _check_texts(manifest, texts, manifest_path)
         self._where: list[tuple[int, int]] = []
@@ -78,8 +92,26 @@ class EmbeddingStore:
         """The embeddings of the prompt in one row of the table: name to (l, ...), unpadded."""
         return self._text(self._text_of_row[row])
 
+    def verify(self) -> None:
+        """Hash all chunks, several at once; raises DamagedChunkError."""
+        digests = hash_files(self._root / chunk.file for chunk in self._chunks)
+        for number, chunk in enumerate(self._chunks):
+            self._compare(number, digests[self._root / chunk.file])
+
+    def _compare(self, number: int, digest: str) -> None:
+        """Raise DamagedChunkError unless a chunk has the hash that the manifest gives."""
+        chunk = self._chunks[number]
+        if digest != chunk.sha256:
+            raise DamagedChunkError(
+                f"{self._root / chunk.file} is damaged (its bytes are not those of its manifest): "
+                f"{cure_chunk(self._root, chunk)}"
+            )
+        self._verified.add(number)
+
     def _text(self, text: int) -> Conditioning:
         number, row = self._where[text]
+        if number not in self._verified:
+            self._compare(number, hash_file(self._root / self._chunks[number].file))
         found = {}
         for name in self._names:
             ends = self._ends[number][name]
@@ -95,5 +127,5 @@ def _check_texts(manifest: Manifest, texts: Sequence[str | None], path: Path) ->
     found = [members_of(texts[start:end]) for start, end in zip(starts, ends, strict=True)]
     if ends[-1] != len(texts) or found != [chunk.members for chunk in manifest.chunks]:
         raise ValueError(
-            f"{path} holds the embeddings of other prompts than the table's: rerun the embeddings"
+            f"{path} holds the embeddings of other prompts than the table's: {cure(path)}"
         )

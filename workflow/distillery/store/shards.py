@@ -1,16 +1,16 @@
 """Work lists: which chunks a job makes, what it vouches for, and the merge of all vouchers."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from distillery.files import hash_file, hash_files, read_json, write_json
+from distillery.files import cure, hash_file, hash_files, hash_json, read_sealed, write_sealed
 from distillery.store.chunks import (
     ChunkIdentity,
     DamagedChunkError,
-    ForeignChunkError,
+    StaleChunkError,
     check_header,
     chunk_path,
 )
@@ -67,7 +67,7 @@ class Manifest:
 
     def write(self, path: Path) -> None:
         """Write atomically; the same chunks give the same bytes (no times, no host names)."""
-        write_json(
+        write_sealed(
             path,
             {
                 "recipe": self.recipe,
@@ -81,25 +81,30 @@ class Manifest:
     @classmethod
     def read(cls, path: Path) -> Self:
         """Read what `write` wrote, a shard or all; raises ValueError for anything else."""
-        raw = read_json(path)
+        raw = read_sealed(path)
         try:
             chunks = tuple(ChunkRecord(**chunk) for chunk in raw["chunks"])
-            return cls(raw["recipe"], raw["recipe_hash"], chunks, raw["num_chunks"])
+            manifest = cls(raw["recipe"], raw["recipe_hash"], chunks, raw["num_chunks"])
         except (KeyError, TypeError) as error:
             raise ValueError(
-                f"{path} is no manifest of this version ({error}): delete it and rerun, finished "
-                "chunks are kept"
+                f"{path} is no manifest of this version ({error}): {cure(path)}"
             ) from error
+        if hash_json(manifest.recipe) != manifest.recipe_hash:
+            raise ValueError(
+                f"{path} gives a recipe whose hash is not its recipe_hash: {cure(path)}"
+            )
+        return manifest
 
     @classmethod
     def open(cls, path: Path) -> Self:
         """Read a manifest to use its chunks: all are listed, there, and of its recipe.
 
-        Only headers are read; `merge_shards` verified the bytes.
+        Only headers are read; `merge_shards` verified the bytes of targets, readers of embeddings
+        verify them.
 
         Raises:
             ValueError: a shard's manifest, which lists some of the chunks.
-            DamagedChunkError, ForeignChunkError: see `chunks.check_header`.
+            DamagedChunkError, ForeignChunkError: see `chunks.check_header`; with the cure.
         """
         manifest = cls.read(path)
         if len(manifest.chunks) != manifest.total:
@@ -109,8 +114,30 @@ class Manifest:
             )
         for chunk in manifest.chunks:
             identity = ChunkIdentity(manifest.recipe_hash, chunk.members)
-            check_header(path.parent / chunk.file, identity)
+            try:
+                check_header(path.parent / chunk.file, identity)
+            except (DamagedChunkError, StaleChunkError) as error:
+                raise type(error)(f"{error}: {cure_chunk(path.parent, chunk)}") from error
         return manifest
+
+
+def cure_chunk(root: Path, chunk: ChunkRecord) -> str:
+    """How one chunk is made again: without it, and without all manifests that vouch for it.
+
+    The shard's as well as the merged one: whoever asks for one file by name, and not for `all`,
+    would find the shard missing behind a manifest that is there, which Snakemake overlooks.
+    """
+    return cure(root / chunk.file, *vouchers_of(root, chunk.file))
+
+
+def vouchers_of(root: Path, file: str) -> list[Path]:
+    """The manifests in a folder that list a chunk's file, damaged ones too; merged one first."""
+    named = f'"{file}"'
+    return [
+        path
+        for path in sorted(root.glob("*.json"))
+        if named in path.read_text(encoding="utf-8", errors="replace")
+    ]
 
 
 def describe_chunk(
@@ -138,41 +165,43 @@ def merge_shards(shards: Iterable[Path], root: Path) -> Manifest:
     recipes = {part.recipe_hash: path for path, part in parts.items()}
     if len(recipes) != 1:
         named = ", ".join(f"{path} has {recipe[:12]}" for recipe, path in recipes.items())
-        raise ValueError(f"the shards are of different recipes ({named}): delete the stale one")
+        raise ValueError(f"the shards are of different recipes ({named}): {cure(*parts)}")
     chunks = sorted((c for part in parts.values() for c in part.chunks), key=lambda c: c.index)
-    _check_cover([chunk.index for chunk in chunks], {part.total for part in parts.values()})
+    _check_cover(chunks, parts)
     first = next(iter(parts.values()))
     for path, part in parts.items():
         _verify(path, part, root)
     return Manifest(first.recipe, first.recipe_hash, tuple(chunks))
 
 
-def _check_cover(indices: Sequence[int], totals: set[int]) -> None:
+def _check_cover(chunks: Sequence[ChunkRecord], parts: Mapping[Path, Manifest]) -> None:
     """Raise ValueError unless all shards are parts of one set and hold each chunk of it once."""
+    indices = [chunk.index for chunk in chunks]
+    totals = {part.total for part in parts.values()}
     if len(totals) != 1:
         raise ValueError(
-            f"the shards are parts of sets of {' and '.join(map(str, sorted(totals)))} chunks: the "
-            "prompts changed between them; delete the stale ones and rerun"
+            f"the shards are parts of sets of {' and '.join(map(str, sorted(totals)))} chunks, the "
+            f"prompts changed between them: {cure(*parts)}"
         )
     missing = sorted(set(range(*totals)) - set(indices))
     twice = sorted(index for index, count in Counter(indices).items() if count > 1)
     if missing or twice:
         raise ValueError(
             f"the shards do not hold every chunk once (missing: {missing or 'none'}, twice: "
-            f"{twice or 'none'}): merge all shards of one run; if it is all of them, delete the "
-            "shard files and rerun, finished chunks are kept"
+            f"{twice or 'none'}): merge all shards of one run; if it is all of them, {cure(*parts)}"
         )
 
 
 def _verify(path: Path, part: Manifest, root: Path) -> None:
     """Read every byte of a shard's chunks; a bad one is named with the way to mend it."""
-    mend = f"to have only this one made again, delete {path} and rerun"
     for chunk in part.chunks:
         try:
             check_header(root / chunk.file, ChunkIdentity(part.recipe_hash, chunk.members))
-        except (DamagedChunkError, ForeignChunkError) as error:
-            raise type(error)(f"{error}; {mend}") from error
+        except (DamagedChunkError, StaleChunkError) as error:
+            raise type(error)(f"{error}: {cure_chunk(root, chunk)}") from error
     digests = hash_files(root / chunk.file for chunk in part.chunks)
     for chunk in part.chunks:
         if digests[root / chunk.file] != chunk.sha256:
-            raise DamagedChunkError(f"{root / chunk.file} is not as {path} vouches for: {mend}")
+            raise DamagedChunkError(
+                f"{root / chunk.file} is not as {path} vouches for: {cure_chunk(root, chunk)}"
+            )

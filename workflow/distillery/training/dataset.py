@@ -9,18 +9,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import torch
 from torch.utils.data import Dataset
 
 from distillery.config.training import Objective, TimestepWeights
 from distillery.families import Family, Setting, family_named, few_step_scheduler, grid_of
 from distillery.families.protocol import Conditioning
-from distillery.files import canonical_json
+from distillery.files import canonical_json, cure
 from distillery.identity import SampleId
 from distillery.schedule import Schedule, add_noise, as_prediction, secant
 from distillery.schedulers import GRID_TOLERANCE, Scheduler, make_scheduler
 from distillery.store.embeddings import EmbeddingStore
+from distillery.store.tables import read_table
 from distillery.store.trajectories import TrajectoryStore
 from distillery.training.objectives import ends_of, segment_target, segment_weights
 
@@ -98,6 +98,7 @@ class SegmentDataset(Dataset[Batch]):
         steps: int,
         objective: Objective = "segment",
         timestep_weights: TimestepWeights = "uniform",
+        verify: bool = True,
     ) -> None:
         """Open both stores and check that they belong together.
 
@@ -107,22 +108,28 @@ class SegmentDataset(Dataset[Batch]):
             steps: of the student.
             objective: what is asked at each segment's beginning.
             timestep_weights: of the segments in the gradient.
+            verify: read all bytes of the embeddings once; of several processes one does it.
 
         Raises:
             ValueError: embeddings of another recipe than the targets were made with, a student's
                 schedule that does not lie on the stored knots, targets without the predictions
                 that the objective needs, or weights that do not fit the steps.
+            DamagedChunkError: a chunk is missing or truncated, or an embedding has changed.
         """
         self._trajectories = TrajectoryStore(targets)
         self.recipe: dict[str, Any] = self._trajectories.recipe
         self.recipe_hash: str = self._trajectories.recipe_hash
-        self._table = pd.read_parquet(prompts)
-        self._embeddings = EmbeddingStore(embeddings, self._table)
+        self._table = read_table(prompts)
+        # Those that read ahead are forked from here: each would look for itself, chunk by chunk.
+        self._embeddings = EmbeddingStore(embeddings, self._table, is_verified=True)
+        if verify:
+            self._embeddings.verify()
         if self._embeddings.recipe_hash != self.recipe["embeddings"]:
+            manifests = sorted(targets.parent.glob("*.json"))
             raise ValueError(
                 f"{embeddings} is of recipe {self._embeddings.recipe_hash[:12]}, but {targets} was "
-                f"made with embeddings of recipe {self.recipe['embeddings'][:12]}: rerun the "
-                "targets, or restore the configuration they were made with"
+                f"made with embeddings of recipe {self.recipe['embeddings'][:12]}: restore the "
+                f"configuration they were made with, or {cure(*manifests)}"
             )
         self.family: Family = family_named(self.recipe["family"])
         stored = self._trajectories.schedule

@@ -99,8 +99,8 @@ def prepare(
     Raises:
         ValueError: inputs that do not belong together.
     """
-    dataset = open_dataset(job, paths)
-    # Hashing a large student takes seconds; one process does it for all.
+    # Hashing embeddings and a large student takes seconds; one process does it for all.
+    dataset = open_dataset(job, paths, verify=place.is_main)
     initial = hash_model(paths.student) if place.is_main else ""
     recipe = training_recipe(job, dataset, distributed.from_main(initial, device))
     recipe_hash = hash_json(recipe)
@@ -125,7 +125,7 @@ def prepare(
     )
 
 
-def open_dataset(job: TrainingJob, inputs: Inputs) -> SegmentDataset:
+def open_dataset(job: TrainingJob, inputs: Inputs, verify: bool = True) -> SegmentDataset:
     """What a training learns from; see `SegmentDataset` for arguments and errors."""
     return SegmentDataset(
         inputs.targets,
@@ -134,6 +134,7 @@ def open_dataset(job: TrainingJob, inputs: Inputs) -> SegmentDataset:
         job.student.steps,
         job.training.objective,
         job.training.timestep_weights,
+        verify,
     )
 
 

@@ -8,14 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import pandas as pd
-
 from distillery.config.jobs import PreviewsJob, read_job
 from distillery.contact_sheet import moment_folder, training_of, write_sheets
 from distillery.identity import SampleId
 from distillery.pixels import Pixels, write_png
 from distillery.store.embeddings import EmbeddingStore
 from distillery.store.shards import balanced_range
+from distillery.store.tables import read_table
 from distillery.telemetry import Reporter
 from distillery.training.monitoring.alarms import OF_PICTURES, Alarms, judge_picture
 from distillery.training.previews.drawing import Drawer
@@ -58,7 +57,7 @@ class Previews:
         """
         self.job = read_job(paths.config, PreviewsJob)
         self._root = paths.folder
-        table = pd.read_parquet(paths.prompts)
+        table = read_table(paths.prompts)
         self._store = EmbeddingStore(paths.embeddings, table)
         self._table = table.head(self.job.previews.num_prompts)
         self._mine = balanced_range(len(self._table), *share)
