@@ -94,15 +94,23 @@ def test_a_full_disk_is_told_in_one_line(
     assert "Traceback" not in message
 
 
-def test_an_error_of_safetensors_itself_stays_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("old", ["48", '"losses": [', "files", RECIPE])
+def test_a_state_that_changed_is_passed_over_for_an_older_one(
+    tmp_path: Path, reporter: Reporter, caplog: pytest.LogCaptureFixture, old: str
 ) -> None:
-    def fail(*_: object) -> None:
-        raise SafetensorError("invalid header")
-
-    monkeypatch.setattr(checkpoint, "save_file", fail)
-    with pytest.raises(SafetensorError, match="invalid header"):
-        write(tmp_path, 8)
+    """A position in the stream that is not the weights' would go on, and end somewhere else."""
+    older, newer = write(tmp_path, 32), write(tmp_path, 48)
+    state = newer / checkpoint.STATE
+    text = state.read_text()
+    changed = text.replace(old, old[:-1] + ("7" if old[-1].isalnum() else "[7,"))
+    assert changed != text
+    state.write_text(changed)
+    assert checkpoint.find_newest(tmp_path, RECIPE, reporter) == older
+    assert f"{newer} is passed over: state.json is damaged" in caplog.text
+    with pytest.raises(ValueError, match=r"cannot be used: state\.json is damaged"):
+        checkpoint.read_student(tmp_path, 48, RECIPE)
+    assert checkpoint.find_problem(older) is None
+    assert checkpoint.find_problem(newer) is not None
 
 
 def train(data: Path, output: Path) -> int:

@@ -21,7 +21,7 @@ from distillery.config.teacher import Teacher
 from distillery.families import family_named, grid_of
 from distillery.files import hash_file, read_json, write_json
 from distillery.identity import SampleId, draw_noise, noise_seed
-from distillery.model_folder import ABOUT
+from distillery.model_folder import write_about
 from distillery.student import export
 from distillery.student.export import export_student
 from distillery.training.dataset import student_scheduler
@@ -46,8 +46,8 @@ def data(tmp_path_factory):
         "seed": 0,
     }
     shutil.copytree(folder / "student/initial", folder / "student/trained")
-    write_json(
-        folder / "student/trained" / ABOUT,
+    write_about(
+        folder / "student/trained",
         {
             "recipe": trained | {"training": {"betas": [0.9, 0.95], "learning_rate": 1e-3}},
             "recipe_hash": "r" * 64,

@@ -1,16 +1,36 @@
-"""A network on disk: one Diffusers model folder, the same bytes wherever it was made."""
+"""A network on disk: one Diffusers model folder, the same bytes wherever it was made.
 
+A student's folder, and its pipeline's, vouches for its files in `ABOUT`.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from distillery.families.protocol import Denoiser
-from distillery.files import hash_files, hash_json, read_json, write_json
+from distillery.files import (
+    JsonObject,
+    cure,
+    hash_files,
+    hash_json,
+    read_json,
+    read_sealed,
+    write_json,
+    write_sealed,
+)
 
 CONFIG = "config.json"
 ABOUT = "distillery.json"
 """Beside a student's model: what it is made of, and once it is trained the recipe, its hash and the
-samples seen."""
+samples seen; `FILES`, and a seal of it all."""
+FILES = "files"
+"""Its key of the hashes of all other files."""
 
 
 def load_denoiser(folder: Path, dtype: torch.dtype, variant: str | None = None) -> Denoiser:
@@ -49,7 +69,8 @@ def save_denoiser(denoiser: Denoiser, folder: Path) -> None:
     Diffusers notes in config.json where a model was loaded from; that is left out, or equal weights
     would have different bytes on two machines.
     """
-    denoiser.save_pretrained(folder)  # type: ignore[operator]
+    with full_disk_as_os_error(folder):
+        denoiser.save_pretrained(folder)  # type: ignore[operator]
     config = read_json(folder / CONFIG)
     config.pop("_name_or_path", None)
     write_json(folder / CONFIG, config)
@@ -66,18 +87,87 @@ def share(folder: Path) -> None:
         path.chmod(mode)
 
 
+@contextmanager
+def full_disk_as_os_error(path: Path) -> Iterator[None]:
+    """Let an error of the disk that safetensors meets be an OSError, as for all that writes files.
+
+    safetensors raises an error of its own, which names the number that the system gave.
+    """
+    try:
+        yield
+    except SafetensorError as error:
+        found = re.search(r"\(os error (\d+)\)", str(error))
+        if found is None:
+            raise
+        number = int(found[1])
+        raise OSError(number, os.strerror(number), str(path)) from error
+
+
+def write_about(folder: Path, about: JsonObject) -> None:
+    """Write `ABOUT` beside a student, with the hashes of all that is in its folder by then."""
+    write_sealed(folder / ABOUT, {**about, FILES: _hash_folder(folder)})
+
+
+def read_about(folder: Path) -> dict[str, Any]:
+    """What `write_about` wrote, without the hashes; raises ValueError where it is damaged."""
+    about = read_sealed(folder / ABOUT, made_with=folder)
+    about.pop(FILES, None)
+    return about
+
+
+def check_student(folder: Path) -> None:
+    """Compare every byte of a student's folder with what was written.
+
+    Raises:
+        FileNotFoundError: there is no student in the folder.
+        ValueError: a file is missing, was added, or has other bytes.
+    """
+    if not (folder / ABOUT).is_file():
+        raise FileNotFoundError(
+            f"{folder} holds no {ABOUT}: scripts/build_student.py makes a student, "
+            "scripts/train.py a trained one, scripts/export.py its pipeline"
+        )
+    changes = find_changes(folder)
+    if changes:
+        raise ValueError(
+            f"{folder} is damaged, or was changed after it was written ({', '.join(changes)}): "
+            f"{cure(folder)}"
+        )
+
+
+def find_changes(folder: Path) -> list[str]:
+    """The files of a student's folder that are not as they were written, by their path in it."""
+    try:
+        vouched = read_sealed(folder / ABOUT)[FILES]
+    except (OSError, ValueError, KeyError):
+        return [ABOUT]
+    found = _hash_folder(folder)
+    names = sorted(found.keys() | vouched.keys())
+    return [name for name in names if found.get(name) != vouched.get(name)]
+
+
 def hash_model(folder: Path) -> str:
-    """A hash over every file of a model folder that decides what the model computes.
+    """A hash over all that decides what a student computes, after `check_student`."""
+    check_student(folder)
+    return hash_json(read_sealed(folder / ABOUT)[FILES])
+
+
+def _hash_folder(folder: Path) -> dict[str, str]:
+    """The hashes of a folder's files by their path in it.
 
     Hidden files do not count: Snakemake puts its time stamp into a folder that a rule makes. Nor
-    does `ABOUT`, which tells what the model is.
+    do `ABOUT` itself and texts for people, which these may change.
     """
-    _check_there(folder)
-    visible = (
-        path for path in folder.iterdir() if not path.name.startswith(".") and path.name != ABOUT
-    )
-    digests = hash_files(path for path in visible if path.is_file())
-    return hash_json({path.name: digest for path, digest in digests.items()})
+    names = {path: path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()}
+    counted = [
+        path
+        for path, name in names.items()
+        if not any(part.startswith(".") for part in name.parts)
+        and name.name != ABOUT
+        and path.suffix != ".md"
+    ]
+    digests = hash_files(counted)
+    return {names[path].as_posix(): digests[path] for path in counted}
 
 
 def _check_there(folder: Path) -> None:

@@ -10,8 +10,8 @@ from distillery.config.jobs import TrainingJob
 from distillery.config.student import Student
 from distillery.families import Family
 from distillery.families.protocol import Denoiser
-from distillery.files import atomic_path, write_json
-from distillery.model_folder import ABOUT, load_denoiser_skeleton, save_denoiser, share
+from distillery.files import atomic_path
+from distillery.model_folder import load_denoiser_skeleton, save_denoiser, share, write_about
 from distillery.student.layers import keep_blocks, resolve_layers
 from distillery.student.lora import add_lora, check_lora, count_lora, save_lora
 from distillery.student.origin import Origin
@@ -46,7 +46,7 @@ def build_student(job: TrainingJob, output: Path) -> None:
             add_lora(student, job.student.lora, job.seed)
             save_lora(student, temporary, family)
             share(temporary)
-        write_json(temporary / ABOUT, {"student": asdict(origin)})
+        write_about(temporary, {"student": asdict(origin)})
 
 
 def plan_student(student: Student, folder: Path, family: Family) -> Origin:

@@ -13,7 +13,15 @@ from distillery.config.jobs import ExportJob
 from distillery.families import Family, few_step_scheduler, grid_of
 from distillery.families.protocol import Denoiser
 from distillery.files import atomic_path, read_json, write_json, write_text
-from distillery.model_folder import ABOUT, load_denoiser, save_denoiser, share
+from distillery.model_folder import (
+    check_student,
+    full_disk_as_os_error,
+    load_denoiser,
+    read_about,
+    save_denoiser,
+    share,
+    write_about,
+)
 from distillery.schedulers import GRID_TOLERANCE, Scheduler
 from distillery.store.trajectories import schedule_from_json
 from distillery.student.lora import LORA_FILE, has_lora
@@ -49,12 +57,13 @@ def export_student(job: ExportJob, trained: Path, output: Path) -> None:
         output: folder to write.
 
     Raises:
-        ValueError: the student was trained for another number of steps, or the written scheduler
-            does not take the steps it was trained on.
+        ValueError: the trained student is damaged or was trained for another number of steps, or
+            the written scheduler does not take the steps it was trained on.
     """
     folder = find_teacher(job.teacher)
     family = family_in(folder)
-    about = read_json(trained / ABOUT)
+    check_student(trained)
+    about = read_about(trained)
     _check_steps(job, about, trained)
     scheduler = few_step_scheduler(
         family,
@@ -69,7 +78,8 @@ def export_student(job: ExportJob, trained: Path, output: Path) -> None:
         for name, encoder in load_adapted_text(job.teacher, folder).items():
             # Hard links: writing over the copy would write over the teacher.
             shutil.rmtree(temporary / name)
-            encoder.save_pretrained(temporary / name)
+            with full_disk_as_os_error(temporary / name):
+                encoder.save_pretrained(temporary / name)
             share(temporary / name)
         save_denoiser(denoiser, temporary / family.denoisers[0])
         scheduler.save_pretrained(temporary / "scheduler")
@@ -81,7 +91,7 @@ def export_student(job: ExportJob, trained: Path, output: Path) -> None:
             (temporary / LORA).mkdir()
             shutil.copyfile(trained / LORA_FILE, temporary / LORA / LORA_FILE)
             about["lora"] = lora_call(family, folder, about["student"]["network"], scheduler)
-        write_json(temporary / ABOUT, about)
+        write_about(temporary, about)
         write_text(temporary / "README.md", model_card(job, about))
 
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from distillery.config.student import Lora
 from distillery.families import Family
 from distillery.families.protocol import Denoiser
-from distillery.model_folder import load_denoiser, save_denoiser
+from distillery.model_folder import full_disk_as_os_error, load_denoiser, save_denoiser
 
 LORA_FILE = "pytorch_lora_weights.safetensors"
 """The name that Diffusers looks for."""
@@ -156,8 +156,9 @@ def save_lora(denoiser: Denoiser, folder: Path, family: Family) -> None:
         f"{prefix}_lora_layers": {name: value.contiguous() for name, value in tensors.items()},
         f"{prefix}_lora_adapter_metadata": config,
     }
-    pipeline_class(family).save_lora_weights(folder, weight_name=LORA_FILE, **options)
-    _keep_one_key(folder / LORA_FILE)
+    with full_disk_as_os_error(folder / LORA_FILE):
+        pipeline_class(family).save_lora_weights(folder, weight_name=LORA_FILE, **options)
+        _keep_one_key(folder / LORA_FILE)
 
 
 def _keep_one_key(path: Path) -> None:

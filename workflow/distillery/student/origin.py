@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from distillery.files import read_json
-from distillery.model_folder import ABOUT
+from distillery.model_folder import ABOUT, read_about
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ def describe_origin(origin: Origin) -> str:
 
 def read_origin(folder: Path) -> Origin | None:
     """What the student in a model folder is made of; None where it was not written down."""
-    about = read_json(folder / ABOUT).get("student") if (folder / ABOUT).is_file() else None
+    about = read_about(folder).get("student") if (folder / ABOUT).is_file() else None
     if about is None:
         return None
     layers = about["layers"]

@@ -20,11 +20,11 @@ from typing import Any
 
 import pandas as pd
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from distillery.files import atomic_path, hash_files, read_json, remove, write_json
-from distillery.model_folder import share
+from distillery.files import atomic_path, hash_files, read_sealed, remove, write_sealed
+from distillery.model_folder import full_disk_as_os_error, share
+from distillery.store.tables import read_table, seal_table
 from distillery.telemetry import Reporter
 from distillery.training.parallel import load_full, shard_like
 from distillery.training.state import TrainingState, Window
@@ -34,7 +34,7 @@ WEIGHTS = "weights.safetensors"
 AVERAGE = "average.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 LOSSES = "losses.parquet"
-FORMAT = 1
+FORMAT = 2
 NAME = r"samples-\d{12}"
 LOCK = ".lock"
 """Locked by rank 0 of the training that writes in a folder; says which process that is."""
@@ -95,9 +95,9 @@ def write(snapshot: Snapshot, root: Path, recipe_hash: str, keep: int) -> Path:
                 for file in _TENSOR_FILES
             ]:
                 written.result()
-        loss_table(snapshot.history).to_parquet(temporary / LOSSES, index=False)
+        seal_table(loss_table(snapshot.history), temporary / LOSSES)
         digests = hash_files(temporary / file for file in (*_TENSOR_FILES, LOSSES))
-        write_json(
+        write_sealed(
             temporary / STATE,
             {
                 "format": FORMAT,
@@ -119,14 +119,8 @@ _TENSOR_FILES = (WEIGHTS, OPTIMIZER, AVERAGE)
 
 def _save(tensors: dict[str, torch.Tensor], path: Path) -> None:
     """`save_file`, for which a full disk is an OSError, as it is for all that writes files."""
-    try:
+    with full_disk_as_os_error(path):
         save_file(tensors, path)
-    except SafetensorError as error:
-        found = re.search(r"\(os error (\d+)\)", str(error))
-        if found is None:
-            raise
-        number = int(found[1])
-        raise OSError(number, os.strerror(number), str(path)) from error
 
 
 def loss_table(history: list[dict[str, float]]) -> pd.DataFrame:
@@ -138,7 +132,7 @@ def loss_table(history: list[dict[str, float]]) -> pd.DataFrame:
 def find_newest(root: Path, recipe_hash: str, reporter: Reporter) -> Path | None:
     """The newest whole checkpoint of a recipe; damaged ones are skipped with a warning."""
     for path in _all(root):
-        problem = _problem(path, recipe_hash)
+        problem = find_problem(path, recipe_hash)
         if problem is None:
             return path
         reporter.warning(f"the checkpoint {path} is passed over: {problem}")
@@ -199,11 +193,11 @@ def clean_up(root: Path) -> None:
 
 def load(state: TrainingState, path: Path) -> None:
     """Bring `state`, made anew for the same configuration, to what the checkpoint holds."""
-    about = read_json(path / STATE)
+    about = read_sealed(path / STATE)
     _fill(state.trainable, load_file(path / WEIGHTS))
     _fill(state.average, load_file(path / AVERAGE))
     _restore_optimizer(state, load_file(path / OPTIMIZER))
-    history = pd.read_parquet(path / LOSSES).to_dict("records") if about["samples_seen"] else []
+    history = read_table(path / LOSSES).to_dict("records") if about["samples_seen"] else []
     state.history = [{str(key): value for key, value in row.items()} for row in history]
     state.samples_seen = about["samples_seen"]
     state.window = Window(**about["window"])
@@ -215,7 +209,7 @@ def read_student(root: Path, samples_seen: int, recipe_hash: str) -> dict[str, t
     Raises ValueError where there is none of this recipe at this position, or it is damaged.
     """
     path = checkpoint_path(root, samples_seen)
-    problem = _problem(path, recipe_hash)
+    problem = find_problem(path, recipe_hash)
     if problem is not None:
         kept = [str(int(found.name.removeprefix("samples-"))) for found in _all(root)]
         raise ValueError(
@@ -227,23 +221,32 @@ def read_student(root: Path, samples_seen: int, recipe_hash: str) -> dict[str, t
 
 def _all(root: Path) -> list[Path]:
     """All checkpoints, the newest first; a user's copy under another name is none."""
-    found = (path for path in root.glob("samples-*") if re.fullmatch(NAME, path.name))
-    return sorted(found, reverse=True)
+    return sorted(filter(is_one, root.glob("samples-*")), reverse=True)
 
 
-def _problem(path: Path, recipe_hash: str) -> str | None:
-    """Why a checkpoint cannot be used, or None."""
+def is_one(path: Path) -> bool:
+    """Whether a folder's name is that of a checkpoint."""
+    return re.fullmatch(NAME, path.name) is not None
+
+
+def find_problem(path: Path, recipe_hash: str | None = None) -> str | None:
+    """Why a checkpoint cannot be used, or None; reads every byte of it.
+
+    Args:
+        path: of its folder.
+        recipe_hash: of the training; None takes one of any.
+    """
     if not (path / STATE).is_file():
         return f"it has no {STATE}"
     try:
-        about = read_json(path / STATE)
-        if about["format"] != FORMAT:
-            return f"its format is {about['format']}, this is {FORMAT}"
-        if about["recipe"] != recipe_hash:
-            return f"it is of recipe {about['recipe'][:12]}"
-        files: dict[str, str] = about["files"]
-    except (ValueError, KeyError) as error:
-        return str(error)
+        about = read_sealed(path / STATE)
+    except ValueError:
+        return f"{STATE} is damaged, or of another version"
+    if about["format"] != FORMAT:
+        return f"its format is {about['format']}, this is {FORMAT}"
+    if recipe_hash not in (None, about["recipe"]):
+        return f"it is of recipe {about['recipe'][:12]}"
+    files: dict[str, str] = about["files"]
     for file in files:
         if not (path / file).is_file():
             return f"{file} is missing"

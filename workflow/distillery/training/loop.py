@@ -5,8 +5,9 @@ from pathlib import Path
 
 import torch
 
-from distillery.files import atomic_path, write_json
-from distillery.model_folder import ABOUT
+from distillery.files import atomic_path
+from distillery.model_folder import write_about
+from distillery.store.tables import write_table
 from distillery.student.lora import save_trained
 from distillery.student.origin import read_origin
 from distillery.training import checkpoint, distributed, parallel
@@ -159,6 +160,5 @@ def write_outputs(state: TrainingState, run: Run, paths: Paths) -> None:
             "samples_seen": state.samples_seen,
             "student": asdict(origin) if origin else None,
         }
-        write_json(temporary / ABOUT, about)
-    with atomic_path(paths.losses) as temporary:
-        checkpoint.loss_table(state.history).to_parquet(temporary, index=False)
+        write_about(temporary, about)
+    write_table(checkpoint.loss_table(state.history), paths.losses)
