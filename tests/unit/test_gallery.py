@@ -12,7 +12,7 @@ import torch
 from distillery.identity import SampleId
 from distillery.pixels import as_bytes
 from distillery.stages import gallery as module
-from distillery.stages.gallery import Gallery, Savers
+from distillery.stages.gallery import MAX_WAITING, Gallery, Savers
 from tiny import LATENT_SHAPE, tiny_prompts
 
 PICTURE = np.zeros((32, 32, 3), np.uint8)
@@ -44,6 +44,19 @@ def test_an_old_picture_beside_new_latents_is_made_again(
     assert new.is_done(0)
 
 
+def test_a_bit_anywhere_in_a_picture_makes_it_again(tmp_path: Path) -> None:
+    """Of the last chunk Pillow looks at the name alone."""
+    gallery = Gallery(tmp_path, tiny_prompts(1), [SampleId("p000", 0)], 1, "a" * 64)
+    gallery.save(0, PICTURE, torch.zeros(LATENT_SHAPE))
+    assert gallery.is_done(0)
+    assert gallery.is_black(0)
+    content = gallery.picture(0).read_bytes()
+    for place in range(len(content)):
+        flipped = content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+        gallery.picture(0).write_bytes(flipped)
+        assert not gallery.is_done(0), place
+
+
 def test_leaving_waits_for_everything() -> None:
     done: list[int] = []
     with Savers() as savers:
@@ -59,6 +72,47 @@ def test_what_a_thread_meets_is_raised() -> None:
     savers = Savers()
     with pytest.raises(OSError, match="No space left"), savers:
         savers.submit(fail)
+
+
+def test_what_an_earlier_thread_met_is_raised_by_a_later_submit() -> None:
+    """A full disk is told at the next picture, not at the end of the shard."""
+
+    gate = threading.Event()
+
+    def fail() -> None:
+        gate.wait(10)
+        raise OSError(28, "No space left on device")
+
+    def submit_more(savers: Savers) -> None:
+        for _ in range(500):
+            savers.submit(lambda: None)
+            time.sleep(0.01)
+
+    savers = Savers()
+    savers.submit(fail)
+    gate.set()
+    with pytest.raises(OSError, match="No space left"):
+        submit_more(savers)
+
+
+def test_the_caller_waits_where_too_much_is_waiting() -> None:
+    """Pictures that are made faster than they are saved do not pile up."""
+    gate, submitted = threading.Event(), threading.Semaphore(0)
+
+    def make() -> None:
+        with Savers() as savers:
+            for _ in range(MAX_WAITING + 2):
+                savers.submit(gate.wait)  # type: ignore[arg-type]
+                submitted.release()
+
+    maker = threading.Thread(target=make, daemon=True)
+    maker.start()
+    for _ in range(MAX_WAITING):
+        assert submitted.acquire(timeout=10), "so many may wait"
+    assert not submitted.acquire(timeout=1), "one more is waited for"
+    gate.set()
+    maker.join(10)
+    assert not maker.is_alive()
 
 
 def test_saving_does_not_hold_up_the_caller() -> None:

@@ -19,6 +19,7 @@ from distillery.evaluation.evaluate import evaluate, summarise
 from distillery.evaluation.judge import count_cut_prompts, embed_images, embed_prompts, load_judge
 from distillery.evaluation.manifests import read_samples
 from distillery.evaluation.metrics import IDENTICAL_PSNR_DB
+from distillery.files import hash_file
 from distillery.telemetry import Reporter
 
 CPU = torch.device("cpu")
@@ -78,6 +79,8 @@ def make_samples(folder, model, steps, guidance_scale, shift, images_per_prompt=
                     "file": f"{name}.png",
                     "sha256": hashlib.sha256(image_path.read_bytes()).hexdigest(),
                     "latents_file": f"{name}.safetensors",
+                    "latents_sha256": hash_file(folder / f"{name}.safetensors"),
+                    "is_black": False,
                     "model": model,
                     "steps": steps,
                     "guidance_scale": guidance_scale,
@@ -245,13 +248,45 @@ def test_empty_manifest_is_refused(run):
 
 def test_missing_picture_is_named(run):
     (run.folder / "samples/few/eval-04/1.png").unlink()
-    with pytest.raises(ValueError, match=r"eval-04/1.png is listed .* not there"):
+    with pytest.raises(
+        ValueError, match=r"eval-04/1.png of 'few' is not there: run `rm -r .*manifest"
+    ):
         run.evaluate()
+
+
+def test_changed_latents_are_refused(run):
+    """The distance to the reference would be another, and nothing would say so."""
+    path = run.manifests["few"].parent / "eval-04/1.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"eval-04/1.safetensors of 'few' is not what its manif"):
+        run.evaluate()
+
+
+def test_a_manifest_that_cannot_be_read_is_told_with_its_cure(run):
+    path = run.manifests["few"]
+    content = bytearray(path.read_bytes())
+    content[-20] ^= 1
+    path.write_bytes(content[:-100] + content[-8:])
+    with pytest.raises(
+        ValueError, match=rf"manifest.parquet is damaged .*: run `rm -r {path}` and"
+    ):
+        run.evaluate()
+
+
+def test_black_pictures_are_counted(run):
+    run.edit("few", lambda table: table.assign(is_black=table["index"] == 1))
+    quality, _ = run.evaluate()
+    assert quality["models"]["few"]["num_black"] == len(PROMPTS)
+    assert quality["models"]["student"]["num_black"] == 0
 
 
 def test_changed_picture_is_refused(run):
     draw(PROMPTS[0], 9).save(run.folder / "samples/few/eval-04/1.png")
-    with pytest.raises(ValueError, match=r"eval-04/1.png is not the picture"):
+    with pytest.raises(
+        ValueError, match=r"eval-04/1.png of 'few' is not what its manifest vouches for"
+    ):
         run.evaluate()
 
 

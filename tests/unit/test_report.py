@@ -14,7 +14,7 @@ from test_timeline import job_events, run_events, training_twice
 
 from distillery.config.run import parse_config
 from distillery.evaluation import report, verdict
-from distillery.files import write_json
+from distillery.files import write_json, write_sealed
 from distillery.student.origin import Origin
 
 HOSTILE = "a <script>alert('x')</script> & \"red\" circle"
@@ -49,7 +49,7 @@ def folder(tmp_path_factory):
     run.evaluate()
     for name, recipe in (("targets", {"steps": 24}), ("embeddings/train", {"batch_size": 32})):
         manifest = {"recipe": recipe, "recipe_hash": "ab" * 32, "num_samples": 64, "chunks": [{}]}
-        write_json(folder / name / "manifest.json", manifest)
+        write_sealed(folder / name / "manifest.json", manifest)
     (folder / "student/pipeline").mkdir(parents=True)
     write_call(folder, {"num_inference_steps": 4, "guidance_scale": 1.0, "num_frames": 1})
     write_loss(folder / "student/loss.parquet")
@@ -57,7 +57,7 @@ def folder(tmp_path_factory):
     (folder / "telemetry/evaluation.jsonl").unlink()
     write_json(folder / "plan.json", {"advice": ["more prompts would help"]})
     origin = Origin("config", "transformer", None, 1_000, 2_000, 750, 1_000, ("a", "b"))
-    write_json(folder / "student/initial/distillery.json", {"student": asdict(origin)})
+    write_sealed(folder / "student/initial/distillery.json", {"student": asdict(origin)})
     return folder
 
 
@@ -72,7 +72,7 @@ def write_call(folder, arguments, picture="frames[0][0]"):
     """What the export says of its pipeline."""
     (folder / "student/pipeline").mkdir(parents=True, exist_ok=True)
     call = {"arguments": arguments, "picture": picture}
-    write_json(folder / "student/pipeline/distillery.json", {"call": call})
+    write_sealed(folder / "student/pipeline/distillery.json", {"call": call})
 
 
 def write_loss(path):
@@ -205,7 +205,7 @@ def test_both_guidance_scales_are_shown(tmp_path, folder):
     quality = tmp_path / "tiny/evaluation/quality.json"
     facts = json.loads(quality.read_text())
     facts["models"]["few"]["guidance_scale_2"] = 3.0
-    write_json(quality, facts)
+    write_sealed(quality, facts)
     html, _ = write(make_config(), tmp_path / "tiny")
     assert "4 steps, guidance 4 and 3, " in html
     assert "24 steps, guidance 4, " in html
@@ -262,13 +262,50 @@ def test_a_slower_student_is_called_so(folder, tmp_path):
     assert "2.0\N{MULTIPLICATION SIGN} slower on one GPU" in write(make_config(), tmp_path)[0]
 
 
+def test_black_pictures_are_told_beside_the_scores(folder, tmp_path, written):
+    """Two black pictures are equal: 100 dB that say nothing."""
+    assert "Black pictures" not in written[0]
+    shutil.copytree(folder, tmp_path / "tiny")
+    for model in ("teacher", "student"):
+        path = tmp_path / "tiny/samples" / model / "manifest.parquet"
+        table = pd.read_parquet(path)
+        table.assign(is_black=table["index"] == 0).to_parquet(path, index=False)
+    html, _ = write(make_config(), tmp_path / "tiny")
+    told = "12 of 24 pictures of teacher, 12 of 24 pictures of student: every pixel is 0."
+    assert html.count(told) == 2, "by the metrics, and by the pictures"
+    assert html.count('<span class="off">black</span>') > 2
+
+
+@pytest.mark.parametrize(
+    ("name", "cure"),
+    [
+        ("evaluation/quality.json", "evaluation/quality.json"),
+        ("targets/manifest.json", "targets/manifest.json"),
+        ("student/initial/distillery.json", "student/initial"),
+        ("evaluation/scores.parquet", "evaluation/scores.parquet"),
+    ],
+)
+def test_what_was_changed_is_refused_with_its_cure(folder, tmp_path, name, cure):
+    """A digit of quality.json would be a wrong number in the report."""
+    shutil.copytree(folder, tmp_path / "tiny")
+    path = tmp_path / "tiny" / name
+    content = bytearray(path.read_bytes())
+    place = len(content) // 2
+    while name.endswith("json") and not chr(content[place]).isdigit():
+        place += 1
+    content[place] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=rf"run `rm -r {tmp_path / 'tiny' / cure}` and start"):
+        write(make_config(), tmp_path / "tiny")
+
+
 def test_one_is_singular(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "tiny")
     path = tmp_path / "tiny/evaluation/quality.json"
     facts = json.loads(path.read_text()) | {"num_prompts": 1}
     for model in facts["models"].values():
         model |= {"num_images": 1, "steps": 1, "network_calls": 1}
-    write_json(path, facts)
+    write_sealed(path, facts)
     page = "\n".join(Page(write(make_config(), tmp_path / "tiny")[0]).words)
     plurals = re.findall(r"\b1 (?:prompt|picture|step|network call|chunk)s\b", page)
     assert plurals == []

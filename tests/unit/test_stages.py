@@ -14,7 +14,11 @@ from distillery.identity import SampleId, noise_seed
 from distillery.prompts import REQUIRED, RESERVED
 from distillery.stages import embeddings as embeddings_stage
 from distillery.stages.merge import merge_samples
-from distillery.store.chunks import ChunkIdentity, ForeignChunkError, read_chunk
+from distillery.store.chunks import (
+    ChunkIdentity,
+    ForeignChunkError,
+    read_chunk,
+)
 from distillery.store.embeddings import EmbeddingStore
 from distillery.store.shards import Manifest
 from distillery.store.trajectories import TrajectoryStore
@@ -185,7 +189,7 @@ def test_one_picture_that_is_not_finite_loses_no_other(
 ) -> None:
     run = fresh(finished, tmp_path)
     spoil(monkeypatch, 2, None)
-    with pytest.raises(ValueError, match=r"1 of 5 pictures.*\n  p002: its latents are not finite"):
+    with pytest.raises(ValueError, match=r"1 of 5 pictures.*\n  p002/0: its latents"):
         run.samples()
     assert not list(run.folder.glob("samples/teacher/p002/*"))
     assert len(run.pictures()) == 8
@@ -310,14 +314,14 @@ def test_merging_samples_looks_at_every_file_and_shard(run: Run, tmp_path: Path)
     with pytest.raises(ValueError, match="1 shards of a set of 2"):
         merge_samples(shards[:1], output)
     with pytest.raises(ValueError, match=r"stands in two of the shards"):
-        merge_samples([shards[0], shutil.copy(shards[0], tmp_path)], output)
+        merge_samples([shards[0], Path(shutil.copy(shards[0], tmp_path))], output)
     merge_samples(list(reversed(shards)), output)
     assert pd.read_parquet(output)["prompt_id"].tolist() == [f"p{row:03d}" for row in range(5)]
     for name in ("p004/0.png", "p004/0.safetensors"):
         path = output.parent / name
         content = path.read_bytes()
         path.write_bytes(content[:-1])
-        with pytest.raises(ValueError, match=rf"{name} is missing or damaged: delete .*shard-1-of"):
+        with pytest.raises(ValueError, match=rf"{name} is missing or damaged: `rm .*shard-1-of"):
             merge_samples(shards, output)
         path.write_bytes(content)
 
@@ -349,7 +353,7 @@ def test_a_damaged_chunk_of_a_store_is_named_when_it_is_opened(run: Run) -> None
     ):
         path = next((run.folder / folder).glob("*/chunk-000001.safetensors"))
         path.write_bytes(path.read_bytes()[:-1])
-        with pytest.raises(ValueError, match=r"chunk-000001.*damaged.*run again"):
+        with pytest.raises(ValueError, match=r"chunk-000001.*damaged.*: run `rm -r .*chunk-000001"):
             opened()
 
 

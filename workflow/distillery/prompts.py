@@ -18,7 +18,7 @@ from distillery.identity import check_prompt_id
 REQUIRED = ("prompt_id", "prompt")
 RESERVED = (
     "index", "noise_seed", "file", "sha256", "latents_file", "latents_sha256", "model", "steps",
-    "guidance_scale", "network_calls", "width", "height", "recipe", "shard",
+    "guidance_scale", "network_calls", "width", "height", "is_black", "recipe", "shard",
 )  # fmt: skip
 """Columns of the samples' manifest that are ours; a prompt file's own stand beside them."""
 RESERVED_FOR_PAIRS = ("guidance_scale_2",)

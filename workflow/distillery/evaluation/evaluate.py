@@ -23,7 +23,8 @@ from distillery.evaluation.judge import (
 )
 from distillery.evaluation.manifests import ModelSamples, check_pairs, read_samples
 from distillery.evaluation.metrics import FloatArray, Groups, Interval
-from distillery.files import atomic_path, write_json
+from distillery.files import write_sealed
+from distillery.store.tables import write_table
 from distillery.telemetry import Reporter
 
 READ_AHEAD = 64
@@ -58,9 +59,8 @@ def evaluate(
     judge = load_judge(job.evaluation.judge, device)
     scores = _score_all(samples, samples[job.evaluation.reference], judge, reporter)
     table = pd.concat(scores.values(), ignore_index=True)
-    with atomic_path(output_scores) as temporary:
-        table.to_parquet(temporary, index=False)
-    write_json(output_quality, summarise(job, samples, scores))
+    write_table(table, output_scores)
+    write_sealed(output_quality, summarise(job, samples, scores))
 
 
 def _read_all(job: EvaluationJob, manifests: Mapping[str, Path]) -> dict[str, ModelSamples]:
@@ -181,6 +181,7 @@ def summarise(
         "models": {
             name: {
                 "num_images": len(model.table),
+                "num_black": model.num_black,
                 "steps": model.steps,
                 "guidance_scale": model.guidance_scale,
                 "guidance_scale_2": model.guidance_scale_2,

@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 from markupsafe import Markup
 
+from distillery.evaluation.manifests import ModelSamples
 from distillery.evaluation.metrics import Interval
 from distillery.evaluation.plots import Line, Point, interval_plot, line_plot, significant
 from distillery.evaluation.timeline import ImageTime, RunClock, StageTime, Worker
@@ -67,6 +68,21 @@ def counted(number: int, noun: str) -> str:
 def summary(checks: list[Check]) -> str | None:
     """One sentence about the thresholds, None if there was nothing to check."""
     return summarise_checks(checks) if checks else None
+
+
+def black_pictures(samples: Mapping[str, ModelSamples]) -> str | None:
+    """Which models have pictures whose every pixel is 0, and what that does to the scores."""
+    named = [
+        f"{model.num_black:,} of {counted(len(model.table), 'picture')} of {name}"
+        for name, model in samples.items()
+        if model.num_black
+    ]
+    if not named:
+        return None
+    return (
+        f"{', '.join(named)}: every pixel is 0. They are scored like all others; two black "
+        "pictures are equal, so a PSNR of 100 dB between them says nothing."
+    )
 
 
 # ---- the table of metrics ----------------------------------------------------------------------

@@ -9,11 +9,14 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from PIL import Image
-from safetensors.numpy import load_file
+from safetensors.numpy import load
+
+from distillery.files import cure
+from distillery.store.tables import read_table
 
 COLUMNS = (
-    "prompt_id", "prompt", "index", "noise_seed", "file", "sha256", "latents_file", "model",
-    "steps", "guidance_scale", "network_calls",
+    "prompt_id", "prompt", "index", "noise_seed", "file", "sha256", "latents_file",
+    "latents_sha256", "model", "steps", "guidance_scale", "network_calls", "is_black",
 )  # fmt: skip
 KEY = ["prompt_id", "index"]
 MAX_NAMED = 5
@@ -55,6 +58,11 @@ class ModelSamples:
         """Forward passes of the denoiser for one image."""
         return int(self.table["network_calls"].iloc[0])
 
+    @property
+    def num_black(self) -> int:
+        """Pictures whose every pixel is 0."""
+        return int(self.table["is_black"].sum())
+
     def image_path(self, row: int) -> Path:
         """The picture of one row."""
         return self.folder / str(self.table["file"].iloc[row])
@@ -65,12 +73,7 @@ class ModelSamples:
         Raises:
             ValueError: the file is missing, or is not the one the manifest was written for.
         """
-        content = _read(self.image_path(row), self.model)
-        if hashlib.sha256(content).hexdigest() != self.table["sha256"].iloc[row]:
-            raise ValueError(
-                f"{self.image_path(row)} is not the picture that its manifest vouches for: delete "
-                f"the folder of samples of {self.model!r} and rerun"
-            )
+        content = self._read(self.image_path(row), str(self.table["sha256"].iloc[row]))
         with Image.open(io.BytesIO(content)) as image:
             return image.convert("RGB")
 
@@ -79,14 +82,36 @@ class ModelSamples:
         return np.asarray(self.read_image(row), dtype=np.uint8)
 
     def read_latents(self, row: int) -> npt.NDArray[np.float32]:
-        """The final latents of one picture, shape (c, f, h, w)."""
+        """The final latents of one picture, shape (c, f, h, w); errors as of `read_image`."""
         path = self.folder / str(self.table["latents_file"].iloc[row])
-        if not path.is_file():
-            raise ValueError(_missing(path, self.model))
-        tensors = load_file(path)
+        tensors = load(self._read(path, str(self.table["latents_sha256"].iloc[row])))
         if "latents" not in tensors:
             raise ValueError(f"{path} holds {sorted(tensors)}: a tensor named 'latents' is needed")
         return np.asarray(tensors["latents"], dtype=np.float32)
+
+    def _read(self, path: Path, sha256: str) -> bytes:
+        """A listed file's bytes, which must have the hash that the manifest gives."""
+        content = path.read_bytes() if path.is_file() else None
+        if content is None or hashlib.sha256(content).hexdigest() != sha256:
+            why = "is not there" if content is None else "is not what its manifest vouches for"
+            raise ValueError(
+                f"{path} of {self.model!r} {why}: {cure(path, *tables_of(self.folder, path))}"
+            )
+        return content
+
+
+def tables_of(folder: Path, path: Path) -> list[Path]:
+    """The manifest and the shards of a model's samples that list a file; unreadable ones count."""
+    return [table for table in sorted(folder.glob("*.parquet")) if _lists(table, path)]
+
+
+def _lists(table: Path, path: Path) -> bool:
+    try:
+        listed = read_table(table)
+    except ValueError:
+        return True
+    names = {*listed["file"], *listed["latents_file"]}
+    return path.relative_to(table.parent).as_posix() in names
 
 
 def read_samples(model: str, path: Path) -> ModelSamples:
@@ -97,10 +122,11 @@ def read_samples(model: str, path: Path) -> ModelSamples:
     """
     if not path.is_file():
         raise ValueError(f"{path} is not there: generate the samples of {model!r} first")
-    table = pd.read_parquet(path)
+    table = read_table(path)
     missing = [column for column in COLUMNS if column not in table.columns]
     if missing:
-        raise ValueError(f"{path} has no column {', '.join(missing)}: remake it")
+        tables = sorted(path.parent.glob("*.parquet"))
+        raise ValueError(f"{path} has no column {', '.join(missing)}: {cure(*tables)}")
     if table.empty:
         raise ValueError(f"{path} lists no image: generate the samples of {model!r} first")
     twice = table.duplicated(KEY)
@@ -126,9 +152,11 @@ def check_pairs(reference: ModelSamples, other: ModelSamples) -> None:
     for column in ("prompt", "noise_seed"):
         differs = reference.table[column] != other.table[column]
         if differs.any():
+            tables = [*reference.folder.glob("*.parquet"), *other.folder.glob("*.parquet")]
             raise ValueError(
                 f"{other.model!r} and {reference.model!r} differ in {column} of "
-                f"{name_ids(reference.table[differs])}: samples of two runs are mixed; rerun both"
+                f"{name_ids(reference.table[differs])}, samples of two runs are mixed: "
+                f"{cure(*sorted(tables))}"
             )
 
 
@@ -142,19 +170,3 @@ def name_ids(table: pd.DataFrame) -> str:
 def _keys(table: pd.DataFrame) -> pd.DataFrame:
     """The key columns; `index` under a name that a row tuple does not use itself."""
     return table[KEY].rename(columns={"index": "index_"})
-
-
-def _read(path: Path, model: str) -> bytes:
-    """A file's bytes, or a message that says how to get it."""
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise ValueError(_missing(path, model)) from None
-
-
-def _missing(path: Path, model: str) -> str:
-    """What to do about a listed file that is not there."""
-    return (
-        f"{path} is listed in the manifest of {model!r} but is not there: delete "
-        f"{path.parent} and rerun the samples of {model!r}"
-    )

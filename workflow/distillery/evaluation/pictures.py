@@ -40,6 +40,7 @@ class Picture:
     width: int
     height: int
     is_small: bool
+    is_black: bool
     clip_score: float | None
     rank: int | None
     psnr_db: float | None
@@ -185,6 +186,7 @@ class GridInputs:
             width=width * scale,
             height=height * scale,
             is_small=is_small,
+            is_black=bool(row["is_black"]),
             clip_score=_number(scores.get("clip_score")),
             rank=None if scores.get("rank") is None else int(scores["rank"]),
             psnr_db=_number(scores.get("psnr_db")),

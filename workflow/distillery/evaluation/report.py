@@ -44,9 +44,10 @@ from distillery.evaluation.verdict import (
     percent,
     read_interval,
 )
-from distillery.files import JsonObject, read_json, write_json, write_text
+from distillery.files import JsonObject, read_json, read_sealed, write_json, write_text
 from distillery.hardware import describe_hardware, versions
-from distillery.model_folder import ABOUT
+from distillery.model_folder import ABOUT, read_about
+from distillery.store.tables import read_table
 from distillery.student.origin import Origin, describe_origin, read_origin
 from distillery.telemetry import read_events
 
@@ -132,19 +133,20 @@ def gather(config: Config, run_folder: Path) -> Findings:
         "embeddings, eval": run_folder / "embeddings" / "eval" / "manifest.json",
     }
     events = read_events(run_folder / "telemetry")
-    trained = _read_optional(run_folder / "student" / "trained" / ABOUT)
-    trained_recipe = None if trained is None else trained["recipe_hash"]
+    quality = run_folder / "evaluation" / "quality.json"
+    trained = run_folder / "student" / "trained"
+    trained_recipe = read_about(trained)["recipe_hash"] if (trained / ABOUT).is_file() else None
     return Findings(
         config=config,
         roles=find_roles(config),
-        quality=_read_optional(run_folder / "evaluation" / "quality.json"),
-        scores=pd.read_parquet(scores) if scores.is_file() else None,
+        quality=read_sealed(quality) if quality.is_file() else None,
+        scores=read_table(scores) if scores.is_file() else None,
         samples=_read_all_samples(config, run_folder),
-        loss=pd.read_parquet(loss) if loss.is_file() else None,
+        loss=read_table(loss) if loss.is_file() else None,
         training=gather_training(events, trained_recipe),
         trained_recipe=trained_recipe,
         attempts=find_attempts(event for event in events if event.stage != OWN_STAGE),
-        manifests={name: read_json(path) for name, path in manifests.items() if path.is_file()},
+        manifests={name: read_sealed(path) for name, path in manifests.items() if path.is_file()},
         plan=_read_optional(run_folder / "plan.json"),
         origin=read_origin(run_folder / "student" / "initial"),
     )
@@ -306,6 +308,7 @@ def render(
         headline=figures.headline(findings.roles, findings.quality, facts["speed"]),
         summary=figures.summary(findings.checks),
         table=figures.metrics_table(findings.quality, findings.roles, timings.images),
+        black=figures.black_pictures(findings.samples),
         quality_plots=figures.quality_plots(findings.quality, findings.roles),
         loss_plots=figures.loss_plots(findings.loss),
         speed_plot=figures.speed_plot(findings.training.speed if findings.training else []),

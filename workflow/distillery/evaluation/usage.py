@@ -5,8 +5,7 @@ from pathlib import Path
 from distillery.config.run import Config
 from distillery.config.teacher import Teacher
 from distillery.evaluation.manifests import ModelSamples
-from distillery.files import read_json
-from distillery.model_folder import ABOUT
+from distillery.model_folder import ABOUT, read_about
 
 
 def loading_code(config: Config, run_folder: Path, samples: ModelSamples | None) -> str | None:
@@ -22,7 +21,7 @@ def loading_code(config: Config, run_folder: Path, samples: ModelSamples | None)
     folder = run_folder / "student" / "pipeline"
     if not (folder / ABOUT).is_file():
         return None
-    call = read_json(folder / ABOUT)["call"]
+    call = read_about(folder)["call"]
     prompt = "a photo of a lighthouse at dusk"
     seed, of_report = 0, ""
     if samples is not None:

@@ -19,6 +19,10 @@ from distillery.pixels import Pixels, write_png
 from distillery.store.chunks import ChunkIdentity, is_intact, write_chunk
 
 MAX_THREADS = 8
+BLACK = "black"
+"""Text in the PNG of a picture whose every pixel is 0."""
+PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
+"""The last chunk of every PNG, which Pillow does not check."""
 MAX_WAITING = 128
 """Pictures made but not yet saved, at most; 3 MB each at 1024 px."""
 
@@ -45,6 +49,11 @@ class Gallery:
         """The text of a sample."""
         return str(self.table["prompt"].iloc[row // self.images_per_prompt])
 
+    def name(self, row: int) -> str:
+        """Prompt id and index, in messages."""
+        sample = self.samples[row]
+        return f"{sample.prompt_id}/{sample.index}"
+
     def picture(self, row: int) -> Path:
         """Where a sample's picture lies."""
         sample = self.samples[row]
@@ -67,29 +76,38 @@ class Gallery:
             latents_done = is_intact(self.latents(row), identity)
         except ValueError:  # latents of an earlier recipe: they are derived, so they are replaced
             latents_done = False
-        return latents_done and _is_picture(self.picture(row), identity)
+        return latents_done and identity_in(self.picture(row)) == identity
 
     def save(self, row: int, picture: Pixels, latents: torch.Tensor) -> None:
         """Save latents (*latent), then the picture: who finds the picture finds both."""
-        sample, identity = self.samples[row], self.identity(row)
-        about = {"samples": [f"{sample.prompt_id}/{sample.index}"]}
-        write_chunk(self.latents(row), {"latents": latents}, identity, about)
-        texts = {"recipe": identity.recipe, "members": identity.members}
-        write_png(self.picture(row), picture, {**texts, "prompt": self.prompt(row)})
+        identity = self.identity(row)
+        write_chunk(
+            self.latents(row), {"latents": latents}, identity, {"samples": [self.name(row)]}
+        )
+        texts = {"recipe": identity.recipe, "members": identity.members, "prompt": self.prompt(row)}
+        if not picture.any():
+            texts[BLACK] = "every pixel is 0"
+        write_png(self.picture(row), picture, texts)
+
+    def is_black(self, row: int) -> bool:
+        """Whether every pixel of a picture that is there is 0; reads its texts alone."""
+        with Image.open(self.picture(row)) as picture:
+            return BLACK in getattr(picture, "text", {})
 
 
-def _is_picture(path: Path, identity: ChunkIdentity) -> bool:
-    """Whether a PNG is there, undamaged (all its CRCs hold), and of this recipe and prompt."""
-    if not path.is_file():
-        return False
+def identity_in(path: Path) -> ChunkIdentity | None:
+    """Whose picture a PNG is; None where it is none of ours, or damaged (a CRC does not hold)."""
     try:
         with Image.open(path) as picture:
             picture.verify()
         with Image.open(path) as picture:
-            found = getattr(picture, "text", {})
-    except (OSError, SyntaxError, ValueError):
-        return False
-    return (found.get("recipe"), found.get("members")) == (identity.recipe, identity.members)
+            texts = getattr(picture, "text", {})
+        with path.open("rb") as file:
+            file.seek(-len(PNG_END), os.SEEK_END)
+            is_ended = file.read() == PNG_END
+        return ChunkIdentity(texts["recipe"], texts["members"]) if is_ended else None
+    except (OSError, SyntaxError, ValueError, KeyError):
+        return None
 
 
 class Savers:

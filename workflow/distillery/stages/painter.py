@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from distillery.families import Family, Request, Setting
 from distillery.families.protocol import Pipeline
 from distillery.files import hash_json
 from distillery.identity import noise_seed
+from distillery.model_folder import check_student
 from distillery.pixels import as_bytes
 from distillery.stages.batching import Batcher
 from distillery.stages.gallery import Gallery, Savers
@@ -39,6 +41,56 @@ AUTO_UNIT = 32
 NOT_IN_RECIPE = {"num_prompts", "guidance_scale", "guidance_scale_2", "trained_guidance_scale"}
 """How many prompts there are decides which pictures are made; the scales used are written
 themselves."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A batch of pictures on its way to the disk.
+
+    Attributes:
+        pixels: (b, h, w, 3) uint8.
+        latents: (b, *latent) float32.
+        is_decoded: (b,) bool, whether the VAE's values are finite.
+    """
+
+    pixels: torch.Tensor
+    latents: torch.Tensor
+    is_decoded: torch.Tensor
+
+    @property
+    def is_spoiled(self) -> torch.Tensor:
+        """Which pictures are black or not finite; (b,) bool."""
+        is_black = (self.pixels.flatten(1) == 0).all(dim=1)
+        return ~is_finite(self.latents) | ~self.is_decoded | is_black
+
+    def cpu(self) -> "Drawn":
+        """On the host."""
+        return Drawn(self.pixels.cpu(), self.latents.cpu(), self.is_decoded.cpu())
+
+    def replaced(self, which: torch.Tensor, again: "Drawn") -> "Drawn":
+        """With the pictures `which` (b,) taken from another try."""
+
+        def mix(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+            return torch.where(which.view(-1, *[1] * (first.ndim - 1)), second, first)
+
+        return Drawn(
+            mix(self.pixels, again.pixels),
+            mix(self.latents, again.latents),
+            mix(self.is_decoded, again.is_decoded),
+        )
+
+    def problem(self, place: int) -> str | None:
+        """Why a picture cannot be saved; a black one of finite values can."""
+        latents = self.latents[place]
+        if not latents.isfinite().all():
+            return "its latents are not finite"
+        if not self.is_decoded[place]:
+            return (
+                "its decoded values are not finite, in float32 neither, though its latents are, up "
+                f"to {latents.abs().max():.3g}: if that is of the usual size, the VAE is damaged; "
+                "copy the teacher again"
+            )
+        return None
 
 
 class Painter:
@@ -75,6 +127,8 @@ class Painter:
         self.compiling = compiling
         self.store = EmbeddingStore(embeddings, table)
         self.is_student = pipeline is not None
+        if pipeline is not None:
+            check_student(pipeline)
         self.folder = pipeline or find_teacher(job.teacher)
         self.family: Family = family_in(self.folder)
         self.length = job.teacher.max_sequence_length or self.family.max_sequence_length
@@ -158,59 +212,55 @@ class Painter:
         """Make one whole group and save the missing pictures of it.
 
         A picture that is black or not finite is made once more in float32. Returns a line for each
-        whose latents are not finite even so; nothing is saved for it.
+        that is not finite even so; nothing is saved for it.
         """
         failures = []
         assert self.pipeline is not None  # loading may change the size of a batch
-        for batch, (pictures, latents_b) in self.batcher.map(rows, self._run_carefully):
-            for row, picture, latents in zip(batch, pictures, latents_b, strict=False):
+        for batch, drawn in self.batcher.map(rows, self._run_carefully):
+            for place, row in enumerate(batch):
                 if row not in missing:
                     continue
-                if not latents.isfinite().all():
-                    prompt_id = self.gallery.samples[row].prompt_id
-                    failures.append(f"{prompt_id}: its latents are not finite")
+                problem = drawn.problem(place)
+                if problem is not None:
+                    failures.append(f"{self.gallery.name(row)}: {problem}")
                     continue
-                savers.submit(partial(self.gallery.save, row, picture.numpy(), latents.clone()))
+                pixels, latents = drawn.pixels[place].numpy(), drawn.latents[place].clone()
+                savers.submit(partial(self.gallery.save, row, pixels, latents))
         return failures
 
-    def _run_carefully(self, rows: Sequence[int], size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _run_carefully(self, rows: Sequence[int], size: int) -> Drawn:
         """`_run`, and again in float32 for what came out black or not finite; on the CPU."""
-        pictures, latents_b = self._run(rows, size)
+        drawn = self._run(rows, size)
         # Found where the pictures are: on the CPU the GPU would wait for it, 60 ms a batch of 8.
-        spoiled = is_spoiled(pictures, latents_b)[: len(rows)].cpu()
-        pictures, latents_b = pictures.cpu(), latents_b.cpu()
+        spoiled = drawn.is_spoiled.cpu()
+        drawn = drawn.cpu()
+        spoiled[len(rows) :] = False
         if not spoiled.any():
-            return pictures, latents_b
-        names = [self.gallery.samples[row] for row, bad in zip(rows, spoiled, strict=True) if bad]
-        ids = ", ".join(f"{sample.prompt_id}/{sample.index}" for sample in names)
+            return drawn
+        ids = ", ".join(self.gallery.name(rows[place]) for place in spoiled.nonzero().flatten())
         denoisers = denoisers_of(self.pipeline, self.family).values()
         if not all(can_be_in_float32(denoiser) for denoiser in denoisers):
             self.reporter.warning(f"black or not finite: {ids}")
-            return pictures, latents_b
+            return drawn
         self.reporter.warning(f"black or not finite, made again in float32: {ids}")
         with ExitStack() as stack:
             for denoiser in denoisers:
                 stack.enter_context(in_float32(denoiser))
-            again, latents_again = (made.cpu() for made in self._run(rows, size))
-        whole = torch.zeros(size, dtype=torch.bool)
-        whole[: len(rows)] = spoiled
-        pictures[whole], latents_b[whole] = again[whole], latents_again[whole]
-        if is_spoiled(pictures, latents_b)[: len(rows)].any():
-            self.reporter.warning(f"in float32 still black or not finite: some of {ids}")
-        return pictures, latents_b
+            again = self._run(rows, size).cpu()
+        return drawn.replaced(spoiled, again)
 
-    def _run(self, rows: Sequence[int], size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """One call of the pipeline, padded to `size`: pictures (b, h, w, 3), latents (b, *latent).
+    def _run(self, rows: Sequence[int], size: int) -> Drawn:
+        """One call of the pipeline, padded to `size`, on the device.
 
-        Both on the device, pictures as bytes: rounded as Diffusers rounds, but before a quarter of
-        the data crosses to the host.
+        Pictures are made bytes there: rounded as Diffusers rounds, but before a quarter of the data
+        crosses to the host.
         """
         steps = self.job.sampling.steps
         request = self._request([*rows, *[rows[-1]] * (size - len(rows))], steps)
         with record(self.pipeline.scheduler, [steps]) as trajectory:
             pictures = self.family.generate(self.pipeline, request)
         assert pictures is not None
-        return as_bytes(pictures), trajectory.states[steps]
+        return Drawn(as_bytes(pictures), trajectory.states[steps], is_finite(pictures))
 
     def _probe(self, size: int) -> None:
         """A few steps of the first samples, to find the batch size."""
@@ -230,11 +280,6 @@ class Painter:
             setting=setting,
             decode=True,
         )
-
-
-def is_spoiled(pictures: torch.Tensor, latents_b: torch.Tensor) -> torch.Tensor:
-    """Which pictures (b, h, w, 3) are black, or have latents (b, ...) not finite; (b,) bool."""
-    return ~is_finite(latents_b) | (pictures.flatten(1) == 0).all(dim=1)
 
 
 def _check_source(job: SamplesJob, pipeline: Path | None) -> None:

@@ -10,12 +10,14 @@ import torch
 
 from distillery.config.jobs import SamplesJob
 from distillery.config.section import Compile
-from distillery.files import atomic_path, hash_file
+from distillery.files import hash_file
 from distillery.identity import noise_seed
 from distillery.prompts import REQUIRED, RESERVED, RESERVED_FOR_PAIRS
-from distillery.stages.gallery import Savers
+from distillery.stages.gallery import Gallery, Savers
 from distillery.stages.painter import Painter
+from distillery.store.chunks import DamagedChunkError
 from distillery.store.shards import balanced_range
+from distillery.store.tables import read_table, write_table
 from distillery.telemetry import Reporter
 
 MAX_FAILURES_SHOWN = 20
@@ -62,7 +64,7 @@ def make_samples(
         ValueError: some prompts failed, all others were made first; or there is no pipeline folder
             for a student, or one for a teacher.
     """
-    table = pd.read_parquet(inputs.prompts)
+    table = read_table(inputs.prompts)
     painter = Painter(
         job, table, inputs.embeddings, inputs.pipeline, output.parent, device, reporter, compiling
     )
@@ -74,6 +76,8 @@ def make_samples(
         for unit in mine:
             failures += _make_unit(painter, unit, savers, reporter)
             bar.update(len(unit))
+    for failure in failures:
+        reporter.info(f"not made: {failure}")
     if failures:
         raise ValueError(
             f"{len(failures)} of {len(rows)} pictures could not be made, the others are saved:"
@@ -81,10 +85,22 @@ def make_samples(
             + "\n  the log names all of them" * (len(failures) > MAX_FAILURES_SHOWN)
         )
     records = [describe(painter, row, model, shard, table) for row in rows]
-    with atomic_path(output) as temporary:
-        second = [name for name in RESERVED_FOR_PAIRS if name in painter.setting.guidance]
-        columns = [*REQUIRED, *RESERVED, *second, *_extra_columns(table)]
-        pd.DataFrame(records, columns=columns).to_parquet(temporary, index=False)
+    _tell_black(painter.gallery, rows, reporter)
+    second = [name for name in RESERVED_FOR_PAIRS if name in painter.setting.guidance]
+    columns = [*REQUIRED, *RESERVED, *second, *_extra_columns(table)]
+    write_table(pd.DataFrame(records, columns=columns), output)
+
+
+def _tell_black(gallery: Gallery, rows: Sequence[int], reporter: Reporter) -> None:
+    """Name the black pictures. They are kept: a prompt may ask for one, and nothing is NaN here."""
+    names = [gallery.name(row) for row in rows if gallery.is_black(row)]
+    if names:
+        shown = ", ".join(names[:MAX_FAILURES_SHOWN])
+        reporter.warning(
+            f"{len(names)} pictures are black, every pixel is 0 though all values are finite: "
+            f"{shown}{' ...' * (len(names) > MAX_FAILURES_SHOWN)}; they are kept, and is_black in "
+            "the table marks them"
+        )
 
 
 def _make_unit(
@@ -95,10 +111,12 @@ def _make_unit(
     missing = [row for row in rows if not gallery.is_done(row)]
     if not missing:
         return []
-    names = [f"{gallery.samples[row].prompt_id}/{gallery.samples[row].index}" for row in missing]
+    names = [gallery.name(row) for row in missing]
     try:
         with reporter.work(len(missing), recipe=gallery.recipe_hash, samples=names):
             return painter.paint(rows, missing, savers)
+    except DamagedChunkError:
+        raise  # of the embeddings: every other batch would say the same
     except (ValueError, RuntimeError) as error:
         reporter.info(f"a batch failed ({', '.join(names)}): {error}")
         return [f"{name}: {error}" for name in names]
@@ -127,6 +145,7 @@ def describe(
         "network_calls": painter.num_calls,
         "width": painter.setting.width,
         "height": painter.setting.height,
+        "is_black": gallery.is_black(row),
         "recipe": gallery.recipe_hash,
         "shard": f"{shard[0]}/{shard[1]}",
         **{name: prompt_row[name] for name in _extra_columns(table)},

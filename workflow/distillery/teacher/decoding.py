@@ -1,6 +1,7 @@
-"""Pictures that a VAE of lower precision spoils: found, and decoded again in float32.
+"""Pictures that a VAE spoils: of a lower precision they are decoded again in float32.
 
-float16 overflows in some VAEs, and what is not finite becomes a black picture without a word.
+float16 overflows in some VAEs, and what is not finite becomes a black picture without a word, or
+where it is infinite a white one.
 """
 
 import logging
@@ -33,32 +34,38 @@ class DecodeGuard:
         self._decode = vae.decode
 
     def __call__(self, latents: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Decode as the VAE does; again in float32 what it spoils.
+        """Decode as the VAE does; again in float32 what it spoils in a lower precision.
 
-        Latents that are not finite pass through: they are the network's fault, not the VAE's, and
-        whoever drew them looks. Raises ValueError if others are not finite in float32 either.
+        A picture that is not finite even so is returned as NaN throughout: whoever drew it finds
+        it, also where the stock pipeline clamps infinite values to white.
         """
         # States are float32 everywhere; stock pipelines cast them only for a float16 VAE.
         result = self._decode(latents.to(self._vae.dtype), *args, **kwargs)
         decoded_b: torch.Tensor = result[0]
+        if self._vae.dtype != torch.float32:
+            self._repair(decoded_b, latents, *args, **kwargs)
+        # Without asking the device whether there is one, for which the host would wait.
+        lost = ~is_finite(decoded_b).view(-1, *[1] * (decoded_b.ndim - 1))
+        decoded_b.masked_fill_(lost, torch.nan)
+        return result
+
+    def _repair(
+        self, decoded_b: torch.Tensor, latents: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> None:
+        """Decode again in float32, in place, what is spoiled.
+
+        Not where the latents are not finite: that is the network's fault, not the VAE's.
+        """
         spoiled = is_spoiled(decoded_b) & is_finite(latents)
-        if self._vae.dtype == torch.float32 or not spoiled.any():
-            return result
+        if not spoiled.any():
+            return
         repeated = self._decode_in_float32(latents[spoiled], *args, **kwargs)
-        num_bad = int((~is_finite(repeated)).sum())
-        if num_bad:
-            raise ValueError(
-                f"{num_bad} of {len(decoded_b)} pictures are not finite, decoded in float32 "
-                f"neither, though their latents are, up to {latents[spoiled].abs().max():.3g}: if "
-                "that is of the usual size, the teacher's VAE is damaged; copy it again"
-            )
         decoded_b[spoiled] = repeated.to(decoded_b.dtype)
         logging.getLogger("distillery.teacher.decoding").warning(
             f"{len(repeated)} of {len(decoded_b)} pictures were black or not finite in "
             f"{self._vae.dtype} and were decoded again in float32; teacher.vae_dtype: float32 "
             "avoids the second try"
         )
-        return result
 
     def _decode_in_float32(self, latents: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """The VAE's own `decode` with all weights cast for this once."""
@@ -75,6 +82,6 @@ class DecodeGuard:
 
 
 def guard_decoding(pipeline: Pipeline) -> None:
-    """Let a pipeline's VAE decode again in float32 what it spoils in a lower precision."""
-    if pipeline.vae is not None and pipeline.vae.dtype != torch.float32:
+    """Let a pipeline's VAE decode again in float32 what it spoils; see `DecodeGuard`."""
+    if pipeline.vae is not None:
         pipeline.vae.decode = DecodeGuard(pipeline.vae)
