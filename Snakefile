@@ -28,6 +28,7 @@ except ValueError as error:
 
 RUN = f"results/{CONFIG.run}"
 MODELS = list(CONFIG.samples.models)
+SPLITS = ["train", "eval"] if isinstance(CONFIG, Config) else ["eval"]
 GPUS_A_JOB = min(NUM_GPUS, 1)
 
 # Where jobs run on this machine, no more of them than it has GPUs; --resources gpu=N overrides it.
@@ -46,17 +47,45 @@ include: "rules/plan.smk"
 include: "rules/prompts.smk"
 include: "rules/samples.smk"
 include: "rules/dataset.smk"
+include: "rules/verify.smk"
 
+
+# Not the last files alone: Snakemake overlooks what is missing behind a file that is there, and
+# damage is mended by removing what is damaged. Targets are all that a message may ask to remove.
+RESULTS = [
+    expand(rules.prompts.output, split=SPLITS),
+    expand(rules.embeddings.output, split=SPLITS),
+    expand(rules.samples.output, model=MODELS, shard=range(CONFIG.samples.num_shards)),
+    expand(rules.merge_samples.output, model=MODELS),
+]
 
 if isinstance(CONFIG, Config):
-    RESULTS = [f"{RUN}/report/index.html", f"{RUN}/student/pipeline"]
 
     include: "rules/targets.smk"
     include: "rules/student.smk"
     include: "rules/report.smk"
 
+
+# Not the last files alone: Snakemake overlooks what is missing behind a file that is there, and
+# damage is mended by removing what is damaged. So `all` asks for all that a rule makes.
+RESULTS = [
+    expand(rules.prompts.output, split=SPLITS),
+    expand(rules.embeddings.output, split=SPLITS),
+    expand(rules.samples.output, model=MODELS, shard=range(CONFIG.samples.num_shards)),
+    expand(rules.merge_samples.output, model=MODELS),
+]
+if isinstance(CONFIG, Config):
+    RESULTS += [
+        rules.merge_targets.input.shards,
+        rules.merge_targets.output,
+        rules.build_student.output,
+        rules.train.output,
+        rules.export.output,
+        rules.evaluate.output,
+        rules.report.output,
+    ]
 else:
-    RESULTS = rules.dataset.output
+    RESULTS += rules.dataset.output
 
 
 localrules:
@@ -65,6 +94,7 @@ localrules:
     plan,
     prompts,
     merge_samples,
+    verify,
 
 
 rule all:

@@ -124,8 +124,8 @@ def check_student(folder: Path) -> None:
     """
     if not (folder / ABOUT).is_file():
         raise FileNotFoundError(
-            f"{folder} holds no {ABOUT}: scripts/build_student.py makes a student, "
-            "scripts/train.py a trained one, scripts/export.py its pipeline"
+            f"{folder} holds no {ABOUT}: distillery.scripts.build_student makes a student, "
+            "distillery.scripts.train a trained one, distillery.scripts.export its pipeline"
         )
     changes = find_changes(folder)
     if changes:

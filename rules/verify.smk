@@ -1,0 +1,12 @@
+# Reads everything that there is of the run again; it has no output, so it runs when it is asked for.
+
+
+rule verify:
+    log:
+        f"{RUN}/logs/verify.log",
+    params:
+        run=RUN,
+    shell:
+        """
+        exec python -m distillery.scripts.verify --run {params.run} --log-file {log}
+        """

@@ -1,0 +1,222 @@
+"""Read everything of a run again: what is damaged, and the commands that make it again.
+
+A file is damaged that is missing though a manifest lists it, or whose bytes are neither those that
+a manifest vouches for nor match the hash that it carries. Reports, previews and the tables of a
+data set are not read: nothing is made of them.
+"""
+
+import shlex
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from distillery.evaluation.manifests import tables_of
+from distillery.files import hash_file, hash_json, read_json, read_sealed
+from distillery.model_folder import find_changes
+from distillery.stages.gallery import identity_in
+from distillery.store.chunks import ChunkIdentity, DamagedChunkError, read_chunk, read_identity
+from distillery.store.shards import Manifest, vouchers_of
+from distillery.store.tables import find_problem, read_table
+from distillery.telemetry import Reporter
+from distillery.training import checkpoint
+
+MAX_THREADS = 8
+STUDENTS = ("initial", "trained", "pipeline")
+Vouchers = list[tuple[ChunkIdentity, str]]
+"""What manifests say of one file: whose it is, and its SHA-256."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """One file or folder of a run.
+
+    Attributes:
+        path: of it.
+        find_problem: reads it; returns why it is damaged, or None.
+        remove: goes with it, so that Snakemake makes it again.
+        is_asked_for: whether the rule `all` asks for it, or for what is made of it.
+    """
+
+    path: Path
+    find_problem: Callable[[], str | None]
+    remove: tuple[Path, ...] = ()
+    is_asked_for: bool = True
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A damaged item, and why it is."""
+
+    item: Item
+    why: str
+
+
+def verify(run: Path, reporter: Reporter) -> tuple[list[Damage], int]:
+    """Read all there is of a run; a run that is not finished has less.
+
+    Args:
+        run: results/{run}.
+        reporter: shows the progress.
+
+    Returns:
+        What is damaged, and the number of files and folders that were read.
+    """
+    items = list(_find_items(run))
+    found = []
+    with (
+        reporter.progress(len(items), "file") as bar,
+        ThreadPoolExecutor(MAX_THREADS) as threads,
+    ):
+        for item, why in zip(items, threads.map(_read, items), strict=True):
+            if why is not None:
+                found.append(Damage(item, why))
+            bar.update()
+    return found, len(items)
+
+
+def commands(damages: Iterable[Damage], run: Path) -> list[str]:
+    """The shell commands that make again what is damaged, to be run where the workflow runs.
+
+    The run's frozen configuration is a configuration file like any other.
+    """
+    damaged = [damage.item for damage in damages]
+    paths = dict.fromkeys(path for item in damaged for path in (item.path, *item.remove))
+    config = run / "config" / "run.json"
+    named = [str(item.path) for item in damaged if not item.is_asked_for]
+    targets = ["--", "all", *named] if named else []
+    return [
+        shlex.join(["rm", "-r", *(str(path) for path in paths if path.exists())]),
+        shlex.join(["snakemake", "--cores", "all", "--configfile", str(config), *targets]),
+    ]
+
+
+def _read(item: Item) -> str | None:
+    """Why an item is damaged; a file that cannot be read is."""
+    try:
+        return item.find_problem()
+    except OSError as error:
+        return f"it cannot be read: {error.strerror or error}"
+
+
+def _find_items(run: Path) -> Iterator[Item]:
+    """All there is to read."""
+    for path in sorted([*run.glob("config/*.json"), *run.glob("plan.json")]):
+        yield Item(path, partial(_problem_of, read_json, path), is_asked_for=False)
+    for root in (*sorted(run.glob("embeddings/*")), run / "targets"):
+        yield from _find_chunks(root)
+    for kind in ("prompts/*", "samples/*/*", "student/loss", "evaluation/scores"):
+        for path in sorted(run.glob(f"{kind}.parquet")):
+            yield Item(path, partial(_problem_of_table, path))
+    for folder in sorted(run.glob("samples/*")):
+        yield from _find_pictures(folder)
+    yield from _find_students(run / "student")
+    for path in run.glob("evaluation/quality.json"):
+        yield Item(path, partial(_problem_of, read_sealed, path))
+
+
+def _find_students(root: Path) -> Iterator[Item]:
+    """The student's folders and checkpoints."""
+    for folder in (root / name for name in STUDENTS):
+        if folder.is_dir():
+            yield Item(folder, partial(_problem_of_student, folder))
+    for folder in sorted(root.glob("checkpoints/*/samples-*")):
+        if checkpoint.is_one(folder):
+            yield Item(folder, partial(checkpoint.find_problem, folder))
+
+
+def _find_chunks(root: Path) -> Iterator[Item]:
+    """A store's manifests, and all chunks that they list or that lie there."""
+    vouchers: dict[str, Vouchers] = defaultdict(list)
+    needed: set[str] = set()
+    merged = root / "manifest.json"
+    for path in sorted(root.glob("*.json")):
+        yield Item(path, partial(_problem_of, Manifest.read, path))
+        if _problem_of(Manifest.read, path) is not None:
+            continue
+        manifest = Manifest.read(path)
+        for chunk in manifest.chunks:
+            identity = ChunkIdentity(manifest.recipe_hash, chunk.members)
+            vouchers[chunk.file].append((identity, chunk.sha256))
+        if path == merged or not merged.is_file():  # a shard may be of an earlier configuration
+            needed |= {chunk.file for chunk in manifest.chunks}
+    there = {path.relative_to(root).as_posix() for path in root.glob("*/chunk-*.safetensors")}
+    for file in sorted(needed | there):
+        check = partial(_problem_of_file, root / file, vouchers[file], _identify_chunk)
+        yield Item(root / file, check, tuple(vouchers_of(root, file)))
+
+
+def _find_pictures(folder: Path) -> Iterator[Item]:
+    """A model's pictures and latents that its tables list, or that lie there."""
+    vouchers: dict[str, Vouchers] = defaultdict(list)
+    needed: set[str] = set()
+    merged = folder / "manifest.parquet"
+    for path in sorted(folder.glob("*.parquet")):
+        if _problem_of_table(path) is not None:
+            continue
+        table = read_table(path)
+        for row in table.to_dict("records"):
+            member = {"samples": [[row["prompt_id"], row["index"], row["prompt"]]]}
+            identity = ChunkIdentity(row["recipe"], hash_json(member))
+            vouchers[row["file"]].append((identity, row["sha256"]))
+            vouchers[row["latents_file"]].append((identity, row["latents_sha256"]))
+        if path == merged or not merged.is_file():
+            needed |= {*table["file"], *table["latents_file"]}
+    there = [*folder.glob("*/*.png"), *folder.glob("*/*.safetensors")]
+    for file in sorted(needed | {path.relative_to(folder).as_posix() for path in there}):
+        path = folder / file
+        identify = identity_in if path.suffix == ".png" else _identify_chunk
+        check = partial(_problem_of_file, path, vouchers[file], identify)
+        yield Item(path, check, tuple(tables_of(folder, path)))
+
+
+def _problem_of_file(
+    path: Path, vouchers: Vouchers, identify: Callable[[Path], ChunkIdentity | None]
+) -> str | None:
+    """Why a chunk, a picture or its latents is damaged.
+
+    One that is whole is not where no manifest vouches for it: it was made since for another
+    configuration or other prompts, and the job that makes it has not ended yet.
+    """
+    if not path.is_file():
+        return "it is missing"
+    digest = hash_file(path)
+    if any(digest == vouched for _, vouched in vouchers):
+        return None
+    identity = identify(path)
+    if identity is None:
+        return "its bytes do not match its checksums"
+    if any(identity == vouched for vouched, _ in vouchers):
+        return "its bytes are not those that its manifests vouch for"
+    return None
+
+
+def _identify_chunk(path: Path) -> ChunkIdentity | None:
+    """Whose chunk a file is; None where it is none, or damaged."""
+    try:
+        identity = read_identity(path)
+        read_chunk(path, identity)
+    except DamagedChunkError:
+        return None
+    return identity
+
+
+def _problem_of(read: Callable[[Path], object], path: Path) -> str | None:
+    """Why a JSON file is damaged."""
+    try:
+        read(path)
+    except ValueError:
+        return "it is not what was written"
+    return None
+
+
+def _problem_of_table(path: Path) -> str | None:
+    return find_problem(path.read_bytes())
+
+
+def _problem_of_student(folder: Path) -> str | None:
+    """Which files of a student's folder are not as they were written."""
+    changes = find_changes(folder)
+    return f"not as they were written: {', '.join(changes)}" if changes else None
