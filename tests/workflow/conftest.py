@@ -1,0 +1,29 @@
+"""What tests of damage share: a finished run."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def finished(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run, made by the stages in this process; nothing may change it."""
+    sys.path.append(str(Path(__file__).parents[1] / "unit"))
+    from finished_run import make_all, tiny_run
+    from test_judge import make_judge
+    from test_workflow import configure, skeleton, succeed
+
+    folder = skeleton(tmp_path_factory.mktemp("damage"))
+    configure(folder, teacher)
+    make_judge(folder / "inputs" / "judge")
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        make_all(tiny_run())
+    finally:
+        os.chdir(before)
+    succeed(folder, "--touch")
+    assert "Nothing to be done" in succeed(folder, "--dry-run")
+    return folder

@@ -1,0 +1,97 @@
+"""A tiny run that is finished, made by its stages in this process; and what harms it."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from test_workflow import REPOSITORY, SNAKEMAKE
+
+from distillery.config.jobs import EvaluationJob, freeze
+from distillery.config.run import Config, parse_config
+from distillery.evaluation.evaluate import evaluate
+from distillery.evaluation.report import write_report
+from distillery.files import hash_file, write_json
+from distillery.stages.merge import merge_samples
+from distillery.stages.plan import make_plan
+from runs import CPU, Run
+
+TINY = Path("results/tiny")
+WEIGHTS = "diffusion_pytorch_model.safetensors"
+NOT_COMPARED = ("telemetry", "logs", "benchmarks", "report", "plan.json")
+"""What holds times."""
+
+
+def tiny_run() -> Run:
+    """The run in this folder."""
+    raw = yaml.safe_load(Path("config/config.yaml").read_text())
+    return Run(TINY, parse_config(raw, "config/config.yaml"))
+
+
+def make_all(run: Run) -> None:
+    """Everything that the workflow makes."""
+    for stage in ("prompts", "training", "run"):
+        write_json(TINY / "config" / f"{stage}.json", freeze(run.config, stage))
+    run.encode("train")
+    run.encode("eval")
+    run.all_targets(2)
+    pipeline = run.train_and_export()
+    for model, source in (("teacher", None), ("student", pipeline)):
+        shards = [run.samples(part, 2, model, source) for part in range(2)]
+        merge_samples(shards, shards[0].parent / "manifest.parquet")
+    score(run)
+    make_plan(run.config, TINY / "plan.json")
+    report(run)
+
+
+def score(run: Run) -> None:
+    manifests = {
+        name: TINY / "samples" / name / "manifest.parquet" for name in run.config.samples.models
+    }
+    quality, scores = (TINY / "evaluation" / name for name in ("quality.json", "scores.parquet"))
+    evaluate(run.job("evaluation", EvaluationJob), manifests, quality, scores, run.reporter(), CPU)
+
+
+def report(run: Run) -> None:
+    assert isinstance(run.config, Config)
+    pages = (TINY / "report" / name for name in ("index.html", "metrics.json"))
+    write_report(run.config, TINY, *pages)
+
+
+def in_copy(finished: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Stand in a copy of the finished run, times included."""
+    copy: Path = shutil.copytree(finished, folder, symlinks=True)
+    monkeypatch.chdir(copy)
+    return copy
+
+
+def contents() -> dict[str, str]:
+    """The hash of every file of the run that holds no times."""
+    paths = (path for path in TINY.rglob("*") if path.is_file() and not path.name.startswith("."))
+    kept = (path for path in paths if path.relative_to(TINY).parts[0] not in NOT_COMPARED)
+    return {path.as_posix(): hash_file(path) for path in kept}
+
+
+def flip(pattern: str, place: float = 0.5) -> Path:
+    """Flip a bit of a file of the run and leave its time as it was."""
+    path = sorted(TINY.glob(pattern))[0]
+    content, times = bytearray(path.read_bytes()), path.stat()
+    content[int(place * (len(content) - 1))] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    return path
+
+
+def run_shell(command: str) -> None:
+    """A command as a user would give it."""
+    environ = os.environ | {
+        "PATH": f"{Path(SNAKEMAKE).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(REPOSITORY / "workflow"),
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    done = subprocess.run(
+        ["bash", "-c", command], env=environ, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"

@@ -1,0 +1,143 @@
+"""One command reads a whole run again: it names what is damaged, and prints what mends it."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from finished_run import TINY, WEIGHTS, contents, flip, in_copy, run_shell
+from test_workflow import REPOSITORY, snakemake
+
+from distillery.scripts import verify as verify_script
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+PAGE = REPOSITORY / "docs" / "troubleshooting.md"
+
+KINDS = {
+    "targets/*/chunk-*": 0.9,
+    "targets/manifest.json": 0.5,
+    "targets/shard-1*": 0.5,
+    "embeddings/train/*/chunk-*": 0.9,
+    "embeddings/eval/manifest.json": 0.5,
+    "prompts/eval.parquet": 0.3,
+    f"student/initial/{WEIGHTS}": 0.7,
+    "student/trained/distillery.json": 0.5,
+    "student/pipeline/scheduler/scheduler_config.json": 0.5,
+    "student/loss.parquet": 0.99,
+    "samples/teacher/*/0.png": 1.0,
+    "samples/student/*/0.safetensors": 0.99,
+    "samples/teacher/manifest.parquet": 0.5,
+    "samples/student/shard-1*": 0.9,
+    "evaluation/quality.json": 0.5,
+    "evaluation/scores.parquet": 0.1,
+    "config/targets.json": 0.0,
+    "plan.json": 0.0,
+    "student/checkpoints/*/samples-*/state.json": 0.5,
+    "student/checkpoints/*/samples-*/optimizer.safetensors": 0.9,
+}
+"""Files to where a bit is flipped in them, as a share of their length."""
+
+
+def verify(capsys: pytest.CaptureFixture[str]) -> tuple[int, list[str]]:
+    """The status of the script and what it prints."""
+    status = verify_script.main(["--run", str(TINY)])
+    return status, capsys.readouterr().out.splitlines()
+
+
+def reported(path: Path) -> str:
+    """The path by which a damaged file is named: of a student or a checkpoint the folder."""
+    parts = path.parts
+    if parts[2] == "student" and len(parts) > 4:
+        return "/".join(parts[:6] if parts[3] == "checkpoints" else parts[:4])
+    return path.as_posix()
+
+
+def test_each_kind_of_file_is_named_alone(
+    finished: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    in_copy(finished, tmp_path / "copy", monkeypatch)
+    status, lines = verify(capsys)
+    assert (status, len(lines)) == (0, 1)
+    assert lines[0].endswith("all are as they were written")
+    for pattern, place in KINDS.items():
+        path = flip(pattern, place)
+        status, lines = verify(capsys)
+        assert status == 1
+        assert [line.split(": ")[0] for line in lines[:-3]] == [reported(path)]
+        assert lines[-3].startswith("1 of ")
+        assert lines[-2].startswith("    rm -r ")
+        assert flip(pattern, place) == path
+    assert verify(capsys)[0] == 0
+
+
+def test_what_is_printed_mends_everything(
+    finished: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """All kinds at once; a checkpoint is passed over by a training, and is only removed."""
+    in_copy(finished, tmp_path / "copy", monkeypatch)
+    before = {name: digest for name, digest in contents().items() if "checkpoints" not in name}
+    for pattern, place in KINDS.items():
+        flip(pattern, place)
+    _, lines = verify(capsys)
+    assert lines[-2].startswith("    rm -r ")
+    assert lines[-1].startswith("    snakemake ")
+    for line in lines[-2:]:
+        run_shell(line)
+    after = {name: digest for name, digest in contents().items() if "checkpoints" not in name}
+    assert after == before
+    assert verify(capsys)[0] == 0
+
+
+def test_a_run_that_is_not_finished_is_read_as_far_as_it_goes(
+    finished: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    in_copy(finished, tmp_path / "copy", monkeypatch)
+    for name in ("evaluation", "report", "student/trained", "student/pipeline"):
+        shutil.rmtree(TINY / name)
+    for name in ("targets/manifest.json", "targets/shard-1-of-2.json"):
+        (TINY / name).unlink()
+    for path in TINY.glob("samples/student/*.parquet"):
+        path.unlink()
+    assert verify(capsys)[0] == 0
+    path = flip("samples/student/*/0.png", 0.9)
+    assert [line.split(": ")[0] for line in verify(capsys)[1][:-3]] == [path.as_posix()]
+
+
+def test_a_run_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert verify_script.main(["--run", "results/nowhere"]) == 1
+    assert "there is no run in results/nowhere: give results/NAME" in capsys.readouterr().err
+
+
+def commands_of_the_page() -> list[str]:
+    """Those under its heading, for the run that is here."""
+    _, section = PAGE.read_text().split("## Is everything still as it was written?", 1)
+    found = re.findall(r"^    (\S.*)$", section.split("\n## ", 1)[0], flags=re.MULTILINE)
+    here = {"config/mine.yaml": "config/config.yaml", "results/mine": str(TINY)}
+    return [re.sub("|".join(here), lambda match: here[match[0]], command) for command in found]
+
+
+def test_the_commands_of_the_page_find_damage(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = in_copy(finished, tmp_path / "copy", monkeypatch)
+    commands = commands_of_the_page()
+    assert [command.split()[0] for command in commands] == ["snakemake", "python"]
+    for command in commands:
+        run_shell(command)
+    path = flip("targets/*/chunk-*", 0.9)
+    done = snakemake(folder, "verify")
+    assert done.returncode != 0
+    assert f"{path}: its bytes do not match its checksums" in done.stdout
+    with pytest.raises(
+        AssertionError, match=r"1 of .* are damaged; these commands make them again"
+    ):
+        run_shell(commands[1])
