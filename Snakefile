@@ -94,7 +94,6 @@ localrules:
     plan,
     prompts,
     merge_samples,
-    verify,
 
 
 rule all:

@@ -4,6 +4,7 @@
 rule verify:
     log:
         f"{RUN}/logs/verify.log",
+    threads: CONFIG.hardware.cpu_threads
     params:
         run=RUN,
     shell:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from finished_run import TINY, WEIGHTS, contents, flip, in_copy, report, run_shell, score, tiny_run
-from test_workflow import succeed
+from test_workflow import snakemake, succeed
 
 from distillery.config.jobs import ExportJob
 from distillery.files import read_sealed, write_sealed
@@ -90,6 +90,11 @@ def edit_shard(number: int, **columns: object) -> None:
     write_table(read_table(path).assign(**columns), path)
 
 
+def edit_manifest(change: Callable[[pd.DataFrame], pd.DataFrame]) -> None:
+    path = TINY / "samples/student/manifest.parquet"
+    write_table(change(read_table(path)), path)
+
+
 def copy_rows() -> None:
     """One shard as it was when the other had fewer groups."""
     first, second = sorted(TINY.glob("samples/teacher/shard-*.parquet"))
@@ -132,6 +137,12 @@ CASES = {
     "shards of two recipes": Case(lambda: edit_shard(1, recipe="0" * 64), merge_pictures),
     "a picture in two shards": Case(copy_rows, merge_pictures),
     "the samples' manifest": Case(lambda: flip("samples/student/manifest.parquet", 0.98), score),
+    "a manifest without a column": Case(
+        lambda: edit_manifest(lambda table: table.drop(columns="latents_sha256")), score
+    ),
+    "samples of two runs": Case(
+        lambda: edit_manifest(lambda table: table.assign(noise_seed=table["noise_seed"] + 1)), score
+    ),
     "a score": Case(lambda: flip("evaluation/quality.json"), report),
     "the scores": Case(lambda: flip("evaluation/scores.parquet"), report),
     "the losses": Case(lambda: flip("student/loss.parquet"), report),
@@ -146,6 +157,25 @@ def advise(case: Case) -> str:
     assert "\n" not in str(caught.value)
     (command,) = re.findall(r"run `([^`]*)`", str(caught.value))
     return str(command)
+
+
+def test_a_frozen_configuration_that_is_no_json_is_made_again(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`all` does not ask for it; the job that could not read it has lost its outputs."""
+    folder = in_copy(finished, tmp_path / "copy", monkeypatch)
+    before = contents()
+    flip("config/evaluation.json", 0.0)
+    flip("plan.json", 0.0)
+    forced = ["--forcerun", "evaluate"]
+    for name in ("config/evaluation.json", "plan.json"):
+        done = snakemake(folder, *forced)
+        assert done.returncode != 0
+        (command,) = set(re.findall(rf"run `(rm -r {TINY / name})` and start", done.stdout))
+        run_shell(command)
+        forced = []
+    succeed(folder)
+    assert contents() == before
 
 
 def asked_for(folder: Path) -> set[str]:

@@ -36,13 +36,13 @@ class Item:
     Attributes:
         path: of it.
         find_problem: reads it; returns why it is damaged, or None.
-        remove: goes with it, so that Snakemake makes it again.
+        vouchers: finds what goes with it, so that Snakemake makes it again.
         is_asked_for: whether the rule `all` asks for it, or for what is made of it.
     """
 
     path: Path
     find_problem: Callable[[], str | None]
-    remove: tuple[Path, ...] = ()
+    vouchers: Callable[[], list[Path]] = list
     is_asked_for: bool = True
 
 
@@ -83,7 +83,7 @@ def commands(damages: Iterable[Damage], run: Path) -> list[str]:
     The run's frozen configuration is a configuration file like any other.
     """
     damaged = [damage.item for damage in damages]
-    paths = dict.fromkeys(path for item in damaged for path in (item.path, *item.remove))
+    paths = dict.fromkeys(path for item in damaged for path in (item.path, *item.vouchers()))
     config = run / "config" / "run.json"
     named = [str(item.path) for item in damaged if not item.is_asked_for]
     targets = ["--", "all", *named] if named else []
@@ -145,7 +145,7 @@ def _find_chunks(root: Path) -> Iterator[Item]:
     there = {path.relative_to(root).as_posix() for path in root.glob("*/chunk-*.safetensors")}
     for file in sorted(needed | there):
         check = partial(_problem_of_file, root / file, vouchers[file], _identify_chunk)
-        yield Item(root / file, check, tuple(vouchers_of(root, file)))
+        yield Item(root / file, check, partial(vouchers_of, root, file))
 
 
 def _find_pictures(folder: Path) -> Iterator[Item]:
@@ -169,7 +169,7 @@ def _find_pictures(folder: Path) -> Iterator[Item]:
         path = folder / file
         identify = identity_in if path.suffix == ".png" else _identify_chunk
         check = partial(_problem_of_file, path, vouchers[file], identify)
-        yield Item(path, check, tuple(tables_of(folder, path)))
+        yield Item(path, check, partial(tables_of, folder, path))
 
 
 def _problem_of_file(
