@@ -30,7 +30,7 @@ def measure_precision(model: Model, teacher: Teacher, device: torch.device) -> d
     calls = record_calls(model, teacher, device)
     folder = Path(teacher.path) / family_of(model.pipeline).denoisers[0]
     stock = load_denoiser(folder, torch.bfloat16).to(device)
-    keep_states_in_float32(stock, torch.bfloat16)
+    keep_states_in_float32(stock, torch.bfloat16, family_of(model.pipeline))
     found = {"ours": [result for _, _, result in calls], "stock": repeat(calls, stock)}
     del stock
     before = torch.backends.cudnn.allow_tf32

@@ -11,7 +11,9 @@ from distillery.families.image_tokens import (
     image_shift,
     packed_noise,
     packed_shape,
+    retold_timestep,
     token_grid,
+    told_timestep,
     unpacked,
 )
 from distillery.families.pooled import pooled_arguments, stack_pooled, with_pooled
@@ -24,9 +26,6 @@ from distillery.families.protocol import (
 )
 from distillery.families.text import Reader
 from distillery.schedulers import Scheduler
-
-TIMESTEPS = 1000
-"""The network is told a timestep between 0 and 1."""
 
 
 class Flux(Family):
@@ -101,6 +100,10 @@ class Flux(Family):
         """FLUX.1-dev's does."""
         return bool(denoiser_config.get("guidance_embeds", False))
 
+    def retold_timestep(self, told: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Rounded before it is divided."""
+        return retold_timestep(told, dtype)
+
     def vae_latents(self, latents: torch.Tensor, setting: Setting) -> torch.Tensor:
         """Unpacked, as `FluxPipeline._unpack_latents`."""
         return unpacked(latents, setting)
@@ -130,7 +133,7 @@ class Flux(Family):
             guidance = torch.full_like(timestep, setting.guidance_scale, dtype=torch.float32)
         prediction: torch.Tensor = denoiser(
             hidden_states=noisy,
-            timestep=timestep / TIMESTEPS,
+            timestep=told_timestep(denoiser, timestep),
             guidance=guidance,
             pooled_projections=conditioning["pooled"],
             encoder_hidden_states=embeds,

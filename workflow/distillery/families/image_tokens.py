@@ -5,13 +5,15 @@ from math import isqrt
 
 import torch
 
-from distillery.families.protocol import Pipeline, Setting
+from distillery.families.protocol import Denoiser, Pipeline, Setting
 from distillery.families.text import check_size
 from distillery.identity import draw_noise
 from distillery.schedulers import Scheduler
 
 PACKED = 2
 """Rows and columns of latents in one token of FLUX and Qwen-Image."""
+TIMESTEPS = 1000
+"""Their networks are told a timestep between 0 and 1."""
 
 
 def packed_shape(pipeline: Pipeline, height: int, width: int) -> tuple[int, int]:
@@ -31,6 +33,26 @@ def packed_noise(pipeline: Pipeline, seeds: Sequence[int], height: int, width: i
     noise_bchw = draw_noise(seeds, (features // PACKED**2, height // factor, width // factor))
     packed: torch.Tensor = pipeline._pack_latents(noise_bchw, *noise_bchw.shape)
     return packed
+
+
+def told_timestep(denoiser: Denoiser, timestep_b: torch.Tensor) -> torch.Tensor:
+    """What the stock calls tell a network for timesteps (b,) of the schedule, between 0 and 1.
+
+    They hold a timestep in the type of the states, which is the network's: in bfloat16 it is
+    rounded before it is divided, and again after it.
+    """
+    kind = timestep_b.device.type
+    is_autocast = torch.is_autocast_enabled(kind)
+    dtype = torch.get_autocast_dtype(kind) if is_autocast else denoiser.dtype
+    return timestep_b.to(dtype) / TIMESTEPS  # type: ignore[arg-type]
+
+
+def retold_timestep(told_b: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """`told_timestep` of a network of `dtype`, from what the stock call tells for float32 states.
+
+    In float64 the product is the schedule's timestep again, to its last bit.
+    """
+    return (told_b.double() * TIMESTEPS).float().to(dtype) / TIMESTEPS
 
 
 def token_grid(num_tokens: int, setting: Setting) -> tuple[int, int]:

@@ -166,6 +166,13 @@ class Family(Protocol):
         """
         return 2 if guidance_scale > 1.0 and not self.embeds_guidance(denoiser_config) else 1
 
+    def retold_timestep(self, told: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """The network's `timestep` as the stock call with states of `dtype` computes it.
+
+        `told`: what the same call computes with float32 states.
+        """
+        return told
+
     def vae_latents(self, latents: torch.Tensor, setting: Setting) -> torch.Tensor:
         """A sampler's latents (b, *latent) in the shape that the VAE takes, (b, c, ...)."""
         return latents

@@ -10,7 +10,9 @@ from distillery.families.image_tokens import (
     image_shift,
     packed_noise,
     packed_shape,
+    retold_timestep,
     token_grid,
+    told_timestep,
     unpacked,
 )
 from distillery.families.masked import pad_and_mask, unmasked
@@ -23,9 +25,6 @@ from distillery.families.protocol import (
 )
 from distillery.families.text import Reader
 from distillery.schedulers import Scheduler
-
-TIMESTEPS = 1000
-"""The network is told a timestep between 0 and 1."""
 
 NO_NEGATIVE = " "
 """The stock call does not guide at all without a negative prompt; this is its authors' for none."""
@@ -96,6 +95,10 @@ class QwenImage(Family):
         mu = image_shift(scheduler, latent_shape[0])
         retrieve_timesteps(scheduler, steps, sigmas=np.linspace(1.0, 1 / steps, steps), mu=mu)
 
+    def retold_timestep(self, told: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Rounded before it is divided."""
+        return retold_timestep(told, dtype)
+
     def vae_latents(self, latents: torch.Tensor, setting: Setting) -> torch.Tensor:
         """Unpacked, as `QwenImagePipeline._unpack_latents`: a video of one frame."""
         return unpacked(latents, setting).unsqueeze(2)
@@ -131,7 +134,7 @@ class QwenImage(Family):
         rows, columns = token_grid(noisy.shape[1], setting)
         prediction: torch.Tensor = denoiser(
             hidden_states=noisy,
-            timestep=timestep / TIMESTEPS,
+            timestep=told_timestep(denoiser, timestep),
             encoder_hidden_states=conditioning["prompt_embeds"],
             encoder_hidden_states_mask=None if mask.all() else mask,  # attention is faster without
             img_shapes=[[(1, rows, columns)]] * len(noisy),

@@ -94,7 +94,7 @@ def load_student(
 def _set_up(pipeline: Pipeline, teacher: Teacher, family: Family, device: torch.device) -> Pipeline:
     """What the configuration asks of a loaded pipeline beside its weights."""
     for denoiser in denoisers_of(pipeline, family).values():
-        keep_states_in_float32(denoiser, torch_dtype(teacher.dtype))
+        keep_states_in_float32(denoiser, torch_dtype(teacher.dtype), family)
         if teacher.attention is not None:
             set_attention(denoiser, teacher.attention)
     guard_decoding(pipeline)
@@ -158,17 +158,17 @@ def denoisers_of(pipeline: Pipeline, family: Family) -> dict[str, Denoiser]:
     return {name: denoiser for name, denoiser in found.items() if denoiser is not None}
 
 
-def keep_states_in_float32(denoiser: Denoiser, dtype: torch.dtype) -> None:
+def keep_states_in_float32(denoiser: Denoiser, dtype: torch.dtype, family: Family) -> None:
     """Let a network of low precision take and return float32, so that a sampler never rounds.
 
     Stock pipelines hold the states in the network's type. With bfloat16 every step then rounds to
     three digits, and guidance multiplies the rounding. Casting at the network's door instead keeps
     states, guidance and scheduler in float32 at no cost. Timesteps, of one dimension or none, are
-    left alone: bfloat16 knows no odd number above 256.
+    left alone, since bfloat16 knows no odd number above 256, but where the stock call rounds them.
     """
     if dtype == torch.float32:
         return
-    door = _Door(dtype)
+    door = _Door(dtype, family)
     denoiser.register_forward_pre_hook(door.enter, with_kwargs=True)
     denoiser.register_forward_hook(door.leave)
 
@@ -176,16 +176,27 @@ def keep_states_in_float32(denoiser: Denoiser, dtype: torch.dtype) -> None:
 class _Door:
     """The pair of hooks; `dtype` is what the network computes in."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype, family: Family) -> None:
         self.dtype = dtype
+        self.family = family
 
     def enter(
         self, _module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        kwargs = retell_timestep(kwargs, self.dtype, self.family)
         return _cast_states(args, self.dtype), _cast_states(kwargs, self.dtype)
 
     def leave(self, _module: torch.nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
         return _cast_states(output, torch.float32)
+
+
+def retell_timestep(kwargs: dict[str, Any], dtype: torch.dtype, family: Family) -> dict[str, Any]:
+    """A network's arguments from a stock call with float32 states, with the timestep of the stock
+    call in `dtype`."""
+    told = kwargs.get("timestep")
+    if dtype == torch.float32 or told is None or told.dtype != torch.float32:
+        return kwargs
+    return kwargs | {"timestep": family.retold_timestep(told, dtype)}
 
 
 def can_be_in_float32(denoiser: Denoiser) -> bool:

@@ -1,6 +1,7 @@
 """Draw with a student that is in memory: the stock pipeline around it, without a copy of it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -15,7 +16,7 @@ from distillery.identity import SampleId, noise_seed
 from distillery.pixels import Pixels, as_bytes
 from distillery.teacher.decoding import guard_decoding
 from distillery.teacher.find import INDEX, components_left_out, find_teacher
-from distillery.teacher.loading import torch_dtype
+from distillery.teacher.loading import retell_timestep, torch_dtype
 from distillery.training.dataset import student_scheduler
 from distillery.training.inspection import inspecting
 
@@ -105,10 +106,25 @@ class Drawer:
             setting=self._setting(),
             decode=True,
         )
-        with inspecting(self.denoiser, self.device, self.dtype):
+        with inspecting(self.denoiser, self.device, self.dtype), self._timesteps_retold():
             pictures = self.family.generate(self.pipeline, request)
         assert pictures is not None
         return as_bytes(pictures).cpu()[0].numpy()
+
+    @contextmanager
+    def _timesteps_retold(self) -> Iterator[None]:
+        """Autocast leaves the pipeline's states, and so its timesteps, in float32."""
+
+        def enter(
+            _module: Denoiser, args: tuple[Any, ...], kwargs: dict[str, Any]
+        ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            return args, retell_timestep(kwargs, self.dtype, self.family)
+
+        hook = self.denoiser.register_forward_pre_hook(enter, with_kwargs=True)
+        try:
+            yield
+        finally:
+            hook.remove()
 
     def _setting(self) -> Setting:
         """Without guidance; a network that takes the scale as an input is told its targets'."""

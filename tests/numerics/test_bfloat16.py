@@ -1,0 +1,181 @@
+"""Every family in the default types: bfloat16 networks beside a VAE in float32.
+
+One run per family: targets, a training with previews, the export and its samples. The code that a
+user is given, in the model card and in the report, is then run where nothing of ours is known.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import DiffusionPipeline
+from diffusers.models.embeddings import Timesteps
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from distillery.families import family_named
+from distillery.families.image_tokens import retold_timestep
+from distillery.files import read_json
+from distillery.model_folder import ABOUT
+from distillery.store.trajectories import TrajectoryStore
+from distillery.teacher.find import find_teacher
+from distillery.teacher.loading import load_scheduler
+from families import CASES
+from families.case import FamilyCase
+from runs import Run, make_run
+
+NUM_PROMPTS = 9
+CLOSE = 0.05
+"""Of trajectories in bfloat16 to those in float32: the tiny teachers' end 0.3 % to 2.2 % apart."""
+
+
+@dataclass
+class Subject:
+    """A family's runs, and which timesteps its networks were told in the stages of the first."""
+
+    case: FamilyCase
+    run: Run
+    exact: Run
+    told: dict[str, set[float]] = field(default_factory=dict)
+
+
+def run_of(case: FamilyCase, name: str, folder: Path, dtype: str) -> Run:
+    """A run of a teacher in `dtype`, of as many student's steps as the teacher's."""
+    return make_run(
+        folder / name,
+        folder / "teacher",
+        teacher={
+            "dtype": dtype,
+            "height": case.height,
+            "width": case.width,
+            "max_sequence_length": case.max_tokens,
+            "negative_prompt": None,
+            **case.teacher,
+        },
+        embeddings={"batch_size": NUM_PROMPTS, "chunk_size": 99},
+        targets={
+            "steps": case.steps,
+            "num_segments": case.steps,
+            "guidance_scale": case.guidance_scale,
+            "guidance_scale_2": case.guidance_scale_2,
+            "batch_size": NUM_PROMPTS,
+            "chunk_size": NUM_PROMPTS,
+        },
+        training={"dtype": "bfloat16"},
+        previews={"every_samples": 8, "num_prompts": 2},
+        student={"steps": case.steps, **case.student},
+        samples={"num_prompts": 2},
+    )
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
+def subject(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    case: FamilyCase = request.param
+    folder = tmp_path_factory.mktemp(case.name)
+    case.make(folder / "teacher")
+    made = Subject(
+        case,
+        run_of(case, "low", folder, "bfloat16"),
+        run_of(case, "exact", folder, "float32"),
+    )
+    for run in (made.exact, made.run):
+        run.encode("train")
+        with timesteps_told() as made.told["targets"]:
+            run.all_targets()
+    made.run.encode("eval")
+    with timesteps_told() as made.told["training and previews"]:
+        made.run.train_and_export(previews=True)
+    with timesteps_told() as made.told["samples"]:
+        made.run.samples(model="student", pipeline=made.run.folder / "student/pipeline")
+    return made
+
+
+@contextmanager
+def timesteps_told() -> Iterator[set[float]]:
+    """What arrives at the sinusoidal embeddings of any network meanwhile."""
+    told: set[float] = set()
+
+    def note(module: torch.nn.Module, args: tuple[Any, ...]) -> None:
+        if isinstance(module, Timesteps):
+            told.update(args[0].float().flatten().tolist())
+
+    hook = register_module_forward_pre_hook(note)
+    try:
+        yield told
+    finally:
+        hook.remove()
+
+
+def test_targets_are_finite_and_near_those_of_float32(subject: Subject) -> None:
+    stores = [
+        TrajectoryStore(run.folder / "targets" / "manifest.json")
+        for run in (subject.run, subject.exact)
+    ]
+    for knot in range(1, subject.case.steps + 1):
+        low, exact = (
+            torch.stack([store.states(row, 0, knot)[1] for row in range(NUM_PROMPTS)])
+            for store in stores
+        )
+        assert low.isfinite().all()
+        distance = float((low - exact).norm() / exact.norm())
+        assert 0 < distance < CLOSE, f"knot {knot}: {distance}"
+
+
+def test_previews_are_drawn_beside_a_vae_of_another_type(subject: Subject) -> None:
+    drawn = (subject.run.folder / "student/previews/samples-000000000008").glob("p*.png")
+    assert len(list(drawn)) == 2
+
+
+def test_networks_are_told_the_timesteps_of_a_stock_call_in_bfloat16(subject: Subject) -> None:
+    """Stock pipelines of FLUX and Qwen-Image round a timestep before they divide it."""
+    folder, settings = subject.run.folder / "student/pipeline", subject.run.config.teacher
+    call = read_json(folder / ABOUT)["call"]
+    teacher = stock(find_teacher(settings), call)
+    teacher.scheduler = load_scheduler(find_teacher(settings), settings)
+    with timesteps_told() as stock_teacher:
+        teacher("a red dog", **latents_only(call) | guidance(subject.case))
+    with timesteps_told() as stock_student:
+        stock(folder, call)("a red dog", **latents_only(call))
+    assert subject.told == {
+        "targets": stock_teacher,
+        "training and previews": stock_student,
+        "samples": stock_student,
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_schedules_timestep_is_found_in_what_a_network_is_told(dtype: torch.dtype) -> None:
+    """To its last bit: a whole number may lie in the middle between two numbers of `dtype`."""
+    generator = torch.Generator().manual_seed(0)
+    for schedule in (
+        torch.arange(1, 1001).float(),
+        1000 * torch.rand(100_000, generator=generator),
+        *(torch.linspace(1, 1 / steps, steps) * 1000 for steps in range(1, 101)),
+    ):
+        assert retold_timestep(schedule / 1000, dtype).equal(schedule.to(dtype) / 1000)
+
+
+def stock(folder: Path, call: Mapping[str, Any]) -> Any:
+    """A plain pipeline, all of it in bfloat16."""
+    pipeline = DiffusionPipeline.from_pretrained(folder, dtype=torch.bfloat16, **call["absent"])
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def latents_only(call: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of the student's call, without decoding."""
+    return call["arguments"] | {"output_type": "latent"}
+
+
+def guidance(case: FamilyCase) -> dict[str, Any]:
+    """The teacher's, by the stock call's arguments."""
+    scale = case.guidance_argument or family_named(case.family).guidance_argument
+    found = {
+        scale: case.guidance_scale,
+        "guidance_scale_2": case.guidance_scale_2,
+        "negative_prompt": case.no_negative,
+    }
+    return {name: value for name, value in found.items() if value is not None}
