@@ -1,6 +1,7 @@
 """A teacher's folder: what is missing is named, and its fingerprint sees what matters."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,17 @@ def copy(teacher: Path, tmp_path: Path) -> Path:
 
 def edit_json(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def flip_a_bit(path: Path) -> None:
+    """In the middle of a file, whose modification time stays."""
+    status = path.stat()
+    with path.open("r+b") as file:
+        file.seek(status.st_size // 2)
+        byte = file.read(1)[0]
+        file.seek(-1, 1)
+        file.write(bytes([byte ^ 1]))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 def test_a_whole_teacher_is_found(teacher: Path) -> None:
@@ -151,13 +163,48 @@ def test_a_fingerprint_sees_other_weights_and_a_missing_file(teacher: Path, tmp_
     assert fingerprint(tmp_path / "copy") != before
 
 
-def test_a_fingerprint_sees_the_end_of_a_large_file(tmp_path: Path) -> None:
-    found = set()
-    for end in (b"a", b"b"):
-        (tmp_path / "weights").write_bytes(bytes(3 << 20) + end)
-        found.add(fingerprint(tmp_path))
-    (tmp_path / "weights").write_bytes(bytes((3 << 20) + 1) + b"b")
-    assert len({*found, fingerprint(tmp_path)}) == 3
+@pytest.mark.parametrize(
+    "path",
+    [
+        ".gitattributes",
+        "LICENSE.md",
+        "sd_xl_base_1.0.safetensors",
+        "vae_encoder/model.onnx",
+        "vae/diffusion_pytorch_model.fp16.safetensors",
+        "vae/.hidden",
+    ],
+)
+def test_a_fingerprint_passes_over_what_is_not_read(teacher: Path, copy: Path, path: str) -> None:
+    (copy / path).parent.mkdir(exist_ok=True)
+    (copy / path).write_text("anything")
+    assert fingerprint(copy) == fingerprint(teacher)
+
+
+def test_a_fingerprint_sees_the_variant_that_is_read_alone(copy: Path) -> None:
+    other = copy / "vae" / "diffusion_pytorch_model.fp16.safetensors"
+    shutil.copyfile(copy / "vae" / WEIGHTS, other)
+    plain, half = fingerprint(copy), fingerprint(copy, "fp16")
+    flip_a_bit(copy / "vae" / WEIGHTS)
+    assert fingerprint(copy) != plain
+    assert fingerprint(copy, "fp16") == half
+    flip_a_bit(other)
+    assert fingerprint(copy, "fp16") != half
+
+
+def test_a_fingerprint_sees_every_file_that_is_read(copy: Path) -> None:
+    """One bit in the middle of each file, with its times put back."""
+    paths = [path for path in sorted(copy.rglob("*")) if path.is_file()]
+    assert len(paths) == 10
+    found = {fingerprint(copy)}
+    for path in paths:
+        flip_a_bit(path)
+        # model_index.json and indices are read as JSON too, and must stay that.
+        if path.name != "model_index.json":
+            found.add(fingerprint(copy))
+        flip_a_bit(path)
+    assert len(found) == len(paths)
+    edit_json(copy / "model_index.json", _diffusers_version="0")
+    assert fingerprint(copy) not in found
 
 
 def test_what_a_job_does_not_need_is_not_loaded(teacher: Path) -> None:

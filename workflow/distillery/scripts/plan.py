@@ -4,6 +4,7 @@ python -m distillery.scripts.plan --config results/demo/config/run.json \\
     --output results/demo/plan.json
 """
 
+import logging
 import sys
 from pathlib import Path
 
@@ -20,6 +21,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--config", type=Path, required=True, help="the whole configuration")
     parser.add_argument("--output", type=Path, required=True, help="plan.json")
     arguments = parser.parse_args(argv)
+    # On the terminal, as the plan itself: reading a large teacher takes minutes.
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("distillery").setLevel(logging.INFO)
     status = explain_errors(
         lambda: make_plan(read_config(arguments.config), arguments.output), arguments.log
     )

@@ -27,7 +27,7 @@ from distillery.stages.targets import targets_recipe
 from distillery.store.chunks import chunk_folder
 from distillery.student.build import plan_student
 from distillery.student.origin import describe_origin
-from distillery.teacher.adapters import text_hash
+from distillery.teacher.adapters import teacher_hash, text_hash
 from distillery.teacher.find import (
     count_parameters,
     denoiser_class,
@@ -99,6 +99,8 @@ def make_plan(config: RunConfig, output: Path) -> None:
     memory = estimate(config.teacher, folder, family, plan["hardware"]["gpus"])
     plan["memory"] = vars(memory)
     plan["advice"] += advise_memory(config.teacher, memory)
+    # Last, as the slowest: it reads the whole teacher, once for all jobs.
+    plan["teacher"]["hash"] = teacher_hash(config.teacher, folder)
     write_json(output, plan)
 
 

@@ -13,7 +13,8 @@ from safetensors import SafetensorError, safe_open
 
 from distillery.config.teacher import Adapter, Teacher
 from distillery.families import Family
-from distillery.files import could_be_hub_id, hash_file, hash_json, read_json
+from distillery.files import could_be_hub_id, hash_json, read_json
+from distillery.hash_cache import hash_large_files
 from distillery.teacher.find import INDEX, denoiser_config, denoisers_in, family_in, fingerprint
 
 HUB_NAME = "pytorch_lora_weights.safetensors"
@@ -108,8 +109,10 @@ def _hash(
     attention: str | None,
 ) -> str:
     """The folder's fingerprint alone where nothing is added to it."""
+    adapters = list(adapters)
+    hashes = hash_large_files(path for _, path in adapters)
     named = [
-        {"sha256": hash_file(path), "scale": adapter.scale, "expert": adapter.expert}
+        {"hash": hashes[path], "scale": adapter.scale, "expert": adapter.expert}
         for adapter, path in adapters
     ]
     added = {
@@ -118,7 +121,7 @@ def _hash(
         "fused": teacher.fuse_adapters if named else None,
         "attention": attention,
     }
-    found = fingerprint(folder)
+    found = fingerprint(folder, teacher.variant)
     return hash_json({"folder": found, **added}) if any(added.values()) else found
 
 

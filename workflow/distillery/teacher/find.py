@@ -1,13 +1,20 @@
 """Find a teacher, check that it is whole, and say which it is."""
 
-import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from distillery.config.teacher import Teacher
 from distillery.families import Family, family_of
 from distillery.files import could_be_hub_id, hash_json, read_json
-from distillery.teacher.weights import list_variants, measure, missing_weights
+from distillery.hash_cache import hash_large_files
+from distillery.teacher.weights import (
+    list_variants,
+    measure,
+    missing_weights,
+    weights_in,
+    weights_of,
+)
 
 INDEX = "model_index.json"
 MODEL_CONFIG = "config.json"
@@ -18,8 +25,6 @@ CONFIGS = {
     "FeatureExtractor": "preprocessor_config.json",
 }
 """Part of a component's class name to the file that describes it; a model has `MODEL_CONFIG`."""
-HASHED_BYTES = 1 << 20
-"""Of each end of a weights file. Hashing all of a 60 GB teacher would take minutes in each job."""
 
 
 def find_teacher(teacher: Teacher) -> Path:
@@ -105,28 +110,28 @@ def _missing(component: Path, class_name: str, variant: str | None) -> list[str]
     return missing_weights(component, variant) if config == MODEL_CONFIG else []
 
 
-def fingerprint(folder: Path) -> str:
-    """A hash that tells two pipelines apart, without reading all of their weights.
+def fingerprint(folder: Path, variant: str | None = None) -> str:
+    """A hash of all that is read of a pipeline, bit for bit; where its folder lies does not matter.
 
-    Covers every JSON and tokenizer file whole, and of each weights file its size and its first and
-    last MiB. Where the folder lies does not matter.
+    That is its model_index.json and all files of the components that are named there, but for
+    descriptions (.md), hidden files, and sets of weights that are not read: two teachers that
+    differ in those alone compute the same.
     """
-    entries = {}
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder)
-        # Downloads leave folders such as .cache/huggingface, with times in them.
-        is_hidden = any(part.startswith(".") for part in name.parts)
-        if not path.is_file() or is_hidden or path.suffix == ".md":
-            continue
-        size = path.stat().st_size
-        digest = hashlib.sha256()
-        with path.open("rb") as file:
-            digest.update(file.read(HASHED_BYTES))
-            if size > HASHED_BYTES:
-                file.seek(max(HASHED_BYTES, size - HASHED_BYTES))
-                digest.update(file.read())
-        entries[name.as_posix()] = f"{size}:{digest.hexdigest()}"
-    return hash_json(entries)
+    hashes = hash_large_files(_files_read(folder, variant))
+    return hash_json({path.relative_to(folder).as_posix(): it for path, it in hashes.items()})
+
+
+def _files_read(folder: Path, variant: str | None) -> Iterator[Path]:
+    """The files of a pipeline's folder that decide what it computes."""
+    yield folder / INDEX
+    components = (name for name, value in read_json(folder / INDEX).items() if is_component(value))
+    for component in (folder / name for name in sorted(components)):
+        unread = set(weights_in(component)) - set(weights_of(component, variant))
+        for path in sorted(set(component.rglob("*")) - unread):
+            # Downloads leave folders such as .cache/huggingface, with times in them.
+            is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+            if path.is_file() and not is_hidden and path.suffix != ".md":
+                yield path
 
 
 def family_in(folder: Path) -> Family:
