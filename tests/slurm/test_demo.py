@@ -53,7 +53,10 @@ def finished_run(slurm: None, tmp_path_factory: pytest.TempPathFactory) -> tuple
     result = subprocess.run(
         ["snakemake", "--profile", "test-profile", "--configfile", "config/slurm-demo.yaml"],
         cwd=checkout, capture_output=True, text=True, timeout=TIMEOUT_S - 60, check=False,
-        env=os.environ | {"PYTHONPATH": str(checkout / "workflow")},
+        env=os.environ | {
+            "PYTHONPATH": str(checkout / "workflow"),
+            "DISTILLERY_PRETEND_GPUS": str(cluster.NUM_GPUS),
+        },
     )  # fmt: skip
     output = result.stdout + result.stderr
     (REPOSITORY / "results").mkdir(exist_ok=True)

@@ -1,6 +1,8 @@
 """What the machine has, on pretend devices and on the real CPU."""
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from importlib.metadata import version
@@ -10,6 +12,7 @@ import pytest
 import torch
 
 from distillery import hardware
+from tiny import train_arguments
 
 ROOT = Path(__file__).parents[2]
 
@@ -112,6 +115,73 @@ def test_the_cpu_has_a_fixed_number_of_threads() -> None:
         "print(select_device(2), torch.get_num_threads())"
     )
     assert run_python(code) == "cpu 3 3 cpu 2\n"
+
+
+def run_script(name: str, arguments: list[str], visible: str) -> tuple[int, list[str]]:
+    """Exit status and lines of a script that is given some GPUs, none of them pretended."""
+    kept = {key: it for key, it in os.environ.items() if key != "DISTILLERY_PRETEND_GPUS"}
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts" / name, *arguments],
+        env={**kept, "PYTHONPATH": str(ROOT / "workflow"), "CUDA_VISIBLE_DEVICES": visible},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    return done.returncode, [line for line in done.stderr.splitlines() if line.strip()]
+
+
+EMBEDDINGS = ["--config", "a/config/none.json", "--prompts", "none", "--output", "none"]
+
+
+def test_a_job_with_gpus_that_torch_cannot_use_ends(data: Path, tmp_path: Path) -> None:
+    """Device 99 is none of any machine's; what is wrong here is said in one line."""
+    shutil.copytree(data / "config", tmp_path / "config")
+    for name, arguments in (
+        ("embeddings.py", EMBEDDINGS),
+        ("train.py", train_arguments(data, tmp_path)),
+    ):
+        status, lines = run_script(name, arguments, visible="99")
+        assert status == 1, lines
+        (line,) = lines
+        assert "error: this job has GPUs, CUDA_VISIBLE_DEVICES is '99', but " in line
+        if torch.version.cuda is None:
+            assert f"PyTorch {torch.__version__} was built without CUDA: install" in line
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="unset, CUDA_VISIBLE_DEVICES shows all GPUs")
+@pytest.mark.parametrize(
+    ("visible", "pretend"),
+    [(None, None), ("", None), ("-1", None), ("NoDevFiles", None), ("0", "1"), ("0", None)],
+)
+def test_a_job_without_gpus_works_on_the_cpu(
+    visible: str | None, pretend: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("CUDA_VISIBLE_DEVICES", visible), ("DISTILLERY_PRETEND_GPUS", pretend)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    if (visible, pretend) == ("0", None):
+        with pytest.raises(OSError, match="this job has GPUs, CUDA_VISIBLE_DEVICES is '0'"):
+            hardware.select_device(1)
+    else:
+        assert hardware.select_device(1) == torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("needed", "known", "found"),
+    [
+        ("13.0", 12040, "the NVIDIA driver 550.54 knows CUDA up to 12.4 and PyTorch needs 13.0:"),
+        ("13.2", 13000, ""),
+        ("12.6", 13000, ""),
+        ("13.0", 0, ""),
+        ("", 12040, ""),
+    ],
+)
+def test_a_driver_that_is_too_old_is_named(needed: str, known: int, found: str) -> None:
+    said = hardware._driver_too_old(needed, "550.54", known)
+    assert said.startswith(found)
+    assert bool(said) == bool(found)
 
 
 @pytest.mark.gpu

@@ -16,6 +16,7 @@ from distillery import __version__
 if TYPE_CHECKING:
     import torch
 
+PRETEND_VARIABLE = "DISTILLERY_PRETEND_GPUS"
 PRETEND_BYTES = 16 * 2**30
 """Memory that a pretend GPU claims to have."""
 
@@ -55,7 +56,7 @@ def find_gpus() -> tuple[Gpu, ...]:
     CUDA_VISIBLE_DEVICES holds indices in PCI order, UUIDs, or beginnings of UUIDs. CUDA itself
     stops in silence at an id that it does not know; here that is an error.
     DISTILLERY_PRETEND_GPUS=4 gives four devices that do not exist, "GPU-pretend-0" and so on, to
-    try out scheduling without a GPU.
+    try out scheduling without a GPU; jobs that are given one work on the CPU.
 
     Returns:
         One entry a device; none where there is no GPU or no driver.
@@ -121,7 +122,7 @@ def list_gpus(gpus: tuple[Gpu, ...]) -> str:
 
 def _installed_gpus() -> tuple[Gpu, ...]:
     """Every device of this machine, CUDA_VISIBLE_DEVICES aside."""
-    pretend = os.environ.get("DISTILLERY_PRETEND_GPUS", "")
+    pretend = os.environ.get(PRETEND_VARIABLE, "")
     if pretend:
         return _pretend_gpus(pretend)
     import pynvml  # type: ignore[import-untyped, unused-ignore]
@@ -218,6 +219,10 @@ def select_device(cpu_threads: int) -> "torch.device":
 
     Args:
         cpu_threads: threads of a job without GPU, 1 or more.
+
+    Raises:
+        OSError: the job holds GPUs that PyTorch cannot use. On the CPU it would take a hundred
+            times as long and keep them from others.
     """
     import torch
 
@@ -231,12 +236,67 @@ def select_device(cpu_threads: int) -> "torch.device":
         # cuDNN's benchmark picks another kernel from run to run.
         torch.backends.cudnn.benchmark = False
         return torch.device("cuda", 0)
+    if visible_ids() and not os.environ.get(PRETEND_VARIABLE):
+        raise OSError(
+            f"this job has GPUs, CUDA_VISIBLE_DEVICES is {os.environ['CUDA_VISIBLE_DEVICES']!r}, "
+            f"but {_why_no_cuda()}; to work on the CPU set CUDA_VISIBLE_DEVICES to nothing"
+        )
     torch.set_num_threads(cpu_threads)
     # PyTorch takes this number once a process, before its first parallel work.
     if torch.get_num_interop_threads() != cpu_threads:
         with suppress(RuntimeError):
             torch.set_num_interop_threads(cpu_threads)
     return torch.device("cpu")
+
+
+def _why_no_cuda() -> str:
+    """Why PyTorch does not see the GPUs of this job, and what helps."""
+    import torch
+
+    if torch.version.cuda is None and torch.version.hip is None:
+        release = torch.__version__.partition("+")[0]
+        return (
+            f"PyTorch {torch.__version__} was built without CUDA: install the build with it, "
+            f"pip install --force-reinstall torch=={release}"
+        )
+    old = _driver_too_old(torch.version.cuda or "", *_driver_versions())
+    if old:
+        return old
+    try:
+        torch.zeros(1, device="cuda")
+    except (RuntimeError, AssertionError) as error:
+        return f"PyTorch cannot use them: {str(error).splitlines()[0].rstrip('.')}"
+    return "PyTorch finds none of them; nvidia-smi may show why"
+
+
+def _driver_versions() -> tuple[str, int]:
+    """The NVIDIA driver's version and the CUDA that it knows, 12040 for 12.4; ("", 0) without."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        return pynvml.nvmlSystemGetDriverVersion(), pynvml.nvmlSystemGetCudaDriverVersion_v2()
+    except pynvml.NVMLError:
+        return "", 0
+
+
+def _driver_too_old(needed: str, driver: str, known: int) -> str:
+    """What to say of a driver whose CUDA is of an older major version than PyTorch's, else "".
+
+    Within a major version older drivers serve (CUDA's minor version compatibility).
+
+    Args:
+        needed: the CUDA version that PyTorch was built for, as "13.0"; "" for none.
+        driver, known: as `_driver_versions` gives them.
+    """
+    major = int(needed.partition(".")[0] or 0)
+    if not 0 < known // 1000 < major:
+        return ""
+    return (
+        f"the NVIDIA driver {driver} knows CUDA up to {known // 1000}.{known % 1000 // 10} and "
+        f"PyTorch needs {needed}: update the driver, or install PyTorch for CUDA {known // 1000} "
+        "(pytorch.org/get-started says how)"
+    )
 
 
 def device_label(device: "torch.device") -> str:
