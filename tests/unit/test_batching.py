@@ -81,6 +81,15 @@ def test_auto_doubles_while_it_pays(
     assert batcher.size == size
 
 
+def test_auto_is_settled_once(reporter: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each chunk asks; a second choice would change the batches in the middle of a run."""
+    batcher, probed = Batcher("auto", 8, torch.device("cuda", 0), reporter), []
+    monkeypatch.setattr(batcher, "_rate", lambda _probe, size: probed.append(size) or size)
+    batcher.settle(lambda _size: None)
+    batcher.settle(lambda _size: None)
+    assert probed == [1, 2, 4, 8]
+
+
 def test_auto_makes_the_same_trajectories_on_a_cpu(teacher: Path, tmp_path: Path) -> None:
     """Within rounding: other batches round differently."""
     fixed = make_run(tmp_path / "fixed", teacher, targets={"batch_size": 2})

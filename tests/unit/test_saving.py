@@ -215,6 +215,21 @@ def test_memory_is_taken_once_and_beside_the_updates(run, monkeypatch):
     assert written(run).is_dir()
 
 
+def test_memory_is_given_back_when_all_is_on_disk(run, monkeypatch):
+    closed = []
+
+    class Noting(HostCopy):
+        def close(self):
+            closed.append(written(run).is_dir())
+            super().close()
+
+    monkeypatch.setattr(saving, "HostCopy", Noting)
+    with Saver(run) as saver:
+        saver.save(make_state(64))
+        assert closed == []
+    assert closed == [True]
+
+
 def test_memory_that_is_not_to_be_had_ends_the_training_at_once(run, monkeypatch):
     def fail(*_):
         raise RuntimeError("not enough memory (made by a test)")

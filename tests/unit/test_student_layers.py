@@ -75,6 +75,7 @@ def build(folder: Path, **student: Any) -> Path:
         ({"num_layers": 3}, [0, 2, 4]),
         ({"num_layers": 2, "layers_rule": "last"}, [3, 4]),
         ({"layers": [1, 2]}, [1, 2]),
+        ({"num_layers": 5}, [0, 1, 2, 3, 4]),
     ],
 )
 def test_the_blocks_kept_are_the_teachers(

@@ -104,6 +104,11 @@ def test_a_resumed_training_doubles_no_point(data, tmp_path, monkeypatch):
     assert len(files) == 2
 
 
+def thread_of(board):
+    """The library's, which writes."""
+    return board._writer.file_writer.event_writer._worker
+
+
 def fail(*_):
     raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -134,6 +139,7 @@ def test_a_queue_that_stays_full_is_given_up(tmp_path, monkeypatch):
     monkeypatch.setattr(tensorboard, "ROOM_S", 0.2)
     go_on, warnings = threading.Event(), []
     board = TensorBoard(tmp_path, 0, warnings.append)
+    thread = thread_of(board)
     monkeypatch.setattr(EventsWriter, "write_event", lambda *_: go_on.wait() and fail())
     writing = threading.Thread(
         target=lambda: [board.numbers({"loss/all": 1.0}, 8) for _ in range(3 * MAX_QUEUE)],
@@ -143,15 +149,19 @@ def test_a_queue_that_stays_full_is_given_up(tmp_path, monkeypatch):
     writing.join(30)
     assert not writing.is_alive()
     go_on.set()
+    thread.join(30)  # else its error comes in a later test
     assert ["nothing was written for 0.2 s" in warning for warning in warnings] == [True]
 
 
 def test_what_cannot_be_closed_or_opened_is_told_and_raises_nothing(tmp_path, monkeypatch):
     warnings = []
     board = TensorBoard(tmp_path, 0, warnings.append)
+    thread = thread_of(board)
 
     monkeypatch.setattr(EventsWriter, "flush", fail)
     board.close()
+    monkeypatch.undo()
+    thread.stop()  # else it would still write when Python ends
     (tmp_path / "file").touch()
     TensorBoard(tmp_path / "file", 0, warnings.append).close()
     assert ["TensorBoard: [Errno" in warning for warning in warnings] == [True, True]

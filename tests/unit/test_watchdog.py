@@ -1,10 +1,17 @@
-"""How long a process may take for what it does, without any waiting."""
+"""How long a process may take for what it does, and which processes end."""
 
+import os
+import subprocess
+import sys
 import time
+from pathlib import Path
+
+import pytest
 
 from distillery.training.watchdog import SLOWER, START_LIMIT_S, Watchdog
 
 LIMIT_S = 45.0
+WORKFLOW = Path(__file__).parents[2] / "workflow"
 
 
 def warm():
@@ -55,3 +62,38 @@ def test_a_phase_that_takes_long_each_time_is_no_hang(monkeypatch):
         watchdog.updated()
         assert limit_of(watchdog, "micro-batch 1 of 1") == expected
         now_s += took_s
+
+
+PROCESS = """
+import ctypes
+import sys
+import time
+
+from distillery.training import watchdog
+
+watchdog.TICK_S = 0.1
+watched = watchdog.Watchdog(0, 1.0)
+with watched.watching():
+    watched.updated()
+    if sys.argv[1] == "hangs":
+        ctypes.PyDLL(None).sleep(600)  # as native code that never gives Python's lock back
+    end_s = time.monotonic() + 4.0
+    while time.monotonic() < end_s:
+        watched.beat("micro-batch 1 of 1")
+        time.sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize(("does", "status"), [("works", 0), ("hangs", 1)])
+def test_a_process_that_works_is_let_live_and_one_that_holds_the_lock_is_ended(does, status):
+    """By a switch that needs no lock of Python, which the watchdog puts off at each look."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROCESS, does],
+        env=os.environ | {"PYTHONPATH": str(WORKFLOW)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == status, done.stderr
+    assert ("Timeout" in done.stderr) == (does == "hangs")
