@@ -27,9 +27,9 @@ from distillery.families.protocol import Pipeline
 from distillery.files import read_json, write_json
 from distillery.identity import noise_seed
 from distillery.pixels import as_bytes
-from distillery.prompts import read_prompts
 from distillery.stages.embeddings import make_embeddings
 from distillery.stages.merge import merge_targets
+from distillery.stages.prompts import read_splits
 from distillery.stages.targets import all_samples, make_targets
 from distillery.store.embeddings import EmbeddingStore
 from distillery.student.build import build_student
@@ -156,8 +156,9 @@ class Bench:
 def prepare(bench: Bench, num_train_prompts: int | None) -> None:
     """Prompts, embeddings, the one store of targets, and the teacher's own pictures."""
     config, device = bench.config(), torch.device(bench.device)
-    for split, count in (("train", num_train_prompts), ("eval", bench.num_prompts)):
-        table = read_prompts(Path(getattr(config.prompts, split)))
+    counts = {"train": num_train_prompts, "eval": bench.num_prompts}
+    for split, table in read_splits(config.prompts).items():
+        count = counts[split]
         bench.prompts(split).parent.mkdir(parents=True, exist_ok=True)
         table.head(count or len(table)).to_parquet(bench.prompts(split), index=False)
         make_embeddings(

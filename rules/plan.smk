@@ -4,7 +4,7 @@ from distillery.plan_first import plan_first
 
 # What each stage depends on, and whether the run can work at all.
 
-PLANNED = list(CONFIG.prompts.model_dump(exclude_none=True).values())
+PLANNED = list(CONFIG.prompts.files)
 if isinstance(CONFIG, Config) and CONFIG.student.config:
     PLANNED.append(CONFIG.student.config)
 

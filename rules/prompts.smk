@@ -4,7 +4,7 @@
 rule prompts:
     input:
         config=f"{RUN}/config/prompts.json",
-        source=lambda wildcards: getattr(CONFIG.prompts, wildcards.split),
+        source=lambda wildcards: CONFIG.prompts.file(wildcards.split),
     output:
         f"{RUN}/prompts/{{split}}.parquet",
     log:

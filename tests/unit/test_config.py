@@ -122,6 +122,20 @@ def test_every_shipped_configuration_is_valid(path: Path) -> None:
                 "remove samples.models.student.steps, or train a student of 2 steps in another run",
             ],
         ),
+        ({"prompts__train": ""}, ["prompts.train is '': name a file"]),
+        ({"prompts__eval": " "}, ["prompts.eval is ' ': name a file"]),
+        ({"prompts__eval": "a{b}.csv"}, ["prompts.eval is 'a{b}.csv': Snakemake reads {...} as a"]),
+        ({"prompts__eval": None}, ["prompts.eval is missing: add it, or prompts.eval_fraction"]),
+        (
+            {"prompts__eval_fraction": 0.1},
+            ["prompts.eval is 'eval.csv' and prompts.eval_fraction 0.1", "remove one key"],
+        ),
+        ({"prompts": {"train": "a", "eval_fraction": 1}}, ["prompts.eval_fraction is 1: "]),
+        ({"prompts": {"train": "a", "eval_fraction": 0.0}}, ["prompts.eval_fraction is 0.0: "]),
+        (
+            {"prompts__notes": ["seed", "negative_prompt"]},
+            ["prompts.notes has negative_prompt, which is read: rename the column"],
+        ),
         ({"run": "a/b"}, ["run is 'a/b'"]),
         ({"run": datetime.date(2026, 1, 1)}, ["2026-01-01", "quotes"]),
         ({"samples__models": {}}, ["samples.models"]),
@@ -385,6 +399,20 @@ def test_a_generating_run_has_no_student_to_sample() -> None:
     raw = generating()
     raw["samples"]["models"]["fast"] = {"source": "student", "steps": 4, "guidance_scale": 1.0}
     assert "samples.models.fast.source is 'student': a run without training" in refused(raw)
+
+
+def test_a_share_to_judge_by_is_a_share_of_prompts_to_learn_from() -> None:
+    message = refused(generating() | {"prompts": {"eval_fraction": 0.1}})
+    assert "prompts.eval_fraction holds out a share of prompts.train, which is missing" in message
+    config = parse_config(changed(prompts={"train": "a.csv", "eval_fraction": 0.1}), "my.yaml")
+    assert config.prompts.files == ["a.csv"]
+    assert config.prompts.file("train") == config.prompts.file("eval") == "a.csv"
+
+
+def test_a_run_reads_the_files_of_the_splits_that_it_has() -> None:
+    both, one = Prompts(train="a", eval="b"), Prompts(eval="b")
+    assert (both.files, both.file("train"), both.file("eval")) == (["a", "b"], "a", "b")
+    assert (one.files, one.file("train"), one.file("eval")) == (["b"], None, "b")
 
 
 def test_pairs_need_two_pictures() -> None:

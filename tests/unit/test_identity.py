@@ -53,15 +53,27 @@ def test_good_ids(prompt_id: str) -> None:
     check_prompt_id(prompt_id)
 
 
-@pytest.mark.parametrize("prompt_id", ["", "a/b", "..", "a..b", ".a", "-a", "a\n", "x" * 129])
+@pytest.mark.parametrize("prompt_id", ["", "a/b", "..", "a..b", ".a", "-a", "a.", "a\n", "x" * 129])
 def test_bad_ids(prompt_id: str) -> None:
     with pytest.raises(ValueError, match="cannot name a folder"):
         check_prompt_id(prompt_id)
 
 
 @pytest.mark.parametrize(
-    "prompt_id", [METADATA, Path(SHEET).stem, "manifest.parquet", "shard-10-of-12.parquet"]
+    "prompt_id",
+    [METADATA, Path(SHEET).stem, "manifest.parquet", "shard-10-of-12.parquet", "Metadata.csv"],
 )
 def test_ids_that_are_names_of_our_own_files(prompt_id: str) -> None:
     with pytest.raises(ValueError, match="the run writes a file of that name there; rename it"):
         check_prompt_id(prompt_id)
+
+
+@pytest.mark.parametrize("prompt_id", ["con", "NUL", "Aux.1", "com1", "lpt9.png"])
+def test_ids_that_are_devices_of_windows(prompt_id: str) -> None:
+    with pytest.raises(ValueError, match="on Windows, where it is a device; rename it"):
+        check_prompt_id(prompt_id)
+
+
+@pytest.mark.parametrize("prompt_id", ["cone", "null", "com10", "auxiliary.1"])
+def test_ids_that_only_begin_like_devices(prompt_id: str) -> None:
+    check_prompt_id(prompt_id)

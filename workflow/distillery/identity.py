@@ -15,8 +15,13 @@ from dataclasses import dataclass
 import torch
 
 PROMPT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-TAKEN = re.compile(r"manifest\.parquet|metadata\.csv|shard-\d+-of-\d+\.parquet|sheet")
+TAKEN = re.compile(
+    r"manifest\.parquet|metadata\.csv|shard-\d+-of-\d+\.parquet|sheet", flags=re.IGNORECASE
+)
 """Names of files beside the samples' folders; and of sheet.png beside previews, {prompt_id}.png."""
+DEVICE = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", flags=re.IGNORECASE)
+"""Names that Windows keeps for its devices, with any ending."""
+MAX_ID_SHOWN = 60
 
 
 @dataclass(frozen=True, order=True)
@@ -30,16 +35,22 @@ class SampleId:
 def check_prompt_id(prompt_id: str) -> None:
     """Raise ValueError unless the id is safe as a folder name on every file system, and is no name
     of a file that the workflow writes beside it."""
-    if not PROMPT_ID.fullmatch(prompt_id) or ".." in prompt_id:
+    given = f"prompt id {shorten(prompt_id)} cannot name a folder"
+    if not PROMPT_ID.fullmatch(prompt_id) or ".." in prompt_id or prompt_id.endswith("."):
         raise ValueError(
-            f"prompt id {prompt_id!r} cannot name a folder: use 1 to 128 letters, digits, "
-            "'.', '_' or '-', beginning with a letter or digit, without '..'"
+            f"{given}: use 1 to 128 letters, digits, '.', '_' or '-', beginning with a letter or "
+            "digit, without '..' and not ending in '.'"
         )
     if TAKEN.fullmatch(prompt_id):
-        raise ValueError(
-            f"prompt id {prompt_id!r} cannot name a folder: the run writes a file of that name "
-            "there; rename it"
-        )
+        raise ValueError(f"{given}: the run writes a file of that name there; rename it")
+    if DEVICE.fullmatch(prompt_id):
+        raise ValueError(f"{given} on Windows, where it is a device; rename it")
+
+
+def shorten(prompt_id: str) -> str:
+    """An id in quotes as messages show it, of any length."""
+    cut = prompt_id[:MAX_ID_SHOWN]
+    return repr(prompt_id) if cut == prompt_id else f"{cut!r}... ({len(prompt_id)} characters)"
 
 
 def noise_seed(run_seed: int, sample: SampleId) -> int:

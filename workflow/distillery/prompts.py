@@ -1,21 +1,28 @@
-"""Prompt files to one checked table: CSV, Parquet, JSONL with named columns, or a line a prompt.
+"""Prompt files to one checked table, and one file to prompts to learn from and to judge by.
 
-A bad row is named with its line, and nothing is generated until all are good.
+A bad row is named with its line, and nothing is generated until all are good. A column that asks
+for something that this workflow would not do is refused, so that no picture stands beside a
+setting that it was not made with.
 """
 
-import csv
+import hashlib
 import io
 import json
+import unicodedata
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Sequence
+from math import floor
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
-from distillery.identity import check_prompt_id
+from distillery.identity import check_prompt_id, shorten
+from distillery.prompt_files import read_rows
 
 REQUIRED = ("prompt_id", "prompt")
+NEGATIVE = "negative_prompt"
+"""A prompt's own negative prompt; an empty cell means the run's."""
+OURS = (*REQUIRED, NEGATIVE)
 RESERVED = (
     "index", "noise_seed", "file", "sha256", "latents_file", "latents_sha256", "model", "steps",
     "guidance_scale", "network_calls", "width", "height", "is_black", "recipe", "shard",
@@ -25,164 +32,215 @@ RESERVED_FOR_PAIRS = ("guidance_scale_2",)
 """Another of them, where a teacher of two networks is given two scales."""
 RESERVED_BY_DATASET = ("file_name", "device", "seconds")
 """Columns that a data set's tables have beside those."""
-FORMATS = (".csv", ".txt", ".jsonl", ".parquet")
+SAID_ELSEWHERE = {
+    "rename it to negative_prompt, which each prompt may have": "negative_prompt negative_prompts "
+    "negative negatives neg neg_prompt",
+    "all text encoders read the column prompt": "prompt prompt_2 prompt_3 negative_prompt_2 "
+    "negative_prompt_3",
+    "a picture's noise follows from the run's seed and the prompt's id": "seed seeds noise_seed "
+    "base_seed generator",
+    "a run has one size, teacher.height and teacher.width": "height width resolution size "
+    "image_size aspect_ratio ratio original_size target_size negative_original_size "
+    "negative_target_size crops_coords_top_left negative_crops_coords_top_left "
+    "use_resolution_binning num_frames",
+    "guidance is of a whole model, targets.guidance_scale and samples.models": "guidance "
+    "guidance_scale guidance_scale_2 guidance_rescale cfg cfg_scale true_cfg_scale true_cfg "
+    "skip_guidance_layers skip_layer_guidance_scale skip_layer_guidance_stop "
+    "skip_layer_guidance_start",
+    "steps are of a whole model, targets.steps and samples.models": "steps num_steps "
+    "num_inference_steps inference_steps sampling_steps timesteps sigmas denoising_end",
+    "the sampler is teacher.scheduler": "scheduler sampler eta mu",
+    "adapters are of a whole run, teacher.adapters": "lora loras lora_scale lora_weight adapter "
+    "adapters cross_attention_kwargs joint_attention_kwargs attention_kwargs",
+    "teacher.path names the model": "model model_id checkpoint",
+    "samples.images_per_prompt says how many pictures": "num_images images_per_prompt "
+    "num_images_per_prompt num_videos_per_prompt",
+    "the text encoders read prompts in one way, teacher.max_sequence_length": "clip_skip "
+    "max_sequence_length clean_caption complex_human_instruction",
+    "a picture is made from text and noise alone": "ip_adapter_image ip_adapter_image_embeds "
+    "negative_ip_adapter_image negative_ip_adapter_image_embeds",
+}
+"""Why a column would change nothing, and names that such columns have: arguments of stock calls for
+one picture, and what other tools call them."""
+LIKE_PROMPT = ("prompt", "prompts", "caption", "text")
+LIKE_ID = ("prompt_id", "promptid", "id")
+INVISIBLE = ("Cc", "Cf", "Mn", "Zl", "Zp", "Zs")
+"""Unicode categories of what leaves no mark by itself, and letters that do not either."""
+INVISIBLE_LETTERS = "\u115f\u1160\u2800\u3164\uffa0"
 MAX_PROBLEMS_SHOWN = 20
 
-Row = tuple[int, dict[str, Any]]
-"""A row and the line that it begins on, counted from 1."""
 
-
-def read_prompts(path: Path) -> pd.DataFrame:
+def read_prompts(path: Path, notes: Sequence[str] = (), numbered: str = "p") -> pd.DataFrame:
     """Read and check a prompt file.
 
     Args:
-        path: .csv, .jsonl or .parquet with columns `prompt_id` and `prompt` (more columns are
-            kept), or .txt with one prompt a line, whose ids are p00000, p00001, ...
+        path: .csv, .jsonl or .parquet with the columns `prompt` and, if prompts have names,
+            `prompt_id` (more columns are kept), or .txt with one prompt a line.
+        notes: columns that are kept and change nothing, though their names may say otherwise.
+        numbered: what the ids of prompts without one begin with: p00000, p00001, ...
 
     Returns:
         One row a prompt in the file's order; `prompt_id` and `prompt` are strings and come first.
+        A column `negative_prompt` holds strings, empty where the run's is meant.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: not UTF-8, empty, a column missing or of several types, or bad rows, all named
-            with their lines.
+        ValueError: not UTF-8, empty, a column missing, of several types or with a meaning that it
+            would not have, or bad rows, all named with their lines.
     """
     if not path.is_file():
         raise FileNotFoundError(
             f"the prompt file {path} does not exist: create it, or correct the path under "
             "`prompts` in the configuration"
         )
-    table, lines = _read(path)
-    missing = [column for column in REQUIRED if column not in table.columns]
-    if missing:
-        raise ValueError(
-            f"{path} has no column {' and no column '.join(missing)} (it has: "
-            f"{', '.join(map(str, table.columns)) or 'none'}): name them in the first line"
-        )
-    ours = (*RESERVED, *RESERVED_FOR_PAIRS, *RESERVED_BY_DATASET)
-    taken = [column for column in table.columns if column in ours]
-    if taken:
-        raise ValueError(
-            f"{path} has columns named {', '.join(taken)}, which the tables of samples use "
-            "themselves: rename them"
-        )
+    table, lines = read_rows(path)
+    _check_columns([str(name) for name in table.columns], path, notes)
     if table.empty:
         raise ValueError(f"{path} holds no prompts: write at least one")
+    if "prompt_id" not in table:
+        # By lines, so that an empty one moves no ids; CSV's first is the header.
+        first = 2 if path.suffix.lower() == ".csv" else 1
+        table["prompt_id"] = [f"{numbered}{line - first:05d}" for line in lines]
+    if NEGATIVE in table:
+        table[NEGATIVE] = _without_blanks(table[NEGATIVE])
     _check_rows(table, lines, path)
     _check_types(table, lines, path)
     others = [column for column in table.columns if column not in REQUIRED]
     return table[[*REQUIRED, *others]].reset_index(drop=True)
 
 
-def _read(path: Path) -> tuple[pd.DataFrame, list[int]]:
-    """The raw table, and the line that each row begins on (for Parquet the row's number)."""
-    try:
-        match path.suffix.lower():
-            case ".csv":
-                header, rows = _read_csv(path)
-            case ".jsonl":
-                header, rows = [*REQUIRED], list(_read_json_lines(path))
-            case ".txt":
-                header, rows = [*REQUIRED], list(_read_lines(path))
-            case ".parquet":
-                table = pd.read_parquet(path)
-                return table, list(range(1, len(table) + 1))
-            case suffix:
-                raise ValueError(f"prompt files end in {', '.join(FORMATS)}, not in {suffix!r}")
-    except UnicodeDecodeError as error:
+def own_negatives(table: pd.DataFrame) -> list[str | None]:
+    """Each row's own negative prompt; None where it has the run's."""
+    if NEGATIVE not in table:
+        return [None] * len(table)
+    return [value or None for value in table[NEGATIVE]]
+
+
+def held_out(prompts: Sequence[str], fraction: float) -> list[bool]:
+    """Which prompts of one file are to judge by, about `fraction` of them.
+
+    It follows from a prompt's text alone, without case and white space: added or moved rows change
+    nothing for the others, prompts that are alike are on the same side, and a larger fraction keeps
+    what a smaller one held out.
+
+    Raises ValueError, with a fraction that works, where one side would be empty.
+    """
+    places = [_place(prompt) for prompt in prompts]
+    chosen = [place < fraction for place in places]
+    given = f"prompts.eval_fraction is {fraction} and holds out"
+    if not any(chosen):
+        least = floor(min(places) * 1000 + 1) / 1000
         raise ValueError(
-            f"{path} is not UTF-8 (byte {error.object[error.start]:#04x}): save it as UTF-8, for "
-            f"example with: iconv -f latin1 -t utf-8 {path}"
-        ) from error
-    except (csv.Error, ValueError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
-    columns = list(dict.fromkeys([*header, *(name for _, row in rows for name in row)]))
-    # A column that no row has is missing, as the caller will say; an empty file has none to check.
-    given = [name for name in columns if not rows or any(name in row for _, row in rows)]
-    return pd.DataFrame([row for _, row in rows], columns=given), [line for line, _ in rows]
+            f"{given} none of {len(prompts)} prompts: use {least} or more, add prompts, or name a "
+            "file of its own as prompts.eval"
+        )
+    if all(chosen):
+        raise ValueError(
+            f"{given} all {len(prompts)} prompts, so that none is left to learn from: lower it, or "
+            "add prompts"
+        )
+    return chosen
 
 
-def _read_csv(path: Path) -> tuple[list[str], list[Row]]:
-    """Header and rows. Every row has as many fields as the header, so no comma shifts a prompt."""
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.reader(file, strict=True)
-        header = next(reader, None)
-        if header is None:
-            raise ValueError("it is empty; write a first line `prompt_id,prompt`, then the prompts")
-        twice = {name for name in header if header.count(name) > 1}
-        if twice:
-            raise ValueError(f"two columns are named {', '.join(sorted(twice))}")
-        rows, line = [], reader.line_num + 1
-        for fields in reader:
-            if fields and len(fields) != len(header):
-                raise ValueError(
-                    f"line {line} has {len(fields)} fields, the first line has {len(header)}: put "
-                    "a prompt with a comma in double quotes"
-                )
-            if fields:
-                rows.append((line, dict(zip(header, fields, strict=True))))
-            line = reader.line_num + 1
-    return header, rows
+def _place(prompt: str) -> float:
+    """Where a text stands between 0 and 1."""
+    text = " ".join(prompt.casefold().split())
+    digest = hashlib.sha256(f"held out\n{text}".encode()).digest()
+    return int.from_bytes(digest[:6], "big") / 2**48
 
 
-def _read_json_lines(path: Path) -> Iterator[Row]:
-    """One JSON object a line; empty lines are left out."""
-    for number, line in _lines(path):
-        try:
-            row = json.loads(line)
-            json.dumps(row, ensure_ascii=False).encode()
-        except json.JSONDecodeError as error:
-            raise ValueError(f"line {number} is not JSON ({error})") from error
-        except UnicodeEncodeError as error:
-            raise ValueError(
-                f"line {number} has half of a character, {error.object[error.start]!r}, as a text "
-                "has that was cut there: remove it, or write the whole character"
-            ) from error
-        if not isinstance(row, dict):
-            raise ValueError(f"line {number} is no JSON object: write {{...}} on each line")
-        yield number, row
+def _check_columns(columns: Sequence[str], path: Path, notes: Sequence[str]) -> None:
+    """Raise ValueError for a column that is missing, taken, or would not do what it says."""
+    if "prompt" not in columns:
+        like = [name for name in columns if _plain(name) in LIKE_PROMPT]
+        advice = f"rename {like[0]!r} to prompt" if like else "name the columns in the first line"
+        raise ValueError(
+            f"{path} has no column prompt (it has: {', '.join(columns) or 'none'}): {advice}"
+        )
+    taken = [
+        name for name in columns if name in (*RESERVED, *RESERVED_FOR_PAIRS, *RESERVED_BY_DATASET)
+    ]
+    if taken:
+        raise ValueError(
+            f"{path} has columns named {', '.join(taken)}, which the tables of samples use "
+            "themselves: rename them"
+        )
+    unsaid = [name for name in columns if name not in (*OURS, *notes)]
+    ids = [name for name in unsaid if _plain(name) in LIKE_ID and "prompt_id" not in columns]
+    if ids:
+        raise ValueError(
+            f"{path} has no column prompt_id, but {ids[0]!r}: rename it to prompt_id, or list it "
+            "under prompts.notes to have the prompts numbered"
+        )
+    reasons = [
+        f"{name} ({reason})"
+        for name in unsaid
+        for reason, names in SAID_ELSEWHERE.items()
+        if _plain(name) in names.split()
+    ]
+    if reasons:
+        raise ValueError(
+            f"{path} has columns that would change no picture: {'; '.join(reasons)}. Remove them, "
+            "or list them under prompts.notes to keep them beside the pictures"
+        )
 
 
-def _read_lines(path: Path) -> Iterator[Row]:
-    """One prompt a line; empty lines are left out and do not move the ids of the others."""
-    for number, line in _lines(path):
-        yield number, {"prompt_id": f"p{number - 1:05d}", "prompt": line.strip()}
+def _plain(name: str) -> str:
+    """A column's name without case, with underscores between its words."""
+    return "_".join(name.casefold().replace("-", " ").replace("_", " ").split())
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines that are not empty, with their numbers, as editors count them."""
-    # Not str.splitlines: that also breaks at U+2028 and form feeds inside a prompt.
-    for number, line in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), start=1):
-        if line.strip():
-            yield number, line
+def _without_blanks(column: pd.Series) -> pd.Series:
+    """Texts, the empty one where there is none to be seen; what is no text stays."""
+    texts = column.astype(object).mask(column.isna(), "")
+    return texts.map(lambda text: text if not isinstance(text, str) or _is_visible(text) else "")
+
+
+def _is_visible(text: str) -> bool:
+    """Whether anything would be seen of a text: a zero-width space is no prompt."""
+    return any(
+        unicodedata.category(letter) not in INVISIBLE and letter not in INVISIBLE_LETTERS
+        for letter in text
+    )
 
 
 def _check_rows(table: pd.DataFrame, lines: list[int], path: Path) -> None:
     """Raise one ValueError that names every bad row (the first twenty of them)."""
     unit = "row" if path.suffix.lower() == ".parquet" else "line"
     problems: list[str] = []
-    first_line: dict[str, int] = {}
-    for line, prompt_id, prompt in zip(lines, table["prompt_id"], table["prompt"], strict=True):
-        if not isinstance(prompt_id, str) or not isinstance(prompt, str):
-            problems.append(f"{unit} {line}: prompt_id and prompt must be text")
+    first_line: dict[str, tuple[int, str]] = {}
+    texts = [name for name in OURS if name in table]
+    for line, *values in zip(lines, *(table[name] for name in texts), strict=True):
+        if not all(isinstance(value, str) for value in values):
+            problems.append(f"{unit} {line}: {', '.join(texts[:-1])} and {texts[-1]} must be text")
             continue
+        prompt_id, prompt = values[:2]
         try:
             check_prompt_id(prompt_id)
         except ValueError as error:
             problems.append(f"{unit} {line}: {error}")
-        if prompt_id in first_line:
-            problems.append(
-                f"{unit} {line}: prompt id {prompt_id!r} is already on {unit} "
-                f"{first_line[prompt_id]}: each id may stand once"
-            )
-        first_line.setdefault(prompt_id, line)
-        if not prompt.strip():
-            problems.append(f"{unit} {line}: the prompt of {prompt_id!r} is empty")
+        before, as_written = first_line.setdefault(prompt_id.lower(), (line, prompt_id))
+        if before != line:
+            problems.append(f"{unit} {line}: {_same_id(prompt_id, as_written, f'{unit} {before}')}")
+        if not _is_visible(prompt):
+            problems.append(f"{unit} {line}: the prompt of {shorten(prompt_id)} is empty")
+        if any("\0" in value for value in values[1:]):
+            problems.append(f"{unit} {line}: a text has a NUL character in it: remove it")
     if problems:
         shown = "\n  ".join(problems[:MAX_PROBLEMS_SHOWN])
         more = len(problems) - MAX_PROBLEMS_SHOWN
         rest = f"\n  and {more} more" if more > 0 else ""
         raise ValueError(f"{path} has bad rows; nothing was generated:\n  {shown}{rest}")
+
+
+def _same_id(prompt_id: str, other: str, where: str) -> str:
+    """What is wrong with an id that stands already, perhaps in other letters."""
+    if prompt_id == other:
+        return f"prompt id {shorten(prompt_id)} is already on {where}: each id may stand once"
+    return (
+        f"prompt id {shorten(prompt_id)} is {shorten(other)} of {where} but for its case: they "
+        "would be one folder on some file systems"
+    )
 
 
 def _check_types(table: pd.DataFrame, lines: list[int], path: Path) -> None:

@@ -6,7 +6,7 @@ nothing else; `jobs` says which part of it each stage depends on.
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
 from distillery.config.parsing import parse
 from distillery.config.previews import Previews
@@ -17,6 +17,7 @@ from distillery.config.section import (
     Dtype,
     Name,
     Section,
+    Split,
     need_multiple,
 )
 from distillery.config.student import Student
@@ -25,17 +26,79 @@ from distillery.config.training import Training, check_num_weights
 from distillery.files import JsonObject
 
 
-class Prompts(Section):
-    """Which prompt files are read (CSV or Parquet with `prompt_id,prompt`, JSONL, or TXT)."""
+def _check_path(path: str, info: ValidationInfo) -> str:
+    """Raise ValueError for the path of a file that Snakemake could not take as an input."""
+    key = f"prompts.{info.field_name}"
+    if not path.strip():
+        raise ValueError(f"{key} is {path!r}: name a file")
+    if "{" in path or "}" in path:
+        raise ValueError(
+            f"{key} is {path!r}: Snakemake reads {{...}} as a wildcard; rename the file or its "
+            "folder without braces"
+        )
+    return path
 
-    train: str | None = Field(
+
+PromptFile = Annotated[str, AfterValidator(_check_path)]
+
+
+class Prompts(Section):
+    """Which prompt files are read (CSV, JSONL or Parquet with a column `prompt`, or TXT)."""
+
+    train: PromptFile | None = Field(
         None,
         description="prompts whose teacher trajectories the student learns from; required with "
         "training",
     )
-    eval: str = Field(
-        description="prompts that samples are generated for; held out from training, if any"
+    eval: PromptFile | None = Field(
+        None,
+        description="prompts that samples are generated for; held out from training, if any; "
+        "required without eval_fraction",
     )
+    eval_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] | None = Field(
+        None,
+        description="instead of eval: about this share of the prompts of train is held out, by a "
+        "hash of their texts, so that none is on both sides",
+    )
+    notes: tuple[str, ...] = Field(
+        (),
+        description="columns of the files that are kept beside the pictures and change nothing, "
+        "such as seed or aspect_ratio; without this their names are refused",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.eval is None and self.eval_fraction is None:
+            raise ValueError(
+                "prompts.eval is missing: add it, or prompts.eval_fraction: 0.05 to hold out a "
+                "share of prompts.train"
+            )
+        if self.eval is not None and self.eval_fraction is not None:
+            raise ValueError(
+                f"prompts.eval is {self.eval!r} and prompts.eval_fraction {self.eval_fraction}: "
+                "the prompts to judge by are a file, or a share of prompts.train; remove one key"
+            )
+        if self.eval is None and self.train is None:
+            raise ValueError(
+                "prompts.eval_fraction holds out a share of prompts.train, which is missing: add "
+                "it, or name a file as prompts.eval"
+            )
+        taken = {"prompt_id", "prompt", "negative_prompt"} & set(self.notes)
+        if taken:
+            raise ValueError(
+                f"prompts.notes has {', '.join(sorted(taken))}, which is read: rename the column "
+                "in the file to keep it as a note"
+            )
+        return self
+
+    def file(self, split: Split) -> str | None:
+        """The file that a split's prompts are in; None where the run has no such split."""
+        return self.train if split == "train" or self.eval is None else self.eval
+
+    @property
+    def files(self) -> list[str]:
+        """All files that are read."""
+        return [path for path in (self.train, self.eval) if path is not None]
 
 
 class Embeddings(Section):

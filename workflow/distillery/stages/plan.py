@@ -16,13 +16,13 @@ from distillery.evaluation.judge import check_judge
 from distillery.families import Family
 from distillery.files import hash_json, write_json
 from distillery.hardware import describe_hardware
-from distillery.prompts import read_prompts
 from distillery.schedule import Schedule
 from distillery.stages.embeddings import check_prompt_lengths, embeddings_recipe
 from distillery.stages.plan_generation import plan_generation, summarise_generation
 from distillery.stages.plan_guidance import check_second_scale
 from distillery.stages.plan_precision import advise_precision
 from distillery.stages.plan_training import plan_training, summarise_training
+from distillery.stages.prompts import read_splits
 from distillery.stages.targets import targets_recipe
 from distillery.store.chunks import chunk_folder
 from distillery.student.build import plan_student
@@ -75,8 +75,7 @@ def make_plan(config: RunConfig, output: Path) -> None:
             nothing would use, no CLIP model as the judge, weights of timesteps that leave a step
             out, or too little disk space.
     """
-    paths = config.prompts.model_dump(exclude_none=True)
-    prompts = {split: read_prompts(Path(path)) for split, path in paths.items()}
+    prompts = read_splits(config.prompts)
     folder = find_teacher(config.teacher)
     family = family_in(folder)
     check_options(config.teacher, folder)
@@ -237,7 +236,7 @@ def advise_prompts(prompts: Mapping[str, pd.DataFrame]) -> list[str]:
         advice.append(
             f"{ids} prompt ids of prompts.eval are also in prompts.train: equal ids have equal "
             "noise, so the student is judged on noise that it has learned from; begin the ids of "
-            "one file otherwise (a .txt file numbers its lines, write .csv)"
+            "one file otherwise"
         )
     return advice
 
