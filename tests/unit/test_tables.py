@@ -27,6 +27,11 @@ def test_a_table_comes_back_as_it_was(tmp_path: Path) -> None:
     for found in (read_table(tmp_path / "one.parquet"), pd.read_parquet(tmp_path / "one.parquet")):
         assert (found.dtypes == pd.read_parquet(plain).dtypes).all()
         assert found.to_json() == pd.read_parquet(plain).to_json()
+
+
+def test_a_table_of_another_program_is_read_as_it_is(tmp_path: Path) -> None:
+    plain = tmp_path / "plain.parquet"
+    TABLE.drop(columns="prompt").to_parquet(plain, index=False)
     assert read_table(plain).to_json() == pd.read_parquet(plain).to_json()
     assert find_problem(plain.read_bytes()) == "it carries no hash of its bytes"
 
