@@ -108,9 +108,9 @@ def tables_of(folder: Path, path: Path) -> list[Path]:
 def _lists(table: Path, path: Path) -> bool:
     try:
         listed = read_table(table)
-    except ValueError:
+        names = {*listed["file"], *listed["latents_file"]}
+    except (ValueError, KeyError):
         return True
-    names = {*listed["file"], *listed["latents_file"]}
     return path.relative_to(table.parent).as_posix() in names
 
 

@@ -5,11 +5,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 from PIL import Image
 
 from distillery.contact_sheet import find_moments, thin_out, training_of
 from distillery.evaluation.pictures import inline, link_to
+from distillery.store.tables import read_table
 from distillery.telemetry import Event
 
 STAGE = "train"
@@ -200,7 +200,7 @@ def gather_previews(
     root, table = run_folder / "student" / "previews", run_folder / "prompts" / "eval.parquet"
     if recipe_hash is None or not table.is_file():
         return None
-    prompts = pd.read_parquet(table).set_index("prompt_id")["prompt"]
+    prompts = read_table(table).set_index("prompt_id")["prompt"]
     ids = [
         name
         for name in prompts.index[:MAX_PROMPTS]

@@ -80,11 +80,14 @@ def verify(run: Path, reporter: Reporter) -> tuple[list[Damage], int]:
 def commands(damages: Iterable[Damage], run: Path) -> list[str]:
     """The shell commands that make again what is damaged, to be run where the workflow runs.
 
-    The run's frozen configuration is a configuration file like any other.
+    The run's frozen configuration is a configuration file like any other; where it is damaged
+    itself, the user's own is needed.
     """
     damaged = [damage.item for damage in damages]
     paths = dict.fromkeys(path for item in damaged for path in (item.path, *item.vouchers()))
     config = run / "config" / "run.json"
+    if config in paths or not config.is_file():
+        config = Path("config/mine.yaml")
     named = [str(item.path) for item in damaged if not item.is_asked_for]
     targets = ["--", "all", *named] if named else []
     return [
