@@ -18,6 +18,8 @@ if not workflow.configfiles:
     configfile: "config/config.yaml"
 
 
+if not config:
+    raise WorkflowError("there is no configuration: a module needs `config: config`")
 try:
     CONFIG = parse_config(
         config, " and ".join(map(str, workflow.configfiles)) or "--config"

@@ -1,15 +1,19 @@
 import json
 
-from distillery.plan_first import plan_first
+from distillery.plan_first import check_folder, plan_first
 
 # What each stage depends on, and whether the run can work at all.
 
 PLANNED = list(CONFIG.prompts.files)
 if isinstance(CONFIG, Config) and CONFIG.student.config:
     PLANNED.append(CONFIG.student.config)
+try:
+    check_folder(PLANNED, Path(str(workflow.current_basedir)).parent)
+except ValueError as error:
+    raise WorkflowError(str(error))
 
 
-# Not in a dry run, and not where the plan itself was asked for.
+# Not in a dry run, not where the plan itself was asked for, and not in a module.
 onstart:
     needed = {job.rule.name: job for job in workflow.dag.needrun_jobs()}
     if "plan" not in needed:
@@ -20,6 +24,16 @@ onstart:
             raise WorkflowError(str(error))
 
 
+def planned(wildcards, output):
+    """The run that a first job plans, unless it was: see plan_first.py.
+
+    A value that comes from `output` is none that Snakemake compares: it reruns nothing.
+    """
+    if output[0] == f"{RUN}/config/run.json":
+        return "null"
+    return json.dumps({"config": freeze(CONFIG, "run"), "sources": PLANNED})
+
+
 rule freeze:
     output:
         f"{RUN}/config/{{stage}}.json",
@@ -27,11 +41,14 @@ rule freeze:
         f"{RUN}/logs/freeze-{{stage}}.log",
     params:
         content=lambda wildcards: json.dumps(freeze(CONFIG, wildcards.stage)),
+        planned=planned,
     shell:
         """
         exec python -m distillery.scripts.freeze \
             --content {params.content:q} \
-            --output {output} 2>{log}
+            --planned {params.planned:q} \
+            --output {output} \
+            --log-file {log}
         """
 
 

@@ -9,11 +9,14 @@ rule prompts:
         f"{RUN}/prompts/{{split}}.parquet",
     log:
         f"{RUN}/logs/prompts-{{split}}.log",
+    params:
+        planned=planned,
     shell:
         """
         exec python -m distillery.scripts.prompts \
             --config {input.config} \
             --split {wildcards.split} \
+            --planned {params.planned:q} \
             --output {output} \
             --log-file {log}
         """

@@ -1,14 +1,17 @@
 """What the command lines of all stages share: a few options, a log, telemetry, readable errors."""
 
 import argparse
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from distillery.config.jobs import read_job
 from distillery.config.parsing import Model
+from distillery.config.run import parse_config
 from distillery.config.section import Compile
 from distillery.hardware import device_label, select_device
+from distillery.plan_first import plan_first
 from distillery.telemetry import Reporter, explain_errors, reporting
 
 if TYPE_CHECKING:
@@ -34,6 +37,22 @@ def stage_parser(description: str | None) -> argparse.ArgumentParser:
     )
     parser.add_argument("--cpu-threads", type=int, default=1, help="threads where there is no GPU")
     return parser
+
+
+def add_planned(parser: argparse.ArgumentParser) -> None:
+    """The option of jobs that others come from, and that so begin no run that cannot work."""
+    parser.add_argument(
+        "--planned",
+        type=json.loads,
+        help='the run to plan first, unless it was: {"config": {...}, "sources": [files]}',
+    )
+
+
+def plan_run(arguments: argparse.Namespace, folder: Path) -> None:
+    """Plan as `--planned` says; raises ValueError where the plan refuses the run."""
+    if arguments.planned is not None:
+        config = parse_config(arguments.planned["config"], "the configuration")
+        plan_first(config, folder, arguments.planned["sources"])
 
 
 def add_compile(parser: argparse.ArgumentParser) -> None:

@@ -1,14 +1,12 @@
 """Contact sheets of previews: one of a moment, and one of how each prompt's picture came to be."""
 
-import fcntl
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from math import ceil, sqrt
 from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
-from distillery.files import atomic_path
+from distillery.files import atomic_path, locked
 
 SHEET = "sheet.png"
 THUMBNAIL_PX = 256
@@ -53,7 +51,7 @@ def write_sheets(root: Path, samples_seen: int, prompt_ids: Sequence[str], train
     last one sees all pictures, whoever that is.
     """
     folder = moment_folder(root, samples_seen)
-    with _locked(root / ".sheets.lock"):
+    with locked(root / ".sheets.lock"):
         moments = find_moments(root, prompt_ids, training)
         if folder not in moments:
             return
@@ -74,15 +72,6 @@ def thin_out(moments: Sequence[Path], count: int) -> list[Path]:
         return list(moments)
     last = len(moments) - 1
     return [moments[number * last // (count - 1)] for number in range(count)]
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold a file's lock; the kernel drops it with the process."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _write(path: Path, rows: Sequence[Sequence[tuple[str, Path]]]) -> None:

@@ -1,5 +1,8 @@
 """Have a run planned before its first job, and stopped where the plan refuses it.
 
+Snakemake asks before the first job (`onstart`), but in the main workflow alone. So the jobs that
+all others come from ask too: those that freeze the configuration and those that read prompt files.
+
 The plan is no input of other jobs. As one that may be old (`ancient`) it would hide what stands
 behind it: Snakemake does not look at jobs behind one that runs, so after any change of the plan the
 same command would make the plan alone and end well.
@@ -13,7 +16,7 @@ from pathlib import Path
 from distillery.config.jobs import freeze
 from distillery.config.run import Config, RunConfig
 from distillery.config.training import check_batch_size
-from distillery.files import read_json, write_json
+from distillery.files import locked, read_json, write_json
 
 
 def plan_first(
@@ -33,6 +36,12 @@ def plan_first(
     """
     if isinstance(config, Config):
         check_batch_size(config.training, num_processes)
+    with locked(folder / "config" / ".planning") as waited:
+        _plan(config, folder, sources, waited)
+
+
+def _plan(config: RunConfig, folder: Path, sources: Sequence[str], waited: bool) -> None:
+    """`waited` says that another job has just planned: what it refused is not asked again."""
     frozen, plan = folder / "config" / "run.json", folder / "plan.json"
     content = freeze(config, "run")
     if not (frozen.is_file() and read_json(frozen) == content):
@@ -40,12 +49,30 @@ def plan_first(
         write_json(frozen, content)
     if _is_newer(plan, sources):
         return
+    if waited and not plan.exists():
+        raise ValueError("the plan refuses this run; another job says why")
     plan.unlink(missing_ok=True)
     script = ["-m", "distillery.scripts.plan", "--config", str(frozen), "--output", str(plan)]
     log = folder / "logs" / "plan.log"
     done = subprocess.run([sys.executable, *script, "--log-file", str(log)], check=False)
     if done.returncode:
         raise ValueError(f"the plan refuses this run, nothing was started; see above, or {log}")
+
+
+def check_folder(sources: Sequence[str], checkout: Path) -> None:
+    """Raise ValueError for a file that lies beside the Snakefile and not where the run is started.
+
+    Args:
+        sources: files that the configuration names.
+        checkout: folder of the Snakefile.
+    """
+    for source in sources:
+        if not Path(source).exists() and (checkout / source).exists():
+            raise ValueError(
+                f"{source} lies in {checkout}, not in {Path.cwd()}: the paths of a configuration "
+                f"are relative to the working folder; start in {checkout}, write whole paths, or "
+                f"link its folders here: ln -s '{checkout}/config' '{checkout}/resources' ."
+            )
 
 
 def _is_newer(plan: Path, sources: Sequence[str]) -> bool:

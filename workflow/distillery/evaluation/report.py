@@ -51,7 +51,7 @@ from distillery.store.tables import read_table
 from distillery.student.origin import Origin, describe_origin, read_origin
 from distillery.telemetry import read_events
 
-TEMPLATES = Path(__file__).resolve().parents[2] / "report"
+TEMPLATES = Path(__file__).resolve().parent / "templates"
 OWN_STAGE = "report"
 LAST_SHARE = 0.1
 """Of a training's log, averaged to its final loss."""

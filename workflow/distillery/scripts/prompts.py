@@ -6,7 +6,7 @@ python -m distillery.scripts.prompts --config results/demo/config/prompts.json -
 
 from pathlib import Path
 
-from distillery.command import logged_parser
+from distillery.command import add_planned, logged_parser, plan_run, run_folder
 from distillery.config.jobs import PromptsJob, read_job
 from distillery.stages.prompts import make_prompt_table
 from distillery.telemetry import explain_errors
@@ -22,13 +22,15 @@ def main(argv: list[str] | None = None) -> int:
         "--split", choices=("train", "eval"), required=True, help="whose prompt file is read"
     )
     parser.add_argument("--output", type=Path, required=True, help="the table to write")
+    add_planned(parser)
     arguments = parser.parse_args(argv)
-    return explain_errors(
-        lambda: make_prompt_table(
-            read_job(arguments.config, PromptsJob), arguments.split, arguments.output
-        ),
-        arguments.log,
-    )
+
+    def body() -> None:
+        plan_run(arguments, run_folder(arguments.config))
+        job = read_job(arguments.config, PromptsJob)
+        make_prompt_table(job, arguments.split, arguments.output)
+
+    return explain_errors(body, arguments.log)
 
 
 if __name__ == "__main__":
