@@ -3,6 +3,13 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
+# Python up to 3.12 reads the path of an editable install in the locale's encoding, C's is ASCII.
+ifeq ($(LC_ALL),C)
+export LC_ALL := C.UTF-8
+endif
+# Snakemake and the hub keep caches in the home folder: where it cannot be written, they lie here.
+export XDG_CACHE_HOME ?= $(shell mkdir -p "$$HOME/.cache" 2>/dev/null && test -w "$$HOME/.cache" && \
+	echo "$$HOME/.cache" || echo "$(CURDIR)/.cache")
 
 .PHONY: help demo test test-gpu test-slurm lint schema format lock clean
 .DEFAULT_GOAL := help

@@ -8,7 +8,8 @@ import pytest
 
 from distillery.config.run import Config
 
-SCRIPT = Path(__file__).parents[2] / "scripts/schema.py"
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "scripts/schema.py"
 
 
 @pytest.fixture(scope="module")
@@ -41,3 +42,10 @@ def test_what_is_generated_is_up_to_date(
 ) -> None:
     monkeypatch.chdir(SCRIPT.parents[1])
     assert script.main(["--check"]) == 0, "run `make schema`"
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("config/*.yaml")), ids=lambda path: path.stem)
+def test_a_shipped_configuration_names_its_schema_for_editors(path: Path) -> None:
+    first = path.read_text(encoding="utf-8").splitlines()[0]
+    name = first.removeprefix("# yaml-language-server: $schema=")
+    assert (path.parent / name).resolve() == ROOT / "workflow/schemas/config.schema.json"
