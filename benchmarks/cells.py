@@ -17,7 +17,14 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from distillery.config.jobs import EmbeddingsJob, ExportJob, TargetsJob, TrainingJob, freeze
+from distillery.config.jobs import (
+    EmbeddingsJob,
+    ExportJob,
+    TargetsJob,
+    TrainingJob,
+    complete,
+    freeze,
+)
 from distillery.config.parsing import Model, parse
 from distillery.config.run import Config, parse_config
 from distillery.evaluation.judge import embed_images, embed_prompts, load_judge
@@ -133,7 +140,9 @@ class Bench:
 
     def job(self, stage: str, model: type[Model], cell: Cell | None = None) -> Model:
         """A stage's frozen configuration."""
-        return parse(model, freeze(self.config(cell), stage), f"the benchmark's {stage}")
+        config = self.config(cell)
+        raw = complete(freeze(config, stage), freeze(config, "runtime"))
+        return parse(model, raw, f"the benchmark's {stage}")
 
     def reporter(self, name: str) -> Reporter:
         """Events go to the folder, lines to the log of `logging`."""

@@ -4,6 +4,7 @@
 rule samples:
     input:
         config=f"{RUN}/config/samples-{{model}}.json",
+        runtime=RUNTIME,
         prompts=f"{RUN}/prompts/eval.parquet",
         embeddings=f"{RUN}/embeddings/eval/manifest.json",
         # The student's pipeline for models that are the student, nothing for the teacher's.
@@ -22,11 +23,10 @@ rule samples:
     resources:
         gpu=min(NUM_GPUS, CONFIG.teacher.num_gpus),
         cpu_threads=CONFIG.hardware.cpu_threads,
+        # Here, since a resource that changes reruns nothing.
+        compile=CONFIG.hardware.compile,
     params:
         num_shards=CONFIG.samples.num_shards,
-        # A function's value reruns nothing when it changes, and compiling changes no result beyond
-        # rounding.
-        compile=lambda wildcards: CONFIG.hardware.compile,
         pipeline=lambda wildcards, input: (
             f"--pipeline {input.pipeline}" if input.pipeline else ""
         ),
@@ -40,7 +40,7 @@ rule samples:
             --embeddings {input.embeddings} \
             --shard {wildcards.shard}/{params.num_shards} \
             --output {output} \
-            --compile {params.compile} \
+            --compile {resources.compile} \
             --cpu-threads {resources.cpu_threads} \
             --log-file {log} {params.pipeline}
         """

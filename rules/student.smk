@@ -10,7 +10,7 @@ PREVIEW_INPUTS = [
 
 rule build_student:
     input:
-        config=f"{RUN}/config/training.json",
+        config=f"{RUN}/config/student.json",
         shape=CONFIG.student.config or [],
     output:
         directory(f"{RUN}/student/initial"),
@@ -30,14 +30,14 @@ rule build_student:
 rule train:
     input:
         config=f"{RUN}/config/training.json",
+        runtime=RUNTIME,
         student=f"{RUN}/student/initial",
         prompts=f"{RUN}/prompts/train.parquet",
         embeddings=f"{RUN}/embeddings/train/manifest.json",
         targets=f"{RUN}/targets/manifest.json",
-        # Pictures on the way change no weight, so that nothing about them trains again.
-        previews=list(
-            map(ancient, PREVIEW_INPUTS if CONFIG.previews.every_samples else [])
-        ),
+        # Pictures on the way change no weight, so that nothing about them trains again. They are
+        # inputs without previews too: with other inputs a job runs again.
+        previews=list(map(ancient, PREVIEW_INPUTS)),
     output:
         student=directory(f"{RUN}/student/trained"),
         loss=f"{RUN}/student/loss.parquet",
@@ -56,7 +56,7 @@ rule train:
         previews=lambda wildcards, input: (
             f"--previews {RUN}/student/previews --previews-config {input.previews[0]}"
             f" --eval-prompts {input.previews[1]} --eval-embeddings {input.previews[2]}"
-            if input.previews
+            if CONFIG.previews.every_samples
             else ""
         ),
     shell:
@@ -83,6 +83,7 @@ rule train:
 rule previews:
     input:
         training=f"{RUN}/config/training.json",
+        runtime=RUNTIME,
         student=f"{RUN}/student/initial",
         prompts=f"{RUN}/prompts/train.parquet",
         embeddings=f"{RUN}/embeddings/train/manifest.json",

@@ -9,6 +9,7 @@ localrules:
 rule targets:
     input:
         config=f"{RUN}/config/targets.json",
+        runtime=RUNTIME,
         prompts=f"{RUN}/prompts/train.parquet",
         embeddings=f"{RUN}/embeddings/train/manifest.json",
     output:
@@ -21,11 +22,10 @@ rule targets:
     resources:
         gpu=min(NUM_GPUS, CONFIG.teacher.num_gpus),
         cpu_threads=CONFIG.hardware.cpu_threads,
+        # Here, since a resource that changes reruns nothing.
+        compile=CONFIG.hardware.compile,
     params:
         num_shards=CONFIG.targets.num_shards,
-        # A function's value reruns nothing when it changes, and compiling changes no result beyond
-        # rounding.
-        compile=lambda wildcards: CONFIG.hardware.compile,
     shell:
         """
         exec python -m distillery.scripts.with_gpus --num-gpus {resources.gpu} -- \
@@ -35,7 +35,7 @@ rule targets:
             --embeddings {input.embeddings} \
             --shard {wildcards.shard}/{params.num_shards} \
             --output {output} \
-            --compile {params.compile} \
+            --compile {resources.compile} \
             --cpu-threads {resources.cpu_threads} \
             --log-file {log}
         """

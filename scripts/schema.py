@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from distillery.config.run import Config, GeneratingConfig
+from distillery.config.section import REMAKES_NOTHING
 from distillery.files import write_text
 
 SCHEMA = Path("workflow/schemas/config.schema.json")
@@ -24,9 +25,12 @@ A run is one YAML file; `config/config.yaml` is the demo. Another one is chosen 
 `snakemake --cores all --configfile config/other.yaml` and stands alone: nothing is inherited.
 A run that has none of `targets`, `student`, `training`, `evaluation` and `prompts.train` trains
 nothing and makes a data set of pictures: [generate-a-dataset.md](generate-a-dataset.md).
-Unknown keys are refused. This page is generated from `workflow/distillery/config/` by
-`make schema`; editors that read JSON schemas find `workflow/schemas/config.schema.json`.
+Unknown keys are refused. A key marked ○ changes no result beyond rounding: on a finished run
+another value makes nothing again but the report. This page is generated from
+`workflow/distillery/config/` by `make schema`; editors that read JSON schemas find
+`workflow/schemas/config.schema.json`.
 """
+REMAKES_NOTHING_MARK = " ○"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -85,7 +89,8 @@ def _rows(schema: dict[str, Any], section: dict[str, Any], before: str = "") -> 
         required = key in section.get("required", [])
         default = "required" if required else f"`{json.dumps(field.get('default'))}`"
         kind = _kind(schema, field).replace("|", "\\|")
-        rows.append(f"| `{before}{key}` | {kind} | {default} | {field.get('description', '')} |")
+        meaning = field.get("description", "") + REMAKES_NOTHING_MARK * (REMAKES_NOTHING in field)
+        rows.append(f"| `{before}{key}` | {kind} | {default} | {meaning} |")
         for after, option in _options(field):
             inner = _referred(schema, option)
             if inner is not None and "properties" in inner:

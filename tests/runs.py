@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from distillery.config.jobs import (
+    RUNTIME,
     EmbeddingsJob,
     ExportJob,
     PreviewsJob,
@@ -121,6 +122,7 @@ class Run:
         """The frozen configuration of a stage, through its file."""
         path = self.folder / "config" / f"{stage}.json"
         write_json(path, freeze(self.config, stage))
+        write_json(path.with_name(RUNTIME), freeze(self.config, "runtime"))
         return read_job(path, model)
 
     def reporter(self, job: str = "job") -> Reporter:

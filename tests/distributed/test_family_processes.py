@@ -42,7 +42,8 @@ def ready(request, tmp_path_factory):
 
 def trained(ready, output, num_processes):
     """The weights, after a training that must succeed."""
-    write_json(output / "config/training.json", read_json(ready / "config/training.json"))
+    for name in ("training.json", "runtime.json"):
+        write_json(output / "config" / name, read_json(ready / "config" / name))
     status = processes.run(num_processes, tiny.train_arguments(ready, output))
     assert status == [0] * num_processes, log_of(output)[-2000:]
     (file,) = (output / "student/trained").glob("*.safetensors")

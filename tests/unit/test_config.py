@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 import yaml
 
-from distillery.config.jobs import JOBS, SamplesJob, TrainingJob, freeze, read_config, read_job
+from distillery.config.jobs import (
+    JOBS,
+    SamplesJob,
+    TrainingJob,
+    complete,
+    freeze,
+    read_config,
+    read_job,
+)
 from distillery.config.run import Config, GeneratingConfig, Prompts, parse_config
 from distillery.files import write_json
 
@@ -61,7 +69,7 @@ def refused(raw: dict[str, Any]) -> str:
 
 
 def stages(config: Config) -> list[str]:
-    return [*JOBS, *(f"samples-{model}" for model in config.samples.models)]
+    return [*JOBS, "runtime", *(f"samples-{model}" for model in config.samples.models)]
 
 
 def frozen(raw: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -70,6 +78,7 @@ def frozen(raw: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def stages_changed_by(**changes: Any) -> set[str]:
+    """Stages whose frozen configuration changes; `runtime` is one that remakes nothing."""
     before, after = frozen(RUN), frozen(changed(**changes))
     return {stage for stage in before if before[stage] != after[stage]}
 
@@ -231,29 +240,33 @@ def test_lists_become_tuples() -> None:
 
 OF_TEACHER = {"samples-teacher", "samples-teacher-4-steps"}
 ALL_SAMPLES = OF_TEACHER | {"samples-student"}
+OF_STUDENT = {"student", "training", "previews", "export"}
 
 
 @pytest.mark.parametrize(
     ("changes", "stages"),
     [
         ({"training__learning_rate": 1e-3}, {"training"}),
+        ({"training__num_samples": 320}, {"training"}),
+        ({"training__save_every_samples": 64}, {"runtime"}),
+        ({"training__hang_timeout_s": 64}, {"runtime"}),
         ({"targets__guidance_scale": 2.0}, {"targets", "export", *ALL_SAMPLES}),
         ({"targets__guidance_scale_2": 2.0}, {"targets", "export", *OF_TEACHER}),
         ({"targets__num_shards": 9}, {"targets", "export"}),
         (
             {"teacher__negative_prompt": "x"},
-            {"embeddings", "targets", "training", "previews", "export", *ALL_SAMPLES},
+            {"embeddings", "targets", *OF_STUDENT, *ALL_SAMPLES},
         ),
-        ({"teacher__offload": "model"}, {"embeddings", "targets", *ALL_SAMPLES}),
-        ({"teacher__num_gpus": 2}, {"embeddings", "targets", *ALL_SAMPLES}),
+        ({"teacher__offload": "model"}, {"runtime"}),
+        ({"teacher__num_gpus": 2}, {"runtime"}),
         (
             {"teacher__adapters": [{"path": "x"}]},
-            {"embeddings", "targets", "training", "previews", "export", *ALL_SAMPLES},
+            {"embeddings", "targets", *OF_STUDENT, *ALL_SAMPLES},
         ),
         ({"embeddings__batch_size": 5}, {"embeddings"}),
         ({"prompts__eval": "x.csv"}, {"prompts"}),
-        ({"student__steps": 2}, {"training", "previews", "export", "samples-student"}),
-        ({"seed": 5}, {"targets", "training", "previews", *ALL_SAMPLES}),
+        ({"student__steps": 2}, {*OF_STUDENT, "samples-student"}),
+        ({"seed": 5}, {"targets", *(OF_STUDENT - {"export"}), *ALL_SAMPLES}),
         ({"previews__every_samples": 640}, {"previews"}),
         (
             {"teacher__vae_dtype": "bfloat16"},
@@ -280,14 +293,22 @@ def test_a_frozen_job_survives_its_file(tmp_path: Path) -> None:
     for stage in stages(config):
         path = tmp_path / f"{stage}.json"
         write_json(path, freeze(config, stage))
-        job = read_job(path, JOBS.get(stage, SamplesJob))
-        assert job.model_dump(mode="json") == json.loads(path.read_text())
+    frozen = [stage for stage in stages(config) if stage != "runtime"]
+    for stage in frozen:
+        path = tmp_path / f"{stage}.json"
+        job = read_job(path, JOBS.get(stage, SamplesJob)).model_dump(mode="json")
+        runtime = freeze(config, "runtime")
+        assert job == complete(json.loads(path.read_text()), runtime)
+        if stage in ("targets", "training"):
+            assert job["teacher"].keys() == type(config.teacher).model_fields.keys()
     assert read_job(tmp_path / "training.json", TrainingJob).student.layers == (0, 1)
     assert read_job(tmp_path / "run.json", Config) == config
     assert read_config(tmp_path / "run.json") == config
 
 
-@pytest.mark.parametrize("stage", ["embeddings", "targets", "training", "samples-student"])
+@pytest.mark.parametrize(
+    "stage", ["embeddings", "targets", "student", "training", "samples-student"]
+)
 def test_costly_stages_carry_their_version(stage: str) -> None:
     assert frozen(RUN)[stage]["version"] >= 1
 

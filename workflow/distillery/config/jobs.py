@@ -2,7 +2,8 @@
 
 `freeze` cuts out what one stage depends on; the workflow writes that to
 results/{run}/config/{stage}.json, and a stage reads it back with `read_job`. So a change of a
-section reruns exactly what depends on it, and a queued job cannot pick up a later edit.
+section reruns exactly what depends on it, and a queued job cannot pick up a later edit. Settings
+that change no result are in none of these files but in runtime.json, of which no age counts.
 """
 
 from pathlib import Path
@@ -21,13 +22,13 @@ from distillery.config.run import (
     Targets,
     parse_config,
 )
-from distillery.config.section import BatchSize, Count, Name, Section
+from distillery.config.section import BatchSize, Count, Name, Section, without_result
 from distillery.config.student import Student
 from distillery.config.teacher import Teacher
 from distillery.config.training import Training
-from distillery.files import read_json
+from distillery.files import JsonObject, read_json
 
-RECIPE_VERSIONS = {"embeddings": 2, "targets": 3, "training": 3, "samples": 3}
+RECIPE_VERSIONS = {"embeddings": 2, "targets": 3, "student": 1, "training": 3, "samples": 3}
 """Raise a stage's number when its code would give other bytes for the same configuration: that
 makes it run again. A comment must never recompute a week of work, so scripts are not watched."""
 
@@ -55,13 +56,19 @@ class TargetsJob(Section):
     targets: Targets
 
 
-class TrainingJob(Section):
-    """Frozen configuration of the student's training."""
+class StudentJob(Section):
+    """Frozen configuration of the student before training."""
 
-    version: int = RECIPE_VERSIONS["training"]
+    version: int = RECIPE_VERSIONS["student"]
     seed: int
     teacher: Teacher
     student: Student
+
+
+class TrainingJob(StudentJob):
+    """Frozen configuration of the student's training."""
+
+    version: int = RECIPE_VERSIONS["training"]
     training: Training
 
 
@@ -127,6 +134,7 @@ JOBS: dict[str, type[Section]] = {
     "prompts": PromptsJob,
     "embeddings": EmbeddingsJob,
     "targets": TargetsJob,
+    "student": StudentJob,
     "training": TrainingJob,
     "previews": PreviewsJob,
     "export": ExportJob,
@@ -141,18 +149,42 @@ the whole configuration, which plan and report take; see `read_config`."""
 NOT_OF_WEIGHTS = {"offload": "none", "num_gpus": 1, "attention": None}
 """How a teacher's network runs, as by default: no change of it may train a student again."""
 WITHOUT_TEACHER: dict[str, dict[str, Any]] = {
+    "student": NOT_OF_WEIGHTS | {"vae_dtype": "float32"},
     "training": NOT_OF_WEIGHTS | {"vae_dtype": "float32"},
     "export": NOT_OF_WEIGHTS,
     "previews": NOT_OF_WEIGHTS,
 }
 """Stages that take the teacher's weights and never run it, to what does not count for them."""
+RUNTIME = "runtime.json"
+RUNTIME_SECTIONS = ("teacher", "training")
+"""Those of whose settings some change no result; see `section.NoResult`."""
 
 
 def freeze(config: RunConfig, stage: str) -> dict[str, Any]:
     """What `stage` depends on, as a JSON object.
 
-    `stage` is a key of `JOBS`, or `samples-{model}` for a key of `config.samples.models`.
+    `stage` is a key of `JOBS`, `samples-{model}` for a key of `config.samples.models`, or `runtime`
+    for what no result depends on.
     """
+    if stage == "runtime":
+        return config.model_dump(mode="json", include=_runtime(config))
+    job = _job(config, stage)
+    if stage == "run":
+        return job.model_dump(mode="json")
+    left_out = _runtime(job)
+    if stage in WITHOUT_TEACHER:
+        left_out.pop("teacher")
+    return job.model_dump(mode="json", exclude=left_out)
+
+
+def _runtime(sections: Section) -> dict[str, set[str]]:
+    """By section, the settings that change no result."""
+    present = [name for name in RUNTIME_SECTIONS if name in type(sections).model_fields]
+    return {name: set(without_result(type(getattr(sections, name)))) for name in present}
+
+
+def _job(config: RunConfig, stage: str) -> Section:
+    """The part of a configuration that a stage takes."""
     models = tuple(config.samples.models)
     if stage in [f"samples-{model}" for model in models]:
         job: Section = SamplesJob(
@@ -172,8 +204,9 @@ def freeze(config: RunConfig, stage: str) -> dict[str, Any]:
             sections["teacher"] = config.teacher.model_copy(update=WITHOUT_TEACHER[stage])
         job = JOBS[stage](**sections)
     else:
-        raise ValueError(f"no stage {stage!r}: use one of {', '.join(JOBS)} or samples-MODEL")
-    return job.model_dump(mode="json")
+        known = ", ".join([*JOBS, "runtime"])
+        raise ValueError(f"no stage {stage!r}: use one of {known} or samples-MODEL")
+    return job
 
 
 def _sections(stage: str) -> set[str]:
@@ -212,8 +245,21 @@ def resolve_sampling(config: RunConfig, model: str) -> Sampling:
 
 
 def read_job(path: Path, job: type[Model]) -> Model:
-    """Read a stage's frozen configuration from results/{run}/config/{stage}.json."""
-    return parse(job, read_json(path), str(path))
+    """Read a stage's frozen configuration from results/{run}/config/{stage}.json.
+
+    What it leaves out stands in runtime.json beside it; without that file, defaults hold.
+    """
+    runtime = path.with_name(RUNTIME)
+    raw = complete(read_json(path), read_json(runtime) if runtime.is_file() else {})
+    return parse(job, raw, str(path))
+
+
+def complete(frozen: JsonObject, runtime: JsonObject) -> dict[str, Any]:
+    """A stage's frozen configuration with the settings that it leaves out."""
+    return {
+        section: runtime[section] | values if section in runtime else values
+        for section, values in frozen.items()
+    }
 
 
 def read_config(path: Path) -> Config | GeneratingConfig:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from distillery.config.section import Count, Section
+from distillery.config.section import Count, NoResult, Section
 
 
 class Previews(Section):
@@ -13,14 +13,14 @@ class Previews(Section):
     Every process draws its share. It takes the VAE's memory, and the time of the pictures.
     """
 
-    every_samples: Annotated[int, Field(ge=0)] = Field(
+    every_samples: Annotated[int, Field(ge=0), NoResult] = Field(
         0,
         description="between two previews, in training samples; 0: none, and no VAE beside the "
         "student. From any kept checkpoint they can be had later, as a file: "
         "`snakemake --cores all results/{run}/student/previews/samples-000000003200/sheet.png "
         "--configfile config/mine.yaml`",
     )
-    num_prompts: Count = Field(
+    num_prompts: Annotated[Count, NoResult] = Field(
         8,
         description="the first so many prompts of prompts.eval, each with the noise of its first "
         "sample; best a multiple of the number of processes",

@@ -16,6 +16,7 @@ from distillery.config.section import (
     Count,
     Dtype,
     Name,
+    NoResult,
     Section,
     Split,
     need_multiple,
@@ -212,13 +213,17 @@ class Evaluation(Section):
 class Hardware(Section):
     """What the machine gives a job. Nothing here changes a result beyond rounding."""
 
-    cpu_threads: Count = Field(1, description="threads of a job without GPU; fixes its last bits")
-    compile: Compile = Field(
+    cpu_threads: Annotated[Count, NoResult] = Field(
+        1, description="threads of a job without GPU; fixes its last bits"
+    )
+    compile: Annotated[Compile, NoResult] = Field(
         "auto",
         description="whether networks are compiled on a GPU; auto: large ones in long runs, where "
         "the minute that it takes is won back",
     )
-    cpu_processes: Count = Field(2, description="training processes where there is no GPU")
+    cpu_processes: Annotated[Count, NoResult] = Field(
+        2, description="training processes where there is no GPU"
+    )
 
 
 class RunConfig(Section):

@@ -12,10 +12,25 @@ BatchSize = Count | Literal["auto"]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 
 
+REMAKES_NOTHING = "x-remakes-nothing"
+NoResult = Field(json_schema_extra={REMAKES_NOTHING: True})
+"""Annotates a setting that changes no result beyond rounding: it is in no recipe, and another value
+makes nothing again."""
+
+
 class Section(BaseModel):
     """Base of every section: immutable, exact types, no unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+def without_result(section: type[BaseModel]) -> frozenset[str]:
+    """The names of a section's settings that are annotated with `NoResult`."""
+    return frozenset(
+        name
+        for name, field in section.model_fields.items()
+        if isinstance(field.json_schema_extra, dict) and REMAKES_NOTHING in field.json_schema_extra
+    )
 
 
 def need_multiple(name: str, value: int, unit_name: str, unit: int) -> None:

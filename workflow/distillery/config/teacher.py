@@ -3,11 +3,11 @@
 Pairs of settings that cannot work together are refused here, each with the reason.
 """
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from distillery.config.section import Count, Dtype, Section
+from distillery.config.section import Count, Dtype, NoResult, Section
 
 HALF_ONLY = ("flash", "sage", "aiter", "cudnn")
 """Parts of the names of attention backends whose kernels take no float32."""
@@ -62,12 +62,12 @@ class Teacher(Section):
         description="Diffusers' attention backend, e.g. native, flash, sage, _native_cudnn; null: "
         "Diffusers' own choice. It changes the last bits",
     )
-    offload: Literal["none", "model", "sequential"] = Field(
+    offload: Annotated[Literal["none", "model", "sequential"], NoResult] = Field(
         "none",
         description="weights that wait in the host's memory. model: a component is on the GPU "
         "while it works; sequential: a layer is, which is far slower. Needs a GPU",
     )
-    num_gpus: Count = Field(
+    num_gpus: Annotated[Count, NoResult] = Field(
         1, description="GPUs of one job; with several the networks are spread over them by blocks"
     )
     height: Count = Field(description="pixels")

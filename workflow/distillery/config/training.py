@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from distillery.config.section import BatchSize, Compile, Count, Section, need_multiple
+from distillery.config.section import BatchSize, Compile, Count, NoResult, Section, need_multiple
 
 Objective = Literal["segment", "direct", "reflow", "prediction"]
 Parallel = Literal["auto", "ddp", "fsdp"]
@@ -53,7 +53,7 @@ class Training(Section):
         "loss of rollout_samples; 0: none, and no VAE is loaded",
     )
     global_batch_size: Count = Field(description="samples an update, over all processes")
-    micro_batch_size: MicroBatchSize = Field(
+    micro_batch_size: Annotated[MicroBatchSize, NoResult] = Field(
         "auto",
         description="samples a process takes at once; auto: its whole share, halved until it fits "
         "the GPU's memory",
@@ -89,31 +89,35 @@ class Training(Section):
         description="float32 matrix products of the training on a GPU read 10 bits of mantissa "
         "(TF32): several times faster; false: all 23",
     )
-    parallel: Parallel = Field(
+    parallel: Annotated[Parallel, NoResult] = Field(
         "auto",
         description="several processes. ddp: a whole student on each; fsdp: each holds a part of "
         "the weights, their averages and the optimizer; auto: ddp if that fits a GPU",
     )
-    gradient_checkpointing: bool | Literal["auto"] = Field(
+    gradient_checkpointing: Annotated[bool | Literal["auto"], NoResult] = Field(
         "auto",
         description="blocks are computed again in the backward pass, which takes a third more time "
         "and little memory for activations; auto: where weights leave little of the GPU, or a "
         "single sample does not fit",
     )
-    compile: Compile = Field(
+    compile: Annotated[Compile, NoResult] = Field(
         "auto",
         description="whether the student is compiled; auto: a large one on a GPU in a long "
         "training, where the minutes that it takes are won back",
     )
-    log_every_samples: Count = Field(1024, description="between two rows of the loss table")
-    save_every_samples: Count = Field(16384, description="between two checkpoints")
-    keep_checkpoints: Count = Field(2, description="older ones are removed")
-    timeout_s: Count = Field(
+    log_every_samples: Annotated[Count, NoResult] = Field(
+        1024, description="between two rows of the loss table"
+    )
+    save_every_samples: Annotated[Count, NoResult] = Field(
+        16384, description="between two checkpoints"
+    )
+    keep_checkpoints: Annotated[Count, NoResult] = Field(2, description="older ones are removed")
+    timeout_s: Annotated[Count, NoResult] = Field(
         1800,
         description="of a collective; longer than what one process may do alone while others wait "
         "(15 minutes: checking a checkpoint's files, waiting for the disk)",
     )
-    hang_timeout_s: Annotated[int, Field(ge=0)] = Field(
+    hang_timeout_s: Annotated[int, Field(ge=0), NoResult] = Field(
         45,
         description="a process without progress for so long (a micro-batch is progress) reports "
         "where it hangs and ends, a fifth later if it waits for another; three times what it took "

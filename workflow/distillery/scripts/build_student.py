@@ -1,13 +1,13 @@
 """Build the student before training from the teacher's denoiser: whole, some of it, or beside it.
 
-python -m distillery.scripts.build_student --config results/demo/config/training.json \\
+python -m distillery.scripts.build_student --config results/demo/config/student.json \\
     --output results/demo/student/initial
 """
 
 from pathlib import Path
 
 from distillery.command import run_stage, stage_parser
-from distillery.config.jobs import TrainingJob
+from distillery.config.jobs import StudentJob
 from distillery.student.build import build_student
 
 
@@ -20,7 +20,7 @@ def main(argv: list[str] | None = None) -> int:
         arguments,
         "build_student",
         "build-student",
-        TrainingJob,
+        StudentJob,
         lambda job, _device, _reporter: build_student(job, arguments.output),
     )
 

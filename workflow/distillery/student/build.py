@@ -6,7 +6,7 @@ from pathlib import Path
 
 from diffusers import UNet2DConditionModel
 
-from distillery.config.jobs import TrainingJob
+from distillery.config.jobs import StudentJob
 from distillery.config.student import Student
 from distillery.families import Family
 from distillery.families.protocol import Denoiser
@@ -21,13 +21,13 @@ from distillery.teacher.find import denoisers_in, family_in, find_teacher
 from distillery.teacher.loading import load_adapted_denoiser
 
 
-def build_student(job: TrainingJob, output: Path) -> None:
+def build_student(job: StudentJob, output: Path) -> None:
     """Write the untrained student, a Diffusers model folder in float32, and what it is made of.
 
     Reads the teacher's denoiser, with its adapters fused, and no other component of it.
 
     Args:
-        job: frozen configuration; its seed and its sections `teacher` and `student` decide.
+        job: frozen configuration.
         output: folder to write, e.g. results/{run}/student/initial.
 
     Raises:

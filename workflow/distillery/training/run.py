@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from distillery.config.jobs import TrainingJob
+from distillery.config.section import without_result
 from distillery.config.training import Training
 from distillery.files import hash_json
 from distillery.model_folder import hash_model
@@ -22,19 +23,6 @@ from distillery.training.perceptual import PerceptualLoss, load_perceptual
 from distillery.training.previews.pictures import PreviewPaths, Previews
 from distillery.training.stopping import StopRequest
 from distillery.training.watchdog import Watchdog
-
-NOT_IN_RECIPE = {
-    "micro_batch_size",
-    "parallel",
-    "gradient_checkpointing",
-    "compile",
-    "log_every_samples",
-    "save_every_samples",
-    "keep_checkpoints",
-    "timeout_s",
-    "hang_timeout_s",
-}
-"""Settings that change no weight beyond rounding: a training may be resumed with others."""
 
 
 @dataclass(frozen=True)
@@ -158,8 +146,11 @@ def _perceptual(
 
 
 def training_recipe(job: TrainingJob, dataset: SegmentDataset, initial: str) -> dict[str, Any]:
-    """Everything that the trained weights depend on, beyond rounding."""
-    settings = job.training.model_dump(mode="json", exclude=NOT_IN_RECIPE)
+    """Everything that the trained weights depend on, beyond rounding.
+
+    Settings that change no weight are not in it: a training may be resumed with others.
+    """
+    settings = job.training.model_dump(mode="json", exclude=set(without_result(Training)))
     return {
         "kind": "training",
         "version": job.version,

@@ -1,0 +1,104 @@
+"""On a finished run, settings that change no result make nothing again but the report."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import BaseModel
+from test_workflow import configure, jobs, skeleton, succeed
+
+from distillery.config.jobs import freeze
+from distillery.config.run import Config, parse_config
+from distillery.config.section import without_result
+from distillery.files import write_json, write_text
+
+ALLOWED = {"freeze", "report"}
+"""The report prints the whole configuration."""
+OTHERS: dict[str, dict[str, Any]] = {
+    "teacher.offload": {"teacher": {"offload": "model"}},
+    "teacher.num_gpus": {"teacher": {"num_gpus": 2}},
+    "training.micro_batch_size": {"training": {"micro_batch_size": 2}},
+    "training.parallel": {"training": {"parallel": "fsdp"}},
+    "training.gradient_checkpointing": {"training": {"gradient_checkpointing": True}},
+    "training.compile": {"training": {"compile": "always"}},
+    "training.log_every_samples": {"training": {"log_every_samples": 16}},
+    "training.save_every_samples": {"training": {"save_every_samples": 16}},
+    "training.keep_checkpoints": {"training": {"keep_checkpoints": 1}},
+    "training.timeout_s": {"training": {"timeout_s": 100}},
+    "training.hang_timeout_s": {"training": {"hang_timeout_s": 0}},
+    "previews.every_samples": {"previews": {"every_samples": 16}},
+    "previews.num_prompts": {"previews": {"num_prompts": 2}},
+    "hardware.cpu_threads": {"hardware": {"cpu_threads": 2}},
+    "hardware.compile": {"hardware": {"compile": "never"}},
+    "hardware.cpu_processes": {"hardware": {"cpu_processes": 1}},
+}
+"""Another value of each."""
+EXCLUDE = {"teacher.num_gpus"}
+"""Not together with teacher.offload."""
+FINISHED: dict[str, dict[str, Any]] = {"training": {"num_samples": 16}}
+
+
+def claimed(model: type[BaseModel], before: str = "") -> Iterator[str]:
+    """The keys of a configuration that say so of themselves."""
+    yield from (before + name for name in without_result(model))
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from claimed(field.annotation, f"{before}{name}.")
+
+
+def merged(*changes: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for change in changes:
+        for section, values in change.items():
+            known = found.get(section, {})
+            found[section] = known | values if isinstance(values, dict) else values
+    return found
+
+
+@pytest.fixture(scope="module")
+def finished(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that Snakemake takes for finished: what makes it run again depends on its
+    records and on the ages of files, not on what is in them."""
+    folder = skeleton(tmp_path_factory.mktemp("finished"))
+    configure(folder, teacher, **FINISHED)
+    listed = succeed(folder, "--dry-run", "--summary").splitlines()
+    outputs = [line.split("\t")[0] for line in listed if line.startswith("results/")]
+    assert len(outputs) > 30
+    for output in outputs:
+        path = folder / output if Path(output).suffix else folder / output / "file"
+        write_text(path, "{}")
+    config = parse_config(yaml.safe_load((folder / "config/config.yaml").read_text()), "tiny")
+    write_json(folder / "results/tiny/config/run.json", freeze(config, "run"))
+    write_text(folder / "results/tiny/plan.json", "{}")
+    succeed(folder, "--touch", "--forceall")
+    return folder
+
+
+def rerun_by(folder: Path, *changes: dict[str, dict[str, Any]]) -> set[str]:
+    """The rules that a dry run lists after a change of the finished run."""
+    path = folder / "config/config.yaml"
+    raw = yaml.safe_load(path.read_text())
+    other = folder / "config/other.yaml"
+    other.write_text(yaml.safe_dump(merged(raw, *changes)))
+    return jobs(succeed(folder, "--dry-run", "--configfile", str(other))) - {"all"}
+
+
+def test_every_key_that_claims_so_is_tried() -> None:
+    assert set(OTHERS) == set(claimed(Config))
+
+
+def test_what_changes_no_result_remakes_nothing(finished: Path) -> None:
+    assert rerun_by(finished) == set()
+    together = [change for key, change in OTHERS.items() if key not in EXCLUDE]
+    alone = [OTHERS[key] for key in EXCLUDE]
+    assert rerun_by(finished, *together) == ALLOWED
+    assert rerun_by(finished, *alone) == ALLOWED
+
+
+def test_the_length_of_a_training_builds_no_student(finished: Path) -> None:
+    found = rerun_by(finished, {"training": {"num_samples": 24}})
+    assert "train" in found
+    assert not found & {"build_student", "targets", "embeddings", "prompts"}
+    assert "build_student" in rerun_by(finished, {"student": {"steps": 1}})
