@@ -52,15 +52,6 @@ include: "rules/dataset.smk"
 include: "rules/verify.smk"
 
 
-# Not the last files alone: Snakemake overlooks what is missing behind a file that is there, and
-# damage is mended by removing what is damaged. Targets are all that a message may ask to remove.
-RESULTS = [
-    expand(rules.prompts.output, split=SPLITS),
-    expand(rules.embeddings.output, split=SPLITS),
-    expand(rules.samples.output, model=MODELS, shard=range(CONFIG.samples.num_shards)),
-    expand(rules.merge_samples.output, model=MODELS),
-]
-
 if isinstance(CONFIG, Config):
 
     include: "rules/targets.smk"
