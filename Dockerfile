@@ -4,7 +4,7 @@
 #     --volume "$PWD:/work" distillery --cores all --configfile config/mine.yaml
 FROM python:3.11-slim
 
-ARG TORCH_INDEX=https://pypi.org/simple
+ARG TORCH_INDEX=
 # Any user may run it: `--user` has no home here, and PyTorch asks for a name. The hub's cache is
 # in /cache: mount a folder there to keep it.
 ENV PYTHONUNBUFFERED=1 HOME=/tmp USER=distillery XDG_CACHE_HOME=/cache
@@ -15,7 +15,7 @@ RUN apt-get update && apt-get install --yes --no-install-recommends g++ git \
 
 COPY constraints.txt /opt/distillery/
 WORKDIR /opt/distillery
-RUN pip install --no-cache-dir --constraint constraints.txt --index-url "$TORCH_INDEX" torch
+RUN pip install --no-cache-dir --constraint constraints.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch
 COPY . /opt/distillery
 RUN pip install --no-cache-dir --constraint constraints.txt .
 
