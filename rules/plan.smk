@@ -34,10 +34,6 @@ def planned(wildcards, output):
     return json.dumps({"config": freeze(CONFIG, "run"), "sources": PLANNED})
 
 
-# What changes no result: the jobs that read it do not run again when it changes.
-RUNTIME = ancient(f"{RUN}/config/runtime.json")
-
-
 rule freeze:
     output:
         f"{RUN}/config/{{stage}}.json",

@@ -25,7 +25,6 @@ rule prompts:
 rule embeddings:
     input:
         config=f"{RUN}/config/embeddings.json",
-        runtime=RUNTIME,
         prompts=f"{RUN}/prompts/{{split}}.parquet",
     output:
         f"{RUN}/embeddings/{{split}}/manifest.json",

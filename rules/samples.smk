@@ -4,7 +4,6 @@
 rule samples:
     input:
         config=f"{RUN}/config/samples-{{model}}.json",
-        runtime=RUNTIME,
         prompts=f"{RUN}/prompts/eval.parquet",
         embeddings=f"{RUN}/embeddings/eval/manifest.json",
         # The student's pipeline for models that are the student, nothing for the teacher's.

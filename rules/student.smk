@@ -30,7 +30,6 @@ rule build_student:
 rule train:
     input:
         config=f"{RUN}/config/training.json",
-        runtime=RUNTIME,
         student=f"{RUN}/student/initial",
         prompts=f"{RUN}/prompts/train.parquet",
         embeddings=f"{RUN}/embeddings/train/manifest.json",
@@ -83,7 +82,6 @@ rule train:
 rule previews:
     input:
         training=f"{RUN}/config/training.json",
-        runtime=RUNTIME,
         student=f"{RUN}/student/initial",
         prompts=f"{RUN}/prompts/train.parquet",
         embeddings=f"{RUN}/embeddings/train/manifest.json",

@@ -9,7 +9,6 @@ localrules:
 rule targets:
     input:
         config=f"{RUN}/config/targets.json",
-        runtime=RUNTIME,
         prompts=f"{RUN}/prompts/train.parquet",
         embeddings=f"{RUN}/embeddings/train/manifest.json",
     output:

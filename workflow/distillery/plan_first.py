@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from distillery.config.jobs import freeze
+from distillery.config.jobs import RUNTIME, freeze
 from distillery.config.run import Config, RunConfig
 from distillery.config.training import check_batch_size
 from distillery.files import locked, read_json, write_json
@@ -22,7 +22,7 @@ from distillery.files import locked, read_json, write_json
 def plan_first(
     config: RunConfig, folder: Path, sources: Sequence[str], num_processes: int = 0
 ) -> None:
-    """Write `plan.json`, unless it is that of this configuration and of these files.
+    """Write runtime.json, and plan.json unless it is that of this configuration and of these files.
 
     Args:
         config: of the run.
@@ -43,6 +43,9 @@ def plan_first(
 def _plan(config: RunConfig, folder: Path, sources: Sequence[str], waited: bool) -> None:
     """`waited` says that another job has just planned: what it refused is not asked again."""
     frozen, plan = folder / "config" / "run.json", folder / "plan.json"
+    # No job declares it, since its changes shall rerun none. Through a rule and `ancient` it would
+    # hide what stands behind it, as the plan would.
+    write_json(folder / "config" / RUNTIME, freeze(config, "runtime"))
     content = freeze(config, "run")
     if not (frozen.is_file() and read_json(frozen) == content):
         plan.unlink(missing_ok=True)

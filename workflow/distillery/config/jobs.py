@@ -3,7 +3,8 @@
 `freeze` cuts out what one stage depends on; the workflow writes that to
 results/{run}/config/{stage}.json, and a stage reads it back with `read_job`. So a change of a
 section reruns exactly what depends on it, and a queued job cannot pick up a later edit. Settings
-that change no result are in none of these files but in runtime.json, of which no age counts.
+that change no result are in none of these files but in runtime.json, which no rule declares:
+`plan_first` writes it before the first job.
 """
 
 from pathlib import Path
