@@ -3,6 +3,7 @@
 import os
 import signal
 from collections import Counter
+from copy import deepcopy
 from itertools import chain
 from multiprocessing import active_children
 
@@ -11,11 +12,10 @@ import torch
 
 import tiny
 from distillery.config.training import Training
-from distillery.files import read_json, write_json
 from distillery.schedule import from_prediction
-from distillery.store.trajectories import TrajectoryStore
+from distillery.store.trajectories import TrajectoryStore, schedule_from_json
 from distillery.training.batches import NUM_CUDA_WORKERS, Batches, Order, split
-from distillery.training.dataset import SegmentDataset
+from distillery.training.dataset import SegmentDataset, student_grid
 from distillery.training.distributed import Place
 
 TARGETS, EMBEDDINGS, PROMPTS = (
@@ -154,10 +154,8 @@ def test_steps_that_do_not_divide_the_segments_are_refused(run):
         open_dataset(run, 3)
 
 
-def test_a_schedule_off_the_stored_knots_is_refused(tmp_path):
-    tiny.make_tiny_store(tmp_path)
-    manifest = read_json(tmp_path / TARGETS)
-    manifest["recipe"]["scheduler"]["flow_shift"] = 3.001
-    write_json(tmp_path / TARGETS, manifest)
+def test_a_schedule_off_the_stored_knots_is_refused(run):
+    recipe = deepcopy(TrajectoryStore(run / TARGETS).recipe)
+    recipe["scheduler"]["flow_shift"] = 3.001
     with pytest.raises(ValueError, match="would sample at timesteps"):
-        open_dataset(tmp_path)
+        student_grid(recipe, schedule_from_json(recipe["schedule"]), 4)

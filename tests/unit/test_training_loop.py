@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import tiny
-from distillery.files import read_json, write_json
+from distillery.files import read_json
 from distillery.model_folder import hash_model
 from distillery.telemetry import read_events
 from distillery.training import checkpoint, loop
@@ -353,11 +353,38 @@ def test_bfloat16_keeps_float32_weights(data, tmp_path):
 def test_a_store_of_another_recipe_is_refused(data, tmp_path, capsys):
     moved = tmp_path / "data"
     shutil.copytree(data, moved)
-    manifest = read_json(moved / "targets/manifest.json")
-    manifest["recipe"]["embeddings"] = "0" * 64
-    write_json(moved / "targets/manifest.json", manifest)
+    tiny.make_tiny_store(tmp_path / "other", seed=1)
+    shutil.rmtree(moved / "embeddings")
+    shutil.move(tmp_path / "other/embeddings", moved / "embeddings")
     assert train(moved, tmp_path) == 1
     assert "restore the configuration they were made with, or run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("pattern", "told"),
+    [
+        ("targets/manifest.json", "manifest.json is damaged"),
+        ("embeddings/train/*/chunk-000000.safetensors", "its bytes are not those of its manifest"),
+        ("student/initial/diffusion_pytorch_model.safetensors", "changed after it was written"),
+        ("student/initial/distillery.json", "changed after it was written"),
+    ],
+)
+def test_what_changed_since_is_not_trained_on(data, tmp_path, capsys, pattern, told):
+    """With its headers as they were; the message ends in the command that mends it."""
+    moved = tmp_path / "data"
+    shutil.copytree(data, moved)
+    (path,) = moved.glob(pattern)
+    content = bytearray(path.read_bytes())
+    place = -1
+    while path.suffix == ".json" and not chr(content[place]).isdigit():
+        place -= 1
+    content[place] ^= 1
+    path.write_bytes(content)
+    assert train(moved, tmp_path) == 1
+    message = capsys.readouterr().err
+    assert told in message
+    assert "run `rm -r " in message
+    assert not (tmp_path / "student/trained").exists()
 
 
 def test_a_student_that_was_not_built_is_explained(data, tmp_path, capsys):

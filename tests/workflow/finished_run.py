@@ -9,7 +9,7 @@ import pytest
 import yaml
 from test_workflow import REPOSITORY, SNAKEMAKE
 
-from distillery.config.jobs import EvaluationJob, freeze
+from distillery.config.jobs import JOBS, EvaluationJob, freeze
 from distillery.config.run import Config, parse_config
 from distillery.evaluation.evaluate import evaluate
 from distillery.evaluation.report import write_report
@@ -32,7 +32,8 @@ def tiny_run() -> Run:
 
 def make_all(run: Run) -> None:
     """Everything that the workflow makes."""
-    for stage in ("prompts", "training", "run"):
+    models = [f"samples-{name}" for name in run.config.samples.models]
+    for stage in [*JOBS.keys() - {"dataset"}, *models]:
         write_json(TINY / "config" / f"{stage}.json", freeze(run.config, stage))
     run.encode("train")
     run.encode("eval")
