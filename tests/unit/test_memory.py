@@ -19,6 +19,7 @@ from distillery.teacher.memory import (
     advise_memory,
     choose_preset,
     estimate,
+    preset_path,
     summarise_memory,
 )
 from runs import settings
@@ -135,3 +136,10 @@ def test_the_plan_says_it(teacher: Path, tmp_path: Path, monkeypatch: pytest.Mon
     assert plan["memory"]["preset"] == "small"
     assert any("set teacher.dtype: bfloat16 (docs/memory.md)" in line for line in plan["advice"])
     assert summarise_memory(plan["memory"]) in summary(plan)
+
+
+def test_a_preset_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert preset_path("cpu").is_file()
+    monkeypatch.chdir(Path(__file__).parents[2])
+    assert preset_path("cpu") == Path("config/presets/cpu.yaml")

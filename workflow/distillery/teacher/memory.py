@@ -157,4 +157,11 @@ def summarise_memory(memory: Mapping[str, Any]) -> str:
     """One line for the plan's summary."""
     stages = ", ".join(f"{name} {size / GIB:.2f}" for name, size in memory["jobs"].items())
     gpu = f"a GPU has {memory['gpu'] / GIB:.1f}, " if memory["gpu"] else ""
-    return f"  weights       {stages} GiB; {gpu}preset {PRESETS}/{memory['preset']}.yaml"
+    return f"  weights       {stages} GiB; {gpu}preset {preset_path(memory['preset'])}"
+
+
+def preset_path(preset: str) -> Path:
+    """A preset's file: in the working folder, else in the checkout that holds this code."""
+    path = PRESETS / f"{preset}.yaml"
+    checked_out = Path(__file__).resolve().parents[3] / path
+    return path if path.is_file() or not checked_out.is_file() else checked_out
