@@ -59,14 +59,6 @@ def test_no_such_folder(path: str) -> None:
         find_teacher(Teacher(path=path, height=32, width=32))
 
 
-def test_a_hub_id_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(FileNotFoundError, match=r"'nobody/nothing'.*could not be had from the hub"):
-        find_teacher(Teacher(path="nobody/nothing", height=32, width=32))
-
-
 def test_a_folder_without_index_is_no_pipeline(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"has no model_index\.json"):
         check_complete(tmp_path)

@@ -99,7 +99,14 @@ def test_a_variant_that_is_not_there(teacher: Path, both: Path) -> None:
 
 
 def test_plain_weights_that_are_not_there(fp16_alone: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"vae/\*\.safetensors \(there is teacher\.variant"):
+    with pytest.raises(FileNotFoundError, match=r"and all of fp16: set teacher\.variant: fp16$"):
+        check_complete(fp16_alone)
+    for path in (fp16_alone / "vae").glob("*.safetensors"):
+        path.unlink()
+    missing = (
+        r"\(there is teacher\.variant fp16\), .*vae/\*\.safetensors; copy or download it again"
+    )
+    with pytest.raises(FileNotFoundError, match=missing):
         check_complete(fp16_alone)
 
 

@@ -16,6 +16,7 @@ from distillery.families import Family
 from distillery.files import could_be_hub_id, hash_json, read_json
 from distillery.hash_cache import hash_large_files
 from distillery.teacher.find import INDEX, denoiser_config, denoisers_in, family_in, fingerprint
+from distillery.teacher.hub import explain_hub
 
 HUB_NAME = "pytorch_lora_weights.safetensors"
 """The file name that Diffusers gives adapters."""
@@ -67,7 +68,8 @@ def find_adapter(adapter: Adapter) -> Path:
     except (OSError, ValueError) as error:
         raise FileNotFoundError(
             f"teacher.adapters: path is {adapter.path!r}: it is no file here, and {name} could not "
-            f"be had from the hub ({error}); weight_name names another file of the repository"
+            f"be had from the hub: {explain_hub(adapter.path, error)}; weight_name names another "
+            "file of the repository"
         ) from error
 
 

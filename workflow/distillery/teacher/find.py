@@ -1,6 +1,6 @@
 """Find a teacher, check that it is whole, and say which it is."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +8,13 @@ from distillery.config.teacher import Teacher
 from distillery.families import Family, family_of
 from distillery.files import could_be_hub_id, hash_json, read_json
 from distillery.hash_cache import hash_large_files
+from distillery.teacher.classes import check_classes
+from distillery.teacher.hub import explain_hub
+from distillery.teacher.single_file import (
+    explain_single_file,
+    is_single_file,
+    single_file_in,
+)
 from distillery.teacher.weights import (
     list_variants,
     measure,
@@ -18,6 +25,9 @@ from distillery.teacher.weights import (
 
 INDEX = "model_index.json"
 MODEL_CONFIG = "config.json"
+NO_INDEX = (
+    "teacher.path must be a folder in Diffusers format (what `pipeline.save_pretrained` writes)"
+)
 CONFIGS = {
     "Scheduler": "scheduler_config.json",
     "Tokenizer": "tokenizer_config.json",
@@ -32,29 +42,45 @@ def find_teacher(teacher: Teacher) -> Path:
 
     Raises:
         FileNotFoundError: no such folder, or one of its files is missing.
-        ValueError: the folder is not a Diffusers pipeline of a known family.
+        ValueError: the folder is not a Diffusers pipeline of a known family, or needs its own code.
     """
     folder = Path(teacher.path)
     if not folder.is_dir():
-        if not could_be_hub_id(teacher.path):
-            raise FileNotFoundError(
-                f"teacher.path is {teacher.path!r}: there is no such folder; give a Diffusers "
-                "folder (with a model_index.json) or the id of a hub repository, owner/name"
-            )
-        from diffusers import DiffusionPipeline
-
-        try:
-            downloaded = DiffusionPipeline.download(
-                teacher.path, revision=teacher.revision, variant=teacher.variant
-            )
-            folder = Path(downloaded)
-        except (OSError, ValueError) as error:
-            raise FileNotFoundError(
-                f"teacher.path is {teacher.path!r}: it is no folder here and could not be had from "
-                f"the hub ({error})"
-            ) from error
+        folder = _download(teacher)
     check_complete(folder, teacher.variant)
     return folder
+
+
+def _download(teacher: Teacher) -> Path:
+    """The folder in the hub's cache, filled if need be.
+
+    Raises FileNotFoundError for what is no hub id, and for one that cannot be had.
+    """
+    given = f"teacher.path is {teacher.path!r}"
+    if is_single_file(teacher.path):
+        raise FileNotFoundError(f"{given}: {explain_single_file(teacher.path)}")
+    if not could_be_hub_id(teacher.path):
+        raise FileNotFoundError(
+            f"{given}: there is no such folder; give a Diffusers folder (with a model_index.json) "
+            "or the id of a hub repository, owner/name"
+        )
+    from diffusers import DiffusionPipeline
+    from diffusers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # its warnings tell of causes that the error names
+    try:
+        found = DiffusionPipeline.download(
+            teacher.path, revision=teacher.revision, variant=teacher.variant
+        )
+    except (OSError, ValueError) as error:
+        raise FileNotFoundError(
+            f"{given}: it is no folder here and could not be had from the hub: "
+            f"{explain_hub(teacher.path, error)}"
+        ) from error
+    finally:
+        logging.set_verbosity(verbosity)
+    return Path(found)
 
 
 def check_complete(folder: Path, variant: str | None = None) -> None:
@@ -65,24 +91,38 @@ def check_complete(folder: Path, variant: str | None = None) -> None:
         variant: the set of weights files that is read, where a component has it.
     """
     if not (folder / INDEX).is_file():
+        single = single_file_in(folder)
         raise FileNotFoundError(
-            f"{folder} has no {INDEX}: teacher.path must be a folder in Diffusers format "
-            "(what `pipeline.save_pretrained` writes)"
+            f"{folder} has no {INDEX}: "
+            + (f"{explain_single_file(str(single))}" if single else NO_INDEX)
         )
     index = read_json(folder / INDEX)
-    family_of(index.get("_class_name", ""))
+    components = [name for name, value in index.items() if is_component(value)]
+    check_classes(folder / INDEX, index, components)
     _check_variant(folder, variant)
-    missing = [
+    missing = _missing_of(folder, index, variant)
+    if not missing:
+        return
+    whole = [name for name in list_variants(folder) if not _missing_of(folder, index, name)]
+    if whole:
+        raise FileNotFoundError(
+            f"the teacher in {folder} has not all weights of teacher.variant {variant or 'null'}, "
+            f"and all of {' and of '.join(whole)}: set teacher.variant: {whole[0]}"
+        )
+    raise FileNotFoundError(
+        f"the teacher in {folder} is incomplete, missing: {', '.join(missing)}; copy or "
+        "download it again"
+    )
+
+
+def _missing_of(folder: Path, index: Mapping[str, Any], variant: str | None) -> list[str]:
+    """What a pipeline's components lack of what is read, as paths from its folder."""
+    return [
         file
         for name, value in index.items()
         if is_component(value)
         for file in _missing(folder / name, value[1], variant)
     ]
-    if missing:
-        raise FileNotFoundError(
-            f"the teacher in {folder} is incomplete, missing: {', '.join(missing)}; copy or "
-            "download it again"
-        )
 
 
 def _check_variant(folder: Path, variant: str | None) -> None:

@@ -1,0 +1,69 @@
+"""Why something could not be had from the hub, in the words of what helps."""
+
+import re
+from collections.abc import Iterator
+
+NO_NETWORK = re.compile("Connect|Network|Timeout|Proxy|LocalEntryNotFound")
+"""In the names of errors that mean that the hub did not answer."""
+
+
+def explain_hub(repository: str, error: Exception) -> str:
+    """Why a repository could not be had, and what to do, for the end of an error's message.
+
+    Diffusers raises one class for all causes, whose text speaks of an argument that nobody gave;
+    the cause hangs at it.
+
+    Args:
+        repository: its id, owner/name.
+        error: as Diffusers or huggingface_hub raised it.
+    """
+    from huggingface_hub import errors
+
+    causes = list(_chain(error))
+    if any(isinstance(cause, errors.GatedRepoError) for cause in causes):
+        return (
+            f"its licence must be accepted at https://huggingface.co/{repository}; then run "
+            "`hf auth login`, or set HF_TOKEN"
+        )
+    if any(isinstance(cause, errors.RevisionNotFoundError) for cause in causes):
+        return "the hub has the repository, and no such revision of it"
+    if any(isinstance(cause, errors.RepositoryNotFoundError) for cause in causes):
+        return (
+            "the hub has no such repository, or it is private: check the name; for a private one "
+            "run `hf auth login`, or set HF_TOKEN"
+        )
+    reason = _unreachable(causes)
+    return _fill_the_cache(repository, reason) if reason else _first_line(error)
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and its causes, outermost first."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def _unreachable(causes: list[BaseException]) -> str:
+    """Why the hub was not asked, "" if that is not what failed."""
+    from huggingface_hub import errors
+
+    if any(isinstance(cause, errors.OfflineModeIsEnabled) for cause in causes):
+        return "HF_HUB_OFFLINE is set"
+    # Of several libraries, which agree on nothing but the names.
+    failed = [cause for cause in causes if NO_NETWORK.search(type(cause).__name__)]
+    return f"the hub cannot be reached ({_first_line(failed[0])})" if failed else ""
+
+
+def _fill_the_cache(repository: str, reason: str) -> str:
+    """What to do without network."""
+    from huggingface_hub import constants
+
+    return (
+        f"{reason}, and the cache in {constants.HF_HUB_CACHE} does not hold all of it; run "
+        f"`hf download {repository}` where there is network, and name the folder that it fills "
+        "by HF_HUB_CACHE or HF_HOME here (docs/teachers.md)"
+    )
