@@ -93,12 +93,17 @@ def write_json(path: Path, value: JsonObject) -> None:
     write_text(path, json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n")
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object; a file that is not one raises ValueError with its path."""
+def read_json(path: Path, made_with: Path | None = None) -> dict[str, Any]:
+    """Read a JSON object; a file that is not one raises ValueError with its path.
+
+    `made_with` is the folder that must be made again where the file alone cannot be.
+    """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not valid JSON ({error}): {cure(path)}") from error
+        raise ValueError(
+            f"{path} is not valid JSON ({error}): {cure(made_with or path)}"
+        ) from error
     if not isinstance(value, dict):
         raise ValueError(f"{path} holds a JSON {type(value).__name__}, an object is needed")
     return value
@@ -111,16 +116,12 @@ def write_sealed(path: Path, value: JsonObject) -> None:
 
 
 def read_sealed(path: Path, made_with: Path | None = None) -> dict[str, Any]:
-    """Read what `write_sealed` wrote, without the seal.
-
-    Args:
-        path: of the file.
-        made_with: the folder that must be made again where the file alone cannot be.
+    """Read what `write_sealed` wrote, without the seal; arguments as of `read_json`.
 
     Raises:
         ValueError: the content is not what was written, or was written without a seal.
     """
-    value = read_json(path)
+    value = read_json(path, made_with)
     if value.pop(SEAL, None) != hash_json(value):
         raise ValueError(
             f"{path} is damaged, or was written by another version (its content does not match "
