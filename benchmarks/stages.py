@@ -107,7 +107,7 @@ def write_embeddings(
     family = family_of(model.pipeline)
     job = EmbeddingsJob(teacher=teacher, embeddings=Embeddings())
     recipe = embeddings_recipe(job, family, fingerprint(folder))
-    texts, _ = distinct_texts(table, None)
+    texts = distinct_texts(table, None).texts
     generator = torch.Generator().manual_seed(0)
     prompts = [
         {

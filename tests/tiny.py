@@ -219,12 +219,12 @@ def train_arguments(folder: Path, output: Path | None = None) -> list[str]:
 def _write_embeddings(root: Path, table: pd.DataFrame, chunk_size: int, seed: int) -> str:
     """Random unpadded embeddings of each distinct text; returns the recipe's hash."""
     recipe = {"kind": "embeddings", "family": "wan", "negative_prompt": "", "seed": seed}
-    texts, _ = distinct_texts(table, "")
+    texts = distinct_texts(table, "").texts
     generator = torch.Generator().manual_seed(seed)
     groups = [texts[start : start + chunk_size] for start in range(0, len(texts), chunk_size)]
     chunks = []
     for group in groups:
-        lengths = [len(text.split()) + 1 for text in group]
+        lengths = [len(text.split()) + 1 if isinstance(text, str) else 1 for text in group]
         embeds = [torch.randn(length, TEXT_FEATURES, generator=generator) for length in lengths]
         chunks.append((pack([{"prompt_embeds": tokens} for tokens in embeds]), group))
     members = [members_of(group) for group in groups]

@@ -1,27 +1,19 @@
 """Files that are no UTF-8, no whole Parquet, have no ids, or ask for what would not be done."""
 
-import inspect
 import os
 import random
 import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-import diffusers
 import pandas as pd
 import pytest
 from test_prompts import TEXTS, refused, write
 
-from distillery.families import FAMILIES
 from distillery.prompt_files import find_wide_encoding
-from distillery.prompts import SAID_ELSEWHERE, own_negatives, read_prompts
+from distillery.prompts import own_negatives, read_prompts
 
 CHINESE = "prompt_id,prompt\na,一只红色的狗\nb,一只蓝色的猫在山上\n"
-INFRASTRUCTURE = {
-    "self", "latents", "output_type", "return_dict", "callback", "callback_steps",
-    "callback_on_step_end", "callback_on_step_end_tensor_inputs", "kwargs",
-}  # fmt: skip
-"""Arguments of stock calls that say nothing about what is on a picture."""
 
 
 @pytest.mark.parametrize(
@@ -138,16 +130,6 @@ def test_reserved_columns_are_no_notes(tmp_path: Path) -> None:
     path = write(tmp_path, "prompt_id,prompt,width\na,b,512\n")
     with pytest.raises(ValueError, match=r"columns named width, which the tables .* rename"):
         read_prompts(path, notes=["width"])
-
-
-def test_the_arguments_of_all_stock_calls_are_known_by_name() -> None:
-    """Of embeddings there are files, and a column of them would be a column of numbers."""
-    known = {name for names in SAID_ELSEWHERE.values() for name in names.split()}
-    for family in FAMILIES:
-        for name in family.pipeline_classes:
-            call = inspect.signature(getattr(diffusers, name).__call__)
-            asked = {it for it in call.parameters if "embeds" not in it and "mask" not in it}
-            assert asked - INFRASTRUCTURE <= known, name
 
 
 @pytest.mark.parametrize("name", ["negative", "Negative_Prompt", "neg_prompt"])

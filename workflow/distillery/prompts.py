@@ -116,6 +116,16 @@ def own_negatives(table: pd.DataFrame) -> list[str | None]:
     return [value or None for value in table[NEGATIVE]]
 
 
+def texts_of_rows(table: pd.DataFrame, guided: bool) -> list[list[str]]:
+    """What a picture of each row is made from: the prompt and, guided, its own negative prompt.
+
+    One text where there is none of its own, so that a file without such a column has the same
+    digests as ever.
+    """
+    rows = zip(table["prompt"].tolist(), own_negatives(table), strict=True)
+    return [[prompt, own] if guided and own is not None else [prompt] for prompt, own in rows]
+
+
 def held_out(prompts: Sequence[str], fraction: float) -> list[bool]:
     """Which prompts of one file are to judge by, about `fraction` of them.
 

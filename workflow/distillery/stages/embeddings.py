@@ -1,6 +1,7 @@
 """The embeddings stage: encode every distinct prompt once, unpadded."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from distillery.families.protocol import Pipeline
 from distillery.families.text import check_lengths
 from distillery.files import read_json
 from distillery.stages.chunked import ChunkPlan, NotFiniteError, make_chunks
-from distillery.store.embeddings import distinct_texts, members_of, pack
+from distillery.store.embeddings import Negative, Text, distinct_texts, members_of, pack
 from distillery.store.tables import read_table
 from distillery.teacher.adapters import text_hash
 from distillery.teacher.find import INDEX, family_in, find_teacher
@@ -56,7 +57,7 @@ def check_prompt_lengths(
 def make_embeddings(
     job: EmbeddingsJob, prompts: Path, manifest: Path, device: torch.device, reporter: Reporter
 ) -> None:
-    """Encode the distinct prompts of a table, and the negative prompt, to chunk files.
+    """Encode the distinct prompts of a table, and the negative prompts, to chunk files.
 
     Args:
         job: frozen configuration.
@@ -69,7 +70,7 @@ def make_embeddings(
     family = family_in(folder)
     recipe = embeddings_recipe(job, family, text_hash(job.teacher, folder))
     length = recipe["max_sequence_length"]
-    texts, _ = distinct_texts(read_table(prompts), job.teacher.negative_prompt)
+    texts = distinct_texts(read_table(prompts), job.teacher.negative_prompt).texts
     size = job.embeddings.chunk_size
     groups = [texts[start : start + size] for start in range(0, len(texts), size)]
     plans = [
@@ -84,25 +85,41 @@ def make_embeddings(
             pipeline = load_teacher(
                 job.teacher, folder, device, leave_out=_all_but_text(folder, family)
             )
-            check_prompt_lengths(job.teacher, family, pipeline, texts)
-        encoded: list[Conditioning] = []
+            check_prompt_lengths(job.teacher, family, pipeline, map(_written, texts))
         group = groups[plan.index]
-        if plan.index == 0:
-            encoded.append(family.encode_negative(pipeline, texts[0], length))
-        given = [str(text) for text in (group[1:] if plan.index == 0 else group)]
-        for start in range(0, len(given), job.embeddings.batch_size):
-            batch = given[start : start + job.embeddings.batch_size]
-            encoded += family.encode(pipeline, batch, length)
+        encoded = encode_texts(family, pipeline, group, length, job.embeddings.batch_size)
         _check_finite(group, encoded, job.teacher.dtype)
         return pack(encoded)
 
     make_chunks(recipe, plans, (0, 1), make, manifest, reporter, "prompt")
 
 
-def _check_finite(texts: Sequence[str | None], encoded: Sequence[Conditioning], dtype: str) -> None:
+def encode_texts(
+    family: Family, pipeline: Pipeline, texts: Sequence[Text], length: int, batch_size: int
+) -> list[Conditioning]:
+    """Encode prompts in batches, and negative prompts one by one as the family does them."""
+    prompts = [text for text in texts if isinstance(text, str)]
+    of_prompts = chain.from_iterable(
+        family.encode(pipeline, prompts[start : start + batch_size], length)
+        for start in range(0, len(prompts), batch_size)
+    )
+    return [
+        family.encode_negative(pipeline, text.text, length)
+        if isinstance(text, Negative)
+        else next(of_prompts)
+        for text in texts
+    ]
+
+
+def _written(text: Text) -> str | None:
+    """A text as the user wrote it."""
+    return text.text if isinstance(text, Negative) else text
+
+
+def _check_finite(texts: Sequence[Text], encoded: Sequence[Conditioning], dtype: str) -> None:
     """Raise NotFiniteError that names the prompts; T5 encoders overflow in float16."""
     bad = [
-        repr((text or "")[:80])
+        repr((_written(text) or "")[:80])
         for text, prompt in zip(texts, encoded, strict=True)
         if not all(value.isfinite().all() for value in prompt.values())
     ]

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -16,6 +17,7 @@ from PIL import Image
 from distillery.files import hash_json
 from distillery.identity import SampleId
 from distillery.pixels import Pixels, write_png
+from distillery.prompts import NEGATIVE, texts_of_rows
 from distillery.store.chunks import ChunkIdentity, is_intact, write_chunk
 
 MAX_THREADS = 8
@@ -37,6 +39,7 @@ class Gallery:
         samples: in their global order; a row number of the methods below counts them.
         images_per_prompt: samples of each prompt.
         recipe_hash: of the pictures.
+        guided: whether negative prompts have a say.
     """
 
     root: Path
@@ -44,6 +47,11 @@ class Gallery:
     samples: list[SampleId]
     images_per_prompt: int
     recipe_hash: str
+    guided: bool = True
+
+    @cached_property
+    def _texts(self) -> list[list[str]]:
+        return texts_of_rows(self.table, self.guided)
 
     def prompt(self, row: int) -> str:
         """The text of a sample."""
@@ -66,7 +74,8 @@ class Gallery:
     def identity(self, row: int) -> ChunkIdentity:
         """Recipe and member of one picture, as in its PNG and beside its latents."""
         sample = self.samples[row]
-        member = {"samples": [[sample.prompt_id, sample.index, self.prompt(row)]]}
+        texts = self._texts[row // self.images_per_prompt]
+        member = {"samples": [[sample.prompt_id, sample.index, *texts]]}
         return ChunkIdentity(self.recipe_hash, hash_json(member))
 
     def is_done(self, row: int) -> bool:
@@ -84,7 +93,9 @@ class Gallery:
         write_chunk(
             self.latents(row), {"latents": latents}, identity, {"samples": [self.name(row)]}
         )
-        texts = {"recipe": identity.recipe, "members": identity.members, "prompt": self.prompt(row)}
+        texts = {"recipe": identity.recipe, "members": identity.members}
+        own = self._texts[row // self.images_per_prompt]
+        texts |= dict(zip(("prompt", NEGATIVE), own, strict=False))
         if not picture.any():
             texts[BLACK] = "every pixel is 0"
         write_png(self.picture(row), picture, texts)

@@ -145,7 +145,12 @@ class Painter:
             table.head(sampling.num_prompts or len(table)), sampling.images_per_prompt
         )
         self.gallery = Gallery(
-            root, table, samples, sampling.images_per_prompt, hash_json(self._recipe())
+            root,
+            table,
+            samples,
+            sampling.images_per_prompt,
+            hash_json(self._recipe()),
+            guided=self.num_calls > sampling.steps,
         )
         self._pipeline: Pipeline = None
 
@@ -271,11 +276,11 @@ class Painter:
         """The pipeline call of one padded batch."""
         family, setting = self.family, self.setting
         per_prompt = self.job.sampling.images_per_prompt
-        conditioning = [self.store.row(row // per_prompt) for row in rows]
+        prompts = [row // per_prompt for row in rows]
         return Request(
             seeds=[noise_seed(self.job.seed, self.gallery.samples[row]) for row in rows],
-            conditioning=family.pad(conditioning, self.length),
-            negative=family.pad([self.store.negative] * len(rows), self.length),
+            conditioning=family.pad([self.store.row(row) for row in prompts], self.length),
+            negative=family.pad([self.store.negative_row(row) for row in prompts], self.length),
             steps=steps,
             setting=setting,
             decode=True,

@@ -16,11 +16,13 @@ from distillery.evaluation.judge import check_judge
 from distillery.families import Family
 from distillery.files import hash_json, write_json
 from distillery.hardware import describe_hardware
+from distillery.prompts import own_negatives
 from distillery.schedule import Schedule
 from distillery.stages.embeddings import check_prompt_lengths, embeddings_recipe
 from distillery.stages.plan_generation import plan_generation, summarise_generation
 from distillery.stages.plan_guidance import check_second_scale
 from distillery.stages.plan_precision import advise_precision
+from distillery.stages.plan_prompts import advise_weights, check_negatives
 from distillery.stages.plan_training import plan_training, summarise_training
 from distillery.stages.prompts import read_splits
 from distillery.stages.targets import targets_recipe
@@ -71,9 +73,9 @@ def make_plan(config: RunConfig, output: Path) -> None:
     Raises:
         FileNotFoundError: a prompt file, the teacher or a part of it is missing.
         ValueError: bad prompts, or some that are too long for the teacher, an impossible size or
-            grid, adapters or attention that do not fit the teacher, a second guidance scale that
-            nothing would use, no CLIP model as the judge, weights of timesteps that leave a step
-            out, or too little disk space.
+            grid, adapters or attention that do not fit the teacher, a second guidance scale or
+            negative prompts that nothing would use, no CLIP model as the judge, weights of
+            timesteps that leave a step out, or too little disk space.
     """
     prompts = read_splits(config.prompts)
     folder = find_teacher(config.teacher)
@@ -81,6 +83,7 @@ def make_plan(config: RunConfig, output: Path) -> None:
     check_options(config.teacher, folder)
     check_second_scale(config, folder, family)
     check_all_lengths(config.teacher, folder, family, prompts)
+    of_prompts = check_negatives(config, prompts, folder, family) + advise_weights(prompts)
     plan: dict[str, Any] = {
         "run": config.run,
         "teacher": {
@@ -97,7 +100,7 @@ def make_plan(config: RunConfig, output: Path) -> None:
         plan |= plan_generation(config, len(prompts["eval"]), folder, family, output.parent)
     memory = estimate(config.teacher, folder, family, plan["hardware"]["gpus"])
     plan["memory"] = vars(memory)
-    plan["advice"] += advise_memory(config.teacher, memory)
+    plan["advice"] += of_prompts + advise_memory(config.teacher, memory)
     # Last, as the slowest: it reads the whole teacher, once for all jobs.
     plan["teacher"]["hash"] = teacher_hash(config.teacher, folder)
     write_json(output, plan)
@@ -111,7 +114,9 @@ def check_all_lengths(
     On one core a prompt takes some tenths of a millisecond.
     """
     if teacher.long_prompts == "refuse":
-        texts = [teacher.negative_prompt, *(text for it in prompts.values() for text in it.prompt)]
+        tables = prompts.values()
+        texts = [teacher.negative_prompt, *(text for it in tables for text in it.prompt)]
+        texts += [text for it in tables for text in own_negatives(it)]
         pipeline = load_tokenizers(teacher, folder)
         check_prompt_lengths(teacher, family, pipeline, dict.fromkeys(texts))
 

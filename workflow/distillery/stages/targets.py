@@ -14,6 +14,7 @@ from distillery.families import Family, Request, Setting, few_step_scheduler, gr
 from distillery.families.protocol import Pipeline
 from distillery.files import hash_json
 from distillery.identity import SampleId, noise_seed
+from distillery.prompts import texts_of_rows
 from distillery.schedule import Schedule
 from distillery.schedulers import ADVICE, GRID_TOLERANCE, Scheduler, plain_config, prediction_type
 from distillery.stages.batching import Batcher
@@ -23,7 +24,7 @@ from distillery.store.embeddings import EmbeddingStore
 from distillery.store.tables import read_table
 from distillery.store.trajectories import knots_of
 from distillery.teacher.adapters import teacher_hash
-from distillery.teacher.find import family_in, find_teacher
+from distillery.teacher.find import denoiser_config, family_in, find_teacher
 from distillery.teacher.loading import load_scheduler, load_skeleton, load_teacher, torch_dtype
 from distillery.telemetry import Reporter
 from distillery.trajectory import record
@@ -106,15 +107,18 @@ def all_samples(table: pd.DataFrame, samples_per_prompt: int) -> list[SampleId]:
     ]
 
 
-def plan_chunks(table: pd.DataFrame, samples_per_prompt: int, chunk_size: int) -> list[ChunkPlan]:
-    """All chunks of a prompt table; a chunk depends on its own prompts and on no others."""
+def plan_chunks(
+    table: pd.DataFrame, samples_per_prompt: int, chunk_size: int, guided: bool = True
+) -> list[ChunkPlan]:
+    """All chunks of a prompt table; a chunk depends on its own prompts and on no others, and on
+    their own negative prompts where the teacher is guided away from them."""
     samples = all_samples(table, samples_per_prompt)
-    prompts = table["prompt"].tolist()
+    texts = texts_of_rows(table, guided)
     plans = []
     for index, start in enumerate(range(0, len(samples), chunk_size)):
         rows = range(start, min(start + chunk_size, len(samples)))
         named = [
-            [samples[row].prompt_id, samples[row].index, prompts[row // samples_per_prompt]]
+            [samples[row].prompt_id, samples[row].index, *texts[row // samples_per_prompt]]
             for row in rows
         ]
         ids = [f"{samples[row].prompt_id}/{samples[row].index}" for row in rows]
@@ -148,7 +152,9 @@ def make_targets(
     store = EmbeddingStore(embeddings, table)
     folder = find_teacher(job.teacher)
     maker = TrajectoryMaker(job, table, store, folder, device, reporter, compiling)
-    plans = plan_chunks(table, job.targets.samples_per_prompt, job.targets.chunk_size)
+    targets = job.targets
+    guided = maker.family.calls_per_step(denoiser_config(folder), targets.guidance_scale) > 1
+    plans = plan_chunks(table, targets.samples_per_prompt, targets.chunk_size, guided)
     make_chunks(maker.recipe, plans, shard, maker.make, output, reporter, "sample")
 
 
@@ -214,11 +220,11 @@ class TrajectoryMaker:
         """The pipeline call for the samples of `rows`."""
         job, family = self.job, self.family
         length = self.recipe["max_sequence_length"]
-        conditioning = [self.store.row(row // job.targets.samples_per_prompt) for row in rows]
+        prompts = [row // job.targets.samples_per_prompt for row in rows]
         return Request(
             seeds=[noise_seed(job.seed, self.samples[row]) for row in rows],
-            conditioning=family.pad(conditioning, length),
-            negative=family.pad([self.store.negative] * len(rows), length),
+            conditioning=family.pad([self.store.row(row) for row in prompts], length),
+            negative=family.pad([self.store.negative_row(row) for row in prompts], length),
             steps=steps,
             setting=setting_of(job),
             decode=False,

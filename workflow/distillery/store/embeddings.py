@@ -1,11 +1,12 @@
 """Text embeddings on disk: once per distinct prompt, unpadded, read by row without loading all.
 
 A chunk holds, for each named tensor of the conditioning, `{name}.values` (the rows of all prompts
-one after another, (sum of l, ...)) and `{name}.lengths` (l of each prompt). Text 0 is the
-negative prompt.
+one after another, (sum of l, ...)) and `{name}.lengths` (l of each prompt). Text 0 is the run's
+negative prompt, the last ones are the prompts' own.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
@@ -15,25 +16,62 @@ from safetensors import safe_open
 
 from distillery.families.protocol import Conditioning
 from distillery.files import cure, hash_file, hash_files, hash_json
+from distillery.prompts import own_negatives
 from distillery.store.chunks import DamagedChunkError
 from distillery.store.shards import Manifest, cure_chunk
 
 
-def distinct_texts(
-    table: pd.DataFrame, negative_prompt: str | None
-) -> tuple[list[str | None], list[int]]:
-    """The texts to encode, negative prompt first, and for each row of the table its text.
+@dataclass(frozen=True)
+class Negative:
+    """A negative prompt, which a family may encode otherwise than a prompt of the same text.
 
-    None stands for what the stock pipeline does without a negative prompt.
+    None stands for what the stock pipeline does without one.
     """
-    prompts = list(dict.fromkeys(table["prompt"]))
-    position = {prompt: text for text, prompt in enumerate(prompts, start=1)}
-    return [negative_prompt, *prompts], [position[prompt] for prompt in table["prompt"]]
+
+    text: str | None
 
 
-def members_of(texts: Sequence[str | None]) -> str:
+Text = str | Negative
+
+
+@dataclass(frozen=True)
+class Texts:
+    """What is encoded of a prompt table, each text once.
+
+    Attributes:
+        texts: the run's negative prompt, the prompts, then negative prompts of single prompts.
+        prompt_of_row: for each row of the table the place of its prompt in `texts`.
+        negative_of_row: the same of its negative prompt.
+    """
+
+    texts: list[Text]
+    prompt_of_row: list[int]
+    negative_of_row: list[int]
+
+
+def distinct_texts(table: pd.DataFrame, negative_prompt: str | None) -> Texts:
+    """The texts to encode; those of negative prompts last, so that they move no others.
+
+    Args:
+        table: of the prompts.
+        negative_prompt: of the run, for rows without one of their own.
+    """
+    run = Negative(negative_prompt)
+    prompts: list[Text] = list(table["prompt"])
+    negatives = [run if own is None else Negative(own) for own in own_negatives(table)]
+    texts = list(dict.fromkeys([run, *prompts, *negatives]))
+    position = {text: place for place, text in enumerate(texts)}
+    return Texts(
+        texts=texts,
+        prompt_of_row=[position[prompt] for prompt in prompts],
+        negative_of_row=[position[negative] for negative in negatives],
+    )
+
+
+def members_of(texts: Sequence[Text]) -> str:
     """The digest of a chunk's texts."""
-    return hash_json({"texts": list(texts)})
+    named = [{"negative": text.text} if isinstance(text, Negative) else text for text in texts]
+    return hash_json({"texts": named})
 
 
 def pack(prompts: Sequence[Conditioning]) -> dict[str, torch.Tensor]:
@@ -69,8 +107,8 @@ class EmbeddingStore:
         self._root = manifest_path.parent
         self._chunks = manifest.chunks
         self._verified = set(range(len(self._chunks))) if is_verified else set[int]()
-        texts, self._text_of_row = distinct_texts(table, manifest.recipe["negative_prompt"])
-        _check_texts(manifest, texts, manifest_path)
+        self._texts = distinct_texts(table, manifest.recipe["negative_prompt"])
+        _check_texts(manifest, self._texts.texts, manifest_path)
         self._where: list[tuple[int, int]] = []
         self._files = []
         for number, chunk in enumerate(manifest.chunks):
@@ -85,12 +123,16 @@ class EmbeddingStore:
 
     @property
     def negative(self) -> Conditioning:
-        """The negative prompt's embeddings, unpadded."""
+        """The embeddings of the run's negative prompt, unpadded."""
         return self._text(0)
 
     def row(self, row: int) -> Conditioning:
         """The embeddings of the prompt in one row of the table: name to (l, ...), unpadded."""
-        return self._text(self._text_of_row[row])
+        return self._text(self._texts.prompt_of_row[row])
+
+    def negative_row(self, row: int) -> Conditioning:
+        """Those of its negative prompt: its own, or the run's."""
+        return self._text(self._texts.negative_of_row[row])
 
     def verify(self) -> None:
         """Hash all chunks, several at once; raises DamagedChunkError."""
@@ -120,7 +162,7 @@ class EmbeddingStore:
         return found
 
 
-def _check_texts(manifest: Manifest, texts: Sequence[str | None], path: Path) -> None:
+def _check_texts(manifest: Manifest, texts: Sequence[Text], path: Path) -> None:
     """Raise ValueError unless the chunks hold exactly these texts, in this order."""
     ends = list(accumulate(chunk.num_samples for chunk in manifest.chunks))
     starts = [0, *ends[:-1]]

@@ -90,7 +90,8 @@ class Previews:
     def draw(self, drawer: Drawer, row: int, samples_seen: int) -> Pixels:
         """Draw one prompt (h, w, 3), and say so if nothing is on it."""
         sample = SampleId(self.prompt_ids[row], 0)
-        pixels = drawer.draw(self.job.seed, sample, self._store.row(row), self._store.negative)
+        prompt, negative = self._store.row(row), self._store.negative_row(row)
+        pixels = drawer.draw(self.job.seed, sample, prompt, negative)
         self._alarms.tell(
             OF_PICTURES, judge_picture(sample.prompt_id, pixels), samples_seen, sample.prompt_id
         )

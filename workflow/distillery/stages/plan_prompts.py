@@ -1,0 +1,79 @@
+"""The plan of prompts: negative prompts that nothing would use, and signs that mean nothing."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import pandas as pd
+
+from distillery.config.jobs import resolve_sampling
+from distillery.config.run import Config, RunConfig
+from distillery.families import Family
+from distillery.prompts import NEGATIVE, own_negatives
+from distillery.teacher.find import denoiser_config
+
+WEIGHTS = re.compile(
+    r"\([^()]*[^()\s\d]\s*:\s*\d*\.?\d+\s*\)"  # (word:1.3), not (16:9)
+    r"|\(\([^()]+\)\)|\[\[[^\[\]]+\]\]|<lora:[^<>]+>"
+)
+"""Attention weights and adapters as some tools read them out of a prompt."""
+
+
+def check_negatives(
+    config: RunConfig, prompts: Mapping[str, pd.DataFrame], folder: Path, family: Family
+) -> list[str]:
+    """What negative prompts of single prompts would not do.
+
+    Args:
+        config: of the run.
+        prompts: the table of each split.
+        folder, family: of the teacher.
+
+    Returns:
+        A line of advice for a split whose negative prompts nothing uses.
+
+    Raises:
+        ValueError: nothing uses any of them.
+    """
+    given = [split for split, table in prompts.items() if any(own_negatives(table))]
+    guided = _guided_splits(config, folder, family)
+    idle = [split for split in given if split not in guided]
+    why = (
+        "without guidance (a guidance_scale of 1.0, or a network that is told its scale) a "
+        "negative prompt changes nothing"
+    )
+    if idle and not guided:
+        raise ValueError(
+            f"{' and '.join(f'prompts.{split}' for split in idle)}: the column {NEGATIVE} has "
+            f"texts, and {why}: raise a guidance_scale of targets or samples, or remove the column"
+        )
+    return [f"the column {NEGATIVE} of the {split} prompts is not used: {why}" for split in idle]
+
+
+def _guided_splits(config: RunConfig, folder: Path, family: Family) -> set[str]:
+    """The splits that a guided network reads: train for the targets, eval for the pictures."""
+    models = [resolve_sampling(config, model) for model in config.samples.models]
+    scales = {"eval": [model.guidance_scale for model in models]}
+    if isinstance(config, Config):
+        scales["train"] = [config.targets.guidance_scale]
+    network = denoiser_config(folder)
+    return {
+        split
+        for split, given in scales.items()
+        if any(family.calls_per_step(network, scale or 1.0) > 1 for scale in given)
+    }
+
+
+def advise_weights(prompts: Mapping[str, pd.DataFrame]) -> list[str]:
+    """How many prompts hold attention weights, which other tools read and Diffusers does not."""
+    texts = {
+        text: found[0]
+        for table in prompts.values()
+        for text in (*table["prompt"], *filter(None, own_negatives(table)))
+        if (found := WEIGHTS.search(text)) is not None
+    }
+    if not texts:
+        return []
+    example = next(iter(texts.values()))
+    count = f"{len(texts)} prompts have" if len(texts) > 1 else "1 prompt has"
+    return [f"{count} weights such as {example[:60]!r}: Diffusers reads them as text"]
