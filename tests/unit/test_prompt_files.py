@@ -119,7 +119,7 @@ def test_a_column_that_would_change_nothing_is_refused_unless_it_is_a_note(
 ) -> None:
     path = write(tmp_path, f"prompt_id,prompt,{name},style\na,b,1,oil\n")
     message = refused(path)
-    assert f"columns that would change no picture: {name} (" in message
+    assert f"columns that would change no image: {name} (" in message
     assert "style" not in message
     assert "prompts.notes" in message
     assert "\n" not in message

@@ -1,7 +1,7 @@
 """Prompt files to one checked table, and one file to prompts to learn from and to judge by.
 
 A bad row is named with its line, and nothing is generated until all are good. A column that asks
-for something that this workflow would not do is refused, so that no picture stands beside a
+for something that this workflow would not do is refused, so that no image stands beside a
 setting that it was not made with.
 """
 
@@ -37,7 +37,7 @@ SAID_ELSEWHERE = {
     "negative negatives neg neg_prompt",
     "all text encoders read the column prompt": "prompt prompt_2 prompt_3 negative_prompt_2 "
     "negative_prompt_3",
-    "a picture's noise follows from the run's seed and the prompt's id": "seed seeds noise_seed "
+    "the noise follows from the run's seed and the prompt's id": "seed seeds noise_seed "
     "base_seed generator",
     "a run has one size, teacher.height and teacher.width": "height width resolution size "
     "image_size aspect_ratio ratio original_size target_size negative_original_size "
@@ -53,15 +53,15 @@ SAID_ELSEWHERE = {
     "adapters are of a whole run, teacher.adapters": "lora loras lora_scale lora_weight adapter "
     "adapters cross_attention_kwargs joint_attention_kwargs attention_kwargs",
     "teacher.path names the model": "model model_id checkpoint",
-    "samples.images_per_prompt says how many pictures": "num_images images_per_prompt "
+    "samples.images_per_prompt says how many images": "num_images images_per_prompt "
     "num_images_per_prompt num_videos_per_prompt",
     "the text encoders read prompts in one way, teacher.max_sequence_length": "clip_skip "
     "max_sequence_length clean_caption complex_human_instruction",
-    "a picture is made from text and noise alone": "ip_adapter_image ip_adapter_image_embeds "
+    "an image is made from text and noise alone": "ip_adapter_image ip_adapter_image_embeds "
     "negative_ip_adapter_image negative_ip_adapter_image_embeds",
 }
 """Why a column would change nothing, and names that such columns have: arguments of stock calls for
-one picture, and what other tools call them."""
+one image, and what other tools call them."""
 LIKE_PROMPT = ("prompt", "prompts", "caption", "text")
 LIKE_ID = ("prompt_id", "promptid", "id")
 INVISIBLE = ("Cc", "Cf", "Mn", "Zl", "Zp", "Zs")
@@ -117,7 +117,7 @@ def own_negatives(table: pd.DataFrame) -> list[str | None]:
 
 
 def texts_of_rows(table: pd.DataFrame, guided: bool) -> list[list[str]]:
-    """What a picture of each row is made from: the prompt and, guided, its own negative prompt.
+    """What an image of each row is made from: the prompt and, guided, its own negative prompt.
 
     One text where there is none of its own, so that a file without such a column has the same
     digests as ever.
@@ -190,8 +190,8 @@ def _check_columns(columns: Sequence[str], path: Path, notes: Sequence[str]) -> 
     ]
     if reasons:
         raise ValueError(
-            f"{path} has columns that would change no picture: {'; '.join(reasons)}. Remove them, "
-            "or list them under prompts.notes to keep them beside the pictures"
+            f"{path} has columns that would change no image: {'; '.join(reasons)}. Remove them, "
+            "or list them under prompts.notes to keep them beside the images"
         )
 
 

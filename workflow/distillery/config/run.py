@@ -63,7 +63,7 @@ class Prompts(Section):
     )
     notes: tuple[str, ...] = Field(
         (),
-        description="columns of the files that are kept beside the pictures and change nothing, "
+        description="columns of the files that are kept beside the images and change nothing, "
         "such as seed or aspect_ratio; without this their names are refused",
     )
 
