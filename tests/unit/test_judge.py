@@ -319,6 +319,35 @@ def test_folder_that_is_no_judge_is_refused(tmp_path):
         load_judge(str(tmp_path), CPU)
 
 
+class Code:
+    """Runs when it is unpickled."""
+
+    def __reduce__(self):
+        return exec, ("raise SystemExit('was run')",)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("pytorch_model.bin", {"a": Code()}, "a pickle of more than tensors, which could run code"),
+        ("pytorch_model.bin", b"junk" * 10, "cannot be loaded as a CLIP model"),
+        ("model.safetensors", b"junk" * 10, "cannot be loaded as a CLIP model"),
+    ],
+)
+def test_weights_that_cannot_be_loaded_are_told_in_a_line(
+    judge_folder, tmp_path, name, content, message
+):
+    folder = shutil.copytree(judge_folder, tmp_path / "judge")
+    (folder / "model.safetensors").unlink()
+    if isinstance(content, bytes):
+        (folder / name).write_bytes(content)
+    else:
+        torch.save(content, folder / name)
+    with pytest.raises(ValueError, match=message) as caught:
+        load_judge(str(folder), CPU)
+    assert "\n" not in str(caught.value)
+
+
 def test_another_model_is_not_scored_with_random_weights(judge_folder, tmp_path):
     """A text encoder of CLIP, for one, would be loaded with the half that it lacks at random."""
     folder = shutil.copytree(judge_folder, tmp_path / "judge")

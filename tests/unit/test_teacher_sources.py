@@ -144,6 +144,14 @@ def test_classes_of_a_diffusers_module_are_known(tmp_path: Path) -> None:
         check_complete(folder)
 
 
+def test_pickled_weights_are_named_and_not_read(tmp_path: Path) -> None:
+    folder = tmp_path / "teacher"
+    shutil.copytree(DEMO, folder)
+    weights = folder / "vae/diffusion_pytorch_model.safetensors"
+    weights.rename(weights.with_suffix(".bin"))
+    assert "vae/*.safetensors (there is a .bin, which could run code and is not" in refusal(folder)
+
+
 class Hub(http.server.BaseHTTPRequestHandler):
     """Answers as the hub does for a gated repository, and for what it does not have."""
 

@@ -8,14 +8,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
 from PIL import Image
+from safetensors import SafetensorError
 
 from distillery.evaluation.metrics import FloatArray
 from distillery.files import could_be_hub_id, read_json
+from distillery.hub import explain_hub
 
 if TYPE_CHECKING:
     from transformers import CLIPModel, CLIPProcessor
@@ -49,7 +52,8 @@ def load_judge(judge: str, device: torch.device) -> Judge:
     is installed, whose pixels differ slightly.
 
     Raises:
-        ValueError: there is no such folder, or it does not hold a CLIP model with its processor.
+        ValueError: there is no such folder, or it does not hold a CLIP model with its processor;
+            or its weights are damaged, or a pickle that could run code.
     """
     from transformers import CLIPConfig, CLIPModel, CLIPProcessor  # heavy, and needed only here
 
@@ -58,10 +62,15 @@ def load_judge(judge: str, device: torch.device) -> Judge:
         _check_is_clip(judge, CLIPConfig.get_config_dict(judge)[0])
         model = CLIPModel.from_pretrained(judge, dtype=torch.float32)
         processor = CLIPProcessor.from_pretrained(judge, backend="pil")
-    except OSError as error:
+    except UnpicklingError as error:
+        raise ValueError(
+            f"evaluation.judge is {judge!r}: its weights are a pickle of more than tensors, which "
+            "could run code and is not loaded; use a model with safetensors"
+        ) from error
+    except (OSError, SafetensorError, LookupError, RuntimeError) as error:
         raise ValueError(
             f"evaluation.judge is {judge!r}, which cannot be loaded as a CLIP model with its "
-            f"processor: {error}"
+            f"processor: {explain_hub(judge, error)}"
         ) from error
     return Judge(model.eval().to(device), processor, device)
 

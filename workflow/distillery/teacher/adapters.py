@@ -15,8 +15,8 @@ from distillery.config.teacher import Adapter, Teacher
 from distillery.families import Family
 from distillery.files import could_be_hub_id, hash_json, read_json
 from distillery.hash_cache import hash_large_files
+from distillery.hub import explain_hub
 from distillery.teacher.find import INDEX, denoiser_config, denoisers_in, family_in, fingerprint
-from distillery.teacher.hub import explain_hub
 
 HUB_NAME = "pytorch_lora_weights.safetensors"
 """The file name that Diffusers gives adapters."""

@@ -8,8 +8,8 @@ from distillery.config.teacher import Teacher
 from distillery.families import Family, family_of
 from distillery.files import could_be_hub_id, hash_json, read_json
 from distillery.hash_cache import hash_large_files
+from distillery.hub import explain_hub
 from distillery.teacher.classes import check_classes
-from distillery.teacher.hub import explain_hub
 from distillery.teacher.single_file import (
     explain_single_file,
     is_single_file,

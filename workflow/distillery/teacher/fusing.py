@@ -14,6 +14,7 @@ import torch
 from distillery.config.teacher import Adapter, Teacher
 from distillery.files import read_json
 from distillery.teacher.adapters import (
+    MAX_NAMED,
     Weights,
     choose_components,
     find_adapter,
@@ -80,9 +81,17 @@ def _load(
             )
     except (RuntimeError, ValueError, KeyError) as error:
         raise ValueError(
-            f"teacher.adapters: {adapter.path} does not fit the teacher's {prefix}: {error}"
+            f"teacher.adapters: {adapter.path} does not fit the teacher's {prefix}: "
+            f"{_first_problems(error)}"
         ) from error
     _check_all_loaded(model, name, prefix, weights, adapter)
+
+
+def _first_problems(error: Exception) -> str:
+    """PyTorch names each tensor of another size, of hundreds on a line of its own; here a few."""
+    heading, *lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    more = f" and {len(lines) - MAX_NAMED} more" if len(lines) > MAX_NAMED else ""
+    return " ".join([heading, *lines[:MAX_NAMED]]) + more
 
 
 def _check_all_loaded(

@@ -78,6 +78,8 @@ def missing_weights(component: Path, wanted: str | None) -> list[str]:
     if not named and not files:
         others = sorted(variant for variant in variants_in(component) if variant)
         there = f" (there is teacher.variant {', '.join(others)})" if others else ""
+        if any(component.glob("*.bin")):
+            there += " (there is a .bin, which could run code and is not read: docs/teachers.md)"
         return [f"{component.name}/*{SUFFIX}{there}"]
     return [
         f"{component.name}/{file}" for file in sorted(named) if not (component / file).is_file()

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 NO_NETWORK = re.compile("Connect|Network|Timeout|Proxy|LocalEntryNotFound")
 """In the names of errors that mean that the hub did not answer."""
@@ -14,11 +15,13 @@ def explain_hub(repository: str, error: Exception) -> str:
     the cause hangs at it.
 
     Args:
-        repository: its id, owner/name.
+        repository: its id, owner/name; of a folder here only what is said is made short.
         error: as Diffusers or huggingface_hub raised it.
     """
     from huggingface_hub import errors
 
+    if Path(repository).exists():
+        return _first_line(error)
     causes = list(_chain(error))
     if any(isinstance(cause, errors.GatedRepoError) for cause in causes):
         return (
