@@ -8,7 +8,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
@@ -17,14 +17,16 @@ from finished_run import TINY, WEIGHTS, contents, flip, in_copy, report, run_she
 from test_workflow import snakemake, succeed
 
 from distillery.config.jobs import ExportJob
-from distillery.files import read_sealed, write_sealed
+from distillery.files import hash_file, hash_json, read_sealed, write_sealed
 from distillery.model_folder import hash_model
 from distillery.stages.merge import merge_samples, merge_targets
 from distillery.store.chunks import ChunkIdentity, read_chunk, read_identity, write_chunk
 from distillery.store.embeddings import EmbeddingStore
+from distillery.store.shards import Manifest
 from distillery.store.tables import read_table, write_table
 from distillery.store.trajectories import TrajectoryStore
 from distillery.student.export import export_student
+from distillery.training.dataset import SegmentDataset
 from runs import Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -85,6 +87,25 @@ def exchange_embeddings() -> None:
     shutil.copytree(folder, TINY / "embeddings/train" / folder.name, dirs_exist_ok=True)
 
 
+def other_embeddings() -> None:
+    """Whole ones of the same prompts, made by another recipe."""
+    path = TINY / "embeddings/train/manifest.json"
+    manifest = Manifest.read(path)
+    recipe = manifest.recipe | {"version": 0}
+    chunks = []
+    for chunk in manifest.chunks:
+        file = path.parent / chunk.file
+        tensors = read_chunk(file, ChunkIdentity(manifest.recipe_hash, chunk.members))
+        write_chunk(file, tensors, ChunkIdentity(hash_json(recipe), chunk.members), {})
+        chunks.append(replace(chunk, sha256=hash_file(file)))
+    Manifest(recipe, hash_json(recipe), tuple(chunks)).write(path)
+
+
+def learn(run: Run) -> object:
+    targets, embeddings = TINY / "targets/manifest.json", run.embeddings("train")
+    return SegmentDataset(targets, embeddings, run.prompts("train"), steps=2)
+
+
 def edit_shard(number: int, **columns: object) -> None:
     path = TINY / f"samples/teacher/shard-{number}-of-2.parquet"
     write_table(read_table(path).assign(**columns), path)
@@ -122,6 +143,7 @@ CASES = {
         lambda: flip("embeddings/eval/manifest.json"), open_embeddings("eval")
     ),
     "embeddings of others": Case(exchange_embeddings, open_embeddings("train")),
+    "embeddings of another recipe": Case(other_embeddings, learn),
     "prompts": Case(lambda: flip("prompts/train.parquet"), open_embeddings("train")),
     "the untrained student": Case(
         lambda: flip(f"student/initial/{WEIGHTS}"), lambda _: hash_model(TINY / "student/initial")
