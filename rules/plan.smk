@@ -13,11 +13,13 @@ except ValueError as error:
     raise WorkflowError(str(error))
 
 
-# Not in a dry run, not where the plan itself was asked for, and not in a module.
+# Not in a dry run, not where the plan itself was asked for, and in a module only where the main
+# workflow calls it. By the rules themselves, since a module's have other names.
 onstart:
-    needed = {job.rule.name: job for job in workflow.dag.needrun_jobs()}
-    if "plan" not in needed:
-        processes = needed["train"].params.processes if "train" in needed else 0
+    needed = {job.rule: job for job in workflow.dag.needrun_jobs()}
+    if rules.plan.rule not in needed:
+        train = needed.get(rules.train.rule) if isinstance(CONFIG, Config) else None
+        processes = train.params.processes if train else 0
         try:
             plan_first(CONFIG, Path(RUN), PLANNED, processes)
         except ValueError as error:

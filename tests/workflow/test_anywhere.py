@@ -10,7 +10,7 @@ import pytest
 import yaml
 from test_workflow import REPOSITORY, SNAKEMAKE, jobs
 
-from runs import generating_settings
+from runs import generating_settings, settings
 
 EMBEDDINGS = "results/tiny/embeddings/eval/manifest.json"
 PLAN = "results/tiny/plan.json"
@@ -23,6 +23,10 @@ module distillery:
     config: config
 
 use rule * from distillery as distil_*
+"""
+ONSTART = """
+onstart:
+    distillery.onstart()
 """
 
 
@@ -110,6 +114,19 @@ def test_as_a_module_it_plans_too(place: Path, teacher: Path) -> None:
     prompts.write_text(prompts.read_text().replace("a red dog", "a blue dog", 1))
     assert "distil_prompts" in jobs(snakemake(folder, PROMPTS).stdout)
     assert (folder / PLAN).stat().st_mtime_ns > written
+
+
+def test_a_module_is_asked_before_its_first_job(place: Path, teacher: Path) -> None:
+    """By the two lines of config/README.md; only Snakemake knows how many processes train."""
+    folder = place / "my run"
+    text = MODULE.format(snakefile=str(place / "a checkout/Snakefile"))
+    (folder / "Snakefile").write_text(text + ONSTART, encoding="utf-8")
+    raw = settings(folder / "inputs", teacher, hardware={"cpu_processes": 9})
+    (folder / "mine.yaml").write_text(yaml.safe_dump(raw))
+    done = snakemake(folder, "results/tiny/student/trained")
+    assert done.returncode != 0
+    assert "training.global_batch_size is 8 and there are 9 processes" in done.stdout
+    assert not jobs(done.stdout)
 
 
 def test_a_module_without_a_configuration_says_so(place: Path) -> None:
