@@ -11,7 +11,7 @@ endif
 export XDG_CACHE_HOME ?= $(shell mkdir -p "$$HOME/.cache" 2>/dev/null && test -w "$$HOME/.cache" && \
 	echo "$$HOME/.cache" || echo "$(CURDIR)/.cache")
 
-.PHONY: help demo test test-gpu test-slurm lint schema format lock clean
+.PHONY: help demo test test-fast test-gpu test-slurm lint schema format lock clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -33,8 +33,15 @@ demo: $(VENV)/installed  ## distil the embedded teacher and write results/demo/r
 	snakemake --cores all
 	@echo "open results/demo/report/index.html"
 
-test: $(VENV)/installed-dev  ## run the tests
-	python -m pytest
+# A worker for each core; a file stays with one, since its tests share what they made.
+PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
+
+test: $(VENV)/installed-dev  ## run the tests, on all cores
+	python -m pytest $(PARALLEL)
+
+test-fast: $(VENV)/installed-dev  ## run those that take a minute together
+	python -m pytest $(PARALLEL) -m "not slow and not gpu and not slurm"
+	@echo "left out: real Snakemake runs, trainings of several processes, every family, other slow tests"
 
 test-gpu: $(VENV)/installed-dev  ## run the tests that need GPUs, two for all of them
 	python -m pytest -m gpu

@@ -11,6 +11,16 @@ from pathlib import Path
 import pytest
 import torch
 
+SHORTEST = ("numerics/", "unit/")
+SLOW = (
+    "workflow/", "distributed/", "slurm/", "numerics/test_families", "numerics/test_rollout",
+    "unit/test_adapters", "unit/test_alarms", "unit/test_network", "unit/test_peers",
+    "unit/test_placement", "unit/test_previews", "unit/test_saving", "unit/test_slots",
+    "unit/test_student_lora", "unit/test_student_unet", "unit/test_training_distributed",
+    "unit/test_training_loop", "unit/test_training_rollout",
+)  # fmt: skip
+"""Begins of the files that `make test-fast` leaves out: five seconds of a core and more each."""
+
 for number, handler in (
     (signal.SIGINT, signal.default_int_handler),
     (signal.SIGHUP, signal.SIG_DFL),
@@ -24,6 +34,23 @@ for number, handler in (
 def pytest_configure(config: pytest.Config) -> None:
     if config.option.markexpr not in {"gpu", "slurm"}:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest's own, which chooses by marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the rooms and files that are slow as a whole, and have workers begin with the longest.
+
+    A file that is begun last keeps one worker busy while the others have nothing left to do.
+    """
+    for item in items:
+        if _place_of(item).startswith(SLOW):
+            item.add_marker(pytest.mark.slow)
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: _place_of(item).startswith(SHORTEST))
+
+
+def _place_of(item: pytest.Item) -> str:
+    return item.path.relative_to(Path(__file__).parent).as_posix()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -24,7 +24,9 @@ with open(sys.argv[1], "a") as log:
     log.write(f"{sys.argv[2]} {os.environ['CUDA_VISIBLE_DEVICES']} {begin_s} {time.monotonic()}\\n")
 """
 
-pytestmark = pytest.mark.timeout(30)
+LIMIT_S = 40
+"""That a job which cannot hang is given, on a machine with other work."""
+pytestmark = pytest.mark.timeout(60)
 
 
 class Bench:
@@ -95,7 +97,7 @@ class Bench:
     def finish(self, *jobs: "subprocess.Popen[str]") -> None:
         """All jobs end well within the test's time."""
         for job in jobs:
-            _, error = job.communicate(timeout=9)
+            _, error = job.communicate(timeout=LIMIT_S)
             assert job.returncode == 0, error
 
     def intervals(self) -> list[tuple[str, str, float, float]]:
@@ -126,7 +128,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     for job in bench.jobs:
         if job.poll() is None:
             job.kill()
-        job.communicate(timeout=9)
+        job.communicate(timeout=LIMIT_S)
 
 
 def is_locked(path: Path) -> bool:
@@ -140,7 +142,7 @@ def is_locked(path: Path) -> bool:
 
 def kill(job: "subprocess.Popen[str]") -> None:
     job.kill()
-    job.wait(timeout=5)
+    job.wait(timeout=LIMIT_S)
 
 
 def test_jobs_never_share_a_device_and_use_all(bench: Bench) -> None:
@@ -255,21 +257,21 @@ def test_a_deleted_lock_file_is_no_lock(bench: Bench) -> None:
 
 def test_the_command_gets_the_devices(bench: Bench) -> None:
     job = bench.start("--num-gpus", 2, "--", "env", visible="3,GPU-pretend-1")
-    output, _ = job.communicate(timeout=9)
+    output, _ = job.communicate(timeout=LIMIT_S)
     assert "CUDA_VISIBLE_DEVICES=GPU-pretend-3,GPU-pretend-1\n" in output
     assert "CUDA_DEVICE_ORDER=PCI_BUS_ID\n" in output
 
 
 def test_no_gpus_hides_all_without_asking_the_driver(bench: Bench) -> None:
     job = bench.start("--num-gpus", 0, "--", "env", visible="no such GPU")
-    output, _ = job.communicate(timeout=9)
+    output, _ = job.communicate(timeout=LIMIT_S)
     assert "CUDA_VISIBLE_DEVICES=\n" in output
     assert not bench.locks.exists()
 
 
 def test_slurm_devices_pass_through(bench: Bench) -> None:
     output, _ = bench.start("--num-gpus", 2, "--", "env", visible="0,1", slurm=True).communicate(
-        timeout=9
+        timeout=LIMIT_S
     )
     assert "CUDA_VISIBLE_DEVICES=0,1\n" in output
     assert "CUDA_DEVICE_ORDER" not in output
@@ -278,7 +280,7 @@ def test_slurm_devices_pass_through(bench: Bench) -> None:
 
 def test_a_part_of_the_slurm_devices_is_locked(bench: Bench) -> None:
     output, _ = bench.start("--num-gpus", 1, "--", "env", visible="1,2", slurm=True).communicate(
-        timeout=9
+        timeout=LIMIT_S
     )
     assert "CUDA_VISIBLE_DEVICES=GPU-pretend-1\n" in output
     assert bench.locks.exists()
@@ -287,7 +289,7 @@ def test_a_part_of_the_slurm_devices_is_locked(bench: Bench) -> None:
 def test_without_slurm_all_visible_devices_are_locked_too(bench: Bench) -> None:
     bench.hold(2, devices=2)
     job = bench.start("--num-gpus", 2, "--timeout-s", 0.1, "--", "true", devices=2)
-    _, error = job.communicate(timeout=9)
+    _, error = job.communicate(timeout=LIMIT_S)
     assert job.returncode == 125
     assert "too few GPUs free in 0.1 s, 2 needed" in error
 
@@ -295,16 +297,16 @@ def test_without_slurm_all_visible_devices_are_locked_too(bench: Bench) -> None:
 def test_slots_inside_a_slot(bench: Bench) -> None:
     inner = [sys.executable, SCRIPT, "--num-gpus", 1, "--timeout-s", 5, "--", "env"]
     job = bench.start("--num-gpus", 1, "--", *inner, devices=1)
-    output, error = job.communicate(timeout=9)
+    output, error = job.communicate(timeout=LIMIT_S)
     assert "CUDA_VISIBLE_DEVICES=GPU-pretend-0\n" in output, error
 
 
 def test_exit_status_and_signals_are_the_commands(bench: Bench) -> None:
     failing = bench.start("--num-gpus", 1, "--", "sh", "-c", "exit 7")
-    assert failing.wait(timeout=9) == 7
+    assert failing.wait(timeout=LIMIT_S) == 7
     sleeping = bench.hold(1, devices=4)
     sleeping.terminate()
-    assert sleeping.wait(timeout=9) == -signal.SIGTERM
+    assert sleeping.wait(timeout=LIMIT_S) == -signal.SIGTERM
 
 
 def test_a_signal_ends_the_wait(bench: Bench) -> None:
@@ -312,7 +314,7 @@ def test_a_signal_ends_the_wait(bench: Bench) -> None:
     waiter = bench.work("waits", 1, 0.0, devices=1)
     bench.wait_for_queue(1)
     waiter.send_signal(signal.SIGINT)
-    _, error = waiter.communicate(timeout=9)
+    _, error = waiter.communicate(timeout=LIMIT_S)
     assert waiter.returncode == -signal.SIGINT
     assert error == ""
 
@@ -320,7 +322,7 @@ def test_a_signal_ends_the_wait(bench: Bench) -> None:
 @pytest.mark.skipif(not Path("/proc").exists(), reason="reads /proc")
 def test_the_command_ignores_no_signals(bench: Bench) -> None:
     ask = ("grep", "SigIgn", "/proc/self/status")
-    output, _ = bench.start("--num-gpus", 1, "--", *ask).communicate(timeout=9)
+    output, _ = bench.start("--num-gpus", 1, "--", *ask).communicate(timeout=LIMIT_S)
     # What the tests were started with (a job in the background ignores Ctrl-C) is passed on.
     inherited = subprocess.run(ask, capture_output=True, text=True, check=True).stdout
     assert output == inherited
@@ -347,7 +349,7 @@ def test_mistakes_are_explained(
     message: str,
 ) -> None:
     job = bench.start("--num-gpus", *arguments, visible=visible)
-    _, error = job.communicate(timeout=9)
+    _, error = job.communicate(timeout=LIMIT_S)
     assert job.returncode == status
     assert message in error
     assert "Traceback" not in error

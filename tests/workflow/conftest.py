@@ -6,16 +6,22 @@ from pathlib import Path
 
 import pytest
 
+from sharing import made_once
+
 
 @pytest.fixture(scope="session")
 def finished(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished run, made by the stages in this process; nothing may change it."""
+    return made_once(tmp_path_factory, "finished", lambda folder: _make_finished(folder, teacher))
+
+
+def _make_finished(folder: Path, teacher: Path) -> None:
     sys.path.append(str(Path(__file__).parents[1] / "unit"))
     from finished_run import make_all, tiny_run
     from test_judge import make_judge
     from test_workflow import configure, skeleton, succeed
 
-    folder = skeleton(tmp_path_factory.mktemp("damage"))
+    skeleton(folder)
     configure(folder, teacher)
     make_judge(folder / "inputs" / "judge")
     before = Path.cwd()
@@ -26,4 +32,3 @@ def finished(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         os.chdir(before)
     succeed(folder, "--touch")
     assert "Nothing to be done" in succeed(folder, "--dry-run")
-    return folder

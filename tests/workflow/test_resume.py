@@ -14,7 +14,7 @@ from runs import Run, make_run
 from tiny import tiny_prompts
 
 REPOSITORY = Path(__file__).parents[2]
-NUM_PROMPTS = 96
+NUM_PROMPTS = 48
 """Enough that a job is still at work when it is killed."""
 
 
