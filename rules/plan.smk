@@ -18,10 +18,17 @@ except ValueError as error:
 onstart:
     needed = {job.rule: job for job in workflow.dag.needrun_jobs()}
     if rules.plan.rule not in needed:
+        processes, gpus = 0, None
         train = needed.get(rules.train.rule) if isinstance(CONFIG, Config) else None
-        processes = train.params.processes if train else 0
+        if train:
+            processes, gpus = train.params.processes, train.resources.gpu
+        elif not isinstance(CONFIG, Config):
+            gpus = max(
+                (job.resources.get("gpu", 0) for job in needed.values()),
+                default=None,
+            )
         try:
-            plan_first(CONFIG, Path(RUN), PLANNED, processes)
+            plan_first(CONFIG, Path(RUN), PLANNED, processes, gpus)
         except ValueError as error:
             raise WorkflowError(str(error))
 

@@ -171,7 +171,7 @@ def test_the_plan_counts_pictures(teacher: Path, tmp_path: Path) -> None:
         "num_prompts": {"eval": 5}, "num_images": 20, "teacher_calls": 10 * (4 * 2 + 2),
     }  # fmt: skip
     assert found["jobs"] == {"embeddings": 1, "samples": 4}
-    assert found["disk"]["planned_bytes"] == 20 * (32 * 32 * 3 + 4 * 4 * 4 * 4)
+    assert found["disk"]["stages"]["samples"] == 20 * (32 * 32 * 3 + 4 * 4 * 4 * 4)
     assert found["advice"] == []
     text = summary(found)
     assert "20 in 4 jobs, 100 network calls" in text

@@ -10,11 +10,11 @@ from diffusers import DiffusionPipeline
 from distillery.config.parsing import parse
 from distillery.config.run import parse_config
 from distillery.config.teacher import Teacher
+from distillery.files import GIB
 from distillery.stages import plan as plan_stage
 from distillery.stages.plan import make_plan, summary
 from distillery.teacher.find import count_parameters, family_in
 from distillery.teacher.memory import (
-    GIB,
     Memory,
     advise_memory,
     choose_preset,
@@ -33,7 +33,7 @@ def section(folder: Path | str = "teacher", **changes: Any) -> Teacher:
 
 
 def measured(teacher: Path, **changes: Any) -> Memory:
-    return estimate(section(teacher, **changes), teacher, family_in(teacher), [])
+    return estimate(section(teacher, **changes), teacher, family_in(teacher), None)
 
 
 def test_components_in_the_types_they_are_loaded_in(teacher: Path) -> None:

@@ -1,17 +1,21 @@
 """How hardware is used, by bytes and capability: what plan and trainer choose, and the plan."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import runs
 import tiny
-from distillery.config.run import parse_config
+from distillery.config.run import Hardware, parse_config
 from distillery.config.training import Training
+from distillery.files import read_json
 from distillery.stages import plan as plan_stage
 from distillery.stages.plan import make_plan, summary
-from distillery.stages.plan_training import advise_training, find_machine
+from distillery.stages.plan_gpus import Gpus, plan_gpus
+from distillery.stages.plan_training import advise_training
 from distillery.training.execution import Machine, choose_execution, sharded_bytes, state_bytes
 from runs import settings
 
@@ -91,10 +95,24 @@ def gpu(memory_bytes: int, capability: str = "9.0") -> dict[str, Any]:
 
 
 def test_the_smallest_gpu_and_the_oldest_decide() -> None:
-    assert find_machine([], 3) == Machine(3)
-    assert find_machine([gpu(H200), gpu(RTX, "8.9")], 3) == Machine(2, RTX, (8, 9))
-    assert find_machine([gpu(H200, "10.0"), gpu(H200)], 3) == Machine(2, H200, (9, 0))
-    assert find_machine([gpu(H200, "")], 3) == Machine(1, H200)
+    here = Hardware()
+    assert plan_gpus(here, []) == Gpus()
+    assert plan_gpus(here, [gpu(H200), gpu(RTX, "8.9")]) == Gpus(2, RTX, (8, 9))
+    assert plan_gpus(here, [gpu(H200, "10.0"), gpu(H200)]) == Gpus(2, H200, (9, 0))
+    assert plan_gpus(here, [gpu(H200, "")]) == Gpus(1, H200)
+
+
+def test_the_gpus_that_jobs_will_get_decide_not_those_here() -> None:
+    there = Hardware(num_gpus=8, gpu_memory_gib=80.0)
+    assert plan_gpus(there, []) == Gpus(8, 80 * 2**30)
+    assert plan_gpus(there, [gpu(RTX)]) == Gpus(8, 80 * 2**30)
+    assert plan_gpus(there, [], 2) == Gpus(2, 80 * 2**30), "Snakemake's word, where it has one"
+    assert plan_gpus(Hardware(gpu_memory_gib=80.0), []) == Gpus()
+    assert plan_gpus(Hardware(), [gpu(H200)] * 4, 2) == Gpus(2, H200, (9, 0))
+    assert plan_gpus(Hardware(), [gpu(H200)] * 4, 0) == Gpus(4, H200, (9, 0))
+    unknown = plan_gpus(Hardware(), [], 2)
+    assert unknown == Gpus(2)
+    assert unknown.is_unknown
 
 
 def planned(
@@ -105,8 +123,6 @@ def planned(
     previews: int = 0,
     **changes: Any,
 ) -> tuple[dict[str, Any], str]:
-    from distillery.files import read_json
-
     described = plan_stage.describe_hardware() | {"gpus": gpus}
     monkeypatch.setattr(plan_stage, "describe_hardware", lambda: described)
     drawn = {"every_samples": previews}
@@ -167,26 +183,81 @@ def test_the_plan_on_gpus_that_are_too_small_or_too_old(
     assert choices(plan)["tf32"] == "off"
     advice = "\n".join(plan["advice"])
     assert "compute capability 7.5 only imitates: write float32" in advice
-    assert "training needs 0.0 GiB on each GPU" in advice
+    assert re.search(r"training needs \d+\.\d MiB on each GPU .* a GPU has 48\.8 KiB", advice)
     assert "use more GPUs, keep fewer blocks" in advice
 
 
 @pytest.mark.parametrize(
-    ("parallel", "previews", "is_told"), [("fsdp", 8, True), ("ddp", 8, False), ("fsdp", 0, False)]
+    ("parallel", "previews", "is_refused"),
+    [("fsdp", 8, True), ("ddp", 8, False), ("fsdp", 0, False)],
 )
-def test_previews_that_the_training_would_refuse(
+def test_previews_that_the_training_would_refuse_are_refused(
     teacher: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     parallel: str,
     previews: int,
-    is_told: bool,
+    is_refused: bool,
 ) -> None:
     gpus = [gpu(H200), gpu(H200)]
-    plan, _ = planned(tmp_path, teacher, monkeypatch, gpus, previews, parallel=parallel)
-    told = [line for line in plan["advice"] if "no process can draw alone" in line]
-    assert len(told) == is_told
-    assert all("snakemake --cores all results/{run}/student/previews/" in line for line in told)
+    if not is_refused:
+        planned(tmp_path, teacher, monkeypatch, gpus, previews, parallel=parallel)
+        return
+    with pytest.raises(ValueError, match=r"no process can draw alone: set previews\.every_samp"):
+        planned(tmp_path, teacher, monkeypatch, gpus, previews, parallel=parallel)
+
+
+def test_gpus_elsewhere_of_which_nothing_is_known(teacher: Path, tmp_path: Path) -> None:
+    """As on the head node of a cluster: nothing is planned as if jobs ran on its CPU."""
+    config = parse_config(settings(tmp_path, teacher), "tiny")
+    make_plan(config, tmp_path / "plan.json", num_gpus=2)
+    plan = read_json(tmp_path / "plan.json")
+    assert choices(plan) == {"processes": "2"}
+    assert any(
+        line.startswith("2 GPUs will train, and none of them is here: give hardware.gpu_memory_gib")
+        for line in plan["advice"]
+    )
+    text = summary(plan)
+    assert "planned for 2 GPU of unknown memory" in text
+    assert "preset" not in text
+    assert "no GPU" not in text.replace("here no GPU", "")
+
+
+def test_gpus_elsewhere_that_are_described(teacher: Path, tmp_path: Path) -> None:
+    hardware = {"num_gpus": 4, "gpu_memory_gib": 80}
+    plan = runs.planned(settings(tmp_path, teacher, hardware=hardware), tmp_path)
+    assert choices(plan)["processes"] == "4"
+    assert choices(plan)["parallel"] == "ddp"
+    assert plan["memory"]["preset"] == "large"
+    assert "planned for 4 GPU of 80.0 GiB" in summary(plan)
+
+
+@pytest.mark.parametrize(("share", "is_told"), [(1.2, False), (1.3, True)])
+def test_a_training_is_too_large_from_four_fifths_of_a_gpu_on(
+    teacher: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    share: float,
+    is_told: bool,
+) -> None:
+    """`share`: of a GPU's memory, in the weights' states times 1.25 squared over it."""
+    counted = planned(tmp_path, teacher, monkeypatch, [gpu(H200)])[0]
+    assert not [line for line in counted["advice"] if "training needs" in line]
+    memory = int(counted["training"]["bytes_per_device"] / share * 1.5625)
+    plan, _ = planned(tmp_path, teacher, monkeypatch, [gpu(memory)])
+    assert bool([line for line in plan["advice"] if "training needs" in line]) == is_told
+
+
+def test_a_loras_additions_count(teacher: Path, tmp_path: Path) -> None:
+    """By hand: two blocks of self- and cross-attention with to_q, to_k, to_v and to_out each."""
+    lora = {"init": "lora", "lora": {"rank": 2}, "steps": 2}
+    plan = runs.planned(settings(tmp_path, teacher, student=lora), tmp_path)
+    features = read_json(teacher / "transformer/config.json")
+    width = features["num_attention_heads"] * features["attention_head_dim"]
+    additions = features["num_layers"] * 2 * 4 * 2 * (width + width)
+    whole = plan["student"]["teacher_parameters"]
+    assert plan["student"]["trained_parameters"] == additions
+    assert plan["training"]["bytes_per_device"] == whole * 4 + additions * 16
 
 
 @pytest.mark.parametrize(
@@ -207,7 +278,7 @@ def test_the_remedy_is_none_that_is_taken(
     learns = LORA if init == "lora" else WAN_14B
     chosen = choose_execution(training(**changes), WAN_14B, learns, machine)
     (line,) = advise_training(training(**changes), chosen, machine, init)
-    assert line.partition("GiB: ")[2].startswith(remedy)
+    assert line.rpartition("GiB: ")[2].startswith(remedy)
 
 
 def test_the_bytes_decide_alone() -> None:

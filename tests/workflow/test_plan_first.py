@@ -37,6 +37,8 @@ def test_what_was_not_made_yet_is_made_though_the_plan_changes(ran: Path, teache
         "cpu_processes": 2,
         "cpu_threads": 2,
         "compile": "auto",
+        "num_gpus": None,
+        "gpu_memory_gib": None,
     }
 
 
@@ -76,6 +78,7 @@ def test_more_processes_than_samples_of_an_update_start_nothing(
 
 
 def test_a_plan_that_refuses_starts_nothing_also_the_second_time(ran: Path, teacher: Path) -> None:
+    before = (ran / PLAN).read_bytes()
     configure(ran, teacher, teacher={"width": 40})
     for _ in range(2):
         done = snakemake(ran, EMBEDDINGS)
@@ -83,4 +86,4 @@ def test_a_plan_that_refuses_starts_nothing_also_the_second_time(ran: Path, teac
         assert "teacher.width is 40" in done.stdout
         assert "the plan refuses this run, nothing was started" in done.stdout
         assert not jobs(done.stdout)
-    assert not (ran / PLAN).exists()
+    assert (ran / PLAN).read_bytes() == before, "the last plan that was good"

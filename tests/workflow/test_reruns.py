@@ -12,7 +12,7 @@ from test_workflow import configure, jobs, skeleton, succeed
 from distillery.config.jobs import freeze
 from distillery.config.run import Config, parse_config
 from distillery.config.section import without_result
-from distillery.files import write_json, write_text
+from distillery.files import hash_json, write_json, write_text
 
 ALLOWED = {"freeze", "report"}
 """The report prints the whole configuration."""
@@ -32,6 +32,8 @@ OTHERS: dict[str, dict[str, Any]] = {
     "previews.num_prompts": {"previews": {"num_prompts": 2}},
     "hardware.cpu_threads": {"hardware": {"cpu_threads": 2}},
     "hardware.compile": {"hardware": {"compile": "never"}},
+    "hardware.num_gpus": {"hardware": {"num_gpus": 4}},
+    "hardware.gpu_memory_gib": {"hardware": {"gpu_memory_gib": 80}},
     "hardware.cpu_processes": {"hardware": {"cpu_processes": 1}},
 }
 """Another value of each."""
@@ -70,8 +72,10 @@ def finished(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         path = folder / output if Path(output).suffix else folder / output / "file"
         write_text(path, "{}")
     config = parse_config(yaml.safe_load((folder / "config/config.yaml").read_text()), "tiny")
-    write_json(folder / "results/tiny/config/run.json", freeze(config, "run"))
-    write_text(folder / "results/tiny/plan.json", "{}")
+    frozen = freeze(config, "run")
+    write_json(folder / "results/tiny/config/run.json", frozen)
+    plan = {"config": hash_json(frozen), "num_gpus": 0}
+    write_json(folder / "results/tiny/plan.json", plan)
     succeed(folder, "--touch", "--forceall")
     return folder
 

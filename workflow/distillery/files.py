@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+GIB = 1 << 30
 BLOCK_BYTES = 1 << 25
 MAX_THREADS = 8
 SEAL = "content_sha256"
@@ -151,6 +152,15 @@ def canonical_json(value: JsonObject) -> str:
 def hash_json(value: JsonObject) -> str:
     """SHA-256 of the canonical JSON, as 64 hexadecimal digits."""
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()
+
+
+def readable(num_bytes: float) -> str:
+    """A size for people: in GiB, small ones in MiB or KiB."""
+    for unit, size in (("GiB", GIB), ("MiB", 1 << 20)):
+        if num_bytes >= size / 10:
+            value = num_bytes / size
+            return f"{value:.1f} {unit}" if value < 100 else f"{value:.0f} {unit}"
+    return f"{num_bytes / 1024:.1f} KiB"
 
 
 def could_be_hub_id(path: str) -> bool:

@@ -16,11 +16,15 @@ from pathlib import Path
 from distillery.config.jobs import RUNTIME, freeze
 from distillery.config.run import Config, RunConfig
 from distillery.config.training import check_batch_size
-from distillery.files import locked, read_json, write_json
+from distillery.files import hash_json, locked, read_json, write_json
 
 
 def plan_first(
-    config: RunConfig, folder: Path, sources: Sequence[str], num_processes: int = 0
+    config: RunConfig,
+    folder: Path,
+    sources: Sequence[str],
+    num_processes: int = 0,
+    num_gpus: int | None = None,
 ) -> None:
     """Write runtime.json, and plan.json unless it is that of this configuration and of these files.
 
@@ -29,6 +33,7 @@ def plan_first(
         folder: results/{run}.
         sources: files beside the configuration that the plan reads.
         num_processes: that Snakemake gives the training; 0 if no training is to be done.
+        num_gpus: the same of GPUs; None if no training is to be done.
 
     Raises:
         ValueError: the training gets more processes than an update has samples, or the plan
@@ -37,10 +42,12 @@ def plan_first(
     if isinstance(config, Config):
         check_batch_size(config.training, num_processes)
     with locked(folder / "config" / ".planning") as waited:
-        _plan(config, folder, sources, waited)
+        _plan(config, folder, sources, num_gpus, waited)
 
 
-def _plan(config: RunConfig, folder: Path, sources: Sequence[str], waited: bool) -> None:
+def _plan(
+    config: RunConfig, folder: Path, sources: Sequence[str], num_gpus: int | None, waited: bool
+) -> None:
     """`waited` says that another job has just planned: what it refused is not asked again."""
     frozen, plan = folder / "config" / "run.json", folder / "plan.json"
     # No job declares it, since its changes shall rerun none. Through a rule and `ancient` it would
@@ -48,18 +55,28 @@ def _plan(config: RunConfig, folder: Path, sources: Sequence[str], waited: bool)
     write_json(folder / "config" / RUNTIME, freeze(config, "runtime"))
     content = freeze(config, "run")
     if not (frozen.is_file() and read_json(frozen) == content):
-        plan.unlink(missing_ok=True)
         write_json(frozen, content)
-    if _is_newer(plan, sources):
+    if _is_current(plan, hash_json(content), num_gpus) and _is_newer(plan, sources):
         return
-    if waited and not plan.exists():
+    if waited:
         raise ValueError("the plan refuses this run; another job says why")
-    plan.unlink(missing_ok=True)
     script = ["-m", "distillery.scripts.plan", "--config", str(frozen), "--output", str(plan)]
+    if num_gpus is not None:
+        script += ["--num-gpus", str(num_gpus)]
     log = folder / "logs" / "plan.log"
     done = subprocess.run([sys.executable, *script, "--log-file", str(log)], check=False)
     if done.returncode:
         raise ValueError(f"the plan refuses this run, nothing was started; see above, or {log}")
+
+
+def _is_current(plan: Path, config_hash: str, num_gpus: int | None) -> bool:
+    """Whether a plan is of this configuration, and for so many GPUs; a plan that was refused leaves
+    the one before it."""
+    try:
+        made = read_json(plan)
+    except (FileNotFoundError, ValueError):
+        return False
+    return made.get("config") == config_hash and num_gpus in (None, made.get("num_gpus"))
 
 
 def check_folder(sources: Sequence[str], checkout: Path) -> None:
@@ -79,10 +96,8 @@ def check_folder(sources: Sequence[str], checkout: Path) -> None:
 
 
 def _is_newer(plan: Path, sources: Sequence[str]) -> bool:
-    """Whether a plan is there and no older than any of its sources; one that is missing is told by
-    the plan itself."""
-    if not plan.is_file():
-        return False
+    """Whether a plan is no older than any of its sources; one that is missing is told by the plan
+    itself."""
     written = plan.stat().st_mtime_ns
     return all(
         Path(source).is_file() and Path(source).stat().st_mtime_ns <= written for source in sources

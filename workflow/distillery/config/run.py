@@ -221,6 +221,16 @@ class Hardware(Section):
         description="whether networks are compiled on a GPU; auto: large ones in long runs, where "
         "the minute that it takes is won back",
     )
+    num_gpus: Annotated[Count | None, NoResult] = Field(
+        None,
+        description="GPUs that the training will get, over all its nodes, for the plan; null: as "
+        "many as Snakemake gives it, else those of the machine that plans",
+    )
+    gpu_memory_gib: Annotated[Annotated[float, Field(gt=0)] | None, NoResult] = Field(
+        None,
+        description="memory of each GPU that jobs will get, for the plan on a machine without "
+        "them; null: that of the GPUs found",
+    )
     cpu_processes: Annotated[Count, NoResult] = Field(
         2, description="training processes where there is no GPU"
     )

@@ -63,6 +63,10 @@ class Flux(Family):
         """T5, which reads on where CLIP has stopped."""
         return [Reader("tokenizer_2", pipeline.tokenizer_2, max_sequence_length)]
 
+    def stored_tokens(self, max_sequence_length: int) -> int | None:
+        """T5's padding is stored."""
+        return max_sequence_length
+
     @torch.no_grad()
     def encode(
         self, pipeline: Pipeline, prompts: Sequence[str], max_sequence_length: int

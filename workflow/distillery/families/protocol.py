@@ -109,6 +109,10 @@ class Family(Protocol):
         """Encode prompts as the stock pipeline does; each unpadded, on the CPU."""
         ...
 
+    def stored_tokens(self, max_sequence_length: int) -> int | None:
+        """How many text tokens are stored of each prompt; None: as many as it has."""
+        return None
+
     def encode_negative(
         self, pipeline: Pipeline, prompt: str | None, max_sequence_length: int
     ) -> Conditioning:

@@ -36,6 +36,10 @@ class Sd(Family):
         """CLIP; the stock pipeline takes what the encoder can read."""
         return [Reader("tokenizer", pipeline.tokenizer, pipeline.tokenizer.model_max_length)]
 
+    def stored_tokens(self, max_sequence_length: int) -> int | None:
+        """CLIP's padding is stored."""
+        return max_sequence_length
+
     @torch.no_grad()
     def encode(
         self, pipeline: Pipeline, prompts: Sequence[str], max_sequence_length: int

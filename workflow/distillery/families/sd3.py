@@ -18,6 +18,7 @@ from distillery.families.protocol import (
 from distillery.families.text import Reader, check_size
 from distillery.schedulers import Scheduler
 
+CLIP_TOKENS = 77
 PATCH = 2
 """Rows and columns of latents in one token, of every released SD3."""
 
@@ -54,6 +55,10 @@ class Sd3(Family):
         limit = pipeline.tokenizer_max_length
         names = self.text_components[:2]
         return [Reader(name, getattr(pipeline, name), limit) for name in names]
+
+    def stored_tokens(self, max_sequence_length: int) -> int | None:
+        """The padding of CLIP and of T5 is stored."""
+        return CLIP_TOKENS + max_sequence_length
 
     @torch.no_grad()
     def encode(

@@ -44,6 +44,10 @@ class Sdxl(Family):
         found = [(name, getattr(pipeline, name)) for name in names]
         return [Reader(name, tokenizer, tokenizer.model_max_length) for name, tokenizer in found]
 
+    def stored_tokens(self, max_sequence_length: int) -> int | None:
+        """CLIP's padding is stored."""
+        return max_sequence_length
+
     @torch.no_grad()
     def encode(
         self, pipeline: Pipeline, prompts: Sequence[str], max_sequence_length: int

@@ -20,12 +20,14 @@ def main(argv: list[str] | None = None) -> int:
     parser = logged_parser(__doc__)
     parser.add_argument("--config", type=Path, required=True, help="the whole configuration")
     parser.add_argument("--output", type=Path, required=True, help="plan.json")
+    parser.add_argument("--num-gpus", type=int, help="that Snakemake gives the training")
     arguments = parser.parse_args(argv)
     # On the terminal, as the plan itself: reading a large teacher takes minutes.
     logging.basicConfig(format="%(message)s")
     logging.getLogger("distillery").setLevel(logging.INFO)
     status = explain_errors(
-        lambda: make_plan(read_config(arguments.config), arguments.output), arguments.log
+        lambda: make_plan(read_config(arguments.config), arguments.output, arguments.num_gpus),
+        arguments.log,
     )
     if status == 0:
         print(summary(read_json(arguments.output)), file=sys.stderr)

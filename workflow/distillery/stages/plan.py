@@ -1,7 +1,6 @@
 """The plan: what will run, what it needs, and whether it can work, before anything is computed."""
 
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
@@ -9,17 +8,19 @@ from typing import Any
 
 import pandas as pd
 
-from distillery.config.jobs import EmbeddingsJob, TargetsJob
+from distillery.config.jobs import EmbeddingsJob, TargetsJob, freeze
 from distillery.config.run import Config, RunConfig
 from distillery.config.teacher import Teacher
 from distillery.evaluation.judge import check_judge
 from distillery.families import Family
-from distillery.files import hash_json, write_json
+from distillery.files import hash_json, readable, write_json
 from distillery.hardware import describe_hardware
 from distillery.prompts import own_negatives
 from distillery.schedule import Schedule
 from distillery.stages.embeddings import check_prompt_lengths, embeddings_recipe
+from distillery.stages.plan_disk import check_disk, plan_disk, summarise_sizes
 from distillery.stages.plan_generation import plan_generation, summarise_generation
+from distillery.stages.plan_gpus import Gpus, advise_gpus, plan_gpus, summarise_gpus
 from distillery.stages.plan_guidance import check_second_scale
 from distillery.stages.plan_precision import advise_precision
 from distillery.stages.plan_prompts import advise_weights, check_negatives
@@ -43,10 +44,6 @@ from distillery.teacher.weights import measure
 from distillery.training.dataset import student_grid
 from distillery.training.objectives import segment_weights
 
-GIB = 1 << 30
-HEADROOM = 1.05
-"""Of the planned bytes: file headers, embeddings, logs."""
-
 
 @dataclass(frozen=True)
 class Work:
@@ -66,16 +63,27 @@ class Work:
     trajectory_bytes: int
     teacher_calls: int
 
+    @property
+    def targets_bytes(self) -> int:
+        """Of all stored trajectories."""
+        return self.num_trajectories * self.trajectory_bytes
 
-def make_plan(config: RunConfig, output: Path) -> None:
+
+def make_plan(config: RunConfig, output: Path, num_gpus: int | None = None) -> None:
     """Check everything that can be known beforehand, and write the plan.
+
+    Args:
+        config: of the run.
+        output: plan.json.
+        num_gpus: that Snakemake gives the training; None where it is not to train.
 
     Raises:
         FileNotFoundError: a prompt file, the teacher or a part of it is missing.
         ValueError: bad prompts, or some that are too long for the teacher, an impossible size or
             grid, adapters or attention that do not fit the teacher, a second guidance scale or
             negative prompts that nothing would use, no CLIP model as the judge, weights of
-            timesteps that leave a step out, or too little disk space.
+            timesteps that leave a step out, previews that the training could not draw, or too
+            little disk space.
     """
     prompts = read_splits(config.prompts)
     folder = find_teacher(config.teacher)
@@ -84,23 +92,28 @@ def make_plan(config: RunConfig, output: Path) -> None:
     check_second_scale(config, folder, family)
     check_all_lengths(config.teacher, folder, family, prompts)
     of_prompts = check_negatives(config, prompts, folder, family) + advise_weights(prompts)
+    hardware = describe_hardware()
+    gpus = plan_gpus(config.hardware, hardware["gpus"], num_gpus)
     plan: dict[str, Any] = {
         "run": config.run,
+        "config": hash_json(freeze(config, "run")),
+        "num_gpus": num_gpus,
         "teacher": {
             "folder": str(folder),
             "family": family.name,
             "parameters": count_parameters(folder, config.teacher.variant),
         },
-        "hardware": describe_hardware(),
+        "hardware": hardware,
+        "planned_gpus": vars(gpus),
     }
+    output.parent.mkdir(parents=True, exist_ok=True)
     if isinstance(config, Config):
-        gpus = plan["hardware"]["gpus"]
         plan |= plan_distillation(config, prompts, folder, family, output.parent, gpus)
     else:
-        plan |= plan_generation(config, len(prompts["eval"]), folder, family, output.parent)
-    memory = estimate(config.teacher, folder, family, plan["hardware"]["gpus"])
+        plan |= plan_generation(config, prompts, folder, family, output.parent)
+    memory = estimate(config.teacher, folder, family, gpus.memory_bytes, gpus.is_unknown)
     plan["memory"] = vars(memory)
-    plan["advice"] += of_prompts + advise_memory(config.teacher, memory)
+    plan["advice"] += of_prompts + advise_gpus(gpus) + advise_memory(config.teacher, memory)
     # Last, as the slowest: it reads the whole teacher, once for all jobs.
     plan["teacher"]["hash"] = teacher_hash(config.teacher, folder)
     write_json(output, plan)
@@ -127,7 +140,7 @@ def plan_distillation(
     folder: Path,
     family: Family,
     run_folder: Path,
-    gpus: Sequence[Mapping[str, Any]],
+    gpus: Gpus,
 ) -> dict[str, Any]:
     """What a run that distils needs; see `make_plan` for what it raises."""
     num_prompts = {split: len(table) for split, table in prompts.items()}
@@ -139,6 +152,9 @@ def plan_distillation(
     calls_per_step = family.calls_per_step(denoiser_config(folder), config.targets.guidance_scale)
     work = plan_work(config, num_prompts, shape, calls_per_step)
     chunks = chunk_folder(run_folder / "targets", hash_json(recipe))
+    sizes = plan_disk(
+        config, student, prompts, work.targets_bytes, shape, folder, family, run_folder
+    )
     vae = measure(folder, config.teacher.variant)["vae"].num_parameters
     training = plan_training(config, student, denoiser_class(folder), gpus, vae_bytes(config, vae))
     return {
@@ -146,7 +162,7 @@ def plan_distillation(
         "student": asdict(student) | {"summary": describe_origin(student)},
         "work": vars(work),
         "jobs": count_jobs(config),
-        "disk": check_disk(work, run_folder, chunks),
+        "disk": check_disk(sizes, run_folder, chunks),
         "training": training,
         "advice": advise_prompts(prompts)
         + advise(config, work)
@@ -197,21 +213,6 @@ def plan_work(
         * torch_dtype(targets.dtype).itemsize,
         teacher_calls=num_trajectories * targets.steps * calls_per_step,
     )
-
-
-def check_disk(work: Work, folder: Path, chunks: Path) -> dict[str, Any]:
-    """Compare the planned size with the free space of `folder`; finished `chunks` need no more."""
-    folder.mkdir(parents=True, exist_ok=True)
-    planned = int(work.num_trajectories * work.trajectory_bytes * HEADROOM)
-    free = shutil.disk_usage(folder).free
-    present = sum(path.stat().st_size for path in chunks.glob("chunk-*.safetensors"))
-    if planned > free + present:
-        raise ValueError(
-            f"the targets need {planned / GIB:.1f} GiB, {folder} has {free / GIB:.1f} GiB free: "
-            "free some space, lower targets.samples_per_prompt or targets.num_segments, store "
-            "targets.dtype: bfloat16, or make results/ a link to a larger disk"
-        )
-    return {"planned_bytes": planned, "free_bytes": free, "present_bytes": present}
 
 
 def count_jobs(config: Config) -> dict[str, int]:
@@ -276,8 +277,8 @@ def summary(plan: dict[str, Any]) -> str:
     lines = [
         f"run {plan['run']}: {plan['teacher']['family']} teacher in {plan['teacher']['folder']}",
         *(_summarise_distillation(plan) if trains else summarise_generation(plan)),
-        f"  devices       {len(plan['hardware']['gpus']) or 'no'} GPU, "
-        f"{plan['hardware']['num_cores']} cores",
+        f"  devices       {summarise_gpus(plan['planned_gpus'])}; here "
+        f"{len(plan['hardware']['gpus']) or 'no'} GPU, {plan['hardware']['num_cores']} cores",
         summarise_memory(plan["memory"]),
     ]
     return "\n".join([*lines, *(f"  note          {line}" for line in plan["advice"])])
@@ -292,7 +293,8 @@ def _summarise_distillation(plan: dict[str, Any]) -> list[str]:
         f"  student       {plan['student']['summary']}",
         f"  trajectories  {work['num_trajectories']} in {work['num_chunks']} chunks, "
         f"{work['teacher_calls']} network calls",
-        f"  disk          {disk['planned_bytes'] / GIB:.2f} GiB planned, "
-        f"{disk['free_bytes'] / GIB:.1f} GiB free",
+        f"  disk          {readable(disk['planned_bytes'])} at the most, "
+        f"{readable(disk['free_bytes'])} free, {readable(disk['present_bytes'])} of it there",
+        f"    {summarise_sizes(disk['stages'])}",
         *summarise_training(plan["training"]),
     ]

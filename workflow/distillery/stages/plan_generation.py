@@ -1,38 +1,40 @@
 """The plan of a run that only generates: how many pictures, network calls and bytes."""
 
 import shutil
-from math import prod
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from distillery.config.jobs import resolve_sampling
 from distillery.config.run import RunConfig
 from distillery.families import Family
+from distillery.files import readable
+from distillery.stages.plan_disk import embeddings_bytes, samples_bytes, summarise_sizes
 from distillery.teacher.find import denoiser_config
 from distillery.teacher.loading import load_scheduler, load_skeleton
 
-GIB = 1 << 30
-PNG_BYTES_PER_PIXEL = 3
-"""The most that three channels of 8 bits come to; a photograph takes about half of it."""
-LATENT_BYTES = 4
-"""Latents are stored in float32."""
-
 
 def plan_generation(
-    config: RunConfig, num_prompts: int, folder: Path, family: Family, run_folder: Path
+    config: RunConfig,
+    prompts: Mapping[str, pd.DataFrame],
+    folder: Path,
+    family: Family,
+    run_folder: Path,
 ) -> dict[str, Any]:
     """What a run that only generates needs.
 
     Args:
         config: of the run.
-        num_prompts: in prompts.eval.
+        prompts: the table of the eval split.
         folder, family: of the teacher.
         run_folder: results/{run}, where the pictures will be.
 
     Raises:
         ValueError: a size that the teacher cannot make, or a scheduler that cannot be used.
     """
-    size = (config.teacher.height, config.teacher.width)
+    size, num_prompts = (config.teacher.height, config.teacher.width), len(prompts["eval"])
     load_scheduler(folder, config.teacher)
     shape = family.latent_shape(load_skeleton(folder, family), *size)
     samples = config.samples
@@ -43,10 +45,13 @@ def plan_generation(
         model.steps * family.calls_per_step(network, model.guidance_scale or 1.0)
         for model in models
     ]
-    bytes_each = prod(size) * PNG_BYTES_PER_PIXEL + prod(shape) * LATENT_BYTES
-    run_folder.mkdir(parents=True, exist_ok=True)
+    stages = {
+        "embeddings": embeddings_bytes(config.teacher, folder, family, prompts),
+        "samples": samples_bytes(config, num_prompts, shape),
+    }
     disk = {
-        "planned_bytes": per_model * len(models) * bytes_each,
+        "stages": stages,
+        "planned_bytes": sum(stages.values()),
         "free_bytes": shutil.disk_usage(run_folder).free,
     }
     return {
@@ -62,7 +67,7 @@ def plan_generation(
     }
 
 
-def _advise(config: RunConfig, per_model: int, disk: dict[str, int]) -> list[str]:
+def _advise(config: RunConfig, per_model: int, disk: Mapping[str, Any]) -> list[str]:
     """What a user would want to know, though it stops nothing."""
     advice = []
     if disk["planned_bytes"] > disk["free_bytes"]:
@@ -87,6 +92,6 @@ def summarise_generation(plan: dict[str, Any]) -> list[str]:
         f"  prompts       {work['num_prompts']['eval']}",
         f"  pictures      {work['num_images']} in {plan['jobs']['samples']} jobs, "
         f"{work['teacher_calls']} network calls",
-        f"  disk          at most {disk['planned_bytes'] / GIB:.2f} GiB, "
-        f"{disk['free_bytes'] / GIB:.1f} GiB free",
+        f"  disk          at most {readable(disk['planned_bytes'])} "
+        f"({summarise_sizes(disk['stages'])}), {readable(disk['free_bytes'])} free",
     ]

@@ -1,13 +1,15 @@
 """The plan of a training: how it will use the hardware, how much memory it takes, and why."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from distillery.config.run import Config
 from distillery.config.training import Training, check_batch_size
+from distillery.files import readable
+from distillery.stages.plan_gpus import Gpus
 from distillery.student.origin import Origin
-from distillery.teacher.memory import GIB, TIGHT
+from distillery.teacher.memory import TIGHT
 from distillery.training.execution import Execution, Machine, can_recompute, choose_execution
 
 TENSOR_CORES = (8, 0)
@@ -18,22 +20,25 @@ def plan_training(
     config: Config,
     student: Origin,
     denoiser_class: type,
-    gpus: Sequence[Mapping[str, Any]],
+    gpus: Gpus,
     vae_bytes: int = 0,
 ) -> dict[str, Any]:
-    """What a training on this machine's GPUs does, one process each, or on its CPU.
+    """What a training on the planned GPUs does, one process each, or on a CPU.
 
     Args:
         config: of the run.
         student: as planned.
         denoiser_class: of Diffusers.
-        gpus: as in `hardware.describe_hardware`.
+        gpus: that it will get.
         vae_bytes: of weights that previews and the perceptual loss hold beside the student.
 
     Raises:
-        ValueError: gradient checkpointing of a network that does not offer it.
+        ValueError: gradient checkpointing of a network that does not offer it, or previews of a
+            sharded student.
     """
-    machine = find_machine(gpus, config.hardware.cpu_processes)
+    machine = Machine(
+        gpus.count or config.hardware.cpu_processes, gpus.memory_bytes, gpus.capability
+    )
     additions = student.trained_parameters if student.init == "lora" else 0
     execution = choose_execution(
         config.training,
@@ -42,35 +47,21 @@ def plan_training(
         machine,
         can_recompute(denoiser_class),
     )
+    check_previews(config, execution)
+    choices = list_choices(config.training, execution, machine)
+    if gpus.is_unknown:  # the rest follows from the memory
+        choices = [("processes", str(gpus.count), "one a GPU")]
     return {
         "machine": asdict(machine),
         "bytes_per_device": execution.bytes_per_device,
         "vae_bytes": vae_bytes,
         "choices": [
             {"setting": setting, "value": value, "reason": reason}
-            for setting, value, reason in list_choices(config.training, execution, machine)
+            for setting, value, reason in choices
         ],
         "advice": advise_batch_size(config.training, machine)
-        + advise_training(config.training, execution, machine, student.init)
-        + advise_previews(config, execution),
+        + advise_training(config.training, execution, machine, student.init),
     }
-
-
-def find_machine(gpus: Sequence[Mapping[str, Any]], cpu_processes: int) -> Machine:
-    """The smallest memory and the oldest capability decide, for all processes must do alike."""
-    if not gpus:
-        return Machine(cpu_processes)
-    known = [
-        tuple(int(part) for part in str(gpu["capability"]).split("."))
-        for gpu in gpus
-        if gpu.get("capability")
-    ]
-    major, minor = min(known, default=(0, 0))
-    return Machine(
-        num_processes=len(gpus),
-        gpu_bytes=min(int(gpu["memory_bytes"]) for gpu in gpus),
-        capability=(major, minor) if known else None,
-    )
 
 
 def list_choices(
@@ -146,23 +137,23 @@ def advise_training(
     need, gpu = execution.bytes_per_device, machine.gpu_bytes
     if gpu is not None and need > TIGHT * gpu:
         advice.append(
-            f"training needs {need / GIB:.1f} GiB on each GPU without activations, a GPU has "
-            f"{gpu / GIB:.1f} GiB: {_remedy(execution, machine, init)}"
+            f"training needs {readable(need)} on each GPU without activations, a GPU has "
+            f"{readable(gpu)}: {_remedy(execution, machine, init)}"
         )
     return advice
 
 
-def advise_previews(config: Config, execution: Execution) -> list[str]:
-    """That a sharded student draws no previews, which the training would say hours later."""
-    if execution.parallel != "fsdp" or not config.previews.every_samples:
-        return []
-    return [
-        f"previews.every_samples is {config.previews.every_samples} and these GPUs train with "
-        "fsdp, under which no process can draw alone: the training would refuse; set 0, and draw "
-        "from a checkpoint with snakemake --cores all "
-        "results/{run}/student/previews/samples-000000003200/sheet.png "
-        "--configfile config/mine.yaml"
-    ]
+def check_previews(config: Config, execution: Execution) -> None:
+    """Raise ValueError for previews of a sharded student, which the training would refuse, hours
+    later."""
+    if execution.parallel == "fsdp" and config.previews.every_samples:
+        raise ValueError(
+            f"previews.every_samples is {config.previews.every_samples} and these GPUs train with "
+            f"fsdp ({execution.reasons['parallel']}), under which no process can draw alone: set "
+            "previews.every_samples: 0, and draw from a checkpoint with snakemake --cores all "
+            "results/{run}/student/previews/samples-000000003200/sheet.png "
+            "--configfile config/mine.yaml"
+        )
 
 
 def _remedy(execution: Execution, machine: Machine, init: str) -> str:
@@ -188,10 +179,10 @@ def _dotted(machine: Machine) -> str:
 
 def summarise_training(plan: Mapping[str, Any]) -> list[str]:
     """The lines of the plan's summary about the training."""
-    size = plan["bytes_per_device"] / GIB
-    first = f"  training      {size:.2f} GiB on each device, without activations"
+    size = readable(plan["bytes_per_device"])
+    first = f"  training      {size} on each device, without activations"
     if plan["vae_bytes"]:
-        first += f"; VAE {plan['vae_bytes'] / GIB:.2f} GiB more, and what decoding takes"
+        first += f"; VAE {readable(plan['vae_bytes'])} more, and what decoding takes"
     width = max(len(choice["setting"]) for choice in plan["choices"])
     lines = [
         f"    {choice['setting']:<{width}}  {choice['value']} ({choice['reason']})"

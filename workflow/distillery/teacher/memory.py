@@ -12,9 +12,9 @@ from typing import Any, Literal
 from distillery.config.section import Dtype
 from distillery.config.teacher import Teacher
 from distillery.families import Family
+from distillery.files import readable
 from distillery.teacher.weights import Size, measure
 
-GIB = 1 << 30
 ITEM_BYTES: dict[Dtype, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 ROOMY, TIGHT = 0.5, 0.8
 """Shares of a GPU's memory that weights may take: up to the first batches are large, up to the
@@ -31,23 +31,26 @@ class Memory:
     Attributes:
         components: of the teacher, each in the type that it is loaded in.
         jobs: on one GPU at once, in the stages that run the teacher.
-        gpu: all memory of this machine's smallest GPU; None without one.
-        preset: what fits here, whatever the configuration says.
+        gpu: all memory of the smallest GPU that jobs get; None without one, or if not known.
+        preset: what fits there, whatever the configuration says; None if it is not known.
     """
 
     components: dict[str, int]
     jobs: dict[str, int]
     gpu: int | None
-    preset: Preset
+    preset: Preset | None
 
 
-def estimate(teacher: Teacher, folder: Path, family: Family, gpus: list[dict[str, Any]]) -> Memory:
+def estimate(
+    teacher: Teacher, folder: Path, family: Family, gpu: int | None, is_unknown: bool = False
+) -> Memory:
     """The memory that a run's weights take.
 
     Args:
         teacher: section of the configuration.
         folder, family: of the teacher.
-        gpus: as in `hardware.describe_hardware`.
+        gpu: memory of the smallest GPU; None without one.
+        is_unknown: whether there are GPUs whose memory is not known.
     """
     sizes = measure(folder, teacher.variant)
     components = {
@@ -55,7 +58,6 @@ def estimate(teacher: Teacher, folder: Path, family: Family, gpus: list[dict[str
     }
     texts = [name for name in components if name in family.text_components]
     others = [name for name in components if name not in family.text_components]
-    gpu = min((int(gpu["memory_bytes"]) for gpu in gpus), default=None)
     plain = teacher.model_copy(update={"offload": "none", "num_gpus": 1})
     largest = max(on_one_gpu(plain, sizes, names) for names in (texts, others))
     return Memory(
@@ -65,7 +67,7 @@ def estimate(teacher: Teacher, folder: Path, family: Family, gpus: list[dict[str
             "targets and samples": on_one_gpu(teacher, sizes, others),
         },
         gpu=gpu,
-        preset=choose_preset(largest, gpu),
+        preset=None if is_unknown else choose_preset(largest, gpu),
     )
 
 
@@ -109,14 +111,16 @@ def choose_preset(weights: int, gpu: int | None) -> Preset:
 
 def advise_memory(teacher: Teacher, memory: Memory) -> list[str]:
     """What to set where weights will not fit this machine's GPUs, or count on GPUs it lacks."""
+    if memory.preset is None:
+        return []
     if memory.gpu is None:
         return _advise_without_gpu(teacher)
     advice = []
     stage, need = max(memory.jobs.items(), key=lambda item: item[1])
     if need > TIGHT * memory.gpu:
         advice.append(
-            f"{stage} need {need / GIB:.1f} GiB for the teacher's weights alone, a GPU has "
-            f"{memory.gpu / GIB:.1f} GiB: {_remedy(teacher, memory)} (docs/memory.md)"
+            f"{stage} need {readable(need)} for the teacher's weights alone, a GPU has "
+            f"{readable(memory.gpu)}: {_remedy(teacher, memory)} (docs/memory.md)"
         )
     return advice
 
@@ -155,9 +159,10 @@ def _remedy(teacher: Teacher, memory: Memory) -> str:
 
 def summarise_memory(memory: Mapping[str, Any]) -> str:
     """One line for the plan's summary."""
-    stages = ", ".join(f"{name} {size / GIB:.2f}" for name, size in memory["jobs"].items())
-    gpu = f"a GPU has {memory['gpu'] / GIB:.1f}, " if memory["gpu"] else ""
-    return f"  weights       {stages} GiB; {gpu}preset {preset_path(memory['preset'])}"
+    stages = ", ".join(f"{name} {readable(size)}" for name, size in memory["jobs"].items())
+    gpu = f"a GPU has {readable(memory['gpu'])}, " if memory["gpu"] else ""
+    preset = f"; {gpu}preset {preset_path(memory['preset'])}" if memory["preset"] else ""
+    return f"  weights       {stages}{preset}"
 
 
 def preset_path(preset: str) -> Path:

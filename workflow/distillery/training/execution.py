@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from distillery.config.training import Training
-from distillery.teacher.memory import GIB, ITEM_BYTES, ROOMY, TIGHT
+from distillery.files import readable
+from distillery.teacher.memory import ITEM_BYTES, ROOMY, TIGHT
 
 GATHERED_SHARE = 0.1
 """Of a sharded student's weights that are whole on a device at once: two of 20 or more blocks, the
@@ -116,7 +117,7 @@ def _choose_parallel(
     training: Training, whole: int, machine: Machine
 ) -> tuple[Literal["none", "ddp", "fsdp"], str]:
     """How several processes share the work, and why."""
-    need = f"a whole student in training takes {whole / GIB:.1f} GiB"
+    need = f"a whole student in training takes {readable(whole)}"
     if machine.num_processes == 1:
         return "none", "one process"
     if training.parallel != "auto":
@@ -124,8 +125,8 @@ def _choose_parallel(
     if machine.gpu_bytes is None:
         return "ddp", "no GPU"
     if whole <= TIGHT * machine.gpu_bytes:
-        return "ddp", f"{need} of a GPU's {machine.gpu_bytes / GIB:.1f}"
-    return "fsdp", f"{need}, too much for a GPU's {machine.gpu_bytes / GIB:.1f}"
+        return "ddp", f"{need} of a GPU's {readable(machine.gpu_bytes)}"
+    return "fsdp", f"{need}, too much for a GPU's {readable(machine.gpu_bytes)}"
 
 
 def _choose_recompute(

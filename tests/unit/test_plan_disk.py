@@ -1,0 +1,108 @@
+"""The plan of the disk against what a whole run leaves there, and against sums by hand."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny
+from distillery.config.training import Training
+from distillery.files import readable
+from distillery.stages.plan_disk import Sizes, check_disk, checkpoint_bytes, num_checkpoints
+from runs import make_run, planned, settings
+
+FOLDERS = {
+    "embeddings": ["embeddings"],
+    "targets": ["targets"],
+    "student": ["student/initial", "student/trained", "student/pipeline"],
+    "checkpoints": ["student/checkpoints"],
+    "samples": ["samples"],
+    "previews": ["student/previews"],
+}
+HEADERS = 1 << 16
+"""Bytes of the headers of a LoRA's files, more than its weights at this size."""
+LONG = {"num_samples": 32, "keep_checkpoints": 2, "ema_half_life_samples": 8}
+
+
+def size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("init", ["teacher", "lora"])
+def test_a_finished_run_is_as_large_as_planned(teacher: Path, tmp_path: Path, init: str) -> None:
+    changes: dict[str, Any] = {
+        "training": LONG,
+        "previews": {"every_samples": 16, "num_prompts": 2},
+        "student": {"steps": 2, "init": init} | ({"lora": {"rank": 2}} if init == "lora" else {}),
+        # Headers of small files are what is not planned.
+        "targets": {"samples_per_prompt": 8, "num_segments": 4, "chunk_size": 64},
+        "embeddings": {"chunk_size": 64},
+    }
+    planned_sizes = planned(settings(tmp_path, teacher, **changes), tmp_path)["disk"]["stages"]
+    run = make_run(tmp_path, teacher, **changes)
+    for split in ("train", "eval"):
+        run.encode(split)
+    run.all_targets()
+    pipeline = run.train_and_export(previews=True)
+    run.samples()
+    run.samples(model="student", pipeline=pipeline)
+    found = {
+        stage: sum(size_of(run.folder / folder) for folder in folders)
+        for stage, folders in FOLDERS.items()
+    }
+    assert found.keys() == planned_sizes.keys()
+    assert all(size > 0 for size in found.values())
+    assert sum(planned_sizes.values()) == pytest.approx(sum(found.values()), rel=0.3)
+    for stage in ("targets", "student", "checkpoints"):
+        near = pytest.approx(found[stage], rel=0.3, abs=HEADERS)
+        assert planned_sizes[stage] == near, stage
+
+
+def training(**changes: Any) -> Training:
+    return Training(**(tiny.TRAINING | {"num_samples": 80} | changes))
+
+
+def test_a_checkpoint_holds_weights_moments_and_the_average() -> None:
+    assert checkpoint_bytes(training(ema_half_life_samples=0), 100) == 100 * 12
+    assert checkpoint_bytes(training(ema_half_life_samples=8), 100) == 100 * 16
+
+
+@pytest.mark.parametrize(
+    ("every", "keep", "expected"),
+    [(8, 2, (2, 3)), (8, 1, (1, 2)), (40, 2, (2, 2)), (80, 2, (1, 1)), (160, 2, (1, 1))],
+)
+def test_one_checkpoint_more_lies_there_while_it_is_written(
+    every: int, keep: int, expected: tuple[int, int]
+) -> None:
+    chosen = training(save_every_samples=every, keep_checkpoints=keep)
+    assert num_checkpoints(chosen) == expected
+
+
+def test_the_sum_is_compared_with_what_is_free_and_there(tmp_path: Path) -> None:
+    (tmp_path / "embeddings").mkdir()
+    (tmp_path / "embeddings/chunk").write_bytes(bytes(1000))
+    small = Sizes({"embeddings": 600, "targets": 50, "student": 0, "checkpoints": 7, "samples": 0})
+    found = check_disk(small, tmp_path, tmp_path / "targets/recipe")
+    assert (found["planned_bytes"], found["present_bytes"]) == (657, 600)
+    large = Sizes(dict(small.stages) | {"checkpoints": 10**18}, passing=10**18)
+    with pytest.raises(
+        ValueError, match=r"the run needs 1862645149 GiB of disk \(.*checkpoints 9"
+    ) as no:
+        check_disk(large, tmp_path, tmp_path / "targets/recipe")
+    assert "lower training.keep_checkpoints" in str(no.value)
+    assert re.search(r"has \d+(\.\d)? GiB free and holds 0.6 KiB of it", str(no.value))
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [
+        (0, "0.0 KiB"),
+        (2000, "2.0 KiB"),
+        (49_545_216, "47.2 MiB"),
+        (2**30, "1.0 GiB"),
+        (200 * 2**30, "200 GiB"),
+    ],
+)
+def test_sizes_are_readable(num_bytes: int, text: str) -> None:
+    assert readable(num_bytes) == text

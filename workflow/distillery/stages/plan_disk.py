@@ -1,0 +1,236 @@
+"""The plan of the disk: what each stage leaves there, and the most that lies there at once.
+
+Small files (tables, logs, the report) are not counted. Pictures are counted without compression.
+"""
+
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from distillery.config.run import Config, RunConfig
+from distillery.config.teacher import Teacher
+from distillery.config.training import Training
+from distillery.families import Family
+from distillery.files import readable
+from distillery.student.export import LINKED_BYTES
+from distillery.student.origin import Origin
+from distillery.teacher.find import denoiser_config, denoisers_in
+from distillery.teacher.loading import load_tokenizers
+from distillery.teacher.memory import ITEM_BYTES
+
+CHANNELS = 3
+"""Bytes of a pixel in a picture that nothing compresses; a photograph takes about half of it."""
+LATENT_BYTES = 4
+MASTER_BYTES = 4
+"""Of a weight in student/initial and student/trained, float32 whatever the teacher's type."""
+TEXT_WIDTHS = ("joint_attention_dim", "caption_channels", "text_dim", "cross_attention_dim")
+"""What networks call the features of a text token; the first that one has."""
+MAX_COUNTED = 1000
+"""Prompts whose tokens are counted, spread over all."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes of one run.
+
+    Attributes:
+        stages: what each stage leaves.
+        passing: beside it for a while, a checkpoint that is written before an old one goes.
+    """
+
+    stages: Mapping[str, int]
+    passing: int = 0
+
+    @property
+    def peak(self) -> int:
+        """The most at once."""
+        return sum(self.stages.values()) + self.passing
+
+
+def embeddings_bytes(
+    teacher: Teacher, folder: Path, family: Family, prompts: Mapping[str, pd.DataFrame]
+) -> int:
+    """Of all splits' text embeddings, each distinct prompt and the negative one once a split."""
+    config = denoiser_config(folder)
+    width = next((int(config[name]) for name in TEXT_WIDTHS if config.get(name)), 0)
+    texts = [list(dict.fromkeys(table["prompt"])) for table in prompts.values()]
+    num_texts = sum(len(of_split) + 1 for of_split in texts)
+    tokens = _mean_tokens(teacher, folder, family, [text for part in texts for text in part])
+    return int(num_texts * tokens * width * ITEM_BYTES[teacher.dtype])
+
+
+def _mean_tokens(teacher: Teacher, folder: Path, family: Family, texts: list[str]) -> float:
+    """Of a stored prompt: all that it is padded to, or its own where the padding is left out."""
+    length = teacher.max_sequence_length or family.max_sequence_length
+    padded = family.stored_tokens(length)
+    if padded is not None:
+        return padded
+    readers = family.readers(load_tokenizers(teacher, folder), length)
+    chosen = texts[:: -(-len(texts) // MAX_COUNTED)]
+    counts = [
+        len(reader.tokenizer(reader.clean(text), verbose=False).input_ids)
+        for reader in readers
+        for text in chosen
+    ]
+    return min(sum(counts) / len(counts), length)
+
+
+def student_bytes(config: Config, student: Origin, folder: Path, run_folder: Path) -> int:
+    """Of the untrained, the trained and the exported student."""
+    additions = student.trained_parameters if student.init == "lora" else 0
+    whole = (student.num_parameters + additions) * MASTER_BYTES
+    exported = student.num_parameters * ITEM_BYTES[config.teacher.dtype] + additions * MASTER_BYTES
+    return 2 * whole + exported + _shared_bytes(folder, run_folder)
+
+
+def _shared_bytes(folder: Path, run_folder: Path) -> int:
+    """Of the teacher's other components in the student's pipeline: large files are hard links,
+    which take no space, unless they lie on another file system."""
+    networks = {folder / name for name in denoisers_in(folder)}
+    total = 0
+    for path in (path.resolve() for path in _files(folder) if path.parent not in networks):
+        status = path.stat()
+        linked = status.st_dev == run_folder.stat().st_dev and status.st_size >= LINKED_BYTES
+        total += 0 if linked else status.st_size
+    return total
+
+
+def checkpoint_bytes(training: Training, num_trained: int) -> int:
+    """Of one checkpoint: weights, two moments and, with averaging, the average, in float32."""
+    return num_trained * MASTER_BYTES * (3 + bool(training.ema_half_life_samples))
+
+
+def num_checkpoints(training: Training) -> tuple[int, int]:
+    """How many are kept at the end, and how many lie there at once."""
+    saves = -(-training.num_samples // training.save_every_samples)
+    return min(training.keep_checkpoints, saves), min(training.keep_checkpoints + 1, saves)
+
+
+def samples_bytes(config: RunConfig, num_prompts: int, shape: tuple[int, ...]) -> int:
+    """Of all models' pictures and latents."""
+    samples = config.samples
+    each = picture_bytes(config.teacher) + prod(shape) * LATENT_BYTES
+    per_model = min(samples.num_prompts or num_prompts, num_prompts) * samples.images_per_prompt
+    return per_model * len(samples.models) * each
+
+
+def picture_bytes(teacher: Teacher) -> int:
+    """Of one picture."""
+    return teacher.height * teacher.width * CHANNELS
+
+
+def previews_bytes(config: Config, num_prompts: int) -> int:
+    """Of all moments' previews, the untrained student's among them."""
+    every = config.previews.every_samples
+    if not every:
+        return 0
+    moments = config.training.num_samples // every + 1
+    return moments * min(config.previews.num_prompts, num_prompts) * picture_bytes(config.teacher)
+
+
+def plan_disk(
+    config: Config,
+    student: Origin,
+    prompts: Mapping[str, pd.DataFrame],
+    targets: int,
+    shape: tuple[int, ...],
+    folder: Path,
+    family: Family,
+    run_folder: Path,
+) -> Sizes:
+    """What a run that distils writes.
+
+    Args:
+        config: of the run.
+        student: as planned.
+        prompts: tables of both splits.
+        targets: bytes of all trajectories.
+        shape: of one latent.
+        folder, family: of the teacher.
+        run_folder: results/{run}, which exists.
+    """
+    one = checkpoint_bytes(config.training, student.trained_parameters)
+    kept, most = num_checkpoints(config.training)
+    stages = {
+        "embeddings": embeddings_bytes(config.teacher, folder, family, prompts),
+        "targets": targets,
+        "student": student_bytes(config, student, folder, run_folder),
+        "checkpoints": kept * one,
+        "samples": samples_bytes(config, len(prompts["eval"]), shape),
+        "previews": previews_bytes(config, len(prompts["eval"])),
+    }
+    return Sizes(stages, (most - kept) * one)
+
+
+def check_disk(sizes: Sizes, run_folder: Path, chunks: Path) -> dict[str, Any]:
+    """Compare what is planned with the disk of a run.
+
+    What a stage has written already needs no more space: of the targets those of this recipe, in
+    the folder `chunks`, of the others all that lies in their folders.
+
+    Raises:
+        ValueError: too little space.
+    """
+    found = _present(run_folder, chunks)
+    present = sum(min(size, found[stage]) for stage, size in sizes.stages.items())
+    free = shutil.disk_usage(run_folder).free
+    if sizes.peak > free + present:
+        raise ValueError(
+            f"the run needs {readable(sizes.peak)} of disk ({summarise_sizes(sizes.stages)}), "
+            f"{run_folder} has {readable(free)} free and holds {readable(present)} of it: free "
+            f"some space, {_advise(sizes.stages)}, or make results/ a link to a larger disk"
+        )
+    return {
+        "stages": dict(sizes.stages),
+        "planned_bytes": sizes.peak,
+        "free_bytes": free,
+        "present_bytes": present,
+    }
+
+
+def summarise_sizes(stages: Mapping[str, int]) -> str:
+    """Stages with their sizes, in one line."""
+    return ", ".join(f"{stage} {readable(size)}" for stage, size in stages.items() if size)
+
+
+def _advise(stages: Mapping[str, int]) -> str:
+    """What makes the largest stage smaller."""
+    return {
+        "embeddings": "take fewer prompts",
+        "targets": "lower targets.samples_per_prompt or targets.num_segments, store targets.dtype: "
+        "bfloat16",
+        "student": "keep fewer blocks with student.init: layers",
+        "checkpoints": "lower training.keep_checkpoints, train additions with student.init: lora",
+        "samples": "lower samples.num_prompts or samples.images_per_prompt",
+        "previews": "raise previews.every_samples",
+    }[max(stages, key=lambda stage: stages[stage])]
+
+
+def _present(run_folder: Path, chunks: Path) -> dict[str, int]:
+    """What lies there already, by stage."""
+    student = run_folder / "student"
+    return {
+        "embeddings": _size(_files(run_folder / "embeddings")),
+        "targets": _size(chunks.glob("chunk-*.safetensors")),
+        "student": sum(_size(_files(student / n)) for n in ("initial", "trained", "pipeline")),
+        "checkpoints": _size(_files(student / "checkpoints")),
+        "samples": _size(_files(run_folder / "samples")),
+        "previews": _size(_files(student / "previews")),
+    }
+
+
+def _files(folder: Path) -> Iterable[Path]:
+    """Every file below a folder."""
+    return (Path(root) / name for root, _, names in os.walk(folder) for name in names)
+
+
+def _size(paths: Iterable[Path]) -> int:
+    """Bytes of files; a hard link takes none."""
+    found = (path.lstat() for path in paths)
+    return sum(status.st_size for status in found if status.st_nlink == 1)

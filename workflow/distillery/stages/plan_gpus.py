@@ -1,0 +1,71 @@
+"""The plan's GPUs: those that the jobs will get, on the machine that plans or on another."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from distillery.config.run import Hardware
+from distillery.files import GIB, readable
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """What is planned for.
+
+    Attributes:
+        count: of the training; 0 trains on the CPU.
+        memory_bytes: of the smallest; None where there is none, or it is not known.
+        capability: CUDA's compute capability of the oldest, e.g. (9, 0); None if not known.
+    """
+
+    count: int = 0
+    memory_bytes: int | None = None
+    capability: tuple[int, int] | None = None
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether there are GPUs of which nothing is known."""
+        return self.count > 0 and self.memory_bytes is None
+
+
+def plan_gpus(
+    hardware: Hardware, found: Sequence[Mapping[str, Any]], num_gpus: int | None = None
+) -> Gpus:
+    """The GPUs that the jobs of a run will get.
+
+    The smallest memory and the oldest capability decide, for all processes must do alike.
+
+    Args:
+        hardware: section of the configuration.
+        found: on this machine, as in `hardware.describe_hardware`.
+        num_gpus: that Snakemake gives the training, if it is to train.
+    """
+    count = num_gpus or hardware.num_gpus or len(found)
+    capabilities = [
+        tuple(int(part) for part in str(gpu["capability"]).split("."))
+        for gpu in found
+        if gpu.get("capability")
+    ]
+    memory = min((int(gpu["memory_bytes"]) for gpu in found), default=None)
+    if hardware.gpu_memory_gib is not None:
+        memory, capabilities = int(hardware.gpu_memory_gib * GIB), []
+    major, minor = min(capabilities, default=(0, 0))
+    return Gpus(count, memory if count else None, (major, minor) if capabilities else None)
+
+
+def advise_gpus(gpus: Gpus) -> list[str]:
+    """That the memory of GPUs elsewhere is not known here."""
+    if not gpus.is_unknown:
+        return []
+    return [
+        f"{gpus.count} GPUs will train, and none of them is here: give hardware.gpu_memory_gib to "
+        "plan memory for the cluster's GPUs"
+    ]
+
+
+def summarise_gpus(gpus: Mapping[str, Any]) -> str:
+    """What is planned for, in a few words."""
+    if not gpus["count"]:
+        return "planned for the CPU"
+    memory = readable(gpus["memory_bytes"]) if gpus["memory_bytes"] else "unknown memory"
+    return f"planned for {gpus['count']} GPU of {memory}"
