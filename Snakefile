@@ -73,7 +73,7 @@ if isinstance(CONFIG, Config):
         rules.merge_targets.output,
         rules.build_student.output,
         rules.train.output,
-        rules.export.output,
+        expand(rules.export.output, exported=EXPORTS),
         rules.evaluate.output,
         rules.report.output,
     ]

@@ -1,17 +1,22 @@
 # Pictures of the held-out prompts, one independent job a shard and model: no process group.
 
 
+PIPELINES = {
+    "teacher": [],
+    "student": f"{RUN}/student/pipeline",
+    "untrained": f"{RUN}/student/untrained",
+}
+
+
 rule samples:
     input:
         config=f"{RUN}/config/samples-{{model}}.json",
         prompts=f"{RUN}/prompts/eval.parquet",
         embeddings=f"{RUN}/embeddings/eval/manifest.json",
-        # The student's pipeline for models that are the student, nothing for the teacher's.
-        pipeline=lambda wildcards: (
-            f"{RUN}/student/pipeline"
-            if CONFIG.samples.models[wildcards.model].source == "student"
-            else []
-        ),
+        # The pipeline of a student, trained or not; nothing for the teacher's models.
+        pipeline=lambda wildcards: PIPELINES[
+            CONFIG.samples.models[wildcards.model].source
+        ],
     output:
         f"{RUN}/samples/{{model}}/shard-{{shard}}-of-{CONFIG.samples.num_shards}.parquet",
     log:

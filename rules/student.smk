@@ -122,21 +122,29 @@ rule previews:
         """
 
 
+# The student's pipeline, and, where it is sampled, that of the student before its training.
+EXPORTED = {"pipeline": "trained", "untrained": "initial"}
+SOURCES = {model.source for model in CONFIG.samples.models.values()}
+EXPORTS = ["pipeline", *SOURCES & {"untrained"}]
+
+
 rule export:
     input:
         config=f"{RUN}/config/export.json",
-        student=f"{RUN}/student/trained",
+        student=lambda wildcards: f"{RUN}/student/{EXPORTED[wildcards.exported]}",
     output:
-        directory(f"{RUN}/student/pipeline"),
+        directory(f"{RUN}/student/{{exported}}"),
     log:
-        f"{RUN}/logs/export.log",
+        f"{RUN}/logs/export-{{exported}}.log",
     benchmark:
-        f"{RUN}/benchmarks/export.tsv"
+        f"{RUN}/benchmarks/export-{{exported}}.tsv"
+    wildcard_constraints:
+        exported="|".join(EXPORTED),
     shell:
         """
         exec python -m distillery.scripts.export \
             --config {input.config} \
-            --trained {input.student} \
+            --student {input.student} \
             --output {output} \
             --log-file {log}
         """

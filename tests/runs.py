@@ -70,7 +70,7 @@ SETTINGS: dict[str, Any] = {
     "samples": {
         "num_shards": 2,
         "batch_size": 2,
-        "models": {"teacher": {"source": "teacher"}, "student": {"source": "student"}},
+        "models": {name: {"source": name} for name in ("teacher", "student", "untrained")},
     },
 }
 

@@ -277,6 +277,7 @@ OF_STUDENT = {"student", "training", "previews", "export"}
         ({"samples__models__student__steps": 4}, set()),
         ({"samples__models__teacher-4-steps__steps": 2}, {"samples-teacher-4-steps"}),
         ({"evaluation__num_resamples": 5}, {"evaluation"}),
+        ({"evaluation__min_clip_ratio": 0.9}, set()),
         ({"dataset__pairs": "all"}, {"dataset"}),
         ({"hardware__cpu_threads": 2}, set()),
         ({"run": "other"}, set()),
@@ -317,6 +318,13 @@ def test_costly_stages_carry_their_version(stage: str) -> None:
 def test_an_unknown_stage_is_refused(stage: str) -> None:
     with pytest.raises(ValueError, match=f"no stage '{stage}'"):
         freeze(parse_config(RUN, "my.yaml"), stage)
+
+
+def test_the_untrained_student_is_sampled_as_the_student_is() -> None:
+    models = {name: {"source": name} for name in ("teacher", "student", "untrained")}
+    jobs = frozen(changed(samples__models=models))
+    student, untrained = (jobs[f"samples-{name}"]["sampling"] for name in ("student", "untrained"))
+    assert untrained == student | {"source": "untrained"}
 
 
 def test_open_settings_of_a_sampled_model_are_filled() -> None:
@@ -418,8 +426,9 @@ def test_a_generating_run_must_say_how_it_samples(setting: str) -> None:
 
 def test_a_generating_run_has_no_student_to_sample() -> None:
     raw = generating()
-    raw["samples"]["models"]["fast"] = {"source": "student", "steps": 4, "guidance_scale": 1.0}
-    assert "samples.models.fast.source is 'student': a run without training" in refused(raw)
+    for source in ("student", "untrained"):
+        raw["samples"]["models"]["fast"] = {"source": source, "steps": 4, "guidance_scale": 1.0}
+        assert f"samples.models.fast.source is '{source}': a run without training" in refused(raw)
 
 
 def test_a_share_to_judge_by_is_a_share_of_prompts_to_learn_from() -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import shutil
 
 import numpy as np
@@ -16,7 +17,7 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 from distillery.config.jobs import EvaluationJob
 from distillery.config.run import Evaluation
 from distillery.evaluation.evaluate import evaluate, summarise
-from distillery.evaluation.judge import count_cut_prompts, embed_images, embed_prompts, load_judge
+from distillery.evaluation.judge import embed_images, embed_prompts, load_judge, read_prompts
 from distillery.evaluation.manifests import read_samples
 from distillery.evaluation.metrics import IDENTICAL_PSNR_DB
 from distillery.files import hash_file
@@ -113,6 +114,7 @@ class Run:
             "teacher": make_samples(folder / "samples/teacher", "teacher", 24, 4.0, 0),
             "few": make_samples(folder / "samples/few", "few", 4, 4.0, 5),
             "student": make_samples(folder / "samples/student", "student", 4, 1.0, 1),
+            "untrained": make_samples(folder / "samples/untrained", "untrained", 4, 1.0, 7),
         }
         chosen = Evaluation(judge=judge, reference="teacher", num_resamples=200)
         self.job = EvaluationJob(evaluation=chosen, models=tuple(self.manifests))
@@ -181,14 +183,15 @@ def test_summary_matches_the_rows(run):
     assert quality["num_prompts"] == 12
     assert quality["models"]["teacher"]["network_calls"] == 48
     assert quality["models"]["student"]["network_calls"] == 4
-    assert set(quality["models"]["student"]["against"]) == {"teacher", "few"}
+    assert set(quality["models"]["student"]["against"]) == {"teacher", "few", "untrained"}
 
 
 def test_a_second_guidance_scale_is_told_where_there_is_one(run):
     run.edit("few", lambda table: table.assign(guidance_scale_2=3.0))
     models = run.evaluate()[0]["models"]
     scales = {name: (it["guidance_scale"], it["guidance_scale_2"]) for name, it in models.items()}
-    assert scales == {"teacher": (4.0, None), "few": (4.0, 3.0), "student": (1.0, None)}
+    students = dict.fromkeys(("student", "untrained"), (1.0, None))
+    assert scales == {"teacher": (4.0, None), "few": (4.0, 3.0), **students}
 
 
 def test_retrieval_counts_first_places_only(run):
@@ -200,8 +203,32 @@ def test_retrieval_counts_first_places_only(run):
         )
         for model, found in samples.items()
     }
-    quality = summarise(run.job, samples, scores)
+    quality = summarise(run.job, samples, scores, len(PROMPTS))
     assert quality["models"]["student"]["retrieval_r1"]["mean"] == 0.25
+
+
+def test_prompts_that_the_judge_reads_alike_count_as_one(run, judge_folder, caplog):
+    """In capitals, or longer than the judge reads: each picture would tie with its twin's."""
+    twins = {
+        PROMPTS[1]: PROMPTS[0].upper(),
+        PROMPTS[2]: "a red circle a red circle a red circle",
+        PROMPTS[3]: "a red circle a red circle a red square",
+    }
+    for model in run.manifests:
+        run.edit(model, lambda table: table.assign(prompt=table["prompt"].replace(twins)))
+    quality, scores = run.evaluate()
+    assert (quality["num_prompts"], quality["num_distinct_prompts"]) == (12, 10)
+    judge = load_judge(str(judge_folder), CPU)
+    texts = [twins[PROMPTS[2]], PROMPTS[0], *PROMPTS[4:]]
+    prompts = embed_prompts(judge, texts)
+    similarity = (
+        embed_images(judge, [draw(PROMPTS[1], 0)])
+        @ (prompts / np.linalg.norm(prompts, axis=1, keepdims=True)).T
+    )
+    expected = 1 + int((similarity[0] > similarity[0, 1]).sum())
+    row = scores[(scores["model"] == "teacher") & (scores["prompt_id"] == "eval-01")].iloc[0]
+    assert row["rank"] == expected
+    assert "2 of 12 prompts read to the judge like another one" in caplog.text
 
 
 def test_equal_inputs_give_equal_bytes(run):
@@ -231,6 +258,18 @@ def test_row_order_of_a_manifest_does_not_matter(run):
 def test_missing_pairs_are_named(run):
     run.edit("student", lambda table: table[table["prompt_id"] != "eval-03"])
     with pytest.raises(ValueError, match=r"'student' lacks 2 samples .* eval-03/0, eval-03/1"):
+        run.evaluate()
+
+
+@pytest.mark.parametrize(("num_missing", "more"), [(5, ""), (6, " and 1 more")])
+def test_a_message_names_a_few_samples_and_counts_the_rest(run, num_missing, more):
+    run.edit("student", lambda table: table.iloc[num_missing:])
+    names = "eval-00/0, eval-00/1, eval-01/0, eval-01/1, eval-02/0"
+    message = (
+        f"'student' lacks {num_missing} samples that 'teacher' has: {names}{more}; generate them, "
+        "or remove the model from samples.models"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         run.evaluate()
 
 
@@ -360,5 +399,5 @@ def test_another_model_is_not_scored_with_random_weights(judge_folder, tmp_path)
 def test_long_prompts_are_cut_and_counted(judge_folder):
     judge = load_judge(str(judge_folder), CPU)
     long = "a red circle a red circle a red circle"
-    assert count_cut_prompts(judge, [PROMPTS[0], long]) == 1
+    assert read_prompts(judge, [PROMPTS[0], long]).num_cut == 1
     assert embed_prompts(judge, [long]).shape == (1, 16)

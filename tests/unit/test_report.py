@@ -33,6 +33,7 @@ def make_config(**changes):
                 "teacher": {"source": "teacher"},
                 "few": {"source": "teacher", "steps": 4},
                 "student": {"source": "student"},
+                "untrained": {"source": "untrained"},
             }
         },
         "evaluation": {"judge": "judge", "reference": "teacher"},
@@ -150,8 +151,9 @@ def test_links_lead_somewhere(written, folder):
 def test_every_picture_has_words(written):
     page = Page(written[0])
     images = page.all("img")
-    assert len(images) == 24 * 3
-    assert all(image["alt"].split(": ")[0] in ("teacher", "few", "student") for image in images)
+    models = {image["alt"].split(": ")[0] for image in images}
+    assert len(images) == 24 * 4
+    assert models == {"teacher", "few", "student", "untrained"}
     assert all(drawing["aria-label"] for drawing in page.all("svg"))
 
 
@@ -160,10 +162,27 @@ def test_headline_and_thresholds(written):
     assert "12 times fewer network calls" in html
     ratio = metrics["quality"]["models"]["student"]["against"]["teacher"]["clip_score_ratio"]
     assert ratio is None or f"keeps {verdict.percent(ratio['mean'])}" in html
-    questions = {check["question"]: check["passed"] for check in metrics["verdict"]}
-    assert len(questions) == 4
-    assert questions["Closer to teacher than few is, in pixels"] is True
-    assert questions["Closer to teacher than few is, in latents"] is True
+    outcomes = {check["question"]: check["outcome"] for check in metrics["verdict"]}
+    assert len(outcomes) == 7
+    assert outcomes["Closer to teacher than untrained is, in pixels"] == "passed"
+    assert outcomes["Closer to teacher than untrained is, in latents"] == "passed"
+    assert outcomes["Closer to teacher than the teacher at as few network calls is, in pixels"] == (
+        "not measured"
+    )
+
+
+def test_paired_differences_are_on_the_page(written):
+    html, metrics = written
+    table = html.split('aria-label="Paired differences"')[1].split("</table>")[0]
+    against = metrics["quality"]["models"]["student"]["against"]
+    for other in ("few", "untrained"):
+        for metric, form in (("latents_mse", "{:+.4f}"), ("psnr_db", "{:+.2f} dB")):
+            interval = against[other][f"{metric}_difference"]
+            assert form.format(interval["mean"]) in table
+            low, high = (form.format(interval[end]) for end in ("low", "high"))
+            assert f"{low} to {high}" in table
+    assert "the student before its training" in table
+    assert ">teacher" not in table
 
 
 def test_a_learning_rate_is_drawn_linearly_and_a_falling_loss_is_not(written):
@@ -183,7 +202,7 @@ def test_every_colour_of_a_plot_is_in_the_style_sheet(written):
 
 def test_prompts_are_escaped(folder, tmp_path):
     models = {}
-    for model in ("teacher", "few", "student"):
+    for model in ("teacher", "few", "student", "untrained"):
         path = folder / "samples" / model / "manifest.parquet"
         table = pd.read_parquet(path)
         table["prompt"] = table["prompt"].replace(PROMPTS[0], HOSTILE)
@@ -302,7 +321,7 @@ def test_what_was_changed_is_refused_with_its_cure(folder, tmp_path, name, cure)
 def test_one_is_singular(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "tiny")
     path = tmp_path / "tiny/evaluation/quality.json"
-    facts = json.loads(path.read_text()) | {"num_prompts": 1}
+    facts = json.loads(path.read_text()) | {"num_prompts": 1, "num_distinct_prompts": 1}
     for model in facts["models"].values():
         model |= {"num_images": 1, "steps": 1, "network_calls": 1}
     write_sealed(path, facts)

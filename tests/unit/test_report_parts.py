@@ -8,6 +8,8 @@ import pytest
 
 from distillery.evaluation import figures, pictures, plots, verdict
 
+ENDS = {"low": 0.5, "high": 1.0}
+
 
 @pytest.mark.parametrize(
     ("ratio", "words"),
@@ -18,8 +20,21 @@ from distillery.evaluation import figures, pictures, plots, verdict
     ],
 )
 def test_a_headline_makes_sense_of_every_ratio(ratio, words):
-    roles = verdict.Roles("student", "teacher", None)
+    roles = verdict.Roles("student", "teacher")
     assert words in figures.headline(roles, None, {"network_calls_ratio": ratio})
+
+
+def test_a_headline_says_what_was_kept_before_the_training():
+    def keeping(share):
+        return {"against": {"teacher": {"clip_score_ratio": {"mean": share} | ENDS}}}
+
+    quality = {"models": {"student": keeping(0.96), "untrained": keeping(0.78)}}
+    speed = {"network_calls_ratio": 24.0}
+    text = figures.headline(verdict.Roles("student", "teacher", None, "untrained"), quality, speed)
+    assert text.endswith("24 times fewer network calls; before its training it kept 78.0\xa0%.")
+    assert "keeps 96.0\xa0% of the teacher's CLIP score" in text
+    text = figures.headline(verdict.Roles("student", "teacher"), quality, speed)
+    assert text.endswith("24 times fewer network calls.")
 
 
 def test_grid_shows_the_worst_and_nothing_twice():

@@ -306,6 +306,8 @@ def test_a_student_without_pipeline_is_not_sampled_from_the_teacher(
         finished.samples(model="student")
     with pytest.raises(ValueError, match=r"samples the teacher and as its pipeline .* is given"):
         finished.samples(model="teacher", pipeline=teacher)
+    with pytest.raises(ValueError, match="samples the untrained and as its pipeline none is given"):
+        finished.samples(model="untrained")
 
 
 def test_merging_samples_looks_at_every_file_and_shard(run: Run, tmp_path: Path) -> None:

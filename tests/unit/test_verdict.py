@@ -8,52 +8,122 @@ from test_report import make_config
 
 from distillery.evaluation import verdict
 from distillery.evaluation.manifests import ModelSamples
+from distillery.evaluation.metrics import Interval
+
+CALLS = {"teacher": 48, "few": 8, "unguided": 4, "fewer": 2, "student": 4, "untrained": 4}
+CLIP = dict(zip(CALLS, (0.9, 0.3, 0.88, 0.5, 0.9, 0.8), strict=True))
+MODELS = {
+    "teacher": {"source": "teacher"},
+    "few": {"source": "teacher", "steps": 4},
+    "unguided": {"source": "teacher", "steps": 4, "guidance_scale": 1.0},
+    "fewer": {"source": "teacher", "steps": 1},
+    "student": {"source": "student"},
+    "untrained": {"source": "untrained"},
+}
 
 
-def quality_with(ratio, clip, latents, psnr):
-    def interval(value):
-        return {"mean": value, "low": value - 0.01, "high": value + 0.01}
+def interval(mean, reach=0.01):
+    return {"mean": mean, "low": mean - reach, "high": mean + reach}
 
-    against_few = {
-        "clip_score_difference": interval(clip),
-        "latents_mse_difference": interval(latents),
-        "psnr_db_difference": interval(psnr),
+
+def quality_with(ratio, clip, latents, psnr, reach=0.01, models=MODELS):
+    """quality.json with these numbers of the student against all other models."""
+    against = {
+        "clip_score_ratio": interval(ratio, reach),
+        "clip_score_difference": interval(clip, reach),
+        "latents_mse_difference": interval(latents, reach),
+        "psnr_db_difference": interval(psnr, reach),
     }
-    against = {"teacher": {"clip_score_ratio": interval(ratio)}, "few": against_few}
-    return {"models": {"student": {"against": against}}}
+    return {
+        "models": {
+            name: {
+                "network_calls": CALLS[name],
+                "clip_score": interval(CLIP[name]),
+                "against": {other: against for other in models if other != name},
+            }
+            for name in models
+        }
+    }
+
+
+def outcomes(quality, models=MODELS, least=0.97):
+    config = make_config(samples={"models": models})
+    checks = verdict.check_student(quality, verdict.find_roles(config, quality), least)
+    return [check.outcome for check in checks]
+
+
+def test_the_rival_is_the_best_of_the_teachers_models_that_cost_no_more():
+    """Not `few`, which costs twice as much, nor `fewer`, which is worse; guided or not."""
+    config = make_config(samples={"models": MODELS})
+    roles = verdict.find_roles(config, quality_with(1, 1, -1, 1))
+    assert roles == verdict.Roles("student", "teacher", "unguided", "untrained")
+    without_scores = verdict.Roles("student", "teacher", None, "untrained")
+    assert verdict.find_roles(config, None) == without_scores
+
+
+def test_a_student_at_other_steps_or_guided_plays_no_part():
+    others = {
+        "student": {"source": "student", "steps": 2},
+        "untrained": {"source": "untrained", "guidance_scale": 2.0},
+    }
+    config = make_config(samples={"models": MODELS | others})
+    roles = verdict.find_roles(config, quality_with(1, 1, -1, 1))
+    assert roles == verdict.Roles(None, "teacher", None, None)
 
 
 @pytest.mark.parametrize(
-    ("numbers", "expected"),
+    ("numbers", "of_ratio", "of_others"),
     [
-        ((0.99, 0.02, -0.02, 0.5), [True, True, True, True]),
-        ((0.96, -0.02, 0.02, -0.5), [False, False, False, False]),
-        ((0.97, 0.0, 0.0, 0.0), [True, True, False, False]),
+        ((0.99, 0.02, -0.02, 0.5), "passed", ["passed", "passed", "passed"]),
+        ((0.95, -0.02, 0.02, -0.5), "failed", ["failed", "failed", "failed"]),
+        ((0.975, 0.005, -0.005, 0.005), "undecided", ["undecided", "undecided", "undecided"]),
+        ((0.965, -0.005, 0.005, -0.005), "undecided", ["undecided", "undecided", "undecided"]),
+        ((0.99, 0.02, -0.005, 0.5), "passed", ["passed", "undecided", "passed"]),
     ],
 )
-def test_thresholds(numbers, expected):
-    roles = verdict.find_roles(make_config())
-    assert roles == verdict.Roles("student", "teacher", "few")
-    checks = verdict.check_student(quality_with(*numbers), roles)
-    assert [check.passed for check in checks] == expected
+def test_a_threshold_is_judged_by_the_whole_interval(numbers, of_ratio, of_others):
+    """Of the reference once, then against rival and untrained alike."""
+    assert outcomes(quality_with(*numbers)) == [of_ratio, *of_others, *of_others]
 
 
-def test_thin_evidence_is_said():
-    roles = verdict.find_roles(make_config())
-    checks = verdict.check_student(quality_with(0.972, 0.005, -0.005, 0.005), roles)
-    assert "reaches below the threshold" in checks[0].finding
-    assert all("holds zero" in check.finding for check in checks[1:])
+def test_a_student_like_the_untrained_one_is_not_better():
+    """All differences are exactly zero, with intervals of no width."""
+    found = outcomes(quality_with(1.0, 0.0, 0.0, 0.0, reach=0.0))
+    assert found == ["passed", *["failed"] * 6]
+
+
+def test_the_share_of_the_clip_score_is_the_users():
+    quality = quality_with(0.95, 0.02, -0.02, 0.5)
+    assert [outcomes(quality, least=least)[0] for least in (0.9, 0.945, 0.97)] == [
+        "passed",
+        "undecided",
+        "failed",
+    ]
+
+
+def test_a_missing_bound_is_unlimited():
+    assert verdict.decide(Interval(0.1, None, 0.2), 0.0, +1) == "undecided"
+    assert verdict.decide(Interval(0.1, 0.05, None), 0.0, +1) == "passed"
+    assert verdict.decide(Interval(0.1, 0.05, None), 0.0, -1) == "failed"
+    assert verdict.decide(Interval(0.1, None, None), 0.0, +1) == "undecided"
+    assert verdict.describe_interval(Interval(0.1, 0.05, None), str) == "0.1 (0.05 to ∞)"
+    assert verdict.describe_interval(Interval(0.1, None, None), str) == "0.1"
 
 
 def test_what_was_not_measured_is_not_passed():
-    config = make_config(
-        samples={"models": {"teacher": {"source": "teacher"}, "student": {"source": "student"}}}
+    models = {name: MODELS[name] for name in ("teacher", "few", "student")}
+    quality = quality_with(0.99, 1, -1, 1, models=models)
+    assert outcomes(quality, models) == ["passed", *["not measured"] * 6]
+    config = make_config(samples={"models": models})
+    checks = verdict.check_student(quality, verdict.find_roles(config, quality), 0.97)
+    assert verdict.summarise_checks(checks) == (
+        "The student passes 1 of 7 thresholds; 6 could not be measured."
     )
-    roles = verdict.find_roles(config)
-    assert roles.rival is None
-    checks = verdict.check_student(quality_with(0.99, 1, -1, 1), roles)
-    assert [check.passed for check in checks] == [True, None, None, None]
-    assert "passes 1 of 4 thresholds; 3 could not" in verdict.summarise_checks(checks)
+
+
+def test_no_student_no_thresholds():
+    models = {"teacher": MODELS["teacher"]}
+    assert outcomes(quality_with(1, 1, 1, 1, models=models), models) == []
 
 
 def test_models_are_ordered_by_the_calls_that_were_made():

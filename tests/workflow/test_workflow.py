@@ -73,6 +73,11 @@ def ran(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_the_untrained_student_waits_for_no_training(ran: Path) -> None:
+    listed = jobs(succeed(ran, "--dry-run", "results/tiny/samples/untrained/manifest.parquet"))
+    assert listed == {"freeze", "build_student", "export", "samples", "merge_samples"}
+
+
 def chunks(folder: Path) -> dict[Path, int]:
     found = folder.glob("results/tiny/targets/*/chunk-*.safetensors")
     return {path: path.stat().st_mtime_ns for path in found}

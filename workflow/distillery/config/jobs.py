@@ -8,7 +8,7 @@ that change no result are in none of these files but in runtime.json, which no r
 """
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from distillery.config.parsing import Model, parse
 from distillery.config.previews import Previews
@@ -20,6 +20,7 @@ from distillery.config.run import (
     GeneratingConfig,
     Prompts,
     RunConfig,
+    Source,
     Targets,
     parse_config,
 )
@@ -98,7 +99,7 @@ class Sampling(Section):
     `guidance_scale_2` is None where all networks are guided alike.
     """
 
-    source: Literal["teacher", "student"]
+    source: Source
     steps: Count
     guidance_scale: float | None
     guidance_scale_2: float | None = None
@@ -149,6 +150,8 @@ the whole configuration, which plan and report take; see `read_config`."""
 
 NOT_OF_WEIGHTS = {"offload": "none", "num_gpus": 1, "attention": None}
 """How a teacher's network runs, as by default: no change of it may train a student again."""
+NOT_OF_SCORES = {"min_clip_ratio": Evaluation.model_fields["min_clip_ratio"].default}
+"""What the report alone asks of the scores, as by default: no change of it may score again."""
 WITHOUT_TEACHER: dict[str, dict[str, Any]] = {
     "student": NOT_OF_WEIGHTS | {"vae_dtype": "float32"},
     "training": NOT_OF_WEIGHTS | {"vae_dtype": "float32"},
@@ -196,7 +199,8 @@ def _job(config: RunConfig, stage: str) -> Section:
     elif stage == "dataset":
         job = DatasetJob(dataset=config.dataset, models=models)
     elif stage == "evaluation" and isinstance(config, Config):
-        job = EvaluationJob(evaluation=config.evaluation, models=models)
+        scored = config.evaluation.model_copy(update=NOT_OF_SCORES)
+        job = EvaluationJob(evaluation=scored, models=models)
     elif stage == "run":
         job = config
     elif stage in JOBS and _sections(stage) <= set(type(config).model_fields):

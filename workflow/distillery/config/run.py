@@ -153,19 +153,25 @@ class Targets(Section):
         return self
 
 
+Source = Literal["teacher", "student", "untrained"]
+
+
 class SampledModel(Section):
     """One column of the comparison: who generates, with how many steps."""
 
-    source: Literal["teacher", "student"] = Field(description="whose pipeline is called")
+    source: Source = Field(
+        description="whose pipeline is called; untrained: the student before its training, with "
+        "the student's scheduler"
+    )
     steps: Count | None = Field(
         None,
-        description="null: targets.steps for the teacher, student.steps for the student, which "
-        "takes no other number; required where there is no training",
+        description="null: targets.steps for the teacher, else student.steps, and no other number; "
+        "required where there is no training",
     )
     guidance_scale: Annotated[float, Field(ge=1.0)] | None = Field(
         None,
-        description="null: targets.guidance_scale for the teacher, 1.0 for the student; required "
-        "where there is no training",
+        description="null: targets.guidance_scale for the teacher, else 1.0; required where there "
+        "is no training",
     )
     guidance_scale_2: Annotated[float, Field(ge=1.0)] | None = Field(
         None,
@@ -208,6 +214,11 @@ class Evaluation(Section):
     judge: str = Field(description="a CLIP model in transformers format: folder or hub id")
     reference: Name = Field("teacher", description="the model of `samples` the others are held to")
     num_resamples: Count = Field(2000, description="bootstrap resamples of an interval")
+    min_clip_ratio: Annotated[float, Field(gt=0)] = Field(
+        0.97,
+        description="share of the reference's CLIP score that the student must exceed, by its "
+        "whole interval; what you would accept, fewer steps keep less",
+    )
 
 
 class Hardware(Section):
@@ -261,7 +272,7 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _check_students_guidance(self) -> Self:
         for name, model in self.samples.models.items():
-            if model.source == "student" and model.guidance_scale_2 is not None:
+            if model.source != "teacher" and model.guidance_scale_2 is not None:
                 raise ValueError(
                     f"samples.models.{name}.guidance_scale_2 is {model.guidance_scale_2}: a "
                     "student is one network, guidance_scale is all of its guidance; remove it"
@@ -277,10 +288,10 @@ class GeneratingConfig(RunConfig):
         problems = []
         for name, model in self.samples.models.items():
             key = f"samples.models.{name}"
-            if model.source == "student":
+            if model.source != "teacher":
                 problems.append(
-                    f"{key}.source is 'student': a run without training has none; use source: "
-                    f"teacher, or add {', '.join(NEEDED_TO_TRAIN)}"
+                    f"{key}.source is {model.source!r}: a run without training has no student; use "
+                    f"source: teacher, or add {', '.join(NEEDED_TO_TRAIN)}"
                 )
             problems += [
                 f"{key}.{setting} is missing: a run without training has no targets.{setting} to "

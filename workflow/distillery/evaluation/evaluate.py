@@ -15,11 +15,12 @@ from distillery.config.jobs import EvaluationJob
 from distillery.evaluation import metrics
 from distillery.evaluation.judge import (
     Judge,
-    count_cut_prompts,
+    Readings,
     embed_images,
     embed_prompts,
     in_batches,
     load_judge,
+    read_prompts,
 )
 from distillery.evaluation.manifests import ModelSamples, check_pairs, read_samples
 from distillery.evaluation.metrics import FloatArray, Groups, Interval
@@ -57,10 +58,14 @@ def evaluate(
     """
     samples = _read_all(job, manifests)
     judge = load_judge(job.evaluation.judge, device)
-    scores = _score_all(samples, samples[job.evaluation.reference], judge, reporter)
+    reference = samples[job.evaluation.reference]
+    readings = read_prompts(judge, reference.table["prompt"])
+    _warn_of(readings, judge, reporter)
+    scores = _score_all(samples, reference, judge, readings, reporter)
     table = pd.concat(scores.values(), ignore_index=True)
     write_table(table, output_scores)
-    write_sealed(output_quality, summarise(job, samples, scores))
+    summary = summarise(job, samples, scores, len(readings.distinct))
+    write_sealed(output_quality, summary)
 
 
 def _read_all(job: EvaluationJob, manifests: Mapping[str, Path]) -> dict[str, ModelSamples]:
@@ -77,26 +82,36 @@ def _read_all(job: EvaluationJob, manifests: Mapping[str, Path]) -> dict[str, Mo
     return samples
 
 
+def _warn_of(readings: Readings, judge: Judge, reporter: Reporter) -> None:
+    """Say which prompts the judge does not read whole, or cannot tell apart."""
+    num_prompts = len(readings.row_of)
+    if readings.num_cut:
+        reporter.warning(
+            f"{readings.num_cut} of {num_prompts} prompts are longer than the judge's "
+            f"{judge.max_tokens} tokens: it reads their beginning only"
+        )
+    num_twins = num_prompts - len(readings.distinct)
+    if num_twins:
+        reporter.warning(
+            f"{num_twins} of {num_prompts} prompts read to the judge like another one: R@1 counts "
+            "them as one"
+        )
+
+
 def _score_all(
     samples: Mapping[str, ModelSamples],
     reference: ModelSamples,
     judge: Judge,
+    readings: Readings,
     reporter: Reporter,
 ) -> dict[str, pd.DataFrame]:
     """Score each model's images; prompts are embedded once."""
-    prompts = list(dict.fromkeys(reference.table["prompt"]))
-    num_cut = count_cut_prompts(judge, prompts)
-    if num_cut:
-        reporter.warning(
-            f"{num_cut} of {len(prompts)} prompts are longer than the judge's {judge.max_tokens} "
-            "tokens: it reads their beginning only"
-        )
-    embedded = embed_prompts(judge, prompts)
+    embedded = embed_prompts(judge, readings.distinct)
     scores = {}
     with reporter.progress(total=len(samples), unit="model") as bar:
         for name, model in samples.items():
             with reporter.work(len(model.table), model=name):
-                scores[name] = score_model(model, reference, judge, prompts, embedded)
+                scores[name] = score_model(model, reference, judge, readings, embedded)
             bar.update()
     return scores
 
@@ -105,7 +120,7 @@ def score_model(
     model: ModelSamples,
     reference: ModelSamples,
     judge: Judge,
-    prompts: list[str],
+    readings: Readings,
     prompts_pd: FloatArray,
 ) -> pd.DataFrame:
     """The rows of scores.parquet of one model.
@@ -113,11 +128,10 @@ def score_model(
     Args:
         model, reference: samples of the same prompts and noise.
         judge: scores the pictures.
-        prompts: distinct prompts; `prompts_pd`: their embeddings.
+        readings: the prompts as the judge reads them; `prompts_pd`: embeddings of the distinct.
     """
     images_bd = embed_images(judge, _read_images(model))
-    rows = {prompt: row for row, prompt in enumerate(prompts)}
-    own_b = np.array([rows[prompt] for prompt in model.table["prompt"]], dtype=np.int64)
+    own_b = np.array([readings.row_of[it] for it in model.table["prompt"]], dtype=np.int64)
     scores = model.table[["prompt_id", "index"]].assign(
         model=model.model,
         clip_score=metrics.cosine_similarity(images_bd, prompts_pd[own_b]),
@@ -167,8 +181,15 @@ def summarise(
     job: EvaluationJob,
     samples: Mapping[str, ModelSamples],
     scores: Mapping[str, pd.DataFrame],
+    num_distinct_prompts: int,
 ) -> dict[str, Any]:
-    """The content of quality.json."""
+    """The content of quality.json.
+
+    Args:
+        job: the frozen configuration.
+        samples, scores: of each model.
+        num_distinct_prompts: that the judge can tell apart, among which R@1 searches.
+    """
     reference = job.evaluation.reference
     groups = Groups.of([str(name) for name in scores[reference]["prompt_id"]])
     weights_rp = metrics.draw_weights(groups.num_groups, job.evaluation.num_resamples)
@@ -176,6 +197,7 @@ def summarise(
         "judge": job.evaluation.judge,
         "reference": reference,
         "num_prompts": groups.num_groups,
+        "num_distinct_prompts": num_distinct_prompts,
         "num_resamples": job.evaluation.num_resamples,
         "confidence": metrics.CONFIDENCE,
         "models": {
@@ -200,9 +222,9 @@ def summarise(
 
 def _means(scores: pd.DataFrame, groups: Groups, weights_rp: FloatArray) -> dict[str, Any]:
     """Each metric's mean with its interval; None where it is not defined (the reference itself)."""
-    values = {column: _values(scores, column) for column in SCORES}
-    values["retrieval_r1"] = (_values(scores, "rank") == 1).astype(np.float64)
-    return {name: _mean(column, groups, weights_rp) for name, column in values.items()}
+    means = {column: _mean(_values(scores, column), groups, weights_rp) for column in SCORES}
+    is_first_b = (_values(scores, "rank") == 1).astype(np.float64)
+    return means | {"retrieval_r1": _as_json(metrics.wilson_share(is_first_b, groups))}
 
 
 def _paired(

@@ -13,8 +13,12 @@ from distillery.evaluation.plots import Line, Point, interval_plot, line_plot, s
 from distillery.evaluation.timeline import ImageTime, RunClock, StageTime, Worker
 from distillery.evaluation.timeline_plot import stage_colours, timeline_plot
 from distillery.evaluation.verdict import (
+    COMPARISONS,
     Check,
+    Comparison,
     Roles,
+    decide,
+    describe_bounds,
     percent,
     read_interval,
     summarise_checks,
@@ -38,11 +42,18 @@ def headline(
     )
     if quality is None:
         return f"The student needs {fewer}; its quality was not scored."
-    against = quality["models"][roles.student]["against"].get(roles.reference, {})
-    ratio = read_interval(against.get("clip_score_ratio"))
+    ratio = _kept(quality, roles.student, roles)
     if ratio is None:
         return f"The student needs {fewer}; how much quality it keeps is not defined."
-    return f"The student keeps {percent(ratio.mean)} of the teacher's CLIP score with {fewer}."
+    text = f"The student keeps {percent(ratio.mean)} of the teacher's CLIP score with {fewer}"
+    before = _kept(quality, roles.untrained, roles)
+    return text + (f"; before its training it kept {percent(before.mean)}." if before else ".")
+
+
+def _kept(quality: Mapping[str, Any], name: str | None, roles: Roles) -> Interval | None:
+    """Share of the reference's CLIP score that a model keeps; None where it was not scored."""
+    against = quality["models"].get(name, {}).get("against", {}).get(roles.reference, {})
+    return read_interval(against.get("clip_score_ratio"))
 
 
 def times(ratio: float, form: str, words: tuple[str, str, str]) -> str:
@@ -139,10 +150,7 @@ def metrics_table(
     """Means with intervals; the best of each column is marked where models differ."""
     if quality is None:
         return None
-    names = sorted(
-        quality["models"],
-        key=lambda name: (name != roles.reference, -quality["models"][name]["network_calls"], name),
-    )
+    names = _in_order(quality, roles)
     values = {name: _values(quality["models"][name], name, roles, images) for name in names}
     best = {key: _best(key, values) for key in COLUMNS}
     rows = {
@@ -178,10 +186,39 @@ def _cell(key: str, value: Interval | None, is_best: bool) -> Cell:
     if value is None:
         return Cell("")
     form = COLUMNS[key].form
-    low_high = ""
-    if value.low is not None and value.high is not None:
-        low_high = f"{form(value.low)} to {form(value.high)}"
-    return Cell(form(value.mean), low_high, is_best)
+    return Cell(form(value.mean), describe_bounds(value, form), is_best)
+
+
+def differences_table(quality: Mapping[str, Any] | None, roles: Roles) -> Table | None:
+    """The student less each model but the reference, paired; None where there are not both."""
+    if quality is None or roles.student not in quality["models"]:
+        return None
+    against = quality["models"][roles.student]["against"]
+    rows = {
+        name: tuple(_difference(against[name], comparison) for comparison in COMPARISONS)
+        for name in _in_order(quality, roles)
+        if name not in (roles.student, roles.reference)
+    }
+    columns = tuple(COLUMNS[comparison.metric] for comparison in COMPARISONS)
+    return Table(columns, rows) if rows else None
+
+
+def _difference(against: Mapping[str, Any], comparison: Comparison) -> Cell:
+    """One paired difference; marked where the student is better by its whole interval."""
+    value = read_interval(against[f"{comparison.metric}_difference"])
+    if value is None:
+        return Cell("")
+    form = comparison.form
+    is_better = decide(value, 0.0, comparison.direction) == "passed"
+    return Cell(form(value.mean), describe_bounds(value, form), is_better)
+
+
+def _in_order(quality: Mapping[str, Any], roles: Roles) -> list[str]:
+    """The scored models: the reference first, then by falling cost."""
+    models = quality["models"]
+    return sorted(
+        models, key=lambda name: (name != roles.reference, -models[name]["network_calls"], name)
+    )
 
 
 # ---- plots -------------------------------------------------------------------------------------

@@ -130,10 +130,35 @@ def embed_prompts(judge: Judge, prompts: Sequence[str]) -> FloatArray:
     return np.concatenate(parts)
 
 
-def count_cut_prompts(judge: Judge, prompts: Sequence[str]) -> int:
-    """How many prompts are longer than the judge can read."""
-    lengths = (len(judge.processor.tokenizer(prompt).input_ids) for prompt in prompts)
-    return sum(length > judge.max_tokens for length in lengths)
+@dataclass(frozen=True)
+class Readings:
+    """How a judge reads prompts: it may lower-case, and cuts what is too long.
+
+    Attributes:
+        distinct: of prompts that it reads alike, by their tokens, the first.
+        row_of: each prompt's row in `distinct`.
+        num_cut: prompts that are longer than it reads.
+    """
+
+    distinct: list[str]
+    row_of: dict[str, int]
+    num_cut: int
+
+
+def read_prompts(judge: Judge, prompts: Iterable[str]) -> Readings:
+    """Find the prompts that a judge cannot tell apart: no picture finds its own among them."""
+    tokenizer, length = judge.processor.tokenizer, judge.max_tokens
+    texts = list(dict.fromkeys(prompts))
+    read = [tuple(tokenizer(it, truncation=True, max_length=length).input_ids) for it in texts]
+    first: dict[tuple[int, ...], str] = {}
+    for text, tokens in zip(texts, read, strict=True):
+        first.setdefault(tokens, text)
+    rows = {tokens: row for row, tokens in enumerate(first)}
+    return Readings(
+        distinct=list(first.values()),
+        row_of={text: rows[tokens] for text, tokens in zip(texts, read, strict=True)},
+        num_cut=sum(len(tokenizer(text).input_ids) > length for text in texts),
+    )
 
 
 def _features(output: object) -> FloatArray:

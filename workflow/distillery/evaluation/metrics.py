@@ -3,6 +3,7 @@
 Shapes: b images, p distinct prompts, d features of the judge, r bootstrap resamples.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,12 @@ PEAK = 255.0
 IDENTICAL_PSNR_DB = 100.0
 """Ceiling of a PSNR: two equal pictures have an infinite one, which no mean survives."""
 CONFIDENCE = 0.95
+NORMAL_QUANTILE = 1.959964
+"""Of the standard normal distribution at (1 + CONFIDENCE) / 2."""
+MIN_PROMPTS = 4
+"""For an interval: of 3 prompts one resample in nine draws the same one three times."""
+ROUNDING = 1e-9
+"""Relative: what is nearer to nothing than this is nothing."""
 BOOTSTRAP_SEED = 0
 SIGNIFICANT_DIGITS = 6
 """Of numbers in files: a sum's last bits depend on the number of threads, these digits do not."""
@@ -24,7 +31,7 @@ SIGNIFICANT_DIGITS = 6
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean and its 95 % bootstrap interval; without one where there is a single prompt."""
+    """A mean and its 95 % interval; None for a bound that so few prompts cannot give."""
 
     mean: float
     low: float | None
@@ -137,9 +144,8 @@ def draw_weights(num_groups: int, num_resamples: int) -> FloatArray:
 
 
 def bootstrap_mean(values_b: FloatArray, groups: Groups, weights_rp: FloatArray) -> Interval:
-    """Mean over images with the percentile interval of Efron 1979 over resampled prompts."""
-    resampled = (weights_rp @ groups.sums(values_b)) / (weights_rp @ groups.sizes())
-    return _interval(float(np.mean(values_b)), resampled, groups)
+    """Mean over images with its bootstrap-t interval over resampled prompts."""
+    return _bootstrap_t(groups.sums(values_b), groups.sizes(), weights_rp)
 
 
 def bootstrap_ratio(
@@ -149,21 +155,66 @@ def bootstrap_ratio(
 
     The ratio of the means, not the mean of ratios: a single image near zero would rule the latter.
     """
-    below = weights_rp @ groups.sums(others_b)
-    total = float(np.sum(others_b))
-    if total <= 0 or np.any(below <= 0):
+    below_p = groups.sums(others_b)
+    if below_p.sum() <= 0 or np.any(weights_rp @ below_p <= 0):
         return None
-    resampled = (weights_rp @ groups.sums(values_b)) / below
-    return _interval(float(np.sum(values_b)) / total, resampled, groups)
+    return _bootstrap_t(groups.sums(values_b), below_p, weights_rp)
 
 
-def _interval(mean: float, resampled: FloatArray, groups: Groups) -> Interval:
-    """The percentiles of the resampled statistic; a single prompt says nothing about others."""
-    if groups.num_groups < 2:
-        return Interval(round_significant(mean), None, None)
+def wilson_share(hits_b: FloatArray, groups: Groups) -> Interval:
+    """Share of hits, 1.0 or 0.0 an image, with the interval of Wilson 1927.
+
+    It covers at shares near 0 and 1, where resampling finds no spread: 4 hits of 4 have the
+    interval 51 % to 100 %. Images of one prompt count as one, so with several it is a little wide.
+    """
+    share = float(np.mean(hits_b))
+    if groups.num_groups < MIN_PROMPTS:
+        return Interval(round_significant(share), None, None)
+    penalty = NORMAL_QUANTILE**2 / groups.num_groups
+    centre = (share + penalty / 2) / (1 + penalty)
+    variance = share * (1 - share) / groups.num_groups + penalty / (4 * groups.num_groups)
+    reach = NORMAL_QUANTILE * math.sqrt(variance) / (1 + penalty)
+    low, high = max(centre - reach, 0.0), min(centre + reach, 1.0)
+    return Interval(*(round_significant(value) for value in (share, low, high)))
+
+
+def _bootstrap_t(above_p: FloatArray, below_p: FloatArray, weights_rp: FloatArray) -> Interval:
+    """Ratio of two sums over prompts with the bootstrap-t interval.
+
+    Each resample's deviation is divided by its own standard error (Efron & Tibshirani 1993,
+    section 12.5), which covers for few and for skewed values, where percentiles do not. A bound is
+    None where too many resamples have no spread at all.
+    """
+    (ratio,), (error,) = _ratios(above_p, below_p, np.ones((1, len(above_p))))
+    if len(above_p) < MIN_PROMPTS:
+        return Interval(round_significant(float(ratio)), None, None)
+    ratio_r, error_r = _ratios(above_p, below_p, weights_rp)
+    error_r[error_r <= ROUNDING * error] = 0.0
+    with np.errstate(divide="ignore", invalid="ignore"):
+        t_r = (ratio_r - ratio) / error_r
+    t_r[np.isclose(ratio_r, ratio, rtol=ROUNDING, atol=0.0)] = 0.0
     tail = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(resampled, [tail, 1 - tail])
-    return Interval(*(round_significant(float(value)) for value in (mean, low, high)))
+    # "nearest" never averages with a deviation that is infinite.
+    lowest, highest = np.quantile(t_r, [tail, 1 - tail], method="nearest")
+    low, high = (
+        round_significant(float(bound)) if np.isfinite(bound) else None
+        for bound in (ratio - highest * error, ratio - lowest * error)
+    )
+    return Interval(round_significant(float(ratio)), low, high)
+
+
+def _ratios(
+    above_p: FloatArray, below_p: FloatArray, weights_rp: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Ratio of two weighted sums and its standard error (Cochran 1977, eq. 6.13), each (r,).
+
+    The error's factor of p / (p - 1) is left out: it is the same in every resample and cancels.
+    """
+    total_r = weights_rp @ below_p
+    ratio_r: FloatArray = (weights_rp @ above_p) / total_r
+    residuals_rp = above_p - ratio_r[:, None] * below_p
+    error_r: FloatArray = np.sqrt((weights_rp * residuals_rp**2).sum(axis=1)) / total_r
+    return ratio_r, error_r
 
 
 def round_significant(value: float) -> float:

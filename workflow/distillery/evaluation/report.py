@@ -77,7 +77,9 @@ class Findings:
     @property
     def checks(self) -> list[Check]:
         """The thresholds."""
-        return [] if self.quality is None else check_student(self.quality, self.roles)
+        if self.quality is None:
+            return []
+        return check_student(self.quality, self.roles, self.config.evaluation.min_clip_ratio)
 
 
 def write_report(config: Config, run_folder: Path, output_html: Path, output_metrics: Path) -> None:
@@ -133,13 +135,14 @@ def gather(config: Config, run_folder: Path) -> Findings:
         "embeddings, eval": run_folder / "embeddings" / "eval" / "manifest.json",
     }
     events = read_events(run_folder / "telemetry")
-    quality = run_folder / "evaluation" / "quality.json"
     trained = run_folder / "student" / "trained"
     trained_recipe = read_about(trained)["recipe_hash"] if (trained / ABOUT).is_file() else None
+    quality_path = run_folder / "evaluation" / "quality.json"
+    quality = read_sealed(quality_path) if quality_path.is_file() else None
     return Findings(
         config=config,
-        roles=find_roles(config),
-        quality=read_sealed(quality) if quality.is_file() else None,
+        roles=find_roles(config, quality),
+        quality=quality,
         scores=read_table(scores) if scores.is_file() else None,
         samples=_read_all_samples(config, run_folder),
         loss=read_table(loss) if loss.is_file() else None,
@@ -309,6 +312,7 @@ def render(
         summary=figures.summary(findings.checks),
         table=figures.metrics_table(findings.quality, findings.roles, timings.images),
         black=figures.black_pictures(findings.samples),
+        differences=figures.differences_table(findings.quality, findings.roles),
         quality_plots=figures.quality_plots(findings.quality, findings.roles),
         loss_plots=figures.loss_plots(findings.loss),
         speed_plot=figures.speed_plot(findings.training.speed if findings.training else []),

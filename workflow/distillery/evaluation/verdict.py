@@ -1,16 +1,17 @@
 """Is the student good enough? The thresholds, and a plain answer to each."""
 
-from collections.abc import Callable, Mapping
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from distillery.config.jobs import resolve_sampling
+from distillery.config.jobs import Sampling, resolve_sampling
 from distillery.config.run import Config
 from distillery.evaluation.manifests import ModelSamples
 from distillery.evaluation.metrics import Interval
 
-MIN_CLIP_RATIO = 0.97
-"""Share of the reference's CLIP score that a student must keep."""
+Outcome = Literal["passed", "failed", "undecided", "not measured"]
 
 
 @dataclass(frozen=True)
@@ -19,12 +20,13 @@ class Check:
 
     Attributes:
         question: what is asked.
-        passed: the answer by the means; None if it was not measured.
+        outcome: passed where the whole 95 % interval is on the good side of the threshold, failed
+            where none of it is, undecided where it holds the threshold.
         finding: the numbers behind it, or why there are none.
     """
 
     question: str
-    passed: bool | None
+    outcome: Outcome
     finding: str
 
 
@@ -35,30 +37,83 @@ class Roles:
     Attributes:
         student: the student at the steps it was trained for.
         reference: the model that the others are held to.
-        rival: the teacher at the student's number of steps, with the targets' guidance.
+        rival: of the teacher's models with at most the student's network calls, guided or not, the
+            one with the highest CLIP score; it is the rival for every metric.
+        untrained: the student before its training, sampled as the student is.
     """
 
     student: str | None
     reference: str
-    rival: str | None
+    rival: str | None = None
+    untrained: str | None = None
 
 
-def find_roles(config: Config) -> Roles:
-    """Find the parts by how the models sample, whatever they are called."""
-    student = rival = None
-    for name, chosen in config.samples.models.items():
+@dataclass(frozen=True)
+class Comparison:
+    """A metric by which the student is compared with another model of equal cost.
+
+    Attributes:
+        metric: as in quality.json.
+        question: what must be so; it gets the `reference` and the `other`.
+        form: writes a difference.
+        direction: +1 if more is better, -1 if less is.
+    """
+
+    metric: str
+    question: str
+    form: Callable[[float], str]
+    direction: int
+
+
+COMPARISONS = (
+    Comparison("clip_score", "CLIP score above that of {other}", "{:+.4f}".format, +1),
+    Comparison(
+        "latents_mse", "Closer to {reference} than {other} is, in latents", "{:+.4f}".format, -1
+    ),
+    Comparison(
+        "psnr_db", "Closer to {reference} than {other} is, in pixels", "{:+.2f} dB".format, +1
+    ),
+)
+
+
+def find_roles(config: Config, quality: Mapping[str, Any] | None) -> Roles:
+    """Find the parts by how the models sample, whatever they are called.
+
+    Args:
+        config: of the run.
+        quality: quality.json; without scores there is no rival.
+    """
+    unguided: dict[str, str] = {}
+    for name in config.samples.models:
         sampling = resolve_sampling(config, name)
-        if sampling.steps != config.student.steps:
-            continue
-        if chosen.source == "student" and (sampling.guidance_scale or 1.0) == 1.0:
-            student = student or name
-        elif (
-            chosen.source == "teacher"
-            and sampling.guidance_scale == config.targets.guidance_scale
-            and name != config.evaluation.reference
-        ):
-            rival = rival or name
-    return Roles(student, config.evaluation.reference, rival)
+        if sampling.source != "teacher" and _is_as_trained(sampling, config):
+            unguided.setdefault(sampling.source, name)
+    student, reference = unguided.get("student"), config.evaluation.reference
+    teachers = [
+        name
+        for name, chosen in config.samples.models.items()
+        if chosen.source == "teacher" and name != reference
+    ]
+    rival = _find_rival(teachers, quality["models"], student) if quality else None
+    return Roles(student, reference, rival, unguided.get("untrained"))
+
+
+def _is_as_trained(sampling: Sampling, config: Config) -> bool:
+    """Whether a student's model takes the steps and the guidance of its training."""
+    return sampling.steps == config.student.steps and (sampling.guidance_scale or 1.0) == 1.0
+
+
+def _find_rival(
+    teachers: Iterable[str], models: Mapping[str, Any], student: str | None
+) -> str | None:
+    """The teacher's model with the highest CLIP score of those that cost no more."""
+    if student is None or student not in models:
+        return None
+    num_calls = models[student]["network_calls"]
+    affordable = [
+        name for name in teachers if name in models and models[name]["network_calls"] <= num_calls
+    ]
+    return max(affordable, key=lambda name: models[name]["clip_score"]["mean"], default=None)
 
 
 def order_models(samples: Mapping[str, ModelSamples], reference: str) -> list[str]:
@@ -70,70 +125,80 @@ def order_models(samples: Mapping[str, ModelSamples], reference: str) -> list[st
     return sorted(samples, key=cost)
 
 
-def check_student(quality: Mapping[str, Any], roles: Roles) -> list[Check]:
-    """Hold the student against every threshold; empty without a student."""
-    if roles.student is None or roles.student not in quality["models"]:
+def check_student(quality: Mapping[str, Any], roles: Roles, min_clip_ratio: float) -> list[Check]:
+    """Hold the student against every threshold; empty without a student.
+
+    Args:
+        quality: quality.json.
+        roles: the parts of its models.
+        min_clip_ratio: share of the reference's CLIP score that the student must exceed.
+    """
+    if roles.student not in quality["models"]:
         return []
     against = quality["models"][roles.student]["against"]
+    rival = roles.rival or "the teacher at as few network calls"
+    untrained = roles.untrained or "the untrained student"
     return [
-        _keeps_quality(against.get(roles.reference, {}), roles.reference),
-        *_beats_rival(against.get(roles.rival, {}), roles),
+        _keeps_quality(against.get(roles.reference, {}), roles.reference, min_clip_ratio),
+        *_beats(against.get(roles.rival), rival, roles.reference),
+        *_beats(against.get(roles.untrained), untrained, roles.reference),
     ]
 
 
-def _keeps_quality(against: Mapping[str, Any], reference: str) -> Check:
+def _keeps_quality(against: Mapping[str, Any], reference: str, least: float) -> Check:
     """CLIP score against the reference."""
-    question = f"CLIP score at least {100 * MIN_CLIP_RATIO:.0f} % of that of {reference}"
+    question = f"CLIP score above {100 * least:g} % of that of {reference}"
     ratio = read_interval(against.get("clip_score_ratio"))
     if ratio is None:
-        return Check(question, None, "the ratio is not defined: scores near zero, or not scored")
-    finding = f"{percent(ratio.mean)}{_range(ratio, percent)}"
-    if ratio.mean >= MIN_CLIP_RATIO and ratio.low is not None and ratio.low < MIN_CLIP_RATIO:
-        finding += "; the interval reaches below the threshold"
-    return Check(question, ratio.mean >= MIN_CLIP_RATIO, finding)
+        unclear = "the ratio is not defined: scores near zero, or not scored"
+        return Check(question, "not measured", unclear)
+    return Check(question, decide(ratio, least, +1), describe_interval(ratio, percent))
 
 
-def _beats_rival(against: Mapping[str, Any], roles: Roles) -> list[Check]:
-    """CLIP score and distance to the reference's images against the teacher at as few steps."""
-    rival = roles.rival or "the teacher at as many steps with guidance"
-    questions = {
-        "clip_score": f"CLIP score not below that of {rival}",
-        "latents_mse": f"Closer to {roles.reference} than {rival} is, in latents",
-        "psnr_db": f"Closer to {roles.reference} than {rival} is, in pixels",
-    }
-    if not against:
-        missing = "not measured: no such model in samples.models"
-        return [Check(question, None, missing) for question in questions.values()]
-    return [
-        _compare(question, metric, read_interval(against.get(f"{metric}_difference")))
-        for metric, question in questions.items()
-    ]
+def _beats(against: Mapping[str, Any] | None, other: str, reference: str) -> list[Check]:
+    """Every metric against one model of at most the student's cost, by paired differences."""
+    checks = []
+    for comparison in COMPARISONS:
+        question = comparison.question.format(other=other, reference=reference)
+        difference = read_interval((against or {}).get(f"{comparison.metric}_difference"))
+        if difference is None:
+            why = "no such model in samples.models" if against is None else "no score"
+            checks.append(Check(question, "not measured", f"not measured: {why}"))
+            continue
+        finding = f"difference {describe_interval(difference, comparison.form)}"
+        checks.append(Check(question, decide(difference, 0.0, comparison.direction), finding))
+    return checks
 
 
-def _compare(question: str, metric: str, difference: Interval | None) -> Check:
-    """One paired difference, student minus rival."""
-    if difference is None:
-        return Check(question, None, "not measured")
-    form = {"clip_score": "{:+.4f}", "latents_mse": "{:+.4f}", "psnr_db": "{:+.2f} dB"}[
-        metric
-    ].format
-    passed = {
-        "clip_score": difference.mean >= 0,
-        "latents_mse": difference.mean < 0,
-        "psnr_db": difference.mean > 0,
-    }[metric]
-    finding = f"difference {form(difference.mean)}{_range(difference, form)}"
-    low, high = difference.low, difference.high
-    if low is not None and high is not None and low <= 0 <= high:
-        finding += "; the interval holds zero"
-    return Check(question, passed, finding)
+def decide(interval: Interval, threshold: float, direction: int) -> Outcome:
+    """Whether an interval lies beyond a threshold; equal to it is not beyond.
+
+    Args:
+        interval: of a mean; a bound of None is unlimited.
+        threshold: what must be exceeded.
+        direction: +1 if more is better, -1 if less is.
+    """
+    low = -math.inf if interval.low is None else interval.low
+    high = math.inf if interval.high is None else interval.high
+    worst, best = sorted((direction * (low - threshold), direction * (high - threshold)))
+    if worst > 0:
+        return "passed"
+    return "undecided" if best > 0 else "failed"
 
 
-def _range(interval: Interval, form: Callable[[float], str]) -> str:
-    """The interval in brackets, or nothing for a single prompt."""
-    if interval.low is None or interval.high is None:
+def describe_interval(interval: Interval, form: Callable[[float], str]) -> str:
+    """A mean, with its interval in brackets where there is one."""
+    bounds = describe_bounds(interval, form)
+    return form(interval.mean) + (f" ({bounds})" if bounds else "")
+
+
+def describe_bounds(interval: Interval, form: Callable[[float], str]) -> str:
+    """From where to where an interval goes; empty where too few prompts give none."""
+    if interval.low is None and interval.high is None:
         return ""
-    return f" ({form(interval.low)} to {form(interval.high)})"
+    low = "-\N{INFINITY}" if interval.low is None else form(interval.low)
+    high = "\N{INFINITY}" if interval.high is None else form(interval.high)
+    return f"{low} to {high}"
 
 
 def percent(share: float) -> str:
@@ -150,15 +215,14 @@ def read_interval(raw: Mapping[str, float | None] | None) -> Interval | None:
 
 def summarise_checks(checks: list[Check]) -> str:
     """One sentence about all thresholds."""
-    num_passed = sum(check.passed is True for check in checks)
-    num_failed = sum(check.passed is False for check in checks)
-    num_open = len(checks) - num_passed - num_failed
-    if num_failed:
-        text = f"The student fails {num_failed} of {len(checks)} thresholds"
-        return text + (f"; {num_open} could not be measured." if num_open else ".")
-    if num_open:
-        return (
-            f"The student passes {num_passed} of {len(checks)} thresholds; {num_open} could not be "
-            "measured."
-        )
-    return f"The student passes all {len(checks)} thresholds."
+    counts = Counter(check.outcome for check in checks)
+    if counts["passed"] == len(checks):
+        return f"The student passes all {len(checks)} thresholds."
+    words: dict[Outcome, str] = {
+        "failed": "fails {}",
+        "undecided": "leaves {} undecided",
+        "not measured": "{} could not be measured",
+    }
+    parts = [f"The student passes {counts['passed']} of {len(checks)} thresholds"]
+    parts += [text.format(counts[key]) for key, text in words.items() if counts[key]]
+    return "; ".join(parts) + "."

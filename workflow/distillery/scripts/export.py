@@ -1,7 +1,9 @@
-"""Export the trained student as a Diffusers pipeline with a model card.
+"""Export the student as a Diffusers pipeline, the trained one with a model card.
 
 python -m distillery.scripts.export --config results/demo/config/export.json \\
-    --trained results/demo/student/trained --output results/demo/student/pipeline
+    --student results/demo/student/trained --output results/demo/student/pipeline
+
+--student results/demo/student/initial exports the student as it was before its training.
 """
 
 from pathlib import Path
@@ -15,16 +17,19 @@ def main(argv: list[str] | None = None) -> int:
     """Parse, export."""
     parser = stage_parser(__doc__)
     parser.add_argument(
-        "--trained", type=Path, required=True, help="folder of distillery.scripts.train"
+        "--student",
+        type=Path,
+        required=True,
+        help="folder of distillery.scripts.train, or of distillery.scripts.build_student",
     )
     parser.add_argument("--output", type=Path, required=True, help="pipeline folder to write")
     arguments = parser.parse_args(argv)
     return run_stage(
         arguments,
         "export",
-        "export",
+        f"export-{arguments.output.name}",
         ExportJob,
-        lambda job, _device, _reporter: export_student(job, arguments.trained, arguments.output),
+        lambda job, _device, _reporter: export_student(job, arguments.student, arguments.output),
     )
 
 

@@ -5,7 +5,8 @@ python -m distillery.scripts.samples --config results/demo/config/samples-teache
     --embeddings results/demo/embeddings/eval/manifest.json \\
     --shard 0/2 --output results/demo/samples/teacher/shard-0-of-2.parquet
 
-For the student add --pipeline results/demo/student/pipeline.
+For the student add --pipeline results/demo/student/pipeline, for the untrained one
+--pipeline results/demo/student/untrained.
 """
 
 from pathlib import Path

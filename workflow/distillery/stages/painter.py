@@ -113,7 +113,8 @@ class Painter:
             job: frozen configuration.
             table: of the prompts.
             embeddings: their manifest.
-            pipeline: folder of the student's pipeline; None paints with the teacher.
+            pipeline: folder of the student's pipeline, trained or not; None paints with the
+                teacher.
             root: folder of the pictures.
             device: for the pipeline.
             reporter: of the job.
@@ -290,9 +291,10 @@ class Painter:
 def _check_source(job: SamplesJob, pipeline: Path | None) -> None:
     """Raise ValueError where the teacher would be sampled for the student, or the reverse."""
     source = job.sampling.source
-    if (source == "student") != (pipeline is not None):
+    if (source != "teacher") != (pipeline is not None):
         given = "none is given" if pipeline is None else f"{pipeline} is given"
         raise ValueError(
-            f"this model samples the {source} and as its pipeline {given}: use --pipeline with the "
-            "student's folder for a student, and not at all for the teacher"
+            f"this model samples the {source} and as its pipeline {given}: use --pipeline with "
+            "results/{run}/student/pipeline for the student, with student/untrained for the "
+            "untrained one, and not at all for the teacher"
         )

@@ -30,7 +30,7 @@ class Inputs:
     Attributes:
         prompts: the eval table (Parquet).
         embeddings: manifest of its embeddings.
-        pipeline: folder of the student's pipeline; None samples the teacher.
+        pipeline: folder of the student's pipeline, trained or not; None samples the teacher.
     """
 
     prompts: Path

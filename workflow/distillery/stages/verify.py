@@ -24,7 +24,7 @@ from distillery.telemetry import Reporter
 from distillery.training import checkpoint
 
 MAX_THREADS = 8
-STUDENTS = ("initial", "trained", "pipeline")
+STUDENTS = ("initial", "trained", "pipeline", "untrained")
 Vouchers = list[tuple[ChunkIdentity, str]]
 """What manifests say of one file: whose it is, and its SHA-256."""
 

@@ -1,4 +1,4 @@
-"""Export the trained student: a whole Diffusers pipeline that loads with nothing of ours."""
+"""Export the student, trained or not yet: a Diffusers pipeline that loads with nothing of ours."""
 
 import os
 import shutil
@@ -33,7 +33,12 @@ from distillery.teacher.find import (
     find_teacher,
     is_component,
 )
-from distillery.teacher.loading import load_adapted_text, load_scheduler, torch_dtype
+from distillery.teacher.loading import (
+    load_adapted_text,
+    load_scheduler,
+    load_skeleton,
+    torch_dtype,
+)
 from distillery.teacher.weights import plain_name, weights_in, weights_of
 
 LINKED_BYTES = 1 << 20
@@ -42,9 +47,13 @@ LINKED_BYTES = 1 << 20
 CARD = "model_card.md.j2"
 LORA = "lora"
 """Folder of the additions alone, in the pipeline of a student that was trained by them."""
+UNTRAINED = """# The student before its training
+
+It has learned nothing. It is sampled beside the student, to show what the training changed.
+"""
 
 
-def export_student(job: ExportJob, trained: Path, output: Path) -> None:
+def export_student(job: ExportJob, student: Path, output: Path) -> None:
     """Write the student's pipeline folder: `DiffusionPipeline.from_pretrained(output)` loads it.
 
     The teacher's components are taken over as files, byte for byte, but for text encoders that its
@@ -53,7 +62,8 @@ def export_student(job: ExportJob, trained: Path, output: Path) -> None:
 
     Args:
         job: frozen configuration.
-        trained: folder that distillery.scripts.train wrote.
+        student: folder that distillery.scripts.train wrote, or, for the student before its
+            training, that distillery.scripts.build_student wrote.
         output: folder to write.
 
     Raises:
@@ -62,17 +72,22 @@ def export_student(job: ExportJob, trained: Path, output: Path) -> None:
     """
     folder = find_teacher(job.teacher)
     family = family_in(folder)
-    check_student(trained)
-    about = read_about(trained)
-    _check_steps(job, about, trained)
+    check_student(student)
+    about = read_about(student)
+    is_trained = "recipe" in about
+    if is_trained:
+        _check_steps(job, about, student)
+    shape = family.latent_shape(
+        load_skeleton(folder, family), job.teacher.height, job.teacher.width
+    )
     scheduler = few_step_scheduler(
         family,
         load_scheduler(folder, job.teacher),
         job.targets.steps,
         job.student.steps,
-        tuple(about["recipe"]["latent_shape"]),
+        shape,
     )
-    denoiser = load_denoiser(trained, torch_dtype(job.teacher.dtype))
+    denoiser = load_denoiser(student, torch_dtype(job.teacher.dtype))
     with atomic_path(output) as temporary:
         index = take_over(folder, temporary, family, denoiser, scheduler, job.teacher.variant)
         for name, encoder in load_adapted_text(job.teacher, folder).items():
@@ -84,15 +99,16 @@ def export_student(job: ExportJob, trained: Path, output: Path) -> None:
         save_denoiser(denoiser, temporary / family.denoisers[0])
         scheduler.save_pretrained(temporary / "scheduler")
         write_json(temporary / INDEX, index)
-        check_schedule(family, temporary, about["recipe"])
+        if is_trained:
+            check_schedule(family, temporary, about["recipe"])
         absent = dict.fromkeys(components_left_out(temporary))
         about["call"] = right_call(job, family, denoiser) | {"absent": absent}
-        if has_lora(trained):
+        if is_trained and has_lora(student):
             (temporary / LORA).mkdir()
-            shutil.copyfile(trained / LORA_FILE, temporary / LORA / LORA_FILE)
+            shutil.copyfile(student / LORA_FILE, temporary / LORA / LORA_FILE)
             about["lora"] = lora_call(family, folder, about["student"]["network"], scheduler)
         write_about(temporary, about)
-        write_text(temporary / "README.md", model_card(job, about))
+        write_text(temporary / "README.md", model_card(job, about) if is_trained else UNTRAINED)
 
 
 def _check_steps(job: ExportJob, about: Mapping[str, Any], trained: Path) -> None:
