@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from distillery.config.jobs import EvaluationJob, ExportJob, TrainingJob
 from distillery.evaluation import verdict
 from distillery.evaluation.evaluate import evaluate
 from distillery.files import read_json, write_json
-from distillery.model_folder import ABOUT
+from distillery.model_folder import read_about, write_about
 from distillery.stages.merge import merge_samples
 from distillery.student.build import build_student
 from distillery.student.export import export_student
@@ -42,8 +43,8 @@ def run(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run
 
 
-def export(run: Run, name: str = "untrained") -> Path:
-    pipeline = run.folder / "student" / name
+def export(run: Run) -> Path:
+    pipeline = run.folder / "student" / "untrained"
     export_student(run.job("export", ExportJob), run.folder / "student" / "initial", pipeline)
     return pipeline
 
@@ -63,7 +64,7 @@ def test_it_is_the_student_in_all_but_the_training(run: Run) -> None:
     assert all(torch.equal(initial[name], written[name]) for name in initial)
     loaded = DiffusionPipeline.from_pretrained(pipeline)
     assert loaded.scheduler.config.solver_order == 1
-    assert read_json(pipeline / ABOUT)["call"]["arguments"]["num_inference_steps"] == 2
+    assert read_about(pipeline)["call"]["arguments"]["num_inference_steps"] == 2
     assert "before its training" in (pipeline / "README.md").read_text()
 
 
@@ -76,12 +77,14 @@ def test_a_lora_of_nothing_is_not_given_out(teacher: Path, tmp_path: Path) -> No
 def test_its_pictures_are_made_again_for_another_beginning(run: Run, tmp_path: Path) -> None:
     pipeline = run.folder / "student" / "untrained"
     before = sampled(run, "untrained", pipeline).read_bytes()
-    weights = run.folder / "student" / "initial" / WEIGHTS
-    content, tensors = weights.read_bytes(), load_file(weights)
+    initial = run.folder / "student" / "initial"
+    shutil.copytree(initial, tmp_path / "initial")
+    tensors = load_file(initial / WEIGHTS)
     tensors["proj_out.bias"] = tensors["proj_out.bias"] + 0.5
-    save_file(tensors, weights, metadata={"format": "pt"})
-    other = export(run, "other")
-    weights.write_bytes(content)
+    save_file(tensors, tmp_path / "initial" / WEIGHTS, metadata={"format": "pt"})
+    write_about(tmp_path / "initial", read_about(initial))
+    other = tmp_path / "untrained"
+    export_student(run.job("export", ExportJob), tmp_path / "initial", other)
     assert sampled(run, "untrained", other).read_bytes() != before
     assert sampled(run, "untrained", pipeline).read_bytes() == before
 
