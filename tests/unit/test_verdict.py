@@ -61,11 +61,9 @@ def test_the_rival_is_the_best_of_the_teachers_models_that_cost_no_more():
     assert verdict.find_roles(config, None) == without_scores
 
 
-def test_a_student_at_other_steps_or_guided_plays_no_part():
-    others = {
-        "student": {"source": "student", "steps": 2},
-        "untrained": {"source": "untrained", "guidance_scale": 2.0},
-    }
+def test_a_guided_student_plays_no_part():
+    """It was not trained for guidance, and takes two calls a step."""
+    others = {name: {"source": name, "guidance_scale": 2.0} for name in ("student", "untrained")}
     config = make_config(samples={"models": MODELS | others})
     roles = verdict.find_roles(config, quality_with(1, 1, -1, 1))
     assert roles == verdict.Roles(None, "teacher", None, None)
