@@ -57,7 +57,7 @@ def test_grid_shows_the_worst_and_nothing_twice():
 @pytest.mark.parametrize("num_models", [1, 2, 4])
 def test_a_card_of_small_pictures_shows_every_model(width, num_models):
     """Columns as report.css has them: 6rem at least, 10 px apart, in a frame of 28 px."""
-    picture = pictures.Picture("a", "data:", "a.png", width, width, True, None, None, None)
+    picture = pictures.Picture("a", "data:", "a.png", width, width, True, False, None, None, None)
     row = pictures.Row("a", 0, "a", (picture,) * num_models)
     grid = pictures.Grid((pictures.Group("all", (row,)),), 1, 1, {})
     needed = num_models * max(width, 96) + (num_models - 1) * 10 + 28
