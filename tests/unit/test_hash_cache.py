@@ -151,7 +151,7 @@ def test_an_entry_of_another_file_is_not_believed(cache: Path, weights: Path) ->
     assert hash_large_files([weights])[weights] == after
 
 
-@pytest.mark.parametrize("kind", ["file in its place", "no home"])
+@pytest.mark.parametrize("kind", ["file in its place", "folder in an entry's place", "no home"])
 def test_a_cache_that_cannot_be_written_is_told_once(
     kind: str,
     cache: Path,
@@ -162,10 +162,13 @@ def test_a_cache_that_cannot_be_written_is_told_once(
     before = hashed(weights)
     if kind == "no home":
         monkeypatch.setattr(hash_cache, "cache_folder", lambda: None)
-    else:
+    elif kind == "file in its place":
         # Root may write everywhere, but not below a file.
         monkeypatch.setenv("DISTILLERY_CACHE", str(weights / "cache"))
     flip(weights, 2)
+    if kind == "folder in an entry's place":
+        # As on a full disk, what fails is a temporary file, whose name is another each time.
+        hash_cache._entry_path(cache, hash_cache._identify(weights)).mkdir(parents=True)
     with caplog.at_level(logging.WARNING):
         first, second = hashed(weights), hashed(weights)
     assert first == second != before

@@ -121,7 +121,7 @@ def _remember(folder: Path | None, identity: Identity, digest: str) -> None:
     except OSError as error:
         _warn_once(
             f"hashes of large files cannot be remembered in {folder}, so each job reads the "
-            f"teacher once more ({error}): set {CACHE_VARIABLE} to a folder that can be written"
+            f"teacher once more ({error.strerror or error}): set {CACHE_VARIABLE} to a folder that can be written"
         )
 
 
