@@ -119,9 +119,11 @@ def _remember(folder: Path | None, identity: Identity, digest: str) -> None:
             raise FileNotFoundError("this user has no home folder")
         write_json(_entry_path(folder, identity), _entry(identity, digest))
     except OSError as error:
+        # By its words alone: the whole error names a temporary file, another one each time.
+        reason = error.strerror or str(error)
         _warn_once(
-            f"hashes of large files cannot be remembered in {folder}, so each job reads the "
-            f"teacher once more ({error.strerror or error}): set {CACHE_VARIABLE} to a folder that can be written"
+            f"hashes of large files cannot be remembered in {folder} ({reason}), so each job reads "
+            f"the teacher once more: set {CACHE_VARIABLE} to a folder that can be written"
         )
 
 
