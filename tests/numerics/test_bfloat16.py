@@ -10,39 +10,53 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from diffusers import DiffusionPipeline
 from diffusers.models.embeddings import Timesteps
+from PIL import Image
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from distillery.evaluation.manifests import ModelSamples, read_samples
+from distillery.evaluation.usage import loading_code
 from distillery.families import family_named
 from distillery.families.image_tokens import retold_timestep
 from distillery.files import read_json
 from distillery.model_folder import ABOUT
 from distillery.store.trajectories import TrajectoryStore
+from distillery.student.usage import CAST
 from distillery.teacher.find import find_teacher
 from distillery.teacher.loading import load_scheduler
 from families import CASES
 from families.case import FamilyCase
 from runs import Run, make_run
+from stranger import Stranger, code_in, filled_in
 
 NUM_PROMPTS = 9
 CLOSE = 0.05
 """Of trajectories in bfloat16 to those in float32: the tiny teachers' end 0.3 % to 2.2 % apart."""
+ALIKE = 3
+"""Of 255: a stock call in bfloat16 rounds the states that the stages keep in float32."""
 
 
 @dataclass
 class Subject:
-    """A family's runs, and which timesteps its networks were told in the stages of the first."""
+    """A family's runs in bfloat16 and in float32.
+
+    Attributes:
+        told: which timesteps networks were told in the stages of the first.
+        samples: its table of the student's images.
+    """
 
     case: FamilyCase
     run: Run
     exact: Run
     told: dict[str, set[float]] = field(default_factory=dict)
+    samples: Path = Path()
 
 
-def run_of(case: FamilyCase, name: str, folder: Path, dtype: str) -> Run:
+def run_of(case: FamilyCase, name: str, folder: Path, dtype: str, **student: Any) -> Run:
     """A run of a teacher in `dtype`, of as many student's steps as the teacher's."""
     return make_run(
         folder / name,
@@ -66,7 +80,7 @@ def run_of(case: FamilyCase, name: str, folder: Path, dtype: str) -> Run:
         },
         training={"dtype": "bfloat16"},
         previews={"every_samples": 8, "num_prompts": 2},
-        student={"steps": case.steps, **case.student},
+        student={"steps": case.steps, **case.student, **student},
         samples={"num_prompts": 2},
     )
 
@@ -89,8 +103,19 @@ def subject(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Subject:
     with timesteps_told() as made.told["training and previews"]:
         made.run.train_and_export(previews=True)
     with timesteps_told() as made.told["samples"]:
-        made.run.samples(model="student", pipeline=made.run.folder / "student/pipeline")
+        made.samples = student_samples(made.run)
     return made
+
+
+def student_samples(run: Run) -> Path:
+    """Draw with the exported student; returns their table."""
+    return run.samples(model="student", pipeline=run.folder / "student/pipeline")
+
+
+@pytest.fixture(scope="module")
+def stranger() -> Iterator[Stranger]:
+    with Stranger() as started:
+        yield started
 
 
 @contextmanager
@@ -144,6 +169,54 @@ def test_networks_are_told_the_timesteps_of_a_stock_call_in_bfloat16(subject: Su
         "training and previews": stock_student,
         "samples": stock_student,
     }
+
+
+def test_the_given_code_draws_the_samples_image(
+    subject: Subject, stranger: Stranger, tmp_path: Path
+) -> None:
+    """Model card and report, run where Distillery is not, with the seed of the manifest."""
+    samples = read_samples("student", subject.samples)
+    (card,) = code_in(subject.run.folder / "student/pipeline/README.md")
+    report = loading_code(subject.run.folder, samples)
+    assert report is not None
+    for code in (filled_in(card, **first_of(samples, subject.run)), report):
+        stranger.run(code, tmp_path)
+        assert_alike(tmp_path / "image.png", samples)
+        if CAST[-1] in code:
+            with pytest.raises(AssertionError, match="should be the same"):
+                stranger.run(code.replace(CAST[-1], ""), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["wan", "sdxl", "wan-two-experts"])
+def test_the_additions_draw_it_too(name: str, stranger: Stranger, tmp_path: Path) -> None:
+    """The card's second part: the teacher's pipeline, and the student's LoRA beside its weights."""
+    (case,) = (case for case in CASES if case.name == name)
+    case.make(tmp_path / "teacher")
+    run = run_of(case, "low", tmp_path, "bfloat16", init="lora", lora={"rank": 3, "alpha": 5.0})
+    for split in ("train", "eval"):
+        run.encode(split)
+    run.all_targets()
+    run.train_and_export()
+    samples = read_samples("student", student_samples(run))
+    for code in code_in(run.folder / "student/pipeline/README.md"):
+        stranger.run(filled_in(code, **first_of(samples, run)), tmp_path)
+        assert_alike(tmp_path / "image.png", samples)
+
+
+def first_of(samples: ModelSamples, run: Run) -> dict[str, Any]:
+    """What a user fills in for the first sample."""
+    row = samples.table.iloc[0]
+    folder = run.folder / "student/pipeline"
+    return {"folder": folder, "prompt": row["prompt"], "seed": row["noise_seed"]}
+
+
+def assert_alike(path: Path, samples: ModelSamples) -> None:
+    """An image drawn by a script, and away with it: the next one draws its own."""
+    theirs = np.asarray(Image.open(path)).astype(int)
+    path.unlink()
+    ours = samples.read_pixels(0).astype(int)
+    assert ours.std() > 1
+    assert abs(ours - theirs).max() <= ALIKE
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -1,10 +1,6 @@
 """The exported pipeline: stock Diffusers loads it, and it takes the steps it was trained for."""
 
-import os
-import re
 import shutil
-import subprocess
-import sys
 from dataclasses import asdict
 
 import pytest
@@ -25,6 +21,7 @@ from distillery.model_folder import write_about
 from distillery.student import export
 from distillery.student.export import export_student
 from distillery.training.dataset import student_scheduler
+from stranger import Stranger, code_in, filled_in
 
 STEPS = 4
 SEED = noise_seed(0, SampleId("p000", 0))
@@ -109,22 +106,13 @@ def test_a_seed_is_the_noise_of_a_sample(data):
 
 
 def test_the_card_runs_in_an_interpreter_that_knows_nothing_of_ours(data, tmp_path):
-    card = (data / "student/pipeline/README.md").read_text()
-    code = re.findall(r"```python\n(.*?)```", card, re.DOTALL)[0]
-    code = code.replace("path/to/this/folder", str(data / "student/pipeline"))
-    code = code.replace("a prompt", "a red dog").replace("manual_seed(0)", f"manual_seed({SEED})")
-    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    subprocess.run(
-        [sys.executable, "-c", f"{code}\npicture.save('picture.png')"],
-        cwd=tmp_path,
-        env=environ | {"OMP_NUM_THREADS": "1"},
-        check=True,
-        capture_output=True,
-        timeout=100,
-    )
+    folder = data / "student/pipeline"
+    (code,) = code_in(folder / "README.md")
+    with Stranger() as stranger:
+        stranger.run(filled_in(code, folder=folder, prompt="a red dog", seed=SEED), tmp_path)
     student = DiffusionPipeline.from_pretrained(data / "student/pipeline")
     expected = generate(student, output_type="pil")[0][0]
-    assert Image.open(tmp_path / "picture.png").tobytes() == expected.tobytes()
+    assert Image.open(tmp_path / "image.png").tobytes() == expected.tobytes()
 
 
 def test_the_card_names_recipe_teacher_and_settings(data):

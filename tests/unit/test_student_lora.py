@@ -22,6 +22,7 @@ from distillery.student.lora import LORA_FILE, check_lora, load_trainable
 from families import CASES
 from families.case import FamilyCase
 from runs import Run, make_run
+from stranger import code_in
 
 RANK, ALPHA = 3, 5.0
 """A scale of alpha / rank that is no power of two, so that it cannot be lost unnoticed."""
@@ -113,15 +114,15 @@ def test_frozen_weights_take_the_type_of_the_forward_pass(tmp_path: Path) -> Non
 
 
 def test_the_teacher_with_the_file_is_the_exported_student(
-    trained: tuple[FamilyCase, Run], tmp_path: Path
+    trained: tuple[FamilyCase, Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The code of the model card, run as it stands."""
+    monkeypatch.chdir(tmp_path)  # where it saves its image
     _, run = trained
     folder = run.folder / "student/pipeline"
     call = read_json(folder / ABOUT)["call"]
     ours = draw(DiffusionPipeline.from_pretrained(folder), call)
-    card = (folder / "README.md").read_text()
-    code = re.findall(r"```python\n(.*?)```", card, re.DOTALL)[1]
+    _, code = code_in(folder / "README.md")
     names: dict[str, Any] = {}
     exec(code.replace("path/to/this/folder", str(folder)), names)
     theirs = draw(names["pipeline"], call)

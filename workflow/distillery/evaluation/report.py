@@ -117,7 +117,7 @@ def write_report(config: Config, run_folder: Path, output_html: Path, output_met
         grid = make_grid(
             findings.samples, findings.scores, findings.roles.student, output_html.parent
         )
-    code = loading_code(config, run_folder, findings.samples.get(findings.roles.student or ""))
+    code = loading_code(run_folder, findings.samples.get(findings.roles.student or ""))
     previews = gather_previews(
         run_folder, findings.trained_recipe, findings.roles.reference, output_html.parent
     )

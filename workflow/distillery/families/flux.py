@@ -54,6 +54,7 @@ class Flux(Family):
         "pooled_projection_dim",
         "guidance_embeds",
     )
+    casts_latents = False
 
     def call_options(self, max_sequence_length: int) -> Mapping[str, object]:
         """How far T5's prompts are padded."""

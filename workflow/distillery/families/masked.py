@@ -7,6 +7,7 @@ to.
 """
 
 from collections.abc import Mapping, Sequence
+from math import lcm
 from types import MappingProxyType
 
 import torch
@@ -54,7 +55,7 @@ class MaskedText(Family):
     def latent_shape(self, pipeline: Pipeline, height: int, width: int) -> tuple[int, ...]:
         """(c, height / factor, width / factor)."""
         config, factor = pipeline.transformer.config, pipeline.vae_scale_factor
-        multiple = factor * config.patch_size
+        multiple = lcm(factor * config.patch_size, self.stock_multiple)
         check_size({"height": height, "width": width}, {"height": multiple, "width": multiple})
         return (config.in_channels, height // factor, width // factor)
 

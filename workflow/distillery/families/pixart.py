@@ -22,6 +22,7 @@ class PixArt(MaskedText):
     pipeline_classes = ("PixArtSigmaPipeline",)
     text_components = ("tokenizer", "text_encoder")
     max_sequence_length = 300
+    stock_multiple = 8
     blocks: Mapping[str, str] = MappingProxyType({"transformer_blocks": "num_layers"})
     interface = (*MaskedText.interface, "caption_channels", "use_additional_conditions")
 

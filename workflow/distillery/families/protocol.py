@@ -92,6 +92,11 @@ class Family(Protocol):
     nothing where all the work is in them; else whole, which takes a minute."""
     guidance_argument: str = "guidance_scale"
     """The call's argument that means classifier-free guidance."""
+    casts_latents: bool = True
+    """Whether the stock call casts latents to the VAE's type before it decodes them; where it does
+    not, the student's card does."""
+    stock_multiple: int = 1
+    """Pixels of which the stock call wants heights and widths to be multiples, whatever the VAE."""
     picture: str = "images[0]"
     """Where that call's result holds the picture, e.g. `images[0]`."""
 

@@ -28,6 +28,7 @@ class Sana(MaskedText):
     pipeline_classes = ("SanaPipeline",)
     text_components = ("tokenizer", "text_encoder")
     max_sequence_length = 300
+    stock_multiple = 32
     blocks: Mapping[str, str] = MappingProxyType({"transformer_blocks": "num_layers"})
     interface = (*MaskedText.interface, "caption_channels", "guidance_embeds")
 

@@ -1,6 +1,7 @@
 """Stable Diffusion 1.5 and 2.1: one CLIP encoder and a UNet."""
 
 from collections.abc import Mapping, Sequence
+from math import lcm
 
 import torch
 
@@ -29,6 +30,8 @@ class Sd(Family):
     denoisers = ("unet",)
     interface = ("in_channels", "out_channels", "cross_attention_dim")
     compiles_by_block = False
+    casts_latents = False
+    stock_multiple = 8
     text_components = ("tokenizer", "text_encoder", "safety_checker", "feature_extractor")
     max_sequence_length = 77
 
@@ -65,7 +68,8 @@ class Sd(Family):
                 "the teacher's unet takes the guidance as an input (time_cond_proj_dim), as "
                 "distilled ones do: use the model that it was distilled from"
             )
-        check_size({"height": height, "width": width}, {"height": factor, "width": factor})
+        multiple = lcm(factor, self.stock_multiple)
+        check_size({"height": height, "width": width}, {"height": multiple, "width": multiple})
         return (config.in_channels, height // factor, width // factor)
 
     def set_timesteps(

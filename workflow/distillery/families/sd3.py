@@ -43,6 +43,7 @@ class Sd3(Family):
     max_sequence_length = 256
     blocks: Mapping[str, str] = MappingProxyType({"transformer_blocks": "num_layers"})
     interface = (*Family.interface, "joint_attention_dim", "pooled_projection_dim")
+    casts_latents = False
 
     def call_options(self, max_sequence_length: int) -> Mapping[str, object]:
         """How far T5's prompts are padded."""

@@ -1,6 +1,7 @@
 """SDXL: two CLIP encoders, a pooled vector, and the picture's size as an input of the UNet."""
 
 from collections.abc import Mapping, Sequence
+from math import lcm
 
 import torch
 
@@ -30,6 +31,8 @@ class Sdxl(Family):
         "projection_class_embeddings_input_dim",
     )
     compiles_by_block = False
+    casts_latents = False
+    stock_multiple = 8
     text_components = (
         "tokenizer",
         "tokenizer_2",
@@ -78,7 +81,8 @@ class Sdxl(Family):
             )
         factor = pipeline.vae_scale_factor
         # The UNet halves the latents once less than it has levels.
-        multiple = factor * 2 ** (len(pipeline.unet.config.block_out_channels) - 1)
+        halved = 2 ** (len(pipeline.unet.config.block_out_channels) - 1)
+        multiple = lcm(factor * halved, self.stock_multiple)
         check_size({"height": height, "width": width}, {"height": multiple, "width": multiple})
         return (pipeline.unet.config.in_channels, height // factor, width // factor)
 

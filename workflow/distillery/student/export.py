@@ -25,6 +25,7 @@ from distillery.model_folder import (
 from distillery.schedulers import GRID_TOLERANCE, Scheduler
 from distillery.store.trajectories import schedule_from_json
 from distillery.student.lora import LORA_FILE, has_lora
+from distillery.student.usage import lora_code, student_code
 from distillery.teacher.find import (
     INDEX,
     components_left_out,
@@ -194,7 +195,9 @@ def check_schedule(family: Family, pipeline: Path, recipe: Mapping[str, Any]) ->
 def right_call(job: ExportJob, family: Family, denoiser: Denoiser) -> dict[str, Any]:
     """How the student's pipeline is called: `arguments`, and where the result has its `picture`.
 
-    `absent`, which is added where the folder is known, are arguments of `from_pretrained`.
+    `dtypes` are the samples' number types by component, `cast_latents` says whether they need what
+    the stock call does not do, and `absent`, which is added where the folder is known, are
+    components that `from_pretrained` is to leave out.
     """
     teacher = job.teacher
     is_told = family.embeds_guidance(denoiser.config)  # type: ignore[arg-type]
@@ -207,7 +210,12 @@ def right_call(job: ExportJob, family: Family, denoiser: Denoiser) -> dict[str, 
         **family.call_options(length),
         "output_type": "pil",
     }
-    return {"arguments": arguments, "picture": family.picture}
+    return {
+        "arguments": arguments,
+        "dtypes": {"default": teacher.dtype, "vae": teacher.vae_dtype},
+        "cast_latents": teacher.vae_dtype != teacher.dtype and not family.casts_latents,
+        "picture": family.picture,
+    }
 
 
 def lora_call(family: Family, folder: Path, network: str, scheduler: Scheduler) -> dict[str, Any]:
@@ -247,7 +255,8 @@ def model_card(job: ExportJob, about: Mapping[str, Any]) -> str:
         targets=job.targets,
         student=job.student,
         call=about["call"],
-        lora=about.get("lora"),
+        code=student_code(about["call"]),
+        lora_code=lora_code(about["lora"], about["call"], job.teacher) if "lora" in about else None,
         origin=about.get("student"),
         recipe=about["recipe"],
         recipe_hash=about["recipe_hash"],

@@ -1,0 +1,110 @@
+"""Python that draws an image with a student and plain Diffusers: for its card and the report."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from distillery.config.teacher import Teacher
+
+FOLDER = "path/to/this/folder"
+CAST = (
+    "# This pipeline does not cast its latents to the VAE's type by itself.",
+    "decode = pipeline.vae.decode",
+    "pipeline.vae.decode = lambda latents, **rest: decode(latents.to(pipeline.vae.dtype), **rest)",
+)
+
+
+def student_code(
+    call: Mapping[str, Any],
+    folder: str = FOLDER,
+    prompt: str = "a prompt",
+    seed: int = 0,
+    note: str = "",
+) -> str:
+    """A script that loads a student's pipeline and draws one image.
+
+    Args:
+        call: what `student.export.right_call` says of the pipeline.
+        folder: of the pipeline.
+        prompt, seed: of the image; `seed` is a sample's `noise_seed`.
+        note: said beside the seed.
+    """
+    return "\n".join(
+        [
+            "import torch",
+            "from diffusers import DiffusionPipeline",
+            "",
+            *_loading(folder, call, {}),
+            *_drawing(call, prompt, seed, note),
+        ]
+    )
+
+
+def lora_code(lora: Mapping[str, Any], call: Mapping[str, Any], teacher: Teacher) -> str:
+    """The same with the teacher's pipeline and the student's additions, from `export.lora_call`."""
+    source = {"revision": teacher.revision, "variant": teacher.variant}
+    return "\n".join(
+        [
+            "import torch",
+            f"from diffusers import DiffusionPipeline, {lora['scheduler']}",
+            "",
+            *_loading(teacher.path, call, {name: it for name, it in source.items() if it}),
+            *_one_network(lora),
+            *(
+                f"# Fuse first what the teacher had: {adapter.path!r}"
+                for adapter in teacher.adapters
+            ),
+            f"pipeline.load_lora_weights({FOLDER + '/lora'!r})",
+            f"pipeline.scheduler = {lora['scheduler']}.from_pretrained({FOLDER + '/scheduler'!r})",
+            *_drawing(call, "a prompt", 0, ""),
+        ]
+    )
+
+
+def _loading(folder: str, call: Mapping[str, Any], source: Mapping[str, str]) -> list[str]:
+    """Load a pipeline in the types that its call takes, without the components it lacks."""
+    return [
+        "pipeline = DiffusionPipeline.from_pretrained(",
+        f"    {folder!r},",
+        *(f"    {name}={value!r}," for name, value in source.items()),
+        *(f"    {name}=None," for name in call["absent"]),
+        f"    dtype={_dtypes(call['dtypes'])},",
+        ")",
+    ]
+
+
+def _dtypes(dtypes: Mapping[str, str]) -> str:
+    """One number type, or those of the components."""
+    if len(set(dtypes.values())) == 1:
+        return f"torch.{dtypes['default']}"
+    return f"{{{', '.join(f'{name!r}: torch.{dtype}' for name, dtype in dtypes.items())}}}"
+
+
+def _one_network(lora: Mapping[str, Any]) -> list[str]:
+    """Of a teacher of several networks, keep the one that the additions belong to."""
+    if not lora["modules"]:
+        return []
+    settings = ", ".join(f"{name}={value!r}" for name, value in lora["settings"].items())
+    return [
+        "pipeline.register_modules(",
+        *(
+            f"    {name}={f'pipeline.{source}' if source else None},"
+            for name, source in lora["modules"].items()
+        ),
+        ")",
+        f"pipeline.register_to_config({settings})",
+    ]
+
+
+def _drawing(call: Mapping[str, Any], prompt: str, seed: int, note: str) -> list[str]:
+    """Draw one image with noise of a seed, and save it."""
+    return [
+        'pipeline.to("cuda" if torch.cuda.is_available() else "cpu")',
+        *(CAST if call["cast_latents"] else ()),
+        "",
+        "image = pipeline(",
+        f"    prompt={prompt!r},",
+        *(f"    {name}={value!r}," for name, value in call["arguments"].items()),
+        f"    generator=torch.Generator().manual_seed({seed}),{note and f'  # {note}'}",
+        f").{call['picture']}",
+        'image.save("image.png")',
+    ]
