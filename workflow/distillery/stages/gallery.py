@@ -2,7 +2,7 @@
 
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -73,10 +73,8 @@ class Gallery:
 
     def identity(self, row: int) -> ChunkIdentity:
         """Recipe and member of one picture, as in its PNG and beside its latents."""
-        sample = self.samples[row]
         texts = self._texts[row // self.images_per_prompt]
-        member = {"samples": [[sample.prompt_id, sample.index, *texts]]}
-        return ChunkIdentity(self.recipe_hash, hash_json(member))
+        return ChunkIdentity(self.recipe_hash, member_of(self.samples[row], texts))
 
     def is_done(self, row: int) -> bool:
         """Whether picture and latents are there, whole, and of this recipe."""
@@ -104,6 +102,11 @@ class Gallery:
         """Whether every pixel of a picture that is there is 0; reads its texts alone."""
         with Image.open(self.picture(row)) as picture:
             return BLACK in getattr(picture, "text", {})
+
+
+def member_of(sample: SampleId, texts: Sequence[str]) -> str:
+    """The digest of a picture's sample and of what it is made from, see `texts_of_rows`."""
+    return hash_json({"samples": [[sample.prompt_id, sample.index, *texts]]})
 
 
 def identity_in(path: Path) -> ChunkIdentity | None:

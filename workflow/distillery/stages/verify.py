@@ -14,9 +14,11 @@ from functools import partial
 from pathlib import Path
 
 from distillery.evaluation.manifests import tables_of
-from distillery.files import hash_file, hash_json, read_json, read_sealed
+from distillery.files import hash_file, read_json, read_sealed
+from distillery.identity import SampleId
 from distillery.model_folder import find_changes
-from distillery.stages.gallery import identity_in
+from distillery.prompts import texts_of_rows
+from distillery.stages.gallery import identity_in, member_of
 from distillery.store.chunks import ChunkIdentity, DamagedChunkError, read_chunk, read_identity
 from distillery.store.shards import Manifest, vouchers_of
 from distillery.store.tables import find_problem, read_table
@@ -160,11 +162,15 @@ def _find_pictures(folder: Path) -> Iterator[Item]:
         if _problem_of_table(path) is not None:
             continue
         table = read_table(path)
-        for row in table.to_dict("records"):
-            member = {"samples": [[row["prompt_id"], row["index"], row["prompt"]]]}
-            identity = ChunkIdentity(row["recipe"], hash_json(member))
-            vouchers[row["file"]].append((identity, row["sha256"]))
-            vouchers[row["latents_file"]].append((identity, row["latents_sha256"]))
+        # A table does not say whether its pictures were guided by negative prompts.
+        for guided in (False, True):
+            for row, texts in zip(
+                table.to_dict("records"), texts_of_rows(table, guided), strict=True
+            ):
+                member = member_of(SampleId(row["prompt_id"], row["index"]), texts)
+                identity = ChunkIdentity(row["recipe"], member)
+                vouchers[row["file"]].append((identity, row["sha256"]))
+                vouchers[row["latents_file"]].append((identity, row["latents_sha256"]))
         if path == merged or not merged.is_file():
             needed |= {*table["file"], *table["latents_file"]}
     there = [*folder.glob("*/*.png"), *folder.glob("*/*.safetensors")]
