@@ -79,19 +79,33 @@ def test_what_is_printed_mends_everything(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """All kinds at once; a checkpoint is passed over by a training, and is only removed."""
+    """All kinds at once, but for checkpoints: without its last one a training learns again."""
     in_copy(finished, tmp_path / "copy", monkeypatch)
-    before = {name: digest for name, digest in contents().items() if "checkpoints" not in name}
+    before = contents()
     for pattern, place in KINDS.items():
-        flip(pattern, place)
+        if "checkpoints" not in pattern:
+            flip(pattern, place)
     _, lines = verify(capsys)
     assert lines[-2].startswith("    rm -r ")
     assert lines[-1].startswith("    snakemake ")
     for line in lines[-2:]:
         run_shell(line)
-    after = {name: digest for name, digest in contents().items() if "checkpoints" not in name}
-    assert after == before
+    assert contents() == before
     assert verify(capsys)[0] == 0
+
+
+def test_a_damaged_checkpoint_is_only_removed(
+    finished: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    in_copy(finished, tmp_path / "copy", monkeypatch)
+    before = {name: digest for name, digest in contents().items() if "checkpoints" not in name}
+    flip("student/checkpoints/*/samples-*/weights.safetensors")
+    run_shell(verify(capsys)[1][-2])
+    assert verify(capsys)[0] == 0
+    assert contents() == before
 
 
 def test_a_run_that_is_not_finished_is_read_as_far_as_it_goes(
