@@ -11,7 +11,7 @@ endif
 export XDG_CACHE_HOME ?= $(shell mkdir -p "$$HOME/.cache" 2>/dev/null && test -w "$$HOME/.cache" && \
 	echo "$$HOME/.cache" || echo "$(CURDIR)/.cache")
 
-.PHONY: help demo test test-fast test-gpu test-slurm lint schema format lock clean
+.PHONY: help demo test test-fast mutants test-gpu test-slurm lint schema format lock clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -42,6 +42,9 @@ test: $(VENV)/installed-dev  ## run the tests, on all cores
 test-fast: $(VENV)/installed-dev  ## run those that take a minute together
 	python -m pytest $(PARALLEL) -m "not slow and not gpu and not slurm"
 	@echo "left out: real Snakemake runs, trainings of several processes, every family, other slow tests"
+
+mutants: $(VENV)/installed-dev  ## change the code in 150 small ways; does a test notice each?
+	PYTHONPATH=tests python -m mutation
 
 test-gpu: $(VENV)/installed-dev  ## run the tests that need GPUs, two for all of them
 	python -m pytest -m gpu
