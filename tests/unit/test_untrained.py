@@ -105,7 +105,7 @@ def test_a_student_that_learned_nothing_does_not_pass(run: Run, tmp_path: Path) 
     roles = verdict.find_roles(run.config, found)
     assert roles == verdict.Roles("student", "teacher", "few", "untrained")
     checks = verdict.check_student(found, roles, 0.0001)
-    assert [check.outcome for check in checks[4:]] == ["failed"] * 3
+    assert [check.outcome for check in checks[3:]] == ["failed"] * 2
 
 
 # ---- the demo's check --------------------------------------------------------------------------
