@@ -1,5 +1,6 @@
 import json
 
+from distillery.locks import hold_run, job_lock
 from distillery.plan_first import check_folder, plan_first
 
 # What each stage depends on, and whether the run can work at all.
@@ -13,9 +14,13 @@ except ValueError as error:
     raise WorkflowError(str(error))
 
 
-# Not in a dry run, not where the plan itself was asked for, and in a module only where the main
-# workflow calls it. By the rules themselves, since a module's have other names.
+# Not in a dry run, and in a module only where the main workflow calls it; no plan where it was asked
+# for itself. By the rules themselves, since a module's have other names.
 onstart:
+    try:
+        hold_run(Path(RUN))
+    except ValueError as error:
+        raise WorkflowError(str(error))
     needed = {job.rule: job for job in workflow.dag.needrun_jobs()}
     if rules.plan.rule not in needed:
         processes, gpus = 0, None

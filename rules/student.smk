@@ -51,6 +51,7 @@ rule train:
         cpu_processes=CONFIG.hardware.cpu_processes,
     params:
         processes=lambda wildcards, resources: resources.gpu or resources.cpu_processes,
+        lock=str(job_lock(Path(RUN), "train")),
         checkpoints=f"{RUN}/student/checkpoints",
         previews=lambda wildcards, input: (
             f"--previews {RUN}/student/previews --previews-config {input.previews[0]}"
@@ -62,7 +63,8 @@ rule train:
         """
         # torchrun kills what a signal has not ended after 30 s: too soon for a large checkpoint.
         export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=900
-        exec python -m distillery.scripts.with_gpus --num-gpus {resources.gpu} -- \
+        exec python -m distillery.scripts.with_gpus --num-gpus {resources.gpu} \
+            --alone {params.lock} -- \
             python -m torch.distributed.run --standalone --nproc-per-node={params.processes} \
             --signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 -m distillery.scripts.train \
             --config {input.config} \

@@ -11,6 +11,7 @@ from distillery.config.parsing import Model
 from distillery.config.run import parse_config
 from distillery.config.section import Compile
 from distillery.hardware import device_label, select_device
+from distillery.locks import alone, job_lock
 from distillery.plan_first import plan_first
 from distillery.telemetry import Reporter, explain_errors, reporting
 
@@ -92,9 +93,12 @@ def run_stage(
 
     def main() -> None:
         device = select_device(arguments.cpu_threads)
-        telemetry = run_folder(arguments.config) / "telemetry"
+        run = run_folder(arguments.config)
         label = device_label(device)
-        with reporting(telemetry, stage, job_name, label, arguments.log) as reporter:
+        with (
+            alone(job_lock(run, job_name)),
+            reporting(run / "telemetry", stage, job_name, label, arguments.log) as reporter,
+        ):
             body(read_job(arguments.config, job_model), device, reporter)
 
     return explain_errors(main, arguments.log)

@@ -15,8 +15,10 @@ import argparse
 import os
 import signal
 import sys
+from pathlib import Path
 
 from distillery.hardware import visible_ids
+from distillery.locks import say, take
 from distillery.slots import acquire, default_folder
 
 NO_GPUS = 125
@@ -32,7 +34,10 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument(
         "--timeout-s", type=float, help="longest wait in seconds (default: for ever)"
     )
-    parser.usage = "with_gpus --num-gpus N [--timeout-s S] -- command [argument ...]"
+    parser.add_argument(
+        "--alone", type=Path, help="lock file of a job: wait for one that is still at work on it"
+    )
+    parser.usage = "with_gpus --num-gpus N [--timeout-s S] [--alone FILE] -- command [argument ...]"
     options = argv.index("--") if "--" in argv else len(argv)
     command = argv[options + 1 :]
     arguments = parser.parse_args(argv[:options])
@@ -65,6 +70,9 @@ def run(command: list[str]) -> int:
 def main(argv: list[str]) -> int:
     """Take the devices and run the command on them."""
     arguments, command = parse(argv)
+    if arguments.alone is not None:
+        # Before GPUs are taken, which the job that is waited for may hold. The command inherits it.
+        os.set_inheritable(take(arguments.alone), True)
     if handed_out(arguments.num_gpus):
         return run(command)
     try:
@@ -72,7 +80,7 @@ def main(argv: list[str]) -> int:
             arguments.num_gpus,
             default_folder(),
             arguments.timeout_s,
-            tell=lambda line: print(line, file=sys.stderr, flush=True),
+            tell=say,
         )
     except (ValueError, RuntimeError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -1,0 +1,90 @@
+"""Locks of runs and jobs: one holder, named; free when its process has ended, however it ended."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from distillery.locks import alone, hold_run, job_lock
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from distillery import locks
+getattr(locks, sys.argv[1])(Path(sys.argv[2]))
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def holder(function: str, path: Path) -> "subprocess.Popen[str]":
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, function, str(path)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def kill(process: "subprocess.Popen[str]") -> None:
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+def test_a_run_has_one_snakemake_until_that_is_killed(tmp_path: Path) -> None:
+    process = holder("hold_run", tmp_path)
+    with pytest.raises(ValueError, match=f"another snakemake, process {process.pid} of ") as no:
+        hold_run(tmp_path)
+    assert len(str(no.value).splitlines()) == 1
+    kill(process)
+    again = holder("hold_run", tmp_path)
+    kill(again)
+
+
+def test_a_job_waits_for_the_one_that_is_at_work_and_says_so(tmp_path: Path) -> None:
+    path = job_lock(tmp_path, "targets-0-of-2")
+    process, told = holder("take", path), list[str]()
+    subprocess.Popen(
+        [sys.executable, "-c", f"import os, time; time.sleep(1); os.kill({process.pid}, 9)"]
+    )
+    begin_s = time.monotonic()
+    with alone(path, told.append):
+        assert time.monotonic() - begin_s > 0.5
+        assert told == [
+            f"waiting for process {process.pid} of {os.uname().nodename}, which is still at work "
+            "on targets-0-of-2"
+        ]
+    kill(process)
+
+
+def test_a_job_that_has_ended_is_not_waited_for(tmp_path: Path) -> None:
+    told: list[str] = []
+    for _ in range(2):
+        with alone(tmp_path / "job", told.append):
+            pass
+    assert not told
+
+
+def test_a_command_inherits_the_lock(tmp_path: Path) -> None:
+    """As torchrun does from with_gpus."""
+    lock = tmp_path / "train"
+    command = [sys.executable, "-m", "distillery.scripts.with_gpus", "--num-gpus", "0"]
+    command += ["--alone", str(lock), "--", "bash", "-c", "echo held; exec sleep 60"]
+    first = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert first.stdout is not None
+    assert first.stdout.readline() == "held\n"
+    second = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert second.stderr is not None
+    assert f"waiting for process {first.pid} of" in second.stderr.readline()
+    assert second.poll() is None
+    kill(first)
+    assert second.stdout is not None
+    assert second.stdout.readline() == "held\n"
+    second.stderr.close()
+    kill(second)
