@@ -8,10 +8,16 @@ from snakemake.utils import min_version
 
 from distillery.config.run import Config, parse_config
 from distillery.config.jobs import freeze
+from distillery.config.yaml_files import check_files
 from distillery.hardware import count_gpus
 
 min_version("9.20")
 
+
+try:
+    check_files(workflow.configfiles or ["config/config.yaml"])
+except ValueError as error:
+    raise WorkflowError(str(error))
 
 if not workflow.configfiles:
 

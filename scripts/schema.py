@@ -31,6 +31,12 @@ another value makes nothing again but the report. This page is generated from
 `workflow/schemas/config.schema.json`.
 """
 REMAKES_NOTHING_MARK = " ○"
+# Upper bounds are far beyond what is of use, and would only be in the way.
+LIMITS = {
+    "minimum": ">=",
+    "exclusiveMinimum": ">",
+    "maxLength": "of at most",
+}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -131,11 +137,7 @@ def _kind(schema: dict[str, Any], field: dict[str, Any]) -> str:
         items = field.get("items") or (field.get("prefixItems") or [{}])[0]
         kind = _kind(schema, items)
         return f"list of ({kind})" if "anyOf" in items else f"list of {kind}"
-    limits = [
-        f"{sign} {field[name]}"
-        for name, sign in (("minimum", ">="), ("exclusiveMinimum", ">"))
-        if name in field
-    ]
+    limits = [f"{sign} {field[name]}" for name, sign in LIMITS.items() if name in field]
     return " ".join([str(field.get("type", "any")), *limits])
 
 

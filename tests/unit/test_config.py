@@ -146,6 +146,32 @@ def test_every_shipped_configuration_is_valid(path: Path) -> None:
             ["prompts.notes has negative_prompt, which is read: rename the column"],
         ),
         ({"run": "a/b"}, ["run is 'a/b'"]),
+        ({"run": "a" * 300}, ["it should have at most 64 characters"]),
+        ({"seed": 2**70}, ["seed is 1180591620717411303424"]),
+        ({"targets__num_shards": 10**12}, ["targets.num_shards is 1000000000000", "10000"]),
+        ({"samples__num_shards": 10**6}, ["samples.num_shards is 1000000", "10000"]),
+        ({"targets__chunk_size": 4 * 10**18}, ["targets.chunk_size is 4000000000000000000"]),
+        ({"targets__batch_size": 10**12}, ["targets.batch_size is 1000000000000"]),
+        ({"samples__batch_size": 2**64}, ["samples.batch_size is 18446744073709551616"]),
+        ({"samples__images_per_prompt": 10**10}, ["samples.images_per_prompt is 10000000000"]),
+        ({"samples__num_prompts": 2**64}, ["samples.num_prompts is 18446744073709551616"]),
+        ({"samples__models__teacher__steps": 10**12}, ["samples.models.teacher.steps is 100000"]),
+        ({"embeddings__batch_size": 2**64}, ["embeddings.batch_size is 18446744073709551616"]),
+        ({"evaluation__num_resamples": 10**12}, ["evaluation.num_resamples is 1000000000000"]),
+        ({"previews__num_prompts": 10**12}, ["previews.num_prompts is 1000000000000"]),
+        ({"hardware__cpu_threads": 10**6}, ["hardware.cpu_threads is 1000000"]),
+        ({"teacher__num_gpus": 10**9}, ["teacher.num_gpus is 1000000000"]),
+        ({"teacher__max_sequence_length": 10**12}, ["teacher.max_sequence_length is 10000"]),
+        ({"targets__guidance_scale": 1e300}, ["targets.guidance_scale is 1e+300"]),
+        ({"training__learning_rate": 1e6}, ["training.learning_rate is 1000000.0"]),
+        ({"training__weight_decay": 1e300}, ["training.weight_decay is 1e+300"]),
+        ({"training__num_samples": 32 * 10**28}, ["training.num_samples is 32000000000"]),
+        ({"training__keep_checkpoints": 10**30}, ["training.keep_checkpoints is 1000000"]),
+        ({"training__ema_half_life_samples": 2**64}, ["training.ema_half_life_samples is 184"]),
+        (
+            {"training__warmup_samples": 641},
+            ["training.warmup_samples is 641, training.num_samples is 640: the rate would never"],
+        ),
         ({"run": datetime.date(2026, 1, 1)}, ["2026-01-01", "quotes"]),
         ({"samples__models": {}}, ["samples.models"]),
         ({"samples__models": {"a b": {"source": "teacher"}}}, ["samples.models.a b"]),
@@ -176,6 +202,18 @@ def test_what_is_wrong_is_said(changes: dict[str, Any], parts: list[str]) -> Non
     message = refused(changed(**changes))
     for part in parts:
         assert part in message
+
+
+@pytest.mark.parametrize("raw", [None, [], "text", 3])
+def test_a_run_is_a_mapping(raw: Any) -> None:
+    assert "a run is a mapping of keys" in refused(raw)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"targets__steps": "x" * 10**5}, {"x" * 10**5: 1}, {"targets__steps": [1] * 10**5}]
+)
+def test_a_huge_value_is_shown_in_part(changes: dict[str, Any]) -> None:
+    assert len(refused(changed(**changes))) < 1000
 
 
 @pytest.mark.parametrize(

@@ -186,7 +186,7 @@ def test_the_plan_advises(teacher: Path, tmp_path: Path) -> None:
         "samples.num_shards is 9 for 2 batches: some jobs will have nothing to do"
     ]
     raw = copy.deepcopy(raw)
-    raw["samples"] |= {"num_shards": 1, "images_per_prompt": 10**12}
+    raw["samples"] |= {"num_shards": 1, "images_per_prompt": 10**9}
     assert any("may not fit on the disk" in line for line in planned(raw, tmp_path)["advice"])
 
 

@@ -99,6 +99,23 @@ def test_a_scheduler_that_does_not_fit(
     assert re.search(problem, refused(tmp_path, teacher, teacher={"scheduler": scheduler}))
 
 
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"targets": {"steps": 1002}}, "targets.steps is 1002"),
+        (
+            {"samples": {"models": {"teacher": {"source": "teacher", "steps": 1001}}}},
+            "samples.models.teacher.steps is 1001",
+        ),
+    ],
+)
+def test_more_steps_than_the_scheduler_has(
+    teacher: Path, tmp_path: Path, changes: dict[str, Any], key: str
+) -> None:
+    message = refused(tmp_path, teacher, **changes)
+    assert f"{key}, the teacher's scheduler has 1000 timesteps: use fewer steps" in message
+
+
 def test_layers_that_the_teacher_lacks(teacher: Path, tmp_path: Path) -> None:
     student = {"steps": 2, "init": "layers", "layers": [0, 9]}
     assert "lists 9: the teacher's transformer has 2 blocks" in refused(
@@ -120,7 +137,7 @@ def test_prompts_in_both_files_are_pointed_out(teacher: Path, tmp_path: Path) ->
 
 
 def test_no_disk_space(teacher: Path, tmp_path: Path) -> None:
-    message = refused(tmp_path, teacher, targets={"samples_per_prompt": 10**12})
+    message = refused(tmp_path, teacher, targets={"samples_per_prompt": 10**9})
     assert "the run needs" in message
     assert "targets 6437" in message
     assert "GiB free and holds 0.0 KiB of it: free some space, lower targets.samples_per" in message

@@ -164,6 +164,29 @@ def test_a_wrong_configuration_gives_one_clear_message(
     assert "Traceback" not in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        (b"run: tiny", b"run: tiny\nrun: other", "run stands on line "),
+        (b"run: tiny", b"run: caf\xe9", "is not UTF-8"),
+        (b"run: tiny", b"run: " + b"a" * 300, "run is 'aaa"),
+        (b"num_shards: 2", b"num_shards: 1000000000000", "num_shards is 1000000000000"),
+    ],
+    ids=["twice", "latin1", "long", "shards"],
+)
+def test_nonsense_gives_one_clear_message_too(
+    before: bytes, after: bytes, message: str, teacher: Path, tmp_path: Path
+) -> None:
+    folder = skeleton(tmp_path)
+    configure(folder, teacher)
+    path = folder / "config" / "config.yaml"
+    path.write_bytes(path.read_bytes().replace(before, after))
+    done = snakemake(folder, "--dry-run")
+    assert done.returncode != 0
+    assert message in done.stdout
+    assert "Traceback" not in done.stdout
+
+
 def test_a_plan_that_cannot_work_stops_the_run_with_its_reason(
     teacher: Path, tmp_path: Path
 ) -> None:

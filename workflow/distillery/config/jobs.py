@@ -24,7 +24,7 @@ from distillery.config.run import (
     Targets,
     parse_config,
 )
-from distillery.config.section import BatchSize, Count, Name, Section, without_result
+from distillery.config.section import BatchSize, Count, Name, Section, Small, without_result
 from distillery.config.student import Student
 from distillery.config.teacher import Teacher
 from distillery.config.training import Training
@@ -100,7 +100,7 @@ class Sampling(Section):
     """
 
     source: Source
-    steps: Count
+    steps: Small
     guidance_scale: float | None
     guidance_scale_2: float | None = None
     trained_guidance_scale: float | None

@@ -15,6 +15,8 @@ Model = TypeVar("Model", bound=Section)
 BRANCH = re.compile(r"constrained-|(literal|tuple|union|function-\w+)\[|(bool|int|float|str|none)$")
 """What pydantic adds to a key that takes one of several types: the type that it tried."""
 
+MAX_SHOWN = 120
+
 
 def parse(model: type[Model], raw: JsonObject, source: str) -> Model:
     """Validate through JSON, which strict mode needs for tuples, and explain what is wrong."""
@@ -29,8 +31,16 @@ def parse(model: type[Model], raw: JsonObject, source: str) -> Model:
 def _refuse(value: object) -> None:
     """YAML knows more types than JSON does, dates above all."""
     raise ValueError(
-        f"YAML takes {value} for a {type(value).__name__}: put it in quotes if text is meant"
+        f"YAML takes {shorten(str(value))} for a {type(value).__name__}: put it in quotes if text "
+        "is meant"
     )
+
+
+def shorten(text: str) -> str:
+    """A value in a message: of a huge one the two ends."""
+    if len(text) <= MAX_SHOWN:
+        return text
+    return f"{text[: MAX_SHOWN // 2]} … {text[-MAX_SHOWN // 4 :]}"
 
 
 def _explain_all(model: type[BaseModel], errors: Sequence[Any]) -> list[str]:
@@ -68,22 +78,22 @@ def _explain(model: type[BaseModel], details: Any) -> str:
             allowed = sorted(_known_keys(model, details["loc"][:-1]))
             near = get_close_matches(str(details["loc"][-1]), allowed, n=1)
             meant = f", did you mean {near[0]}" if near else ""
-            return (
-                f"{key} is not a key of the configuration{meant}; known here: {', '.join(allowed)}"
-            )
+            known = ", ".join(allowed)
+            return f"{shorten(key)} is not a key of the configuration{meant}; known here: {known}"
         case "missing":
             return f"{key} is missing: add it"
         case "value_error":
             return str(details["ctx"]["error"])
         case "float_type" | "int_type" if isinstance(given, str) and _is_number(given):
             return (
-                f"{key} is the text {given!r}: YAML 1.1 takes 1e-4 for text, write 1.0e-4, "
-                "and leave out quotes"
+                f"{key} is the text {shorten(repr(given))}: YAML 1.1 takes 1e-4 for text, write "
+                "1.0e-4, and leave out quotes"
             )
         case _:
             message = details["msg"].replace("Input should be", "it should be")
+            message = message.replace("String should", "it should")
             message = message.replace("a valid array", "a list")
-            return f"{key} is {'null' if given is None else repr(given)}: {message}"
+            return f"{key} is {'null' if given is None else shorten(repr(given))}: {message}"
 
 
 def _known_keys(model: type[BaseModel], location: tuple[str | int, ...]) -> set[str]:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from distillery.config.section import Count, NoResult, Section
+from distillery.config.section import Count, CountOrNone, NoResult, Section
 
 
 class Previews(Section):
@@ -13,7 +13,7 @@ class Previews(Section):
     Every process draws its share. It takes the VAE's memory, and the time of the pictures.
     """
 
-    every_samples: Annotated[int, Field(ge=0), NoResult] = Field(
+    every_samples: Annotated[CountOrNone, NoResult] = Field(
         0,
         description="between two previews, in training samples; 0: none, and no VAE beside the "
         "student. From any kept checkpoint they can be had later, as a file: "

@@ -4,6 +4,7 @@
 nothing else; `jobs` says which part of it each stage depends on.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
@@ -15,9 +16,14 @@ from distillery.config.section import (
     Compile,
     Count,
     Dtype,
+    Guidance,
     Name,
     NoResult,
+    Positive,
     Section,
+    Seed,
+    Shards,
+    Small,
     Split,
     need_multiple,
 )
@@ -105,23 +111,23 @@ class Prompts(Section):
 class Embeddings(Section):
     """How prompts are encoded."""
 
-    batch_size: Count = Field(32, description="prompts in one call of the text encoder")
-    chunk_size: Count = Field(1024, description="prompts in one file, the unit a crash can lose")
+    batch_size: Small = Field(32, description="prompts in one call of the text encoder")
+    chunk_size: Small = Field(1024, description="prompts in one file, the unit a crash can lose")
 
 
 class Targets(Section):
     """The teacher's trajectories that are stored."""
 
-    steps: Count = Field(description="denoising steps of the teacher")
-    guidance_scale: Annotated[float, Field(ge=1.0)] = Field(
+    steps: Small = Field(description="denoising steps of the teacher")
+    guidance_scale: Guidance = Field(
         description="classifier-free guidance folded into the targets; 1.0 means off"
     )
-    guidance_scale_2: Annotated[float, Field(ge=1.0)] | None = Field(
+    guidance_scale_2: Guidance | None = Field(
         None,
         description="guidance of a teacher's second network, transformer_2 of Wan2.2-A14B; null: "
         "the same",
     )
-    num_segments: Count = Field(
+    num_segments: Small = Field(
         4, description="equal pieces of a trajectory; their num_segments + 1 ends are stored"
     )
     samples_per_prompt: Count = Field(1, description="trajectories of each prompt")
@@ -130,10 +136,10 @@ class Targets(Section):
         description="trajectories in one call of the pipeline; auto: the largest that fits the GPU "
         "and pays, so that the last bits of a result follow the GPU",
     )
-    chunk_size: Count = Field(
+    chunk_size: Small = Field(
         64, description="trajectories in one file, the unit that a crash can lose"
     )
-    num_shards: Count = Field(
+    num_shards: Shards = Field(
         8, description="independent jobs; choose it by the size of the data, at least one a GPU"
     )
     dtype: Dtype = Field("float32", description="of the stored states; solved in float32 always")
@@ -163,17 +169,17 @@ class SampledModel(Section):
         description="whose pipeline is called; untrained: the student before its training, with "
         "the student's scheduler"
     )
-    steps: Count | None = Field(
+    steps: Small | None = Field(
         None,
         description="null: targets.steps for the teacher, else student.steps, and no other number; "
         "required where there is no training",
     )
-    guidance_scale: Annotated[float, Field(ge=1.0)] | None = Field(
+    guidance_scale: Guidance | None = Field(
         None,
         description="null: targets.guidance_scale for the teacher, else 1.0; required where there "
         "is no training",
     )
-    guidance_scale_2: Annotated[float, Field(ge=1.0)] | None = Field(
+    guidance_scale_2: Guidance | None = Field(
         None,
         description="of the teacher's second network; null: the same as guidance_scale, and where "
         "that is null too targets.guidance_scale_2",
@@ -195,7 +201,7 @@ class Samples(Section):
     batch_size: BatchSize = Field(
         8, description="images in one call of the pipeline; auto: as for targets"
     )
-    num_shards: Count = Field(4, description="independent jobs a model")
+    num_shards: Shards = Field(4, description="independent jobs a model")
 
 
 class Dataset(Section):
@@ -213,18 +219,20 @@ class Evaluation(Section):
 
     judge: str = Field(description="a CLIP model in transformers format: folder or hub id")
     reference: Name = Field("teacher", description="the model of `samples` the others are held to")
-    num_resamples: Count = Field(2000, description="bootstrap resamples of an interval")
     min_clip_ratio: Annotated[float, Field(gt=0)] = Field(
         0.97,
         description="share of the reference's CLIP score that the student must exceed, by its "
         "whole interval; what you would accept, fewer steps keep less",
+    )
+    num_resamples: Annotated[int, Field(ge=1, le=100_000)] = Field(
+        2000, description="bootstrap resamples of an interval"
     )
 
 
 class Hardware(Section):
     """What the machine gives a job. Nothing here changes a result beyond rounding."""
 
-    cpu_threads: Annotated[Count, NoResult] = Field(
+    cpu_threads: Annotated[Small, NoResult] = Field(
         1, description="threads of a job without GPU; fixes its last bits"
     )
     compile: Annotated[Compile, NoResult] = Field(
@@ -232,17 +240,17 @@ class Hardware(Section):
         description="whether networks are compiled on a GPU; auto: large ones in long runs, where "
         "the minute that it takes is won back",
     )
-    num_gpus: Annotated[Count | None, NoResult] = Field(
+    num_gpus: Annotated[Small | None, NoResult] = Field(
         None,
         description="GPUs that the training will get, over all its nodes, for the plan; null: as "
         "many as Snakemake gives it, else those of the machine that plans",
     )
-    gpu_memory_gib: Annotated[Annotated[float, Field(gt=0)] | None, NoResult] = Field(
+    gpu_memory_gib: Annotated[Positive | None, NoResult] = Field(
         None,
         description="memory of each GPU that jobs will get, for the plan on a machine without "
         "them; null: that of the GPUs found",
     )
-    cpu_processes: Annotated[Count, NoResult] = Field(
+    cpu_processes: Annotated[Small, NoResult] = Field(
         2, description="training processes where there is no GPU"
     )
 
@@ -251,7 +259,7 @@ class RunConfig(Section):
     """What every run has."""
 
     run: Name = Field(description="results go to results/{run}")
-    seed: Annotated[int, Field(ge=0)] = Field(0, description="of all noise and of the data order")
+    seed: Seed = Field(0, description="of all noise and of the data order")
     prompts: Prompts
     teacher: Teacher
     embeddings: Embeddings = Embeddings()
@@ -366,6 +374,10 @@ def parse_config(raw: JsonObject, source: str) -> Config | GeneratingConfig:
 
     A run with none of `NEEDED_TO_TRAIN` and no student only generates.
     """
+    if not isinstance(raw, Mapping):
+        raise ValueError(
+            f"{source} cannot be used: it holds a {type(raw).__name__}, a run is a mapping of keys"
+        )
     given = [key for key in (*NEEDED_TO_TRAIN, "student") if _is_given(raw, key)]
     if not given:
         return parse(GeneratingConfig, raw, source)

@@ -6,10 +6,19 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 Split = Literal["train", "eval"]
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=10**9)]
+CountOrNone = Annotated[int, Field(ge=0, le=10**9)]
+Small = Annotated[int, Field(ge=1, le=2**16)]
+"""What one call, file or machine has of something. All bounds are far beyond what is of use, and
+keep what is counted so far from exhausting a machine."""
+Shards = Annotated[int, Field(ge=1, le=10_000)]
+"""Snakemake itself takes a minute for ten thousands of jobs."""
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Guidance = Annotated[float, Field(ge=1.0, le=1000.0)]
+Positive = Annotated[float, Field(gt=0, le=1e6)]
 Compile = Literal["auto", "always", "never"]
-BatchSize = Count | Literal["auto"]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+BatchSize = Small | Literal["auto"]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=64)]
 
 
 REMAKES_NOTHING = "x-remakes-nothing"

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from distillery.config.section import Count, Section
+from distillery.config.section import Count, Positive, Section, Small
 
 Init = Literal["teacher", "layers", "config", "lora"]
 LayersRule = Literal["even", "first", "last", "ends"]
@@ -67,8 +67,8 @@ class Unet(Section):
 class Lora(Section):
     """Low-rank additions to the teacher's weights, which alone are trained (arXiv:2106.09685)."""
 
-    rank: Count = Field(64, description="of each addition, at most the layer's smaller side")
-    alpha: Annotated[float, Field(gt=0)] | None = Field(
+    rank: Small = Field(64, description="of each addition, at most the layer's smaller side")
+    alpha: Positive | None = Field(
         None, description="additions are scaled by alpha / rank; null: alpha is the rank"
     )
     targets: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
@@ -90,7 +90,7 @@ class Student(Section):
     layers: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
         None, description="indices of the teacher's blocks to keep, for init: layers"
     )
-    num_layers: Count | None = Field(
+    num_layers: Small | None = Field(
         None, description="how many blocks to keep instead, chosen by layers_rule"
     )
     layers_rule: LayersRule = Field(
@@ -108,7 +108,7 @@ class Student(Section):
         description="of a teacher with several networks, the one that the student starts from; "
         "Wan2.2-A14B has transformer (for the noisier states) and transformer_2",
     )
-    steps: Count = Field(4, description="denoising steps, without guidance")
+    steps: Small = Field(4, description="denoising steps, without guidance")
 
     @model_validator(mode="after")
     def _check(self) -> Self:

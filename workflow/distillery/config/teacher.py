@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from distillery.config.section import Count, Dtype, NoResult, Section
+from distillery.config.section import Dtype, NoResult, Section, Small
 
 HALF_ONLY = ("flash", "sage", "aiter", "cudnn")
 """Parts of the names of attention backends whose kernels take no float32."""
@@ -67,16 +67,16 @@ class Teacher(Section):
         description="weights that wait in the host's memory. model: a component is on the GPU "
         "while it works; sequential: a layer is, which is far slower. Needs a GPU",
     )
-    num_gpus: Annotated[Count, NoResult] = Field(
+    num_gpus: Annotated[Small, NoResult] = Field(
         1, description="GPUs of one job; with several the networks are spread over them by blocks"
     )
-    height: Count = Field(description="pixels")
-    width: Count = Field(description="pixels")
+    height: Small = Field(description="pixels")
+    width: Small = Field(description="pixels")
     negative_prompt: str | None = Field(
         None,
         description="the unconditional branch's prompt; null: what the stock pipeline does without",
     )
-    max_sequence_length: Count | None = Field(
+    max_sequence_length: Small | None = Field(
         None, description="text tokens a prompt is padded to; null: the stock pipeline's default"
     )
     long_prompts: Literal["refuse", "truncate"] = Field(

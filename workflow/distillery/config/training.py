@@ -4,7 +4,17 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from distillery.config.section import BatchSize, Compile, Count, NoResult, Section, need_multiple
+from distillery.config.section import (
+    BatchSize,
+    Compile,
+    Count,
+    CountOrNone,
+    NoResult,
+    Positive,
+    Section,
+    Small,
+    need_multiple,
+)
 
 Objective = Literal["segment", "direct", "reflow", "prediction"]
 Parallel = Literal["auto", "ddp", "fsdp"]
@@ -31,7 +41,7 @@ class Training(Section):
         "guidance distillation: it needs targets.predictions, and a student of many small steps",
     )
     loss: Loss = Field("mse", description="of a prediction against its target")
-    huber_width: Annotated[float, Field(gt=0)] = Field(
+    huber_width: Positive = Field(
         1.0, description="error at which huber and pseudo_huber turn from square to linear"
     )
     timestep_weights: TimestepWeights = Field(
@@ -41,24 +51,24 @@ class Training(Section):
         "own prediction type; or a list of one weight a segment",
     )
     num_samples: Count = Field(description="length of the training")
-    rollout_samples: Annotated[int, Field(ge=0)] = Field(
+    rollout_samples: CountOrNone = Field(
         0,
         description="the last so many of num_samples are whole trajectories: the student takes all "
         "its steps from the noise, the loss is on where it ends, its gradient goes through them "
         "all (student.steps times the activations); 0: none",
     )
-    perceptual_weight: Annotated[float, Field(ge=0)] = Field(
+    perceptual_weight: Annotated[float, Field(ge=0, le=1e6)] = Field(
         0.0,
         description="of the distance in the features of the teacher's VAE decoder, added to the "
         "loss of rollout_samples; 0: none, and no VAE is loaded",
     )
-    global_batch_size: Count = Field(description="samples an update, over all processes")
+    global_batch_size: Small = Field(description="samples an update, over all processes")
     micro_batch_size: Annotated[MicroBatchSize, NoResult] = Field(
         "auto",
         description="samples a process takes at once; auto: its whole share, halved until it fits "
         "the GPU's memory",
     )
-    learning_rate: Annotated[float, Field(gt=0)] = Field(
+    learning_rate: Annotated[float, Field(gt=0, le=1)] = Field(
         1e-4, description="of AdamW; warm-up and schedule multiply it by factors up to 1"
     )
     schedule: Literal["constant", "cosine"] = Field(
@@ -66,15 +76,15 @@ class Training(Section):
         description="factor of the learning rate. cosine: falls from 1 at the first sample to 0 at "
         "the last, so that after a warm-up the highest rate is a little below learning_rate",
     )
-    warmup_samples: Annotated[int, Field(ge=0)] = Field(
+    warmup_samples: CountOrNone = Field(
         0, description="samples over which another factor of the learning rate rises from 0 to 1"
     )
-    weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="decoupled, of AdamW")
-    betas: tuple[Momentum, Momentum] = Field((0.9, 0.95), description="momenta of AdamW")
-    max_grad_norm: Annotated[float, Field(gt=0)] = Field(
-        1.0, description="the gradient's norm is clipped to it"
+    weight_decay: Annotated[float, Field(ge=0, le=10)] = Field(
+        0.0, description="decoupled, of AdamW"
     )
-    ema_half_life_samples: Annotated[int, Field(ge=0)] = Field(
+    betas: tuple[Momentum, Momentum] = Field((0.9, 0.95), description="momenta of AdamW")
+    max_grad_norm: Positive = Field(1.0, description="the gradient's norm is clipped to it")
+    ema_half_life_samples: CountOrNone = Field(
         0,
         description="half-life in samples of the running average of the weights; the average is "
         "what is exported; 0: no averaging",
@@ -111,13 +121,13 @@ class Training(Section):
     save_every_samples: Annotated[Count, NoResult] = Field(
         16384, description="between two checkpoints"
     )
-    keep_checkpoints: Annotated[Count, NoResult] = Field(2, description="older ones are removed")
+    keep_checkpoints: Annotated[Small, NoResult] = Field(2, description="older ones are removed")
     timeout_s: Annotated[Count, NoResult] = Field(
         1800,
         description="of a collective; longer than what one process may do alone while others wait "
         "(15 minutes: checking a checkpoint's files, waiting for the disk)",
     )
-    hang_timeout_s: Annotated[int, Field(ge=0), NoResult] = Field(
+    hang_timeout_s: Annotated[CountOrNone, NoResult] = Field(
         45,
         description="a process without progress for so long (a micro-batch is progress) reports "
         "where it hangs and ends, a fifth later if it waits for another; three times what it took "
@@ -138,6 +148,11 @@ class Training(Section):
             batch_size = self.global_batch_size
             need_multiple(
                 f"training.{key}", getattr(self, key), "training.global_batch_size", batch_size
+            )
+        if self.warmup_samples > self.num_samples:
+            raise ValueError(
+                f"training.warmup_samples is {self.warmup_samples}, training.num_samples is "
+                f"{self.num_samples}: the rate would never rise; use a tenth of it or less"
             )
         self._check_rollout()
         self._check_weights()

@@ -38,7 +38,12 @@ from distillery.teacher.find import (
     family_in,
     find_teacher,
 )
-from distillery.teacher.loading import check_options, load_tokenizers, torch_dtype
+from distillery.teacher.loading import (
+    check_options,
+    load_scheduler,
+    load_tokenizers,
+    torch_dtype,
+)
 from distillery.teacher.memory import ITEM_BYTES, advise_memory, estimate, summarise_memory
 from distillery.teacher.weights import measure
 from distillery.training.dataset import student_grid
@@ -90,6 +95,7 @@ def make_plan(config: RunConfig, output: Path, num_gpus: int | None = None) -> N
     family = family_in(folder)
     check_options(config.teacher, folder)
     check_second_scale(config, folder, family)
+    check_steps(config, folder)
     check_all_lengths(config.teacher, folder, family, prompts)
     of_prompts = check_negatives(config, prompts, folder, family) + advise_weights(prompts)
     hardware = describe_hardware()
@@ -117,6 +123,22 @@ def make_plan(config: RunConfig, output: Path, num_gpus: int | None = None) -> N
     # Last, as the slowest: it reads the whole teacher, once for all jobs.
     plan["teacher"]["hash"] = teacher_hash(config.teacher, folder)
     write_json(output, plan)
+
+
+def check_steps(config: RunConfig, folder: Path) -> None:
+    """Raise ValueError for more steps than the teacher's scheduler was trained with.
+
+    Some schedulers refuse it, hours later; others repeat timesteps.
+    """
+    most = int(load_scheduler(folder, config.teacher).config.num_train_timesteps)
+    steps = {f"samples.models.{name}.steps": it.steps for name, it in config.samples.models.items()}
+    if isinstance(config, Config):
+        steps["targets.steps"] = config.targets.steps
+    for key, number in steps.items():
+        if number is not None and number > most:
+            raise ValueError(
+                f"{key} is {number}, the teacher's scheduler has {most} timesteps: use fewer steps"
+            )
 
 
 def check_all_lengths(
