@@ -1,6 +1,7 @@
 """The memory that weights take, known before they are loaded; what to do where it is too much."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,12 @@ def memory(denoiser: float, vae: float = 0.0, gpu: int | None = 24) -> Memory:
             {"offload": "model"},
             memory(28),
             ["sequential, or none with num_gpus: 2"],
+        ),
+        ({"num_gpus": 2}, memory(40), ["set teacher.num_gpus: 5, or 1 with offload: sequential"]),
+        (
+            {"offload": "model"},
+            replace(memory(28, 22), jobs={"targets": 28 * GIB}),
+            ["sequential, or none with num_gpus: 3"],
         ),
         ({"offload": "sequential"}, memory(28), ["use a larger GPU"]),
         ({}, memory(28, gpu=None), []),
