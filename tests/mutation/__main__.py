@@ -30,8 +30,12 @@ def main() -> int:
     """0 if nothing survived that is not listed."""
     options = _parse()
     options.folder.mkdir(parents=True, exist_ok=True)
-    mutants = find.pick(_find_all(options.only), options.count, options.seed)
+    found = list(_find_all(options.only))
+    mutants = find.pick(found, options.count, options.seed)
     listed = equivalent.read()
+    for module, function, text in listed.keys() - {mutant.name for mutant in found}:
+        if module.startswith(options.only):
+            print(f"listed as equivalent, but no mutant any more: {module} {function}: {text}")
     results = options.folder / "results.jsonl"
     known = _known(results)
     left = [mutant for mutant in mutants if mutant.name not in listed and _key(mutant) not in known]
