@@ -218,6 +218,12 @@ class Run:
         export_student(self.job("export", ExportJob), folder / "trained", folder / "pipeline")
         return folder / "pipeline"
 
+    def export_untrained(self) -> Path:
+        """Export the student as it was built; returns the pipeline's folder."""
+        folder = self.folder / "student"
+        export_student(self.job("export", ExportJob), folder / "initial", folder / "untrained")
+        return folder / "untrained"
+
     def preview_paths(self) -> PreviewPaths:
         """What previews of the eval prompts need."""
         self.job("previews", PreviewsJob)

@@ -15,7 +15,7 @@ from runs import make_run, planned, settings
 FOLDERS = {
     "embeddings": ["embeddings"],
     "targets": ["targets"],
-    "student": ["student/initial", "student/trained", "student/pipeline"],
+    "student": [f"student/{name}" for name in ("initial", "trained", "pipeline", "untrained")],
     "checkpoints": ["student/checkpoints"],
     "samples": ["samples"],
     "previews": ["student/previews"],
@@ -47,6 +47,7 @@ def test_a_finished_run_is_as_large_as_planned(teacher: Path, tmp_path: Path, in
     pipeline = run.train_and_export(previews=True)
     run.samples()
     run.samples(model="student", pipeline=pipeline)
+    run.samples(model="untrained", pipeline=run.export_untrained())
     found = {
         stage: sum(size_of(run.folder / folder) for folder in folders)
         for stage, folders in FOLDERS.items()

@@ -39,14 +39,8 @@ def run(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     run = make_run(folder, teacher, samples={"models": COMPARED})
     run.encode("eval")
     build_student(run.job("training", TrainingJob), run.folder / "student" / "initial")
-    export(run)
+    run.export_untrained()
     return run
-
-
-def export(run: Run) -> Path:
-    pipeline = run.folder / "student" / "untrained"
-    export_student(run.job("export", ExportJob), run.folder / "student" / "initial", pipeline)
-    return pipeline
 
 
 def sampled(run: Run, model: str, pipeline: Path | None = None) -> Path:
@@ -71,7 +65,7 @@ def test_it_is_the_student_in_all_but_the_training(run: Run) -> None:
 def test_a_lora_of_nothing_is_not_given_out(teacher: Path, tmp_path: Path) -> None:
     run = make_run(tmp_path, teacher, student={"init": "lora", "lora": {"rank": 2}})
     build_student(run.job("training", TrainingJob), run.folder / "student" / "initial")
-    assert not (export(run) / "lora").exists()
+    assert not (run.export_untrained() / "lora").exists()
 
 
 def test_its_pictures_are_made_again_for_another_beginning(run: Run, tmp_path: Path) -> None:

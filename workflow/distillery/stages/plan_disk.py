@@ -82,11 +82,13 @@ def _mean_tokens(teacher: Teacher, folder: Path, family: Family, texts: list[str
 
 
 def student_bytes(config: Config, student: Origin, folder: Path, run_folder: Path) -> int:
-    """Of the untrained, the trained and the exported student."""
+    """Of the untrained and the trained student, and of each as a pipeline where it is sampled."""
     additions = student.trained_parameters if student.init == "lora" else 0
     whole = (student.num_parameters + additions) * MASTER_BYTES
-    exported = student.num_parameters * ITEM_BYTES[config.teacher.dtype] + additions * MASTER_BYTES
-    return 2 * whole + exported + _shared_bytes(folder, run_folder)
+    network = student.num_parameters * ITEM_BYTES[config.teacher.dtype]
+    pipeline = network + _shared_bytes(folder, run_folder)
+    has_untrained = any(model.source == "untrained" for model in config.samples.models.values())
+    return 2 * whole + (1 + has_untrained) * pipeline + additions * MASTER_BYTES
 
 
 def _shared_bytes(folder: Path, run_folder: Path) -> int:
