@@ -253,13 +253,13 @@ def test_weights_are_scaled_to_a_mean_of_one():
 def test_weights_change_the_gradient_and_not_the_logged_losses(data, tmp_path):
     plain, weighted = tmp_path / "plain", tmp_path / "weighted"
     for folder, weights in ((plain, "uniform"), (weighted, [4, 1, 1, 0])):
-        changes = {"timestep_weights": weights, "num_samples": 8}
+        changes = {"timestep_weights": weights, "num_samples": 8, "warmup_samples": 0}
         assert train(data, folder, **changes) == 0
     ours, theirs = losses_of(weighted), losses_of(plain)
     assert ours["loss"].tolist() == theirs["loss"].tolist()
     assert ours["grad_norm"].tolist() != theirs["grad_norm"].tolist()
     same = tmp_path / "same"
-    assert train(data, same, timestep_weights=[3, 3, 3, 3], num_samples=8) == 0
+    assert train(data, same, timestep_weights=[3, 3, 3, 3], num_samples=8, warmup_samples=0) == 0
     ours, theirs = load_file(same / WEIGHTS), load_file(plain / WEIGHTS)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 

@@ -68,7 +68,7 @@ class Training(Section):
         description="samples a process takes at once; auto: its whole share, halved until it fits "
         "the GPU's memory",
     )
-    learning_rate: Annotated[float, Field(gt=0, le=1)] = Field(
+    learning_rate: Annotated[float, Field(gt=0, le=10)] = Field(
         1e-4, description="of AdamW; warm-up and schedule multiply it by factors up to 1"
     )
     schedule: Literal["constant", "cosine"] = Field(
