@@ -31,7 +31,7 @@ def test_the_numbers(teacher: Path, tmp_path: Path) -> None:
         "teacher_calls": 27 * 4 * 2,
     }
     assert found["latent_shape"] == [4, 1, 4, 4]
-    assert found["jobs"] == {"embeddings": 2, "targets": 9, "training": 1, "samples": 4}
+    assert found["jobs"] == {"embeddings": 2, "targets": 9, "training": 1, "samples": 6}
     assert found["disk"]["stages"]["targets"] == 27 * 3 * 64 * 4
     assert found["disk"]["present_bytes"] == 0
     assert found["teacher"]["family"] == "wan"
