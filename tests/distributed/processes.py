@@ -295,7 +295,7 @@ def _perturb_at(number):
 def _in_save(number, act):
     """Act while the files of the checkpoint of this number are written but not yet vouched for."""
     calls = []
-    original = checkpoint.write_json
+    original = checkpoint.write_sealed
 
     def write(path, value):
         calls.append(1)
@@ -303,7 +303,7 @@ def _in_save(number, act):
             act()
         original(path, value)
 
-    checkpoint.write_json = write
+    checkpoint.write_sealed = write
 
 
 if __name__ == "__main__":

@@ -43,8 +43,10 @@ def told_timestep(denoiser: Denoiser, timestep_b: torch.Tensor) -> torch.Tensor:
     """
     kind = timestep_b.device.type
     is_autocast = torch.is_autocast_enabled(kind)
-    dtype = torch.get_autocast_dtype(kind) if is_autocast else denoiser.dtype
-    return timestep_b.to(dtype) / TIMESTEPS  # type: ignore[arg-type]
+    # Not `denoiser.dtype`: what wraps a network that learns on several processes has none.
+    own = next(denoiser.parameters()).dtype
+    dtype = torch.get_autocast_dtype(kind) if is_autocast else own
+    return timestep_b.to(dtype) / TIMESTEPS
 
 
 def retold_timestep(told_b: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
