@@ -135,6 +135,8 @@ def run_stage(
     }[stage]
     config = {"targets": "targets.json", "samples": "samples-few.json"}[stage]
     devices = visible_ids() or [str(index) for index in range(num_gpus)]
+    if not torch.cuda.is_available():
+        devices = [""] * num_gpus
     begin = time.time()
     jobs = [
         subprocess.Popen(

@@ -1,7 +1,7 @@
 import json
 
 from distillery.locks import hold_run, job_lock
-from distillery.plan_first import check_folder, plan_first
+from distillery.plan_first import asked_to_plan, check_folder, plan_first
 
 # What each stage depends on, and whether the run can work at all.
 
@@ -38,14 +38,9 @@ onstart:
             raise WorkflowError(str(error))
 
 
-def planned(wildcards, output):
-    """The run that a first job plans, unless it was: see plan_first.py.
-
-    A value that comes from `output` is none that Snakemake compares: it reruns nothing.
-    """
-    if output[0] == f"{RUN}/config/run.json":
-        return "null"
-    return json.dumps({"config": freeze(CONFIG, "run"), "sources": PLANNED})
+# The run that a first job plans, unless it was. A value that comes from `output` is none that
+# Snakemake compares: it reruns nothing.
+PLANNING = lambda wildcards, output: asked_to_plan(CONFIG, RUN, PLANNED, output[0])
 
 
 rule freeze:
@@ -55,7 +50,7 @@ rule freeze:
         f"{RUN}/logs/freeze-{{stage}}.log",
     params:
         content=lambda wildcards: json.dumps(freeze(CONFIG, wildcards.stage)),
-        planned=planned,
+        planned=PLANNING,
     shell:
         """
         exec python -m distillery.scripts.freeze \

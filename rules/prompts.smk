@@ -10,7 +10,7 @@ rule prompts:
     log:
         f"{RUN}/logs/prompts-{{split}}.log",
     params:
-        planned=planned,
+        planned=PLANNING,
     shell:
         """
         exec python -m distillery.scripts.prompts \

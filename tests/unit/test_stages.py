@@ -323,7 +323,9 @@ def test_merging_samples_looks_at_every_file_and_shard(run: Run, tmp_path: Path)
         path = output.parent / name
         content = path.read_bytes()
         path.write_bytes(content[:-1])
-        with pytest.raises(ValueError, match=rf"{name} is missing or damaged: `rm .*shard-1-of"):
+        with pytest.raises(
+            ValueError, match=rf"{name} is missing or damaged: run `rm .*shard-1-of"
+        ):
             merge_samples(shards, output)
         path.write_bytes(content)
 

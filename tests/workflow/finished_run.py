@@ -20,8 +20,8 @@ from runs import CPU, Run
 
 TINY = Path("results/tiny")
 WEIGHTS = "diffusion_pytorch_model.safetensors"
-NOT_COMPARED = ("telemetry", "logs", "benchmarks", "report", "plan.json")
-"""What holds times."""
+NOT_COMPARED = ("telemetry", "logs", "benchmarks", "report", "plan.json", ".jobs")
+"""What holds times, and the locks of jobs."""
 
 
 def tiny_run() -> Run:
@@ -39,7 +39,8 @@ def make_all(run: Run) -> None:
     run.encode("eval")
     run.all_targets(2)
     pipeline = run.train_and_export()
-    for model, source in (("teacher", None), ("student", pipeline)):
+    sources = {"teacher": None, "student": pipeline, "untrained": run.export_untrained()}
+    for model, source in sources.items():
         shards = [run.samples(part, 2, model, source) for part in range(2)]
         merge_samples(shards, shards[0].parent / "manifest.parquet")
     score(run)

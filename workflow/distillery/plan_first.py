@@ -8,6 +8,7 @@ behind it: Snakemake does not look at jobs behind one that runs, so after any ch
 same command would make the plan alone and end well.
 """
 
+import json
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -43,6 +44,20 @@ def plan_first(
         check_batch_size(config.training, num_processes)
     with locked(folder / "config" / ".planning") as waited:
         _plan(config, folder, sources, num_gpus, waited)
+
+
+def asked_to_plan(config: RunConfig, run: str, sources: Sequence[str], output: str) -> str:
+    """JSON by which a first job plans its run, null for the job that writes what the plan reads.
+
+    Args:
+        config: of the run.
+        run: results/{run}.
+        sources: files beside the configuration that the plan reads.
+        output: of the job.
+    """
+    if output == f"{run}/config/run.json":
+        return "null"
+    return json.dumps({"config": freeze(config, "run"), "sources": list(sources)})
 
 
 def _plan(
