@@ -124,7 +124,7 @@ def write_targets(model: Model, folder: Path, num_trajectories: int) -> None:
 
 def training_job(model: Model, folder: Path, settings: Mapping[str, Any]) -> TrainingJob:
     """The frozen configuration; `settings` are keys of the section `training`."""
-    sizes = {"num_samples": 1 << 30, "global_batch_size": 64, "ema_half_life_samples": 64000}
+    sizes = {"num_samples": 1 << 29, "global_batch_size": 64, "ema_half_life_samples": 64000}
     return TrainingJob(
         seed=0,
         teacher=teacher_of(model, folder),

@@ -42,7 +42,7 @@ def told_timestep(denoiser: Denoiser, timestep_b: torch.Tensor) -> torch.Tensor:
     rounded before it is divided, and again after it.
     """
     kind = timestep_b.device.type
-    is_autocast = torch.is_autocast_enabled(kind)
+    is_autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
     # Not `denoiser.dtype`: what wraps a network that learns on several processes has none.
     own = next(denoiser.parameters()).dtype
     dtype = torch.get_autocast_dtype(kind) if is_autocast else own
