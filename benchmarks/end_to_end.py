@@ -133,7 +133,7 @@ def write_run(folder: Path, arguments: argparse.Namespace) -> Path:
                 "student": {"source": "student"},
             },
         },
-        "evaluation": {"judge": str(ROOT / "resources/demo/judge")},
+        "evaluation": {"judge": "resources/demo/judge"},
     }
     path = folder / "sdxl.yaml"
     path.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
