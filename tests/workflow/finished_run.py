@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from test_workflow import REPOSITORY, SNAKEMAKE
+from test_workflow import REPOSITORY
 
+import forks
 from distillery.config.jobs import JOBS, EvaluationJob, freeze
 from distillery.config.run import Config, parse_config
 from distillery.evaluation.evaluate import evaluate
@@ -88,11 +89,7 @@ def flip(pattern: str, place: float = 0.5) -> Path:
 
 def run_shell(command: str) -> None:
     """A command as a user would give it."""
-    environ = os.environ | {
-        "PATH": f"{Path(SNAKEMAKE).parent}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(REPOSITORY / "workflow"),
-        "CUDA_VISIBLE_DEVICES": "",
-    }
+    environ = forks.environ(PYTHONPATH=str(REPOSITORY / "workflow"))
     done = subprocess.run(
         ["bash", "-c", command], env=environ, capture_output=True, text=True, check=False
     )

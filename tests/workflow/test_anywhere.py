@@ -1,15 +1,14 @@
 """The workflow from other folders, with `--snakefile`, `--directory`, `module`; names with ä."""
 
-import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
-from test_workflow import REPOSITORY, SNAKEMAKE, jobs
+from test_workflow import REPOSITORY, jobs
 
+import forks
 from runs import generating_settings, settings
 
 EMBEDDINGS = "results/tiny/embeddings/eval/manifest.json"
@@ -33,15 +32,9 @@ onstart:
 def snakemake(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     """Started in `folder`, with the library of this repository and nothing else of it."""
     return subprocess.run(
-        [SNAKEMAKE, "--cores", "2", *arguments],
+        ["snakemake", "--cores", "2", *arguments],
         cwd=folder,
-        env={
-            **os.environ,
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONPATH": str(REPOSITORY / "workflow"),
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "CUDA_VISIBLE_DEVICES": "",
-        },
+        env=forks.environ(PYTHONPATH=str(REPOSITORY / "workflow"), PYTHONDONTWRITEBYTECODE="1"),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -1,6 +1,5 @@
 """Snakemake on a tiny run: what runs, what does not run again, and what a mistake looks like."""
 
-import os
 import re
 import shutil
 import subprocess
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+import forks
 from distillery.store.shards import Manifest
 from runs import settings
 
@@ -31,11 +31,10 @@ def skeleton(folder: Path, *names: str) -> Path:
 def snakemake(
     folder: Path, *arguments: str, visible_devices: str = ""
 ) -> "subprocess.CompletedProcess[str]":
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return subprocess.run(
-        [SNAKEMAKE, "--cores", "2", *arguments],
+        ["snakemake", "--cores", "2", *arguments],
         cwd=folder,
-        env={**os.environ, "PATH": path, "CUDA_VISIBLE_DEVICES": visible_devices},
+        env=forks.environ(CUDA_VISIBLE_DEVICES=visible_devices),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -1,0 +1,44 @@
+"""What `snakemake` and `python` are where a command is to run in forks; starts in an instant."""
+
+import json
+import os
+import socket
+import sys
+
+SOCKET = "DISTILLERY_TEST_FORKS"
+"""The variable with the address of the server."""
+PYTHON = "DISTILLERY_TEST_PYTHON"
+"""The variable with the `python` whose commands run in forks."""
+PROGRAMS = ("torch.distributed.run", "distillery.scripts.")
+SMALL = "distillery.scripts.with_gpus"
+"""It becomes another command, as the same process, and imports nothing that takes time."""
+
+
+def be_snakemake() -> None:
+    """Wait for the fork that is Snakemake, and end as it does."""
+    sys.exit(_ask("snakemake", sys.argv[1:]))
+
+
+def be_python(real: str) -> None:
+    """The same for a program of `PROGRAMS`; any other is left to the real interpreter."""
+    words = [word for word in sys.argv[1:] if word != "-u"]
+    module = words[1] if words[:1] == ["-m"] else ""
+    if module == SMALL or not module.startswith(PROGRAMS):
+        os.execv(real, [real, *sys.argv[1:]])
+    sys.exit(_ask(module, words[2:]))
+
+
+def _ask(module: str, arguments: list[str]) -> int:
+    """The status of a module that runs with this process's variables, folder and streams."""
+    question = {
+        "module": module,
+        "arguments": arguments,
+        "environ": dict(os.environ),
+        "folder": os.getcwd(),  # noqa: PTH109 (pathlib would take longer than all the rest)
+        "python": os.environ[PYTHON],
+    }
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(os.environ[SOCKET])
+        socket.send_fds(connection, [b"."], [0, 1, 2])
+        connection.sendall(json.dumps(question).encode() + b"\n")
+        return int(connection.makefile().read() or 1)

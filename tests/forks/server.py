@@ -1,0 +1,109 @@
+"""The far end: imports everything once, then forks for each command that comes in at a socket."""
+
+import atexit
+import ctypes
+import gc
+import json
+import os
+import runpy
+import select
+import shutil
+import signal
+import socket
+import sys
+import threading
+import traceback
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NoReturn
+
+LIBRARY = Path(__file__).parents[2] / "workflow"
+SCRIPTS = sorted((LIBRARY / "distillery" / "scripts").glob("[a-z]*.py"))
+IMPORTED = (
+    "snakemake.cli",
+    "torch.distributed.run",
+    "torch.distributed.fsdp",
+    "diffusers.models.transformers",
+    "peft",
+    *(f"distillery.scripts.{path.stem}" for path in SCRIPTS),
+)
+DIES_WITH_PARENT = 1
+"""PR_SET_PDEATHSIG of prctl(2)."""
+
+
+def serve(folder: Path, user: int) -> None:
+    """Fork for each connection to `folder/socket`, until the process `user` ends."""
+    used = os.pidfd_open(user)
+    for name in IMPORTED:
+        import_module(name)
+    gc.collect()
+    gc.freeze()  # forks then share the pages of what is there
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / "socket"))
+        listener.listen(64)
+        os.write(1, b"ready\n")
+        while True:
+            ready, _, _ = select.select([listener, used], [], [])
+            if used in ready:
+                shutil.rmtree(folder)
+                return
+            connection, _ = listener.accept()
+            if os.fork() == 0:
+                listener.close()
+                _mind(connection)
+            connection.close()
+
+
+def _mind(connection: socket.socket) -> NoReturn:
+    """Run what is asked for in a fork; kill it where the asker is gone."""
+    _, streams, _, _ = socket.recv_fds(connection, 1, 3)
+    question = json.loads(connection.makefile().readline())
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    child = os.fork()
+    if child == 0:
+        ctypes.CDLL(None).prctl(DIES_WITH_PARENT, signal.SIGKILL)
+        connection.close()
+        _run(question, streams)
+    ended = os.pidfd_open(child)
+    ready, _, _ = select.select([ended, connection], [], [])
+    if ended not in ready:
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    connection.sendall(str(code if code >= 0 else 128 - code).encode())
+    os._exit(0)
+
+
+def _run(question: dict[str, Any], streams: list[int]) -> NoReturn:
+    """Be the program."""
+    module = question["module"]
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.environ.clear()
+    os.environ.update(question["environ"])
+    os.chdir(question["folder"])
+    sys.argv, sys.executable = [module, *question["arguments"]], question["python"]
+    if not hasattr(sys.modules.get(module), "__path__"):
+        sys.modules.pop(module, None)  # it is executed, not imported
+    status = 1
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        status = 0
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            sys.stderr.write(f"{end.code}\n")
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        threading._shutdown()  # waits for threads, as an interpreter that ends does
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+if __name__ == "__main__":
+    serve(Path(sys.argv[1]), int(sys.argv[2]))
