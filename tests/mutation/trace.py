@@ -53,7 +53,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    begin_s = time.monotonic()
+    begin_s, failed = time.monotonic(), item.session.testsfailed
     _seen.clear()
     threading.settrace(_note)
     sys.settrace(_note)
@@ -65,6 +65,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         record = {
             "test": item.nodeid,
             "seconds": round(time.monotonic() - begin_s, 3),
+            "passed": item.session.testsfailed == failed,
             "setup": item.stash.get(SETUP, []),
             "call": _functions(),
         }

@@ -1,6 +1,7 @@
 """Which mutants are found in a source, and which are picked."""
 
 import ast
+import json
 from pathlib import Path
 
 import pytest
@@ -85,13 +86,17 @@ def test_rooms_and_kinds_have_their_share_and_an_edit_elsewhere_changes_no_choic
 
 def test_a_mutant_meets_the_tests_that_run_its_function_the_quickest_first(tmp_path: Path) -> None:
     notes = tmp_path / "notes.jsonl"
-    notes.write_text(
-        '{"test": "a.py::slow", "seconds": 3, "setup": [], "call": ["m.py:work"]}\n'
-        '{"test": "a.py::quick", "seconds": 1, "setup": [], "call": ["m.py:work"]}\n'
-        '{"test": "b.py::first", "seconds": 5, "setup": ["m.py:work"], "call": []}\n'
-        '{"test": "b.py::later", "seconds": 2, "setup": [], "call": []}\n'
-        '{"test": "c.py::other", "seconds": 1, "setup": [], "call": ["m.py:other"]}\n'
-    )
+    records = [
+        ("a.py::slow", 3, True, [], ["m.py:work"]),
+        ("a.py::quick", 1, True, [], ["m.py:work"]),
+        ("b.py::first", 5, True, ["m.py:work"], []),
+        ("b.py::later", 2, True, [], []),
+        ("c.py::other", 1, True, [], ["m.py:other"]),
+        ("d.py::fails", 1, False, [], ["m.py:work"]),
+    ]
+    names = ("test", "seconds", "passed", "setup", "call")
+    lines = (json.dumps(dict(zip(names, record, strict=True))) for record in records)
+    notes.write_text("".join(f"{line}\n" for line in lines))
     (mutant, *_) = mutants("m.py", range(1))
     expected = ["a.py::quick", "b.py::later", "a.py::slow", "b.py::first"]
     assert Coverage(notes).tests_of(mutant) == expected
