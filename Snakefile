@@ -77,10 +77,10 @@ if isinstance(CONFIG, Config):
     RESULTS += [
         rules.merge_targets.input.shards,
         rules.merge_targets.output,
-        rules.build_student.output,
-        rules.train.output,
+        rules.student.output,
+        rules.training.output,
         expand(rules.export.output, exported=EXPORTS),
-        rules.evaluate.output,
+        rules.evaluation.output,
         rules.report.output,
     ]
 else:

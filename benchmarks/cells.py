@@ -32,15 +32,16 @@ from distillery.evaluation.metrics import cosine_similarity
 from distillery.families import Request, Setting
 from distillery.families.protocol import Pipeline
 from distillery.files import read_json, write_json
-from distillery.identity import noise_seed
+from distillery.generation.trajectory import record
+from distillery.identity import all_samples, noise_seed
 from distillery.pixels import as_bytes
 from distillery.stages.embeddings import make_embeddings
-from distillery.stages.merge import merge_targets
+from distillery.stages.export import export_student
+from distillery.stages.merge_targets import merge_targets
 from distillery.stages.prompts import read_splits
-from distillery.stages.targets import all_samples, make_targets
+from distillery.stages.student import build_student
+from distillery.stages.targets import make_targets
 from distillery.store.embeddings import EmbeddingStore
-from distillery.student.build import build_student
-from distillery.student.export import export_student
 from distillery.teacher.find import denoiser_config, family_in, find_teacher
 from distillery.teacher.loading import load_student, load_teacher
 from distillery.telemetry import Reporter
@@ -50,7 +51,6 @@ from distillery.training.run import Paths
 from distillery.training.run import prepare as prepare_training
 from distillery.training.stopping import StopRequest
 from distillery.training.watchdog import Watchdog
-from distillery.trajectory import record
 
 OBJECTIVES: Mapping[str, str] = {
     "segment": "segment",
@@ -267,7 +267,7 @@ def requests(bench: Bench, cell: Cell, pipeline: Pipeline) -> Iterator[Request]:
     family = family_in(find_teacher(teacher))
     table = pd.read_parquet(bench.prompts("eval"))
     store = EmbeddingStore(bench.embeddings("eval"), table)
-    samples = all_samples(table, bench.images_per_prompt)
+    samples = all_samples(table["prompt_id"], bench.images_per_prompt)
     length = teacher.max_sequence_length or family.max_sequence_length
     scale = targets.guidance_scale if cell.objective == "guided" else 1.0
     size = config.samples.batch_size

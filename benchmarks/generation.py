@@ -8,9 +8,9 @@ left out, as they are in the stages themselves, and prompts are random embedding
 peak        a large bfloat16 matrix product on the same GPU, and on each of them
 stock       Diffusers in bfloat16, one prompt a call, PNG saved with its defaults
 stock-batch Diffusers in bfloat16, eager, latents only, at the stage's batch size
-targets     distillery.scripts.targets as the workflow runs it, one process a GPU
+targets     distillery.stages.targets as the workflow runs it, one process a GPU
 precision   error of a call of the network to float32, stock bfloat16's and the stages'
-samples     distillery.scripts.samples with few steps and no guidance: what a student costs
+samples     distillery.stages.samples with few steps and no guidance: what a student costs
 
 A stage's rate is that of its batches after each job's first, which also compiles; its `seconds` are
 those of the whole stage, start and tail included, and `ready_after_s` the time from the start of

@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 1 benchmarks/in_loop.py --teacher-steps 5 ARGUMENTS
 
-takes the arguments of distillery.scripts.train and is that training, with the teacher put in: the
+takes the arguments of distillery.stages.training and is that training, with the teacher put in: the
 same student, batch and update. With as many teacher steps as a segment has it computes the very
 target that is stored; with one it computes a single guided prediction, the least that any such
 loop does.
@@ -19,7 +19,7 @@ from distillery.families import grid_of
 from distillery.families.protocol import Conditioning, Denoiser
 from distillery.schedule import Schedule, add_noise, from_prediction
 from distillery.schedulers import make_scheduler
-from distillery.scripts import train
+from distillery.stages import training
 from distillery.teacher.find import find_teacher
 from distillery.teacher.loading import load_teacher
 from distillery.training import distributed, update
@@ -126,7 +126,7 @@ def main(argv: list[str] | None = None) -> int:
         return stored(model, replace(batch, target=teacher.target(batch, run)), run)
 
     update.batch_losses = with_teacher
-    return int(train.main(["--config", str(known.config), *rest]))
+    return int(training.main(["--config", str(known.config), *rest]))
 
 
 if __name__ == "__main__":

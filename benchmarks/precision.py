@@ -10,8 +10,8 @@ from models import Model, padded_prompts
 from distillery.config.teacher import Teacher
 from distillery.families import Request, Setting, family_of
 from distillery.families.protocol import Denoiser
+from distillery.generation.speed import compile_networks
 from distillery.model_folder import load_denoiser
-from distillery.stages.speed import compile_networks
 from distillery.teacher.loading import keep_states_in_float32, load_teacher
 
 NUM_STEPS = 3

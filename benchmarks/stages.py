@@ -141,7 +141,7 @@ def run_stage(
     jobs = [
         subprocess.Popen(
             [
-                *(sys.executable, "-m", f"distillery.scripts.{stage}"),
+                *(sys.executable, "-m", f"distillery.stages.{stage}"),
                 *("--config", str(run / "config" / config)),
                 *("--prompts", str(run / "prompts/table.parquet")),
                 *("--embeddings", str(run / "embeddings/manifest.json")),

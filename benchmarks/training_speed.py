@@ -5,7 +5,7 @@
 The arithmetic does not depend on the weights or on what is learned, so random ones serve. Measured:
 
 peak      a large bfloat16 matrix product on the same GPU, short and sustained
-stored    distillery.scripts.train as the workflow starts it, on each number of GPUs: samples/s,
+stored    distillery.stages.training as the workflow starts it, on each number of GPUs: samples/s,
           memory, waiting for data, and the stall of one checkpoint
 in-loop   the usual way beside it: the teacher on every rank, the same student, batch and update
           (benchmarks/in_loop.py)
@@ -41,11 +41,11 @@ from distillery.config.training import Training
 from distillery.families import family_of
 from distillery.files import hash_json, read_json, remove, write_json
 from distillery.hardware import describe_hardware, versions, visible_ids
+from distillery.stages.student import build_student
 from distillery.stages.targets import targets_recipe
 from distillery.store.chunks import ChunkIdentity, chunk_folder, chunk_path, write_chunk
 from distillery.store.shards import Manifest, describe_chunk
 from distillery.store.trajectories import knots_of
-from distillery.student.build import build_student
 from distillery.telemetry import Event, read_events
 
 ROOT = Path(__file__).parents[1]
@@ -136,8 +136,8 @@ def training_job(model: Model, folder: Path, settings: Mapping[str, Any]) -> Tra
 def training_command(
     folder: Path, run: Path, num_processes: int, teacher_steps: int | None
 ) -> list[str]:
-    """torchrun over `distillery.scripts.train`, or over the same with the teacher in the loop."""
-    script = ["-m", "distillery.scripts.train"]
+    """torchrun over `distillery.stages.training`, or over the same with the teacher in the loop."""
+    script = ["-m", "distillery.stages.training"]
     if teacher_steps is not None:
         script = [str(ROOT / "benchmarks/in_loop.py"), "--teacher-steps", str(teacher_steps)]
     places = {
@@ -150,7 +150,7 @@ def training_command(
         "--trained": run / "student/trained",
         "--losses": run / "student/loss.parquet",
         "--telemetry": run / "telemetry",
-        "--log-file": run / "logs/train.log",
+        "--log-file": run / "logs/training.log",
     }
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     options = [word for name, place in places.items() for word in (name, str(place))]
@@ -182,7 +182,7 @@ def run_training(
         start_new_session=True,
     )
     try:
-        while job.poll() is None and len(intervals(run, "train")) < wanted:
+        while job.poll() is None and len(intervals(run, "training")) < wanted:
             time.sleep(1.0)
     finally:
         if job.poll() is None:
@@ -190,7 +190,7 @@ def run_training(
         job.wait()
         wait_for_memory(num_gpus)
     events = [event for event in read_events(run / "telemetry") if event.begin_s >= begin_s]
-    if len(intervals(run, "train")) < wanted:
+    if len(intervals(run, "training")) < wanted:
         raise SystemExit(f"the training ended with {job.returncode}: see {run / 'logs'}")
     return events
 
@@ -228,7 +228,7 @@ def speed(events: list[Event], num_gpus: int, teraflops: float, warm: int) -> di
         if event.kind == "work":
             by_rank.setdefault(event.job, []).append(event)
     counted = {job: found[warm:] for job, found in by_rank.items()}
-    main = counted["train"]
+    main = counted["training"]
     seconds = main[-1].end_s - main[0].begin_s
     num_samples = sum(event.num_items for event in main) * len(counted)
     samples_per_s = num_samples / seconds

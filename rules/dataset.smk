@@ -19,8 +19,9 @@ rule dataset:
         f"{RUN}/benchmarks/dataset.tsv"
     shell:
         """
-        exec python -m distillery.scripts.dataset {input.manifests} \
+        exec python -m distillery.stages.dataset \
             --config {input.config} \
+            --manifests {input.manifests} \
             --output {output.manifest} \
             --log-file {log}
         """

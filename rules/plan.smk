@@ -1,7 +1,7 @@
 import json
 
 from distillery.locks import hold_run, job_lock
-from distillery.plan_first import asked_to_plan, check_folder, plan_first
+from distillery.planning.first import asked_to_plan, check_folder, plan_first
 
 # What each stage depends on, and whether the run can work at all.
 
@@ -24,7 +24,9 @@ onstart:
     needed = {job.rule: job for job in workflow.dag.needrun_jobs()}
     if rules.plan.rule not in needed:
         processes, gpus = 0, None
-        train = needed.get(rules.train.rule) if isinstance(CONFIG, Config) else None
+        train = (
+            needed.get(rules.training.rule) if isinstance(CONFIG, Config) else None
+        )
         if train:
             processes, gpus = train.params.processes, train.resources.gpu
         elif not isinstance(CONFIG, Config):
@@ -53,7 +55,7 @@ rule freeze:
         planned=PLANNING,
     shell:
         """
-        exec python -m distillery.scripts.freeze \
+        exec python -m distillery.stages.freeze \
             --content {params.content:q} \
             --planned {params.planned:q} \
             --output {output} \
@@ -73,7 +75,7 @@ rule plan:
         f"{RUN}/benchmarks/plan.tsv"
     shell:
         """
-        exec python -m distillery.scripts.plan \
+        exec python -m distillery.stages.plan \
             --config {input.config} \
             --output {output} \
             --log-file {log}

@@ -13,7 +13,7 @@ rule prompts:
         planned=PLANNING,
     shell:
         """
-        exec python -m distillery.scripts.prompts \
+        exec python -m distillery.stages.prompts \
             --config {input.config} \
             --split {wildcards.split} \
             --planned {params.planned:q} \
@@ -38,8 +38,8 @@ rule embeddings:
         cpu_threads=CONFIG.hardware.cpu_threads,
     shell:
         """
-        exec python -m distillery.scripts.with_gpus --num-gpus {resources.gpu} -- \
-            python -m distillery.scripts.embeddings \
+        exec python -m distillery.with_gpus --num-gpus {resources.gpu} -- \
+            python -m distillery.stages.embeddings \
             --config {input.config} \
             --prompts {input.prompts} \
             --output {output} \

@@ -1,7 +1,7 @@
 # Scores, and the report that shows them.
 
 
-rule evaluate:
+rule evaluation:
     input:
         config=f"{RUN}/config/evaluation.json",
         manifests=expand(f"{RUN}/samples/{{model}}/manifest.parquet", model=MODELS),
@@ -9,17 +9,17 @@ rule evaluate:
         quality=f"{RUN}/evaluation/quality.json",
         scores=f"{RUN}/evaluation/scores.parquet",
     log:
-        f"{RUN}/logs/evaluate.log",
+        f"{RUN}/logs/evaluation.log",
     benchmark:
-        f"{RUN}/benchmarks/evaluate.tsv"
+        f"{RUN}/benchmarks/evaluation.tsv"
     threads: CONFIG.hardware.cpu_threads
     resources:
         gpu=GPUS_A_JOB,
         cpu_threads=CONFIG.hardware.cpu_threads,
     shell:
         """
-        exec python -m distillery.scripts.with_gpus --num-gpus {resources.gpu} -- \
-            python -m distillery.scripts.evaluate \
+        exec python -m distillery.with_gpus --num-gpus {resources.gpu} -- \
+            python -m distillery.stages.evaluation \
             --config {input.config} \
             --manifests {input.manifests} \
             --quality {output.quality} \
@@ -52,13 +52,10 @@ rule report:
         f"{RUN}/logs/report.log",
     benchmark:
         f"{RUN}/benchmarks/report.tsv"
-    params:
-        run=subpath(input.config, ancestor=2),
     shell:
         """
-        exec python -m distillery.scripts.report \
+        exec python -m distillery.stages.report \
             --config {input.config} \
-            --run {params.run} \
             --output {output.html} \
             --metrics {output.metrics} \
             --log-file {log}

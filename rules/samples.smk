@@ -31,22 +31,20 @@ rule samples:
         compile=CONFIG.hardware.compile,
     params:
         num_shards=CONFIG.samples.num_shards,
-        pipeline=lambda wildcards, input: (
-            f"--pipeline {input.pipeline}" if input.pipeline else ""
-        ),
     shell:
         """
-        exec python -m distillery.scripts.with_gpus --num-gpus {resources.gpu} -- \
-            python -m distillery.scripts.samples \
+        exec python -m distillery.with_gpus --num-gpus {resources.gpu} -- \
+            python -m distillery.stages.samples \
             --config {input.config} \
             --model {wildcards.model} \
             --prompts {input.prompts} \
             --embeddings {input.embeddings} \
+            --pipeline={input.pipeline} \
             --shard {wildcards.shard}/{params.num_shards} \
             --output {output} \
             --compile {resources.compile} \
             --cpu-threads {resources.cpu_threads} \
-            --log-file {log} {params.pipeline}
+            --log-file {log}
         """
 
 
@@ -64,7 +62,8 @@ rule merge_samples:
         f"{RUN}/benchmarks/merge-samples-{{model}}.tsv"
     shell:
         """
-        exec python -m distillery.scripts.merge samples {input.shards} \
+        exec python -m distillery.stages.merge_samples \
+            --shards {input.shards} \
             --output {output} \
             --log-file {log}
         """

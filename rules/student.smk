@@ -8,26 +8,26 @@ PREVIEW_INPUTS = [
 ]
 
 
-rule build_student:
+rule student:
     input:
         config=f"{RUN}/config/student.json",
         shape=CONFIG.student.config or [],
     output:
         directory(f"{RUN}/student/initial"),
     log:
-        f"{RUN}/logs/build-student.log",
+        f"{RUN}/logs/student.log",
     benchmark:
-        f"{RUN}/benchmarks/build-student.tsv"
+        f"{RUN}/benchmarks/student.tsv"
     shell:
         """
-        exec python -m distillery.scripts.build_student \
+        exec python -m distillery.stages.student \
             --config {input.config} \
             --output {output} \
             --log-file {log}
         """
 
 
-rule train:
+rule training:
     input:
         config=f"{RUN}/config/training.json",
         student=f"{RUN}/student/initial",
@@ -41,9 +41,9 @@ rule train:
         student=directory(f"{RUN}/student/trained"),
         loss=f"{RUN}/student/loss.parquet",
     log:
-        f"{RUN}/logs/train.log",
+        f"{RUN}/logs/training.log",
     benchmark:
-        f"{RUN}/benchmarks/train.tsv"
+        f"{RUN}/benchmarks/training.tsv"
     threads: CONFIG.hardware.cpu_processes * CONFIG.hardware.cpu_threads
     resources:
         gpu=NUM_GPUS,
@@ -51,22 +51,17 @@ rule train:
         cpu_processes=CONFIG.hardware.cpu_processes,
     params:
         processes=lambda wildcards, resources: resources.gpu or resources.cpu_processes,
-        lock=str(job_lock(Path(RUN), "train")),
+        lock=str(job_lock(Path(RUN), "training")),
         checkpoints=f"{RUN}/student/checkpoints",
-        previews=lambda wildcards, input: (
-            f"--previews {RUN}/student/previews --previews-config {input.previews[0]}"
-            f" --eval-prompts {input.previews[1]} --eval-embeddings {input.previews[2]}"
-            if CONFIG.previews.every_samples
-            else ""
-        ),
+        previews=f"{RUN}/student/previews",
     shell:
         """
         # torchrun kills what a signal has not ended after 30 s: too soon for a large checkpoint.
         export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=900
-        exec python -m distillery.scripts.with_gpus --num-gpus {resources.gpu} \
+        exec python -m distillery.with_gpus --num-gpus {resources.gpu} \
             --alone {params.lock} -- \
             python -m torch.distributed.run --standalone --nproc-per-node={params.processes} \
-            --signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 -m distillery.scripts.train \
+            --signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 -m distillery.stages.training \
             --config {input.config} \
             --student {input.student} \
             --prompts {input.prompts} \
@@ -75,8 +70,12 @@ rule train:
             --checkpoints {params.checkpoints} \
             --trained {output.student} \
             --losses {output.loss} \
+            --previews {params.previews} \
+            --previews-config {input.previews[0]} \
+            --eval-prompts {input.previews[1]} \
+            --eval-embeddings {input.previews[2]} \
             --cpu-threads {resources.cpu_threads} \
-            --log-file {log} {params.previews}
+            --log-file {log}
         """
 
 
@@ -106,8 +105,8 @@ rule previews:
         folder=subpath(output[0], ancestor=2),
     shell:
         """
-        exec python -m distillery.scripts.with_gpus --num-gpus {resources.gpu} -- \
-            python -m distillery.scripts.previews \
+        exec python -m distillery.with_gpus --num-gpus {resources.gpu} -- \
+            python -m distillery.stages.previews \
             --config {input.training} \
             --student {input.student} \
             --prompts {input.prompts} \
@@ -144,7 +143,7 @@ rule export:
         exported="|".join(EXPORTED),
     shell:
         """
-        exec python -m distillery.scripts.export \
+        exec python -m distillery.stages.export \
             --config {input.config} \
             --student {input.student} \
             --output {output} \

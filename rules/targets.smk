@@ -27,8 +27,8 @@ rule targets:
         num_shards=CONFIG.targets.num_shards,
     shell:
         """
-        exec python -m distillery.scripts.with_gpus --num-gpus {resources.gpu} -- \
-            python -m distillery.scripts.targets \
+        exec python -m distillery.with_gpus --num-gpus {resources.gpu} -- \
+            python -m distillery.stages.targets \
             --config {input.config} \
             --prompts {input.prompts} \
             --embeddings {input.embeddings} \
@@ -54,7 +54,8 @@ rule merge_targets:
         f"{RUN}/benchmarks/merge-targets.tsv"
     shell:
         """
-        exec python -m distillery.scripts.merge targets {input.shards} \
+        exec python -m distillery.stages.merge_targets \
+            --shards {input.shards} \
             --output {output} \
             --log-file {log}
         """

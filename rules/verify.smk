@@ -9,5 +9,5 @@ rule verify:
         run=RUN,
     shell:
         """
-        exec python -m distillery.scripts.verify --run {params.run} --log-file {log}
+        exec python -m distillery.stages.verify --run {params.run} --log-file {log}
         """

@@ -24,13 +24,14 @@ from distillery.config.run import Config, parse_config
 from distillery.config.section import Section, Split
 from distillery.files import read_json, write_json
 from distillery.stages.embeddings import make_embeddings
-from distillery.stages.merge import merge_samples, merge_targets
+from distillery.stages.export import export_student
+from distillery.stages.merge_samples import merge_samples
+from distillery.stages.merge_targets import merge_targets
 from distillery.stages.plan import make_plan
 from distillery.stages.prompts import make_prompt_table
 from distillery.stages.samples import Inputs, make_samples
+from distillery.stages.student import build_student
 from distillery.stages.targets import make_targets
-from distillery.student.build import build_student
-from distillery.student.export import export_student
 from distillery.telemetry import Reporter
 from distillery.training.distributed import find_place
 from distillery.training.loop import train
@@ -212,7 +213,7 @@ class Run:
             checkpoints=folder / "checkpoints",
             previews=self.preview_paths() if previews else None,
         )
-        reporter, watchdog = self.reporter("train"), Watchdog(0, 0)
+        reporter, watchdog = self.reporter("training"), Watchdog(0, 0)
         run = prepare(job, paths, find_place({}), CPU, reporter, StopRequest(), watchdog)
         assert train(run, paths)
         export_student(self.job("export", ExportJob), folder / "trained", folder / "pipeline")
@@ -228,10 +229,10 @@ class Run:
         """What previews of the eval prompts need."""
         self.job("previews", PreviewsJob)
         return PreviewPaths(
-            config=self.folder / "config" / "previews.json",
-            prompts=self.prompts("eval"),
-            embeddings=self.embeddings("eval"),
-            folder=self.folder / "student" / "previews",
+            previews=self.folder / "student" / "previews",
+            previews_config=self.folder / "config" / "previews.json",
+            eval_prompts=self.prompts("eval"),
+            eval_embeddings=self.embeddings("eval"),
         )
 
     def pictures(self) -> dict[str, bytes]:

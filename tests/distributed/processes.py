@@ -26,14 +26,14 @@ sys.path[:0] = [str(room) for room in ROOMS if str(room) not in sys.path]
 import torch  # noqa: E402
 
 import tiny  # noqa: E402, F401 - imports what the processes would otherwise each import again
-from distillery.scripts import train as script  # noqa: E402
+from distillery.stages import training as script  # noqa: E402
 from distillery.training import checkpoint, distributed, loop, probe, update  # noqa: E402
 
 HUNG = "killed by the watchdog"
 
 
 def run(num_processes, arguments, faults=None, launcher="bare", limit_s=60):
-    """Run distillery.scripts.train in processes that find each other by environment variables.
+    """Run distillery.stages.training in processes that find each other by environment variables.
 
     `faults` maps a rank to what goes wrong there, see `_break`; `launcher` says whose variables
     they have, "bare" or "slurm". Returns the exit codes by rank: -9 after SIGKILL, `HUNG` if it had

@@ -38,9 +38,9 @@ def test_no_rank_leaves_before_rank_0_has_the_checkpoint_on_disk(data, tmp_path)
     assert saved(tmp_path)[-1] == "samples-000000000024"
     log = log_of(tmp_path)
     assert log.count(STOPPED) == 1
-    assert re.search(r"INFO train .* saved .*samples-000000000024[^$]*" + STOPPED, log)
+    assert re.search(r"INFO training .* saved .*samples-000000000024[^$]*" + STOPPED, log)
     assert log.splitlines()[-1].endswith(STOPPED)
-    assert "train done in" not in log
+    assert "training done in" not in log
 
 
 @pytest.mark.slow

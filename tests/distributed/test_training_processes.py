@@ -55,7 +55,7 @@ def test_every_number_of_processes_learns_from_the_same_items_in_the_same_order(
 def test_every_rank_reports_its_own_work(data, tmp_path):
     assert train(data, tmp_path, 2) == [0, 0]
     work = [event for event in read_events(tmp_path / "telemetry") if event.kind == "work"]
-    assert {event.job for event in work} == {"train", "train-rank-1"}
+    assert {event.job for event in work} == {"training", "training-rank-1"}
     assert sum(event.num_items for event in work) == 64
 
 

@@ -39,7 +39,7 @@ def saved(folder):
 
 
 def log_of(folder):
-    return (folder / "logs/train.log").read_text()
+    return (folder / "logs/training.log").read_text()
 
 
 def wait_until(condition, limit_s):

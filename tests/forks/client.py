@@ -9,8 +9,8 @@ SOCKET = "DISTILLERY_TEST_FORKS"
 """The variable with the address of the server."""
 PYTHON = "DISTILLERY_TEST_PYTHON"
 """The variable with the `python` whose commands run in forks."""
-PROGRAMS = ("torch.distributed.run", "distillery.scripts.")
-SMALL = "distillery.scripts.with_gpus"
+PROGRAMS = ("torch.distributed.run", "distillery.")
+SMALL = "distillery.with_gpus"
 """It becomes another command, as the same process, and imports nothing that takes time."""
 
 

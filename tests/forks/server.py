@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 LIBRARY = Path(__file__).parents[2] / "workflow"
-SCRIPTS = sorted((LIBRARY / "distillery" / "scripts").glob("[a-z]*.py"))
+STAGES = sorted((LIBRARY / "distillery" / "stages").glob("[a-z]*.py"))
 IMPORTED = (
     "snakemake.cli",
     "torch.distributed.run",
     "torch.distributed.fsdp",
     "diffusers.models.transformers",
     "peft",
-    *(f"distillery.scripts.{path.stem}" for path in SCRIPTS),
+    *(f"distillery.stages.{path.stem}" for path in STAGES),
 )
 DIES_WITH_PARENT = 1
 """PR_SET_PDEATHSIG of prctl(2)."""

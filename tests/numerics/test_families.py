@@ -19,6 +19,7 @@ from PIL import Image
 from distillery.families import Setting, family_named, grid_of
 from distillery.families.text import check_lengths
 from distillery.files import read_json
+from distillery.generation.trajectory import record
 from distillery.identity import SampleId, noise_seed
 from distillery.model_folder import ABOUT
 from distillery.store.embeddings import EmbeddingStore
@@ -26,7 +27,6 @@ from distillery.store.trajectories import TrajectoryStore
 from distillery.teacher.find import family_in, find_teacher
 from distillery.teacher.loading import load_scheduler, load_teacher
 from distillery.training.dataset import SegmentDataset, student_scheduler
-from distillery.trajectory import record
 from families import CASES
 from families.case import FamilyCase
 from runs import CPU, Run, make_run

@@ -20,7 +20,7 @@ from distillery.config.teacher import Teacher
 from distillery.model_folder import load_denoiser
 from distillery.schedule import from_prediction
 from distillery.stages.embeddings import make_embeddings
-from distillery.stages.merge import merge_targets
+from distillery.stages.merge_targets import merge_targets
 from distillery.stages.targets import make_targets
 from distillery.telemetry import Reporter
 from distillery.training.dataset import SegmentDataset
@@ -238,7 +238,7 @@ def make_first_order_run(folder, steps):
 
 def first_losses(folder):
     """The losses of 20 updates with everything fixed."""
-    from distillery.scripts import train as script
+    from distillery.stages import training as script
 
     tiny.make_tiny_run(folder, config={"num_samples": 160, "save_every_samples": 160})
     assert script.main(tiny.train_arguments(folder)) == 0

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from distillery.families import Request, Setting
+from distillery.generation.trajectory import record
 from distillery.identity import SampleId, noise_seed
 from distillery.model_folder import load_denoiser
 from distillery.store.embeddings import EmbeddingStore
@@ -19,7 +20,6 @@ from distillery.teacher.loading import load_student, load_teacher
 from distillery.training.dataset import SegmentDataset
 from distillery.training.perceptual import PerceptualLoss, load_perceptual
 from distillery.training.rollout import roll_out
-from distillery.trajectory import record
 from families import CASES
 from families.case import FamilyCase
 from runs import CPU, Run, make_run

@@ -47,7 +47,7 @@ def finished_run(slurm: None, tmp_path_factory: pytest.TempPathFactory) -> tuple
     profile["retries"] = 20  # a slow machine meets the limit more than once
     profile["default-resources"] |= {"mem_mb": 1500, "runtime": 15}
     # One minute is SLURM's smallest limit; training is longer, so it must be survived.
-    profile["set-resources"]["train"] |= {"runtime": 1, "slurm_extra": "'--signal=TERM@20'"}
+    profile["set-resources"]["training"] |= {"runtime": 1, "slurm_extra": "'--signal=TERM@20'"}
     (checkout / "test-profile").mkdir()
     (checkout / "test-profile/config.yaml").write_text(yaml.safe_dump(profile))
     result = subprocess.run(
@@ -95,13 +95,13 @@ def test_training_has_two_gpus_and_survives_its_time_limit(
     finished_run: tuple[Path, str],
 ) -> None:
     run, output = finished_run
-    events = starts(run, "train")
+    events = starts(run, "training")
     tries = {event.facts["slurm_job"] for event in events}
     assert len(tries) >= 2, "the time limit was not met"
     assert "Trying to restart job" in output
     for event in events:
         assert len(event.facts["visible_devices"].split(",")) == 2
-    assert {event.job for event in events} == {"train", "train-rank-1"}
+    assert {event.job for event in events} == {"training", "training-rank-1"}
 
 
 def test_the_report_is_there(finished_run: tuple[Path, str]) -> None:

@@ -14,8 +14,8 @@ from distillery.config.jobs import TargetsJob
 from distillery.config.teacher import Adapter, Teacher
 from distillery.families import family_named
 from distillery.files import hash_json
+from distillery.stages.student import build_student
 from distillery.stages.targets import targets_recipe
-from distillery.student.build import build_student
 from distillery.teacher.adapters import find_adapter, teacher_hash, text_hash
 from distillery.teacher.find import denoisers_in, family_in, fingerprint
 from distillery.teacher.fusing import adapt, cast

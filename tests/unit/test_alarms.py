@@ -14,7 +14,7 @@ import tiny
 from distillery.config.jobs import TrainingJob
 from distillery.config.training import Training
 from distillery.files import read_json, write_json
-from distillery.student.build import build_student
+from distillery.stages.student import build_student
 from distillery.telemetry import Reporter, read_events
 from distillery.training.dataset import SegmentDataset
 from distillery.training.monitoring import alarms, watch
@@ -202,7 +202,7 @@ def test_a_picture_without_anything_on_it(picture, kind):
 
 
 def test_an_alarm_is_told_when_it_begins_and_again_after_it_ended(tmp_path, caplog):
-    told = Alarms(Reporter(tmp_path, "train", "train", "cpu"), "recipe")
+    told = Alarms(Reporter(tmp_path, "training", "training", "cpu"), "recipe")
     found = judge_variation(Variation(1.0, 0.0))
     for measured in (found, found, [], found):
         told.tell(alarms.OF_VARIATION, measured, 64)
@@ -214,7 +214,7 @@ def test_an_alarm_is_told_when_it_begins_and_again_after_it_ended(tmp_path, capl
 
 
 def test_a_measurement_ends_no_alarm_that_it_could_not_find(tmp_path):
-    told = Alarms(Reporter(tmp_path, "train", "train", "cpu"), "recipe")
+    told = Alarms(Reporter(tmp_path, "training", "training", "cpu"), "recipe")
     solid = judge_picture("p0", np.zeros((2, 2, 3), np.uint8))
     assert len(told.tell(alarms.OF_PICTURES, solid, 8, "p0")) == 1
     assert told.tell(alarms.OF_LOSSES, [], 8) == []
@@ -226,7 +226,7 @@ def test_a_measurement_ends_no_alarm_that_it_could_not_find(tmp_path):
 
 
 def run_script(arguments):
-    from distillery.scripts import train as script
+    from distillery.stages import training as script
 
     return script.main(arguments)
 
@@ -251,7 +251,7 @@ LONG = {"num_samples": 2048, "log_every_samples": 128, "save_every_samples": 204
 def test_a_training_that_diverges_after_its_warm_up_rings(data, tmp_path):
     found = train(data, tmp_path, **LONG, learning_rate=3.0, warmup_samples=2048)
     assert ("loss_growth", "") in found
-    log = (tmp_path / "logs/train.log").read_text()
+    log = (tmp_path / "logs/training.log").read_text()
     assert "WARNING" in log
     assert "lower training.learning_rate" in log
 
@@ -340,4 +340,4 @@ def test_probes_take_their_share_of_the_time_and_no_more(data, tmp_path, monkeyp
     calls = []
     train(data, tmp_path)
     assert len(calls) == 2  # the first row and the last of eight
-    assert json.loads((tmp_path / "telemetry/train.jsonl").read_text().splitlines()[-1])
+    assert json.loads((tmp_path / "telemetry/training.jsonl").read_text().splitlines()[-1])

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from distillery.stages.batching import Batcher
-from distillery.stages.speed import Amount, pays
+from distillery.generation.batching import Batcher
+from distillery.generation.speed import Amount, pays
 from distillery.store.trajectories import TrajectoryStore
 from distillery.telemetry import Reporter
 from runs import CPU, make_run

@@ -28,7 +28,7 @@ import os, pathlib, sys, time
 from distillery.telemetry import Reporter
 from distillery.training import checkpoint
 root = pathlib.Path(sys.argv[1])
-checkpoint.claim(root, Reporter(root / "telemetry", "train", "train", "cpu"))
+checkpoint.claim(root, Reporter(root / "telemetry", "training", "training", "cpu"))
 child = os.fork()
 if child == 0:
     os.close(1)
@@ -40,7 +40,7 @@ time.sleep(60)
 
 @pytest.fixture
 def reporter(tmp_path: Path) -> Reporter:
-    return Reporter(tmp_path / "telemetry", "train", "train", "cpu")
+    return Reporter(tmp_path / "telemetry", "training", "training", "cpu")
 
 
 def write(root: Path, samples_seen: int, keep: int = 2) -> Path:
@@ -114,8 +114,8 @@ def test_a_state_that_changed_is_passed_over_for_an_older_one(
 
 
 def train(data: Path, output: Path) -> int:
-    """Run distillery.scripts.train in this process."""
-    from distillery.scripts import train as script
+    """Run distillery.stages.training in this process."""
+    from distillery.stages import training as script
 
     tiny.write_training_job(output)
     return script.main(tiny.train_arguments(data, output))

@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 from distillery.config.jobs import DatasetJob, SamplesJob
 from distillery.config.run import parse_config
 from distillery.files import hash_json, read_json, write_json
+from distillery.generation.painter import Painter
 from distillery.prompts import REQUIRED, RESERVED
 from distillery.stages.dataset import make_dataset
-from distillery.stages.merge import merge_samples
-from distillery.stages.painter import Painter
+from distillery.stages.merge_samples import merge_samples
 from distillery.store.trajectories import TrajectoryStore
 from distillery.teacher.find import INDEX, find_teacher
 from distillery.teacher.loading import load_teacher

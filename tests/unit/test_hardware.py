@@ -121,7 +121,7 @@ def run_script(name: str, arguments: list[str], visible: str) -> tuple[int, list
     """Exit status and lines of a script that is given some GPUs, none of them pretended."""
     kept = {key: it for key, it in os.environ.items() if key != "DISTILLERY_PRETEND_GPUS"}
     done = subprocess.run(
-        [sys.executable, "-m", f"distillery.scripts.{name}", *arguments],
+        [sys.executable, "-m", f"distillery.stages.{name}", *arguments],
         env={**kept, "PYTHONPATH": str(ROOT / "workflow"), "CUDA_VISIBLE_DEVICES": visible},
         check=False,
         capture_output=True,
@@ -139,7 +139,7 @@ def test_a_job_with_gpus_that_torch_cannot_use_ends(data: Path, tmp_path: Path) 
     shutil.copytree(data / "config", tmp_path / "config")
     for name, arguments in (
         ("embeddings", EMBEDDINGS),
-        ("train", train_arguments(data, tmp_path)),
+        ("training", train_arguments(data, tmp_path)),
     ):
         status, lines = run_script(name, arguments, visible="99")
         assert status == 1, lines

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from distillery.config.importing import REFUSED, SWITCHES, TAKEN, import_run, read_flags
 from distillery.config.run import GeneratingConfig, parse_config
+from distillery.import_config import REFUSED, SWITCHES, TAKEN, import_run, read_flags
 
 REPOSITORY = Path(__file__).parents[2]
 OLD = shlex.split(
@@ -77,7 +77,7 @@ def test_a_student_config_makes_a_run_that_trains() -> None:
 def run_script(*arguments: str) -> tuple[int, str]:
     """Exit status, and what it said."""
     done = subprocess.run(
-        [sys.executable, "-m", "distillery.scripts.import_config", *arguments],
+        [sys.executable, "-m", "distillery.import_config", *arguments],
         env={**os.environ, "PYTHONPATH": str(REPOSITORY / "workflow")},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -16,11 +16,11 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 
 from distillery.config.jobs import EvaluationJob
 from distillery.config.run import Evaluation
-from distillery.evaluation.evaluate import evaluate, summarise
 from distillery.evaluation.judge import embed_images, embed_prompts, load_judge, read_prompts
 from distillery.evaluation.manifests import read_samples
 from distillery.evaluation.metrics import IDENTICAL_PSNR_DB
 from distillery.files import hash_file
+from distillery.stages.evaluation import evaluate, summarise
 from distillery.telemetry import Reporter
 
 CPU = torch.device("cpu")
@@ -123,7 +123,7 @@ class Run:
 
     def evaluate(self):
         reporter = Reporter(self.folder / "telemetry", "evaluation", "evaluation", "cpu")
-        evaluate(self.job, self.manifests, self.quality, self.scores, reporter, CPU)
+        evaluate(self.job, list(self.manifests.values()), self.quality, self.scores, reporter, CPU)
         return json.loads(self.quality.read_text()), pd.read_parquet(self.scores)
 
     def edit(self, model, change):

@@ -74,7 +74,7 @@ def test_a_job_that_has_ended_is_not_waited_for(tmp_path: Path) -> None:
 def test_a_command_inherits_the_lock(tmp_path: Path) -> None:
     """As torchrun does from with_gpus."""
     lock = tmp_path / "train"
-    command = [sys.executable, "-m", "distillery.scripts.with_gpus", "--num-gpus", "0"]
+    command = [sys.executable, "-m", "distillery.with_gpus", "--num-gpus", "0"]
     command += ["--alone", str(lock), "--", "bash", "-c", "echo held; exec sleep 60"]
     first = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert first.stdout is not None

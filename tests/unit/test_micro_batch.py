@@ -21,8 +21,8 @@ WEIGHTS = "student/trained/diffusion_pytorch_model.safetensors"
 
 
 def train(data, output, **settings):
-    """Run distillery.scripts.train in this process."""
-    from distillery.scripts import train as script
+    """Run distillery.stages.training in this process."""
+    from distillery.stages import training as script
 
     tiny.write_training_job(output, **settings)
     return script.main(tiny.train_arguments(data, output))
@@ -52,7 +52,7 @@ def assert_same_weights(ours, theirs):
 
 
 def log_of(folder):
-    return (folder / "logs/train.log").read_text()
+    return (folder / "logs/training.log").read_text()
 
 
 @pytest.mark.parametrize("num_before", [0, 1, 3])
@@ -94,7 +94,7 @@ def open_run(data, folder, place=ALONE, device=CPU, **settings):
         losses=folder / "loss.parquet",
         checkpoints=folder / "checkpoints",
     )
-    reporter = Reporter(folder / "telemetry", "train", "train", "cpu")
+    reporter = Reporter(folder / "telemetry", "training", "training", "cpu")
     watchdog = Watchdog(place.rank, job.training.hang_timeout_s)
     return prepare(job, paths, place, device, reporter, StopRequest(), watchdog)
 

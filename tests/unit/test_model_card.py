@@ -8,7 +8,7 @@ from distillery.config.jobs import ExportJob
 from distillery.config.run import Targets
 from distillery.config.student import Student
 from distillery.config.teacher import Teacher
-from distillery.student.export import model_card
+from distillery.stages.export import model_card
 from distillery.student.usage import CAST
 
 NAME = """a "teacher's"\\folder"""

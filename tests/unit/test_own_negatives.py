@@ -7,9 +7,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from distillery.planning.prompts import WEIGHTS
 from distillery.prompts import NEGATIVE
 from distillery.stages.plan import summary
-from distillery.stages.plan_prompts import WEIGHTS
 from distillery.store.embeddings import EmbeddingStore, distinct_texts, members_of
 from distillery.store.shards import Manifest
 from runs import Run, generating_settings, make_run, planned, settings

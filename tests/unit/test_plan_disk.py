@@ -9,7 +9,7 @@ import pytest
 import tiny
 from distillery.config.training import Training
 from distillery.files import readable
-from distillery.stages.plan_disk import Sizes, check_disk, checkpoint_bytes, num_checkpoints
+from distillery.planning.disk import Sizes, check_disk, checkpoint_bytes, num_checkpoints
 from runs import make_run, planned, settings
 
 FOLDERS = {

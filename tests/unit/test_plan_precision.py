@@ -7,9 +7,9 @@ import pytest
 import torch
 from diffusers import DDIMScheduler, FlowMatchEulerDiscreteScheduler
 
+from distillery.planning.precision import rounding_errors
 from distillery.schedule import PredictionType, Schedule, add_noise
 from distillery.schedulers import walked
-from distillery.stages.plan_precision import rounding_errors
 from distillery.training.objectives import segment_target
 from runs import planned, settings
 

@@ -12,10 +12,10 @@ import tiny
 from distillery.config.run import Hardware, parse_config
 from distillery.config.training import Training
 from distillery.files import read_json
+from distillery.planning.gpus import Gpus, plan_gpus
+from distillery.planning.training import advise_training
 from distillery.stages import plan as plan_stage
 from distillery.stages.plan import make_plan, summary
-from distillery.stages.plan_gpus import Gpus, plan_gpus
-from distillery.stages.plan_training import advise_training
 from distillery.training.execution import Machine, choose_execution, sharded_bytes, state_bytes
 from runs import settings
 

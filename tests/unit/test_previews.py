@@ -64,7 +64,7 @@ def preview_options(data, output):
 
 
 def train(*given, **settings):
-    from distillery.scripts import train as script
+    from distillery.stages import training as script
 
     return script.main(arguments(*given, **settings))
 
@@ -102,7 +102,7 @@ def test_the_first_the_last_and_those_between_are_drawn(drawn):
 
 
 def test_the_training_does_not_notice(data, drawn, tmp_path):
-    from distillery.scripts import train as script
+    from distillery.stages import training as script
 
     tiny.write_training_job(tmp_path, **FAST)
     assert script.main(tiny.train_arguments(data, tmp_path)) == 0
@@ -158,7 +158,7 @@ def test_a_failure_to_draw_is_told_and_the_training_goes_on(data, drawn, tmp_pat
     shutil.copytree(data, broken)
     (broken / "teacher/vae/diffusion_pytorch_model.safetensors").write_bytes(b"no weights")
     assert train(broken, tmp_path) == 0
-    log = (tmp_path / "logs/train.log").read_text()
+    log = (tmp_path / "logs/training.log").read_text()
     assert "previews after 0 samples were not drawn here" in log
     assert "the training goes on" in log
     assert pictures(tmp_path) == {}
@@ -194,19 +194,19 @@ def test_every_rank_draws_its_share(data, drawn, tmp_path):
         for event in read_events(tmp_path / "telemetry")
         if event.kind == "work" and event.facts["samples_seen"] == 40
     }
-    assert drawing.keys() == {"train", "train-rank-1"}
+    assert drawing.keys() == {"training", "training-rank-1"}
     assert all(seconds > 0 for seconds in drawing.values())
 
 
 def test_shares_are_all_prompts_and_no_two_the_same(data, tmp_path):
     arguments(data, tmp_path)
     paths = PreviewPaths(
-        config=tmp_path / "config/previews.json",
-        prompts=data / "prompts/train.parquet",
-        embeddings=data / "embeddings/train/manifest.json",
-        folder=tmp_path / "previews",
+        previews=tmp_path / "previews",
+        previews_config=tmp_path / "config/previews.json",
+        eval_prompts=data / "prompts/train.parquet",
+        eval_embeddings=data / "embeddings/train/manifest.json",
     )
-    reporter = Reporter(tmp_path / "telemetry", "train", "train", "cpu")
+    reporter = Reporter(tmp_path / "telemetry", "training", "training", "cpu")
     shares = [Previews(paths, (rank, 2), "recipe", reporter).missing(0) for rank in range(2)]
     assert shares == [[0, 1], [2]]
 
@@ -229,14 +229,14 @@ def test_a_sharded_student_is_refused_with_the_way_out(data, tmp_path):
     from processes import run
 
     assert 0 not in run(2, arguments(data, tmp_path, parallel="fsdp"))
-    log = (tmp_path / "logs/train.log").read_text()
+    log = (tmp_path / "logs/training.log").read_text()
     assert "no process can draw alone" in log
     assert "previews.every_samples: 0" in log
     assert "snakemake --cores all results/{run}/student/previews/" in log
 
 
 def draw_kept(data, output, samples_seen):
-    from distillery.scripts import previews as script
+    from distillery.stages import previews as script
 
     given = tiny.train_arguments(data, output)
     kept = [word for pair in zip(given[::2], given[1::2], strict=True) for word in pair
@@ -263,10 +263,11 @@ def test_a_checkpoint_that_is_not_kept_is_refused_with_those_that_are(
 
 
 def test_half_of_the_options_is_refused(data, tmp_path, capsys):
-    from distillery.scripts import train as script
+    from distillery.stages import training as script
 
     assert script.main(arguments(data, tmp_path)[:-2]) == 1
-    assert "previews need --eval-embeddings too" in capsys.readouterr().err
+    told = "--eval-embeddings must be given too: give all of --previews, --previews-config,"
+    assert told in capsys.readouterr().err
 
 
 def test_the_interval_is_in_whole_batches(tmp_path, teacher):

@@ -14,8 +14,9 @@ from test_judge import PROMPTS, Run, make_judge
 from test_timeline import job_events, run_events, training_twice
 
 from distillery.config.run import parse_config
-from distillery.evaluation import report, verdict
+from distillery.evaluation import verdict
 from distillery.files import write_json, write_sealed
+from distillery.stages import report
 from distillery.student.origin import Origin
 
 HOSTILE = "a <script>alert('x')</script> & \"red\" circle"
@@ -432,10 +433,10 @@ def test_templates_lie_where_the_report_looks():
 
 
 def test_errors_are_in_the_log(tmp_path):
-    from distillery.scripts import report as script
+    from distillery.stages import report as script
 
     log, config = tmp_path / "logs/report.log", tmp_path / "missing.json"
     outputs = ["--output", str(tmp_path / "a.html"), "--metrics", str(tmp_path / "a.json")]
-    inputs = ["--config", str(config), "--run", str(tmp_path)]
+    inputs = ["--config", str(config)]
     assert script.main([*inputs, *outputs, "--log-file", str(log)]) == 1
     assert str(config) in log.read_text()

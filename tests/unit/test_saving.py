@@ -40,7 +40,7 @@ def run(data, tmp_path):
         ),
         Place(),
         CPU,
-        Reporter(tmp_path / "telemetry", "train", "train", "cpu"),
+        Reporter(tmp_path / "telemetry", "training", "training", "cpu"),
         StopRequest(),
         Watchdog(0, 0),
     )
@@ -251,7 +251,7 @@ def test_the_loop_takes_memory_in_its_first_update(data, tmp_path, monkeypatch):
         prepare_host(saver, state)
 
     monkeypatch.setattr(Saver, "prepare", note)
-    from distillery.scripts import train as script
+    from distillery.stages import training as script
 
     tiny.write_training_job(tmp_path)
     assert script.main(tiny.train_arguments(data, tmp_path)) == 0

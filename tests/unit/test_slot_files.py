@@ -10,7 +10,7 @@ import pytest
 
 from distillery import slots
 
-SCRIPT = Path(__file__).parents[2] / "workflow/distillery/scripts/with_gpus.py"
+SCRIPT = Path(__file__).parents[2] / "workflow/distillery/with_gpus.py"
 LOCK_FOLDER = """
 import fcntl, os, sys
 fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)

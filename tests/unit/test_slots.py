@@ -15,7 +15,7 @@ import pytest
 from distillery import slots
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "workflow/distillery/scripts/with_gpus.py"
+SCRIPT = ROOT / "workflow/distillery/with_gpus.py"
 WORK = """
 import os, sys, time
 begin_s = time.monotonic()

@@ -10,7 +10,7 @@ import pytest
 from test_stages import fresh, rewritten, times
 
 from distillery.evaluation.manifests import read_samples
-from distillery.stages import painter as painter_module
+from distillery.generation import painter as painter_module
 from distillery.store.chunks import DamagedChunkError
 from runs import Run, make_run
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from distillery.identity import SampleId, noise_seed
 from distillery.prompts import REQUIRED, RESERVED
 from distillery.stages import embeddings as embeddings_stage
-from distillery.stages.merge import merge_samples
+from distillery.stages.merge_samples import merge_samples
 from distillery.store.chunks import (
     ChunkIdentity,
     ForeignChunkError,

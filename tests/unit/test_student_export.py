@@ -18,8 +18,8 @@ from distillery.families import family_named, grid_of
 from distillery.files import hash_file, read_json, write_json
 from distillery.identity import SampleId, draw_noise, noise_seed
 from distillery.model_folder import write_about
-from distillery.student import export
-from distillery.student.export import export_student
+from distillery.stages import export
+from distillery.stages.export import export_student
 from distillery.training.dataset import student_scheduler
 from stranger import Stranger, code_in, filled_in
 

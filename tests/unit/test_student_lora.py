@@ -17,7 +17,7 @@ from distillery.config.student import Lora
 from distillery.families import family_named
 from distillery.files import read_json
 from distillery.model_folder import ABOUT, load_denoiser_skeleton
-from distillery.student.build import build_student
+from distillery.stages.student import build_student
 from distillery.student.lora import LORA_FILE, check_lora, load_trainable
 from families import CASES
 from families.case import FamilyCase

@@ -12,7 +12,7 @@ import tiny
 from distillery.config.jobs import TrainingJob, read_job
 from distillery.families import family_named
 from distillery.files import read_json, write_json
-from distillery.student.build import build_student
+from distillery.stages.student import build_student
 from distillery.student.origin import Origin, describe_origin, read_origin
 from distillery.student.own_shape import read_shape
 

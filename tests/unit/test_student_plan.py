@@ -10,7 +10,7 @@ from distillery.config.jobs import TrainingJob
 from distillery.config.run import parse_config
 from distillery.files import read_json, write_json
 from distillery.stages.plan import make_plan, summary
-from distillery.student.build import build_student
+from distillery.stages.student import build_student
 from families import CASES
 from runs import make_run, settings
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from distillery.command import run_folder, shard_argument, stage_parser
+from distillery.cli import folder_of_run, parser_of, shard_argument
+from distillery.stages.targets import make_targets
 from distillery.telemetry import Reporter, explain_errors, read_events, reporting
 
 
@@ -120,9 +121,10 @@ def test_bad_shards_are_refused(text: str) -> None:
 
 
 def test_the_run_is_found_from_its_configuration() -> None:
-    arguments = stage_parser("x").parse_args(["--config", "results/demo/config/targets.json"])
-    assert run_folder(arguments.config) == Path("results/demo")
-    assert arguments.cpu_threads == 1
+    given = "--prompts p --embeddings e --shard 1/2 --output o --config results/demo/config/x.json"
+    arguments = parser_of(make_targets, "x", computes=True).parse_args(given.split())
+    assert folder_of_run(arguments) == Path("results/demo")
+    assert (arguments.cpu_threads, arguments.shard, arguments.compile_) == (1, (1, 2), "auto")
 
 
 FULL = Path("/dev/full")
@@ -132,12 +134,12 @@ FULL = Path("/dev/full")
 def test_an_event_on_a_full_disk_is_left_out_and_told_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    reporter = Reporter(tmp_path, "train", "train", "cpu")
+    reporter = Reporter(tmp_path, "training", "training", "cpu")
     there, reporter.path = reporter.path, FULL
     reporter.emit("start", 1.0, 1.0)
     reporter.emit("work", 1.0, 2.0)
     seen = capsys.readouterr().err
-    assert seen.count("train goes on without telemetry that it cannot write") == 1
+    assert seen.count("training goes on without telemetry that it cannot write") == 1
     assert "No space left" in seen
     reporter.path = there
     there.write_text('{"kind": "sta')  # what got through of a line

@@ -45,7 +45,7 @@ def read(folder):
 
 
 def train(data, output, **settings):
-    from distillery.scripts import train as script
+    from distillery.stages import training as script
 
     tiny.write_training_job(output, **settings)
     return script.main(tiny.train_arguments(data, output))

@@ -89,7 +89,7 @@ def test_an_interrupted_job_shows_both_attempts():
 
 def training_twice():
     """A training of two processes that was killed and started again."""
-    processes = ("train", "train-rank-1")
+    processes = ("training", "training-rank-1")
     killed = [event("start", job, begin, begin) for begin, job in enumerate(processes)]
     return [*killed, *(told for job in processes for told in job_events(job, 20, 2, 3.0))]
 

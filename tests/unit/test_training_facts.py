@@ -12,7 +12,7 @@ GIB = 1 << 30
 
 
 def event(kind, job, begin_s, end_s, num_items=0, **facts):
-    return Event(kind, "train", job, "cpu", "host", begin_s, end_s, num_items, facts)
+    return Event(kind, "training", job, "cpu", "host", begin_s, end_s, num_items, facts)
 
 
 def work(job, seen, begin_s, end_s, recipe="ours", memory=GIB, **facts):
@@ -22,56 +22,67 @@ def work(job, seen, begin_s, end_s, recipe="ours", memory=GIB, **facts):
 
 def alarm(seen, recipe="ours"):
     return event(
-        "alarm", "train", 5, 5, name="loss_growth", subject="segment 1", value=3.0, threshold=2.0,
+        "alarm", "training", 5, 5, name="loss_growth", subject="segment 1", value=3.0,
+        threshold=2.0,
         meaning="it grows", advice="do less", samples_seen=seen, recipe=recipe,
     )  # fmt: skip
 
 
 def test_speed_is_of_all_ranks_without_drawing():
     events = [
-        work("train", 64, 0, 4, drawing_s=2.0),
-        work("train-rank-1", 64, 0, 3, drawing_s=2.0),
+        work("training", 64, 0, 4, drawing_s=2.0),
+        work("training-rank-1", 64, 0, 3, drawing_s=2.0),
     ]
     facts = gather_training(events, "ours")
     assert facts.speed == [(64, 32.0)]
 
 
 def test_an_interval_that_was_trained_again_counts_once_as_the_last_time():
-    events = [work("train", 64, 0, 1), work("train", 64, 10, 14), work("train", 128, 14, 16)]
+    events = [
+        work("training", 64, 0, 1),
+        work("training", 64, 10, 14),
+        work("training", 128, 14, 16),
+    ]
     assert gather_training(events, "ours").speed == [(64, 8.0), (128, 16.0)]
 
 
 def test_each_rank_has_its_peak_memory_and_its_waiting():
     events = [
-        work("train-rank-10", 64, 0, 4),
-        work("train", 64, 0, 4, waiting_s=1.0),
-        work("train-rank-2", 64, 0, 4, memory=2 * GIB),
-        work("train", 128, 4, 8, memory=3 * GIB),
+        work("training-rank-10", 64, 0, 4),
+        work("training", 64, 0, 4, waiting_s=1.0),
+        work("training-rank-2", 64, 0, 4, memory=2 * GIB),
+        work("training", 128, 4, 8, memory=3 * GIB),
     ]
     processes = gather_training(events, "ours").processes
-    assert [process.job for process in processes] == ["train", "train-rank-2", "train-rank-10"]
+    assert [process.job for process in processes] == [
+        "training",
+        "training-rank-2",
+        "training-rank-10",
+    ]
     assert [process.peak_memory_bytes // GIB for process in processes] == [3, 2, 1]
     assert processes[0].waiting_share == pytest.approx(1 / 8)
 
 
 def test_saves_are_a_share_of_the_trainings_time():
     saves = [
-        event("save", "train", at, at + 1, stall_s=stall) for at, stall in ((4, 0.1), (8, 0.3))
+        event("save", "training", at, at + 1, stall_s=stall) for at, stall in ((4, 0.1), (8, 0.3))
     ]
-    facts = gather_training([work("train", 64, 0, 4), work("train", 128, 4, 8), *saves], "ours")
+    facts = gather_training(
+        [work("training", 64, 0, 4), work("training", 128, 4, 8), *saves], "ours"
+    )
     assert (facts.saves.number, facts.saves.longest_stall_s) == (2, 0.3)
     assert facts.saves.share == pytest.approx(0.4 / 8)
 
 
 def test_alarms_of_this_training_are_told_once():
-    events = [work("train", 64, 0, 4), alarm(64), alarm(64), alarm(64, recipe="theirs")]
+    events = [work("training", 64, 0, 4), alarm(64), alarm(64), alarm(64, recipe="theirs")]
     (found,) = gather_training(events, "ours").alarms
     assert found.title == "loss growth, segment 1"
 
 
 def test_another_training_or_none_has_nothing_to_tell():
-    assert gather_training([work("train", 64, 0, 4, recipe="theirs")], "ours") is None
-    assert gather_training([work("train", 64, 0, 4)], None) is None
+    assert gather_training([work("training", 64, 0, 4, recipe="theirs")], "ours") is None
+    assert gather_training([work("training", 64, 0, 4)], None) is None
 
 
 def write_preview(path, training):

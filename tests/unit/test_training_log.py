@@ -23,7 +23,7 @@ STEPS = 4
 
 
 def train(data, output, **settings):
-    from distillery.scripts import train as script
+    from distillery.stages import training as script
 
     tiny.write_training_job(output, **settings)
     return script.main(tiny.train_arguments(data, output))
@@ -224,5 +224,6 @@ def test_the_first_error_is_told_though_the_log_fails_too(data, tmp_path, monkey
     assert train(data, tmp_path) == 1
     assert "error: the first one" in capsys.readouterr().err
     assert (
-        "was not ended: ValueError('the second one')" in (tmp_path / "logs/train.log").read_text()
+        "was not ended: ValueError('the second one')"
+        in (tmp_path / "logs/training.log").read_text()
     )

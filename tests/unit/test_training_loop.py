@@ -28,8 +28,8 @@ def undisturbed(data, tmp_path_factory):
 
 
 def train(data, output, **settings):
-    """Run distillery.scripts.train in this process."""
-    from distillery.scripts import train as script
+    """Run distillery.stages.training in this process."""
+    from distillery.stages import training as script
 
     tiny.write_training_job(output, **settings)
     return script.main(tiny.train_arguments(data, output))
@@ -162,7 +162,7 @@ def test_telemetry_holds_the_times_and_the_memory(undisturbed):
     work = [event for event in events if event.kind == "work"]
     assert sum(event.num_items for event in work) == 64
     assert all(event.facts["peak_memory_bytes"] > 1e6 for event in work)
-    assert {(event.stage, event.job) for event in events} == {("train", "train")}
+    assert {(event.stage, event.job) for event in events} == {("training", "training")}
 
 
 def test_telemetry_holds_what_a_checkpoint_cost(undisturbed):
@@ -259,7 +259,7 @@ def test_a_damaged_checkpoint_is_passed_over(data, undisturbed, tmp_path, caplog
     newest = checkpoints(tmp_path)[-1]
     damage(newest / file)
     assert train(data, tmp_path) == 0
-    log = (tmp_path / "logs/train.log").read_text()
+    log = (tmp_path / "logs/training.log").read_text()
     assert f"{newest} is passed over" in log
     assert f"goes on from {newest.parent / 'samples-000000000048'}" in log
     assert outputs(tmp_path) == outputs(undisturbed)
@@ -283,7 +283,7 @@ def test_settings_of_the_machine_do_not_start_anew(data, undisturbed, tmp_path):
     shutil.copytree(undisturbed, tmp_path, dirs_exist_ok=True)
     settings = {"micro_batch_size": 4, "keep_checkpoints": 5, "timeout_s": 7, "hang_timeout_s": 9}
     assert train(data, tmp_path, **settings) == 0
-    assert "goes on from" in (tmp_path / "logs/train.log").read_text()
+    assert "goes on from" in (tmp_path / "logs/training.log").read_text()
 
 
 def test_what_a_killed_process_left_half_written_is_removed(data, tmp_path):
@@ -391,4 +391,4 @@ def test_a_student_that_was_not_built_is_explained(data, tmp_path, capsys):
     moved = tmp_path / "data"
     shutil.copytree(data, moved, ignore=shutil.ignore_patterns("student"))
     assert train(moved, tmp_path) == 1
-    assert "build_student" in capsys.readouterr().err
+    assert "distillery.stages.student makes a student" in capsys.readouterr().err

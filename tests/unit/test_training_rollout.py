@@ -35,8 +35,8 @@ FINISH = {"num_samples": 64, "rollout_samples": 32}
 
 
 def train(data, output, **changes):
-    """Run distillery.scripts.train in this process."""
-    from distillery.scripts import train as script
+    """Run distillery.stages.training in this process."""
+    from distillery.stages import training as script
 
     tiny.write_training_job(output, **changes)
     return script.main(tiny.train_arguments(data, output))
@@ -55,7 +55,7 @@ def prepared(data, output, **changes):
         losses=output / "loss.parquet",
         checkpoints=output / "checkpoints",
     )
-    reporter = Reporter(output / "telemetry", "train", "train", "cpu")
+    reporter = Reporter(output / "telemetry", "training", "training", "cpu")
     run = prepare(job, paths, Place(), CPU, reporter, StopRequest(), Watchdog(0, 0))
     return run, load_denoiser(data / "student/initial", torch.float32)
 
@@ -183,7 +183,7 @@ def test_an_interruption_at_the_border_or_in_the_phase_changes_no_byte(
         if int(path.name.removeprefix("samples-")) > num_samples:
             shutil.rmtree(path)
     assert train(data, tmp_path, **FINISH) == 0
-    assert f"samples-{num_samples:012d}" in (tmp_path / "logs/train.log").read_text()
+    assert f"samples-{num_samples:012d}" in (tmp_path / "logs/training.log").read_text()
     assert outputs(tmp_path) == outputs(finished)
 
 

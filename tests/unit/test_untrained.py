@@ -15,12 +15,12 @@ from test_verdict import MODELS, quality_with
 
 from distillery.config.jobs import EvaluationJob, ExportJob, TrainingJob
 from distillery.evaluation import verdict
-from distillery.evaluation.evaluate import evaluate
 from distillery.files import read_json, write_json
 from distillery.model_folder import read_about, write_about
-from distillery.stages.merge import merge_samples
-from distillery.student.build import build_student
-from distillery.student.export import export_student
+from distillery.stages.evaluation import evaluate
+from distillery.stages.export import export_student
+from distillery.stages.merge_samples import merge_samples
+from distillery.stages.student import build_student
 from runs import CPU, Run, make_run
 
 COMPARED = {
@@ -94,7 +94,7 @@ def test_a_student_that_learned_nothing_does_not_pass(run: Run, tmp_path: Path) 
     scored = run.config.evaluation.model_copy(update={"judge": str(tmp_path / "judge")})
     job = EvaluationJob(evaluation=scored, models=tuple(manifests))
     quality, scores = tmp_path / "quality.json", tmp_path / "scores.parquet"
-    evaluate(job, manifests, quality, scores, run.reporter(), CPU)
+    evaluate(job, list(manifests.values()), quality, scores, run.reporter(), CPU)
     found = read_json(quality)
     roles = verdict.find_roles(run.config, found)
     assert roles == verdict.Roles("student", "teacher", "few", "untrained")

@@ -12,11 +12,11 @@ from test_workflow import REPOSITORY
 import forks
 from distillery.config.jobs import JOBS, EvaluationJob, freeze
 from distillery.config.run import Config, parse_config
-from distillery.evaluation.evaluate import evaluate
-from distillery.evaluation.report import write_report
 from distillery.files import hash_file, write_json
-from distillery.stages.merge import merge_samples
+from distillery.stages.evaluation import evaluate
+from distillery.stages.merge_samples import merge_samples
 from distillery.stages.plan import make_plan
+from distillery.stages.report import write_report
 from runs import CPU, Run
 
 TINY = Path("results/tiny")
@@ -50,9 +50,8 @@ def make_all(run: Run) -> None:
 
 
 def score(run: Run) -> None:
-    manifests = {
-        name: TINY / "samples" / name / "manifest.parquet" for name in run.config.samples.models
-    }
+    models = run.config.samples.models
+    manifests = [TINY / "samples" / name / "manifest.parquet" for name in models]
     quality, scores = (TINY / "evaluation" / name for name in ("quality.json", "scores.parquet"))
     evaluate(run.job("evaluation", EvaluationJob), manifests, quality, scores, run.reporter(), CPU)
 

@@ -19,13 +19,14 @@ from test_workflow import snakemake, succeed
 from distillery.config.jobs import ExportJob
 from distillery.files import hash_file, hash_json, read_json, read_sealed, write_sealed
 from distillery.model_folder import hash_model
-from distillery.stages.merge import merge_samples, merge_targets
+from distillery.stages.export import export_student
+from distillery.stages.merge_samples import merge_samples
+from distillery.stages.merge_targets import merge_targets
 from distillery.store.chunks import ChunkIdentity, read_chunk, read_identity, write_chunk
 from distillery.store.embeddings import EmbeddingStore
 from distillery.store.shards import Manifest
 from distillery.store.tables import read_table, write_table
 from distillery.store.trajectories import TrajectoryStore
-from distillery.student.export import export_student
 from distillery.training.dataset import SegmentDataset
 from runs import Run
 
@@ -188,7 +189,7 @@ def test_a_frozen_configuration_that_is_no_json_is_made_again(
     folder = in_copy(finished, tmp_path / "copy", monkeypatch)
     before = contents()
     flip("config/evaluation.json", 0.0)
-    done = snakemake(folder, "--forcerun", "evaluate")
+    done = snakemake(folder, "--forcerun", "evaluation")
     assert done.returncode != 0
     (command,) = set(re.findall(rf"run `(rm -r {TINY}/config/evaluation.json)` and", done.stdout))
     run_shell(command)

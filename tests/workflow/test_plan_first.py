@@ -47,9 +47,9 @@ def test_another_shape_builds_the_student_again(ran: Path, teacher: Path) -> Non
     config = json.loads((teacher / "transformer/config.json").read_text())
     shape.write_text(json.dumps(config))
     configure(ran, teacher, student={"steps": 2, "init": "config", "config": str(shape)})
-    assert "build_student" in jobs(succeed(ran, initial))
+    assert "student" in jobs(succeed(ran, initial))
     shape.write_text(json.dumps(config | {"num_layers": 1}))
-    assert "build_student" in jobs(succeed(ran, initial))
+    assert "student" in jobs(succeed(ran, initial))
     built = json.loads((ran / initial / "config.json").read_text())
     assert built["num_layers"] == 1
 

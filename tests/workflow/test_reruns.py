@@ -103,6 +103,6 @@ def test_what_changes_no_result_remakes_nothing(finished: Path) -> None:
 
 def test_the_length_of_a_training_builds_no_student(finished: Path) -> None:
     found = rerun_by(finished, {"training": {"num_samples": 24}})
-    assert "train" in found
-    assert not found & {"build_student", "targets", "embeddings", "prompts"}
-    assert "build_student" in rerun_by(finished, {"student": {"steps": 1}})
+    assert "training" in found
+    assert not found & {"student", "targets", "embeddings", "prompts"}
+    assert "student" in rerun_by(finished, {"student": {"steps": 1}})

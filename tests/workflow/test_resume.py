@@ -43,7 +43,7 @@ def start(run: Run, stage: str) -> "subprocess.Popen[bytes]":
     config, split, output, more = options[stage]
     return subprocess.Popen(
         [
-            sys.executable, str(REPOSITORY / "workflow/distillery/scripts" / f"{stage}.py"),
+            sys.executable, "-m", f"distillery.stages.{stage}",
             "--config", str(run.folder / "config" / f"{config}.json"),
             "--prompts", str(run.prompts(split)),
             "--embeddings", str(run.embeddings(split)),

@@ -8,7 +8,7 @@ import pytest
 from finished_run import TINY, WEIGHTS, contents, flip, in_copy, run_shell
 from test_workflow import REPOSITORY, snakemake
 
-from distillery.scripts import verify as verify_script
+from distillery.stages import verify as verify_script
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 PAGE = REPOSITORY / "docs" / "troubleshooting.md"

@@ -54,10 +54,10 @@ def test_an_installed_wheel_writes_a_report(installed: Path, teacher: Path, tmp_
     run = make_run(tmp_path, teacher)
     config, page = run.folder / "config/run.json", run.folder / "report/index.html"
     write_json(config, freeze(run.config, "run"))
-    given = {"--config": config, "--run": run.folder, "--output": page}
+    given = {"--config": config, "--output": page}
     given["--metrics"] = page.with_name("metrics.json")
     options = [word for name, path in given.items() for word in (name, str(path))]
-    python("-m", "distillery.scripts.report", *options, PYTHONPATH=str(installed))
+    python("-m", "distillery.stages.report", *options, PYTHONPATH=str(installed))
     assert "</html>" in page.read_text(encoding="utf-8")
     where = python("-c", "import distillery; print(distillery.__file__)", PYTHONPATH=str(installed))
     assert where.startswith(str(installed)), "or all this would show nothing"

@@ -74,7 +74,7 @@ def ran(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_untrained_student_waits_for_no_training(ran: Path) -> None:
     listed = jobs(succeed(ran, "--dry-run", "results/tiny/samples/untrained/manifest.parquet"))
-    assert listed == {"freeze", "build_student", "export", "samples", "merge_samples"}
+    assert listed == {"freeze", "student", "export", "samples", "merge_samples"}
 
 
 def chunks(folder: Path) -> dict[Path, int]:
@@ -87,7 +87,7 @@ def test_every_shipped_configuration_can_be_planned(path: Path, tmp_path: Path) 
     folder = skeleton(tmp_path, "config", "resources")
     output = succeed(folder, "--dry-run", "--configfile", f"config/{path.name}")
     trains = "training" in yaml.safe_load(path.read_text())
-    last = {"targets", "train", "report"} if trains else {"dataset"}
+    last = {"targets", "training", "report"} if trains else {"dataset"}
     assert {"freeze", "samples"} | last <= jobs(output)
 
 

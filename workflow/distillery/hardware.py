@@ -241,6 +241,13 @@ def select_device(cpu_threads: int) -> "torch.device":
             f"this job has GPUs, CUDA_VISIBLE_DEVICES is {os.environ['CUDA_VISIBLE_DEVICES']!r}, "
             f"but {_why_no_cuda()}; to work on the CPU set CUDA_VISIBLE_DEVICES to nothing"
         )
+    return use_cpu(cpu_threads)
+
+
+def use_cpu(cpu_threads: int) -> "torch.device":
+    """The CPU, with a fixed number of threads, as `select_device` without a GPU."""
+    import torch
+
     torch.set_num_threads(cpu_threads)
     # PyTorch takes this number once a process, before its first parallel work.
     if torch.get_num_interop_threads() != cpu_threads:

@@ -9,7 +9,7 @@ same integer gives a stock pipeline the same noise:
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +30,15 @@ class SampleId:
 
     prompt_id: str
     index: int
+
+
+def all_samples(prompt_ids: Iterable[str], samples_per_prompt: int) -> list[SampleId]:
+    """Every sample in the global order: prompts as they come, then indices."""
+    return [
+        SampleId(prompt_id, index)
+        for prompt_id in prompt_ids
+        for index in range(samples_per_prompt)
+    ]
 
 
 def check_prompt_id(prompt_id: str) -> None:

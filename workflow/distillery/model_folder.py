@@ -31,6 +31,8 @@ ABOUT = "distillery.json"
 samples seen; `FILES`, and a seal of it all."""
 FILES = "files"
 """Its key of the hashes of all other files."""
+LINKED_BYTES = 1 << 20
+"""Files of this size or more become hard links where they can; people edit the small ones."""
 
 
 def load_denoiser(folder: Path, dtype: torch.dtype, variant: str | None = None) -> Denoiser:
@@ -124,8 +126,8 @@ def check_student(folder: Path) -> None:
     """
     if not (folder / ABOUT).is_file():
         raise FileNotFoundError(
-            f"{folder} holds no {ABOUT}: distillery.scripts.build_student makes a student, "
-            "distillery.scripts.train a trained one, distillery.scripts.export its pipeline"
+            f"{folder} holds no {ABOUT}: distillery.stages.student makes a student, "
+            "distillery.stages.training a trained one, distillery.stages.export its pipeline"
         )
     changes = find_changes(folder)
     if changes:
@@ -174,6 +176,6 @@ def _check_there(folder: Path) -> None:
     """Raise FileNotFoundError unless the folder holds a model."""
     if not (folder / CONFIG).is_file():
         raise FileNotFoundError(
-            f"{folder} holds no {CONFIG}: distillery.scripts.build_student makes a student, "
-            "distillery.scripts.train a trained one"
+            f"{folder} holds no {CONFIG}: distillery.stages.student makes a student, "
+            "distillery.stages.training a trained one"
         )

@@ -12,7 +12,7 @@ from distillery.evaluation.pictures import inline, link_to
 from distillery.store.tables import read_table
 from distillery.telemetry import Event
 
-STAGE = "train"
+STAGE = "training"
 MAX_MOMENTS = 6
 """Columns of previews in the report."""
 MAX_PROMPTS = 8

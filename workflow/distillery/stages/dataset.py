@@ -1,8 +1,8 @@
-"""The dataset stage: the tables that make a data set of the sampled pictures.
+"""Make a data set of the sampled pictures: metadata beside them, one manifest, a list of pairs.
 
-Beside the pictures of each model metadata.csv, which image-folder loaders read; for the whole run
-one manifest, with who made each picture and how long it took, and the list of pairs. Times come
-from telemetry, so these tables differ from run to run and no other stage reads them.
+python -m distillery.stages.dataset --config results/shapes/config/dataset.json \\
+    --output results/shapes/dataset/manifest.parquet \\
+    results/shapes/samples/*/manifest.parquet
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
+from distillery import cli
 from distillery.config.jobs import DatasetJob
 from distillery.evaluation.timeline import SAMPLES_JOB
 from distillery.files import atomic_path
@@ -43,8 +44,8 @@ def make_dataset(
 
     Args:
         job: frozen configuration.
-        manifests: of the models' samples, results/{run}/samples/{model}/manifest.parquet.
-        run_folder: results/{run}; the tables' paths are relative to it.
+        manifests: samples/{model}/manifest.parquet of each model of the run.
+        run_folder: results/{run}; the paths in the tables are relative to it.
         output: the run's manifest (Parquet) to write, pairs.csv beside it.
 
     Raises:
@@ -132,3 +133,12 @@ def find_pairs(
         pairs = combinations(rows, 2) if kind == "all" else pairwise(rows)
         for (file_a, seed_a, model_a), (file_b, seed_b, model_b) in pairs:
             yield prompt_id, prompt, file_a, file_b, seed_a, seed_b, model_a, model_b
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line of this stage."""
+    return cli.run(make_dataset, __doc__, argv)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,4 +1,9 @@
-"""The embeddings stage: encode every distinct prompt once, unpadded."""
+"""Encode every distinct prompt of a table once.
+
+python -m distillery.stages.embeddings --config results/demo/config/embeddings.json \\
+    --prompts results/demo/prompts/train.parquet \\
+    --output results/demo/embeddings/train/manifest.json
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
@@ -7,13 +12,14 @@ from typing import Any
 
 import torch
 
+from distillery import cli
 from distillery.config.jobs import EmbeddingsJob
 from distillery.config.teacher import Teacher
 from distillery.families import Conditioning, Family
 from distillery.families.protocol import Pipeline
 from distillery.families.text import check_lengths
 from distillery.files import read_json
-from distillery.stages.chunked import ChunkPlan, NotFiniteError, make_chunks
+from distillery.generation.chunked import ChunkPlan, NotFiniteError, make_chunks
 from distillery.store.embeddings import Negative, Text, distinct_texts, members_of, pack
 from distillery.store.tables import read_table
 from distillery.teacher.adapters import text_hash
@@ -55,14 +61,14 @@ def check_prompt_lengths(
 
 
 def make_embeddings(
-    job: EmbeddingsJob, prompts: Path, manifest: Path, device: torch.device, reporter: Reporter
+    job: EmbeddingsJob, prompts: Path, output: Path, device: torch.device, reporter: Reporter
 ) -> None:
     """Encode the distinct prompts of a table, and the negative prompts, to chunk files.
 
     Args:
         job: frozen configuration.
-        prompts: the split's table (Parquet).
-        manifest: to write; the chunks go beside it.
+        prompts: table of the split.
+        output: the manifest to write; the chunks go beside it.
         device: for the text encoder.
         reporter: of this job.
     """
@@ -91,7 +97,7 @@ def make_embeddings(
         _check_finite(group, encoded, job.teacher.dtype)
         return pack(encoded)
 
-    make_chunks(recipe, plans, (0, 1), make, manifest, reporter, "prompt")
+    make_chunks(recipe, plans, (0, 1), make, output, reporter, "prompt")
 
 
 def encode_texts(
@@ -137,3 +143,12 @@ def _all_but_text(folder: Path, family: Family) -> tuple[str, ...]:
     return tuple(
         name for name, value in index.items() if isinstance(value, list) and name not in keep
     )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line of this stage."""
+    return cli.run(make_embeddings, __doc__, argv, job="embeddings-{prompts.stem}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

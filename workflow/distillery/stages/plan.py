@@ -1,5 +1,11 @@
-"""The plan: what will run, what it needs, and whether it can work, before anything is computed."""
+"""Check a run before it starts, and say what it will do.
 
+python -m distillery.stages.plan --config results/demo/config/run.json \\
+    --output results/demo/plan.json
+"""
+
+import logging
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from math import prod
@@ -8,23 +14,24 @@ from typing import Any
 
 import pandas as pd
 
-from distillery.config.jobs import EmbeddingsJob, TargetsJob, freeze
+from distillery.cli import logged_parser
+from distillery.config.jobs import EmbeddingsJob, TargetsJob, freeze, read_config
 from distillery.config.run import Config, RunConfig
 from distillery.config.teacher import Teacher
 from distillery.evaluation.judge import check_judge
 from distillery.families import Family
-from distillery.files import hash_json, readable, write_json
+from distillery.files import hash_json, read_json, readable, write_json
 from distillery.hardware import describe_hardware
+from distillery.planning.disk import check_disk, plan_disk, summarise_sizes
+from distillery.planning.generation import plan_generation, summarise_generation
+from distillery.planning.gpus import Gpus, advise_gpus, plan_gpus, summarise_gpus
+from distillery.planning.guidance import check_second_scale
+from distillery.planning.precision import advise_precision
+from distillery.planning.prompts import advise_weights, check_negatives
+from distillery.planning.training import plan_training, summarise_training
 from distillery.prompts import own_negatives
 from distillery.schedule import Schedule
 from distillery.stages.embeddings import check_prompt_lengths, embeddings_recipe
-from distillery.stages.plan_disk import check_disk, plan_disk, summarise_sizes
-from distillery.stages.plan_generation import plan_generation, summarise_generation
-from distillery.stages.plan_gpus import Gpus, advise_gpus, plan_gpus, summarise_gpus
-from distillery.stages.plan_guidance import check_second_scale
-from distillery.stages.plan_precision import advise_precision
-from distillery.stages.plan_prompts import advise_weights, check_negatives
-from distillery.stages.plan_training import plan_training, summarise_training
 from distillery.stages.prompts import read_splits
 from distillery.stages.targets import targets_recipe
 from distillery.store.chunks import chunk_folder
@@ -46,6 +53,7 @@ from distillery.teacher.loading import (
 )
 from distillery.teacher.memory import ITEM_BYTES, advise_memory, estimate, summarise_memory
 from distillery.teacher.weights import measure
+from distillery.telemetry import explain_errors
 from distillery.training.dataset import student_grid
 from distillery.training.objectives import segment_weights
 
@@ -320,3 +328,26 @@ def _summarise_distillation(plan: dict[str, Any]) -> list[str]:
         f"    {summarise_sizes(disk['stages'])}",
         *summarise_training(plan["training"]),
     ]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line of this stage: plan, and print the plan."""
+    parser = logged_parser(__doc__)
+    parser.add_argument("--config", type=Path, required=True, help="the whole configuration")
+    parser.add_argument("--output", type=Path, required=True, help="plan.json")
+    parser.add_argument("--num-gpus", type=int, help="that Snakemake gives the training")
+    arguments = parser.parse_args(argv)
+    # On the terminal, as the plan itself: reading a large teacher takes minutes.
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("distillery").setLevel(logging.INFO)
+    status = explain_errors(
+        lambda: make_plan(read_config(arguments.config), arguments.output, arguments.num_gpus),
+        arguments.log,
+    )
+    if status == 0:
+        print(summary(read_json(arguments.output)), file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,12 +1,19 @@
-"""The prompts stage: a user's prompt file to a checked table."""
+"""Check a prompt file and write it as a table.
+
+python -m distillery.stages.prompts --config results/demo/config/prompts.json --split train \\
+    --output results/demo/prompts/train.parquet
+"""
 
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
+from distillery import cli
 from distillery.config.jobs import PromptsJob
 from distillery.config.run import Prompts
 from distillery.config.section import Split
+from distillery.planning.first import plan_as_asked
 from distillery.prompts import held_out, read_prompts
 from distillery.store.tables import write_table
 
@@ -14,8 +21,18 @@ NUMBERED: dict[Split, str] = {"train": "t", "eval": "p"}
 """What the ids of numbered prompts begin with: equal ids would have equal noise."""
 
 
-def make_prompt_table(job: PromptsJob, split: Split, output: Path) -> None:
-    """Check a split's prompt file and write it as Parquet; see `prompts.read_prompts`."""
+def make_prompt_table(
+    job: PromptsJob, split: Split, output: Path, planned: dict[str, Any] | None = None
+) -> None:
+    """Check a split's prompt file and write it as Parquet; see `prompts.read_prompts`.
+
+    Args:
+        job: frozen configuration.
+        split: whose prompt file is read.
+        output: results/{run}/prompts/{split}.parquet.
+        planned: the run to plan first, see `planning.first.plan_as_asked`.
+    """
+    plan_as_asked(planned, output.parent.parent)
     write_table(read_split(job.prompts, split), output)
 
 
@@ -38,3 +55,12 @@ def read_split(prompts: Prompts, split: Split) -> pd.DataFrame:
         return table
     is_eval = held_out(table["prompt"].tolist(), prompts.eval_fraction)
     return table[[chosen == (split == "eval") for chosen in is_eval]].reset_index(drop=True)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line of this stage."""
+    return cli.run(make_prompt_table, __doc__, argv)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

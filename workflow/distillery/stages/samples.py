@@ -1,4 +1,13 @@
-"""The samples stage: pictures of held-out prompts, from the teacher or the student alike."""
+"""Make one shard of a model's pictures; only what is missing or damaged is made.
+
+python -m distillery.stages.samples --config results/demo/config/samples-teacher.json \\
+    --model teacher --prompts results/demo/prompts/eval.parquet \\
+    --embeddings results/demo/embeddings/eval/manifest.json \\
+    --shard 0/2 --output results/demo/samples/teacher/shard-0-of-2.parquet
+
+For the student add --pipeline results/demo/student/pipeline, for the untrained one
+--pipeline results/demo/student/untrained.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,13 +17,14 @@ from typing import Any
 import pandas as pd
 import torch
 
+from distillery import cli
 from distillery.config.jobs import SamplesJob
 from distillery.config.section import Compile
 from distillery.files import hash_file
+from distillery.generation.gallery import Gallery, Savers
+from distillery.generation.painter import Painter
 from distillery.identity import noise_seed
 from distillery.prompts import REQUIRED, RESERVED, RESERVED_FOR_PAIRS
-from distillery.stages.gallery import Gallery, Savers
-from distillery.stages.painter import Painter
 from distillery.store.chunks import DamagedChunkError
 from distillery.store.shards import balanced_range
 from distillery.store.tables import read_table, write_table
@@ -28,9 +38,9 @@ class Inputs:
     """What a samples job reads.
 
     Attributes:
-        prompts: the eval table (Parquet).
-        embeddings: manifest of its embeddings.
-        pipeline: folder of the student's pipeline, trained or not; None samples the teacher.
+        prompts: table of the eval split.
+        embeddings: manifest of the eval split.
+        pipeline: folder of the student's pipeline, trained or not; none for the teacher.
     """
 
     prompts: Path
@@ -46,7 +56,7 @@ def make_samples(
     output: Path,
     device: torch.device,
     reporter: Reporter,
-    compiling: Compile = "never",
+    compile_: Compile = "auto",
 ) -> None:
     """Make one shard's pictures, each saved as it is made; only what is missing is computed.
 
@@ -54,11 +64,11 @@ def make_samples(
         job: frozen configuration.
         model: name of the column in the comparison, for the table.
         inputs: what is read.
-        shard: (i, n): this job makes the i-th of n balanced ranges of groups.
+        shard: the i-th of n balanced ranges of groups, from 0.
         output: the shard's table (Parquet) to write; pictures go to folders beside it.
         device: for the pipeline.
         reporter: of this job.
-        compiling: `hardware.compile`; on a GPU only.
+        compile_: networks on a GPU; auto: large ones in long runs.
 
     Raises:
         ValueError: some prompts failed, all others were made first; or there is no pipeline folder
@@ -66,7 +76,7 @@ def make_samples(
     """
     table = read_table(inputs.prompts)
     painter = Painter(
-        job, table, inputs.embeddings, inputs.pipeline, output.parent, device, reporter, compiling
+        job, table, inputs.embeddings, inputs.pipeline, output.parent, device, reporter, compile_
     )
     units = painter.units()
     mine = [units[index] for index in balanced_range(len(units), *shard)]
@@ -155,3 +165,12 @@ def describe(
 def _extra_columns(table: pd.DataFrame) -> list[str]:
     """The user's own columns of the prompt file."""
     return [name for name in table.columns if name not in REQUIRED]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line of this stage."""
+    return cli.run(make_samples, __doc__, argv, job="samples-{model}-{shard[0]}-of-{shard[1]}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,4 +1,10 @@
-"""The targets stage: run the teacher's stock pipeline, keep its trajectory at the knots."""
+"""Make one shard of the teacher's trajectories; finished chunks are kept, whatever happens.
+
+python -m distillery.stages.targets --config results/demo/config/targets.json \\
+    --prompts results/demo/prompts/train.parquet \\
+    --embeddings results/demo/embeddings/train/manifest.json \\
+    --shard 0/4 --output results/demo/targets/shard-0-of-4.json
+"""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -8,18 +14,20 @@ from typing import Any
 import pandas as pd
 import torch
 
+from distillery import cli
 from distillery.config.jobs import TargetsJob
 from distillery.config.section import Compile
 from distillery.families import Family, Request, Setting, few_step_scheduler, grid_of
 from distillery.families.protocol import Pipeline
 from distillery.files import hash_json
-from distillery.identity import SampleId, noise_seed
+from distillery.generation.batching import Batcher
+from distillery.generation.chunked import ChunkPlan, NotFiniteError, make_chunks
+from distillery.generation.speed import PROBE_STEPS, Amount, loading_timed, tune
+from distillery.generation.trajectory import record
+from distillery.identity import all_samples, noise_seed
 from distillery.prompts import texts_of_rows
 from distillery.schedule import Schedule
 from distillery.schedulers import ADVICE, GRID_TOLERANCE, Scheduler, plain_config, prediction_type
-from distillery.stages.batching import Batcher
-from distillery.stages.chunked import ChunkPlan, NotFiniteError, make_chunks
-from distillery.stages.speed import PROBE_STEPS, Amount, loading_timed, tune
 from distillery.store.embeddings import EmbeddingStore
 from distillery.store.tables import read_table
 from distillery.store.trajectories import knots_of
@@ -27,7 +35,6 @@ from distillery.teacher.adapters import teacher_hash
 from distillery.teacher.find import denoiser_config, family_in, find_teacher
 from distillery.teacher.loading import load_scheduler, load_skeleton, load_teacher, torch_dtype
 from distillery.telemetry import Reporter
-from distillery.trajectory import record
 
 
 def setting_of(job: TargetsJob) -> Setting:
@@ -98,21 +105,12 @@ def check_student_grid(
         )
 
 
-def all_samples(table: pd.DataFrame, samples_per_prompt: int) -> list[SampleId]:
-    """Every sample in the global order: prompts in the table's order, then indices."""
-    return [
-        SampleId(prompt_id, index)
-        for prompt_id in table["prompt_id"]
-        for index in range(samples_per_prompt)
-    ]
-
-
 def plan_chunks(
     table: pd.DataFrame, samples_per_prompt: int, chunk_size: int, guided: bool = True
 ) -> list[ChunkPlan]:
     """All chunks of a prompt table; a chunk depends on its own prompts and on no others, and on
     their own negative prompts where the teacher is guided away from them."""
-    samples = all_samples(table, samples_per_prompt)
+    samples = all_samples(table["prompt_id"], samples_per_prompt)
     texts = texts_of_rows(table, guided)
     plans = []
     for index, start in enumerate(range(0, len(samples), chunk_size)):
@@ -134,24 +132,24 @@ def make_targets(
     output: Path,
     device: torch.device,
     reporter: Reporter,
-    compiling: Compile = "never",
+    compile_: Compile = "auto",
 ) -> None:
     """Make one shard's chunks of trajectories.
 
     Args:
         job: frozen configuration.
-        prompts: the train table (Parquet).
-        embeddings: manifest of its embeddings.
-        shard: (i, n): this job makes the i-th of n balanced ranges of chunks.
+        prompts: table of the train split.
+        embeddings: manifest of the train split.
+        shard: the i-th of n balanced ranges of chunks, from 0.
         output: the shard's manifest to write; the chunks go to a folder beside it.
         device: for the teacher.
         reporter: of this job.
-        compiling: `hardware.compile`; on a GPU only.
+        compile_: networks on a GPU; auto: large ones in long runs.
     """
     table = read_table(prompts)
     store = EmbeddingStore(embeddings, table)
     folder = find_teacher(job.teacher)
-    maker = TrajectoryMaker(job, table, store, folder, device, reporter, compiling)
+    maker = TrajectoryMaker(job, table, store, folder, device, reporter, compile_)
     targets = job.targets
     guided = maker.family.calls_per_step(denoiser_config(folder), targets.guidance_scale) > 1
     plans = plan_chunks(table, targets.samples_per_prompt, targets.chunk_size, guided)
@@ -173,7 +171,7 @@ class TrajectoryMaker:
     ) -> None:
         """Nothing heavy is loaded here, so a job that finds all its chunks made ends at once."""
         self.job = job
-        self.samples = all_samples(table, job.targets.samples_per_prompt)
+        self.samples = all_samples(table["prompt_id"], job.targets.samples_per_prompt)
         self.store = store
         self.folder = folder
         self.device = device
@@ -273,3 +271,12 @@ class TrajectoryMaker:
                 f"the teacher gave values that are not finite for the prompts {', '.join(bad)}: "
                 f"teacher.dtype is {self.job.teacher.dtype}, try bfloat16 or float32"
             )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line of this stage."""
+    return cli.run(make_targets, __doc__, argv, job="targets-{shard[0]}-of-{shard[1]}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

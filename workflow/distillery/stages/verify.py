@@ -1,4 +1,10 @@
-"""Read everything of a run again: what is damaged, and the commands that make it again.
+"""Read every file of a run again, and say what is damaged and how it is made again.
+
+python -m distillery.stages.verify --run results/demo
+
+Chunks, pictures, latents, checkpoints, student folders, tables and manifests are compared with the
+hashes that vouch for them. A run that is not finished is read as far as it goes. The exit status is
+1 where something is damaged; the commands at the end make it again, the same bytes.
 
 A file is damaged that is missing though a manifest lists it, or whose bytes are neither those that
 a manifest vouches for nor match the hash that it carries. Reports, previews and the tables of a
@@ -13,16 +19,17 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from distillery.cli import logged_parser
 from distillery.evaluation.manifests import tables_of
 from distillery.files import hash_file, read_json, read_sealed
+from distillery.generation.gallery import identity_in, member_of
 from distillery.identity import SampleId
 from distillery.model_folder import find_changes
 from distillery.prompts import texts_of_rows
-from distillery.stages.gallery import identity_in, member_of
 from distillery.store.chunks import ChunkIdentity, DamagedChunkError, read_chunk, read_identity
 from distillery.store.shards import Manifest, vouchers_of
 from distillery.store.tables import find_problem, read_table
-from distillery.telemetry import Reporter
+from distillery.telemetry import Reporter, explain_errors
 from distillery.training import checkpoint
 
 MAX_THREADS = 8
@@ -229,3 +236,40 @@ def _problem_of_student(folder: Path) -> str | None:
     """Which files of a student's folder are not as they were written."""
     changes = find_changes(folder)
     return f"not as they were written: {', '.join(changes)}" if changes else None
+
+
+def tell(run: Path) -> bool:
+    """Verify a run and print the result; True where nothing is damaged.
+
+    Raises ValueError where there is no such run.
+    """
+    if not run.is_dir():
+        raise ValueError(f"there is no run in {run}: give results/NAME, NAME as `run` has it")
+    damages, num_read = verify(run, Reporter(run / "telemetry", "verify", "verify", "cpu"))
+    for damage in damages:
+        print(f"{damage.item.path}: {damage.why}")
+    if not damages:
+        print(f"{num_read} files and folders of {run} were read: all are as they were written")
+        return True
+    print(f"{len(damages)} of {num_read} are damaged; these commands make them again:")
+    for command in commands(damages, run):
+        print(f"    {command}")
+    return False
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line of this stage: read, and print what is damaged."""
+    parser = logged_parser(__doc__)
+    parser.add_argument("--run", type=Path, required=True, help="results/{run}")
+    arguments = parser.parse_args(argv)
+    is_whole = False
+
+    def body() -> None:
+        nonlocal is_whole
+        is_whole = tell(arguments.run)
+
+    return explain_errors(body, arguments.log) or (0 if is_whole else 1)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,52 +1,20 @@
 """Build the student before training, from the teacher's denoiser alone."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from diffusers import UNet2DConditionModel
 
-from distillery.config.jobs import StudentJob
 from distillery.config.student import Student
 from distillery.families import Family
 from distillery.families.protocol import Denoiser
-from distillery.files import atomic_path
-from distillery.model_folder import load_denoiser_skeleton, save_denoiser, share, write_about
+from distillery.model_folder import load_denoiser_skeleton
 from distillery.student.layers import keep_blocks, resolve_layers
-from distillery.student.lora import add_lora, check_lora, count_lora, save_lora
+from distillery.student.lora import check_lora, count_lora
 from distillery.student.origin import Origin
 from distillery.student.own_shape import copy_weights, make_shape, read_shape
 from distillery.student.unet import shrink_unet
-from distillery.teacher.find import denoisers_in, family_in, find_teacher
-from distillery.teacher.loading import load_adapted_denoiser
-
-
-def build_student(job: StudentJob, output: Path) -> None:
-    """Write the untrained student, a Diffusers model folder in float32, and what it is made of.
-
-    Reads the teacher's denoiser, with its adapters fused, and no other component of it.
-
-    Args:
-        job: frozen configuration.
-        output: folder to write, e.g. results/{run}/student/initial.
-
-    Raises:
-        FileNotFoundError: no such teacher, or no such file as `student.config`.
-        ValueError: something in the section `student` that the teacher does not have, or an
-            adapter that does not fit.
-    """
-    folder = find_teacher(job.teacher)
-    family = family_in(folder)
-    network = choose_expert(denoisers_in(folder), job.student.expert)
-    teacher = load_adapted_denoiser(job.teacher, folder, network)
-    student, origin = make_student(job.student, teacher, family, network, job.seed)
-    with atomic_path(output) as temporary:
-        save_denoiser(student, temporary)
-        if job.student.lora is not None:
-            add_lora(student, job.student.lora, job.seed)
-            save_lora(student, temporary, family)
-            share(temporary)
-        write_about(temporary, {"student": asdict(origin)})
+from distillery.teacher.find import denoisers_in
 
 
 def plan_student(student: Student, folder: Path, family: Family) -> Origin:

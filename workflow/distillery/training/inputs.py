@@ -1,16 +1,7 @@
-"""What says which training it is: its files, and the options that name them."""
+"""What says which training it is: its files."""
 
-import argparse
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-
-OPTIONS = {
-    "student": "folder before training",
-    "targets": "manifest",
-    "embeddings": "manifest of the train split",
-    "prompts": "table of the train split",
-    "checkpoints": "folder of all recipes' checkpoints, kept between runs",
-}
 
 
 @dataclass(frozen=True)
@@ -19,9 +10,10 @@ class Inputs:
 
     Attributes:
         student: the untrained student's folder.
-        targets, embeddings: manifests.
-        prompts: the train table.
-        checkpoints: folder of all recipes' checkpoints.
+        targets: manifest.
+        embeddings: manifest of the train split.
+        prompts: table of the train split.
+        checkpoints: folder of all recipes' checkpoints, kept between runs.
     """
 
     student: Path
@@ -29,14 +21,3 @@ class Inputs:
     embeddings: Path
     prompts: Path
     checkpoints: Path
-
-
-def add_inputs(parser: argparse.ArgumentParser) -> None:
-    """The options that `read_inputs` reads, named like the fields."""
-    for name, meaning in OPTIONS.items():
-        parser.add_argument(f"--{name}", type=Path, required=True, help=meaning)
-
-
-def read_inputs(arguments: argparse.Namespace) -> Inputs:
-    """What the command line says."""
-    return Inputs(**{field.name: getattr(arguments, field.name) for field in fields(Inputs)})

@@ -132,7 +132,8 @@ def _previews(
     """This process's share of the previews, if there are any."""
     if paths is None:
         return None
-    return Previews(paths, (place.rank, place.num_processes), recipe_hash, reporter)
+    previews = Previews(paths, (place.rank, place.num_processes), recipe_hash, reporter)
+    return previews if previews.job.previews.every_samples else None
 
 
 def _perceptual(

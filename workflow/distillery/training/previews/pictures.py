@@ -25,16 +25,16 @@ class PreviewPaths:
     """What previews read and write.
 
     Attributes:
-        config: frozen configuration, see `PreviewsJob`.
-        prompts: the eval table.
-        embeddings: manifest of its embeddings.
-        folder: of all previews.
+        previews: folder of all previews, written.
+        previews_config: results/{run}/config/previews.json, see `PreviewsJob`.
+        eval_prompts: table of the eval split.
+        eval_embeddings: manifest of the eval split.
     """
 
-    config: Path
-    prompts: Path
-    embeddings: Path
-    folder: Path
+    previews: Path
+    previews_config: Path
+    eval_prompts: Path
+    eval_embeddings: Path
 
 
 class Previews:
@@ -55,10 +55,10 @@ class Previews:
             training: hash of the training's recipe, which each picture carries.
             reporter: of this process.
         """
-        self.job = read_job(paths.config, PreviewsJob)
-        self._root = paths.folder
-        table = read_table(paths.prompts)
-        self._store = EmbeddingStore(paths.embeddings, table)
+        self.job = read_job(paths.previews_config, PreviewsJob)
+        self._root = paths.previews
+        table = read_table(paths.eval_prompts)
+        self._store = EmbeddingStore(paths.eval_embeddings, table)
         self._table = table.head(self.job.previews.num_prompts)
         self._mine = balanced_range(len(self._table), *share)
         self._training = training

@@ -1,22 +1,25 @@
-"""The merge stages: many shards to one manifest, complete and verified."""
+"""Merge the shards of one model's samples to one manifest, after looking at every file.
+
+python -m distillery.stages.merge_samples --output results/demo/samples/student/manifest.parquet \\
+    --shards results/demo/samples/student/shard-*-of-2.parquet
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
 
+from distillery import cli
 from distillery.files import cure, hash_files
-from distillery.store.shards import merge_shards
 from distillery.store.tables import read_table, write_table
-
-
-def merge_targets(shards: Sequence[Path], output: Path) -> None:
-    """Verify every chunk of every shard and write the one manifest that training reads."""
-    merge_shards(shards, output.parent).write(output)
 
 
 def merge_samples(shards: Sequence[Path], output: Path) -> None:
     """Join the shards' tables in the prompt table's order, after looking at every file.
+
+    Args:
+        shards: the tables of all shards.
+        output: the manifest to write.
 
     Raises:
         ValueError: a shard is missing or of another recipe; a picture or its latents are missing or
@@ -68,3 +71,12 @@ def _verify(shard: Path, part: pd.DataFrame, folder: Path) -> None:
         for path, expected in zip(paths, part[digest], strict=True):
             if found.get(path) != expected:
                 raise ValueError(f"{path} is missing or damaged: {cure(path, shard)}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line of this stage."""
+    return cli.run(merge_samples, __doc__, argv)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,4 +1,10 @@
-"""Export the student, trained or not yet: a Diffusers pipeline that loads with nothing of ours."""
+"""Export the student as a Diffusers pipeline, the trained one with a model card.
+
+python -m distillery.stages.export --config results/demo/config/export.json \\
+    --student results/demo/student/trained --output results/demo/student/pipeline
+
+--student results/demo/student/initial exports the student as it was before its training.
+"""
 
 import os
 import shutil
@@ -9,11 +15,13 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from distillery import cli
 from distillery.config.jobs import ExportJob
 from distillery.families import Family, few_step_scheduler, grid_of
 from distillery.families.protocol import Denoiser
 from distillery.files import atomic_path, read_json, write_json, write_text
 from distillery.model_folder import (
+    LINKED_BYTES,
     check_student,
     full_disk_as_os_error,
     load_denoiser,
@@ -42,9 +50,7 @@ from distillery.teacher.loading import (
 )
 from distillery.teacher.weights import plain_name, weights_in, weights_of
 
-LINKED_BYTES = 1 << 20
-"""Files of this size or more become hard links where they can; people edit the small ones."""
-
+TEMPLATES = Path(__file__).resolve().parents[1] / "student"
 CARD = "model_card.md.j2"
 LORA = "lora"
 """Folder of the additions alone, in the pipeline of a student that was trained by them."""
@@ -63,9 +69,8 @@ def export_student(job: ExportJob, student: Path, output: Path) -> None:
 
     Args:
         job: frozen configuration.
-        student: folder that distillery.scripts.train wrote, or, for the student before its
-            training, that distillery.scripts.build_student wrote.
-        output: folder to write.
+        student: folder of the trained student, or of the one before training.
+        output: pipeline folder to write.
 
     Raises:
         ValueError: the trained student is damaged or was trained for another number of steps, or
@@ -243,7 +248,7 @@ def lora_call(family: Family, folder: Path, network: str, scheduler: Scheduler) 
 def model_card(job: ExportJob, about: Mapping[str, Any]) -> str:
     """README.md of the pipeline: the right call, where the noise comes from, how it was trained."""
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
+        loader=FileSystemLoader(TEMPLATES),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -262,3 +267,12 @@ def model_card(job: ExportJob, about: Mapping[str, Any]) -> str:
         recipe_hash=about["recipe_hash"],
         samples_seen=about["samples_seen"],
     )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line of this stage."""
+    return cli.run(export_student, __doc__, argv, job="export-{output.name}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

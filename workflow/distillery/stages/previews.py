@@ -1,7 +1,21 @@
-"""Previews from a kept checkpoint, in a job of their own: no process group, no training."""
+"""Draw previews from a kept checkpoint of the training, with the weights that it would export.
+
+python -m distillery.stages.previews --config results/demo/config/training.json \\
+    --student results/demo/student/initial --targets results/demo/targets/manifest.json \\
+    --embeddings results/demo/embeddings/train/manifest.json \\
+    --prompts results/demo/prompts/train.parquet --checkpoints results/demo/student/checkpoints \\
+    --samples-seen 3200 --previews results/demo/student/previews \\
+    --previews-config results/demo/config/previews.json \\
+    --eval-prompts results/demo/prompts/eval.parquet \\
+    --eval-embeddings results/demo/embeddings/eval/manifest.json
+
+Writes samples-000000003200/{prompt_id}.png and sheet.png there, and the sheet over time. What is
+there already of this training is kept.
+"""
 
 import torch
 
+from distillery import cli
 from distillery.config.jobs import TrainingJob
 from distillery.files import hash_json
 from distillery.model_folder import hash_model
@@ -29,7 +43,7 @@ def draw_kept(
     Args:
         job: frozen configuration of the training.
         inputs: of the training, with its checkpoints.
-        samples_seen: which checkpoint.
+        samples_seen: of the checkpoint.
         paths: what previews read and write.
         device: for the student and the VAE.
         reporter: of this job.
@@ -55,3 +69,12 @@ def draw_kept(
     missing = previews.missing(samples_seen)
     with reporter.work(len(missing)):
         previews.save(previews.draw_missing(drawer, samples_seen), samples_seen)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line of this stage."""
+    return cli.run(draw_kept, __doc__, argv, job="previews-{samples_seen:012d}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

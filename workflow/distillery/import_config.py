@@ -1,12 +1,25 @@
-"""Old habits to a configuration: the flags of earlier scripts, and a student_config.json.
+"""Turn the flags of an older script, and a student_config.json, into a configuration.
 
-Every flag gets a line that says what it became, or why it has no place here; nothing is dropped in
-silence.
+python -m distillery.import_config --run mine --output config/mine.yaml -- \\
+    --model_id stabilityai/stable-diffusion-xl-base-1.0 --prompts_file prompts.txt \\
+    --num_inference_steps 30 --guidance_scale 5 --resolution 1024 --images_per_prompt 4
+
+The old flags stand after `--`. With --student student_config.json the run trains a student, else it
+only generates. A line about each flag says what became of it, then what is still missing.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+import yaml
+
+from distillery.cli import logged_parser
+from distillery.config.run import parse_config
+from distillery.files import read_json, write_text
+from distillery.telemetry import explain_errors
 
 DTYPES = {
     "fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp32": "float32", "no": "float32",
@@ -156,3 +169,36 @@ def _typed(value: Any) -> Any:
         except ValueError:
             continue
     return value
+
+
+def convert(run: str, words: list[str], student: Path | None, output: Path) -> None:
+    """Write the configuration and print what became of each flag."""
+    if output.exists():
+        raise ValueError(f"{output} exists already: choose another name, or remove it first")
+    imported = import_run(run, read_flags(words), read_json(student) if student else None)
+    write_text(output, yaml.safe_dump(imported.config, sort_keys=False))
+    print("\n".join(imported.lines), file=sys.stderr)
+    try:
+        parse_config(imported.config, str(output))
+    except ValueError as error:
+        print(f"\nstill to do: {error}", file=sys.stderr)
+    else:
+        print(f"\ncomplete: snakemake -n --configfile {output}", file=sys.stderr)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Import, write, say what is missing."""
+    parser = logged_parser(__doc__)
+    parser.add_argument("--run", required=True, help="name of the new run")
+    parser.add_argument("--student", type=Path, help="a student_config.json")
+    parser.add_argument("--output", type=Path, required=True, help="the YAML file to write")
+    parser.add_argument("flags", nargs="*", help="the old command line, after `--`")
+    arguments = parser.parse_args(argv)
+    return explain_errors(
+        lambda: convert(arguments.run, arguments.flags, arguments.student, arguments.output),
+        arguments.log,
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

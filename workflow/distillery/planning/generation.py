@@ -11,7 +11,7 @@ from distillery.config.jobs import resolve_sampling
 from distillery.config.run import RunConfig
 from distillery.families import Family
 from distillery.files import readable
-from distillery.stages.plan_disk import embeddings_bytes, samples_bytes, summarise_sizes
+from distillery.planning.disk import embeddings_bytes, samples_bytes, summarise_sizes
 from distillery.teacher.find import denoiser_config
 from distillery.teacher.loading import load_scheduler, load_skeleton
 

@@ -1,6 +1,15 @@
-"""Score every sample, and compare every model with every other on the same prompts and noise."""
+"""Score the samples of every model and compare the models on the same prompts and noise.
 
-from collections.abc import Callable, Iterator, Mapping
+    python -m distillery.stages.evaluation --config results/demo/config/evaluation.json \\
+        --manifests results/demo/samples/teacher/manifest.parquet \\
+                    results/demo/samples/student/manifest.parquet \\
+        --quality results/demo/evaluation/quality.json \\
+        --scores results/demo/evaluation/scores.parquet
+
+A manifest's model is the name of its folder. The judge runs on a GPU where there is one.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -11,6 +20,7 @@ import pandas as pd
 import torch
 from PIL import Image
 
+from distillery import cli
 from distillery.config.jobs import EvaluationJob
 from distillery.evaluation import metrics
 from distillery.evaluation.judge import (
@@ -36,9 +46,9 @@ SCORES = ("clip_score", "latents_mse", "psnr_db")
 
 def evaluate(
     job: EvaluationJob,
-    manifests: Mapping[str, Path],
-    output_quality: Path,
-    output_scores: Path,
+    manifests: Sequence[Path],
+    quality: Path,
+    scores: Path,
     reporter: Reporter,
     device: torch.device,
 ) -> None:
@@ -46,9 +56,9 @@ def evaluate(
 
     Args:
         job: the frozen configuration.
-        manifests: samples/{model}/manifest.parquet of each model of `job.models`.
-        output_quality: means with intervals and paired comparisons.
-        output_scores: one row per image and model: prompt_id, index, model, clip_score, rank,
+        manifests: samples/{model}/manifest.parquet of each model of the run.
+        quality: means with intervals and paired comparisons, as JSON.
+        scores: one row per image and model: prompt_id, index, model, clip_score, rank,
             latents_mse, psnr_db. The last two are null for the reference itself.
         reporter: gets one work event a model.
         device: where the judge runs.
@@ -56,16 +66,14 @@ def evaluate(
     Raises:
         ValueError: the manifests cannot be compared, a picture or the judge is missing.
     """
-    samples = _read_all(job, manifests)
+    samples = _read_all(job, {path.parent.name: path for path in manifests})
     judge = load_judge(job.evaluation.judge, device)
     reference = samples[job.evaluation.reference]
     readings = read_prompts(judge, reference.table["prompt"])
     _warn_of(readings, judge, reporter)
-    scores = _score_all(samples, reference, judge, readings, reporter)
-    table = pd.concat(scores.values(), ignore_index=True)
-    write_table(table, output_scores)
-    summary = summarise(job, samples, scores, len(readings.distinct))
-    write_sealed(output_quality, summary)
+    tables = _score_all(samples, reference, judge, readings, reporter)
+    write_table(pd.concat(tables.values(), ignore_index=True), scores)
+    write_sealed(quality, summarise(job, samples, tables, len(readings.distinct)))
 
 
 def _read_all(job: EvaluationJob, manifests: Mapping[str, Path]) -> dict[str, ModelSamples]:
@@ -260,3 +268,12 @@ def _values(scores: pd.DataFrame, column: str) -> FloatArray:
 def _as_json(interval: Interval | None) -> dict[str, float | None] | None:
     """An interval as a JSON object."""
     return None if interval is None else asdict(interval)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line of this stage."""
+    return cli.run(evaluate, __doc__, argv, job="evaluation")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,9 +1,9 @@
 """Run a command on GPUs that no other job uses, waiting until enough are free.
 
-    python -m distillery.scripts.with_gpus --num-gpus 1 -- \\
-        python -m distillery.scripts.targets --shard 0/4 ...
-    python -m distillery.scripts.with_gpus --num-gpus 2 -- \\
-        torchrun --nproc-per-node 2 -m distillery.scripts.train ...
+    python -m distillery.with_gpus --num-gpus 1 -- \\
+        python -m distillery.stages.targets --shard 0/4 ...
+    python -m distillery.with_gpus --num-gpus 2 -- \\
+        torchrun --nproc-per-node 2 -m distillery.stages.training ...
 
 The command replaces this process: signals reach it, its exit status is the exit status, and its
 GPUs are free the moment it ends. --num-gpus 0 hides all GPUs. Under SLURM, GPUs that were handed

@@ -15,13 +15,13 @@ from distillery.config.section import Compile
 from distillery.families import Family, Request, Setting
 from distillery.families.protocol import Pipeline
 from distillery.files import hash_json
-from distillery.identity import noise_seed
+from distillery.generation.batching import Batcher
+from distillery.generation.gallery import Gallery, Savers
+from distillery.generation.speed import PROBE_STEPS, Amount, loading_timed, tune
+from distillery.generation.trajectory import record
+from distillery.identity import all_samples, noise_seed
 from distillery.model_folder import check_student
 from distillery.pixels import as_bytes
-from distillery.stages.batching import Batcher
-from distillery.stages.gallery import Gallery, Savers
-from distillery.stages.speed import PROBE_STEPS, Amount, loading_timed, tune
-from distillery.stages.targets import all_samples
 from distillery.store.embeddings import EmbeddingStore
 from distillery.teacher.adapters import teacher_hash
 from distillery.teacher.decoding import is_finite
@@ -34,7 +34,6 @@ from distillery.teacher.loading import (
     load_teacher,
 )
 from distillery.telemetry import Reporter
-from distillery.trajectory import record
 
 AUTO_UNIT = 32
 """Pictures that are made together where `batch_size` is `auto`, in batches of what fits."""
@@ -142,9 +141,8 @@ class Painter:
         )
         self.unit = AUTO_UNIT if sampling.batch_size == "auto" else sampling.batch_size
         self.batcher = Batcher(sampling.batch_size, self.unit, device, reporter)
-        samples = all_samples(
-            table.head(sampling.num_prompts or len(table)), sampling.images_per_prompt
-        )
+        sampled = table["prompt_id"].head(sampling.num_prompts or len(table))
+        samples = all_samples(sampled, sampling.images_per_prompt)
         self.gallery = Gallery(
             root,
             table,

@@ -18,7 +18,7 @@ from distillery.config.teacher import Teacher
 from distillery.config.training import Training
 from distillery.families import Family
 from distillery.files import readable
-from distillery.student.export import LINKED_BYTES
+from distillery.model_folder import LINKED_BYTES
 from distillery.student.origin import Origin
 from distillery.teacher.find import denoiser_config, denoisers_in
 from distillery.teacher.loading import load_tokenizers

@@ -11,11 +11,12 @@ same command would make the plan alone and end well.
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from distillery.config.jobs import RUNTIME, freeze
-from distillery.config.run import Config, RunConfig
+from distillery.config.run import Config, RunConfig, parse_config
 from distillery.config.training import check_batch_size
 from distillery.files import hash_json, locked, read_json, write_json
 
@@ -44,6 +45,18 @@ def plan_first(
         check_batch_size(config.training, num_processes)
     with locked(folder / "config" / ".planning") as waited:
         _plan(config, folder, sources, num_gpus, waited)
+
+
+def plan_as_asked(planned: Mapping[str, Any] | None, folder: Path) -> None:
+    """`plan_first` for a job that others come from, of what `asked_to_plan` gave it.
+
+    Args:
+        planned: {"config": {...}, "sources": [files]}, or None: nothing is planned.
+        folder: results/{run}.
+    """
+    if planned is not None:
+        config = parse_config(planned["config"], "the configuration")
+        plan_first(config, folder, planned["sources"])
 
 
 def asked_to_plan(config: RunConfig, run: str, sources: Sequence[str], output: str) -> str:
@@ -75,7 +88,7 @@ def _plan(
         return
     if waited:
         raise ValueError("the plan refuses this run; another job says why")
-    script = ["-m", "distillery.scripts.plan", "--config", str(frozen), "--output", str(plan)]
+    script = ["-m", "distillery.stages.plan", "--config", str(frozen), "--output", str(plan)]
     if num_gpus is not None:
         script += ["--num-gpus", str(num_gpus)]
     log = folder / "logs" / "plan.log"

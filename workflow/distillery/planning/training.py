@@ -7,7 +7,7 @@ from typing import Any
 from distillery.config.run import Config
 from distillery.config.training import Training, check_batch_size
 from distillery.files import readable
-from distillery.stages.plan_gpus import Gpus
+from distillery.planning.gpus import Gpus
 from distillery.student.origin import Origin
 from distillery.teacher.memory import TIGHT
 from distillery.training.execution import Execution, Machine, can_recompute, choose_execution

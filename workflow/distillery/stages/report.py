@@ -1,4 +1,10 @@
-"""The report: one HTML file that opens offline, and the same numbers as JSON."""
+"""Write the report of a run: one HTML file that opens offline, and its numbers as JSON.
+
+    python -m distillery.stages.report --config results/demo/config/run.json --run results/demo \\
+        --output results/demo/report/index.html --metrics results/demo/report/metrics.json
+
+What the run does not have (no training, no scores) is left out.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,6 +17,7 @@ import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from distillery import cli
 from distillery.config.run import Config
 from distillery.evaluation import figures
 from distillery.evaluation.manifests import ModelSamples, check_pairs, read_samples
@@ -51,7 +58,7 @@ from distillery.store.tables import read_table
 from distillery.student.origin import Origin, describe_origin, read_origin
 from distillery.telemetry import read_events
 
-TEMPLATES = Path(__file__).resolve().parent / "templates"
+TEMPLATES = Path(__file__).resolve().parents[1] / "evaluation" / "templates"
 OWN_STAGE = "report"
 LAST_SHARE = 0.1
 """Of a training's log, averaged to its final loss."""
@@ -82,22 +89,22 @@ class Findings:
         return check_student(self.quality, self.roles, self.config.evaluation.min_clip_ratio)
 
 
-def write_report(config: Config, run_folder: Path, output_html: Path, output_metrics: Path) -> None:
+def write_report(job: Config, run_folder: Path, output: Path, metrics: Path) -> None:
     """Write the report and its numbers; what a run does not have is left out, never guessed.
 
     Args:
-        config: of the run.
+        job: the whole configuration.
         run_folder: results/{run}.
-        output_html: one self-contained file; its links to more pictures are relative to it.
-        output_metrics: quality, verdict, training, timings and provenance as JSON.
+        output: one self-contained HTML file; its links to more pictures are relative to it.
+        metrics: quality, verdict, training, timings and provenance as JSON.
 
     Raises:
         ValueError: a file that is there is damaged, or samples of different runs are mixed.
     """
-    findings = gather(config, run_folder)
+    findings = gather(job, run_folder)
     timings = summarise_timings(findings.attempts)
     facts = {
-        "run": config.run,
+        "run": job.run,
         "verdict": [asdict(check) for check in findings.checks],
         "quality": findings.quality,
         "speed": summarise_speed(findings, timings.images),
@@ -105,7 +112,7 @@ def write_report(config: Config, run_folder: Path, output_html: Path, output_met
         "training": summarise_training(findings.loss, findings.training),
         "timings": timings.as_json(),
         "provenance": {
-            "config": config.model_dump(mode="json"),
+            "config": job.model_dump(mode="json"),
             "recipes": {name: _recipe(manifest) for name, manifest in findings.manifests.items()},
             "plan": findings.plan,
             "hardware": describe_hardware(),
@@ -114,15 +121,13 @@ def write_report(config: Config, run_folder: Path, output_html: Path, output_met
     }
     grid = None
     if findings.samples:
-        grid = make_grid(
-            findings.samples, findings.scores, findings.roles.student, output_html.parent
-        )
+        grid = make_grid(findings.samples, findings.scores, findings.roles.student, output.parent)
     code = loading_code(run_folder, findings.samples.get(findings.roles.student or ""))
     previews = gather_previews(
-        run_folder, findings.trained_recipe, findings.roles.reference, output_html.parent
+        run_folder, findings.trained_recipe, findings.roles.reference, output.parent
     )
-    write_text(output_html, render(findings, facts, timings, grid, previews, code))
-    write_json(output_metrics, facts)
+    write_text(output, render(findings, facts, timings, grid, previews, code))
+    write_json(metrics, facts)
 
 
 def gather(config: Config, run_folder: Path) -> Findings:
@@ -328,3 +333,12 @@ def render(
 def _yaml(value: Any) -> str:
     """A value as YAML, for people."""
     return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=100)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line of this stage."""
+    return cli.run(write_report, __doc__, argv, job="report")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

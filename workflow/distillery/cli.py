@@ -1,0 +1,236 @@
+"""The command lines of the stages, made from the typed signatures of their functions.
+
+A parameter of a stage's function is an option of the same name, with the docstring's `Args` as its
+help. Not so for four of them: `job` is what --config holds, `run_folder` the run's folder that it
+lies in, `device` and `reporter` are those of this process; nor for those that are given by keyword
+alone. A dataclass stands for its fields; where it may be None, all of them are given or none.
+"""
+
+import argparse
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from distillery.config.jobs import read_job
+from distillery.hardware import device_label, select_device, use_cpu
+from distillery.locks import alone, job_lock
+from distillery.telemetry import explain_errors, reporting
+
+Shard = tuple[int, int]
+"""(i, n): the i-th of n, from 0."""
+Function = Callable[..., object]
+FOUND = ("job", "run_folder", "device", "reporter")
+
+
+def run(
+    make: Function, about: str | None, argv: Sequence[str] | None = None, job: str | None = None
+) -> int:
+    """Call a stage's function as the command line says; returns the exit status.
+
+    Args:
+        make: the function.
+        about: the module's docstring, for --help.
+        argv: words of the command line; None: those of this process.
+        job: the stage, then what makes its jobs different, with options in braces:
+            "targets-{shard[0]}-of-{shard[1]}". None: without a device, a lock and telemetry.
+    """
+    arguments = parser_of(make, about, computes=job is not None).parse_args(argv)
+
+    def body() -> None:
+        if job is None:
+            make(**values_of(make, arguments))
+            return
+        takes = get_type_hints(make)
+        device = (select_device if "device" in takes else use_cpu)(arguments.cpu_threads)
+        values = values_of(make, arguments)
+        name, run_folder = job.format(**vars(arguments)), folder_of_run(arguments)
+        telemetry, stage, label = run_folder / "telemetry", job.split("-")[0], device_label(device)
+        with (
+            alone(job_lock(run_folder, name)),
+            reporting(telemetry, stage, name, label, arguments.log) as reporter,
+        ):
+            process = {"device": device, "reporter": reporter}
+            make(**values, **{name: process[name] for name in process.keys() & takes.keys()})
+
+    return explain_errors(body, arguments.log)
+
+
+def logged_parser(about: str | None) -> argparse.ArgumentParser:
+    """A parser that shows a module's docstring, with the option that every command takes."""
+    parser = argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--log-file", dest="log", type=Path, help="log file; without it, log to the terminal"
+    )
+    return parser
+
+
+def parser_of(make: Function, about: str | None, computes: bool) -> argparse.ArgumentParser:
+    """A parser with the options of a stage's function; one that computes is told its threads."""
+    parser, hints = logged_parser(about), get_type_hints(make)
+    if "job" in hints:
+        parser.add_argument(
+            "--config", type=Path, required=True, help="results/{run}/config/{stage}.json"
+        )
+    if computes:
+        parser.add_argument(
+            "--cpu-threads", type=int, default=1, help="threads where there is no GPU"
+        )
+    for option in _options(make):
+        option.add_to(parser)
+    return parser
+
+
+def values_of(make: Function, arguments: argparse.Namespace) -> dict[str, Any]:
+    """What the command line says of a function's parameters.
+
+    Raises ValueError where some options of a dataclass are missing that may be None.
+    """
+    hints, values = get_type_hints(make), {}
+    if "job" in hints:
+        values["job"] = read_job(arguments.config, hints["job"])
+    if "run_folder" in hints:
+        values["run_folder"] = folder_of_run(arguments)
+    for name in _parameters(make):
+        hint, is_optional = _without_none(hints[name])
+        is_group = is_dataclass(hint)
+        values[name] = _read(hint, arguments, is_optional) if is_group else getattr(arguments, name)
+    return values
+
+
+def _parameters(make: Function) -> dict[str, inspect.Parameter]:
+    """Those that a command line gives, by their names."""
+    return {
+        name: parameter
+        for name, parameter in inspect.signature(make).parameters.items()
+        if name not in FOUND and parameter.kind is not inspect.Parameter.KEYWORD_ONLY
+    }
+
+
+def folder_of_run(arguments: argparse.Namespace) -> Path:
+    """results/{run}, from --config results/{run}/config/{stage}.json."""
+    config: Path = arguments.config
+    return config.parent.parent
+
+
+def shard_argument(text: str) -> Shard:
+    """`i/n` on a command line as (i, n)."""
+    part, _, whole = text.partition("/")
+    if not (part.isdigit() and whole.isdigit() and int(part) < int(whole)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no shard: write i/n with i from 0 to n - 1")
+    return int(part), int(whole)
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of a command line: a parameter of a function, or a field of a dataclass.
+
+    Attributes:
+        name: with underscores.
+        hint: its type.
+        default: where it may be left out; `inspect.Parameter.empty` where not.
+        help: of the docstring.
+    """
+
+    name: str
+    hint: Any
+    default: Any
+    help: str
+
+    def add_to(self, parser: argparse.ArgumentParser) -> None:
+        """Add it to a parser."""
+        hint, is_optional = _without_none(self.hint)
+        is_needed = self.default is inspect.Parameter.empty and not is_optional
+        about: dict[str, Any] = {"help": self.help, "required": is_needed}
+        if not is_needed:
+            about["default"] = None if is_optional else self.default
+        if get_origin(hint) is Literal:
+            about["choices"] = get_args(hint)
+        elif hint == Shard:
+            about |= {"type": shard_argument, "metavar": "I/N"}
+        elif get_origin(hint) is Sequence:
+            about |= {"type": get_args(hint)[0], "nargs": "+"}
+        elif get_origin(hint) is dict:
+            about |= {"type": json.loads, "metavar": "JSON"}
+        elif hint is Path:
+            about["type"] = lambda text: Path(text) if text else None
+        else:
+            about["type"] = hint
+        parser.add_argument(_flag(self.name), dest=self.name, **about)
+
+
+def _options(make: Function) -> Iterator[Option]:
+    """An option for each parameter, and for each field of one that is a dataclass."""
+    hints, helps = get_type_hints(make), _helps(make.__doc__)
+    for name, parameter in _parameters(make).items():
+        hint, is_optional = _without_none(hints[name])
+        if is_dataclass(hint):
+            yield from _fields(hint, is_optional)
+        else:
+            yield Option(name, hints[name], parameter.default, helps[name])
+
+
+def _fields(kind: Any, is_optional: bool) -> Iterator[Option]:
+    """The options that stand for a dataclass."""
+    hints, helps = get_type_hints(kind), dict[str, str]()
+    for base in reversed(kind.__mro__):
+        helps |= _helps(base.__doc__)
+    for field in fields(kind):
+        hint, may_be_none = _without_none(hints[field.name])
+        if is_dataclass(hint):
+            yield from _fields(hint, may_be_none)
+        else:
+            given = hint | None if is_optional else hints[field.name]
+            yield Option(field.name, given, inspect.Parameter.empty, helps[field.name])
+
+
+def _read(kind: Any, arguments: argparse.Namespace, is_optional: bool = False) -> Any:
+    """A dataclass from the options that stand for it."""
+    hints, values = get_type_hints(kind), {}
+    for field in fields(kind):
+        hint, may_be_none = _without_none(hints[field.name])
+        if is_dataclass(hint):
+            values[field.name] = _read(hint, arguments, may_be_none)
+        else:
+            values[field.name] = getattr(arguments, field.name)
+    if is_optional:
+        missing = [_flag(name) for name, value in values.items() if value is None]
+        if len(missing) == len(values):
+            return None
+        if missing:
+            raise ValueError(
+                f"{', '.join(missing)} must be given too: give all of "
+                f"{', '.join(map(_flag, values))}, or none"
+            )
+    return kind(**values)
+
+
+def _flag(name: str) -> str:
+    """`compile_` is --compile: Python has a function of that name."""
+    return "--" + name.rstrip("_").replace("_", "-")
+
+
+def _without_none(hint: Any) -> tuple[Any, bool]:
+    """A type without `| None`, and whether it had that."""
+    kinds = [kind for kind in get_args(hint) if kind is not NoneType]
+    is_optional = NoneType in get_args(hint)
+    return (kinds[0], True) if is_optional else (hint, False)
+
+
+def _helps(docstring: str | None) -> dict[str, str]:
+    """What a docstring says of each parameter or attribute, in one line each."""
+    found = re.search(
+        r"^(?:Args|Attributes):\n((?: .*\n?)+)", inspect.cleandoc(docstring or ""), re.M
+    )
+    entries = re.findall(r"^ {4}(\w[\w, ]*): (.*(?:\n {5,}.*)*)", found[1], re.M) if found else []
+    return {
+        name: " ".join(text.split()).rstrip(".").replace("%", "%%")
+        for names, text in entries
+        for name in names.split(", ")
+    }

@@ -1,0 +1,1 @@
+"""Drawing images and walking trajectories with stock pipelines, in batches, at speed."""

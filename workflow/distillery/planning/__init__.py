@@ -1,0 +1,1 @@
+"""What a run will cost and whether it can work, found before anything is computed."""

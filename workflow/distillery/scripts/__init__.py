@@ -1,1 +1,0 @@
-"""The command lines of the workflow's jobs: `python -m distillery.scripts.targets --help`."""

@@ -1,0 +1,54 @@
+"""Build the student before training from the teacher's denoiser: whole, some of it, or beside it.
+
+python -m distillery.stages.student --config results/demo/config/student.json \\
+    --output results/demo/student/initial
+"""
+
+from dataclasses import asdict
+from pathlib import Path
+
+from distillery import cli
+from distillery.config.jobs import StudentJob
+from distillery.files import atomic_path
+from distillery.model_folder import save_denoiser, share, write_about
+from distillery.student.build import choose_expert, make_student
+from distillery.student.lora import add_lora, save_lora
+from distillery.teacher.find import denoisers_in, family_in, find_teacher
+from distillery.teacher.loading import load_adapted_denoiser
+
+
+def build_student(job: StudentJob, output: Path) -> None:
+    """Write the untrained student, a Diffusers model folder in float32, and what it is made of.
+
+    Reads the teacher's denoiser, with its adapters fused, and no other component of it.
+
+    Args:
+        job: frozen configuration.
+        output: folder to write, e.g. results/{run}/student/initial.
+
+    Raises:
+        FileNotFoundError: no such teacher, or no such file as `student.config`.
+        ValueError: something in the section `student` that the teacher does not have, or an
+            adapter that does not fit.
+    """
+    folder = find_teacher(job.teacher)
+    family = family_in(folder)
+    network = choose_expert(denoisers_in(folder), job.student.expert)
+    teacher = load_adapted_denoiser(job.teacher, folder, network)
+    student, origin = make_student(job.student, teacher, family, network, job.seed)
+    with atomic_path(output) as temporary:
+        save_denoiser(student, temporary)
+        if job.student.lora is not None:
+            add_lora(student, job.student.lora, job.seed)
+            save_lora(student, temporary, family)
+            share(temporary)
+        write_about(temporary, {"student": asdict(origin)})
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line of this stage."""
+    return cli.run(build_student, __doc__, argv, job="student")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

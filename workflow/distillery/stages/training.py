@@ -1,0 +1,110 @@
+"""Train the student from stored trajectories, on one process or many; goes on where it stopped.
+
+python -m distillery.stages.training --config results/demo/config/training.json \\
+    --student results/demo/student/initial --targets results/demo/targets/manifest.json \\
+    --embeddings results/demo/embeddings/train/manifest.json \\
+    --prompts results/demo/prompts/train.parquet --checkpoints results/demo/student/checkpoints \\
+    --trained results/demo/student/trained --losses results/demo/student/loss.parquet
+
+On all GPUs of a machine put `torchrun --standalone --nproc-per-node gpu` in the place of `python`;
+under SLURM `srun --ntasks-per-node N python`. The number of processes changes neither the order of
+the samples nor, beyond rounding, the result.
+
+SIGTERM, SIGUSR1, SIGHUP or Ctrl-C: the update under way is finished, a checkpoint saved, and the
+exit status is 75 (EX_TEMPFAIL): start it again to go on. Ctrl-C again, 3 s later or more, ends it
+without the checkpoint; other signals may repeat. torchrun itself reports 1 for any process that did
+not end with 0, and passes SIGUSR1 on with `--signals-to-handle SIGTERM,SIGINT,SIGHUP,SIGUSR1`.
+
+A process that makes no progress for `training.hang_timeout_s` says where it hangs and ends with 1.
+"""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from distillery import cli
+from distillery.config.jobs import TrainingJob
+from distillery.hardware import device_label, select_device
+from distillery.telemetry import explain_errors, reporting
+from distillery.training import distributed
+from distillery.training.loop import train
+from distillery.training.peers import Peers, meet
+from distillery.training.run import Paths, Run, prepare
+from distillery.training.stopping import EXIT_INTERRUPTED, Stopped, StopRequest
+from distillery.training.watchdog import Watchdog
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line of this stage; returns 0, 75 after a signal, or an error's status."""
+    distributed.die_with_launcher(os.environ)
+    arguments = cli.parser_of(train_here, __doc__, computes=True).parse_args(argv)
+    finished = False
+
+    def body() -> None:
+        nonlocal finished
+        stop = StopRequest()
+        with stop.listening():
+            finished = train_here(
+                **cli.values_of(train_here, arguments),
+                stop=stop,
+                cpu_threads=arguments.cpu_threads,
+                log=arguments.log,
+            )
+
+    status = explain_errors(body, arguments.log)
+    return status or (0 if finished else EXIT_INTERRUPTED)
+
+
+def train_here(
+    job: TrainingJob,
+    paths: Paths,
+    run_folder: Path,
+    telemetry: Path | None = None,
+    *,
+    stop: StopRequest,
+    cpu_threads: int,
+    log: Path | None,
+) -> bool:
+    """Find this process's place among the others and train; True when the training is finished.
+
+    Args:
+        job: frozen configuration.
+        paths: inputs and outputs.
+        run_folder: results/{run}.
+        telemetry: folder to write, instead of results/{run}/telemetry.
+        stop: set by a signal.
+        cpu_threads: of this process where there is no GPU.
+        log: for where it hangs.
+    """
+    place = distributed.find_place(os.environ)
+    watchdog = Watchdog(place.rank, job.training.hang_timeout_s, log)
+    with watchdog.watching():
+        device = distributed.start(place, select_device(cpu_threads), job.training.timeout_s)
+        watchdog.peers = meet()
+        folder = telemetry or run_folder / "telemetry"
+        name = "training" if place.is_main else f"training-rank-{place.rank}"
+        label, finished = device_label(device), False
+        # What was stopped is not done, and must not be reported so: `Stopped` goes through.
+        with suppress(Stopped), reporting(folder, "training", name, label, log) as reporter:
+            run = prepare(job, paths, place, device, reporter, stop, watchdog)
+            train_or_stop(run, paths)
+            finished = True
+        watchdog.peers = Peers()  # from here on each goes when it is done
+        distributed.stop()
+    return finished
+
+
+def train_or_stop(run: Run, paths: Paths) -> None:
+    """Train to the end.
+
+    Raises Stopped after a signal; rank 0, which wrote the checkpoint, says so.
+    """
+    if train(run, paths):
+        return
+    if run.place.is_main:
+        run.reporter.warning("stopped by a signal, a checkpoint is saved: start again to go on")
+    raise Stopped
+
+
+if __name__ == "__main__":
+    distributed.leave(main())
