@@ -46,11 +46,10 @@ from distillery.teacher.find import denoiser_config, family_in, find_teacher
 from distillery.teacher.loading import load_student, load_teacher
 from distillery.telemetry import Reporter
 from distillery.training.distributed import Place
+from distillery.training.health import StopRequest, Watchdog
 from distillery.training.loop import train
 from distillery.training.run import Paths
 from distillery.training.run import prepare as prepare_training
-from distillery.training.stopping import StopRequest
-from distillery.training.watchdog import Watchdog
 
 OBJECTIVES: Mapping[str, str] = {
     "segment": "segment",

@@ -23,7 +23,7 @@ from distillery.stages import training
 from distillery.teacher.find import find_teacher
 from distillery.teacher.loading import load_teacher
 from distillery.training import distributed, update
-from distillery.training.dataset import Batch
+from distillery.training.data import Batch
 from distillery.training.objectives import segment_target
 from distillery.training.run import Run
 

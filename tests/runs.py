@@ -34,11 +34,9 @@ from distillery.stages.student import build_student
 from distillery.stages.targets import make_targets
 from distillery.telemetry import Reporter
 from distillery.training.distributed import find_place
+from distillery.training.health import StopRequest, Watchdog
 from distillery.training.loop import train
-from distillery.training.previews.pictures import PreviewPaths
-from distillery.training.run import Paths, prepare
-from distillery.training.stopping import StopRequest
-from distillery.training.watchdog import Watchdog
+from distillery.training.run import Paths, PreviewPaths, prepare
 from tiny import HEIGHT, MAX_TOKENS, WIDTH, tiny_prompts
 
 CPU = torch.device("cpu")

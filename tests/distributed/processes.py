@@ -27,7 +27,7 @@ import torch  # noqa: E402
 
 import tiny  # noqa: E402, F401 - imports what the processes would otherwise each import again
 from distillery.stages import training as script  # noqa: E402
-from distillery.training import checkpoint, distributed, loop, probe, update  # noqa: E402
+from distillery.training import checkpoint, distributed, loop, microbatch, update  # noqa: E402
 
 HUNG = "killed by the watchdog"
 
@@ -212,16 +212,16 @@ def _estimate(num_samples):
 
     def sized(state, micro_batches, run):
         share = run.dataset.__getitems__(next(run.batches.positions(0)))
-        probe.lower_by_estimates(state, share, micro_batches, run, _Memory(num_samples))
+        microbatch.lower_by_estimates(state, share, micro_batches, run, _Memory(num_samples))
         assert all(parameter.grad is None for parameter in state.denoiser.parameters())
         run.reporter.info(f"estimated: {micro_batches.size}")
 
-    probe.probe = sized
+    microbatch.find_micro_batch_size = sized
 
 
 def _record(folder):
     """Note the items of each update of this rank."""
-    original = loop.accumulate_gradients
+    original = loop.accumulate_what_fits
 
     def accumulate(*arguments):
         share = original(*arguments)
@@ -229,12 +229,12 @@ def _record(folder):
             file.write(json.dumps(share.items) + "\n")
         return share
 
-    loop.accumulate_gradients = accumulate
+    loop.accumulate_what_fits = accumulate
 
 
 def _hold_gradients():
     """Fail in an update that makes its gradients anywhere but where they were."""
-    original = loop.accumulate_gradients
+    original = loop.accumulate_what_fits
 
     def accumulate(model, *arguments):
         before = _addresses(model)
@@ -242,7 +242,7 @@ def _hold_gradients():
         assert before == _addresses(model), "the gradients moved"
         return share
 
-    loop.accumulate_gradients = accumulate
+    loop.accumulate_what_fits = accumulate
 
 
 def _addresses(model):
@@ -251,7 +251,7 @@ def _addresses(model):
 
 def _at_update(number, act):
     calls = []
-    original = loop.accumulate_gradients
+    original = loop.accumulate_what_fits
 
     def accumulate(*arguments):
         calls.append(1)
@@ -259,13 +259,13 @@ def _at_update(number, act):
             act()
         return original(*arguments)
 
-    loop.accumulate_gradients = accumulate
+    loop.accumulate_what_fits = accumulate
 
 
 def _wait_at(number):
     """Wait for the other ranks as a GPU's collective does, which never learns that one is gone."""
     calls = []
-    original = loop.accumulate_gradients
+    original = loop.accumulate_what_fits
 
     def accumulate(*arguments):
         calls.append(1)
@@ -274,7 +274,7 @@ def _wait_at(number):
             time.sleep(600)
         return original(*arguments)
 
-    loop.accumulate_gradients = accumulate
+    loop.accumulate_what_fits = accumulate
 
 
 def _perturb_at(number):

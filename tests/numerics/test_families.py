@@ -26,7 +26,7 @@ from distillery.store.embeddings import EmbeddingStore
 from distillery.store.trajectories import TrajectoryStore
 from distillery.teacher.find import family_in, find_teacher
 from distillery.teacher.loading import load_scheduler, load_teacher
-from distillery.training.dataset import SegmentDataset, student_scheduler
+from distillery.training.data import SegmentDataset, student_scheduler
 from families import CASES
 from families.case import FamilyCase
 from runs import CPU, Run, make_run

@@ -23,7 +23,7 @@ from distillery.stages.embeddings import make_embeddings
 from distillery.stages.merge_targets import merge_targets
 from distillery.stages.targets import make_targets
 from distillery.telemetry import Reporter
-from distillery.training.dataset import SegmentDataset
+from distillery.training.data import SegmentDataset
 from distillery.training.objectives import sample_losses, segment_target
 
 GOLDEN = Path(__file__).parent / "golden" / "segment_losses.txt"

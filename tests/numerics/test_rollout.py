@@ -17,9 +17,8 @@ from distillery.model_folder import load_denoiser
 from distillery.store.embeddings import EmbeddingStore
 from distillery.teacher.find import denoiser_config, find_teacher
 from distillery.teacher.loading import load_student, load_teacher
-from distillery.training.dataset import SegmentDataset
-from distillery.training.perceptual import PerceptualLoss, load_perceptual
-from distillery.training.rollout import roll_out
+from distillery.training.data import SegmentDataset
+from distillery.training.objectives import PerceptualLoss, load_perceptual, roll_out
 from families import CASES
 from families.case import FamilyCase
 from runs import CPU, Run, make_run

@@ -16,9 +16,8 @@ from distillery.config.training import Training
 from distillery.files import read_json, write_json
 from distillery.stages.student import build_student
 from distillery.telemetry import Reporter, read_events
-from distillery.training.dataset import SegmentDataset
-from distillery.training.monitoring import alarms, watch
-from distillery.training.monitoring.alarms import (
+from distillery.training import alarms, variation
+from distillery.training.alarms import (
     Alarms,
     Course,
     LossJudge,
@@ -26,8 +25,9 @@ from distillery.training.monitoring.alarms import (
     judge_picture,
     judge_variation,
 )
-from distillery.training.monitoring.variation import (
-    Probe,
+from distillery.training.data import SegmentDataset
+from distillery.training.variation import (
+    CollapseProbe,
     ignorant_losses,
     prompt_variation,
     state_variation,
@@ -130,7 +130,7 @@ def dataset(data):
 
 def test_a_perfect_student_varies_as_its_targets_do(dataset):
     """Answers that are right for the state whatever the prompt, and the other way round."""
-    probe = Probe.of(dataset)
+    probe = CollapseProbe.of(dataset)
     by_state = probe.last.target.unsqueeze(1).expand(-1, 2, *probe.last.target.shape[1:])
     assert state_variation(by_state, probe.last, dataset) == pytest.approx(1.0)
     clean = probe.first.noisy - probe.first.target
@@ -139,7 +139,7 @@ def test_a_perfect_student_varies_as_its_targets_do(dataset):
 
 
 def test_a_constant_output_and_a_constant_picture_vary_with_no_state(dataset):
-    last = Probe.of(dataset).last
+    last = CollapseProbe.of(dataset).last
     constant = last.target[:1].unsqueeze(1).expand(len(last.items), 2, *last.target.shape[1:])
     assert state_variation(constant, last, dataset) == 0
     sigma = dataset.grid.sigmas[-2]
@@ -149,7 +149,7 @@ def test_a_constant_output_and_a_constant_picture_vary_with_no_state(dataset):
 
 
 def test_an_answer_without_the_prompt_has_no_variation_over_prompts(dataset):
-    first = Probe.of(dataset).first
+    first = CollapseProbe.of(dataset).first
     blind = first.target[:2].unsqueeze(1).expand(-1, 4, *first.target.shape[1:])
     assert prompt_variation(blind, first, dataset) == 0
     assert names(judge_variation(Variation(1.0, 0.0))) == {("prompt_ignored", "")}
@@ -324,7 +324,7 @@ def test_embeddings_that_are_all_equal_ring(data, tmp_path, monkeypatch):
 
 def test_looking_changes_no_byte_of_the_training(data, tmp_path, monkeypatch):
     train(data, tmp_path / "watched")
-    monkeypatch.setattr(watch.Watch, "look", lambda _: ([], None))
+    monkeypatch.setattr(variation.Watch, "look", lambda _: ([], None))
     train(data, tmp_path / "alone")
     ours, theirs = (
         {path.name: path.read_bytes() for path in (tmp_path / name / "student/trained").iterdir()}
@@ -335,8 +335,8 @@ def test_looking_changes_no_byte_of_the_training(data, tmp_path, monkeypatch):
 
 
 def test_probes_take_their_share_of_the_time_and_no_more(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(watch, "MAX_SHARE", 0.0)
-    monkeypatch.setattr(Probe, "measure", lambda *_: calls.append(1) or Variation(1.0, 1.0))
+    monkeypatch.setattr(variation, "MAX_SHARE", 0.0)
+    monkeypatch.setattr(CollapseProbe, "measure", lambda *_: calls.append(1) or Variation(1.0, 1.0))
     calls = []
     train(data, tmp_path)
     assert len(calls) == 2  # the first row and the last of eight

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from distillery.training import fingerprint as module
-from distillery.training.fingerprint import fingerprint
+from distillery.training import saving as module
+from distillery.training.saving import fingerprint
 
 CPU = torch.device("cpu")
 

@@ -1,5 +1,7 @@
 """Out of memory: smaller micro-batches, the same update; what was learned is kept for a retry."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -8,13 +10,11 @@ import tiny
 from distillery.config.jobs import TrainingJob, read_job
 from distillery.files import read_json
 from distillery.telemetry import Reporter, read_events
-from distillery.training import loop, probe, update
+from distillery.training import loop, microbatch, update
 from distillery.training.distributed import Place
-from distillery.training.estimate import lower_by_estimates
-from distillery.training.micro_batch import NOTES, MicroBatches
+from distillery.training.health import StopRequest, Watchdog
+from distillery.training.microbatch import NOTES, MicroBatches, lower_by_estimates
 from distillery.training.run import Paths, prepare
-from distillery.training.stopping import StopRequest
-from distillery.training.watchdog import Watchdog
 
 ALONE, CPU = Place(), torch.device("cpu")
 WEIGHTS = "student/trained/diffusion_pytorch_model.safetensors"
@@ -153,8 +153,7 @@ def test_a_damaged_note_is_ignored_with_a_warning(data, tmp_path, caplog, note):
 def state_of(data, run):
     """A state that nothing was learned in."""
     from distillery.student.lora import load_trainable
-    from distillery.training.optimizer import make_optimizer
-    from distillery.training.state import TrainingState, Window
+    from distillery.training.update import TrainingState, Window, make_optimizer
 
     denoiser = load_trainable(data / "student/initial", torch.float32).train()
     optimizer = make_optimizer(denoiser.parameters(), run.training, run.device)
@@ -168,7 +167,7 @@ def test_the_probe_finds_what_fits_and_leaves_no_trace(data, tmp_path, limited, 
     state, micro_batches = state_of(data, run), MicroBatches(run, sharded=False)
     before = {name: value.clone() for name, value in state.denoiser.state_dict().items()}
     share = run.dataset.__getitems__(next(run.batches.positions(0)))
-    probe.find_fitting(state, share, micro_batches, run)
+    microbatch.find_fitting(state, share, micro_batches, run)
     assert micro_batches.size == size
     assert all(parameter.grad is None for parameter in state.denoiser.parameters())
     assert not state.optimizer.state
@@ -188,7 +187,7 @@ def test_the_probe_compiles_for_the_size_alone_that_fits(data, tmp_path, limited
     torch._dynamo.reset()
     state.denoiser.forward = torch.compile(state.denoiser.forward, backend=note, dynamic=False)
     share = run.dataset.__getitems__(next(run.batches.positions(0)))
-    probe.find_fitting(state, share, micro_batches, run)
+    microbatch.find_fitting(state, share, micro_batches, run)
     assert set(compiled) == {2}
 
 
@@ -199,7 +198,7 @@ def test_the_probe_turns_on_gradient_checkpointing_where_it_may(data, tmp_path, 
     state, micro_batches = state_of(data, run), MicroBatches(run, sharded=False)
     share = run.dataset.__getitems__(next(run.batches.positions(0)))
     with pytest.raises(torch.OutOfMemoryError, match="A single sample does not fit"):
-        probe.find_fitting(state, share, micro_batches, run)
+        microbatch.find_fitting(state, share, micro_batches, run)
     assert state.denoiser.is_gradient_checkpointing == (choice == "auto")
     assert limited[1] == [8, 4, 2, 1] * (2 if choice == "auto" else 1)
 
@@ -290,10 +289,12 @@ def rollouts_run(data, folder, monkeypatch, room):
         return loss_b
 
     monkeypatch.setattr(update, "batch_losses", compute)
-    monkeypatch.setattr(probe, "is_cuda", lambda device: True)
-    monkeypatch.setattr(probe, "_reserve", lambda device: torch.empty(0))
+    monkeypatch.setattr(microbatch, "is_cuda", lambda device: True)
+    monkeypatch.setattr(microbatch, "_reserve", lambda device: torch.empty(0))
     for name in ("reset_peak_memory_stats", "empty_cache"):
         monkeypatch.setattr(torch.cuda, name, lambda *_: None)
+    memory = SimpleNamespace(total_memory=1 << 30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: memory)
     return open_run(data, folder, num_samples=64, rollout_samples=32)
 
 
@@ -307,14 +308,14 @@ def test_rollouts_have_a_size_of_their_own_known_from_the_start(
     """And where they alone need it, blocks are computed again for them alone."""
     run = rollouts_run(data, tmp_path, monkeypatch, room)
     state = state_of(data, run)
-    found = probe.micro_batches_for(state, run)
+    found = microbatch.micro_batches_for(state, run)
     assert {kind: (it.size, it.recomputes) for kind, it in found.items()} == {
         False: segments,
         True: rollouts,
     }
     assert not state.denoiser.is_gradient_checkpointing
     state.samples_seen = 48
-    again = probe.micro_batches_for(state, run)
+    again = microbatch.micro_batches_for(state, run)
     assert again[True].size == rollouts[0], "in the middle of the phase"
 
 
@@ -339,7 +340,7 @@ def test_a_rollout_that_will_not_fit_is_told_before_anything_is_learned(
 ):
     run = rollouts_run(data, tmp_path, monkeypatch, room=1)
     with pytest.raises(torch.OutOfMemoryError, match="A single sample does not fit"):
-        probe.micro_batches_for(state_of(data, run), run)
+        microbatch.micro_batches_for(state_of(data, run), run)
 
 
 @pytest.mark.gpu
@@ -356,7 +357,7 @@ def test_a_gpu_that_is_too_small_for_the_share_gets_less(data, tmp_path):
         room / torch.cuda.get_device_properties(gpu).total_memory, gpu
     )
     try:
-        probe.probe(state, micro_batches, run)
+        microbatch.find_micro_batch_size(state, micro_batches, run)
         share = run.dataset.__getitems__(next(run.batches.positions(0)))
         for batch in micro_batches.cut(share):
             update.backward(state.denoiser, batch.to(gpu), run)

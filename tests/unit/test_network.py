@@ -6,7 +6,7 @@ from diffusers import UNet2DConditionModel
 from safetensors.torch import load_file
 
 import tiny
-from distillery.training import network
+from distillery.training import parallel
 
 WEIGHTS = "student/trained/diffusion_pytorch_model.safetensors"
 
@@ -43,7 +43,7 @@ def calls(monkeypatch):
         compiled.append(type(function.__self__).__name__)
         return original(function, **options)
 
-    monkeypatch.setattr(network.torch, "compile", note)
+    monkeypatch.setattr(parallel.torch, "compile", note)
     yield compiled
     torch._dynamo.reset()
 
@@ -83,7 +83,7 @@ def test_nothing_is_compiled_on_a_cpu_unless_asked(data, plain, tmp_path, calls)
 
 
 def test_a_unet_is_compiled_by_its_blocks_of_both_kinds(calls, monkeypatch):
-    monkeypatch.setattr(network.torch, "compile", keep(calls))
+    monkeypatch.setattr(parallel.torch, "compile", keep(calls))
     unet = UNet2DConditionModel(
         block_out_channels=(8, 16),
         down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
@@ -93,7 +93,7 @@ def test_a_unet_is_compiled_by_its_blocks_of_both_kinds(calls, monkeypatch):
         cross_attention_dim=8,
     )
     with torch._dynamo.config.patch(recompile_limit=8, optimize_ddp=True):
-        network.compile_student(unet)
+        parallel.compile_student(unet)
         assert torch._dynamo.config.recompile_limit > 8
         assert not torch._dynamo.config.optimize_ddp, "it refuses gradient checkpointing"
     expected = {"BasicTransformerBlock", "ResnetBlock2D"}

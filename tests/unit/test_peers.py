@@ -7,8 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from distillery.training.peers import Peers, meet
-from distillery.training.watchdog import Watchdog
+from distillery.training.health import Peers, Watchdog, meet
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="Linux alone")
 

@@ -18,9 +18,10 @@ from distillery.contact_sheet import MAX_COLUMNS, thin_out, training_of
 from distillery.files import write_json
 from distillery.telemetry import Reporter, read_events
 from distillery.training import loop
-from distillery.training.inspection import inspecting
-from distillery.training.previews.pictures import PreviewPaths, Previews
+from distillery.training.previews import Previews
+from distillery.training.run import PreviewPaths
 from distillery.training.saving import Saver
+from distillery.training.variation import inspecting
 
 REPOSITORY = Path(__file__).parents[2]
 sys.path.insert(0, str(REPOSITORY / "tests/distributed"))

@@ -12,14 +12,12 @@ from safetensors.torch import load_file
 import tiny
 from distillery.config.jobs import TrainingJob, read_job
 from distillery.telemetry import Reporter, read_events
-from distillery.training import checkpoint, host_copy, saving
+from distillery.training import checkpoint, saving
 from distillery.training.distributed import Place
-from distillery.training.host_copy import HostCopy
+from distillery.training.health import StopRequest, Watchdog
 from distillery.training.run import Paths, prepare
-from distillery.training.saving import Saver
-from distillery.training.state import TrainingState, Window
-from distillery.training.stopping import StopRequest
-from distillery.training.watchdog import Watchdog
+from distillery.training.saving import HostCopy, Saver
+from distillery.training.update import TrainingState, Window
 
 CPU = torch.device("cpu")
 
@@ -269,7 +267,7 @@ ENTRIES = [
 
 @pytest.mark.parametrize("block_bytes", [1 << 30, 128, 1])
 def test_the_copy_keeps_types_and_shapes(monkeypatch, block_bytes):
-    monkeypatch.setattr(host_copy, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(saving, "BLOCK_BYTES", block_bytes)
     host = HostCopy(ENTRIES, CPU)
     copies = host.fill(ENTRIES)
     for file, name, tensor in ENTRIES:
@@ -288,8 +286,8 @@ def test_memory_that_cannot_be_locked_is_used_as_it_is(monkeypatch, num_lockable
         blocks.append(block)
         return 0 if len(blocks) <= num_lockable else 2
 
-    monkeypatch.setattr(host_copy, "BLOCK_BYTES", 1)
-    monkeypatch.setattr(host_copy, "lock_pages", lock)
+    monkeypatch.setattr(saving, "BLOCK_BYTES", 1)
+    monkeypatch.setattr(saving, "lock_pages", lock)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     host = HostCopy(ENTRIES, torch.device("cuda", 0))
     assert len(host._locked) == num_locked

@@ -20,7 +20,7 @@ from distillery.identity import SampleId, draw_noise, noise_seed
 from distillery.model_folder import write_about
 from distillery.stages import export
 from distillery.stages.export import export_student
-from distillery.training.dataset import student_scheduler
+from distillery.training.data import student_scheduler
 from stranger import Stranger, code_in, filled_in
 
 STEPS = 4

@@ -15,9 +15,8 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 import tiny
-from distillery.training import loop
-from distillery.training.monitoring import tensorboard
-from distillery.training.monitoring.tensorboard import MAX_QUEUE, TensorBoard, tags_of
+from distillery.training import log, loop
+from distillery.training.log import MAX_QUEUE, TensorBoard, tags_of
 
 WORKFLOW = Path(__file__).parents[2] / "workflow"
 
@@ -136,7 +135,7 @@ def test_a_thread_that_died_of_a_full_disk_is_told_once_and_blocks_nobody(tmp_pa
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_queue_that_stays_full_is_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(tensorboard, "ROOM_S", 0.2)
+    monkeypatch.setattr(log, "ROOM_S", 0.2)
     go_on, warnings = threading.Event(), []
     board = TensorBoard(tmp_path, 0, warnings.append)
     thread = thread_of(board)
@@ -171,7 +170,7 @@ PROCESS = """
 import sys
 from pathlib import Path
 from tensorboardX.event_file_writer import EventsWriter
-from distillery.training.monitoring.tensorboard import MAX_QUEUE, TensorBoard
+from distillery.training.log import MAX_QUEUE, TensorBoard
 
 board = TensorBoard(Path(sys.argv[1]), 0, print)
 healthy = EventsWriter.write_event

@@ -14,8 +14,14 @@ import tiny
 from distillery.config.training import Training
 from distillery.schedule import from_prediction
 from distillery.store.trajectories import TrajectoryStore, schedule_from_json
-from distillery.training.batches import NUM_CUDA_WORKERS, Batches, Order, split
-from distillery.training.dataset import SegmentDataset, student_grid
+from distillery.training.data import (
+    NUM_CUDA_WORKERS,
+    Batches,
+    Order,
+    SegmentDataset,
+    split,
+    student_grid,
+)
 from distillery.training.distributed import Place
 
 TARGETS, EMBEDDINGS, PROMPTS = (

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from distillery.training import distributed
 from distillery.training.distributed import Place, find_place, first_node
-from distillery.training.stopping import SIGNALS, StopRequest
+from distillery.training.health import SIGNALS, StopRequest
 
 TORCHRUN = {
     "RANK": "3",
@@ -133,7 +133,7 @@ def test_a_signal_asks_to_stop_and_the_old_handlers_come_back(number):
 @pytest.fixture
 def no_patience(monkeypatch):
     """Whatever comes second comes late."""
-    monkeypatch.setattr("distillery.training.stopping.PATIENCE_S", -1.0)
+    monkeypatch.setattr("distillery.training.health.AGAIN_S", -1.0)
 
 
 def test_a_person_who_asks_again_later_is_not_made_to_wait(no_patience):

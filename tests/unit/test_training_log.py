@@ -14,10 +14,10 @@ import pytest
 import tiny
 from distillery.telemetry import Reporter, read_events
 from distillery.training import loop
-from distillery.training.dataset import SegmentDataset
-from distillery.training.monitoring.alarms import Course, LossJudge, Variation, judge_variation
-from distillery.training.monitoring.tensorboard import TensorBoard
-from distillery.training.monitoring.variation import Probe, prompt_variation, state_variation
+from distillery.training.alarms import Course, LossJudge, Variation, judge_variation
+from distillery.training.data import SegmentDataset
+from distillery.training.log import TensorBoard
+from distillery.training.variation import CollapseProbe, prompt_variation, state_variation
 
 STEPS = 4
 
@@ -121,7 +121,7 @@ def test_targets_that_do_not_vary_are_no_measure(lonely):
         lonely / "prompts/train.parquet",
         STEPS,
     )
-    probe = Probe.of(dataset)
+    probe = CollapseProbe.of(dataset)
     answers = probe.last.target.unsqueeze(1)
     assert state_variation(answers, probe.last, dataset) is None
     assert prompt_variation(answers, probe.first, dataset) is None

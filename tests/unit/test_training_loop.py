@@ -186,7 +186,7 @@ def test_a_finished_training_only_writes_its_outputs_again(
     shutil.copytree(undisturbed, tmp_path, dirs_exist_ok=True)
     expected = outputs(tmp_path)
     shutil.rmtree(tmp_path / "student/trained")
-    monkeypatch.setattr(loop, "accumulate_gradients", None)
+    monkeypatch.setattr(loop, "accumulate_what_fits", None)
     assert train(data, tmp_path) == 0
     assert outputs(tmp_path) == expected
 

@@ -5,7 +5,7 @@ import torch
 
 import tiny
 from distillery.config.training import Training
-from distillery.training.optimizer import (
+from distillery.training.update import (
     ema_decay,
     learning_rate_at,
     make_optimizer,

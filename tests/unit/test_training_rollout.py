@@ -18,15 +18,13 @@ from distillery.schedule import Schedule
 from distillery.stages.plan import plan_work
 from distillery.store.chunks import chunk_folder
 from distillery.telemetry import Reporter
-from distillery.training.batches import Batches, Order
-from distillery.training.dataset import SegmentDataset
+from distillery.training.data import Batches, Order, SegmentDataset
 from distillery.training.distributed import Place
-from distillery.training.micro_batch import MicroBatches
+from distillery.training.health import START_LIMIT_S, StopRequest, Watchdog
+from distillery.training.microbatch import MicroBatches, accumulate_what_fits
 from distillery.training.objectives import min_snr_weight, segment_weights
 from distillery.training.run import Paths, prepare
-from distillery.training.stopping import StopRequest
-from distillery.training.update import accumulate_gradients, batch_losses, roll_out_student
-from distillery.training.watchdog import START_LIMIT_S, Watchdog
+from distillery.training.update import batch_losses, roll_out_student
 from runs import make_run, settings
 
 WEIGHTS = "student/trained/diffusion_pytorch_model.safetensors"
@@ -105,7 +103,7 @@ def test_a_rollout_may_take_long(data, tmp_path):
     for first, limit_s in ((0, 0.0), (run.dataset.num_items, START_LIMIT_S)):
         run.watchdog.updated()
         batch = run.dataset.__getitems__([first, first + 1])
-        accumulate_gradients(student, batch, MicroBatches(run, sharded=False), run)
+        accumulate_what_fits(student, batch, MicroBatches(run, sharded=False), run)
         assert run.watchdog.phase.waits
         assert run.watchdog.phase.limit_s == limit_s
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from distillery.training.watchdog import SLOWER, START_LIMIT_S, Watchdog
+from distillery.training.health import SLOWER, START_LIMIT_S, Watchdog
 
 LIMIT_S = 45.0
 WORKFLOW = Path(__file__).parents[2] / "workflow"
@@ -69,10 +69,10 @@ import ctypes
 import sys
 import time
 
-from distillery.training import watchdog
+from distillery.training import health
 
-watchdog.TICK_S = 0.1
-watched = watchdog.Watchdog(0, 1.0)
+health.TICK_S = 0.1
+watched = health.Watchdog(0, 1.0)
 with watched.watching():
     watched.updated()
     if sys.argv[1] == "hangs":

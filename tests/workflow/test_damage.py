@@ -27,7 +27,7 @@ from distillery.store.embeddings import EmbeddingStore
 from distillery.store.shards import Manifest
 from distillery.store.tables import read_table, write_table
 from distillery.store.trajectories import TrajectoryStore
-from distillery.training.dataset import SegmentDataset
+from distillery.training.data import SegmentDataset
 from runs import Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]

@@ -23,7 +23,7 @@ from distillery.evaluation.verdict import (
     read_interval,
     summarise_checks,
 )
-from distillery.training.monitoring.alarms import ROLLOUT
+from distillery.training.alarms import ROLLOUT
 
 MAX_LOSS_POINTS = 600
 """Points of a curve; a longer log is averaged down to as many."""

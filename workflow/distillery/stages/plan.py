@@ -54,7 +54,7 @@ from distillery.teacher.loading import (
 from distillery.teacher.memory import ITEM_BYTES, advise_memory, estimate, summarise_memory
 from distillery.teacher.weights import measure
 from distillery.telemetry import explain_errors
-from distillery.training.dataset import student_grid
+from distillery.training.data import student_grid
 from distillery.training.objectives import segment_weights
 
 

@@ -24,10 +24,8 @@ from distillery.student.lora import load_trainable
 from distillery.teacher.loading import torch_dtype
 from distillery.telemetry import Reporter
 from distillery.training.checkpoint import read_student
-from distillery.training.inputs import Inputs
-from distillery.training.previews.drawing import Drawer
-from distillery.training.previews.pictures import PreviewPaths, Previews
-from distillery.training.run import open_dataset, training_recipe
+from distillery.training.previews import Drawer, Previews
+from distillery.training.run import Inputs, PreviewPaths, open_dataset, training_recipe
 
 
 def draw_kept(

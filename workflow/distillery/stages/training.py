@@ -27,11 +27,9 @@ from distillery.config.jobs import TrainingJob
 from distillery.hardware import device_label, select_device
 from distillery.telemetry import explain_errors, reporting
 from distillery.training import distributed
+from distillery.training.health import EXIT_INTERRUPTED, Peers, Stopped, StopRequest, Watchdog, meet
 from distillery.training.loop import train
-from distillery.training.peers import Peers, meet
 from distillery.training.run import Paths, Run, prepare
-from distillery.training.stopping import EXIT_INTERRUPTED, Stopped, StopRequest
-from distillery.training.watchdog import Watchdog
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,32 +1,79 @@
 """The training itself: no teacher, no text encoder, no VAE, only the student and stored numbers."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from torch import nn
 
+from distillery.families.protocol import Denoiser
 from distillery.files import atomic_path
 from distillery.model_folder import write_about
 from distillery.store.tables import write_table
 from distillery.student.lora import save_trained
 from distillery.student.origin import read_origin
 from distillery.training import checkpoint, distributed, parallel
-from distillery.training.batches import next_timed
-from distillery.training.network import recompute
-from distillery.training.optimizer import learning_rate_at, set_learning_rate
-from distillery.training.probe import micro_batches_for
-from distillery.training.progress import ProgressLog
-from distillery.training.replicas import wrap
-from distillery.training.run import Paths, Run
+from distillery.training.data import next_timed, rows
+from distillery.training.execution import can_recompute
+from distillery.training.health import START_LIMIT_S
+from distillery.training.log import ProgressLog
+from distillery.training.microbatch import accumulate_what_fits, micro_batches_for
+from distillery.training.parallel import is_recomputing, recompute
+from distillery.training.run import Paths, PreviewPaths, Run
 from distillery.training.saving import Saver
-from distillery.training.state import TrainingState, new_state
 from distillery.training.update import (
-    accumulate_gradients,
+    TrainingState,
+    backward,
     check_finite,
+    learning_rate_at,
+    new_state,
     reduce_totals,
+    set_learning_rate,
     update_average,
 )
-from distillery.training.watchdog import START_LIMIT_S
+
+PASSES = 2
+"""After the first, DDP's buckets hold the gradients; in the second it arranges the buckets anew."""
+
+
+def wrap_student(state: TrainingState, run: Run) -> nn.Module:
+    """The student whose backward passes sum the gradients of all processes.
+
+    DDP is shown one sample before the first update. Without its copy it says whether some
+    parameters that should learn get no gradient, as those of Qwen-Image's last block that make a
+    text which nothing reads: DDP would wait for them. With it DDP makes the buckets that gradients
+    stay in: made in the midst of an update they take as much memory again, beside its activations.
+
+    Args:
+        state: before an update; its weights are not changed.
+        run: settings, batches and place.
+    """
+    items = next(run.batches.positions(state.samples_seen), None)
+    if run.place.num_processes == 1 or parallel.is_sharded(state.denoiser) or items is None:
+        return parallel.wrap(state.denoiser, run.place, run.device)
+    run.watchdog.beat("gradients of one sample", joint=True)
+    sample = rows(run.dataset.__getitems__(items), slice(1)).to(run.device)
+    with _in_least_memory(state.denoiser):
+        backward(state.denoiser, sample, run)
+        leaves_out = any(parameter.grad is None for parameter in state.trainable.values())
+        state.denoiser.zero_grad(set_to_none=True)
+        model = parallel.wrap(state.denoiser, run.place, run.device, leaves_out)
+        for _ in range(PASSES):
+            backward(model, sample, run)
+    model.zero_grad(set_to_none=not parallel.keeps_gradients(model))
+    return model
+
+
+@contextmanager
+def _in_least_memory(denoiser: Denoiser) -> Iterator[None]:
+    """With gradient checkpointing where the network offers it, and nothing compiled for it."""
+    before = is_recomputing(denoiser)
+    recompute(denoiser, can_recompute(denoiser))
+    with torch.compiler.set_stance("force_eager"):
+        yield
+    recompute(denoiser, before)
 
 
 def train(run: Run, paths: Paths) -> bool:
@@ -46,7 +93,7 @@ def train(run: Run, paths: Paths) -> bool:
     state = new_state(paths.student, run)
     resume(state, run)
     run.watchdog.beat("size of micro-batches")
-    finished = loop(state, run)
+    finished = loop(state, run, paths.previews)
     if finished:
         run.watchdog.beat("the trained student's files", limit_s=START_LIMIT_S)
         write_outputs(state, run, paths)
@@ -55,15 +102,15 @@ def train(run: Run, paths: Paths) -> bool:
     return finished
 
 
-def loop(state: TrainingState, run: Run) -> bool:
+def loop(state: TrainingState, run: Run, previews: PreviewPaths | None = None) -> bool:
     """Update until all samples are seen (True), or until a signal comes (False)."""
     training = run.training
     batches = run.batches.read(state.samples_seen, run.device)
     state.denoiser.train()
     micro_batches = micro_batches_for(state, run)
-    model = wrap(state, run)
+    model = wrap_student(state, run)
     arranged_for = None
-    with ProgressLog(state, run) as log, Saver(run) as saver:
+    with ProgressLog(state, run, previews) as log, Saver(run) as saver:
         if stopped_while_drawing(log, state, run):
             return False
         while state.samples_seen < training.num_samples:
@@ -72,7 +119,7 @@ def loop(state: TrainingState, run: Run) -> bool:
             if cut is not arranged_for:
                 recompute(state.denoiser, cut.recomputes)
                 arranged_for = cut
-            share = accumulate_gradients(model, batch, cut, run)
+            share = accumulate_what_fits(model, batch, cut, run)
             grad_norm = parallel.clip_gradients(model.parameters(), training.max_grad_norm)
             totals = reduce_totals(share, run)
             check_finite(totals, grad_norm, share, run)

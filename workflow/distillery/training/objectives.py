@@ -1,10 +1,26 @@
-"""What the student is asked for, as pure functions."""
+"""What the student is asked for: targets, weights, losses and rollouts."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from distillery.config.teacher import Teacher
 from distillery.config.training import Loss, Objective, TimestepWeights, check_num_weights
-from distillery.schedule import PredictionType, Schedule, as_prediction, secant
+from distillery.families import Family, Setting
+from distillery.model_folder import load_denoiser
+from distillery.schedule import (
+    PredictionType,
+    Schedule,
+    add_noise,
+    as_prediction,
+    from_prediction,
+    secant,
+)
+from distillery.teacher.weights import choose_variant
 
 SNR_LIMIT = 5.0
 """gamma of Min-SNR, as its authors recommend it."""
@@ -139,3 +155,124 @@ def _check_all_learned(weights: list[float], prediction_type: PredictionType) ->
             f"this student's {len(weights)} less than a hundredth of the mean weight: a "
             f"{prediction_type} network would not learn that step; use uniform or a list of weights"
         )
+
+
+Predict = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""A network's output (b, *latent) at states (b, *latent) and timesteps (b,)."""
+
+
+def roll_out(
+    predict: Predict, noisy: torch.Tensor, grid: Schedule, prediction_type: PredictionType
+) -> torch.Tensor:
+    """Where the student's own first-order steps end, (b, *latent) float32, with their graph.
+
+    A step solves its prediction for (clean, noise) and mixes them again at the next level, which is
+    DDIM (Song et al. 2021, arXiv:2010.02502, eq. 12 with sigma_t = 0) and, for a flow, Euler: what
+    the exported scheduler does: one that clips is refused with the targets.
+
+    Args:
+        predict: the student for these prompts.
+        noisy: the first states (b, *latent) float32, divided by their scale.
+        grid: the student's.
+        prediction_type: of the student.
+    """
+    alphas, sigmas = torch.tensor(grid.alphas), torch.tensor(grid.sigmas)
+    for segment, timestep in enumerate(grid.timesteps):
+        timesteps = torch.full((len(noisy),), timestep, device=noisy.device)
+        prediction = predict(noisy, timesteps).float()
+        clean, noise = from_prediction(
+            prediction_type, prediction, noisy, alphas[segment], sigmas[segment]
+        )
+        noisy = add_noise(clean, noise, alphas[segment + 1], sigmas[segment + 1])
+    return noisy
+
+
+EPSILON = 1e-6
+"""Beside a channel's variance, which may be zero."""
+
+
+@dataclass(frozen=True)
+class PerceptualLoss:
+    """The latent perceptual loss of Berrada et al. 2024 (arXiv:2411.04873, §3.2).
+
+    Features of every block of the decoder, standardised by channel as the target's are over its
+    pixels; the mean square of their difference, averaged over the blocks. Their weights of the
+    blocks and their mask of outliers are left out.
+
+    Attributes:
+        vae: a Diffusers autoencoder with frozen weights in float32.
+        family: whose latents these are.
+        setting: their size.
+    """
+
+    vae: Any
+    family: Family
+    setting: Setting
+
+    def __call__(self, latents: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """The distance (b,) of latents to their targets, both (b, *latent) float32, normalised."""
+        with torch.no_grad():
+            theirs = self.features(target)
+        ours = self.features(latents)
+        distances = [_distance(left, right) for left, right in zip(ours, theirs, strict=True)]
+        return torch.stack(distances).mean(dim=0)
+
+    def features(self, latents: torch.Tensor) -> list[torch.Tensor]:
+        """What the decoder's blocks give while it decodes, each (b, c, ...)."""
+        found: list[torch.Tensor] = []
+        decoder = self.vae.decoder
+        blocks = [getattr(decoder, "mid_block", None), *decoder.up_blocks]
+        hooks = [
+            block.register_forward_hook(lambda _block, _given, output: found.append(output))
+            for block in blocks
+            if block is not None
+        ]
+        try:
+            self.decode(latents)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return found
+
+    def decode(self, latents: torch.Tensor) -> torch.Tensor:
+        """The pictures (b, 3, ...) in [-1, 1] of a sampler's latents (b, *latent)."""
+        packed = self.family.vae_latents(latents, self.setting)
+        decoded: torch.Tensor = self.vae.decode(
+            denormalised(packed, self.vae.config), return_dict=False
+        )[0]
+        return decoded
+
+
+def denormalised(latents: torch.Tensor, config: Any) -> torch.Tensor:
+    """Latents (b, c, ...) as the VAE made them, by its configuration, as stock pipelines do it."""
+    scale = config.get("scaling_factor", None) or 1.0
+    shift = config.get("shift_factor", None) or 0.0
+    mean, std = config.get("latents_mean", None), config.get("latents_std", None)
+    if mean is None or std is None:
+        return latents / scale + shift
+    shape = (1, -1, *[1] * (latents.ndim - 2))
+    return latents * latents.new_tensor(std).view(shape) / scale + latents.new_tensor(mean).view(
+        shape
+    )
+
+
+def load_perceptual(
+    teacher: Teacher, folder: Path, family: Family, setting: Setting, device: torch.device
+) -> PerceptualLoss:
+    """The teacher's VAE in float32 with frozen weights; nothing else of the teacher is read.
+
+    Raises FileNotFoundError where the teacher in `folder` has none.
+    """
+    variant = choose_variant(folder / "vae", teacher.variant)
+    vae = load_denoiser(folder / "vae", torch.float32, variant).to(device)
+    return PerceptualLoss(vae.requires_grad_(False), family, setting)
+
+
+def _distance(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
+    """Mean square (b,) of the difference of features (b, c, ...), in units of theirs' variance.
+
+    The mean, by which features are standardised too, cancels.
+    """
+    pixels = tuple(range(2, theirs.ndim))
+    std = (theirs.var(dim=pixels, keepdim=True, correction=0) + EPSILON).sqrt()
+    return F.mse_loss(ours / std, theirs / std, reduction="none").flatten(1).mean(dim=1)

@@ -1,4 +1,4 @@
-"""What a training is made from, checked once: its inputs, its recipe, its place."""
+"""What a training is made from, opened and checked once: its files, its recipe, its place."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,14 +15,46 @@ from distillery.store.chunks import chunk_folder
 from distillery.teacher.find import find_teacher
 from distillery.telemetry import Reporter
 from distillery.training import distributed
-from distillery.training.batches import Batches
-from distillery.training.dataset import SegmentDataset
+from distillery.training.data import Batches, SegmentDataset
 from distillery.training.distributed import Place
-from distillery.training.inputs import Inputs
-from distillery.training.perceptual import PerceptualLoss, load_perceptual
-from distillery.training.previews.pictures import PreviewPaths, Previews
-from distillery.training.stopping import StopRequest
-from distillery.training.watchdog import Watchdog
+from distillery.training.health import StopRequest, Watchdog
+from distillery.training.objectives import PerceptualLoss, load_perceptual
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a training starts from, and where it goes on.
+
+    Attributes:
+        student: the untrained student's folder.
+        targets: manifest.
+        embeddings: manifest of the train split.
+        prompts: table of the train split.
+        checkpoints: folder of all recipes' checkpoints, kept between runs.
+    """
+
+    student: Path
+    targets: Path
+    embeddings: Path
+    prompts: Path
+    checkpoints: Path
+
+
+@dataclass(frozen=True)
+class PreviewPaths:
+    """What previews read and write.
+
+    Attributes:
+        previews: folder of all previews, written.
+        previews_config: results/{run}/config/previews.json, see `PreviewsJob`.
+        eval_prompts: table of the eval split.
+        eval_embeddings: manifest of the eval split.
+    """
+
+    previews: Path
+    previews_config: Path
+    eval_prompts: Path
+    eval_embeddings: Path
 
 
 @dataclass(frozen=True)
@@ -56,7 +88,6 @@ class Run:
     checkpoints: Path
     recipe: dict[str, Any]
     recipe_hash: str
-    previews: Previews | None = None
 
     @property
     def num_losses(self) -> int:
@@ -109,7 +140,6 @@ def prepare(
         checkpoints=chunk_folder(paths.checkpoints, recipe_hash),
         recipe=recipe,
         recipe_hash=recipe_hash,
-        previews=_previews(paths.previews, place, recipe_hash, reporter),
     )
 
 
@@ -124,16 +154,6 @@ def open_dataset(job: TrainingJob, inputs: Inputs, verify: bool = True) -> Segme
         job.training.timestep_weights,
         verify,
     )
-
-
-def _previews(
-    paths: PreviewPaths | None, place: Place, recipe_hash: str, reporter: Reporter
-) -> Previews | None:
-    """This process's share of the previews, if there are any."""
-    if paths is None:
-        return None
-    previews = Previews(paths, (place.rank, place.num_processes), recipe_hash, reporter)
-    return previews if previews.job.previews.every_samples else None
 
 
 def _perceptual(

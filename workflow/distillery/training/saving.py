@@ -2,10 +2,11 @@
 
 The training stops for the copy alone; the memory for it is taken beside the first updates. One
 checkpoint is written at a time: the next save waits for it, so host memory holds one copy, in the
-same pages for the whole training.
+same pages for the whole training. Before each save the ranks compare their weights.
 """
 
 import time
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import deepcopy
@@ -19,12 +20,150 @@ from torch.distributed.tensor import DTensor
 
 from distillery.training import checkpoint, distributed
 from distillery.training.checkpoint import Snapshot
-from distillery.training.fingerprint import fingerprint
-from distillery.training.host_copy import Entry, HostCopy
+from distillery.training.health import PATIENCE_S, START_LIMIT_S
 from distillery.training.parallel import full_tensor, is_sharded
 from distillery.training.run import Run
-from distillery.training.state import TrainingState
-from distillery.training.watchdog import PATIENCE_S, START_LIMIT_S
+from distillery.training.update import TrainingState
+
+BLOCK = 1 << 22
+"""Elements summed at once: 32 MB of weights at most, and as much for the products."""
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
+"""By element size; eight bytes count as two integers, for 2^63 would weigh the same anywhere."""
+_MULTIPLIERS = (-0x61C8864680B583EB, -0x40A7B892E31B1A47)
+"""Odd 64-bit constants of SplitMix64 (Steele, Lea and Flood 2014), as signed integers."""
+
+
+@torch.no_grad()
+def fingerprint(tensors: Iterable[torch.Tensor], device: torch.device) -> torch.Tensor:
+    """One int64 of shape () for all bits of some tensors, computed where they are.
+
+    Elements are taken as integers b_j and summed as b_0 w_0 + b_1 w_1 + ... modulo 2^64, with odd
+    pseudo-random weights; so are the blocks' sums. An odd weight has an inverse, so one element
+    that differs is always found; several are missed with a probability of 2^-32 at most. Sums of
+    integers do not depend on their order, so every device gives the same.
+
+    Args:
+        tensors: of any shape, contiguous; each is its own block or blocks.
+        device: of the tensors.
+    """
+    blocks = [block for tensor in tensors for block in torch.split(_bits(tensor), BLOCK)]
+    if not blocks:
+        return torch.zeros((), dtype=torch.int64, device=device)
+    weights = _odd_weights(max(map(len, blocks)), device)
+    sums = [(block * weights[: len(block)]).sum() for block in blocks]
+    # Other weights than inside the blocks: else place j of block k would weigh as k of j.
+    return (torch.stack(sums) * _odd_weights(len(sums), device, first=BLOCK + 1)).sum()
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor's elements as integers, shape (integers,)."""
+    return tensor.detach().contiguous().view(-1).view(_BITS[tensor.element_size()])
+
+
+def _odd_weights(count: int, device: torch.device, first: int = 1) -> torch.Tensor:
+    """Odd int64, shape (count,), made by mixing the bits of `first`, `first` + 1, ..."""
+    mixed = torch.arange(first, first + count, dtype=torch.int64, device=device)
+    for multiplier in _MULTIPLIERS:
+        mixed = mixed * multiplier
+        mixed ^= mixed >> 31
+    return mixed | 1
+
+
+Entry = tuple[str, str, torch.Tensor]
+"""(file, name, tensor) of what is saved."""
+BLOCK_BYTES = 1 << 30
+"""Taken and page-locked at once, more only for a larger tensor: meanwhile CUDA takes no work from
+other threads."""
+CACHE_LINE = 64
+"""Bytes; every tensor of the copy begins at one."""
+
+
+class HostCopy:
+    """Blocks of host memory with room for the whole state.
+
+    For a GPU they are page-locked: copies run at the bus's full speed. PyTorch's own allocator for
+    such memory rounds each tensor up to a power of two.
+
+    Attributes:
+        problem: why the memory is not page-locked though it should be; copies are then slow.
+    """
+
+    def __init__(self, entries: Sequence[Entry], device: torch.device) -> None:
+        """Take room for tensors of these names, shapes and types.
+
+        The system gives out pages when they are first written: for tens of GB that takes seconds.
+
+        Args:
+            entries: as they will be saved.
+            device: where they are.
+        """
+        self.problem: str | None = None
+        self._locked: list[torch.Tensor] = []
+        self._views: list[torch.Tensor] = []
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # of this thread
+        for part in _parts(entries):
+            block = torch.empty(sum(map(_room_for, part)), dtype=torch.uint8).zero_()
+            if device.type == "cuda" and self.problem is None:
+                self._lock(block)
+            self._views += _views(block, part)
+
+    def fill(self, entries: Sequence[Entry]) -> dict[str, dict[str, torch.Tensor]]:
+        """Copy tensors; from a GPU the copies may still be under way. {file: {name: tensor}}."""
+        copies: dict[str, dict[str, torch.Tensor]] = {}
+        for (file, name, tensor), view in zip(entries, self._views, strict=True):
+            copies.setdefault(file, {})[name] = view.copy_(full_tensor(tensor), non_blocking=True)
+        return copies
+
+    def close(self) -> None:
+        """Unlock the pages."""
+        for block in self._locked:
+            torch.cuda.cudart().cudaHostUnregister(block.data_ptr())  # type: ignore[no-untyped-call]
+        self._locked.clear()
+
+    def _lock(self, block: torch.Tensor) -> None:
+        """Page-lock a block, so that a GPU writes to it without a detour."""
+        if status := lock_pages(block):
+            self.problem = (
+                f"host memory for a checkpoint's copy cannot be page-locked (CUDA error {status}): "
+                "the training stands still longer when it saves; raise `ulimit -l`"
+            )
+        else:
+            self._locked.append(block)
+
+
+def lock_pages(block: torch.Tensor) -> int:
+    """Page-lock existing memory; returns CUDA's error code, 0 for none."""
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    return int(runtime.cudaHostRegister(block.data_ptr(), block.nbytes, 0))
+
+
+def _parts(entries: Sequence[Entry]) -> Iterator[list[torch.Tensor]]:
+    """The tensors in their order, as many at a time as fill a block."""
+    part: list[torch.Tensor] = []
+    room = 0
+    for *_, tensor in entries:
+        if part and room + _room_for(tensor) > BLOCK_BYTES:
+            yield part
+            part, room = [], 0
+        part.append(tensor)
+        room += _room_for(tensor)
+    if part:
+        yield part
+
+
+def _room_for(tensor: torch.Tensor) -> int:
+    """Bytes, rounded up so that every tensor begins at a whole cache line."""
+    return -(tensor.numel() * tensor.element_size() // -CACHE_LINE) * CACHE_LINE
+
+
+def _views(block: torch.Tensor, tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """The parts of a block, one behind the other, as tensors like these."""
+    offset = 0
+    for tensor in tensors:
+        num_bytes = tensor.numel() * tensor.element_size()
+        yield block[offset : offset + num_bytes].view(tensor.dtype).view(tensor.shape)
+        offset += _room_for(tensor)
 
 
 class Saver:

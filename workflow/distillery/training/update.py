@@ -1,25 +1,165 @@
-"""One update: gradients of a global batch, and what all processes learn of each other."""
+"""One update: all that it depends on, the gradients of a global batch, AdamW and the average."""
 
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from math import isfinite
+from pathlib import Path
+from typing import Self
 
 import torch
 import torch.nn.functional as F
 
 from distillery.config.training import Training
+from distillery.families.protocol import Denoiser
+from distillery.student.lora import load_trainable
 from distillery.teacher.loading import torch_dtype
 from distillery.training import distributed, parallel
-from distillery.training.dataset import Batch
-from distillery.training.micro_batch import MicroBatches
-from distillery.training.objectives import sample_losses
-from distillery.training.optimizer import ema_decay, update_ema
-from distillery.training.progress import Totals
-from distillery.training.rollout import roll_out
+from distillery.training.data import Batch
+from distillery.training.health import START_LIMIT_S
+from distillery.training.objectives import roll_out, sample_losses
+from distillery.training.parallel import arrange
 from distillery.training.run import Run
-from distillery.training.state import TrainingState
-from distillery.training.watchdog import START_LIMIT_S
+
+
+def make_optimizer(
+    parameters: Iterable[torch.nn.Parameter], training: Training, device: torch.device
+) -> torch.optim.AdamW:
+    """AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101), fused on CUDA, over all parameters."""
+    return torch.optim.AdamW(
+        list(parameters),
+        lr=training.learning_rate,
+        betas=training.betas,
+        weight_decay=training.weight_decay,
+        fused=device.type == "cuda",
+    )
+
+
+def learning_rate_at(samples_seen: int, training: Training) -> float:
+    """The learning rate of the update that begins after `samples_seen` samples.
+
+    A linear rise over `warmup_samples`, times 1 or half a cosine from 1 to 0 over `num_samples`.
+    Both are taken in the middle of the batch, so that neither the first nor the last update is
+    wasted.
+    """
+    middle = samples_seen + training.global_batch_size / 2
+    rise = min(1.0, middle / training.warmup_samples) if training.warmup_samples else 1.0
+    fall = 1.0
+    if training.schedule == "cosine":
+        fall = 0.5 * (1.0 + math.cos(math.pi * middle / training.num_samples))
+    return training.learning_rate * rise * fall
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    """Use this learning rate in the next update."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+
+
+def ema_decay(training: Training) -> float:
+    """What is left of the old average after one update: one half after the half-life."""
+    return float(0.5 ** (training.global_batch_size / training.ema_half_life_samples))
+
+
+@torch.no_grad()
+def update_ema(averages: list[torch.Tensor], parameters: list[torch.Tensor], decay: float) -> None:
+    """`average = decay * average + (1 - decay) * parameter`, in place.
+
+    The average begins at the initial weights and is not corrected for that: after num_samples a
+    share of 2^(-num_samples / half-life) of it is still these weights. The plan names a large one.
+    """
+    torch._foreach_lerp_(averages, parameters, 1.0 - decay)
+
+
+@dataclass
+class Window:
+    """Sums over the updates since the last row of the loss history.
+
+    Attributes:
+        losses: sum of the samples' losses by segment.
+        counts: number of samples by segment.
+        grad_norm: sum over the updates.
+        num_updates: how many they are.
+    """
+
+    losses: list[float]
+    counts: list[float]
+    grad_norm: float = 0.0
+    num_updates: int = 0
+
+    @classmethod
+    def empty(cls, num_segments: int) -> Self:
+        """No updates yet."""
+        return cls([0.0] * num_segments, [0.0] * num_segments)
+
+
+@dataclass
+class TrainingState:
+    """All that the next update depends on, and all that is saved.
+
+    Attributes:
+        denoiser: the student with float32 weights where they learn, on the device.
+        optimizer: over its trainable parameters, in their order.
+        average: of these parameters by their names, in their order; empty without averaging.
+        samples_seen: position in the stream, over all processes.
+        window: losses since the last row.
+        history: rows of loss.parquet.
+    """
+
+    denoiser: Denoiser
+    optimizer: torch.optim.Optimizer
+    average: dict[str, torch.Tensor]
+    window: Window
+    samples_seen: int = 0
+    history: list[dict[str, float]] = field(default_factory=list)
+
+    @property
+    def trainable(self) -> dict[str, torch.nn.Parameter]:
+        """The parameters that learn, by their names, in their order; all else stays as it was."""
+        named = self.denoiser.named_parameters()
+        return {name: parameter for name, parameter in named if parameter.requires_grad}
+
+
+def new_state(student: Path, run: Run) -> TrainingState:
+    """The state before the first update."""
+    denoiser = load_trainable(student, torch_dtype(run.training.dtype))
+    arrange(denoiser, run)
+    trainable = (parameter for parameter in denoiser.parameters() if parameter.requires_grad)
+    state = TrainingState(
+        denoiser=denoiser,
+        optimizer=make_optimizer(trainable, run.training, run.device),
+        average={},
+        window=Window.empty(run.num_losses),
+    )
+    if run.training.ema_half_life_samples > 0:
+        state.average = {
+            name: parameter.detach().clone() for name, parameter in state.trainable.items()
+        }
+    return state
+
 
 MAX_ITEMS_NAMED = 16
+
+
+@dataclass(frozen=True)
+class Totals:
+    """One update over all processes.
+
+    Attributes:
+        stop: whether any process was asked to stop.
+        losses: sum of the samples' losses by segment.
+        counts: number of samples by segment.
+    """
+
+    stop: bool
+    losses: list[float]
+    counts: list[float]
+
+    @property
+    def loss(self) -> float:
+        """Mean over the samples."""
+        return sum(self.losses) / sum(self.counts)
 
 
 @dataclass(frozen=True)
@@ -31,37 +171,19 @@ class Share:
     losses: torch.Tensor
 
 
-def accumulate_gradients(
-    model: torch.nn.Module, batch: Batch, micro_batches: MicroBatches, run: Run
-) -> Share:
+def accumulate_gradients(model: torch.nn.Module, micro_batches: list[Batch], run: Run) -> Share:
     """Forward and backward passes of one update, which leave the gradient in the parameters.
 
     The gradient is that of the sum of all samples' losses over the global batch size, so a sample
-    counts the same on every process and in every micro-batch. Where memory does not suffice, the
-    update is repeated with smaller micro-batches.
+    counts the same on every process and in every micro-batch.
 
     Args:
-        model: as `parallel.wrap` gives it.
-        batch: this process's share of the global batch.
-        micro_batches: cuts the share.
+        model: as `loop.wrap_student` gives it.
+        micro_batches: this process's share of the global batch, cut.
         run: settings and device.
 
-    Raises:
-        torch.OutOfMemoryError: see `MicroBatches.lower`.
+    Raises torch.OutOfMemoryError, which `microbatch.accumulate_what_fits` answers.
     """
-    while True:
-        try:
-            return _accumulate(model, micro_batches.cut(batch), run)
-        except torch.OutOfMemoryError as error:
-            # Nothing of the error may outlive this line: its frames hold the tensors.
-            micro_batches.lower(error)
-        model.zero_grad(set_to_none=True)
-        if run.device.type == "cuda":
-            torch.cuda.empty_cache()
-
-
-def _accumulate(model: torch.nn.Module, micro_batches: list[Batch], run: Run) -> Share:
-    """One attempt of `accumulate_gradients`."""
     segments, losses = [], []
     # A rollout is many passes, and the first one, late in the training, may be compiled.
     limit_s = START_LIMIT_S if micro_batches[0].is_rollout else None
@@ -162,3 +284,29 @@ def update_average(state: TrainingState, training: Training) -> None:
     if state.average:
         parameters = [parameter.data for parameter in state.trainable.values()]
         update_ema(list(state.average.values()), parameters, ema_decay(training))
+
+
+@contextmanager
+def inspecting(denoiser: Denoiser, device: torch.device, dtype: torch.dtype) -> Iterator[None]:
+    """Evaluate a network in `dtype` without gradients; its mode and all random numbers come back.
+
+    Compiled code is passed by: it would be compiled once more, for other shapes and no gradients.
+
+    Args:
+        denoiser: as it is trained, float32 where it learns.
+        device: where it lies.
+        dtype: of the forward pass.
+    """
+    was_training = denoiser.training
+    devices = [device] if device.type == "cuda" else []
+    denoiser.eval()
+    try:
+        with (
+            torch.no_grad(),
+            torch.random.fork_rng(devices),
+            torch.compiler.set_stance("force_eager"),
+            torch.autocast(device.type, dtype, enabled=dtype != torch.float32),
+        ):
+            yield
+    finally:
+        denoiser.train(was_training)

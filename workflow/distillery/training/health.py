@@ -1,4 +1,8 @@
-"""End a process that makes no progress, and say where it hangs and whether it is to blame.
+"""Stop politely at a signal, notice that another process is gone, end a process that hangs.
+
+A collective on GPUs never learns that the other side is dead: its kernel waits for ever. torchrun
+tells the rest by SIGTERM, which asks for a checkpoint and cannot interrupt a wait, and then has
+patience for 30 seconds and more. So each process watches the others of its host by their pidfd.
 
 Ranks depend on each other: where one hangs, all others soon wait for it inside a collective. The
 one that hangs in its own work reports first and ends. The others end when they see that it is gone;
@@ -7,6 +11,8 @@ those that cannot see it (on another host, or merely stopped) a little later.
 
 import faulthandler
 import os
+import select
+import signal
 import sys
 import threading
 import time
@@ -19,7 +25,127 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from distillery.training.peers import Peers
+import torch.distributed as dist
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
+AGAIN_S = 3.0
+"""Ctrl-C reaches a torchrun worker twice at nearly once, from the terminal and from torchrun."""
+
+EXIT_INTERRUPTED = 75
+"""EX_TEMPFAIL of sysexits.h: nothing is wrong, start it again to go on. torchrun reports 1 for
+every failure of its processes, so this is what srun, a plain start and a shell see."""
+
+
+class Stopped(Exception):  # noqa: N818 (nothing is wrong)
+    """A job was asked to stop, and all that the next start needs is on disk."""
+
+
+class StopRequest:
+    """Whether somebody asked this process to stop; the training loop looks once an update."""
+
+    def __init__(self) -> None:
+        """Not asked yet."""
+        self.signal: int | None = None
+        self._interrupted_s: float | None = None
+
+    @property
+    def asked(self) -> bool:
+        """Whether a signal has come."""
+        return self.signal is not None
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Take the signals over, and give them back at the end; main thread only."""
+        before = {number: signal.signal(number, self._handle) for number in _to_take()}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        """Note the first signal; of the others a later second Ctrl-C alone ends the process.
+
+        Machines repeat themselves: SLURM sends SIGTERM again at the limit, torchrun when the first
+        of its processes has left. A checkpoint that is being written must survive that.
+        """
+        if self.signal is None:
+            self.signal = number
+        if number != signal.SIGINT:
+            return
+        now_s = time.monotonic()
+        if self._interrupted_s is None:
+            self._interrupted_s = now_s
+        elif now_s - self._interrupted_s > AGAIN_S:
+            raise KeyboardInterrupt
+
+
+def _to_take() -> list[signal.Signals]:
+    """All of them, but not a SIGHUP that `nohup` has this process ignore."""
+    hung_up = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [number for number in SIGNALS if not (hung_up and number == signal.SIGHUP)]
+
+
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+PID_NAMESPACE = Path("/proc/self/ns/pid")
+
+
+class Peers:
+    """The other processes of the group that this one can see (Linux: on the same host, in the same
+    container); elsewhere none."""
+
+    def __init__(self, pids: dict[int, int] | None = None) -> None:
+        """`pids`: process ids by rank."""
+        self._rank_of: dict[int, int] = {}
+        self._never_seen: list[int] = []
+        self._ended = select.poll()
+        for rank, pid in (pids or {}).items():
+            try:
+                descriptor = os.pidfd_open(pid)
+            except ProcessLookupError:
+                self._never_seen.append(rank)
+            else:
+                self._rank_of[descriptor] = rank
+                self._ended.register(descriptor, select.POLLIN)
+
+    def gone(self) -> list[int]:
+        """Ranks that have ended, for whatever reason, in their order."""
+        ended = [self._rank_of[descriptor] for descriptor, _ in self._ended.poll(0)]
+        return sorted([*self._never_seen, *ended])
+
+    def close(self) -> None:
+        """Look no more."""
+        for descriptor in self._rank_of:
+            self._ended.unregister(descriptor)
+            os.close(descriptor)
+        self._rank_of.clear()
+        self._never_seen.clear()
+
+
+def meet() -> Peers:
+    """Exchange process ids; a collective where there is a group."""
+    if not dist.is_initialized():
+        return Peers()
+    mine = (_host(), os.getpid())
+    everyone: list[tuple[str, int]] = [("", 0)] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    return Peers(
+        {
+            rank: pid
+            for rank, (host, pid) in enumerate(everyone)
+            if mine[0] and host == mine[0] and pid != mine[1]
+        }
+    )
+
+
+def _host() -> str:
+    """What processes must share to see each other; empty where the system does not let them."""
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+        return f"{BOOT.read_text().strip()} {PID_NAMESPACE.readlink()}"
+    except (AttributeError, OSError):
+        return ""
+
 
 START_LIMIT_S = 900.0
 """For opening data, compiling, the first update, and what only one rank does at the end."""

@@ -5,6 +5,7 @@ its answers no longer differ. So a few states and a few prompts are crossed, eve
 prompt, and the spread of the answers over each is held against the spread of the targets.
 """
 
+import time
 from dataclasses import dataclass
 from typing import Self
 
@@ -14,11 +15,21 @@ from distillery.config.training import Training
 from distillery.families.protocol import Denoiser
 from distillery.schedule import Schedule, as_prediction, from_prediction
 from distillery.teacher.loading import torch_dtype
-from distillery.training.dataset import Batch, SegmentDataset
-from distillery.training.inspection import inspecting
-from distillery.training.monitoring.alarms import Variation
+from distillery.training import parallel
+from distillery.training.alarms import (
+    OF_LOSSES,
+    OF_VARIATION,
+    WINDOW_SAMPLES,
+    Alarm,
+    Alarms,
+    LossJudge,
+    Variation,
+    judge_variation,
+)
+from distillery.training.data import Batch, SegmentDataset
 from distillery.training.objectives import sample_losses
 from distillery.training.run import Run
+from distillery.training.update import TrainingState, inspecting
 
 NUM_VARIED, NUM_HELD = 4, 2
 """States or prompts that are varied, and how many of the other kind they are crossed with."""
@@ -27,7 +38,7 @@ NUM_MEASURED = 32
 
 
 @dataclass(frozen=True)
-class Probe:
+class CollapseProbe:
     """The first and the last states of n trajectories, with their prompts and targets.
 
     Where noise turns into a composition the prompt must count; where the composition is there the
@@ -199,3 +210,59 @@ def _same_picture(
     clean, _ = from_prediction(kind, target, noisy, alpha, sigma)
     same = clean.mean(0, keepdim=True).expand_as(clean)
     return as_prediction(kind, same, (noisy - alpha * same) / sigma, alpha, sigma)
+
+
+MAX_SHARE = 0.01
+"""Of the training's time that probes may take; the first and the last are always made."""
+
+
+class Watch:
+    """Judges losses at every row, and the student's answers as often as `MAX_SHARE` allows."""
+
+    def __init__(self, state: TrainingState, run: Run) -> None:
+        """Reads some items of the store; a sharded student is not probed.
+
+        Its forward passes exchange weights, so all processes would have to take part.
+        """
+        self._state, self._run = state, run
+        self._alarms = Alarms(run.reporter, run.recipe_hash)
+        training = run.training
+        ignorant = ignorant_losses(run.dataset, training)
+        self._judge = LossJudge(ignorant, training.log_every_samples, training.num_samples)
+        self._num_judged = 0
+        self._enough = min(training.log_every_samples, WINDOW_SAMPLES * len(ignorant))
+        self._probe = None if parallel.is_sharded(state.denoiser) else CollapseProbe.of(run.dataset)
+        self._begin_s, self._spent_s = time.perf_counter(), 0.0
+
+    def look(self) -> tuple[list[Alarm], Variation | None]:
+        """Judge the last row: alarms that begin to ring, and what a probe found if one was made."""
+        seen = self._state.samples_seen
+        new = self._look_at_losses()
+        variation = self._measure(is_last=seen == self._run.training.num_samples)
+        if variation is not None:
+            new += self._alarms.tell(OF_VARIATION, judge_variation(variation), seen)
+        return new, variation
+
+    def _look_at_losses(self) -> list[Alarm]:
+        """Judge the last row, unless it is the training's last and of too few samples.
+
+        A resumed training's rows are taken in with its first new one.
+        """
+        history = self._state.history
+        for row in history[self._num_judged :]:
+            self._judge.add(row)
+        self._num_judged = len(history)
+        begin = history[-2]["samples_seen"] if len(history) > 1 else 0
+        if history[-1]["samples_seen"] - begin < self._enough:
+            return []
+        return self._alarms.tell(OF_LOSSES, self._judge.judge(), self._state.samples_seen)
+
+    def _measure(self, is_last: bool) -> Variation | None:
+        """A probe, if it may be made now."""
+        begin_s = time.perf_counter()
+        may = is_last or self._spent_s <= MAX_SHARE * (begin_s - self._begin_s)
+        if self._probe is None or not may:
+            return None
+        found = self._probe.measure(self._state.denoiser, self._run)
+        self._spent_s += time.perf_counter() - begin_s
+        return found

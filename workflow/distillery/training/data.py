@@ -1,18 +1,26 @@
-"""Segments of stored trajectories as batches: what the network sees and what it should output.
+"""What the student learns from: segments of stored trajectories, in an order that the seed decides.
 
 An item is one student step of one trajectory: item = trajectory * student.steps + segment. The
 items after these, one a trajectory, are whole rollouts: item = num_items + trajectory.
+
+Epochs follow one another without an end, each a permutation of all items, and global batch i is the
+items [i * G, (i + 1) * G) of that stream, for any number of processes and any micro-batch.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import hashlib
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
-from distillery.config.training import Objective, TimestepWeights
+from distillery.config.training import Objective, TimestepWeights, Training, check_batch_size
 from distillery.families import Family, Setting, family_named, few_step_scheduler, grid_of
 from distillery.families.protocol import Conditioning
 from distillery.files import canonical_json, cure
@@ -20,8 +28,11 @@ from distillery.identity import SampleId
 from distillery.schedule import Schedule, add_noise, as_prediction, secant
 from distillery.schedulers import GRID_TOLERANCE, Scheduler, make_scheduler
 from distillery.store.embeddings import EmbeddingStore
+from distillery.store.shards import balanced_range
 from distillery.store.tables import read_table
 from distillery.store.trajectories import TrajectoryStore
+from distillery.training.distributed import Place
+from distillery.training.health import SIGNALS
 from distillery.training.objectives import ends_of, segment_target, segment_weights
 
 
@@ -294,3 +305,159 @@ def student_grid(recipe: Mapping[str, Any], stored: Schedule, steps: int) -> Sch
 
 def _rounded(values: tuple[float, ...]) -> str:
     return canonical_json({"": [round(value, 6) for value in values]})[4:-1]
+
+
+NUM_CUDA_WORKERS = 2
+"""Processes that read ahead for one GPU. None on a CPU, which they would take time from."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """The endless stream of items.
+
+    An epoch's permutation is `torch.randperm` with a generator seeded by (seed, epoch): nothing is
+    carried from one epoch to the next, so any position is found at once. It takes 8 bytes an item;
+    100 million items are 0.8 GB and some seconds an epoch, in each process.
+    """
+
+    num_items: int
+    seed: int
+
+    def items(self, start: int, stop: int) -> list[int]:
+        """The items at the positions [start, stop) of the stream."""
+        found: list[int] = []
+        while start < stop:
+            epoch, first = divmod(start, self.num_items)
+            count = min(stop - start, self.num_items - first)
+            found += _permutation(self.num_items, self.seed, epoch)[first : first + count].tolist()
+            start += count
+        return found
+
+
+@lru_cache(maxsize=2)
+def _permutation(num_items: int, seed: int, epoch: int) -> torch.Tensor:
+    """One epoch's order; a batch may lie in two epochs, so two are kept."""
+    digest = hashlib.sha256(f"order\n{seed}\n{epoch}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+    return torch.randperm(num_items, generator=generator)
+
+
+@dataclass(frozen=True)
+class Batches:
+    """What one process learns from in each update.
+
+    Attributes:
+        dataset: where they come from.
+        training: sizes.
+        seed: of the order.
+        place: which part of each global batch is this process's.
+    """
+
+    dataset: SegmentDataset
+    training: Training
+    seed: int
+    place: Place
+
+    def __post_init__(self) -> None:
+        """Every process must have something to do in every update."""
+        check_batch_size(self.training, self.place.num_processes)
+
+    @property
+    def share(self) -> range:
+        """This process's contiguous part of a global batch; parts differ by one item at most."""
+        return balanced_range(
+            self.training.global_batch_size, self.place.rank, self.place.num_processes
+        )
+
+    @property
+    def largest_share(self) -> int:
+        """Samples an update of the process that has most of them."""
+        return -(-self.training.global_batch_size // self.place.num_processes)
+
+    @property
+    def rollouts_begin(self) -> int:
+        """Samples seen before the first rollout."""
+        return self.training.num_samples - self.training.rollout_samples
+
+    def positions(self, samples_seen: int) -> Iterator[list[int]]:
+        """The items of this process in each update from a position on, to the training's end."""
+        for start in range(
+            samples_seen, self.training.num_samples, self.training.global_batch_size
+        ):
+            yield self._items(start + self.share.start, start + self.share.stop)
+
+    def _items(self, start: int, stop: int) -> list[int]:
+        """The items at the positions [start, stop), which lie in one phase.
+
+        In the finishing phase they are whole trajectories, in an order of their own that begins
+        with the phase.
+        """
+        begin = self.rollouts_begin
+        if start < begin:
+            return Order(self.dataset.num_items, self.seed).items(start, stop)
+        order = Order(self.dataset.num_trajectories, self.seed)
+        return [self.dataset.num_items + it for it in order.items(start - begin, stop - begin)]
+
+    def read(self, samples_seen: int, device: torch.device) -> Iterator[Batch]:
+        """This process's part of each global batch; on CUDA read ahead by other processes.
+
+        Micro-batches are cut from it later, so their size may change while others read ahead.
+        """
+        on_cuda = device.type == "cuda"
+        loader = DataLoader(
+            self.dataset,
+            batch_sampler=self.positions(samples_seen),
+            num_workers=NUM_CUDA_WORKERS if on_cuda else 0,
+            pin_memory=on_cuda,
+            collate_fn=_as_it_is,
+            # Forked, so that the memory maps are shared; workers never touch CUDA.
+            multiprocessing_context="fork" if on_cuda else None,
+        )
+        with signals_blocked():
+            return iter(loader)
+
+
+@contextmanager
+def signals_blocked() -> Iterator[None]:
+    """Have processes that are started in here never receive the signals to stop.
+
+    torchrun, SLURM and a terminal signal whole groups of processes. PyTorch's workers would die of
+    SIGTERM, and their death is an error of the training, which could then not save. Blocked signals
+    are inherited, so there is no moment at which a worker is not yet safe.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _as_it_is(batch: Any) -> Any:
+    """The dataset already returns whole batches, which PyTorch's types do not foresee."""
+    return batch
+
+
+def next_timed(batches: Iterator[Batch]) -> tuple[Batch, float]:
+    """The next share, and the seconds that were waited for it."""
+    begin_s = time.perf_counter()
+    batch = next(batches)
+    return batch, time.perf_counter() - begin_s
+
+
+def split(batch: Batch, num_parts: int) -> list[Batch]:
+    """A batch in micro-batches of sizes that differ by one at most; views, not copies."""
+    num_items = len(batch.items)
+    ranges = [balanced_range(num_items, part, num_parts) for part in range(num_parts)]
+    return [rows(batch, slice(part.start, part.stop)) for part in ranges]
+
+
+def rows(batch: Batch, wanted: slice) -> Batch:
+    """Some samples of a batch; all that it holds is by sample, or the same for all."""
+    parts = {part.name: _cut(getattr(batch, part.name), wanted) for part in fields(batch)}
+    return replace(batch, **parts)
+
+
+def _cut(value: Any, wanted: slice) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _cut(inner, wanted) for name, inner in value.items()}
+    return value[wanted] if isinstance(value, list | torch.Tensor) else value

@@ -1,0 +1,431 @@
+"""How many samples a process takes at once: as many as fit, and fewer after running out of memory.
+
+Whatever the size, an update learns from the same samples with the same weights: only the order of
+sums changes.
+
+Processes of a sharded student compute together: where one ran out of memory while sizes are tried,
+the others would wait for it. So none should. Memory grows with the samples, along lines that become
+steeper as another moment of the pass becomes the worst one, so a size is tried only where the line
+through the two before it says that it fits.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from distillery.files import read_json, write_json
+from distillery.training import distributed, parallel
+from distillery.training.data import Batch, rows, split
+from distillery.training.execution import can_recompute
+from distillery.training.parallel import is_recomputing, recompute
+from distillery.training.run import Run
+from distillery.training.update import Share, TrainingState, accumulate_gradients, backward
+
+NOTES = {False: "micro_batch.json", True: "micro_batch_of_rollouts.json"}
+"""Beside the checkpoints: the size that did not run out of memory, for the next attempt. Of
+rollouts, which take several times the activations, another."""
+ADVICE = (
+    "A single sample does not fit: set training.gradient_checkpointing: true, training.parallel: "
+    "fsdp on several GPUs, or a smaller student"
+)
+
+
+class MicroBatches:
+    """Cuts each process's share of a global batch into micro-batches of equal sizes.
+
+    Attributes:
+        size: samples at once, of the process with the largest share.
+        of_rollouts: whether they are rollouts.
+        recomputes: whether they need gradient checkpointing.
+    """
+
+    def __init__(
+        self, run: Run, sharded: bool, of_rollouts: bool = False, recomputes: bool = False
+    ) -> None:
+        """Begin with `training.micro_batch_size`, auto meaning the whole share, or the noted size.
+
+        Args:
+            run: settings, place and checkpoints.
+            sharded: whether all processes must take equally many micro-batches.
+            of_rollouts: or of segments.
+            recomputes: whether the network does so now.
+        """
+        self.of_rollouts = of_rollouts
+        self.recomputes = recomputes
+        self._run = run
+        self._sharded = sharded
+        chosen = run.training.micro_batch_size
+        self.size = run.batches.largest_share if chosen == "auto" else chosen
+        noted = self._noted()
+        if noted is not None and noted < self.size:
+            self.size = noted
+            if run.place.is_main:
+                run.reporter.info(f"micro-batches of {noted}: an earlier attempt ran out of memory")
+        self._check()
+
+    def cut(self, share: Batch) -> list[Batch]:
+        """The micro-batches of one update."""
+        return split(share, min(self._num_parts, len(share.items)))
+
+    def halve(self) -> None:
+        """Take half as many samples at once.
+
+        Raises ValueError where sharded processes could then not take equally many micro-batches.
+        """
+        assert self.size > 1, "a single sample has no half"
+        self.size = half_of(self.size)
+        self._check()
+
+    def lower(self, error: torch.OutOfMemoryError) -> None:
+        """After running out of memory in an update: halve, so that it can be repeated.
+
+        Of several processes the others are already waiting for this one's gradients. So the half is
+        noted for the next attempt, and the error ends this one.
+
+        Raises:
+            torch.OutOfMemoryError: `error`, where there are several processes, or for one sample.
+        """
+        if self.size == 1:
+            raise torch.OutOfMemoryError(f"{error}. {ADVICE}") from error
+        self.halve()
+        if self._run.place.num_processes > 1:
+            write_json(self._note_path, {"size": self.size, **self._circumstances})
+            raise torch.OutOfMemoryError(
+                f"{error}. The next attempt takes {self.size} samples at once and goes on from the "
+                "last checkpoint; the global batch stays"
+            ) from error
+        self._run.reporter.warning(
+            f"out of memory: repeats the update with micro-batches of {self.size}, the global "
+            "batch stays"
+        )
+
+    def _noted(self) -> int | None:
+        """What an earlier attempt noted; a hint, so a damaged note is ignored with a warning."""
+        try:
+            return _read_note(self._note_path, self._circumstances)
+        except (OSError, ValueError):
+            if self._run.place.is_main:
+                self._run.reporter.warning(
+                    f"{self._note_path} is damaged and ignored: it notes how many samples an "
+                    "earlier attempt had room for, micro-batches begin without it"
+                )
+            return None
+
+    @property
+    def _num_parts(self) -> int:
+        """Micro-batches of an update."""
+        return -(-self._run.batches.largest_share // self.size)
+
+    @property
+    def _note_path(self) -> Path:
+        return self._run.checkpoints / NOTES[self.of_rollouts]
+
+    @property
+    def _circumstances(self) -> dict[str, Any]:
+        """On a larger GPU, or with the weights dealt out otherwise, a noted size says nothing."""
+        device = self._run.device
+        memory = torch.cuda.get_device_properties(device).total_memory if is_cuda(device) else 0
+        return {
+            "gpu_bytes": memory,
+            "num_processes": self._run.place.num_processes,
+            "sharded": self._sharded,
+        }
+
+    def _check(self) -> None:
+        """Sharded processes compute together: each must have as many micro-batches as the rest."""
+        total, processes = self._run.training.global_batch_size, self._run.place.num_processes
+        if self._sharded and total // processes < self._num_parts:
+            raise ValueError(
+                f"training.global_batch_size is {total} for {processes} processes that share the "
+                "weights (training.parallel: fsdp) and take one sample at once: it must then be a "
+                f"multiple of {processes}; use {total // processes * processes} or "
+                f"{-(-total // processes) * processes}"
+            )
+
+
+def half_of(size: int) -> int:
+    """The next smaller size that is tried."""
+    return -(-size // 2)
+
+
+def halves_of(size: int) -> list[int]:
+    """A size and all that halving it leads to, down to 1."""
+    return [size, *halves_of(half_of(size))] if size > 1 else [1]
+
+
+def fits_on_all(fits: bool, run: Run) -> bool:
+    """Whether something fits on every process; a collective."""
+    run.watchdog.beat("memory of all ranks", waits=True)
+    failed = distributed.all_reduce(torch.tensor([float(not fits)], device=run.device))
+    run.watchdog.beat("size of micro-batches", joint=True)
+    return failed.item() == 0.0
+
+
+def is_cuda(device: torch.device) -> bool:
+    """Whether a device has memory of its own that can be used up."""
+    return device.type == "cuda"
+
+
+def _read_note(path: Path, circumstances: dict[str, Any]) -> int | None:
+    """The size that an earlier attempt noted under the same circumstances.
+
+    Raises OSError or ValueError if that cannot be read, or is no size.
+    """
+    if not path.is_file():
+        return None
+    note = read_json(path)
+    size = note.pop("size", None)
+    if type(size) is not int or size < 1:
+        raise ValueError(f"{path} has size {size!r}: it must be a whole number from 1 on")
+    return size if note == circumstances else None
+
+
+ESTIMATE_RESERVE = 0.1
+"""Of a GPU's memory, left free: steeper lines, and what PyTorch's allocator does not tell."""
+
+
+class Memory(Protocol):
+    """A device's."""
+
+    @property
+    def limit(self) -> int:
+        """Bytes that may be used."""
+        ...
+
+    def peak_of(self, work: Callable[[], object]) -> int:
+        """Do some work; the most bytes that were in use meanwhile."""
+        ...
+
+
+class GpuMemory:
+    """What PyTorch's allocator says of a GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Of this process."""
+        self._device = device
+
+    @property
+    def limit(self) -> int:
+        """All that this process holds or could get, less the reserve."""
+        free, _ = torch.cuda.mem_get_info(self._device)
+        mine = usable_bytes(self._device)
+        held = torch.cuda.memory_reserved(self._device)
+        return int(min(held + free, mine) - ESTIMATE_RESERVE * mine)
+
+    def peak_of(self, work: Callable[[], object]) -> int:
+        """Do some work; the most bytes that tensors took meanwhile."""
+        torch.cuda.reset_peak_memory_stats(self._device)
+        work()
+        return torch.cuda.max_memory_allocated(self._device)
+
+
+def usable_bytes(device: torch.device) -> float:
+    """Of a GPU's memory, what this process may take."""
+    total = torch.cuda.get_device_properties(device).total_memory
+    return total * torch.cuda.get_per_process_memory_fraction(device)
+
+
+def lower_by_estimates(
+    state: TrainingState, share: Batch, micro_batches: MicroBatches, run: Run, memory: Memory
+) -> None:
+    """Halve the micro-batch until it fits on every process.
+
+    Args:
+        state: before an update; its gradients are thrown away.
+        share: of this process in an update.
+        micro_batches: to be lowered.
+        run: settings and device.
+        memory: of the device.
+
+    Raises:
+        torch.OutOfMemoryError: an estimate was too low, and the next attempt begins below it; or
+            not even one sample fits.
+    """
+
+    def peak(size: int) -> int:
+        try:
+            return memory.peak_of(partial(_pass, state, rows(share, slice(size)), run))
+        except torch.OutOfMemoryError as error:
+            micro_batches.size = size
+            micro_batches.lower(error)
+            raise
+
+    with torch.compiler.set_stance("force_eager"):
+        room = room_for_moments(state)
+        peak(1)  # leaves gradients, as those before it do in an update
+        points = [(0, memory.peak_of(_nothing))]
+        for size in reversed(halves_of(micro_batches.size)):
+            if size > 1 and not fits_on_all(_extend(points, size) <= memory.limit, run):
+                break
+            points.append((size, peak(size)))
+        del room
+    state.denoiser.zero_grad(set_to_none=True)
+    while micro_batches.size > points[-1][0]:
+        micro_batches.halve()
+
+
+def room_for_moments(state: TrainingState) -> list[torch.Tensor]:
+    """What AdamW will make in its first update; nothing after it."""
+    if state.optimizer.state:
+        return []
+    return [torch.empty_like(it) for it in state.trainable.values() for _ in range(2)]
+
+
+def _extend(points: list[tuple[int, int]], size: int) -> float:
+    """The peak at a size, on the line through the last two (size, peak)."""
+    (before, low), (last, high) = points[-2:]
+    return high + (high - low) / (last - before) * (size - last)
+
+
+def _pass(state: TrainingState, batch: Batch, run: Run) -> None:
+    """Forward and backward."""
+    backward(state.denoiser, batch.to(run.device), run)
+
+
+def _nothing() -> None:
+    """What weights, gradients and moments take while nothing is computed."""
+
+
+RESERVE = 0.03
+"""Of a GPU's memory, left free while trying: what PyTorch's allocator does not hold (NCCL's buffers
+above all), small pieces between, the previews' decoder. A rule of thumb, not measured."""
+
+
+def micro_batches_for(state: TrainingState, run: Run) -> Mapping[bool, MicroBatches]:
+    """How a process cuts its share of an update: of segments and, True, of rollouts.
+
+    What does not fit is found before the first update, of rollouts too, which come last.
+    """
+    kinds = (False, True) if run.training.rollout_samples else (False,)
+    sharded, recomputes = parallel.is_sharded(state.denoiser), is_recomputing(state.denoiser)
+    found = {}
+    for of_rollouts in kinds:
+        found[of_rollouts] = MicroBatches(run, sharded, of_rollouts, recomputes)
+        find_micro_batch_size(state, found[of_rollouts], run)
+    return found
+
+
+def find_micro_batch_size(state: TrainingState, micro_batches: MicroBatches, run: Run) -> None:
+    """Lower the micro-batch until it fits; the same on all processes.
+
+    Nothing is tried where the size is set, and on a CPU.
+    """
+    begin = state.samples_seen
+    if micro_batches.of_rollouts:
+        begin = max(begin, run.batches.rollouts_begin)
+    elif begin >= run.batches.rollouts_begin:
+        return
+    wanted = run.training.micro_batch_size == "auto" and is_cuda(run.device)
+    items = next(run.batches.positions(begin), None)
+    if not wanted or items is None:
+        return
+    share = run.dataset.__getitems__(items)
+    if parallel.is_sharded(state.denoiser):
+        lower_by_estimates(state, share, micro_batches, run, GpuMemory(run.device))
+    else:
+        find_fitting(state, share, micro_batches, run)
+    # What failed has filled the GPU; the training's own peak is to be told.
+    torch.cuda.reset_peak_memory_stats(run.device)
+    if run.place.is_main:
+        of_what = " of rollouts" if micro_batches.of_rollouts else ""
+        run.reporter.info(
+            f"micro-batches{of_what} of {micro_batches.size} fit, of "
+            f"{run.batches.largest_share} an update"
+        )
+
+
+def find_fitting(state: TrainingState, share: Batch, micro_batches: MicroBatches, run: Run) -> None:
+    """Halve the micro-batch until a share passes forward and backward on every process.
+
+    Sizes are tried without compiled code, which takes minutes for each; the last is then tried with
+    it. Where one sample does not fit, gradient checkpointing is tried if it is left to us.
+
+    Raises:
+        torch.OutOfMemoryError: nothing fits.
+    """
+    before = is_recomputing(state.denoiser)
+    with torch.compiler.set_stance("force_eager"):
+        _lower(state, share, micro_batches, run)
+    _lower(state, share, micro_batches, run)
+    micro_batches.recomputes = is_recomputing(state.denoiser)
+    recompute(state.denoiser, before)
+
+
+def _lower(state: TrainingState, share: Batch, micro_batches: MicroBatches, run: Run) -> None:
+    """`find_fitting`, with compiled code or without."""
+    while not fits_on_all(_fits(state, micro_batches.cut(share), run), run):
+        if micro_batches.size > 1:
+            micro_batches.halve()
+        elif _may_recompute(state, run):
+            recompute(state.denoiser, True)
+            micro_batches.size = run.batches.largest_share
+            what = "rollout" if micro_batches.of_rollouts else "sample"
+            run.reporter.info(
+                f"gradient_checkpointing: True (a single {what} does not fit without)"
+            )
+        else:
+            raise torch.OutOfMemoryError(ADVICE)
+
+
+def _may_recompute(state: TrainingState, run: Run) -> bool:
+    """Whether gradient checkpointing is off, offered, and ours to choose."""
+    chosen = run.training.gradient_checkpointing == "auto"
+    return chosen and can_recompute(state.denoiser) and not is_recomputing(state.denoiser)
+
+
+def _fits(state: TrainingState, micro_batches: list[Batch], run: Run) -> bool:
+    """Whether an update's memory suffices here; its gradients are thrown away.
+
+    Two micro-batches are passed, if there are two: the second meets the gradients of the first. No
+    process waits for another, since the network is not wrapped yet; DDP's buckets, where gradients
+    lie later, take no more.
+    """
+    largest = sorted(micro_batches, key=lambda batch: len(batch.items), reverse=True)[:2]
+    taken: list[torch.Tensor] = []
+    try:
+        if is_cuda(run.device):
+            taken.append(_reserve(run.device))
+        taken += room_for_moments(state)
+        for batch in largest:
+            backward(state.denoiser, batch.to(run.device), run)
+        fits = True
+    except torch.OutOfMemoryError:
+        fits = False
+    del taken
+    state.denoiser.zero_grad(set_to_none=True)
+    if is_cuda(run.device):
+        torch.cuda.empty_cache()
+    return fits
+
+
+def _reserve(device: torch.device) -> torch.Tensor:
+    """What is left free of the memory that this process may use."""
+    return torch.empty(int(RESERVE * usable_bytes(device)), dtype=torch.uint8, device=device)
+
+
+def accumulate_what_fits(
+    model: torch.nn.Module, batch: Batch, micro_batches: MicroBatches, run: Run
+) -> Share:
+    """`accumulate_gradients`, repeated with smaller micro-batches where memory does not suffice.
+
+    Args:
+        model: as `loop.wrap_student` gives it.
+        batch: this process's share of the global batch.
+        micro_batches: cuts the share.
+        run: settings and device.
+
+    Raises:
+        torch.OutOfMemoryError: see `MicroBatches.lower`.
+    """
+    while True:
+        try:
+            return accumulate_gradients(model, micro_batches.cut(batch), run)
+        except torch.OutOfMemoryError as error:
+            # Nothing of the error may outlive this line: its frames hold the tensors.
+            micro_batches.lower(error)
+        model.zero_grad(set_to_none=True)
+        if run.device.type == "cuda":
+            torch.cuda.empty_cache()

@@ -1,1 +1,0 @@
-"""What a training tells of itself beside its losses: alarms, probes, TensorBoard."""

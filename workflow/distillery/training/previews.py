@@ -1,0 +1,362 @@
+"""Pictures of held-out prompts from the student as it is now, while it learns or afterwards.
+
+The stock pipeline is put around the student in memory, without a copy of it. A process draws its
+share of the prompts, between two updates, and saves beside the next ones. Nothing in here talks to
+another process, and no failure in here ends a training.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from distillery.config.jobs import PreviewsJob, read_job
+from distillery.config.section import Dtype
+from distillery.config.teacher import Teacher
+from distillery.contact_sheet import moment_folder, training_of, write_sheets
+from distillery.families import Family, Request, Setting, family_named
+from distillery.families.protocol import Conditioning, Denoiser, Pipeline
+from distillery.files import read_json
+from distillery.identity import SampleId, noise_seed
+from distillery.pixels import Pixels, as_bytes, write_png
+from distillery.store.embeddings import EmbeddingStore
+from distillery.store.shards import balanced_range
+from distillery.store.tables import read_table
+from distillery.teacher.decoding import guard_decoding
+from distillery.teacher.find import INDEX, components_left_out, find_teacher
+from distillery.teacher.loading import retell_timestep, torch_dtype
+from distillery.telemetry import Reporter
+from distillery.training import parallel
+from distillery.training.alarms import OF_PICTURES, Alarms, judge_picture
+from distillery.training.data import student_scheduler
+from distillery.training.health import START_LIMIT_S
+from distillery.training.run import PreviewPaths, Run
+from distillery.training.update import TrainingState, inspecting
+
+
+@dataclass(frozen=True)
+class Drawer:
+    """A pipeline whose network is the student, and what its call takes.
+
+    Attributes:
+        pipeline: with the student, its scheduler and the teacher's VAE, without text encoders.
+        family: of the teacher.
+        denoiser: the student, the very object.
+        recipe: of the targets.
+        steps: of the student.
+        device, dtype: of the forward pass; the VAE decodes in its own type.
+    """
+
+    pipeline: Pipeline
+    family: Family
+    denoiser: Denoiser
+    recipe: Mapping[str, Any]
+    steps: int
+    device: torch.device
+    dtype: torch.dtype
+
+    @classmethod
+    def around(
+        cls,
+        denoiser: Denoiser,
+        teacher: Teacher,
+        recipe: Mapping[str, Any],
+        steps: int,
+        device: torch.device,
+        dtype: Dtype,
+    ) -> Self:
+        """Build the pipeline; of the teacher's weights the VAE's alone are read.
+
+        Raises:
+            FileNotFoundError: the teacher's folder is not whole.
+        """
+        import diffusers
+        from diffusers.utils.logging import disable_progress_bar
+
+        disable_progress_bar()
+        folder, family = find_teacher(teacher), family_named(recipe["family"])
+        absent: dict[str, object] = dict.fromkeys(
+            (*family.text_components, *family.denoisers[1:], *components_left_out(folder))
+        )
+        own = {
+            family.denoisers[0]: denoiser,
+            "scheduler": student_scheduler(recipe, steps),
+            **family.single_network,
+        }
+        # Of the very class: DiffusionPipeline itself does not know which components a class takes
+        # as optional, and would load the teacher's network over the one that it is given.
+        pipeline_class = getattr(diffusers, read_json(folder / INDEX)["_class_name"])
+        pipeline = pipeline_class.from_pretrained(
+            folder,
+            dtype={"default": torch.float32, "vae": torch_dtype(teacher.vae_dtype)},
+            variant=teacher.variant,
+            local_files_only=True,
+            **(absent | own),
+        )
+        assert getattr(pipeline, family.denoisers[0]) is denoiser, "the student itself"
+        pipeline.set_progress_bar_config(disable=True)
+        pipeline.vae.requires_grad_(False).to(device)
+        guard_decoding(pipeline)
+        _decode_without_autocast(pipeline, device)
+        return cls(pipeline, family, denoiser, recipe, steps, device, torch_dtype(dtype))
+
+    def draw(
+        self, seed: int, sample: SampleId, prompt: Conditioning, negative: Conditioning
+    ) -> Pixels:
+        """One picture (h, w, 3), as the student draws it now; one at a time takes least memory.
+
+        Args:
+            seed: of the run.
+            sample: whose noise it begins with.
+            prompt, negative: unpadded embeddings; the second only fills the call's place.
+        """
+        length = int(self.recipe["max_sequence_length"])
+        request = Request(
+            seeds=[noise_seed(seed, sample)],
+            conditioning=self.family.pad([prompt], length),
+            negative=self.family.pad([negative], length),
+            steps=self.steps,
+            setting=self._setting(),
+            decode=True,
+        )
+        with inspecting(self.denoiser, self.device, self.dtype), self._timesteps_retold():
+            pictures = self.family.generate(self.pipeline, request)
+        assert pictures is not None
+        return as_bytes(pictures).cpu()[0].numpy()
+
+    @contextmanager
+    def _timesteps_retold(self) -> Iterator[None]:
+        """Autocast leaves the pipeline's states, and so its timesteps, in float32."""
+
+        def enter(
+            _module: Denoiser, args: tuple[Any, ...], kwargs: dict[str, Any]
+        ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            return args, retell_timestep(kwargs, self.dtype, self.family)
+
+        hook = self.denoiser.register_forward_pre_hook(enter, with_kwargs=True)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    def _setting(self) -> Setting:
+        """Without guidance; a network that takes the scale as an input is told its targets'."""
+        is_told = self.family.embeds_guidance(self.denoiser.config)  # type: ignore[arg-type]
+        scale = self.recipe["guidance_scale"] if is_told else 1.0
+        return Setting(self.recipe["height"], self.recipe["width"], scale)
+
+
+def _decode_without_autocast(pipeline: Pipeline, device: torch.device) -> None:
+    """Let the VAE decode in its own type: lower ones shift colours.
+
+    Pipelines whose schedulers take the network's type hand over latents of that type.
+    """
+    decode = pipeline.vae.decode
+
+    def precise(latents: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(device.type, enabled=False):
+            return decode(latents.to(pipeline.vae.dtype), *args, **kwargs)
+
+    pipeline.vae.decode = precise
+
+
+class Previews:
+    """One process's share of the previews of one training."""
+
+    def __init__(
+        self,
+        paths: PreviewPaths,
+        share: tuple[int, int],
+        training: str,
+        reporter: Reporter,
+    ) -> None:
+        """Nothing is drawn yet.
+
+        Args:
+            paths: inputs and outputs.
+            share: (rank, processes): which of the prompts are drawn here.
+            training: hash of the training's recipe, which each picture carries.
+            reporter: of this process.
+        """
+        self.job = read_job(paths.previews_config, PreviewsJob)
+        self._root = paths.previews
+        table = read_table(paths.eval_prompts)
+        self._store = EmbeddingStore(paths.eval_embeddings, table)
+        self._table = table.head(self.job.previews.num_prompts)
+        self._mine = balanced_range(len(self._table), *share)
+        self._training = training
+        self._reporter = reporter
+        self._alarms = Alarms(reporter, training)
+
+    def is_due(self, samples_seen: int, num_samples: int) -> bool:
+        """Whether this moment of a training of so many samples is shown; the last one always is."""
+        every = self.job.previews.every_samples
+        return every > 0 and (samples_seen % every == 0 or samples_seen == num_samples)
+
+    @property
+    def prompt_ids(self) -> list[str]:
+        """Of all previews, those of other processes too."""
+        return self._table["prompt_id"].astype(str).tolist()
+
+    def picture(self, row: int, samples_seen: int) -> Path:
+        """Where the picture of a prompt lies."""
+        return moment_folder(self._root, samples_seen) / f"{self.prompt_ids[row]}.png"
+
+    def missing(self, samples_seen: int) -> list[int]:
+        """This process's prompts without a whole picture of this training at this moment."""
+        return [
+            row
+            for row in self._mine
+            if training_of(self.picture(row, samples_seen)) != self._training
+        ]
+
+    def draw(self, drawer: Drawer, row: int, samples_seen: int) -> Pixels:
+        """Draw one prompt (h, w, 3), and say so if nothing is on it."""
+        sample = SampleId(self.prompt_ids[row], 0)
+        prompt, negative = self._store.row(row), self._store.negative_row(row)
+        pixels = drawer.draw(self.job.seed, sample, prompt, negative)
+        self._alarms.tell(
+            OF_PICTURES, judge_picture(sample.prompt_id, pixels), samples_seen, sample.prompt_id
+        )
+        return pixels
+
+    def draw_missing(
+        self, drawer: Drawer, samples_seen: int, must_stop: Callable[[], bool] = lambda: False
+    ) -> dict[int, Pixels]:
+        """Draw this process's missing pictures, by row; the rest is left when it must stop."""
+        pixels = {}
+        for row in self.missing(samples_seen):
+            if must_stop():
+                break
+            pixels[row] = self.draw(drawer, row, samples_seen)
+        return pixels
+
+    def save(self, pixels: dict[int, Pixels], samples_seen: int) -> None:
+        """Save pictures by row, then the contact sheets."""
+        for row, picture in pixels.items():
+            texts = {"training": self._training, "prompt": str(self._table["prompt"].iloc[row])}
+            write_png(self.picture(row, samples_seen), picture, texts)
+        write_sheets(self._root, samples_seen, self.prompt_ids, self._training)
+
+
+class LivePreviews:
+    """One process's previews; `close` it at the end.
+
+    Every process draws between the same two updates and then meets the others in the next
+    collective, so the training stands still for as long as the largest share takes: with a number
+    of prompts that the number of processes divides, nobody waits for anybody.
+    """
+
+    def __init__(self, state: TrainingState, run: Run, paths: PreviewPaths | None) -> None:
+        """Nothing is loaded before the first missing picture.
+
+        Raises:
+            ValueError: the student is sharded over the processes.
+        """
+        self._state, self._run, self._previews = state, run, _share_of(paths, run)
+        self._drawer: Drawer | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="previews")
+        self._saving: Future[None] | None = None
+        if self._previews is not None and parallel.is_sharded(state.denoiser):
+            raise ValueError(
+                f"previews.every_samples is {self._previews.job.previews.every_samples} and the "
+                "student is sharded over the processes (fsdp): each of its forward passes needs "
+                "all of them, so no process can draw alone; set previews.every_samples: 0 and draw "
+                "from a checkpoint, snakemake --cores all "
+                "results/{run}/student/previews/samples-000000003200/sheet.png "
+                "--configfile config/mine.yaml, "
+                "or set training.parallel: ddp"
+            )
+
+    def close(self, wait: bool) -> None:
+        """End; after an error of the training nobody waits for pictures."""
+        self._thread.shutdown(wait=wait)
+        if wait:
+            self._check_saved()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether this moment is to be shown, which all processes agree in."""
+        seen, previews = self._state.samples_seen, self._previews
+        return previews is not None and previews.is_due(seen, self._run.training.num_samples)
+
+    def draw_if_due(self) -> dict[Path, Pixels]:
+        """Draw what is missing of this moment, if it is to be shown; pictures (h, w, 3) by path.
+
+        Who is asked to stop leaves the rest for the next start, unless the training is finished:
+        then there may be none. A failure is told in the log, and the training goes on.
+        """
+        seen, previews = self._state.samples_seen, self._previews
+        if previews is None or not self.is_due or self._must_stop():
+            return {}
+        self._check_saved()
+        self._run.watchdog.beat("previews", limit_s=START_LIMIT_S)
+        try:
+            with averaged(self._state):
+                pixels = previews.draw_missing(self._get_drawer(), seen, self._must_stop)
+        except Exception as error:
+            self._warn(f"previews after {seen} samples were not drawn here: {error!r}")
+            return {}
+        finally:
+            # The training's next peak must not find the decoder's memory taken.
+            if self._run.device.type == "cuda":
+                torch.cuda.empty_cache()
+        self._saving = self._thread.submit(previews.save, pixels, seen)
+        return {previews.picture(row, seen): picture for row, picture in pixels.items()}
+
+    def _must_stop(self) -> bool:
+        """Whether this process was asked to stop, and what it leaves will be drawn later."""
+        is_finished = self._state.samples_seen == self._run.training.num_samples
+        return self._run.stop.asked and not is_finished
+
+    def _get_drawer(self) -> Drawer:
+        """The pipeline, built when it is first needed."""
+        assert self._previews is not None
+        if self._drawer is None:
+            run, job = self._run, self._previews.job
+            self._drawer = Drawer.around(
+                self._state.denoiser,
+                job.teacher,
+                run.dataset.recipe,
+                run.dataset.steps,
+                run.device,
+                run.training.dtype,
+            )
+        return self._drawer
+
+    def _check_saved(self) -> None:
+        """Wait for the pictures under way; what went wrong with them is told in the log."""
+        saving, self._saving = self._saving, None
+        error = saving.exception() if saving is not None and not saving.cancelled() else None
+        if error is not None:
+            self._warn(f"previews were not saved here: {error!r}")
+
+    def _warn(self, message: str) -> None:
+        self._run.reporter.warning(f"{message}; the training goes on")
+
+
+@contextmanager
+def averaged(state: TrainingState) -> Iterator[None]:
+    """The averaged weights, where there are any, in the network's place for a while; no copies."""
+    trainable = state.trainable
+    before = {name: trainable[name].data for name in state.average}
+    try:
+        for name, value in state.average.items():
+            trainable[name].data = value
+        yield
+    finally:
+        for name, value in before.items():
+            trainable[name].data = value
+
+
+def _share_of(paths: PreviewPaths | None, run: Run) -> Previews | None:
+    """This process's share of the previews, if there are any."""
+    if paths is None:
+        return None
+    place = (run.place.rank, run.place.num_processes)
+    previews = Previews(paths, place, run.recipe_hash, run.reporter)
+    return previews if previews.job.previews.every_samples else None
