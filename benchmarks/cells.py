@@ -34,7 +34,7 @@ from distillery.families.protocol import Pipeline
 from distillery.files import read_json, write_json
 from distillery.generation.trajectory import record
 from distillery.identity import all_samples, noise_seed
-from distillery.pixels import as_bytes
+from distillery.images import as_bytes
 from distillery.stages.embeddings import make_embeddings
 from distillery.stages.export import export_student
 from distillery.stages.merge_targets import merge_targets

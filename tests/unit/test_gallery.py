@@ -12,7 +12,7 @@ import torch
 from distillery.generation import gallery as module
 from distillery.generation.gallery import MAX_WAITING, Gallery, Savers
 from distillery.identity import SampleId
-from distillery.pixels import as_bytes
+from distillery.images import as_bytes
 from tiny import LATENT_SHAPE, tiny_prompts
 
 PICTURE = np.zeros((32, 32, 3), np.uint8)

@@ -14,8 +14,8 @@ from PIL import Image
 import runs
 import tiny
 from distillery.config.run import parse_config
-from distillery.contact_sheet import MAX_COLUMNS, thin_out, training_of
 from distillery.files import write_json
+from distillery.images import MAX_COLUMNS, thin_out, training_of
 from distillery.telemetry import Reporter, read_events
 from distillery.training import loop
 from distillery.training.previews import Previews

@@ -7,8 +7,8 @@ from typing import Any
 
 from PIL import Image
 
-from distillery.contact_sheet import find_moments, thin_out, training_of
 from distillery.evaluation.pictures import inline, link_to
+from distillery.images import find_moments, thin_out, training_of
 from distillery.store.tables import read_table
 from distillery.telemetry import Event
 

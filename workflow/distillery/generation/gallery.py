@@ -16,7 +16,7 @@ from PIL import Image
 
 from distillery.files import hash_json
 from distillery.identity import SampleId
-from distillery.pixels import Pixels, write_png
+from distillery.images import Pixels, write_png
 from distillery.prompts import NEGATIVE, texts_of_rows
 from distillery.store.chunks import ChunkIdentity, is_intact, write_chunk
 

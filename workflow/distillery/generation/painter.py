@@ -20,8 +20,8 @@ from distillery.generation.gallery import Gallery, Savers
 from distillery.generation.speed import PROBE_STEPS, Amount, loading_timed, tune
 from distillery.generation.trajectory import record
 from distillery.identity import all_samples, noise_seed
+from distillery.images import as_bytes
 from distillery.model_folder import check_student
-from distillery.pixels import as_bytes
 from distillery.store.embeddings import EmbeddingStore
 from distillery.teacher.adapters import teacher_hash
 from distillery.teacher.decoding import is_finite

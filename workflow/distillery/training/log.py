@@ -14,7 +14,7 @@ from typing import Any, Self
 import torch
 from tqdm import tqdm
 
-from distillery.pixels import Pixels
+from distillery.images import Pixels
 from distillery.training.previews import LivePreviews
 from distillery.training.run import PreviewPaths, Run
 from distillery.training.update import Totals, TrainingState, Window, learning_rate_at

@@ -17,12 +17,11 @@ import torch
 from distillery.config.jobs import PreviewsJob, read_job
 from distillery.config.section import Dtype
 from distillery.config.teacher import Teacher
-from distillery.contact_sheet import moment_folder, training_of, write_sheets
 from distillery.families import Family, Request, Setting, family_named
 from distillery.families.protocol import Conditioning, Denoiser, Pipeline
 from distillery.files import read_json
 from distillery.identity import SampleId, noise_seed
-from distillery.pixels import Pixels, as_bytes, write_png
+from distillery.images import Pixels, as_bytes, moment_folder, training_of, write_png, write_sheets
 from distillery.store.embeddings import EmbeddingStore
 from distillery.store.shards import balanced_range
 from distillery.store.tables import read_table

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from distillery import contact_sheet
-from distillery.contact_sheet import SHEET, moment_folder, write_sheets
-from distillery.pixels import write_png
+from distillery import images
+from distillery.images import SHEET, moment_folder, write_png, write_sheets
 
 
 def draw(root: Path, samples_seen: int) -> None:
@@ -21,7 +20,7 @@ def test_who_comes_later_waits_so_that_no_moment_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first looks, and is slow to write what it has seen; another picture comes meanwhile."""
-    find, looked, second_wrote = contact_sheet.find_moments, threading.Event(), threading.Event()
+    find, looked, second_wrote = images.find_moments, threading.Event(), threading.Event()
 
     def slow_find(*arguments: object) -> list[Path]:
         found = find(*arguments)  # type: ignore[arg-type]
@@ -30,7 +29,7 @@ def test_who_comes_later_waits_so_that_no_moment_is_lost(
             second_wrote.wait(0.5)
         return found
 
-    monkeypatch.setattr(contact_sheet, "find_moments", slow_find)
+    monkeypatch.setattr(images, "find_moments", slow_find)
     draw(tmp_path, 0)
     first = threading.Thread(target=write_sheets, args=(tmp_path, 0, ["p0"], "ours"))
     first.start()

@@ -1,12 +1,37 @@
-"""Contact sheets of previews: one of a moment, and one of how each prompt's picture came to be."""
+"""Images as bytes and as PNG, and contact sheets of previews: one of a moment, one over time."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import ceil, sqrt
 from pathlib import Path
 
-from PIL import Image, ImageDraw, ImageFont
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image, ImageDraw, ImageFont, PngImagePlugin
 
 from distillery.files import atomic_path, locked
+
+Pixels = npt.NDArray[np.uint8]
+"""A picture, (h, w, 3)."""
+PNG_COMPRESSION = 1
+"""zlib level. A 1024 px picture takes 92 ms of a core at level 1 and 241 ms at the default 6."""
+
+
+def as_bytes(pictures: torch.Tensor) -> torch.Tensor:
+    """(b, 3, h, w) in [0, 1] to (b, h, w, 3) uint8, as `VaeImageProcessor.numpy_to_pil` rounds."""
+    return (pictures.float() * 255).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous()
+
+
+def write_png(path: Path, picture: Pixels, texts: Mapping[str, str]) -> None:
+    """Write a PNG atomically, with text chunks for whoever finds it."""
+    chunks = PngImagePlugin.PngInfo()
+    for name, text in texts.items():
+        chunks.add_text(name, text)  # Unicode where Latin-1 does not do
+    with atomic_path(path) as temporary:
+        Image.fromarray(picture).save(
+            temporary, format="PNG", pnginfo=chunks, compress_level=PNG_COMPRESSION
+        )
+
 
 SHEET = "sheet.png"
 THUMBNAIL_PX = 256
