@@ -77,9 +77,9 @@ class Teacher:
     @torch.no_grad()
     def target(self, batch: Batch, run: Run) -> torch.Tensor:
         """What the student should output at the batch's states, (b, *latent) float32."""
-        teacher, kind = self.load(run), run.dataset.recipe["prediction_type"]
+        teacher, kind = self.load(run), run.dataset.recipe.prediction_type
         scale = run.dataset.setting.guidance_scale
-        first = batch.segment * (run.dataset.recipe["steps"] // run.dataset.steps)
+        first = batch.segment * (run.dataset.recipe.steps // run.dataset.steps)
         conditioning = doubled(batch.conditioning)
         noisy = batch.noisy
         for knot in (first + step for step in range(self._num_steps)):
@@ -101,9 +101,9 @@ class Teacher:
 def teacher_grid(run: Run) -> Schedule:
     """The teacher's schedule at all its steps, from the targets' recipe."""
     recipe = run.dataset.recipe
-    config = dict(recipe["scheduler"])
+    config = dict(recipe.scheduler)
     scheduler = make_scheduler(config.pop("class"), config)
-    return grid_of(run.dataset.family, scheduler, recipe["steps"], tuple(recipe["latent_shape"]))
+    return grid_of(run.dataset.family, scheduler, recipe.steps, recipe.latent_shape)
 
 
 def doubled(conditioning: Conditioning) -> Conditioning:

@@ -103,7 +103,7 @@ def write_targets(model: Model, folder: Path, num_trajectories: int) -> None:
     job = TargetsJob(seed=0, teacher=teacher_of(model, folder), targets=targets)
     embeddings = read_json(folder / "embeddings/manifest.json")["recipe_hash"]
     recipe = targets_recipe(job, family_of(model.pipeline), folder / "teacher", embeddings)
-    recipe_hash = hash_json(recipe)
+    recipe_hash = recipe.hash
     root = folder / "targets"
     chunks = chunk_folder(root, recipe_hash)
     num_knots = len(knots_of(model.steps, STUDENT_STEPS))
@@ -111,7 +111,7 @@ def write_targets(model: Model, folder: Path, num_trajectories: int) -> None:
     records = []
     for index, start in enumerate(range(0, num_trajectories, CHUNK_SIZE)):
         rows = range(start, min(start + CHUNK_SIZE, num_trajectories))
-        shape = (len(rows), num_knots, *recipe["latent_shape"])
+        shape = (len(rows), num_knots, *recipe.latent_shape)
         tensors = {
             "noisy": torch.randn(shape, generator=generator),
             "prompt_row": torch.tensor(list(rows)),
@@ -119,7 +119,7 @@ def write_targets(model: Model, folder: Path, num_trajectories: int) -> None:
         identity = ChunkIdentity(recipe_hash, hash_json({"rows": list(rows)}))
         write_chunk(chunk_path(chunks, index), tensors, identity, {})
         records.append(describe_chunk(chunks, index, root, identity.members, len(rows)))
-    Manifest(recipe, recipe_hash, tuple(records)).write(root / "manifest.json")
+    Manifest(recipe.to_json(), recipe_hash, tuple(records)).write(root / "manifest.json")
 
 
 def training_job(model: Model, folder: Path, settings: Mapping[str, Any]) -> TrainingJob:

@@ -255,9 +255,12 @@ def _targets_recipe(
         "width": WIDTH,
         "max_sequence_length": MAX_TOKENS,
         "negative_prompt": "",
+        "dtype": "float32",
         "stored_dtype": "float32",
         "seed": seed,
         "samples_per_prompt": samples_per_prompt,
+        "batch_size": 2,
+        "chunk_size": 4,
     }
 
 

@@ -24,9 +24,10 @@ from distillery.identity import SampleId, noise_seed
 from distillery.model_folder import ABOUT
 from distillery.store.embeddings import EmbeddingStore
 from distillery.store.trajectories import TrajectoryStore
+from distillery.student.schedule import student_scheduler
 from distillery.teacher.find import family_in, find_teacher
 from distillery.teacher.loading import load_scheduler, load_teacher
-from distillery.training.data import SegmentDataset, student_scheduler
+from distillery.training.data import SegmentDataset
 from families import CASES
 from families.case import FamilyCase
 from runs import CPU, Run, make_run
@@ -180,7 +181,7 @@ def test_embeddings_do_not_depend_on_their_neighbours(subject: Subject) -> None:
 def test_targets_depend_on_noise_prompt_and_guidance(subject: Subject) -> None:
     """Trap 1: beyond what the noise itself contributes, the network must see it."""
     states, conditioning = subject.states(0)[:1], subject.conditioning()
-    schedule = subject.trajectories.schedule
+    schedule = subject.trajectories.recipe.schedule
     timestep = torch.tensor([schedule.timesteps[0]])
     network = getattr(subject.pipeline, subject.case.denoiser_at(schedule.timesteps[0]))
 
@@ -212,7 +213,7 @@ def test_the_student_is_fed_as_the_stock_pipeline_feeds(subject: Subject) -> Non
     """Trap 2: the conditional branch, tensor for tensor, at every step."""
     with fed(subject) as stock_calls:
         subject.stock_call()
-    steps = subject.trajectories.schedule
+    steps = subject.trajectories.recipe.schedule
     conditional = list(conditional_calls(stock_calls, subject))
     assert len(conditional) == subject.case.steps
     conditioning = subject.conditioning()

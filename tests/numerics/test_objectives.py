@@ -142,7 +142,7 @@ def solved(dataset, batch):
         torch.tensor(values)[batch.segment].view(-1, 1, 1, 1, 1)
         for values in (dataset.grid.alphas, dataset.grid.sigmas)
     ]
-    return from_prediction(dataset.recipe["prediction_type"], batch.target, batch.noisy, *levels)
+    return from_prediction(dataset.recipe.prediction_type, batch.target, batch.noisy, *levels)
 
 
 def test_direct_asks_every_knot_for_the_clean_end(stores):

@@ -76,7 +76,7 @@ class Subject:
 
     def negative(self, dataset: SegmentDataset) -> Any:
         store = EmbeddingStore(self.run.embeddings("train"), dataset._table)
-        length = dataset.recipe["max_sequence_length"]
+        length = dataset.recipe.max_sequence_length
         return dataset.family.pad([store.negative] * len(ROWS), length)
 
 
@@ -151,7 +151,7 @@ def test_a_rollout_ends_where_the_exported_pipeline_does(subject: Subject) -> No
         return dataset.family.predict(student, noisy, timestep, batch.conditioning, dataset.setting)
 
     with torch.no_grad():
-        kind = dataset.recipe["prediction_type"]
+        kind = dataset.recipe.prediction_type
         ours = roll_out(predict, batch.noisy, dataset.grid, kind)
     teacher = subject.run.config.teacher
     pipeline = load_student(teacher, folder, CPU, dataset.family.text_components)

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from diffusers import DDIMScheduler
 
-from distillery.families import few_step_scheduler, grid_of
+from distillery.families import grid_of
 from distillery.families.sd import Sd
+from distillery.student.schedule import few_step_scheduler
 
 SHAPE = (4, 8, 8)
 

@@ -140,7 +140,7 @@ def test_another_recipe_has_its_own_folder_and_keeps_the_old(run: Run) -> None:
     assert all(times(run)[path] == time for path, time in before.items())
     run.all_targets()
     store = TrajectoryStore(run.folder / "targets" / "manifest.json")
-    assert store.recipe["guidance_scale"] == 3.0
+    assert store.recipe.guidance_scale == 3.0
     assert set(old.values()) < {path.read_bytes() for path in run.folder.glob("targets/*/chunk-*")}
 
 

@@ -1,7 +1,6 @@
 """The exported pipeline: stock Diffusers loads it, and it takes the steps it was trained for."""
 
 import shutil
-from dataclasses import asdict
 
 import pytest
 import torch
@@ -20,7 +19,9 @@ from distillery.identity import SampleId, draw_noise, noise_seed
 from distillery.model_folder import write_about
 from distillery.stages import export
 from distillery.stages.export import export_student
-from distillery.training.data import student_scheduler
+from distillery.store.recipes import TrainingRecipe
+from distillery.store.trajectories import TrajectoryStore
+from distillery.student.schedule import student_scheduler
 from stranger import Stranger, code_in, filled_in
 
 STEPS = 4
@@ -32,21 +33,26 @@ def data(tmp_path_factory):
     """The teacher itself, exported as a student that was never trained."""
     folder = tmp_path_factory.mktemp("data")
     tiny.make_tiny_run(folder)
-    recipe = read_json(folder / "targets/manifest.json")["recipe"]
-    shape = recipe["latent_shape"]
+    recipe = TrajectoryStore(folder / "targets/manifest.json").recipe
+    shape = recipe.latent_shape
     grid = grid_of(family_named("wan"), student_scheduler(recipe, STEPS), STEPS, shape)
-    trained = {
-        "steps": STEPS,
-        "schedule": asdict(grid),
-        "latent_shape": shape,
-        "targets": "t" * 64,
-        "seed": 0,
-    }
+    trained = TrainingRecipe(
+        kind="training",
+        version=1,
+        steps=STEPS,
+        schedule=grid,
+        latent_shape=shape,
+        guidance_scale=1.0,
+        initial="i" * 64,
+        targets="t" * 64,
+        seed=0,
+        training={"betas": [0.9, 0.95], "learning_rate": 1e-3},
+    )
     shutil.copytree(folder / "student/initial", folder / "student/trained")
     write_about(
         folder / "student/trained",
         {
-            "recipe": trained | {"training": {"betas": [0.9, 0.95], "learning_rate": 1e-3}},
+            "recipe": trained.to_json(),
             "recipe_hash": "r" * 64,
             "samples_seen": 64,
         },

@@ -3,7 +3,6 @@
 import os
 import signal
 from collections import Counter
-from copy import deepcopy
 from itertools import chain
 from multiprocessing import active_children
 
@@ -13,14 +12,14 @@ import torch
 import tiny
 from distillery.config.training import Training
 from distillery.schedule import from_prediction
-from distillery.store.trajectories import TrajectoryStore, schedule_from_json
+from distillery.store.trajectories import TrajectoryStore
+from distillery.student.schedule import student_grid
 from distillery.training.data import (
     NUM_CUDA_WORKERS,
     Batches,
     Order,
     SegmentDataset,
     split,
-    student_grid,
 )
 from distillery.training.distributed import Place
 
@@ -130,7 +129,7 @@ def test_a_target_leads_from_one_stored_state_to_the_next(run, steps):
         )
         landed = alpha[segment + 1] * clean + sigma[segment + 1] * noise
         torch.testing.assert_close(landed, there, rtol=1e-5, atol=1e-5)
-        assert batch.timestep[row].item() == store.schedule.timesteps[segment * stride]
+        assert batch.timestep[row].item() == store.recipe.schedule.timesteps[segment * stride]
 
 
 def test_prompts_are_padded_as_the_pipeline_pads_and_belong_to_their_trajectory(run):
@@ -161,7 +160,7 @@ def test_steps_that_do_not_divide_the_segments_are_refused(run):
 
 
 def test_a_schedule_off_the_stored_knots_is_refused(run):
-    recipe = deepcopy(TrajectoryStore(run / TARGETS).recipe)
-    recipe["scheduler"]["flow_shift"] = 3.001
+    recipe = TrajectoryStore(run / TARGETS).recipe
+    shifted = recipe.model_copy(update={"scheduler": recipe.scheduler | {"flow_shift": 3.001}})
     with pytest.raises(ValueError, match="would sample at timesteps"):
-        student_grid(recipe, schedule_from_json(recipe["schedule"]), 4)
+        student_grid(shifted, 4)

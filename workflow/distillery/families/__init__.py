@@ -10,7 +10,7 @@ from distillery.families.sd3 import Sd3
 from distillery.families.sdxl import Sdxl
 from distillery.families.wan import Wan
 from distillery.schedule import Schedule
-from distillery.schedulers import Scheduler, first_order, walked
+from distillery.schedulers import Scheduler, walked
 
 __all__ = [
     "Conditioning",
@@ -19,7 +19,6 @@ __all__ = [
     "Setting",
     "family_named",
     "family_of",
-    "few_step_scheduler",
     "grid_of",
 ]
 
@@ -53,15 +52,3 @@ def grid_of(
     copy = type(scheduler).from_config(scheduler.config)
     family.set_timesteps(copy, steps, latent_shape)
     return walked(copy)
-
-
-def few_step_scheduler(
-    family: Family,
-    scheduler: Scheduler,
-    teacher_steps: int,
-    steps: int,
-    latent_shape: tuple[int, ...],
-) -> Scheduler:
-    """A deterministic first-order scheduler on the teacher's grid, for the student's export."""
-    grid = grid_of(family, scheduler, teacher_steps, latent_shape)
-    return first_order(scheduler, grid, steps)

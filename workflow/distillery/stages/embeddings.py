@@ -8,7 +8,6 @@ python -m distillery.stages.embeddings --config results/demo/config/embeddings.j
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -21,6 +20,7 @@ from distillery.families.text import check_lengths
 from distillery.files import read_json
 from distillery.generation.chunked import ChunkPlan, NotFiniteError, make_chunks
 from distillery.store.embeddings import Negative, Text, distinct_texts, members_of, pack
+from distillery.store.recipes import EmbeddingsRecipe
 from distillery.store.tables import read_table
 from distillery.teacher.adapters import text_hash
 from distillery.teacher.find import INDEX, family_in, find_teacher
@@ -28,19 +28,19 @@ from distillery.teacher.loading import load_teacher
 from distillery.telemetry import Reporter
 
 
-def embeddings_recipe(job: EmbeddingsJob, family: Family, teacher_hash: str) -> dict[str, Any]:
+def embeddings_recipe(job: EmbeddingsJob, family: Family, teacher_hash: str) -> EmbeddingsRecipe:
     """Everything that an embedding depends on beside its text."""
     teacher = job.teacher
-    return {
-        "kind": "embeddings",
-        "version": job.version,
-        "family": family.name,
-        "teacher": teacher_hash,
-        "dtype": teacher.dtype,
-        "negative_prompt": teacher.negative_prompt,
-        "max_sequence_length": teacher.max_sequence_length or family.max_sequence_length,
-        "long_prompts": teacher.long_prompts,
-    }
+    return EmbeddingsRecipe(
+        kind="embeddings",
+        version=job.version,
+        family=family.name,
+        teacher=teacher_hash,
+        dtype=teacher.dtype,
+        negative_prompt=teacher.negative_prompt,
+        max_sequence_length=teacher.max_sequence_length or family.max_sequence_length,
+        long_prompts=teacher.long_prompts,
+    )
 
 
 def check_prompt_lengths(
@@ -75,7 +75,7 @@ def make_embeddings(
     folder = find_teacher(job.teacher)
     family = family_in(folder)
     recipe = embeddings_recipe(job, family, text_hash(job.teacher, folder))
-    length = recipe["max_sequence_length"]
+    length = recipe.max_sequence_length
     texts = distinct_texts(read_table(prompts), job.teacher.negative_prompt).texts
     size = job.embeddings.chunk_size
     groups = [texts[start : start + size] for start in range(0, len(texts), size)]
@@ -97,7 +97,7 @@ def make_embeddings(
         _check_finite(group, encoded, job.teacher.dtype)
         return pack(encoded)
 
-    make_chunks(recipe, plans, (0, 1), make, output, reporter, "prompt")
+    make_chunks(recipe.to_json(), plans, (0, 1), make, output, reporter, "prompt")
 
 
 def encode_texts(

@@ -9,7 +9,6 @@ python -m distillery.stages.export --config results/demo/config/export.json \\
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from distillery import cli
 from distillery.config.jobs import ExportJob
-from distillery.families import Family, few_step_scheduler, grid_of
+from distillery.families import Family
 from distillery.families.protocol import Denoiser
 from distillery.files import atomic_path, read_json, write_json, write_text
 from distillery.model_folder import (
@@ -30,9 +29,10 @@ from distillery.model_folder import (
     share,
     write_about,
 )
-from distillery.schedulers import GRID_TOLERANCE, Scheduler
-from distillery.store.trajectories import schedule_from_json
+from distillery.schedulers import Scheduler
+from distillery.store.recipes import TrainingRecipe
 from distillery.student.lora import LORA_FILE, has_lora
+from distillery.student.schedule import check_exported, few_step_scheduler
 from distillery.student.usage import lora_code, student_code
 from distillery.teacher.find import (
     INDEX,
@@ -80,9 +80,9 @@ def export_student(job: ExportJob, student: Path, output: Path) -> None:
     family = family_in(folder)
     check_student(student)
     about = read_about(student)
-    is_trained = "recipe" in about
-    if is_trained:
-        _check_steps(job, about, student)
+    trained = TrainingRecipe.from_json(about["recipe"]) if "recipe" in about else None
+    if trained:
+        _check_steps(job, trained, student)
     shape = family.latent_shape(
         load_skeleton(folder, family), job.teacher.height, job.teacher.width
     )
@@ -105,21 +105,21 @@ def export_student(job: ExportJob, student: Path, output: Path) -> None:
         save_denoiser(denoiser, temporary / family.denoisers[0])
         scheduler.save_pretrained(temporary / "scheduler")
         write_json(temporary / INDEX, index)
-        if is_trained:
-            check_schedule(family, temporary, about["recipe"])
+        if trained:
+            check_exported(family, load_scheduler(temporary), trained)
         absent = dict.fromkeys(components_left_out(temporary))
         about["call"] = right_call(job, family, denoiser) | {"absent": absent}
-        if is_trained and has_lora(student):
+        if trained and has_lora(student):
             (temporary / LORA).mkdir()
             shutil.copyfile(student / LORA_FILE, temporary / LORA / LORA_FILE)
             about["lora"] = lora_call(family, folder, about["student"]["network"], scheduler)
         write_about(temporary, about)
-        write_text(temporary / "README.md", model_card(job, about) if is_trained else UNTRAINED)
+        write_text(temporary / "README.md", model_card(job, about) if trained else UNTRAINED)
 
 
-def _check_steps(job: ExportJob, about: Mapping[str, Any], trained: Path) -> None:
+def _check_steps(job: ExportJob, recipe: TrainingRecipe, trained: Path) -> None:
     """Raise ValueError unless the student was trained for the steps it is exported with."""
-    steps = about["recipe"]["steps"]
+    steps = recipe.steps
     if steps != job.student.steps:
         raise ValueError(
             f"student.steps is {job.student.steps}, the student in {trained} was trained for "
@@ -182,19 +182,6 @@ def _link_or_copy(path: Path, copy: Path) -> None:
         else:
             return
     shutil.copyfile(path, copy)
-
-
-def check_schedule(family: Family, pipeline: Path, recipe: Mapping[str, Any]) -> None:
-    """Raise ValueError unless the written scheduler takes exactly the steps of the training."""
-    trained = schedule_from_json(recipe["schedule"])
-    written = grid_of(
-        family, load_scheduler(pipeline), recipe["steps"], tuple(recipe["latent_shape"])
-    )
-    if written.distance(trained) > GRID_TOLERANCE:
-        raise ValueError(
-            f"the exported scheduler takes {asdict(written)}, the student was trained on "
-            f"{asdict(trained)}: was the teacher folder's scheduler changed since?"
-        )
 
 
 def right_call(job: ExportJob, family: Family, denoiser: Denoiser) -> dict[str, Any]:

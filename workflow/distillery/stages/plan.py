@@ -35,8 +35,10 @@ from distillery.stages.embeddings import check_prompt_lengths, embeddings_recipe
 from distillery.stages.prompts import read_splits
 from distillery.stages.targets import targets_recipe
 from distillery.store.chunks import chunk_folder
+from distillery.store.recipes import TargetsRecipe
 from distillery.student.build import plan_student
 from distillery.student.origin import describe_origin
+from distillery.student.schedule import student_grid
 from distillery.teacher.adapters import teacher_hash, text_hash
 from distillery.teacher.find import (
     count_parameters,
@@ -54,7 +56,6 @@ from distillery.teacher.loading import (
 from distillery.teacher.memory import ITEM_BYTES, advise_memory, estimate, summarise_memory
 from distillery.teacher.weights import measure
 from distillery.telemetry import explain_errors
-from distillery.training.data import student_grid
 from distillery.training.objectives import segment_weights
 
 
@@ -178,10 +179,10 @@ def plan_distillation(
     student = plan_student(config.student, folder, family)
     recipe = _recipe(config, folder, family)
     grid = check_segments(config, recipe)
-    shape = tuple(recipe["latent_shape"])
+    shape = recipe.latent_shape
     calls_per_step = family.calls_per_step(denoiser_config(folder), config.targets.guidance_scale)
     work = plan_work(config, num_prompts, shape, calls_per_step)
-    chunks = chunk_folder(run_folder / "targets", hash_json(recipe))
+    chunks = chunk_folder(run_folder / "targets", recipe.hash)
     sizes = plan_disk(
         config, student, prompts, work.targets_bytes, shape, folder, family, run_folder
     )
@@ -196,28 +197,28 @@ def plan_distillation(
         "training": training,
         "advice": advise_prompts(prompts)
         + advise(config, work)
-        + advise_precision(config, grid, recipe["prediction_type"])
+        + advise_precision(config, grid, recipe.prediction_type)
         + training["advice"],
     }
 
 
-def _recipe(config: Config, folder: Path, family: Family) -> dict[str, Any]:
+def _recipe(config: Config, folder: Path, family: Family) -> TargetsRecipe:
     """The recipe that the targets will have; raises ValueError for an impossible grid."""
     encoding = EmbeddingsJob(teacher=config.teacher, embeddings=config.embeddings)
     text = text_hash(config.teacher, folder)
-    embeddings_hash = hash_json(embeddings_recipe(encoding, family, text))
+    embeddings_hash = embeddings_recipe(encoding, family, text).hash
     job = TargetsJob(seed=config.seed, teacher=config.teacher, targets=config.targets)
     return targets_recipe(job, family, folder, embeddings_hash)
 
 
-def check_segments(config: Config, recipe: Mapping[str, Any]) -> Schedule:
+def check_segments(config: Config, recipe: TargetsRecipe) -> Schedule:
     """The student's grid.
 
     Raises ValueError for a grid or weights of its steps that the training would refuse, hours
     later, when the targets are made.
     """
-    grid = student_grid(recipe, Schedule(**recipe["schedule"]), config.student.steps)
-    segment_weights(config.training.timestep_weights, grid, recipe["prediction_type"])
+    grid = student_grid(recipe, config.student.steps)
+    segment_weights(config.training.timestep_weights, grid, recipe.prediction_type)
     return grid
 
 

@@ -17,7 +17,6 @@ import torch
 
 from distillery import cli
 from distillery.config.jobs import TrainingJob
-from distillery.files import hash_json
 from distillery.model_folder import hash_model
 from distillery.store.chunks import chunk_folder
 from distillery.student.lora import load_trainable
@@ -50,7 +49,7 @@ def draw_kept(
         ValueError: no such checkpoint of this configuration is kept, or it is damaged.
     """
     dataset = open_dataset(job, inputs)
-    recipe_hash = hash_json(training_recipe(job, dataset, hash_model(inputs.student)))
+    recipe_hash = training_recipe(job, dataset, hash_model(inputs.student)).hash
     root = chunk_folder(inputs.checkpoints, recipe_hash)
     weights = read_student(root, samples_seen, recipe_hash)
     denoiser = load_trainable(inputs.student, torch_dtype(job.training.dtype))

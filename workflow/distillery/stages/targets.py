@@ -7,9 +7,7 @@ python -m distillery.stages.targets --config results/demo/config/targets.json \\
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import torch
@@ -17,7 +15,7 @@ import torch
 from distillery import cli
 from distillery.config.jobs import TargetsJob
 from distillery.config.section import Compile
-from distillery.families import Family, Request, Setting, few_step_scheduler, grid_of
+from distillery.families import Family, Request, Setting, grid_of
 from distillery.families.protocol import Pipeline
 from distillery.files import hash_json
 from distillery.generation.batching import Batcher
@@ -26,11 +24,12 @@ from distillery.generation.speed import PROBE_STEPS, Amount, loading_timed, tune
 from distillery.generation.trajectory import record
 from distillery.identity import all_samples, noise_seed
 from distillery.prompts import texts_of_rows
-from distillery.schedule import Schedule
-from distillery.schedulers import ADVICE, GRID_TOLERANCE, Scheduler, plain_config, prediction_type
+from distillery.schedulers import plain_config, prediction_type
 from distillery.store.embeddings import EmbeddingStore
+from distillery.store.recipes import TargetsRecipe
 from distillery.store.tables import read_table
 from distillery.store.trajectories import knots_of
+from distillery.student.schedule import check_student_grid
 from distillery.teacher.adapters import teacher_hash
 from distillery.teacher.find import denoiser_config, family_in, find_teacher
 from distillery.teacher.loading import load_scheduler, load_skeleton, load_teacher, torch_dtype
@@ -45,7 +44,7 @@ def setting_of(job: TargetsJob) -> Setting:
 
 def targets_recipe(
     job: TargetsJob, family: Family, folder: Path, embeddings_hash: str
-) -> dict[str, Any]:
+) -> TargetsRecipe:
     """Everything that a trajectory depends on beside its sample's identity.
 
     Raises ValueError for a size the teacher cannot make, or if the student's scheduler could not
@@ -57,52 +56,32 @@ def targets_recipe(
     knots = knots_of(targets.steps, targets.num_segments)
     schedule = grid_of(family, scheduler, targets.steps, shape).at(knots)
     check_student_grid(family, scheduler, schedule, targets.steps, shape)
-    return {
-        "kind": "targets",
-        "version": job.version,
-        "family": family.name,
-        "teacher": teacher_hash(teacher, folder),
-        "embeddings": embeddings_hash,
-        "scheduler": plain_config(scheduler),
-        "prediction_type": prediction_type(scheduler),
-        "steps": targets.steps,
-        **setting_of(job).guidance,
-        "knots": list(knots),
-        "schedule": asdict(schedule),
-        "latent_shape": list(shape),
-        "height": teacher.height,
-        "width": teacher.width,
-        "max_sequence_length": teacher.max_sequence_length or family.max_sequence_length,
-        "negative_prompt": teacher.negative_prompt,
-        "dtype": teacher.dtype,
-        "stored_dtype": targets.dtype,
-        "seed": job.seed,
-        "samples_per_prompt": targets.samples_per_prompt,
-        "batch_size": targets.batch_size,
-        "chunk_size": targets.chunk_size,
-        # Only where they are stored: targets without keep the hash, and so their files.
-        **({"predictions": True} if targets.predictions else {}),
-    }
-
-
-def check_student_grid(
-    family: Family,
-    scheduler: Scheduler,
-    knots: Schedule,
-    steps: int,
-    latent_shape: tuple[int, ...],
-) -> None:
-    """Raise ValueError unless a student of one step a segment would walk exactly these knots."""
-    num_segments = len(knots.timesteps)
-    chosen = few_step_scheduler(family, scheduler, steps, num_segments, latent_shape)
-    student = grid_of(family, chosen, num_segments, latent_shape)
-    if student.distance(knots) > GRID_TOLERANCE:
-        raise ValueError(
-            f"a student of {num_segments} steps would walk timesteps {list(student.timesteps)}, "
-            f"the teacher's {steps} steps hold {list(knots.timesteps)} there: the student's steps "
-            "must lie on the teacher's grid; choose other targets.steps or targets.num_segments, "
-            f"or another scheduler ({ADVICE})"
-        )
+    return TargetsRecipe(
+        kind="targets",
+        version=job.version,
+        family=family.name,
+        teacher=teacher_hash(teacher, folder),
+        embeddings=embeddings_hash,
+        scheduler=plain_config(scheduler),
+        prediction_type=prediction_type(scheduler),
+        steps=targets.steps,
+        guidance_scale=targets.guidance_scale,
+        guidance_scale_2=targets.guidance_scale_2,
+        knots=knots,
+        schedule=schedule,
+        latent_shape=shape,
+        height=teacher.height,
+        width=teacher.width,
+        max_sequence_length=teacher.max_sequence_length or family.max_sequence_length,
+        negative_prompt=teacher.negative_prompt,
+        dtype=teacher.dtype,
+        stored_dtype=targets.dtype,
+        seed=job.seed,
+        samples_per_prompt=targets.samples_per_prompt,
+        batch_size=targets.batch_size,
+        chunk_size=targets.chunk_size,
+        predictions=targets.predictions,
+    )
 
 
 def plan_chunks(
@@ -153,7 +132,7 @@ def make_targets(
     targets = job.targets
     guided = maker.family.calls_per_step(denoiser_config(folder), targets.guidance_scale) > 1
     plans = plan_chunks(table, targets.samples_per_prompt, targets.chunk_size, guided)
-    make_chunks(maker.recipe, plans, shard, maker.make, output, reporter, "sample")
+    make_chunks(maker.recipe.to_json(), plans, shard, maker.make, output, reporter, "sample")
 
 
 class TrajectoryMaker:
@@ -201,23 +180,23 @@ class TrajectoryMaker:
         start = plan.index * targets.chunk_size
         rows = list(range(start, start + plan.num_samples))
         batches = [stored for _, stored in self.batcher.map(rows, self._run)]
-        schedule = self.recipe["schedule"]
+        schedule = self.recipe.schedule
         return {
             **{
                 name: torch.cat([stored[name] for stored in batches]).to(torch_dtype(targets.dtype))
                 for name in batches[0]
             },
             "prompt_row": torch.tensor([row // targets.samples_per_prompt for row in rows]),
-            "timesteps": torch.tensor(schedule["timesteps"], dtype=torch.float64),
-            "alphas": torch.tensor(schedule["alphas"], dtype=torch.float64),
-            "sigmas": torch.tensor(schedule["sigmas"], dtype=torch.float64),
-            "scales": torch.tensor(schedule["scales"], dtype=torch.float64),
+            "timesteps": torch.tensor(schedule.timesteps, dtype=torch.float64),
+            "alphas": torch.tensor(schedule.alphas, dtype=torch.float64),
+            "sigmas": torch.tensor(schedule.sigmas, dtype=torch.float64),
+            "scales": torch.tensor(schedule.scales, dtype=torch.float64),
         }
 
     def _request(self, rows: Sequence[int], steps: int) -> Request:
         """The pipeline call for the samples of `rows`."""
         job, family = self.job, self.family
-        length = self.recipe["max_sequence_length"]
+        length = self.recipe.max_sequence_length
         prompts = [row // job.targets.samples_per_prompt for row in rows]
         return Request(
             seeds=[noise_seed(job.seed, self.samples[row]) for row in rows],
@@ -243,7 +222,7 @@ class TrajectoryMaker:
         """
         job = self.job
         request = self._request([*rows, *[rows[-1]] * (size - len(rows))], job.targets.steps)
-        knots, predictions = self.recipe["knots"], job.targets.predictions
+        knots, predictions = self.recipe.knots, job.targets.predictions
         with record(self.pipeline.scheduler, knots, predictions) as trajectory:
             self.family.generate(self.pipeline, request)
         if trajectory.num_steps != job.targets.steps:

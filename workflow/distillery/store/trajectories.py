@@ -8,12 +8,11 @@ guidance, at all knots but the last.
 """
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import safe_open
 
-from distillery.schedule import Schedule
+from distillery.store.recipes import TargetsRecipe
 from distillery.store.shards import Manifest
 
 
@@ -22,29 +21,21 @@ def knots_of(steps: int, num_segments: int) -> tuple[int, ...]:
     return tuple(range(0, steps + 1, steps // num_segments))
 
 
-def schedule_from_json(raw: dict[str, Any]) -> Schedule:
-    """The schedule as a recipe stores it."""
-    return Schedule(**{name: tuple(values) for name, values in raw.items()})
-
-
 class TrajectoryStore:
     """Random access to all trajectories of a manifest; memory-mapped, nothing is preloaded.
 
     Attributes:
-        recipe: of the targets; `recipe["family"]`, `recipe["prediction_type"]`,
-            `recipe["schedule"]` (at the knots) and `recipe["embeddings"]` are what training needs.
-        schedule: at the knots.
+        recipe: of the targets, with its schedule at the knots.
         num_samples, num_knots, latent_shape: sizes.
     """
 
     def __init__(self, manifest_path: Path) -> None:
         """Open the chunks that the manifest lists, relative to its folder."""
         manifest = Manifest.open(manifest_path)
-        self.recipe = manifest.recipe
+        self.recipe = TargetsRecipe.from_json(manifest.recipe)
         self.recipe_hash = manifest.recipe_hash
         self.num_samples = manifest.num_samples
-        self.schedule = schedule_from_json(self.recipe["schedule"])
-        self.num_knots = len(self.schedule.sigmas)
+        self.num_knots = len(self.recipe.schedule.sigmas)
         self._files = [
             safe_open(manifest_path.parent / chunk.file, framework="pt")
             for chunk in manifest.chunks
@@ -67,7 +58,7 @@ class TrajectoryStore:
 
     def check_predictions(self) -> None:
         """Raise ValueError unless predictions are stored."""
-        if not self.recipe.get("predictions", False):
+        if not self.recipe.predictions:
             raise ValueError(
                 "training.objective is 'prediction', and these targets hold no predictions: set "
                 "targets.predictions: true and make them again, or use another objective"

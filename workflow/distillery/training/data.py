@@ -21,16 +21,17 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from distillery.config.training import Objective, TimestepWeights, Training, check_batch_size
-from distillery.families import Family, Setting, family_named, few_step_scheduler, grid_of
+from distillery.families import Family, Setting, family_named
 from distillery.families.protocol import Conditioning
-from distillery.files import canonical_json, cure
+from distillery.files import cure
 from distillery.identity import SampleId
-from distillery.schedule import Schedule, add_noise, as_prediction, secant
-from distillery.schedulers import GRID_TOLERANCE, Scheduler, make_scheduler
+from distillery.schedule import add_noise, as_prediction, secant
 from distillery.store.embeddings import EmbeddingStore
+from distillery.store.recipes import TargetsRecipe
 from distillery.store.shards import balanced_range
 from distillery.store.tables import read_table
 from distillery.store.trajectories import TrajectoryStore
+from distillery.student.schedule import student_grid
 from distillery.training.distributed import Place
 from distillery.training.health import SIGNALS
 from distillery.training.objectives import ends_of, segment_target, segment_weights
@@ -128,35 +129,32 @@ class SegmentDataset(Dataset[Batch]):
             DamagedChunkError: a chunk is missing or truncated, or an embedding has changed.
         """
         self._trajectories = TrajectoryStore(targets)
-        self.recipe: dict[str, Any] = self._trajectories.recipe
+        self.recipe: TargetsRecipe = self._trajectories.recipe
         self.recipe_hash: str = self._trajectories.recipe_hash
         self._table = read_table(prompts)
         # Those that read ahead are forked from here: each would look for itself, chunk by chunk.
         self._embeddings = EmbeddingStore(embeddings, self._table, is_verified=True)
         if verify:
             self._embeddings.verify()
-        if self._embeddings.recipe_hash != self.recipe["embeddings"]:
+        if self._embeddings.recipe_hash != self.recipe.embeddings:
             manifests = sorted(targets.parent.glob("*.json"))
             raise ValueError(
                 f"{embeddings} is of recipe {self._embeddings.recipe_hash[:12]}, but {targets} was "
-                f"made with embeddings of recipe {self.recipe['embeddings'][:12]}: restore the "
+                f"made with embeddings of recipe {self.recipe.embeddings[:12]}: restore the "
                 f"configuration they were made with, or {cure(*manifests)}"
             )
-        self.family: Family = family_named(self.recipe["family"])
-        stored = self._trajectories.schedule
-        self.grid = student_grid(self.recipe, stored, steps)
-        self.setting = Setting(
-            self.recipe["height"], self.recipe["width"], self.recipe["guidance_scale"]
-        )
+        self.family: Family = family_named(self.recipe.family)
+        self.grid = student_grid(self.recipe, steps)
+        self.setting = Setting(self.recipe.height, self.recipe.width, self.recipe.guidance_scale)
         self.steps = steps
         self.objective: Objective = objective
         if objective == "prediction":
             self._trajectories.check_predictions()
         self.num_trajectories = self._trajectories.num_samples
         self.num_items = self.num_trajectories * steps
-        kind = self.recipe["prediction_type"]
+        kind = self.recipe.prediction_type
         self._weights = torch.tensor(segment_weights(timestep_weights, self.grid, kind))
-        self._stride = len(stored.timesteps) // steps
+        self._stride = len(self.recipe.schedule.timesteps) // steps
         self._timesteps = torch.tensor(self.grid.timesteps)
 
     def __getitems__(self, items: list[int]) -> Batch:
@@ -208,7 +206,7 @@ class SegmentDataset(Dataset[Batch]):
         """The trajectories' prompts."""
         rows = [self._trajectories.prompt_row(trajectory) for trajectory in trajectories]
         embeddings = [self._embeddings.row(row) for row in rows]
-        return self.family.pad(embeddings, self.recipe["max_sequence_length"])
+        return self.family.pad(embeddings, self.recipe.max_sequence_length)
 
     def _predictions(self, trajectories: list[int], segments: list[int]) -> torch.Tensor:
         """The teacher's guided predictions (b, *latent) in float32 where segments begin."""
@@ -235,7 +233,7 @@ class SegmentDataset(Dataset[Batch]):
         sigma_j, sigma_k, sigma = (
             self._at(self.grid.sigmas, knot, noisy_j) for knot in (first, last, segment)
         )
-        kind = self.recipe["prediction_type"]
+        kind = self.recipe.prediction_type
         if self.objective == "reflow":
             clean, noise = secant(noisy_j, noisy_k, alpha_j, sigma_j, alpha_k, sigma_k)
             noisy = add_noise(clean, noise, alpha, sigma)
@@ -266,45 +264,9 @@ class SegmentDataset(Dataset[Batch]):
             trajectory, segment = divmod(item, self.steps)
             what = f"segment {segment}"
         row = self._trajectories.prompt_row(trajectory)
-        index = trajectory % int(self.recipe["samples_per_prompt"])
+        index = trajectory % self.recipe.samples_per_prompt
         sample = SampleId(str(self._table["prompt_id"].iloc[row]), index)
         return f"{sample.prompt_id}/{sample.index} {what} (row {row})"
-
-
-def student_scheduler(recipe: Mapping[str, Any], steps: int) -> Scheduler:
-    """The scheduler that the student will be exported with, from the targets' recipe alone."""
-    family, shape = family_named(recipe["family"]), tuple(recipe["latent_shape"])
-    config = dict(recipe["scheduler"])
-    teacher = make_scheduler(config.pop("class"), config)
-    return few_step_scheduler(family, teacher, recipe["steps"], steps, shape)
-
-
-def student_grid(recipe: Mapping[str, Any], stored: Schedule, steps: int) -> Schedule:
-    """The schedule of the student's scheduler, from the targets' recipe alone.
-
-    Raises ValueError unless its states are stored knots.
-    """
-    num_segments = len(stored.timesteps)
-    if num_segments % steps:
-        allowed = [count for count in range(1, num_segments + 1) if num_segments % count == 0]
-        raise ValueError(
-            f"student.steps is {steps}, the trajectories are stored in {num_segments} segments: "
-            f"use {' or '.join(map(str, allowed))} steps, or other targets.num_segments"
-        )
-    family, shape = family_named(recipe["family"]), tuple(recipe["latent_shape"])
-    grid = grid_of(family, student_scheduler(recipe, steps), steps, shape)
-    if grid.distance(stored.at(range(0, num_segments + 1, num_segments // steps))) > GRID_TOLERANCE:
-        raise ValueError(
-            f"a student of {steps} steps would sample at timesteps {list(grid.timesteps)}, sigmas "
-            f"{_rounded(grid.sigmas)}; the targets hold timesteps {list(stored.timesteps)}, sigmas "
-            f"{_rounded(stored.sigmas)}: choose targets.steps so that the student's grid lies on "
-            "the teacher's, and make the targets again"
-        )
-    return grid
-
-
-def _rounded(values: tuple[float, ...]) -> str:
-    return canonical_json({"": [round(value, 6) for value in values]})[4:-1]
 
 
 NUM_CUDA_WORKERS = 2

@@ -202,7 +202,7 @@ def write_outputs(state: TrainingState, run: Run, paths: Paths) -> None:
         save_trained(state.denoiser.cpu(), paths.student, temporary, run.dataset.family)
         origin = read_origin(paths.student)
         about = {
-            "recipe": run.recipe,
+            "recipe": run.recipe.to_json(),
             "recipe_hash": run.recipe_hash,
             "samples_seen": state.samples_seen,
             "student": asdict(origin) if origin else None,

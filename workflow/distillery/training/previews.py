@@ -5,7 +5,7 @@ share of the prompts, between two updates, and saves beside the next ones. Nothi
 another process, and no failure in here ends a training.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,15 +23,16 @@ from distillery.files import read_json
 from distillery.identity import SampleId, noise_seed
 from distillery.images import Pixels, as_bytes, moment_folder, training_of, write_png, write_sheets
 from distillery.store.embeddings import EmbeddingStore
+from distillery.store.recipes import TargetsRecipe
 from distillery.store.shards import balanced_range
 from distillery.store.tables import read_table
+from distillery.student.schedule import student_scheduler
 from distillery.teacher.decoding import guard_decoding
 from distillery.teacher.find import INDEX, components_left_out, find_teacher
 from distillery.teacher.loading import retell_timestep, torch_dtype
 from distillery.telemetry import Reporter
 from distillery.training import parallel
 from distillery.training.alarms import OF_PICTURES, Alarms, judge_picture
-from distillery.training.data import student_scheduler
 from distillery.training.health import START_LIMIT_S
 from distillery.training.run import PreviewPaths, Run
 from distillery.training.update import TrainingState, inspecting
@@ -53,7 +54,7 @@ class Drawer:
     pipeline: Pipeline
     family: Family
     denoiser: Denoiser
-    recipe: Mapping[str, Any]
+    recipe: TargetsRecipe
     steps: int
     device: torch.device
     dtype: torch.dtype
@@ -63,7 +64,7 @@ class Drawer:
         cls,
         denoiser: Denoiser,
         teacher: Teacher,
-        recipe: Mapping[str, Any],
+        recipe: TargetsRecipe,
         steps: int,
         device: torch.device,
         dtype: Dtype,
@@ -77,7 +78,7 @@ class Drawer:
         from diffusers.utils.logging import disable_progress_bar
 
         disable_progress_bar()
-        folder, family = find_teacher(teacher), family_named(recipe["family"])
+        folder, family = find_teacher(teacher), family_named(recipe.family)
         absent: dict[str, object] = dict.fromkeys(
             (*family.text_components, *family.denoisers[1:], *components_left_out(folder))
         )
@@ -113,7 +114,7 @@ class Drawer:
             sample: whose noise it begins with.
             prompt, negative: unpadded embeddings; the second only fills the call's place.
         """
-        length = int(self.recipe["max_sequence_length"])
+        length = self.recipe.max_sequence_length
         request = Request(
             seeds=[noise_seed(seed, sample)],
             conditioning=self.family.pad([prompt], length),
@@ -145,8 +146,8 @@ class Drawer:
     def _setting(self) -> Setting:
         """Without guidance; a network that takes the scale as an input is told its targets'."""
         is_told = self.family.embeds_guidance(self.denoiser.config)  # type: ignore[arg-type]
-        scale = self.recipe["guidance_scale"] if is_told else 1.0
-        return Setting(self.recipe["height"], self.recipe["width"], scale)
+        scale = self.recipe.guidance_scale if is_told else 1.0
+        return Setting(self.recipe.height, self.recipe.width, scale)
 
 
 def _decode_without_autocast(pipeline: Pipeline, device: torch.device) -> None:

@@ -1,17 +1,16 @@
 """What a training is made from, opened and checked once: its files, its recipe, its place."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from distillery.config.jobs import TrainingJob
 from distillery.config.section import without_result
 from distillery.config.training import Training
-from distillery.files import hash_json
 from distillery.model_folder import hash_model
 from distillery.store.chunks import chunk_folder
+from distillery.store.recipes import TrainingRecipe
 from distillery.teacher.find import find_teacher
 from distillery.telemetry import Reporter
 from distillery.training import distributed
@@ -86,7 +85,7 @@ class Run:
     stop: StopRequest
     watchdog: Watchdog
     checkpoints: Path
-    recipe: dict[str, Any]
+    recipe: TrainingRecipe
     recipe_hash: str
 
     @property
@@ -122,9 +121,8 @@ def prepare(
     dataset = open_dataset(job, paths, verify=place.is_main)
     initial = hash_model(paths.student) if place.is_main else ""
     recipe = training_recipe(job, dataset, distributed.from_main(initial, device))
-    recipe_hash = hash_json(recipe)
     reporter.info(
-        f"training recipe {recipe_hash[:12]}: {dataset.num_items} items, {place.num_processes} "
+        f"training recipe {recipe.hash[:12]}: {dataset.num_items} items, {place.num_processes} "
         f"processes, objective {job.training.objective}"
     )
     return Run(
@@ -137,9 +135,9 @@ def prepare(
         reporter=reporter,
         stop=stop,
         watchdog=watchdog,
-        checkpoints=chunk_folder(paths.checkpoints, recipe_hash),
+        checkpoints=chunk_folder(paths.checkpoints, recipe.hash),
         recipe=recipe,
-        recipe_hash=recipe_hash,
+        recipe_hash=recipe.hash,
     )
 
 
@@ -166,21 +164,21 @@ def _perceptual(
     return load_perceptual(job.teacher, folder, dataset.family, dataset.setting, device)
 
 
-def training_recipe(job: TrainingJob, dataset: SegmentDataset, initial: str) -> dict[str, Any]:
+def training_recipe(job: TrainingJob, dataset: SegmentDataset, initial: str) -> TrainingRecipe:
     """Everything that the trained weights depend on, beyond rounding.
 
     Settings that change no weight are not in it: a training may be resumed with others.
     """
     settings = job.training.model_dump(mode="json", exclude=set(without_result(Training)))
-    return {
-        "kind": "training",
-        "version": job.version,
-        "seed": job.seed,
-        "steps": job.student.steps,
-        "schedule": asdict(dataset.grid),
-        "latent_shape": dataset.recipe["latent_shape"],
-        "guidance_scale": dataset.recipe["guidance_scale"],
-        "initial": initial,
-        "targets": dataset.recipe_hash,
-        "training": settings,
-    }
+    return TrainingRecipe(
+        kind="training",
+        version=job.version,
+        seed=job.seed,
+        steps=job.student.steps,
+        schedule=dataset.grid,
+        latent_shape=dataset.recipe.latent_shape,
+        guidance_scale=dataset.recipe.guidance_scale,
+        initial=initial,
+        targets=dataset.recipe_hash,
+        training=settings,
+    )

@@ -223,7 +223,7 @@ def roll_out_student(model: torch.nn.Module, batch: Batch, run: Run) -> torch.Te
     def step(noisy: torch.Tensor, timestep: torch.Tensor) -> torch.Tensor:
         return predict(model, replace(batch, noisy=noisy, timestep=timestep), run)
 
-    grid, kind = run.dataset.grid, run.dataset.recipe["prediction_type"]
+    grid, kind = run.dataset.grid, run.dataset.recipe.prediction_type
     # Around all steps: autocast keeps its copies of the weights until the outermost end.
     with computing(run):
         return roll_out(step, batch.noisy, grid, kind)

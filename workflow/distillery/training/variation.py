@@ -162,7 +162,7 @@ def clean_of(
 ) -> torch.Tensor:
     """The clean pictures that predictions at states imply; all items are of one segment."""
     alpha, sigma = _levels(dataset.grid, int(batch.segment[0]))
-    kind = dataset.recipe["prediction_type"]
+    kind = dataset.recipe.prediction_type
     return from_prediction(kind, prediction, noisy, alpha, sigma)[0]
 
 
@@ -205,7 +205,7 @@ def _same_picture(
     target: torch.Tensor, noisy: torch.Tensor, segment: int, dataset: SegmentDataset
 ) -> torch.Tensor:
     """Predictions (b, *latent) at states (b, *latent) that all imply the targets' mean picture."""
-    kind = dataset.recipe["prediction_type"]
+    kind = dataset.recipe.prediction_type
     alpha, sigma = _levels(dataset.grid, segment)
     clean, _ = from_prediction(kind, target, noisy, alpha, sigma)
     same = clean.mean(0, keepdim=True).expand_as(clean)

@@ -1,0 +1,116 @@
+"""Recipes: everything that the bytes of stored files depend on, by the stage that writes them.
+
+A recipe's hash names the folder of its files, and each file carries it. Settings that change no
+byte beyond rounding are in none (`config.section.NoResult`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError, field_serializer
+
+from distillery.config.section import Dtype
+from distillery.files import hash_json
+from distillery.schedule import PredictionType, Schedule
+
+
+class Recipe(BaseModel):
+    """Base of all: frozen, no unknown keys. A field with a default is written where it differs, so
+    that a later field leaves the hashes of earlier files as they are."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    def to_json(self) -> dict[str, Any]:
+        """As a manifest holds it."""
+        return self.model_dump(mode="json", exclude_defaults=True)
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Self:
+        """The inverse; raises ValueError for what another version of Distillery wrote."""
+        try:
+            return cls.model_validate(dict(raw))
+        except ValidationError as error:
+            where = ", ".join(".".join(map(str, each["loc"])) for each in error.errors())
+            raise ValueError(
+                f"this is no {cls.__name__} of this version, see its {where}: make it again"
+            ) from error
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 of the JSON."""
+        return hash_json(self.to_json())
+
+
+class EmbeddingsRecipe(Recipe):
+    """What an embedding depends on beside its text."""
+
+    kind: Literal["embeddings"]
+    version: int
+    family: str
+    teacher: str
+    """Hash of the text encoders, `teacher.adapters.text_hash`."""
+    dtype: Dtype
+    negative_prompt: str | None
+    max_sequence_length: int
+    long_prompts: str
+
+
+class Scheduled(Recipe):
+    """What has the grid of a scheduler."""
+
+    schedule: Schedule
+    latent_shape: tuple[int, ...]
+
+    @field_serializer("schedule")
+    def _schedule_to_json(self, schedule: Schedule) -> dict[str, Any]:
+        return {name: list(values) for name, values in asdict(schedule).items()}
+
+
+class TargetsRecipe(Scheduled):
+    """What a trajectory depends on beside its sample's identity; `schedule` is at the knots."""
+
+    kind: Literal["targets"]
+    version: int
+    family: str
+    teacher: str
+    """Hash of the teacher, `teacher.adapters.teacher_hash`."""
+    embeddings: str
+    """Hash of the embeddings' recipe."""
+    scheduler: dict[str, Any]
+    """The teacher's, as `schedulers.plain_config` gives it."""
+    prediction_type: PredictionType
+    steps: int
+    guidance_scale: float
+    guidance_scale_2: float | None = None
+    knots: tuple[int, ...]
+    """Steps whose states are stored, the clean end included."""
+    height: int
+    width: int
+    max_sequence_length: int
+    negative_prompt: str | None
+    dtype: Dtype
+    stored_dtype: Dtype
+    seed: int
+    samples_per_prompt: int
+    batch_size: int | Literal["auto"]
+    chunk_size: int
+    predictions: bool = False
+    """Whether the network's guided predictions are stored too."""
+
+
+class TrainingRecipe(Scheduled):
+    """What trained weights depend on, beyond rounding; `schedule` is the student's."""
+
+    kind: Literal["training"]
+    version: int
+    seed: int
+    steps: int
+    guidance_scale: float
+    """Of the targets, which a network with a guidance embedding is told."""
+    initial: str
+    """Hash of the untrained student, `model_folder.hash_model`."""
+    targets: str
+    """Hash of the targets' recipe."""
+    training: dict[str, Any]
+    """The settings of that section that change a result."""

@@ -1,0 +1,99 @@
+"""The student's schedule: derived from the teacher's and checked, before targets and after export.
+
+The student walks every m-th state of the teacher's grid in first-order steps, so its timesteps are
+a subset of the teacher's, and a secant between two stored states is exactly one of its steps.
+"""
+
+from dataclasses import asdict
+
+from distillery.families import Family, family_named, grid_of
+from distillery.schedule import Schedule
+from distillery.schedulers import ADVICE, GRID_TOLERANCE, Scheduler, first_order, make_scheduler
+from distillery.store.recipes import TargetsRecipe, TrainingRecipe
+
+
+def few_step_scheduler(
+    family: Family,
+    scheduler: Scheduler,
+    teacher_steps: int,
+    steps: int,
+    latent_shape: tuple[int, ...],
+) -> Scheduler:
+    """A deterministic first-order scheduler on the teacher's grid, for the student's export."""
+    grid = grid_of(family, scheduler, teacher_steps, latent_shape)
+    return first_order(scheduler, grid, steps)
+
+
+def student_scheduler(recipe: TargetsRecipe, steps: int) -> Scheduler:
+    """The scheduler that the student will be exported with, from the targets' recipe alone."""
+    config = dict(recipe.scheduler)
+    teacher = make_scheduler(config.pop("class"), config)
+    family = family_named(recipe.family)
+    return few_step_scheduler(family, teacher, recipe.steps, steps, recipe.latent_shape)
+
+
+def check_student_grid(
+    family: Family,
+    scheduler: Scheduler,
+    knots: Schedule,
+    steps: int,
+    latent_shape: tuple[int, ...],
+) -> None:
+    """Raise ValueError unless a student of one step a segment would walk exactly these knots.
+
+    Args:
+        family: of the teacher.
+        scheduler: the teacher's.
+        knots: its schedule at the stored states.
+        steps: of the teacher.
+        latent_shape: of one sample.
+    """
+    num_segments = len(knots.timesteps)
+    chosen = few_step_scheduler(family, scheduler, steps, num_segments, latent_shape)
+    student = grid_of(family, chosen, num_segments, latent_shape)
+    if student.distance(knots) > GRID_TOLERANCE:
+        raise ValueError(
+            f"a student of {num_segments} steps would walk timesteps {list(student.timesteps)}, "
+            f"the teacher's {steps} steps hold {list(knots.timesteps)} there: the student's steps "
+            "must lie on the teacher's grid; choose other targets.steps or targets.num_segments, "
+            f"or another scheduler ({ADVICE})"
+        )
+
+
+def student_grid(recipe: TargetsRecipe, steps: int) -> Schedule:
+    """The schedule of the student's scheduler, from the targets' recipe alone.
+
+    Raises ValueError unless its states are stored knots.
+    """
+    stored = recipe.schedule
+    num_segments = len(stored.timesteps)
+    if num_segments % steps:
+        allowed = [count for count in range(1, num_segments + 1) if num_segments % count == 0]
+        raise ValueError(
+            f"student.steps is {steps}, the trajectories are stored in {num_segments} segments: "
+            f"use {' or '.join(map(str, allowed))} steps, or other targets.num_segments"
+        )
+    family = family_named(recipe.family)
+    grid = grid_of(family, student_scheduler(recipe, steps), steps, recipe.latent_shape)
+    if grid.distance(stored.at(range(0, num_segments + 1, num_segments // steps))) > GRID_TOLERANCE:
+        raise ValueError(
+            f"a student of {steps} steps would sample at timesteps {list(grid.timesteps)}, sigmas "
+            f"{_rounded(grid.sigmas)}; the targets hold timesteps {list(stored.timesteps)}, sigmas "
+            f"{_rounded(stored.sigmas)}: choose targets.steps so that the student's grid lies on "
+            "the teacher's, and make the targets again"
+        )
+    return grid
+
+
+def _rounded(values: tuple[float, ...]) -> list[float]:
+    return [round(value, 6) for value in values]
+
+
+def check_exported(family: Family, scheduler: Scheduler, recipe: TrainingRecipe) -> None:
+    """Raise ValueError unless a written scheduler takes exactly the steps of the training."""
+    written = grid_of(family, scheduler, recipe.steps, recipe.latent_shape)
+    if written.distance(recipe.schedule) > GRID_TOLERANCE:
+        raise ValueError(
+            f"the exported scheduler takes {asdict(written)}, the student was trained on "
+            f"{asdict(recipe.schedule)}: was the teacher folder's scheduler changed since?"
+        )
