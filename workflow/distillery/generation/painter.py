@@ -12,14 +12,13 @@ import torch
 
 from distillery.config.jobs import SamplesJob
 from distillery.config.section import Compile
-from distillery.families import Family, Request, Setting
+from distillery.families import Family, Setting
 from distillery.families.protocol import Pipeline
 from distillery.files import hash_json
-from distillery.generation.batching import Batcher
 from distillery.generation.gallery import Gallery, Savers
-from distillery.generation.speed import PROBE_STEPS, Amount, loading_timed, tune
+from distillery.generation.generator import Calls, Generator
 from distillery.generation.trajectory import record
-from distillery.identity import all_samples, noise_seed
+from distillery.identity import all_samples
 from distillery.images import as_bytes
 from distillery.model_folder import check_student
 from distillery.store.embeddings import EmbeddingStore
@@ -124,7 +123,6 @@ class Painter:
         self.job = job
         self.device = device
         self.reporter = reporter
-        self.compiling = compiling
         self.store = EmbeddingStore(embeddings, table)
         self.is_student = pipeline is not None
         if pipeline is not None:
@@ -140,7 +138,6 @@ class Painter:
             sampling.guidance_scale_2,
         )
         self.unit = AUTO_UNIT if sampling.batch_size == "auto" else sampling.batch_size
-        self.batcher = Batcher(sampling.batch_size, self.unit, device, reporter)
         sampled = table["prompt_id"].head(sampling.num_prompts or len(table))
         samples = all_samples(sampled, sampling.images_per_prompt)
         self.gallery = Gallery(
@@ -151,7 +148,20 @@ class Painter:
             hash_json(self._recipe()),
             guided=self.num_calls > sampling.steps,
         )
-        self._pipeline: Pipeline = None
+        calls = Calls(
+            family=self.family,
+            store=self.store,
+            samples=samples,
+            samples_per_prompt=sampling.images_per_prompt,
+            seed=job.seed,
+            steps=sampling.steps,
+            setting=self.setting,
+            max_sequence_length=self.length,
+            decode=True,
+        )
+        self._generator = Generator(
+            calls, self._load, sampling.batch_size, self.unit, device, reporter, compiling
+        )
 
     def _guidance_scale(self) -> float:
         """The one asked for; without, a student is told no other than it was trained with."""
@@ -189,20 +199,10 @@ class Painter:
         scale = self.setting.guidance_scale
         return self.job.sampling.steps * self.family.calls_per_step(self.denoiser_config, scale)
 
-    @property
-    def pipeline(self) -> Pipeline:
+    def _load(self) -> Pipeline:
         """The pipeline without its text encoder."""
-        if self._pipeline is None:
-            teacher, absent = self.job.teacher, self.family.text_components
-            with loading_timed(self.reporter):
-                if self.is_student:
-                    self._pipeline = load_student(teacher, self.folder, self.device, absent)
-                else:
-                    self._pipeline = load_teacher(teacher, self.folder, self.device, absent)
-            self.batcher.settle(self._probe)
-            amount = Amount(len(self.gallery.samples), self.job.sampling.steps, self.batcher.size)
-            tune(self._pipeline, self.family, self.device, self.compiling, amount, self.reporter)
-        return self._pipeline
+        load = load_student if self.is_student else load_teacher
+        return load(self.job.teacher, self.folder, self.device, self.family.text_components)
 
     def units(self) -> list[range]:
         """The samples in groups that are made together; they do not depend on shards."""
@@ -219,8 +219,7 @@ class Painter:
         that is not finite even so; nothing is saved for it.
         """
         failures = []
-        assert self.pipeline is not None  # loading may change the size of a batch
-        for batch, drawn in self.batcher.map(rows, self._run_carefully):
+        for batch, drawn in self._generator.map(rows, self._run_carefully):
             for place, row in enumerate(batch):
                 if row not in missing:
                     continue
@@ -242,7 +241,7 @@ class Painter:
         if not spoiled.any():
             return drawn
         ids = ", ".join(self.gallery.name(rows[place]) for place in spoiled.nonzero().flatten())
-        denoisers = denoisers_of(self.pipeline, self.family).values()
+        denoisers = denoisers_of(self._generator.pipeline, self.family).values()
         if not all(can_be_in_float32(denoiser) for denoiser in denoisers):
             self.reporter.warning(f"black or not finite: {ids}")
             return drawn
@@ -260,30 +259,10 @@ class Painter:
         crosses to the host.
         """
         steps = self.job.sampling.steps
-        request = self._request([*rows, *[rows[-1]] * (size - len(rows))], steps)
-        with record(self.pipeline.scheduler, [steps]) as trajectory:
-            pictures = self.family.generate(self.pipeline, request)
+        with record(self._generator.pipeline.scheduler, [steps]) as trajectory:
+            pictures = self._generator.run(rows, size)
         assert pictures is not None
         return Drawn(as_bytes(pictures), trajectory.states[steps], is_finite(pictures))
-
-    def _probe(self, size: int) -> None:
-        """A few steps of the first samples, to find the batch size."""
-        rows = [row % len(self.gallery.samples) for row in range(size)]
-        self.family.generate(self.pipeline, self._request(rows, PROBE_STEPS))
-
-    def _request(self, rows: Sequence[int], steps: int) -> Request:
-        """The pipeline call of one padded batch."""
-        family, setting = self.family, self.setting
-        per_prompt = self.job.sampling.images_per_prompt
-        prompts = [row // per_prompt for row in rows]
-        return Request(
-            seeds=[noise_seed(self.job.seed, self.gallery.samples[row]) for row in rows],
-            conditioning=family.pad([self.store.row(row) for row in prompts], self.length),
-            negative=family.pad([self.store.negative_row(row) for row in prompts], self.length),
-            steps=steps,
-            setting=setting,
-            decode=True,
-        )
 
 
 def _check_source(job: SamplesJob, pipeline: Path | None) -> None:

@@ -15,14 +15,12 @@ import torch
 from distillery import cli
 from distillery.config.jobs import TargetsJob
 from distillery.config.section import Compile
-from distillery.families import Family, Request, Setting, grid_of
-from distillery.families.protocol import Pipeline
+from distillery.families import Family, Setting, grid_of
 from distillery.files import hash_json
-from distillery.generation.batching import Batcher
 from distillery.generation.chunked import ChunkPlan, NotFiniteError, make_chunks
-from distillery.generation.speed import PROBE_STEPS, Amount, loading_timed, tune
+from distillery.generation.generator import Calls, Generator
 from distillery.generation.trajectory import record
-from distillery.identity import all_samples, noise_seed
+from distillery.identity import all_samples
 from distillery.prompts import texts_of_rows
 from distillery.schedulers import plain_config, prediction_type
 from distillery.store.embeddings import EmbeddingStore
@@ -150,36 +148,36 @@ class TrajectoryMaker:
     ) -> None:
         """Nothing heavy is loaded here, so a job that finds all its chunks made ends at once."""
         self.job = job
-        self.samples = all_samples(table["prompt_id"], job.targets.samples_per_prompt)
-        self.store = store
-        self.folder = folder
-        self.device = device
-        self.reporter = reporter
-        self.compiling = compiling
-        self.batcher = Batcher(job.targets.batch_size, job.targets.chunk_size, device, reporter)
         self.family = family_in(folder)
         self.recipe = targets_recipe(job, self.family, folder, store.recipe_hash)
-        self._pipeline: Pipeline = None
-
-    @property
-    def pipeline(self) -> Pipeline:
-        """The teacher without its text encoder."""
-        if self._pipeline is None:
-            with loading_timed(self.reporter):
-                self._pipeline = load_teacher(
-                    self.job.teacher, self.folder, self.device, self.family.text_components
-                )
-            self.batcher.settle(self._probe)
-            amount = Amount(len(self.samples), self.job.targets.steps, self.batcher.size)
-            tune(self._pipeline, self.family, self.device, self.compiling, amount, self.reporter)
-        return self._pipeline
+        calls = Calls(
+            family=self.family,
+            store=store,
+            samples=all_samples(table["prompt_id"], job.targets.samples_per_prompt),
+            samples_per_prompt=job.targets.samples_per_prompt,
+            seed=job.seed,
+            steps=job.targets.steps,
+            setting=setting_of(job),
+            max_sequence_length=self.recipe.max_sequence_length,
+            decode=False,
+        )
+        absent = self.family.text_components
+        self._generator = Generator(
+            calls,
+            lambda: load_teacher(job.teacher, folder, device, absent),
+            job.targets.batch_size,
+            job.targets.chunk_size,
+            device,
+            reporter,
+            compiling,
+        )
 
     def make(self, plan: ChunkPlan) -> dict[str, torch.Tensor]:
         """The tensors of one chunk: see `store.trajectories`."""
         targets = self.job.targets
         start = plan.index * targets.chunk_size
         rows = list(range(start, start + plan.num_samples))
-        batches = [stored for _, stored in self.batcher.map(rows, self._run)]
+        batches = [stored for _, stored in self._generator.map(rows, self._run)]
         schedule = self.recipe.schedule
         return {
             **{
@@ -193,38 +191,15 @@ class TrajectoryMaker:
             "scales": torch.tensor(schedule.scales, dtype=torch.float64),
         }
 
-    def _request(self, rows: Sequence[int], steps: int) -> Request:
-        """The pipeline call for the samples of `rows`."""
-        job, family = self.job, self.family
-        length = self.recipe.max_sequence_length
-        prompts = [row // job.targets.samples_per_prompt for row in rows]
-        return Request(
-            seeds=[noise_seed(job.seed, self.samples[row]) for row in rows],
-            conditioning=family.pad([self.store.row(row) for row in prompts], length),
-            negative=family.pad([self.store.negative_row(row) for row in prompts], length),
-            steps=steps,
-            setting=setting_of(job),
-            decode=False,
-        )
-
-    def _probe(self, size: int) -> None:
-        """A few steps of the first samples, to find the batch size."""
-        rows = [row % len(self.samples) for row in range(size)]
-        self.family.generate(self.pipeline, self._request(rows, PROBE_STEPS))
-
     def _run(self, rows: Sequence[int], size: int) -> dict[str, torch.Tensor]:
-        """One call of the pipeline: `noisy`, and `predictions` where they are wanted.
+        """One call of the teacher: `noisy`, and `predictions` where they are wanted.
 
         Each is (b, k or k - 1, *latent) float32, for the samples of `rows`.
-
-        The batch is always padded to `size` by repeating its last sample, because the last bits of
-        a matrix product depend on its size.
         """
-        job = self.job
-        request = self._request([*rows, *[rows[-1]] * (size - len(rows))], job.targets.steps)
+        job, generator = self.job, self._generator
         knots, predictions = self.recipe.knots, job.targets.predictions
-        with record(self.pipeline.scheduler, knots, predictions) as trajectory:
-            self.family.generate(self.pipeline, request)
+        with record(generator.pipeline.scheduler, knots, predictions) as trajectory:
+            generator.run(rows, size)
         if trajectory.num_steps != job.targets.steps:
             raise ValueError(
                 f"the teacher took {trajectory.num_steps} scheduler steps for targets.steps "
@@ -243,9 +218,8 @@ class TrajectoryMaker:
         """Raise NotFiniteError that names the samples whose trajectory is not finite."""
         finite = states.flatten(1).isfinite().all(dim=1)
         if not finite.all():
-            bad = [
-                self.samples[row].prompt_id for row, ok in zip(rows, finite, strict=True) if not ok
-            ]
+            samples = self._generator.calls.samples
+            bad = [samples[row].prompt_id for row, ok in zip(rows, finite, strict=True) if not ok]
             raise NotFiniteError(
                 f"the teacher gave values that are not finite for the prompts {', '.join(bad)}: "
                 f"teacher.dtype is {self.job.teacher.dtype}, try bfloat16 or float32"

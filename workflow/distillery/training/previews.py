@@ -5,7 +5,7 @@ share of the prompts, between two updates, and saves beside the next ones. Nothi
 another process, and no failure in here ends a training.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,9 +18,10 @@ from distillery.config.jobs import PreviewsJob, read_job
 from distillery.config.section import Dtype
 from distillery.config.teacher import Teacher
 from distillery.families import Family, Request, Setting, family_named
-from distillery.families.protocol import Conditioning, Denoiser, Pipeline
+from distillery.families.protocol import Denoiser, Pipeline
 from distillery.files import read_json
-from distillery.identity import SampleId, noise_seed
+from distillery.generation.generator import Calls
+from distillery.identity import SampleId
 from distillery.images import Pixels, as_bytes, moment_folder, training_of, write_png, write_sheets
 from distillery.store.embeddings import EmbeddingStore
 from distillery.store.recipes import TargetsRecipe
@@ -104,25 +105,22 @@ class Drawer:
         _decode_without_autocast(pipeline, device)
         return cls(pipeline, family, denoiser, recipe, steps, device, torch_dtype(dtype))
 
-    def draw(
-        self, seed: int, sample: SampleId, prompt: Conditioning, negative: Conditioning
-    ) -> Pixels:
-        """One picture (h, w, 3), as the student draws it now; one at a time takes least memory.
-
-        Args:
-            seed: of the run.
-            sample: whose noise it begins with.
-            prompt, negative: unpadded embeddings; the second only fills the call's place.
-        """
-        length = self.recipe.max_sequence_length
-        request = Request(
-            seeds=[noise_seed(seed, sample)],
-            conditioning=self.family.pad([prompt], length),
-            negative=self.family.pad([negative], length),
+    def calls(self, store: EmbeddingStore, samples: Sequence[SampleId], seed: int) -> Calls:
+        """What the pipeline is called with, one sample of each prompt of the store."""
+        return Calls(
+            family=self.family,
+            store=store,
+            samples=samples,
+            samples_per_prompt=1,
+            seed=seed,
             steps=self.steps,
             setting=self._setting(),
+            max_sequence_length=self.recipe.max_sequence_length,
             decode=True,
         )
+
+    def draw(self, request: Request) -> Pixels:
+        """One picture (h, w, 3), as the student draws it now; one at a time takes least memory."""
         with inspecting(self.denoiser, self.device, self.dtype), self._timesteps_retold():
             pictures = self.family.generate(self.pipeline, request)
         assert pictures is not None
@@ -216,12 +214,9 @@ class Previews:
 
     def draw(self, drawer: Drawer, row: int, samples_seen: int) -> Pixels:
         """Draw one prompt (h, w, 3), and say so if nothing is on it."""
-        sample = SampleId(self.prompt_ids[row], 0)
-        prompt, negative = self._store.row(row), self._store.negative_row(row)
-        pixels = drawer.draw(self.job.seed, sample, prompt, negative)
-        self._alarms.tell(
-            OF_PICTURES, judge_picture(sample.prompt_id, pixels), samples_seen, sample.prompt_id
-        )
+        prompt_id, samples = self.prompt_ids[row], [SampleId(it, 0) for it in self.prompt_ids]
+        pixels = drawer.draw(drawer.calls(self._store, samples, self.job.seed).request([row]))
+        self._alarms.tell(OF_PICTURES, judge_picture(prompt_id, pixels), samples_seen, prompt_id)
         return pixels
 
     def draw_missing(

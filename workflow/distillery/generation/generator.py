@@ -1,0 +1,131 @@
+"""One generator for targets, samples and previews: what the stock pipeline is called with, when it
+is loaded, and in which batches it is called."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import torch
+
+from distillery.config.section import BatchSize, Compile
+from distillery.families import Family, Request, Setting
+from distillery.families.protocol import Pipeline
+from distillery.generation.batching import Batcher
+from distillery.generation.speed import PROBE_STEPS, Amount, loading_timed, tune
+from distillery.identity import SampleId, noise_seed
+from distillery.store.embeddings import EmbeddingStore
+from distillery.telemetry import Reporter
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Calls:
+    """What a stock pipeline is called with for the samples of a run; a row counts them.
+
+    Attributes:
+        family: of the pipeline.
+        store: embeddings of the prompts.
+        samples: in their global order.
+        samples_per_prompt: neighbouring samples of one prompt.
+        seed: of the run, for the noise.
+        steps: denoising steps.
+        setting: size and guidance.
+        max_sequence_length: text tokens that prompts are padded to.
+        decode: whether images are wanted, or the latents alone.
+    """
+
+    family: Family
+    store: EmbeddingStore
+    samples: Sequence[SampleId]
+    samples_per_prompt: int
+    seed: int
+    steps: int
+    setting: Setting
+    max_sequence_length: int
+    decode: bool
+
+    def request(self, rows: Sequence[int]) -> Request:
+        """One call for the samples of `rows`.
+
+        Raises DamagedChunkError for embeddings that are not as their manifest vouches for.
+        """
+        prompts, length = [row // self.samples_per_prompt for row in rows], self.max_sequence_length
+        return Request(
+            seeds=[noise_seed(self.seed, self.samples[row]) for row in rows],
+            conditioning=self.family.pad([self.store.row(row) for row in prompts], length),
+            negative=self.family.pad([self.store.negative_row(row) for row in prompts], length),
+            steps=self.steps,
+            setting=self.setting,
+            decode=self.decode,
+        )
+
+
+class Generator:
+    """Calls a stock pipeline, which is loaded when the first missing sample asks for it."""
+
+    def __init__(
+        self,
+        calls: Calls,
+        load: Callable[[], Pipeline],
+        batch_size: BatchSize,
+        largest_batch: int,
+        device: torch.device,
+        reporter: Reporter,
+        compiling: Compile,
+    ) -> None:
+        """Nothing heavy is loaded here, so a job that finds everything made ends at once.
+
+        Args:
+            calls: of the whole run, of which the job may make a part.
+            load: the pipeline without its text encoders.
+            batch_size: samples a call; auto finds the largest that pays.
+            largest_batch: the most that `auto` may choose.
+            device: for the pipeline.
+            reporter: of the job.
+            compiling: `hardware.compile`.
+        """
+        self.calls = calls
+        self._load = load
+        self._batcher = Batcher(batch_size, largest_batch, device, reporter)
+        self._device = device
+        self._reporter = reporter
+        self._compiling = compiling
+        self._pipeline: Pipeline = None
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The pipeline; at the first time it is loaded, its batch size found, and it is compiled
+        where that pays."""
+        if self._pipeline is None:
+            with loading_timed(self._reporter):
+                self._pipeline = self._load()
+            calls, batcher = self.calls, self._batcher
+            batcher.settle(self._probe)
+            amount = Amount(len(calls.samples), calls.steps, batcher.size)
+            tune(
+                self._pipeline, calls.family, self._device, self._compiling, amount, self._reporter
+            )
+        return self._pipeline
+
+    def map(
+        self, rows: Sequence[int], make: Callable[[Sequence[int], int], Result]
+    ) -> Iterator[tuple[Sequence[int], Result]]:
+        """`make` all rows in batches; yields each batch with its result, see `Batcher.map`."""
+        assert self.pipeline is not None  # loading it may change the size of a batch
+        return self._batcher.map(rows, make)
+
+    def run(self, rows: Sequence[int], size: int) -> torch.Tensor | None:
+        """One call for the samples of `rows`; images (size, 3, h, w) in [0, 1] if they are decoded.
+
+        It is padded to `size` by repeating the last sample, because the last bits of a matrix
+        product depend on its size.
+        """
+        padded = [*rows, *[rows[-1]] * (size - len(rows))]
+        return self.calls.family.generate(self.pipeline, self.calls.request(padded))
+
+    def _probe(self, size: int) -> None:
+        """A few steps of the first samples, to find the batch size."""
+        rows = [row % len(self.calls.samples) for row in range(size)]
+        request = replace(self.calls.request(rows), steps=PROBE_STEPS)
+        self.calls.family.generate(self._pipeline, request)
