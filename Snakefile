@@ -1,4 +1,4 @@
-"""Distillery: from a text-to-image teacher to a few-step student, or to a data set of pictures."""
+"""Distillery: from a text-to-image teacher to a few-step student, or to a data set of images."""
 
 import re
 from pathlib import Path

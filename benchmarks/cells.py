@@ -33,8 +33,8 @@ from distillery.families import Request, Setting
 from distillery.families.protocol import Pipeline
 from distillery.files import read_json, write_json
 from distillery.generation.trajectory import record
-from distillery.identity import all_samples, noise_seed
 from distillery.images import as_bytes
+from distillery.noise import all_samples, noise_seed
 from distillery.stages.embeddings import make_embeddings
 from distillery.stages.export import export_student
 from distillery.stages.merge_targets import merge_targets
@@ -45,7 +45,7 @@ from distillery.store.embeddings import EmbeddingStore
 from distillery.teacher.find import denoiser_config, family_in, find_teacher
 from distillery.teacher.loading import load_student, load_teacher
 from distillery.telemetry import Reporter
-from distillery.training.distributed import Place
+from distillery.training.distributed import RankInfo
 from distillery.training.health import StopRequest, Watchdog
 from distillery.training.loop import train
 from distillery.training.run import Paths
@@ -162,7 +162,7 @@ class Bench:
 
 
 def prepare(bench: Bench, num_train_prompts: int | None) -> None:
-    """Prompts, embeddings, the one store of targets, and the teacher's own pictures."""
+    """Prompts, embeddings, the one store of targets, and the teacher's own images."""
     config, device = bench.config(), torch.device(bench.device)
     counts = {"train": num_train_prompts, "eval": bench.num_prompts}
     for split, table in read_splits(config.prompts).items():
@@ -188,15 +188,15 @@ def prepare(bench: Bench, num_train_prompts: int | None) -> None:
     )
     merge_targets([shard], bench.targets)
     reference = Cell("guided", "teacher", config.targets.steps)
-    latents, pictures = draw(bench, reference, load(bench, reference))
-    save_file({"latents": latents, "pictures": pictures}, bench.folder / REFERENCE)
+    latents, images = draw(bench, reference, load(bench, reference))
+    save_file({"latents": latents, "images": images}, bench.folder / REFERENCE)
 
 
 def run_cell(bench: Bench, cell: Cell) -> Json:
     """Train, export, draw and score one cell; its row of the table."""
     training_s = 0.0 if cell.is_teacher else train_student(bench, cell)
-    latents, pictures = draw(bench, cell, load(bench, cell))
-    return {**asdict(cell), "training_s": training_s, **score(bench, latents, pictures)}
+    latents, images = draw(bench, cell, load(bench, cell))
+    return {**asdict(cell), "training_s": training_s, **score(bench, latents, images)}
 
 
 def train_student(bench: Bench, cell: Cell) -> float:
@@ -216,7 +216,7 @@ def train_student(bench: Bench, cell: Cell) -> float:
     begin = time.perf_counter()
     reporter = bench.reporter(cell.name)
     run = prepare_training(
-        job, paths, Place(), device_of(bench), reporter, StopRequest(), Watchdog(0, 0)
+        job, paths, RankInfo(), device_of(bench), reporter, StopRequest(), Watchdog(0, 0)
     )
     finished = train(run, paths)
     seconds = time.perf_counter() - begin
@@ -247,16 +247,16 @@ def load(bench: Bench, cell: Cell) -> Pipeline:
 
 
 def draw(bench: Bench, cell: Cell, pipeline: Pipeline) -> tuple[torch.Tensor, torch.Tensor]:
-    """Latents (n, *latent) and pictures (n, h, w, 3) uint8 of all held-out samples, on the CPU."""
+    """Latents (n, *latent) and images (n, h, w, 3) uint8 of all held-out samples, on the CPU."""
     family = family_in(find_teacher(bench.config().teacher))
-    latents, pictures = [], []
+    latents, images = [], []
     for request in requests(bench, cell, pipeline):
         with record(pipeline.scheduler, [cell.steps]) as trajectory:
             made = family.generate(pipeline, request)
         assert made is not None
         latents.append(trajectory.states[cell.steps].cpu())
-        pictures.append(as_bytes(made).cpu())
-    return torch.cat(latents), torch.cat(pictures)
+        images.append(as_bytes(made).cpu())
+    return torch.cat(latents), torch.cat(images)
 
 
 def requests(bench: Bench, cell: Cell, pipeline: Pipeline) -> Iterator[Request]:
@@ -284,43 +284,43 @@ def requests(bench: Bench, cell: Cell, pipeline: Pipeline) -> Iterator[Request]:
         )
 
 
-def score(bench: Bench, latents: torch.Tensor, pictures: torch.Tensor) -> Json:
-    """A cell's pictures (n, h, w, 3) against the teacher's own at the same noise, and the prompts.
+def score(bench: Bench, latents: torch.Tensor, images: torch.Tensor) -> Json:
+    """A cell's images (n, h, w, 3) against the teacher's own at the same noise, and the prompts.
 
     Returns:
-        clip_score: mean cosine of picture and prompt, of the judge.
+        clip_score: mean cosine of image and prompt, of the judge.
         latent_mse: mean square of the difference of latents.
         pixel_rms: root of the mean square of the difference of pixels, of 255.
-        diversity: mean distance between two pictures of a prompt, over that of the teacher's.
+        diversity: mean distance between two images of a prompt, over that of the teacher's.
     """
     reference = load_file(bench.folder / REFERENCE)
     texts = pd.read_parquet(bench.prompts("eval"))["prompt"].tolist()
     judge = load_judge(bench.config().evaluation.judge, device_of(bench))
-    images = embed_images(judge, (Image.fromarray(picture.numpy()) for picture in pictures))
+    images = embed_images(judge, (Image.fromarray(image.numpy()) for image in images))
     prompts = np.repeat(embed_prompts(judge, texts), bench.images_per_prompt, axis=0)
-    difference = pictures.float() - reference["pictures"].float()
-    spread = pairwise_rms(pictures, bench.images_per_prompt)
+    difference = images.float() - reference["images"].float()
+    spread = pairwise_rms(images, bench.images_per_prompt)
     return {
         "clip_score": float(cosine_similarity(images, prompts).mean()),
         "latent_mse": float((latents - reference["latents"]).square().mean()),
         "pixel_rms": float(difference.square().mean().sqrt()),
-        "diversity": spread / pairwise_rms(reference["pictures"], bench.images_per_prompt),
+        "diversity": spread / pairwise_rms(reference["images"], bench.images_per_prompt),
     }
 
 
-def pairwise_rms(pictures: torch.Tensor, per_prompt: int) -> float:
-    """Mean root mean square of the difference of two pictures of a prompt, over all such pairs.
+def pairwise_rms(images: torch.Tensor, per_prompt: int) -> float:
+    """Mean root mean square of the difference of two images of a prompt, over all such pairs.
 
-    pictures (n, h, w, 3), those of a prompt side by side.
+    images (n, h, w, 3), those of a prompt side by side.
     """
-    by_prompt = pictures.float().flatten(1).view(-1, per_prompt, pictures[0].numel())
+    by_prompt = images.float().flatten(1).view(-1, per_prompt, images[0].numel())
     pairs = [(i, j) for j in range(per_prompt) for i in range(j)]
     distances = [(by_prompt[:, i] - by_prompt[:, j]).square().mean(1).sqrt() for i, j in pairs]
     return float(torch.stack(distances).mean())
 
 
 def time_sampling(bench: Bench, cell: Cell, repeats: int) -> float:
-    """Seconds for 100 pictures in the run's batches, decoding included; the median of repeats.
+    """Seconds for 100 images in the run's batches, decoding included; the median of repeats.
 
     Call it while nothing else runs. A first pass warms up.
     """
@@ -328,8 +328,8 @@ def time_sampling(bench: Bench, cell: Cell, repeats: int) -> float:
     seconds = []
     for _ in range(repeats + 1):
         begin = time.perf_counter()
-        _, pictures = draw(bench, cell, pipeline)  # ends on the CPU, so the GPU is done
-        seconds.append((time.perf_counter() - begin) * 100 / len(pictures))
+        _, images = draw(bench, cell, pipeline)  # ends on the CPU, so the GPU is done
+        seconds.append((time.perf_counter() - begin) * 100 / len(images))
     return float(np.median(seconds[1:]))
 
 

@@ -48,7 +48,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--stock-batches", type=int, default=2, help="in eager mode, likewise")
     parser.add_argument("--eager", type=int, default=0, help="targets a GPU without compiling")
     parser.add_argument("--targets", type=int, default=96, help="targets a GPU; 0: not measured")
-    parser.add_argument("--samples", type=int, default=0, help="pictures a GPU")
+    parser.add_argument("--samples", type=int, default=0, help="images a GPU")
     parser.add_argument("--few-steps", type=int, default=4)
     parser.add_argument("--batch-size", type=int, help="of the stages; else the model's")
     parser.add_argument("--vae-dtype", default="float32")

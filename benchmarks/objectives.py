@@ -215,8 +215,8 @@ def table(rows: list[Json], bench: Bench) -> str:
     head = [
         f"{training['num_samples']} samples of {training['global_batch_size']} an update at "
         f"{training['learning_rate']}, a share of {bench.rollout_share} of rollouts where named; "
-        f"{bench.num_prompts} held-out prompts with {bench.images_per_prompt} pictures each. "
-        f"Seconds of training with {jobs} cells side by side, of sampling 100 pictures alone. "
+        f"{bench.num_prompts} held-out prompts with {bench.images_per_prompt} images each. "
+        f"Seconds of training with {jobs} cells side by side, of sampling 100 images alone. "
         f"On {where}; {', '.join(f'{key} {it}' for key, it in versions().items())}.",
         "",
         "| shape | steps | objective | CLIP score | latent MSE | pixel RMS of 255 | diversity "

@@ -15,7 +15,7 @@ from distillery.model_folder import load_denoiser
 from distillery.teacher.loading import keep_states_in_float32, load_teacher
 
 NUM_STEPS = 3
-"""Equal steps from noise to picture; one call of the network is compared in each."""
+"""Equal steps from noise to image; one call of the network is compared in each."""
 Call = tuple[tuple[Any, ...], dict[str, Any], torch.Tensor]
 """Arguments, keywords and result of one call of a network, for one sample."""
 

@@ -82,8 +82,8 @@ class Stock:
 
     def _save_one(self, steps: int) -> None:
         result = self.pipeline(**self._call(1, steps), output_type="pil").to_tuple()[0][0]
-        picture = result[0] if isinstance(result, list) else result
-        picture.save(self.folder / "stock.png")
+        image = result[0] if isinstance(result, list) else result
+        image.save(self.folder / "stock.png")
 
     def _batch(self, batch_size: int, steps: int) -> None:
         self.pipeline(**self._call(batch_size, steps), output_type="latent")

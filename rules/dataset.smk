@@ -1,4 +1,4 @@
-# The tables that make a data set of the pictures. They hold times, so nothing is made from them.
+# The tables that make a data set of the images. They hold times, so nothing is made from them.
 
 
 localrules:

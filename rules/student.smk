@@ -34,7 +34,7 @@ rule training:
         prompts=f"{RUN}/prompts/train.parquet",
         embeddings=f"{RUN}/embeddings/train/manifest.json",
         targets=f"{RUN}/targets/manifest.json",
-        # Pictures on the way change no weight, so that nothing about them trains again. They are
+        # Images on the way change no weight, so that nothing about them trains again. They are
         # inputs without previews too: with other inputs a job runs again.
         previews=list(map(ancient, PREVIEW_INPUTS)),
     output:
@@ -79,7 +79,7 @@ rule training:
         """
 
 
-# Pictures of any kept checkpoint, by their file; the checkpoints are not declared.
+# Images of any kept checkpoint, by their file; the checkpoints are not declared.
 rule previews:
     input:
         training=f"{RUN}/config/training.json",

@@ -24,7 +24,7 @@ OPENING = """# Configuration
 A run is one YAML file; `config/config.yaml` is the demo. Another one is chosen with
 `snakemake --cores all --configfile config/other.yaml` and stands alone: nothing is inherited.
 A run that has none of `targets`, `student`, `training`, `evaluation` and `prompts.train` trains
-nothing and makes a data set of pictures: [generate-a-dataset.md](generate-a-dataset.md).
+nothing and makes a data set of images: [generate-a-dataset.md](generate-a-dataset.md).
 Unknown keys are refused. A key marked ○ changes no result beyond rounding: on a finished run
 another value makes nothing again but the report. This page is generated from
 `workflow/distillery/config/` by `make schema`; editors that read JSON schemas find

@@ -33,7 +33,7 @@ from distillery.stages.samples import Inputs, make_samples
 from distillery.stages.student import build_student
 from distillery.stages.targets import make_targets
 from distillery.telemetry import Reporter
-from distillery.training.distributed import find_place
+from distillery.training.distributed import detect_rank
 from distillery.training.health import StopRequest, Watchdog
 from distillery.training.loop import train
 from distillery.training.run import Paths, PreviewPaths, prepare
@@ -97,7 +97,7 @@ def settings(folder: Path, teacher: Path, /, **changes: Mapping[str, Any]) -> di
 def generating_settings(
     folder: Path, teacher: Path, /, **changes: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """A configuration without training, two pictures of each prompt; `changes` as in `settings`."""
+    """A configuration without training, two images of each prompt; `changes` as in `settings`."""
     samples = {
         "images_per_prompt": 2,
         "models": {"teacher": {"source": "teacher", "steps": 4, "guidance_scale": 3.0}},
@@ -177,7 +177,7 @@ class Run:
         model: str = "teacher",
         pipeline: Path | None = None,
     ) -> Path:
-        """One shard of pictures; returns its table."""
+        """One shard of images; returns its table."""
         output = self.folder / "samples" / model / f"shard-{part}-of-{num_shards}.parquet"
         make_samples(
             self.job(f"samples-{model}", SamplesJob),
@@ -191,7 +191,7 @@ class Run:
         return output
 
     def all_samples(self, num_shards: int = 1) -> Path:
-        """All shards of the teacher's pictures, merged; returns the manifest."""
+        """All shards of the teacher's images, merged; returns the manifest."""
         shards = [self.samples(part, num_shards) for part in range(num_shards)]
         merge_samples(shards, shards[0].parent / "manifest.parquet")
         return shards[0].parent / "manifest.parquet"
@@ -212,7 +212,7 @@ class Run:
             previews=self.preview_paths() if previews else None,
         )
         reporter, watchdog = self.reporter("training"), Watchdog(0, 0)
-        run = prepare(job, paths, find_place({}), CPU, reporter, StopRequest(), watchdog)
+        run = prepare(job, paths, detect_rank({}), CPU, reporter, StopRequest(), watchdog)
         assert train(run, paths)
         export_student(self.job("export", ExportJob), folder / "trained", folder / "pipeline")
         return folder / "pipeline"
@@ -233,8 +233,8 @@ class Run:
             eval_embeddings=self.embeddings("eval"),
         )
 
-    def pictures(self) -> dict[str, bytes]:
-        """Every picture and its latents, by path."""
+    def images(self) -> dict[str, bytes]:
+        """Every image and its latents, by path."""
         folder = self.folder / "samples"
         paths = [*folder.glob("*/*/*.png"), *folder.glob("*/*/*.safetensors")]
         return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}

@@ -82,7 +82,7 @@ def tiny_transformer(num_layers: int = 2) -> WanTransformer3DModel:
 
 
 def tiny_vae() -> AutoencoderKLWan:
-    """A decoder to pictures of 8 times the latents' side."""
+    """A decoder to images of 8 times the latents' side."""
     return AutoencoderKLWan(
         base_dim=4,
         z_dim=LATENT_CHANNELS,
@@ -249,7 +249,7 @@ def _targets_recipe(
         "steps": steps,
         "guidance_scale": 4.0,
         "knots": list(knots),
-        "schedule": asdict(grid_of(family, scheduler, steps, LATENT_SHAPE).at(knots)),
+        "schedule": asdict(grid_of(family, scheduler, steps, LATENT_SHAPE).subset(knots)),
         "latent_shape": list(LATENT_SHAPE),
         "height": HEIGHT,
         "width": WIDTH,

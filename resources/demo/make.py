@@ -34,14 +34,14 @@ from resources.demo.pool import Pool, draw_pool
 from resources.demo.training import Plan, count_parameters, folder_bytes
 
 PACKAGES = ("torch", "diffusers", "transformers", "tokenizers", "safetensors", "pillow")
-STATISTICS_PICTURES = 8192
+STATISTICS_IMAGES = 8192
 # Samples, batch size, peak learning rate, averaging: as measured for the committed weights.
 PLANS = {
     "vae": Plan(500_000, 128, 2e-3, 0.999),
     "judge": Plan(3_000_000, 1024, 1e-3, 0.999),
     "teacher": Plan(6_000_000, 1024, 1.5e-3, 0.9995),
 }
-TINY = {"pictures": 256, "samples": 32, "batch": 16, "score_prompts": 8, "score_seeds": 1}
+TINY = {"images": 256, "samples": 32, "batch": 16, "score_prompts": 8, "score_seeds": 1}
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Settings:
     seed: int
     device: torch.device
     workers: int
-    pictures: int
+    images: int
     plans: dict[str, Plan]
     compiled: bool
     recorded: frozenset[str]
@@ -62,12 +62,12 @@ class Settings:
 
     @cached_property
     def pool(self) -> Pool:
-        """Draw the training pictures when a stage first asks, and keep them on the device."""
+        """Draw the training images when a stage first asks, and keep them on the device."""
         start = time.monotonic()
-        pool = draw_pool(self.pictures, seed=self.seed, workers=self.workers)
+        pool = draw_pool(self.images, seed=self.seed, workers=self.workers)
         seconds = time.monotonic() - start
-        print(f"pool: {len(pool.captions)} pictures in {seconds:.1f} s", flush=True)
-        return Pool(pool.pictures.to(self.device), pool.captions, pool.scenes)
+        print(f"pool: {len(pool.captions)} images in {seconds:.1f} s", flush=True)
+        return Pool(pool.images.to(self.device), pool.captions, pool.scenes)
 
 
 StageRecord = dict[str, object]
@@ -88,7 +88,7 @@ def make_vae(settings: Settings) -> StageRecord:
     )
     # Statistics of the weights that users load: those on disk are rounded.
     model.to(torch.bfloat16).float()
-    vae.measure_latents(model, settings.pool.pictures[:STATISTICS_PICTURES])
+    vae.measure_latents(model, settings.pool.images[:STATISTICS_IMAGES])
     model.to(torch.bfloat16).save_pretrained(settings.out / "teacher" / "vae")
     return {
         "parameters": count_parameters(model),
@@ -184,8 +184,8 @@ STAGES: dict[str, Callable[[Settings], StageRecord]] = {
 def stage_settings(stage: str, settings: Settings) -> StageRecord:
     """Return what a stage's result depends on, as JSON values."""
     if stage == "score":
-        return {"prompts": settings.score_prompts, "pictures_per_prompt": settings.score_seeds}
-    return {"seed": settings.seed, "pictures": settings.pictures, **asdict(settings.plans[stage])}
+        return {"prompts": settings.score_prompts, "images_per_prompt": settings.score_seeds}
+    return {"seed": settings.seed, "images": settings.images, **asdict(settings.plans[stage])}
 
 
 def hardware(device: torch.device) -> str:
@@ -229,12 +229,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="drawing processes")
-    parser.add_argument("--pictures", type=int, default=320_000, help="drawn for training")
+    parser.add_argument("--images", type=int, default=320_000, help="drawn for training")
     for stage in PLANS:
         parser.add_argument(f"--{stage}-samples", type=int, help="0: leave it untrained")
         parser.add_argument(f"--{stage}-batch", type=int)
     parser.add_argument("--score-prompts", type=int, default=256)
-    parser.add_argument("--score-seeds", type=int, default=4, help="pictures per prompt")
+    parser.add_argument("--score-seeds", type=int, default=4, help="images per prompt")
     parser.add_argument("--compile", action="store_true", help="torch.compile vae and teacher")
     parser.add_argument(
         "--record", nargs="*", default=[], choices=PLANS, help="stages to train as CUDA graphs"
@@ -275,7 +275,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         seed=args.seed,
         device=torch.device(args.device),
         workers=args.workers,
-        pictures=TINY["pictures"] if args.tiny else args.pictures,
+        images=TINY["images"] if args.tiny else args.images,
         plans={stage: plan_of(stage, args) for stage in PLANS},
         compiled=args.compile,
         recorded=frozenset(args.record),

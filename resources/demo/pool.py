@@ -1,4 +1,4 @@
-"""The training pictures of the demo, drawn in parallel and kept in memory."""
+"""The training images of the demo, drawn in parallel and kept in memory."""
 
 import hashlib
 import multiprocessing
@@ -9,11 +9,11 @@ from functools import partial
 
 import numpy as np
 import torch
-from resources.demo.pictures import (
+from resources.demo.images import (
     BACKGROUNDS,
     COLOURS,
+    IMAGE_PX,
     MIRRORED,
-    PICTURE_PX,
     RADII_PX,
     RELATIONS,
     SHAPES,
@@ -26,7 +26,7 @@ from resources.demo.pictures import (
     training_scene,
 )
 
-# Pictures stand in groups whose captions differ from the group's first by one edit: a contrastive
+# Images stand in groups whose captions differ from the group's first by one edit: a contrastive
 # batch made of whole groups holds its own hard negatives.
 GROUP = 8
 GROUPS_PER_CHUNK = 32
@@ -35,13 +35,13 @@ WORDS = {"size": tuple(RADII_PX), "colour": tuple(COLOURS), "shape": SHAPES}
 
 @dataclass(frozen=True)
 class Pool:
-    """Pictures with their captions, in groups of neighbours."""
+    """Images with their captions, in groups of neighbours."""
 
-    pictures: torch.Tensor
-    """uint8, (pictures, 3, 96, 96)."""
+    images: torch.Tensor
+    """uint8, (images, 3, 96, 96)."""
     captions: list[str]
     scenes: torch.Tensor
-    """int64, (pictures,): equal for captions that describe the same scene."""
+    """int64, (images,): equal for captions that describe the same scene."""
 
 
 def _edit_word(scene: Scene, rng: random.Random) -> Scene:
@@ -82,7 +82,7 @@ def _mirror(scene: Scene, rng: random.Random) -> Scene:
 
 
 def _is_valid(scene: Scene) -> bool:
-    """Tell whether a training picture may show this scene."""
+    """Tell whether a training image may show this scene."""
     distinct = {(item.colour, item.shape) for item in scene.items}
     return len(distinct) == len(scene.items) and not is_held_out(scene)
 
@@ -102,7 +102,7 @@ def neighbours(rng: random.Random) -> list[Scene]:
 
 
 def _draw_chunk(chunk: int, seed: int) -> tuple[np.ndarray, list[str], list[int]]:
-    """Draw one chunk: pictures (n, 3, 96, 96), captions, scene numbers."""
+    """Draw one chunk: images (n, 3, 96, 96), captions, scene numbers."""
     rng = random.Random(f"{seed}:{chunk}")  # noqa: S311 - no secrets
     captions: list[str] = []
     scenes: list[int] = []
@@ -111,28 +111,28 @@ def _draw_chunk(chunk: int, seed: int) -> tuple[np.ndarray, list[str], list[int]
             captions.append(caption_of(scene))
             digest = hashlib.sha256(canonical_caption(scene).encode()).digest()
             scenes.append(int.from_bytes(digest[:7], "big"))
-    pictures = np.empty((len(captions), 3, PICTURE_PX, PICTURE_PX), dtype=np.uint8)
+    images = np.empty((len(captions), 3, IMAGE_PX, IMAGE_PX), dtype=np.uint8)
     for i, caption in enumerate(captions):
-        picture_seed = rng.getrandbits(32)
-        pictures[i] = np.asarray(draw(caption, picture_seed)).transpose(2, 0, 1)
-    return pictures, captions, scenes
+        image_seed = rng.getrandbits(32)
+        images[i] = np.asarray(draw(caption, image_seed)).transpose(2, 0, 1)
+    return images, captions, scenes
 
 
-def draw_pool(num_pictures: int, *, seed: int, workers: int) -> Pool:
+def draw_pool(num_images: int, *, seed: int, workers: int) -> Pool:
     """Draw the training pool; its content depends on the seed, not on the number of workers.
 
-    The count is rounded up to whole chunks of 256 pictures. One-object captions are 448 in all, so
+    The count is rounded up to whole chunks of 256 images. One-object captions are 448 in all, so
     they come back often with other positions; of the 226,000 two-object ones most are seen once.
     """
     per_chunk = GROUP * GROUPS_PER_CHUNK
-    num_chunks = -(-num_pictures // per_chunk)
-    pictures = torch.empty((num_chunks * per_chunk, 3, PICTURE_PX, PICTURE_PX), dtype=torch.uint8)
+    num_chunks = -(-num_images // per_chunk)
+    images = torch.empty((num_chunks * per_chunk, 3, IMAGE_PX, IMAGE_PX), dtype=torch.uint8)
     captions: list[str] = []
     scenes: list[int] = []
     with multiprocessing.get_context("fork").Pool(workers) as processes:
         chunks = processes.imap(partial(_draw_chunk, seed=seed), range(num_chunks), chunksize=4)
         for index, (drawn, texts, numbers) in enumerate(chunks):
-            pictures[index * per_chunk : (index + 1) * per_chunk] = torch.from_numpy(drawn)
+            images[index * per_chunk : (index + 1) * per_chunk] = torch.from_numpy(drawn)
             captions += texts
             scenes += numbers
-    return Pool(pictures, captions, torch.tensor(scenes))
+    return Pool(images, captions, torch.tensor(scenes))

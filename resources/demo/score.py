@@ -9,15 +9,15 @@ import torch
 import torch.nn.functional as F
 from diffusers import DiffusionPipeline, WanPipeline
 from PIL import Image
-from resources.demo.pictures import (
-    PICTURE_PX,
+from resources.demo.images import (
+    IMAGE_PX,
     caption_of,
     choose_captions,
     draw,
     near_misses,
     scene_of,
 )
-from resources.demo.vae import to_pictures, to_pixels
+from resources.demo.vae import to_images, to_pixels
 from resources.demo.words import MAX_TOKENS, token_ids
 from transformers import CLIPModel, CLIPProcessor
 
@@ -28,7 +28,7 @@ FEW_STEPS = (12, 8, 4)
 RECALL_TOLERANCE = 1.0
 BATCH = 256
 
-Pictures = list[Image.Image]
+Images = list[Image.Image]
 ScoreRow = dict[str, float | str]
 
 
@@ -42,11 +42,11 @@ class Bench:
     captions: Sequence[str]
     """The prompts to tell apart."""
     num_seeds: int
-    """Pictures per prompt."""
+    """Images per prompt."""
 
     @property
     def requests(self) -> list[tuple[str, int]]:
-        """Return (caption, seed) of every picture, seeds unequal everywhere."""
+        """Return (caption, seed) of every image, seeds unequal everywhere."""
         return [
             (caption, number * self.num_seeds + k)
             for number, caption in enumerate(self.captions)
@@ -63,38 +63,38 @@ def load_bench(folder: Path, captions: Sequence[str], num_seeds: int, device: st
     return Bench(pipeline, judge, processor, captions, num_seeds)
 
 
-def draw_all(bench: Bench) -> Pictures:
-    """Draw the real pictures of the requests."""
+def draw_all(bench: Bench) -> Images:
+    """Draw the real images of the requests."""
     return [draw(caption, seed) for caption, seed in bench.requests]
 
 
 @torch.no_grad()
-def reconstruct_all(bench: Bench, pictures: Pictures) -> Pictures:
-    """Send pictures through the VAE."""
+def reconstruct_all(bench: Bench, images: Images) -> Images:
+    """Send images through the VAE."""
     vae = bench.pipeline.vae
-    array = np.stack([np.asarray(picture) for picture in pictures])
-    result: Pictures = []
+    array = np.stack([np.asarray(image) for image in images])
+    result: Images = []
     for part in torch.split(torch.from_numpy(array).permute(0, 3, 1, 2), BATCH):
         latents = vae.encode(to_pixels(part.to(vae.device))).latent_dist.mode()
-        result += _images(to_pictures(vae.decode(latents).sample))
+        result += _images(to_images(vae.decode(latents).sample))
     return result
 
 
-def _images(pictures: torch.Tensor) -> Pictures:
-    """Turn uint8 pictures (b, 3, h, w) into images."""
-    return [Image.fromarray(p) for p in pictures.permute(0, 2, 3, 1).cpu().numpy()]
+def _images(images: torch.Tensor) -> Images:
+    """Turn uint8 images (b, 3, h, w) into images."""
+    return [Image.fromarray(p) for p in images.permute(0, 2, 3, 1).cpu().numpy()]
 
 
-def generate_all(bench: Bench, num_steps: int, guidance_scale: float) -> Pictures:
+def generate_all(bench: Bench, num_steps: int, guidance_scale: float) -> Images:
     """Generate the requests with the stock pipeline, each from its own CPU generator."""
-    result: Pictures = []
+    result: Images = []
     requests = bench.requests
     for first in range(0, len(requests), BATCH):
         part = requests[first : first + BATCH]
         frames = bench.pipeline(
             prompt=[caption for caption, _ in part],
-            height=PICTURE_PX,
-            width=PICTURE_PX,
+            height=IMAGE_PX,
+            width=IMAGE_PX,
             num_frames=1,
             num_inference_steps=num_steps,
             guidance_scale=guidance_scale,
@@ -118,23 +118,23 @@ def text_features(bench: Bench, captions: Sequence[str]) -> torch.Tensor:
 
 
 @torch.no_grad()
-def picture_features(bench: Bench, pictures: Pictures) -> torch.Tensor:
-    """Return the judge's features (pictures, d) of pictures, of length one."""
+def image_features(bench: Bench, images: Images) -> torch.Tensor:
+    """Return the judge's features (images, d) of images, of length one."""
     parts: list[torch.Tensor] = []
-    for first in range(0, len(pictures), BATCH):
-        pixels = bench.processor(images=pictures[first : first + BATCH], return_tensors="pt")
+    for first in range(0, len(images), BATCH):
+        pixels = bench.processor(images=images[first : first + BATCH], return_tensors="pt")
         parts.append(bench.judge.get_image_features(**pixels.to(bench.judge.device)).pooler_output)
     return F.normalize(torch.cat(parts), dim=-1)
 
 
-def judge_all(bench: Bench, pictures: Pictures) -> ScoreRow:
-    """Return how well pictures (num_seeds for each prompt, in order) show their prompts.
+def judge_all(bench: Bench, images: Images) -> ScoreRow:
+    """Return how well images (num_seeds for each prompt, in order) show their prompts.
 
     recall_at_1_percent: the prompt is the nearest of all the prompts.
     near_miss_percent: it is nearer than every caption that differs by one word or one exchange.
-    clip_score: the mean cosine of a picture with its prompt.
+    clip_score: the mean cosine of an image with its prompt.
     """
-    seen = picture_features(bench, pictures)
+    seen = image_features(bench, images)
     cosines = seen @ text_features(bench, bench.captions).T
     own = torch.arange(len(bench.captions), device=seen.device).repeat_interleave(bench.num_seeds)
     score = cosines.gather(1, own[:, None]).squeeze(1)
@@ -146,25 +146,25 @@ def judge_all(bench: Bench, pictures: Pictures) -> ScoreRow:
         passed += int((score[mine] > best_other).sum())
     return {
         "recall_at_1_percent": round(100.0 * float((cosines.argmax(1) == own).float().mean()), 2),
-        "near_miss_percent": round(100.0 * passed / len(pictures), 2),
+        "near_miss_percent": round(100.0 * passed / len(images), 2),
         "clip_score": round(float(score.mean()), 4),
     }
 
 
 def score_row(
-    bench: Bench, name: str, pictures: Pictures, settings: dict[str, float] | None = None
+    bench: Bench, name: str, images: Images, settings: dict[str, float] | None = None
 ) -> ScoreRow:
-    """Judge pictures, print the result and return it as a row."""
-    row: ScoreRow = {"pictures": name, **(settings or {}), **judge_all(bench, pictures)}
+    """Judge images, print the result and return it as a row."""
+    row: ScoreRow = {"images": name, **(settings or {}), **judge_all(bench, images)}
     print("score:", "  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
     return row
 
 
-def teacher_row(bench: Bench, num_steps: int, guidance_scale: float) -> tuple[ScoreRow, Pictures]:
+def teacher_row(bench: Bench, num_steps: int, guidance_scale: float) -> tuple[ScoreRow, Images]:
     """Generate and judge at one setting."""
-    pictures = generate_all(bench, num_steps, guidance_scale)
+    images = generate_all(bench, num_steps, guidance_scale)
     settings = {"num_inference_steps": num_steps, "guidance_scale": guidance_scale}
-    return score_row(bench, "teacher", pictures, settings), pictures
+    return score_row(bench, "teacher", images, settings), images
 
 
 def choose_guidance(bench: Bench) -> tuple[float, list[ScoreRow]]:
@@ -182,13 +182,13 @@ def choose_guidance(bench: Bench) -> tuple[float, list[ScoreRow]]:
     return min(good), rows
 
 
-def contact_sheet(rows: Sequence[Pictures], columns: int = 12) -> Image.Image:
-    """Lay out the first pictures of each row, 4 pixels apart."""
-    cell = PICTURE_PX + 4
+def contact_sheet(rows: Sequence[Images], columns: int = 12) -> Image.Image:
+    """Lay out the first images of each row, 4 pixels apart."""
+    cell = IMAGE_PX + 4
     sheet = Image.new("RGB", (columns * cell, len(rows) * cell), (255, 255, 255))
-    for y, pictures in enumerate(rows):
-        for x, picture in enumerate(pictures[:columns]):
-            sheet.paste(picture, (x * cell + 2, y * cell + 2))
+    for y, images in enumerate(rows):
+        for x, image in enumerate(images[:columns]):
+            sheet.paste(image, (x * cell + 2, y * cell + 2))
     return sheet
 
 
@@ -212,9 +212,9 @@ def score_teacher(
     shown = [real, decoded]
     for num_steps in (FULL_STEPS, *FEW_STEPS):
         for guidance_scale in (scale, 1.0):
-            row, pictures = teacher_row(bench, num_steps, guidance_scale)
+            row, images = teacher_row(bench, num_steps, guidance_scale)
             rows.append(row)
             if num_steps == FEW_STEPS[-1] or (guidance_scale == scale and num_steps == FULL_STEPS):
-                shown.append(pictures)
-    contact_sheet([pictures[::num_seeds] for pictures in shown]).save(folder / "samples.png")
+                shown.append(images)
+    contact_sheet([images[::num_seeds] for images in shown]).save(folder / "samples.png")
     return {"guidance_scale": scale, "choice_on_training_prompts": choice, "held_out": rows}

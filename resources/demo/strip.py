@@ -1,4 +1,4 @@
-"""Draw the README's picture: some prompts of a finished run, a row a model, from the same noise.
+"""Draw the README's image: some prompts of a finished run, a row a model, from the same noise.
 
 python -m resources.demo.strip results/demo
 python -m resources.demo.strip results/mine --models teacher student --output mine.png
@@ -16,7 +16,7 @@ from distillery.files import atomic_path
 
 MODELS = ("teacher", "student", "untrained")
 NUM_PROMPTS = 6
-PICTURE_PX, GAP_PX, LABEL_PX, PROMPT_PX = 160, 10, 110, 84
+IMAGE_PX, GAP_PX, LABEL_PX, PROMPT_PX = 160, 10, 110, 84
 PAPER, INK = (255, 255, 255), (60, 66, 75)
 
 
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def read_row(run: Path, model: str, num_prompts: int) -> pd.DataFrame:
-    """The first picture of each of the first prompts, with the path of its file."""
+    """The first image of each of the first prompts, with the path of its file."""
     folder = run / "samples" / model
     if not (folder / "manifest.parquet").is_file():
         there = ", ".join(path.parent.name for path in run.glob("samples/*/manifest.parquet"))
@@ -48,22 +48,22 @@ def read_row(run: Path, model: str, num_prompts: int) -> pd.DataFrame:
 
 
 def draw_strip(rows: Sequence[pd.DataFrame]) -> Image.Image:
-    """Rows of `read_row` as one picture; all must be of the same prompts and the same noise."""
+    """Rows of `read_row` as one image; all must be of the same prompts and the same noise."""
     first = rows[0]
     for row in rows[1:]:
         if not row[["prompt_id", "noise_seed"]].equals(first[["prompt_id", "noise_seed"]]):
             raise SystemExit("error: the models were sampled for other prompts or from other noise")
-    step = PICTURE_PX + GAP_PX
+    step = IMAGE_PX + GAP_PX
     size = (LABEL_PX + step * len(first), step * len(rows) + PROMPT_PX)
     strip = Image.new("RGB", size, PAPER)
     draw, font = ImageDraw.Draw(strip), ImageFont.load_default(13)
     for number, row in enumerate(rows):
         label = f"{row['model'].iloc[0]}\n{row['network_calls'].iloc[0]} network\ncalls"
-        draw.text((GAP_PX, number * step + PICTURE_PX // 3), label, INK, font)
+        draw.text((GAP_PX, number * step + IMAGE_PX // 3), label, INK, font)
         for column, path in enumerate(row["path"]):
             with Image.open(path) as opened:
-                picture = opened.convert("RGB").resize((PICTURE_PX, PICTURE_PX))
-            strip.paste(picture, (LABEL_PX + column * step, number * step))
+                image = opened.convert("RGB").resize((IMAGE_PX, IMAGE_PX))
+            strip.paste(image, (LABEL_PX + column * step, number * step))
     for column, prompt in enumerate(first["prompt"]):
         text = "\n".join(wrap(prompt, 24))
         draw.text((LABEL_PX + column * step, len(rows) * step), text, INK, font)

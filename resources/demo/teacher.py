@@ -20,13 +20,13 @@ from resources.demo.training import (
     generator_for,
     load_as_float32,
 )
-from resources.demo.vae import LATENT_CHANNELS, encode_pictures
+from resources.demo.vae import LATENT_CHANNELS, encode_images
 from resources.demo.words import token_ids
 from transformers import PreTrainedTokenizerBase, UMT5Config, UMT5EncoderModel
 
 TEXT_FEATURES = 128
 CAPTION_DROPOUT = 0.1
-# Training noise levels: most are drawn where the picture takes shape (logit-normal), some evenly,
+# Training noise levels: most are drawn where the image takes shape (logit-normal), some evenly,
 # so that the first and last steps of a sampler are known too.
 LOGIT_MEAN = 0.5
 LOGIT_STD = 1.2
@@ -110,7 +110,7 @@ def train_teacher(
 ) -> list[LossRow]:
     """Train by rectified flow: predict noise - clean at (1 - sigma) clean + sigma noise."""
     random = generator_for(seed, "teacher", device)
-    latents = encode_pictures(vae, pool.pictures)
+    latents = encode_images(vae, pool.images)
     ids, mask = token_ids(tokenizer, pool.captions, device)
     no_ids, no_mask = token_ids(tokenizer, [""], device)
 

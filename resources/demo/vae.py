@@ -65,13 +65,13 @@ def one_frame(vae: AutoencoderKLWan) -> Iterator[None]:
             module.__class__ = WanCausalConv3d
 
 
-def to_pixels(pictures: torch.Tensor) -> torch.Tensor:
-    """Turn uint8 pictures (b, 3, h, w) into one-frame videos (b, 3, 1, h, w) in [-1, 1]."""
-    return (pictures.float() / 127.5 - 1.0).unsqueeze(2)
+def to_pixels(images: torch.Tensor) -> torch.Tensor:
+    """Turn uint8 images (b, 3, h, w) into one-frame videos (b, 3, 1, h, w) in [-1, 1]."""
+    return (images.float() / 127.5 - 1.0).unsqueeze(2)
 
 
-def to_pictures(pixels: torch.Tensor) -> torch.Tensor:
-    """Turn one-frame videos (b, 3, 1, h, w) in [-1, 1] into uint8 pictures (b, 3, h, w)."""
+def to_images(pixels: torch.Tensor) -> torch.Tensor:
+    """Turn one-frame videos (b, 3, 1, h, w) in [-1, 1] into uint8 images (b, 3, h, w)."""
     return ((pixels[:, :, 0].float() + 1.0) * 127.5).round().clamp(0, 255).to(torch.uint8)
 
 
@@ -85,15 +85,15 @@ def train_vae(
     compiled: bool,
     recorded: bool,
 ) -> list[LossRow]:
-    """Train the VAE on L1 and squared error of the picture and a weak KL term."""
+    """Train the VAE on L1 and squared error of the image and a weak KL term."""
     random = generator_for(seed, "vae", device)
-    pictures = pool.pictures
+    images = pool.images
     encoder = torch.compile(vae.encoder) if compiled else vae.encoder
     decoder = torch.compile(vae.decoder) if compiled else vae.decoder
 
     def losses() -> LossParts:
-        index = torch.randint(len(pictures), (plan.batch_size,), generator=random, device=device)
-        clean = to_pixels(pictures[index])
+        index = torch.randint(len(images), (plan.batch_size,), generator=random, device=device)
+        clean = to_pixels(images[index])
         # Called without the feature cache, encoder and decoder do what encode() and decode() do
         # for a first frame.
         mean, log_var = vae.quant_conv(encoder(clean)).float().chunk(2, dim=1)
@@ -109,15 +109,15 @@ def train_vae(
 
 
 @torch.no_grad()
-def measure_latents(vae: AutoencoderKLWan, pictures: torch.Tensor) -> None:
-    """Write mean and deviation per channel of the pictures' latents into the VAE's configuration.
+def measure_latents(vae: AutoencoderKLWan, images: torch.Tensor) -> None:
+    """Write mean and deviation per channel of the images' latents into the VAE's configuration.
 
     The stock pipeline undoes (z - mean) / std with these two before it decodes.
     """
     latents = torch.cat(
         [
             vae.encode(to_pixels(part)).latent_dist.mode()
-            for part in torch.split(pictures, ENCODE_BATCH)
+            for part in torch.split(images, ENCODE_BATCH)
         ]
     )
     mean = latents.mean(dim=(0, 2, 3, 4)).tolist()
@@ -136,12 +136,12 @@ def latent_statistics(vae: AutoencoderKLWan) -> tuple[torch.Tensor, torch.Tensor
 
 
 @torch.no_grad()
-def encode_pictures(vae: AutoencoderKLWan, pictures: torch.Tensor) -> torch.Tensor:
-    """Return normalised latents (b, 16, 1, h/8, w/8) in float16 of uint8 pictures (b, 3, h, w)."""
+def encode_images(vae: AutoencoderKLWan, images: torch.Tensor) -> torch.Tensor:
+    """Return normalised latents (b, 16, 1, h/8, w/8) in float16 of uint8 images (b, 3, h, w)."""
     mean, std = latent_statistics(vae)
     parts: list[torch.Tensor] = []
     with one_frame(vae):
-        for part in torch.split(pictures, ENCODE_BATCH):
+        for part in torch.split(images, ENCODE_BATCH):
             latents = vae.encode(to_pixels(part)).latent_dist.mode().float()
             parts.append(((latents - mean) / std).half())
     return torch.cat(parts)
@@ -149,11 +149,11 @@ def encode_pictures(vae: AutoencoderKLWan, pictures: torch.Tensor) -> torch.Tens
 
 @torch.no_grad()
 def decode_latents(vae: AutoencoderKLWan, latents: torch.Tensor) -> torch.Tensor:
-    """Return uint8 pictures (b, 3, h, w) of normalised latents (b, 16, 1, h/8, w/8)."""
+    """Return uint8 images (b, 3, h, w) of normalised latents (b, 16, 1, h/8, w/8)."""
     mean, std = latent_statistics(vae)
     with one_frame(vae):
         decoded = [
-            to_pictures(vae.decode(part.float() * std + mean).sample)
+            to_images(vae.decode(part.float() * std + mean).sample)
             for part in torch.split(latents, ENCODE_BATCH)
         ]
     return torch.cat(decoded)

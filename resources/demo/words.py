@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import torch
-from resources.demo.pictures import caption_of, training_scene
+from resources.demo.images import caption_of, training_scene
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import CLIPTokenizer, PreTrainedTokenizerBase, T5Tokenizer
 

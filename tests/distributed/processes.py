@@ -270,7 +270,7 @@ def _wait_at(number):
     def accumulate(*arguments):
         calls.append(1)
         if len(calls) == number:
-            arguments[-1].watchdog.beat("gradients of all ranks", waits=True)
+            arguments[-1].watchdog.heartbeat("gradients of all ranks", waits=True)
             time.sleep(600)
         return original(*arguments)
 
@@ -293,7 +293,7 @@ def _perturb_at(number):
 
 
 def _in_save(number, act):
-    """Act while the files of the checkpoint of this number are written but not yet vouched for."""
+    """Act while the files of the checkpoint of this number are written but not yet renamed."""
     calls = []
     original = checkpoint.write_sealed
 

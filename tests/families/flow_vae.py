@@ -6,7 +6,7 @@ from families.sdxl import tiny_kl
 
 
 def tiny_flow_kl() -> AutoencoderKL:
-    """Of half the picture's side; its latents are shifted, too."""
+    """Of half the image's side; its latents are shifted, too."""
     vae = tiny_kl()
     vae.register_to_config(shift_factor=0.06, scaling_factor=1.5)
     return vae

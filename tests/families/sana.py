@@ -75,7 +75,7 @@ def tiny_gemma() -> Gemma2Model:
 
 
 def tiny_dc() -> AutoencoderDC:
-    """A VAE of half the picture's side."""
+    """A VAE of half the image's side."""
     return AutoencoderDC(
         latent_channels=CHANNELS,
         attention_head_dim=2,

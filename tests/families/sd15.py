@@ -66,7 +66,7 @@ def tiny_pndm(prediction_type: str) -> PNDMScheduler:
 
 
 def tiny_safety_checker() -> StableDiffusionSafetyChecker:
-    """Its concepts lie out of reach of any picture, so it blackens none."""
+    """Its concepts lie out of reach of any image, so it blackens none."""
     vision = {
         "hidden_size": 16,
         "intermediate_size": 16,

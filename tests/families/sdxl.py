@@ -54,7 +54,7 @@ def make(folder: Path) -> None:
 
 
 def tiny_kl() -> AutoencoderKL:
-    """A VAE of half the picture's side."""
+    """A VAE of half the image's side."""
     return AutoencoderKL(
         block_out_channels=(8, 16),
         down_block_types=("DownEncoderBlock2D", "DownEncoderBlock2D"),

@@ -20,8 +20,8 @@ from distillery.families import Setting, family_named, grid_of
 from distillery.families.text import check_lengths
 from distillery.files import read_json
 from distillery.generation.trajectory import record
-from distillery.identity import SampleId, noise_seed
 from distillery.model_folder import ABOUT
+from distillery.noise import SampleId, noise_seed
 from distillery.store.embeddings import EmbeddingStore
 from distillery.store.trajectories import TrajectoryStore
 from distillery.student.schedule import student_scheduler
@@ -283,7 +283,7 @@ def test_a_step_with_the_target_lands_on_the_next_knot(subject: Subject, steps: 
         assert float((landed - expected).norm() / expected.norm()) < 1e-4
 
 
-def test_the_students_pipeline_is_stock_and_draws_the_stages_picture(subject: Subject) -> None:
+def test_the_students_pipeline_is_stock_and_draws_the_stages_image(subject: Subject) -> None:
     """Train, export, load with plain Diffusers, call as its card says."""
     run = subject.run
     pipeline_folder = run.train_and_export()
@@ -307,9 +307,9 @@ def test_the_students_pipeline_is_stock_and_draws_the_stages_picture(subject: Su
         generator=generators(noise_seed(0, sample) for sample in samples),
         **about["call"]["arguments"],
     )
-    assert eval("result." + about["call"]["picture"], {"result": result}).size
-    pictures = [np.asarray(picture) for picture in flat(result[0])]
-    for sample, theirs in zip(samples, pictures, strict=True):
+    assert eval("result." + about["call"]["image"], {"result": result}).size
+    images = [np.asarray(image) for image in flat(result[0])]
+    for sample, theirs in zip(samples, images, strict=True):
         path = run.folder / "samples" / "student" / sample.prompt_id / "0.png"
         ours = np.asarray(Image.open(path)).astype(int)
         assert abs(ours - theirs.astype(int)).max() <= 1
@@ -401,10 +401,10 @@ def assert_same_inputs(ours: Any, theirs: Any, name: str = "") -> None:
 
 
 def generators(seeds: Iterable[int]) -> list[torch.Generator]:
-    """What the samples' manifest promises: one per picture, made of its `noise_seed` alone."""
+    """What the samples' manifest promises: one per image, made of its `noise_seed` alone."""
     return [torch.Generator().manual_seed(seed) for seed in seeds]
 
 
-def flat(pictures: Any) -> list[Any]:
-    """Pictures of a pipeline's result, where videos have one frame."""
-    return [picture[0] if isinstance(picture, list) else picture for picture in pictures]
+def flat(images: Any) -> list[Any]:
+    """Images of a pipeline's result, where videos have one frame."""
+    return [image[0] if isinstance(image, list) else image for image in images]

@@ -14,7 +14,7 @@ from PIL import Image
 from test_families import flat, generators
 
 from distillery.families import FAMILIES, family_named
-from distillery.identity import SampleId, noise_seed
+from distillery.noise import SampleId, noise_seed
 from distillery.prompts import SAID_ELSEWHERE
 from distillery.store.trajectories import TrajectoryStore
 from distillery.teacher.find import find_teacher
@@ -31,7 +31,7 @@ INFRASTRUCTURE = {
     "self", "latents", "output_type", "return_dict", "callback", "callback_steps",
     "callback_on_step_end", "callback_on_step_end_tensor_inputs", "kwargs",
 }  # fmt: skip
-"""Arguments of stock calls that say nothing about what is on a picture."""
+"""Arguments of stock calls that say nothing about what is on an image."""
 
 
 @dataclass
@@ -116,9 +116,9 @@ def test_samples_are_the_stock_calls_and_say_with_which_negative(subject: Subjec
     assert table["negative_prompt"].tolist() == NEGATIVES
     for row, own in enumerate(NEGATIVES):
         (theirs,) = flat(subject.stock(table, row, own or OF_THE_RUN, "pil"))
-        with Image.open(folder / table["file"][row]) as picture:
-            assert picture.text.get("negative_prompt", "") == own  # type: ignore[attr-defined]
-            ours = np.asarray(picture).astype(int)
+        with Image.open(folder / table["file"][row]) as image:
+            assert image.text.get("negative_prompt", "") == own  # type: ignore[attr-defined]
+            ours = np.asarray(image).astype(int)
         assert abs(ours - np.asarray(theirs)).max() <= 1
 
 

@@ -12,8 +12,8 @@ import torch
 
 from distillery.families import Request, Setting
 from distillery.generation.trajectory import record
-from distillery.identity import SampleId, noise_seed
 from distillery.model_folder import load_denoiser
+from distillery.noise import SampleId, noise_seed
 from distillery.store.embeddings import EmbeddingStore
 from distillery.teacher.find import denoiser_config, find_teacher
 from distillery.teacher.loading import load_student, load_teacher
@@ -129,8 +129,10 @@ def test_a_stored_prediction_is_what_the_guided_teacher_gives_there(
 
     expected = conditional = predict(batch.conditioning)
     scale = subject.scale_at(float(batch.timestep[0]))
-    is_told = dataset.family.embeds_guidance(denoiser_config(subject.run.folder.parent / "teacher"))
-    if scale > 1.0 and not is_told:
+    is_guided_by_input = dataset.family.has_guidance_embedding(
+        denoiser_config(subject.run.folder.parent / "teacher")
+    )
+    if scale > 1.0 and not is_guided_by_input:
         negative = predict(subject.negative(dataset))
         expected = negative + scale * (conditional - negative)
         assert not batch.target.allclose(conditional, atol=1e-3)
@@ -155,8 +157,8 @@ def test_a_rollout_ends_where_the_exported_pipeline_does(subject: Subject) -> No
         ours = roll_out(predict, batch.noisy, dataset.grid, kind)
     teacher = subject.run.config.teacher
     pipeline = load_student(teacher, folder, CPU, dataset.family.text_components)
-    is_told = dataset.family.embeds_guidance(denoiser_config(folder))
-    setting = subject.students(subject.case.guidance_scale if is_told else 1.0)
+    is_guided_by_input = dataset.family.has_guidance_embedding(denoiser_config(folder))
+    setting = subject.students(subject.case.guidance_scale if is_guided_by_input else 1.0)
     with record(pipeline.scheduler, [STEPS]) as trajectory:
         dataset.family.generate(pipeline, subject.request(dataset, STEPS, setting, decode=False))
     theirs = trajectory.states[STEPS]
@@ -177,15 +179,15 @@ def test_the_decoder_is_fed_as_the_stock_pipeline_feeds_it(subject: Subject) -> 
     dataset, pipeline = subject.dataset, subject.teacher
     steps = subject.case.steps
     with record(pipeline.scheduler, [steps]) as trajectory:
-        pictures = dataset.family.generate(
+        images = dataset.family.generate(
             pipeline, subject.request(dataset, steps, subject.students(), True)
         )
     perceptual = open_perceptual(subject, dataset)
     with torch.no_grad():
         decoded = perceptual.decode(trajectory.states[steps])
     decoded = decoded[:, :, 0] if decoded.ndim == 5 else decoded
-    assert pictures is not None
-    torch.testing.assert_close((decoded / 2 + 0.5).clamp(0, 1), pictures, rtol=0, atol=1e-4)
+    assert images is not None
+    torch.testing.assert_close((decoded / 2 + 0.5).clamp(0, 1), images, rtol=0, atol=1e-4)
 
 
 def test_the_perceptual_distance_leads_back_to_the_target(subject: Subject) -> None:

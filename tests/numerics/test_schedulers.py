@@ -23,7 +23,7 @@ from distillery.schedulers import (
     make_scheduler,
     plain_config,
     prediction_type,
-    walked,
+    schedule_of,
 )
 from distillery.training.objectives import segment_target
 
@@ -65,7 +65,7 @@ def set_timesteps(scheduler: Any, steps: int) -> Any:
 
 
 def walk(scheduler: Any, steps: int) -> Schedule:
-    return walked(set_timesteps(type(scheduler).from_config(scheduler.config), steps))
+    return schedule_of(set_timesteps(type(scheduler).from_config(scheduler.config), steps))
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
@@ -79,7 +79,7 @@ def test_the_students_grid_is_part_of_the_teachers(
     grid = walk(teacher, teacher_steps)
     student = walk(first_order(teacher, grid, steps), steps)
     knots = range(0, teacher_steps + 1, teacher_steps // steps)
-    assert student.distance(grid.at(knots)) <= GRID_TOLERANCE
+    assert student.distance(grid.subset(knots)) <= GRID_TOLERANCE
     levels = np.array(student.alphas) ** (1 if is_flow(teacher) else 2)
     rest = np.array(student.sigmas) ** (1 if is_flow(teacher) else 2)
     assert np.allclose(levels + rest, 1.0)
@@ -92,25 +92,25 @@ def test_a_step_with_the_secant_lands_on_the_next_state(name: str, steps: int) -
     teacher = SCHEDULERS[name]
     grid = walk(teacher, 20)
     scheduler = set_timesteps(first_order(teacher, grid, steps), steps)
-    walked_grid = walked(scheduler)
+    grid = schedule_of(scheduler)
     generator = torch.Generator().manual_seed(0)
-    state = torch.randn(2, 3, 4, generator=generator) * walked_grid.scales[0]
+    state = torch.randn(2, 3, 4, generator=generator) * grid.scales[0]
     for step, timestep in enumerate(scheduler.timesteps):
-        following = torch.randn(2, 3, 4, generator=generator) * walked_grid.scales[step + 1]
+        following = torch.randn(2, 3, 4, generator=generator) * grid.scales[step + 1]
         levels = [
             torch.tensor(values[step + after])
             for after in (0, 1)
-            for values in (walked_grid.alphas, walked_grid.sigmas)
+            for values in (grid.alphas, grid.sigmas)
         ]
         target = segment_target(
             prediction_type(teacher),
-            state / walked_grid.scales[step],
-            following / walked_grid.scales[step + 1],
+            state / grid.scales[step],
+            following / grid.scales[step + 1],
             *levels,
         )
         if hasattr(scheduler, "scale_model_input"):
             seen = scheduler.scale_model_input(state, timestep)
-            torch.testing.assert_close(seen, state / walked_grid.scales[step])
+            torch.testing.assert_close(seen, state / grid.scales[step])
         landed = scheduler.step(target, timestep, state, return_dict=False)[0]
         assert float((landed - following).norm() / following.norm()) < 1e-4
         state = following
@@ -161,7 +161,7 @@ def test_a_grid_that_is_not_nested_is_far_from_the_students() -> None:
     teacher = EulerDiscreteScheduler(**SD, timestep_spacing="trailing", use_karras_sigmas=True)
     grid = walk(teacher, 20)
     student = walk(first_order(teacher, grid, 4), 4)
-    assert student.distance(grid.at(range(0, 21, 5))) > 1e-2
+    assert student.distance(grid.subset(range(0, 21, 5))) > 1e-2
 
 
 @pytest.mark.parametrize(

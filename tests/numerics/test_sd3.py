@@ -70,7 +70,7 @@ def test_blocks_that_attend_twice_are_counted_anew(folder: Path) -> None:
         FAMILY.kept_config(config, (0, 2, 4))
 
 
-def test_a_picture_beyond_the_known_positions_is_refused(folder: Path) -> None:
+def test_an_image_beyond_the_known_positions_is_refused(folder: Path) -> None:
     pipeline = load(folder)
     largest = (
         2 * 2 * SD3Transformer2DModel.load_config(folder / "transformer")["pos_embed_max_size"]

@@ -22,13 +22,13 @@ from distillery.training.alarms import (
     Course,
     LossJudge,
     Variation,
-    judge_picture,
+    judge_image,
     judge_variation,
 )
 from distillery.training.data import SegmentDataset
 from distillery.training.variation import (
     CollapseProbe,
-    ignorant_losses,
+    constant_baseline_losses,
     prompt_variation,
     state_variation,
 )
@@ -50,8 +50,8 @@ def names(found):
     return {(alarm.name, alarm.subject) for alarm in found}
 
 
-def judge_losses(history, ignorant=1.0, num_samples=100_000):
-    judge = LossJudge([ignorant] * STEPS, 512, num_samples)
+def judge_losses(history, baseline=1.0, num_samples=100_000):
+    judge = LossJudge([baseline] * STEPS, 512, num_samples)
     for row in history:
         judge.add(row)
     return judge.judge()
@@ -108,9 +108,9 @@ def test_growth_takes_means_over_enough_samples():
 def test_no_better_than_one_answer_to_everything_after_a_quarter():
     history = rows(0.95, 0.95)
     assert judge(history, num_samples=100_000) == set()
-    assert judge(history, num_samples=2048) == {("no_better_than_ignorant", "all segments")}
+    assert judge(history, num_samples=2048) == {("no_better_than_constant", "all segments")}
     history[-1]["loss_segment_1"] = 0.5
-    segments = {("no_better_than_ignorant", f"segment {number}") for number in (0, 2, 3)}
+    segments = {("no_better_than_constant", f"segment {number}") for number in (0, 2, 3)}
     assert judge(history, num_samples=2048) == segments
     assert judge(rows(0.85, 0.85), num_samples=2048) == set()
 
@@ -138,13 +138,13 @@ def test_a_perfect_student_varies_as_its_targets_do(dataset):
     assert prompt_variation(by_prompt, probe.first, dataset) == pytest.approx(1.0, rel=1e-3)
 
 
-def test_a_constant_output_and_a_constant_picture_vary_with_no_state(dataset):
+def test_a_constant_output_and_a_constant_image_vary_with_no_state(dataset):
     last = CollapseProbe.of(dataset).last
     constant = last.target[:1].unsqueeze(1).expand(len(last.items), 2, *last.target.shape[1:])
     assert state_variation(constant, last, dataset) == 0
     sigma = dataset.grid.sigmas[-2]
-    picture = last.noisy[:1] - sigma * last.target[:1]
-    same = ((last.noisy - picture) / sigma).unsqueeze(1).expand_as(constant)
+    image = last.noisy[:1] - sigma * last.target[:1]
+    same = ((last.noisy - image) / sigma).unsqueeze(1).expand_as(constant)
     assert state_variation(same, last, dataset) == pytest.approx(0, abs=1e-6)
 
 
@@ -162,9 +162,9 @@ def test_answers_that_are_not_finite_are_an_alarm():
 
 
 def test_the_ignorant_students_loss_by_hand(dataset):
-    """In a flow at sigma the same picture loses var(clean) / sigma², a constant var(target)."""
+    """In a flow at sigma the same image loses var(clean) / sigma², a constant var(target)."""
     training = Training(num_samples=8, global_batch_size=8)
-    found = ignorant_losses(dataset, training)
+    found = constant_baseline_losses(dataset, training)
     for segment in range(STEPS):
         items = range(segment, dataset.num_items, STEPS)
         batch = dataset.__getitems__(list(items))
@@ -177,25 +177,25 @@ def test_the_ignorant_students_loss_by_hand(dataset):
 
 def test_ignorant_losses_are_of_the_trainings_own_loss(dataset):
     training = Training(num_samples=8, global_batch_size=8, loss="huber", huber_width=0.1)
-    assert max(ignorant_losses(dataset, training)) < 0.2
+    assert max(constant_baseline_losses(dataset, training)) < 0.2
 
 
-# ---- pictures ----------------------------------------------------------------------------------
+# ---- images ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("picture", "kind"),
+    ("image", "kind"),
     [
         (np.zeros((8, 8, 3), np.uint8), "black, or not finite"),
         (np.full((8, 8, 3), (200, 30, 90), np.uint8), "of one colour"),
     ],
 )
-def test_a_picture_without_anything_on_it(picture, kind):
-    (found,) = judge_picture("p0", picture)
-    assert (found.name, found.subject) == ("solid_picture", "p0")
+def test_an_image_without_anything_on_it(image, kind):
+    (found,) = judge_image("p0", image)
+    assert (found.name, found.subject) == ("solid_image", "p0")
     assert kind in found.text
-    picture[:4] = 255 - picture[:4]
-    assert judge_picture("p0", picture) == []
+    image[:4] = 255 - image[:4]
+    assert judge_image("p0", image) == []
 
 
 # ---- telling -----------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ def test_an_alarm_is_told_when_it_begins_and_again_after_it_ended(tmp_path, capl
     told = Alarms(Reporter(tmp_path, "training", "training", "cpu"), "recipe")
     found = judge_variation(Variation(1.0, 0.0))
     for measured in (found, found, [], found):
-        told.tell(alarms.OF_VARIATION, measured, 64)
+        told.tell(alarms.VARIATION_ALARMS, measured, 64)
     events = [event for event in read_events(tmp_path) if event.kind == "alarm"]
     assert [event.facts["name"] for event in events] == ["prompt_ignored"] * 2
     assert events[0].facts["samples_seen"] == 64
@@ -215,11 +215,11 @@ def test_an_alarm_is_told_when_it_begins_and_again_after_it_ended(tmp_path, capl
 
 def test_a_measurement_ends_no_alarm_that_it_could_not_find(tmp_path):
     told = Alarms(Reporter(tmp_path, "training", "training", "cpu"), "recipe")
-    solid = judge_picture("p0", np.zeros((2, 2, 3), np.uint8))
-    assert len(told.tell(alarms.OF_PICTURES, solid, 8, "p0")) == 1
-    assert told.tell(alarms.OF_LOSSES, [], 8) == []
-    assert told.tell(alarms.OF_PICTURES, [], 8, "p1") == []
-    assert told.tell(alarms.OF_PICTURES, solid, 16, "p0") == []
+    solid = judge_image("p0", np.zeros((2, 2, 3), np.uint8))
+    assert len(told.tell(alarms.IMAGE_ALARMS, solid, 8, "p0")) == 1
+    assert told.tell(alarms.LOSS_ALARMS, [], 8) == []
+    assert told.tell(alarms.IMAGE_ALARMS, [], 8, "p1") == []
+    assert told.tell(alarms.IMAGE_ALARMS, solid, 16, "p0") == []
 
 
 # ---- real trainings ----------------------------------------------------------------------------
@@ -279,7 +279,7 @@ def demo(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("learning_rate", "expected"),
-    [(2e-4, set()), (0.05, {"no_better_than_ignorant", "state_ignored"})],
+    [(2e-4, set()), (0.05, {"no_better_than_constant", "state_ignored"})],
 )
 def test_the_demos_student_learns_and_collapses(demo, tmp_path, learning_rate, expected):
     job = read_json(demo / "config/training.json")
@@ -307,7 +307,7 @@ def test_targets_of_other_trajectories_ring(data, tmp_path, monkeypatch):
         return replace(batch, target=other.target)
 
     monkeypatch.setattr(SegmentDataset, "__getitems__", shuffled)
-    assert "no_better_than_ignorant" in {name for name, _ in train(data, tmp_path, **LONG)}
+    assert "no_better_than_constant" in {name for name, _ in train(data, tmp_path, **LONG)}
 
 
 def test_embeddings_that_are_all_equal_ring(data, tmp_path, monkeypatch):

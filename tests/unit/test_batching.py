@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from distillery.generation.batching import Batcher
-from distillery.generation.speed import Amount, pays
+from distillery.generation.speed import Workload, compile_pays_off
 from distillery.store.trajectories import TrajectoryStore
 from distillery.telemetry import Reporter
 from runs import CPU, make_run
@@ -116,4 +116,4 @@ def test_auto_makes_the_same_trajectories_on_a_cpu(teacher: Path, tmp_path: Path
 def test_large_networks_are_compiled_for_long_runs(
     choice: Any, num_parameters: int, num_samples: int, compiled: bool
 ) -> None:
-    assert pays(choice, num_parameters, Amount(num_samples, 20, 8)) == compiled
+    assert compile_pays_off(choice, num_parameters, Workload(num_samples, 20, 8)) == compiled

@@ -1,4 +1,4 @@
-"""A chunk vouches for itself: whatever is wrong with it, it is refused by name."""
+"""A chunk carries its own checksum: whatever is wrong with it, it is refused by name."""
 
 import os
 import signal

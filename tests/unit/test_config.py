@@ -483,7 +483,7 @@ def test_a_run_reads_the_files_of_the_splits_that_it_has() -> None:
     assert (one.files, one.file("train"), one.file("eval")) == (["b"], None, "b")
 
 
-def test_pairs_need_two_pictures() -> None:
+def test_pairs_need_two_images() -> None:
     assert "raise samples.images_per_prompt" in refused(generating(dataset__pairs="all"))
     raw = generating(dataset__pairs="all", samples__images_per_prompt=2)
     assert parse_config(raw, "my.yaml").dataset.pairs == "all"

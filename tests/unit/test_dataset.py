@@ -29,7 +29,7 @@ def make_tables(run: Run, *models: str) -> Path:
 
 @pytest.fixture(scope="module")
 def generated(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Two pictures of each of five prompts, in two shards, and the data set's tables."""
+    """Two images of each of five prompts, in two shards, and the data set's tables."""
     folder = tmp_path_factory.mktemp("generated")
     run = Run(folder / "results", parse_config(generating_settings(folder, teacher), "tiny"))
     run.encode("eval")
@@ -50,15 +50,15 @@ def test_the_metadata_is_what_image_folders_want(generated: Run) -> None:
         path.relative_to(folder).as_posix() for path in folder.rglob("*.png")
     }
     for row in table.itertuples():
-        picture = Image.open(folder / str(row.file_name))
-        picture.load()
-        assert picture.size == (row.width, row.height)
-        assert picture.text["prompt"] == row.prompt  # type: ignore[attr-defined]
+        image = Image.open(folder / str(row.file_name))
+        image.load()
+        assert image.size == (row.width, row.height)
+        assert image.text["prompt"] == row.prompt  # type: ignore[attr-defined]
         assert hash_file(folder / str(row.file_name)) == row.sha256
     assert table["style"].tolist()[:3] == ["style 0", "style 0", "style 1"]
 
 
-def test_the_manifest_knows_who_made_a_picture_and_how_long_it_took(generated: Run) -> None:
+def test_the_manifest_knows_who_made_an_image_and_how_long_it_took(generated: Run) -> None:
     table = pd.read_parquet(generated.folder / "dataset" / "manifest.parquet")
     assert {"sha256", "prompt", "noise_seed", "steps", "guidance_scale", "style"} <= set(table)
     assert table["device"].tolist() == ["cpu"] * 10
@@ -81,7 +81,7 @@ def test_all_pairs(generated: Run) -> None:
 def test_pairs_go_across_seeds_and_models(
     teacher: Path, tmp_path: Path, kind: str, num_pairs: int | None
 ) -> None:
-    """Three pictures of each of five prompts: two seeds of one model, one of another."""
+    """Three images of each of five prompts: two seeds of one model, one of another."""
     raw = generating_settings(tmp_path, teacher, dataset={"pairs": kind})
     raw["samples"]["models"]["fast"] = FAST
     run = Run(tmp_path / "results", parse_config(raw, "tiny"))
@@ -117,7 +117,7 @@ def fake_row(model: str, prompt_id: str, index: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_a_picture_without_an_event_has_no_time(generated: Run, tmp_path: Path) -> None:
+def test_an_image_without_an_event_has_no_time(generated: Run, tmp_path: Path) -> None:
     telemetry = generated.folder / "telemetry"
     kept = {path: path.read_text() for path in telemetry.glob("samples-*-0-of-2.jsonl")}
     for path in kept:
@@ -163,7 +163,7 @@ def test_manifests_of_other_models_are_refused(generated: Run, tmp_path: Path) -
         make_tables(generated, "teacher", "teacher")
 
 
-def test_the_plan_counts_pictures(teacher: Path, tmp_path: Path) -> None:
+def test_the_plan_counts_images(teacher: Path, tmp_path: Path) -> None:
     raw = generating_settings(tmp_path, teacher)
     raw["samples"]["models"]["fast"] = FAST
     found = planned(raw, tmp_path)

@@ -1,4 +1,4 @@
-"""Pictures that a VAE of lower precision spoils are decoded again in float32."""
+"""Images that a VAE of lower precision spoils are decoded again in float32."""
 
 import logging
 from pathlib import Path
@@ -48,7 +48,7 @@ def test_what_is_spoiled() -> None:
     assert is_spoiled(decoded).tolist() == [False, True, True, True, False]
 
 
-def test_a_black_picture_is_decoded_again(pipeline: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_black_image_is_decoded_again(pipeline: Any, caplog: pytest.LogCaptureFixture) -> None:
     batch = latents(1.0, 1.0)
     stock = type(pipeline.vae).decode
     assert is_spoiled(stock(pipeline.vae, batch.half()).sample).all()
@@ -56,13 +56,13 @@ def test_a_black_picture_is_decoded_again(pipeline: Any, caplog: pytest.LogCaptu
         found = pipeline.vae.decode(batch.half()).sample
     assert found.isfinite().all()
     assert pipeline.vae.dtype == torch.float16
-    assert "2 of 2 pictures were black or not finite in torch.float16" in caplog.text
+    assert "2 of 2 images were black or not finite in torch.float16" in caplog.text
     with torch.no_grad():
         exact = stock(pipeline.vae.float(), batch.half().float()).sample
     torch.testing.assert_close(found, exact.half())
 
 
-def test_pictures_that_are_whole_stay_as_they_are(
+def test_images_that_are_whole_stay_as_they_are(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     sdxl.make(tmp_path / "teacher")
@@ -75,7 +75,7 @@ def test_pictures_that_are_whole_stay_as_they_are(
     assert caplog.text == ""
 
 
-def test_only_the_spoiled_picture_is_replaced(pipeline: Any) -> None:
+def test_only_the_spoiled_image_is_replaced(pipeline: Any) -> None:
     stock = type(pipeline.vae).decode
 
     def spoil_second(batch: torch.Tensor, **_options: Any) -> Any:
@@ -101,7 +101,7 @@ def test_latents_that_are_not_finite_pass_through(
         found = pipeline.vae.decode(latents(bad, 1.0).half()).sample
     assert not found[0].isfinite().any()
     assert found[1].isfinite().all()
-    assert "1 of 2 pictures were black or not finite in torch.float16" in caplog.text
+    assert "1 of 2 images were black or not finite in torch.float16" in caplog.text
 
 
 @pytest.mark.parametrize("vae_dtype", ["float16", "float32"])

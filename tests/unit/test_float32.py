@@ -18,7 +18,7 @@ LATENTS = "samples/teacher/*/*.safetensors"
 
 
 @pytest.mark.parametrize("vae_dtype", ["float32", "bfloat16"])
-def test_a_picture_that_overflows_is_made_again_in_float32(
+def test_an_image_that_overflows_is_made_again_in_float32(
     teacher: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, vae_dtype: Dtype
 ) -> None:
     """Outputs beyond float16's largest number: infinite there, numbers in float32."""
@@ -32,7 +32,7 @@ def test_a_picture_that_overflows_is_made_again_in_float32(
     run = make_run(tmp_path, folder, teacher={"dtype": "float16", "vae_dtype": vae_dtype})
     run.encode("eval")
     run.samples()
-    assert len(run.pictures()) == 10
+    assert len(run.images()) == 10
     assert "black or not finite, made again in float32: p000/0, p001/0" in caplog.text
     assert all(load_file(path)["latents"].isfinite().all() for path in run.folder.glob(LATENTS))
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from distillery.config.jobs import DatasetJob, SamplesJob
 from distillery.config.run import parse_config
 from distillery.files import hash_json, read_json, write_json
-from distillery.generation.painter import Painter
+from distillery.generation.sample_maker import SampleMaker
 from distillery.prompts import REQUIRED, RESERVED
 from distillery.stages.dataset import make_dataset
 from distillery.stages.merge_samples import merge_samples
@@ -106,9 +106,9 @@ def test_recipes_have_the_second_scale_only_where_it_is_given(
 
 
 def samples_recipe(run: Run, model: str) -> dict[str, Any]:
-    """Everything that a model's pictures depend on, checked against its table."""
+    """Everything that a model's images depend on, checked against its table."""
     folder = run.folder / "samples" / model
-    painter = Painter(
+    maker = SampleMaker(
         run.job(f"samples-{model}", SamplesJob),
         pd.read_parquet(run.prompts("eval")),
         run.embeddings("eval"),
@@ -117,7 +117,7 @@ def samples_recipe(run: Run, model: str) -> dict[str, Any]:
         CPU,
         run.reporter(),
     )
-    recipe = painter._recipe()
+    recipe = maker._recipe()
     assert (pd.read_parquet(folder / "manifest.parquet")["recipe"] == hash_json(recipe)).all()
     return recipe
 

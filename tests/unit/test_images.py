@@ -12,14 +12,14 @@ from distillery.images import SHEET, moment_folder, write_png, write_sheets
 
 
 def draw(root: Path, samples_seen: int) -> None:
-    picture = np.zeros((32, 32, 3), np.uint8)
-    write_png(moment_folder(root, samples_seen) / "p0.png", picture, {"training": "ours"})
+    image = np.zeros((32, 32, 3), np.uint8)
+    write_png(moment_folder(root, samples_seen) / "p0.png", image, {"training": "ours"})
 
 
 def test_who_comes_later_waits_so_that_no_moment_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first looks, and is slow to write what it has seen; another picture comes meanwhile."""
+    """The first looks, and is slow to write what it has seen; another image comes meanwhile."""
     find, looked, second_wrote = images.find_moments, threading.Event(), threading.Event()
 
     def slow_find(*arguments: object) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Scores of a small run: a real CLIP of tiny size, pictures drawn here, values checked directly."""
+"""Scores of a small run: a real CLIP of tiny size, images drawn here, values checked directly."""
 
 import hashlib
 import json
@@ -44,14 +44,14 @@ def make_judge(folder):
     torch.manual_seed(0)
     config = CLIPConfig(text_config=text, vision_config=vision, projection_dim=16)
     CLIPModel(config).save_pretrained(folder)
-    pictures = CLIPImageProcessorPil(
+    images = CLIPImageProcessorPil(
         size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}
     )
-    CLIPProcessor(pictures, tokenizer).save_pretrained(folder)
+    CLIPProcessor(images, tokenizer).save_pretrained(folder)
 
 
 def draw(prompt, shift):
-    """The prompt's picture, 48 × 48; `shift` moves it and changes its brightness."""
+    """The prompt's image, 48 × 48; `shift` moves it and changes its brightness."""
     _, colour, shape = prompt.split()
     image = Image.new("RGB", (48, 48), (240 - shift, 240, 240))
     box = (10 + shift, 10, 36 + shift, 36)
@@ -132,7 +132,7 @@ class Run:
 
 
 def test_clip_score_is_what_transformers_says(run, judge_folder):
-    """One picture at a time through CLIPModel's own forward; our batches must not change it."""
+    """One image at a time through CLIPModel's own forward; our batches must not change it."""
     _, scores = run.evaluate()
     model = CLIPModel.from_pretrained(judge_folder)
     processor = CLIPProcessor.from_pretrained(judge_folder)
@@ -195,7 +195,7 @@ def test_a_second_guidance_scale_is_told_where_there_is_one(run):
 
 
 def test_retrieval_counts_first_places_only(run):
-    """Of 24 pictures 6 are found first, 6 second: R@1 is a quarter."""
+    """Of 24 images 6 are found first, 6 second: R@1 is a quarter."""
     samples = {model: read_samples(model, path) for model, path in run.manifests.items()}
     scores = {
         model: found.table[["prompt_id", "index"]].assign(
@@ -208,7 +208,7 @@ def test_retrieval_counts_first_places_only(run):
 
 
 def test_prompts_that_the_judge_reads_alike_count_as_one(run, judge_folder, caplog):
-    """In capitals, or longer than the judge reads: each picture would tie with its twin's."""
+    """In capitals, or longer than the judge reads: each image would tie with its twin's."""
     twins = {
         PROMPTS[1]: PROMPTS[0].upper(),
         PROMPTS[2]: "a red circle a red circle a red circle",
@@ -285,7 +285,7 @@ def test_empty_manifest_is_refused(run):
         run.evaluate()
 
 
-def test_missing_picture_is_named(run):
+def test_missing_image_is_named(run):
     (run.folder / "samples/few/eval-04/1.png").unlink()
     with pytest.raises(
         ValueError, match=r"eval-04/1.png of 'few' is not there: run `rm -r .*manifest"
@@ -314,18 +314,16 @@ def test_a_manifest_that_cannot_be_read_is_told_with_its_cure(run):
         run.evaluate()
 
 
-def test_black_pictures_are_counted(run):
+def test_black_images_are_counted(run):
     run.edit("few", lambda table: table.assign(is_black=table["index"] == 1))
     quality, _ = run.evaluate()
     assert quality["models"]["few"]["num_black"] == len(PROMPTS)
     assert quality["models"]["student"]["num_black"] == 0
 
 
-def test_changed_picture_is_refused(run):
+def test_changed_image_is_refused(run):
     draw(PROMPTS[0], 9).save(run.folder / "samples/few/eval-04/1.png")
-    with pytest.raises(
-        ValueError, match=r"eval-04/1.png of 'few' is not what its manifest vouches for"
-    ):
+    with pytest.raises(ValueError, match=r"eval-04/1.png of 'few' is not what its manifest lists"):
         run.evaluate()
 
 

@@ -24,7 +24,7 @@ def test_psnr_does_not_wrap_around():
     assert metrics.psnr_db(black, white) == pytest.approx(0.0)
 
 
-def test_psnr_of_equal_pictures_is_the_ceiling():
+def test_psnr_of_equal_images_is_the_ceiling():
     image = np.arange(27, dtype=np.uint8).reshape(3, 3, 3)
     assert metrics.psnr_db(image, image) == metrics.IDENTICAL_PSNR_DB
 
@@ -55,7 +55,7 @@ def test_zero_embedding_is_refused():
 
 
 def test_ranks_counted_by_hand():
-    """Prompts at 0, 90 and 45 degrees; pictures at 10, 50 and 80 degrees."""
+    """Prompts at 0, 90 and 45 degrees; images at 10, 50 and 80 degrees."""
 
     def unit(degrees):
         angle = np.radians(degrees)
@@ -144,7 +144,7 @@ def test_values_without_spread_leave_a_bound_open():
     assert interval.high is None
     assert interval.low < 0.35
     same = metrics.bootstrap_mean(np.full(4, 0.1), groups, weights)
-    assert same == metrics.Interval(0.1, 0.1, 0.1)
+    assert same == metrics.ConfidenceInterval(0.1, 0.1, 0.1)
 
 
 def test_images_of_one_prompt_are_not_independent():
@@ -174,7 +174,7 @@ def test_too_few_prompts_give_no_interval(num_prompts):
     groups = Groups.of(list("abc")[:num_prompts] * 2)
     weights = metrics.draw_weights(num_prompts, 100)
     values = np.repeat([0.0, 1.0], num_prompts)
-    expected = metrics.Interval(0.5, None, None)
+    expected = metrics.ConfidenceInterval(0.5, None, None)
     assert metrics.bootstrap_mean(values, groups, weights) == expected
     assert metrics.wilson_share(values, groups) == expected
 
@@ -184,7 +184,7 @@ def test_ratio_of_a_constant_factor_is_known_exactly():
     others = np.random.default_rng(4).uniform(0.2, 0.8, size=25)
     groups = Groups.of([str(number) for number in range(25)])
     ratio = metrics.bootstrap_ratio(0.9 * others, others, groups, metrics.draw_weights(25, 300))
-    assert ratio == metrics.Interval(0.9, 0.9, 0.9)
+    assert ratio == metrics.ConfidenceInterval(0.9, 0.9, 0.9)
 
 
 def test_ratio_is_undefined_where_the_lower_mean_can_be_negative():

@@ -11,12 +11,12 @@ from distillery.config.jobs import TrainingJob, read_job
 from distillery.files import read_json
 from distillery.telemetry import Reporter, read_events
 from distillery.training import loop, microbatch, update
-from distillery.training.distributed import Place
+from distillery.training.distributed import RankInfo
 from distillery.training.health import StopRequest, Watchdog
 from distillery.training.microbatch import NOTES, MicroBatches, lower_by_estimates
 from distillery.training.run import Paths, prepare
 
-ALONE, CPU = Place(), torch.device("cpu")
+ALONE, CPU = RankInfo(), torch.device("cpu")
 WEIGHTS = "student/trained/diffusion_pytorch_model.safetensors"
 
 
@@ -81,7 +81,7 @@ def test_a_single_sample_that_does_not_fit_is_an_error_that_says_what_to_do(
     assert "set training.gradient_checkpointing: true" in capsys.readouterr().err
 
 
-def open_run(data, folder, place=ALONE, device=CPU, **settings):
+def open_run(data, folder, ranks=ALONE, device=CPU, **settings):
     """What a training is made from, as process `place` of its group sees it."""
     tiny.write_training_job(folder, **settings)
     job = read_job(folder / "config/training.json", TrainingJob)
@@ -95,8 +95,8 @@ def open_run(data, folder, place=ALONE, device=CPU, **settings):
         checkpoints=folder / "checkpoints",
     )
     reporter = Reporter(folder / "telemetry", "training", "training", "cpu")
-    watchdog = Watchdog(place.rank, job.training.hang_timeout_s)
-    return prepare(job, paths, place, device, reporter, StopRequest(), watchdog)
+    watchdog = Watchdog(ranks.rank, job.training.hang_timeout_s)
+    return prepare(job, paths, ranks, device, reporter, StopRequest(), watchdog)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def open_run(data, folder, place=ALONE, device=CPU, **settings):
 def test_sizes_of_micro_batches(data, tmp_path, num_processes, size, expected):
     found = []
     for rank in range(num_processes):
-        run = open_run(data, tmp_path, Place(rank, num_processes), micro_batch_size=size)
+        run = open_run(data, tmp_path, RankInfo(rank, num_processes), micro_batch_size=size)
         share = run.dataset.__getitems__(next(run.batches.positions(0)))
         parts = MicroBatches(run, sharded=False).cut(share)
         found.append([len(part.items) for part in parts])
@@ -121,21 +121,23 @@ def test_sizes_of_micro_batches(data, tmp_path, num_processes, size, expected):
 
 
 def test_processes_that_share_weights_take_equally_many(data, tmp_path):
-    run = open_run(data, tmp_path, Place(0, 3), micro_batch_size=2)
+    run = open_run(data, tmp_path, RankInfo(0, 3), micro_batch_size=2)
     micro_batches = MicroBatches(run, sharded=True)
     with pytest.raises(ValueError, match="a multiple of 3; use 6 or 9"):
         micro_batches.halve()
-    MicroBatches(open_run(data, tmp_path, Place(0, 4), micro_batch_size=1), sharded=True)
+    MicroBatches(open_run(data, tmp_path, RankInfo(0, 4), micro_batch_size=1), sharded=True)
 
 
 def test_one_of_several_processes_notes_the_half_and_ends(data, tmp_path):
-    run = open_run(data, tmp_path, Place(1, 2))
+    run = open_run(data, tmp_path, RankInfo(1, 2))
     with pytest.raises(torch.OutOfMemoryError, match="next attempt takes 2 samples at once"):
         MicroBatches(run, sharded=False).lower(torch.OutOfMemoryError("no room"))
     assert read_json(run.checkpoints / NOTES[False])["size"] == 2
     assert MicroBatches(run, sharded=False).size == 2
-    assert MicroBatches(run, sharded=False, of_rollouts=True).size == 4
-    assert MicroBatches(open_run(data, tmp_path, Place(0, 2), micro_batch_size=1), False).size == 1
+    assert MicroBatches(run, sharded=False, for_rollouts=True).size == 4
+    assert (
+        MicroBatches(open_run(data, tmp_path, RankInfo(0, 2), micro_batch_size=1), False).size == 1
+    )
     # Other circumstances: the note says nothing of them.
     assert MicroBatches(run, sharded=True).size == 4
     assert MicroBatches(open_run(data, tmp_path, ALONE), sharded=False).size == 8
@@ -257,7 +259,7 @@ def test_an_estimate_that_was_too_low_makes_the_next_attempt_smaller(
 ):
     monkeypatch.setattr("distillery.training.distributed.all_reduce", lambda values: values)
     sizes = dict.fromkeys(("global_batch_size", "log_every_samples", "save_every_samples"), 16)
-    run = open_run(data, tmp_path, Place(0, 2), num_samples=64, **sizes)
+    run = open_run(data, tmp_path, RankInfo(0, 2), num_samples=64, **sizes)
     state, micro_batches = state_of(data, run), MicroBatches(run, sharded=True)
     share = run.dataset.__getitems__(next(run.batches.positions(0)))
     with pytest.raises(torch.OutOfMemoryError, match=f"next attempt takes {noted} samples"):
@@ -269,7 +271,7 @@ def test_an_estimate_that_was_too_low_makes_the_next_attempt_smaller(
 
 
 def test_a_single_sample_beyond_all_estimates_is_an_error_that_says_what_to_do(data, tmp_path):
-    run = open_run(data, tmp_path, Place(0, 2))
+    run = open_run(data, tmp_path, RankInfo(0, 2))
     state, micro_batches = state_of(data, run), MicroBatches(run, sharded=True)
     share = run.dataset.__getitems__(next(run.batches.positions(0)))
     with pytest.raises(torch.OutOfMemoryError, match=r"set training\.gradient_checkpointing: true"):
@@ -309,7 +311,7 @@ def test_rollouts_have_a_size_of_their_own_known_from_the_start(
     run = rollouts_run(data, tmp_path, monkeypatch, room)
     state = state_of(data, run)
     found = microbatch.micro_batches_for(state, run)
-    assert {kind: (it.size, it.recomputes) for kind, it in found.items()} == {
+    assert {kind: (it.size, it.checkpointing) for kind, it in found.items()} == {
         False: segments,
         True: rollouts,
     }
@@ -327,7 +329,7 @@ def test_blocks_are_computed_again_in_rollouts_alone(data, tmp_path, monkeypatch
         return forward(model, batch, run)
 
     def sized(state, run):
-        return {kind: MicroBatches(run, False, kind, recomputes=kind) for kind in (False, True)}
+        return {kind: MicroBatches(run, False, kind, checkpointing=kind) for kind in (False, True)}
 
     monkeypatch.setattr(update, "batch_losses", compute)
     monkeypatch.setattr(loop, "micro_batches_for", sized)

@@ -31,7 +31,7 @@ def card_of(cast_latents: bool = False, vae_dtype: str = "float32", **teacher: o
         "dtypes": {"default": "bfloat16", "vae": vae_dtype},
         "cast_latents": cast_latents,
         "absent": {},
-        "picture": "images[0]",
+        "image": "images[0]",
     }
     job = ExportJob(
         teacher=Teacher(path=NAME, height=32, width=32, **teacher),  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A student's folder vouches for its files, and a disk that is full is an error of the disk."""
+"""A student's folder lists its files, and a disk that is full is an error of the disk."""
 
 import os
 import resource

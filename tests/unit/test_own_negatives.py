@@ -31,7 +31,7 @@ def with_negatives(path: str | Path, negatives: Sequence[str]) -> None:
 
 
 def made(folder: Path, teacher: Path, negatives: Sequence[str] | None) -> Run:
-    """Targets in three chunks of four, pictures of a guided and of an unguided model."""
+    """Targets in three chunks of four, images of a guided and of an unguided model."""
     run = make_run(folder, teacher, samples={"models": MODELS})
     for split, path in (("train", run.config.prompts.train), ("eval", run.config.prompts.eval)):
         if negatives is not None:
@@ -45,7 +45,7 @@ def made(folder: Path, teacher: Path, negatives: Sequence[str] | None) -> Run:
 
 
 def written(run: Run) -> dict[str, int]:
-    """When each chunk and picture was written; chunks of embeddings and targets by their stage."""
+    """When each chunk and image was written; chunks of embeddings and targets by their stage."""
     found = {}
     for path in run.folder.glob("**/*.*"):
         if path.suffix in (".png", ".safetensors"):

@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from distillery.training import parallel
-from distillery.training.distributed import Place
+from distillery.training.distributed import RankInfo
 from tiny import LATENT_SHAPE, TEXT_FEATURES, tiny_transformer
 
 CPU = torch.device("cpu")
@@ -31,7 +31,7 @@ def forward(denoiser, timestep):
 
 def test_weights_are_gathered_in_bfloat16_and_a_timestep_keeps_its_digits(group):
     denoiser = tiny_transformer()
-    parallel.shard(denoiser, Place(), CPU, torch.bfloat16)
+    parallel.shard(denoiser, RankInfo(), CPU, torch.bfloat16)
     seen = {}
 
     def look(module, arguments):
@@ -55,7 +55,7 @@ def test_weights_are_gathered_in_bfloat16_and_a_timestep_keeps_its_digits(group)
 def test_a_forward_pass_alone_leaves_no_gathered_weights_behind(group):
     """The next update would make them old, and a pass after it would compute with them."""
     denoiser = tiny_transformer()
-    parallel.shard(denoiser, Place(), CPU, torch.float32)
+    parallel.shard(denoiser, RankInfo(), CPU, torch.float32)
     with torch.no_grad():
         forward(denoiser, torch.tensor([500.0]))
     assert all(isinstance(parameter, DTensor) for parameter in denoiser.parameters())
@@ -64,7 +64,7 @@ def test_a_forward_pass_alone_leaves_no_gathered_weights_behind(group):
 def test_values_go_in_and_come_out_whole(group):
     denoiser = tiny_transformer()
     wanted = {name: value.detach().clone() for name, value in denoiser.named_parameters()}
-    parallel.shard(denoiser, Place(), CPU, torch.float32)
+    parallel.shard(denoiser, RankInfo(), CPU, torch.float32)
     with torch.no_grad():
         for name, parameter in denoiser.named_parameters():
             parameter.zero_()
@@ -73,7 +73,7 @@ def test_values_go_in_and_come_out_whole(group):
             step = torch.tensor(3.0)
             assert parallel.shard_like(step, parameter) is step
             assert isinstance(parallel.shard_like(wanted[name], parameter), DTensor)
-    parallel.gather_denoiser(denoiser, Place())
+    parallel.gather_denoiser(denoiser, RankInfo())
     assert type(denoiser).__name__ == "WanTransformer3DModel"
     assert all(torch.equal(denoiser.state_dict()[name], wanted[name]) for name in wanted)
 
@@ -86,7 +86,7 @@ def test_what_is_not_sharded_passes_through():
     assert torch.equal(target, value)
     denoiser = tiny_transformer()
     assert not parallel.is_sharded(denoiser)
-    assert parallel.wrap(denoiser, Place(), CPU) is denoiser
+    assert parallel.wrap(denoiser, RankInfo(), CPU) is denoiser
 
 
 def test_the_blocks_of_a_network():

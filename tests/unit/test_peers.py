@@ -57,7 +57,7 @@ def watched(action, **phase):
     try:
         watchdog = Watchdog(rank=0, limit_s=0)
         with watchdog.watching():
-            watchdog.beat("gradients of all ranks", **phase)
+            watchdog.heartbeat("gradients of all ranks", **phase)
             process = subprocess.Popen(["sleep", "60"])
             watchdog.peers = Peers({1: process.pid})
             process.kill()
@@ -85,7 +85,7 @@ def test_who_has_just_got_what_it_waited_for_goes_on():
     def get_on(watchdog):
         for number in range(20):
             time.sleep(0.1)
-            watchdog.beat(f"gradients of all ranks, {number}", waits=True)
+            watchdog.heartbeat(f"gradients of all ranks, {number}", waits=True)
 
     assert watched(get_on, waits=True) == 0
 

@@ -48,7 +48,7 @@ def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def draw(pipeline: Any, folder: Path, decode: bool = False) -> torch.Tensor:
-    """The latents, or the pictures, of two prompts through the family's own call."""
+    """The latents, or the images, of two prompts through the family's own call."""
     family = family_in(folder)
     length = MAX_TOKENS if family.name == "wan" else 77
     prompts = family.encode(pipeline, ["a red dog", "a blue cat"], length)
@@ -70,10 +70,10 @@ def draw(pipeline: Any, folder: Path, decode: bool = False) -> torch.Tensor:
         return result
 
     pipeline.scheduler.step = step
-    pictures = family.generate(pipeline, request)
+    images = family.generate(pipeline, request)
     del pipeline.scheduler.step
     assert len(seen) == 3
-    return torch.as_tensor(pictures) if decode else seen[-1].float().cpu()
+    return torch.as_tensor(images) if decode else seen[-1].float().cpu()
 
 
 def stay(_pipeline: Any, _denoiser: Any) -> None:

@@ -9,14 +9,14 @@ from diffusers import DDIMScheduler, FlowMatchEulerDiscreteScheduler
 
 from distillery.planning.precision import rounding_errors
 from distillery.schedule import PredictionType, Schedule, add_noise
-from distillery.schedulers import walked
+from distillery.schedulers import schedule_of
 from distillery.training.objectives import segment_target
 from runs import planned, settings
 
 
 def grid_of(scheduler: Any, steps: int) -> Schedule:
     scheduler.set_timesteps(steps)
-    return walked(scheduler)
+    return schedule_of(scheduler)
 
 
 FLOW = FlowMatchEulerDiscreteScheduler(shift=3.0)

@@ -168,10 +168,10 @@ def test_the_plan_on_a_cpu(teacher: Path, tmp_path: Path, monkeypatch: pytest.Mo
 def test_more_gpus_than_samples_in_an_update_are_noted(
     teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for num_gpus, is_told in ((8, False), (9, True)):
+    for num_gpus, is_guided_by_input in ((8, False), (9, True)):
         plan, _ = planned(tmp_path, teacher, monkeypatch, [gpu(H200)] * num_gpus)
         told = [line for line in plan["advice"] if "training.global_batch_size is 8" in line]
-        assert len(told) == is_told
+        assert len(told) == is_guided_by_input
 
 
 def test_the_plan_on_gpus_that_are_too_small_or_too_old(
@@ -232,20 +232,20 @@ def test_gpus_elsewhere_that_are_described(teacher: Path, tmp_path: Path) -> Non
     assert "planned for 4 GPU of 80.0 GiB" in summary(plan)
 
 
-@pytest.mark.parametrize(("share", "is_told"), [(1.2, False), (1.3, True)])
+@pytest.mark.parametrize(("share", "is_guided_by_input"), [(1.2, False), (1.3, True)])
 def test_a_training_is_too_large_from_four_fifths_of_a_gpu_on(
     teacher: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     share: float,
-    is_told: bool,
+    is_guided_by_input: bool,
 ) -> None:
     """`share`: of a GPU's memory, in the weights' states times 1.25 squared over it."""
     counted = planned(tmp_path, teacher, monkeypatch, [gpu(H200)])[0]
     assert not [line for line in counted["advice"] if "training needs" in line]
     memory = int(counted["training"]["bytes_per_device"] / share * 1.5625)
     plan, _ = planned(tmp_path, teacher, monkeypatch, [gpu(memory)])
-    assert bool([line for line in plan["advice"] if "training needs" in line]) == is_told
+    assert bool([line for line in plan["advice"] if "training needs" in line]) == is_guided_by_input
 
 
 def test_a_loras_additions_count(teacher: Path, tmp_path: Path) -> None:

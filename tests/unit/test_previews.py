@@ -1,4 +1,4 @@
-"""Previews: the exported student's own pictures, drawn without a trace in the training."""
+"""Previews: the exported student's own images, drawn without a trace in the training."""
 
 import os
 import shutil
@@ -32,7 +32,7 @@ MOMENTS = [0, 32, 64]
 
 
 FAST = {"learning_rate": 0.1}
-"""So that the pictures change within 64 samples."""
+"""So that the images change within 64 samples."""
 
 
 def arguments(data, output, every_samples=32, **settings):
@@ -70,8 +70,8 @@ def train(*given, **settings):
     return script.main(arguments(*given, **settings))
 
 
-def pictures(folder):
-    """Every picture by its path, as bytes."""
+def images(folder):
+    """Every image by its path, as bytes."""
     root = folder / "student/previews"
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.glob("*/p*.png")}
 
@@ -92,11 +92,11 @@ def drawn(data, tmp_path_factory):
 
 
 def test_the_first_the_last_and_those_between_are_drawn(drawn):
-    assert pictures(drawn).keys() == expected()
+    assert images(drawn).keys() == expected()
     shown = [pixels(drawn / "student/previews" / name) for name in expected()]
-    assert all(picture.shape == (32, 32, 3) for picture in shown)
-    # The student learns: the same noise and prompt give another picture at each moment.
-    assert len({picture.tobytes() for picture in shown}) == len(shown)
+    assert all(image.shape == (32, 32, 3) for image in shown)
+    # The student learns: the same noise and prompt give another image at each moment.
+    assert len({image.tobytes() for image in shown}) == len(shown)
     sheet = Image.open(drawn / "student/previews/samples-000000000064/sheet.png")
     over_time = Image.open(drawn / "student/previews/sheet.png")
     assert sheet.width < over_time.width
@@ -119,19 +119,19 @@ def test_a_resumed_training_draws_only_what_is_missing(data, drawn, tmp_path):
     (last / "p000.png").touch()
     os.utime(last / "p000.png", ns=(1, 1))
     assert train(data, tmp_path) == 0
-    assert pictures(tmp_path) == pictures(drawn)
+    assert images(tmp_path) == images(drawn)
     assert (last / "p000.png").stat().st_mtime_ns == 1
 
 
-def test_pictures_of_another_training_are_drawn_again(data, drawn, tmp_path):
+def test_images_of_another_training_are_drawn_again(data, drawn, tmp_path):
     shutil.copytree(drawn, tmp_path, dirs_exist_ok=True)
     assert train(data, tmp_path, learning_rate=3e-3) == 0
-    ours, theirs = pictures(tmp_path), pictures(drawn)
+    ours, theirs = images(tmp_path), images(drawn)
     assert ours.keys() == theirs.keys()
     assert all(ours[name] != theirs[name] for name in expected([32, 64]))
 
 
-def test_the_last_preview_is_the_exported_students_picture(tmp_path, teacher):
+def test_the_last_preview_is_the_exported_students_image(tmp_path, teacher):
     """Through the stock pipeline from the exported folder, with averaged weights."""
     training = {"ema_half_life_samples": 16, "num_samples": 16, "learning_rate": 0.1}
     run = runs.make_run(tmp_path, teacher, training=training, previews={"every_samples": 8})
@@ -162,7 +162,7 @@ def test_a_failure_to_draw_is_told_and_the_training_goes_on(data, drawn, tmp_pat
     log = (tmp_path / "logs/training.log").read_text()
     assert "previews after 0 samples were not drawn here" in log
     assert "the training goes on" in log
-    assert pictures(tmp_path) == {}
+    assert images(tmp_path) == {}
     assert trained(tmp_path) == trained(drawn)
 
 
@@ -175,17 +175,17 @@ def test_who_is_asked_to_stop_draws_nothing_more(data, tmp_path, monkeypatch):
 
     monkeypatch.setattr(loop, "reduce_totals", asked)
     assert train(data, tmp_path, every_samples=8) == 75
-    assert pictures(tmp_path).keys() == expected([0])
+    assert images(tmp_path).keys() == expected([0])
     monkeypatch.undo()
     assert train(data, tmp_path, every_samples=8) == 0
-    assert pictures(tmp_path).keys() == expected(range(0, 72, 8))
+    assert images(tmp_path).keys() == expected(range(0, 72, 8))
 
 
 def test_every_rank_draws_its_share(data, drawn, tmp_path):
     from processes import run
 
     assert run(2, arguments(data, tmp_path)) == [0, 0]
-    ours, theirs = pictures(tmp_path), pictures(drawn)
+    ours, theirs = images(tmp_path), images(drawn)
     assert ours.keys() == theirs.keys()
     first = expected([0])
     assert {name: ours[name] for name in first} == {name: theirs[name] for name in first}
@@ -246,12 +246,12 @@ def draw_kept(data, output, samples_seen):
     return script.main([*kept, *position, *preview_options(data, output)])
 
 
-def test_a_kept_checkpoint_draws_the_same_pictures(data, drawn, tmp_path):
+def test_a_kept_checkpoint_draws_the_same_images(data, drawn, tmp_path):
     shutil.copytree(drawn, tmp_path, dirs_exist_ok=True)
     shutil.rmtree(tmp_path / "student/previews")
     assert draw_kept(data, tmp_path, 64) == 0
-    theirs = pictures(drawn)
-    assert pictures(tmp_path) == {name: theirs[name] for name in expected([64])}
+    theirs = images(drawn)
+    assert images(tmp_path) == {name: theirs[name] for name in expected([64])}
     assert (tmp_path / "student/previews/samples-000000000064/sheet.png").is_file()
 
 
@@ -284,7 +284,7 @@ def test_a_sheet_shows_the_first_and_the_last_moment_of_many():
     assert thin_out(moments[:3], MAX_COLUMNS) == moments[:3]
 
 
-def test_what_is_no_picture_is_of_no_training(tmp_path):
+def test_what_is_no_image_is_of_no_training(tmp_path):
     (tmp_path / "p0.png").write_bytes(b"half a pic")
     assert training_of(tmp_path / "p0.png") is None
     assert training_of(tmp_path / "none.png") is None
@@ -294,7 +294,7 @@ def test_what_is_no_picture_is_of_no_training(tmp_path):
 
 
 def stop_at(monkeypatch, wanted):
-    """A signal while the picture of a prompt at a moment is drawn; which were drawn, in order."""
+    """A signal while the image of a prompt at a moment is drawn; which were drawn, in order."""
     drawn, real = [], Previews.draw
 
     def draw(self, drawer, row, samples_seen):
@@ -314,7 +314,7 @@ def checkpoints(folder):
 
 
 @pytest.mark.parametrize("save_every", [32, 64])
-def test_a_stop_while_pictures_are_drawn_leaves_the_rest_for_the_next_start(
+def test_a_stop_while_images_are_drawn_leaves_the_rest_for_the_next_start(
     data, drawn, tmp_path, monkeypatch, save_every
 ):
     """Whether a checkpoint is due at that moment or not."""
@@ -324,11 +324,11 @@ def test_a_stop_while_pictures_are_drawn_leaves_the_rest_for_the_next_start(
     assert checkpoints(tmp_path) == [32]
     monkeypatch.undo()
     assert train(data, tmp_path, save_every_samples=save_every) == 0
-    assert pictures(tmp_path) == pictures(drawn)
+    assert images(tmp_path) == images(drawn)
     assert trained(tmp_path) == trained(drawn)
 
 
-def test_a_stop_at_the_first_pictures_leaves_all_to_the_next_start(
+def test_a_stop_at_the_first_images_leaves_all_to_the_next_start(
     data, drawn, tmp_path, monkeypatch
 ):
     order = stop_at(monkeypatch, (0, 0))
@@ -336,10 +336,10 @@ def test_a_stop_at_the_first_pictures_leaves_all_to_the_next_start(
     assert order == [(0, 0)]
     monkeypatch.undo()
     assert train(data, tmp_path) == 0
-    assert pictures(tmp_path) == pictures(drawn)
+    assert images(tmp_path) == images(drawn)
 
 
-def test_the_checkpoint_is_saved_before_pictures_are_drawn(data, tmp_path, monkeypatch):
+def test_the_checkpoint_is_saved_before_images_are_drawn(data, tmp_path, monkeypatch):
     order, save = [], Saver.save
 
     def saved(self, state):
@@ -361,7 +361,7 @@ def test_the_checkpoint_is_saved_before_pictures_are_drawn(data, tmp_path, monke
 
 
 @pytest.mark.parametrize("while_drawing", [True, False])
-def test_a_stop_at_the_very_end_leaves_no_picture_out(
+def test_a_stop_at_the_very_end_leaves_no_image_out(
     data, drawn, tmp_path, monkeypatch, while_drawing
 ):
     """Nobody would draw it later: the training is finished."""
@@ -377,4 +377,4 @@ def test_a_stop_at_the_very_end_leaves_no_picture_out(
 
         monkeypatch.setattr(loop, "reduce_totals", asked)
     assert train(data, tmp_path) == 0
-    assert pictures(tmp_path) == pictures(drawn)
+    assert images(tmp_path) == images(drawn)

@@ -71,14 +71,14 @@ def write_telemetry(folder, events):
             file.write(json.dumps(vars(event)) + "\n")
 
 
-def write_call(folder, arguments, picture="frames[0][0]"):
+def write_call(folder, arguments, image="frames[0][0]"):
     """What the export says of its pipeline."""
     (folder / "student/pipeline").mkdir(parents=True, exist_ok=True)
     call = {
         "arguments": arguments,
         "dtypes": {"default": "bfloat16", "vae": "float32"},
         "cast_latents": False,
-        "picture": picture,
+        "image": image,
         "absent": {},
     }
     write_sealed(folder / "student/pipeline/distillery.json", {"call": call})
@@ -156,7 +156,7 @@ def test_links_lead_somewhere(written, folder):
             assert (folder / "report" / target).exists(), target
 
 
-def test_every_picture_has_words(written):
+def test_every_image_has_words(written):
     page = Page(written[0])
     images = page.all("img")
     models = {image["alt"].split(": ")[0] for image in images}
@@ -202,7 +202,7 @@ def test_every_colour_of_a_plot_is_in_the_style_sheet(written):
     html = written[0]
     used = set(re.findall(r"var\((--[a-z0-9-]+)\)", html))
     light, dark = html.split("prefers-color-scheme: dark", 1)
-    for name in used - {"--c", "--models", "--card", "--picture"}:
+    for name in used - {"--c", "--models", "--card", "--image"}:
         assert f"{name}:" in light
         assert f"{name}:" in dark.split("* {")[0]
 
@@ -249,7 +249,7 @@ def test_nothing_but_a_configuration_still_makes_an_honest_page(tmp_path):
     for heading in (
         "Is the student good",
         ">Training<",
-        ">Pictures<",
+        ">Images<",
         "Load the student",
         "Seconds an image",
     ):
@@ -263,7 +263,7 @@ def test_run_without_training_leaves_it_out(folder, tmp_path):
     html, metrics = write(make_config(), tmp_path)
     assert 'id="training"' not in html
     assert 'id="time"' not in html
-    assert 'id="pictures"' in html
+    assert 'id="images"' in html
     assert metrics["training"] is None
     assert metrics["speed"]["seconds_ratio"] is None
 
@@ -288,17 +288,17 @@ def test_a_slower_student_is_called_so(folder, tmp_path):
     assert "2.0\N{MULTIPLICATION SIGN} slower on one GPU" in write(make_config(), tmp_path)[0]
 
 
-def test_black_pictures_are_told_beside_the_scores(folder, tmp_path, written):
-    """Two black pictures are equal: 100 dB that say nothing."""
-    assert "Black pictures" not in written[0]
+def test_black_images_are_told_beside_the_scores(folder, tmp_path, written):
+    """Two black images are equal: 100 dB that say nothing."""
+    assert "Black images" not in written[0]
     shutil.copytree(folder, tmp_path / "tiny")
     for model in ("teacher", "student"):
         path = tmp_path / "tiny/samples" / model / "manifest.parquet"
         table = pd.read_parquet(path)
         table.assign(is_black=table["index"] == 0).to_parquet(path, index=False)
     html, _ = write(make_config(), tmp_path / "tiny")
-    told = "12 of 24 pictures of teacher, 12 of 24 pictures of student: every pixel is 0."
-    assert html.count(told) == 2, "by the metrics, and by the pictures"
+    told = "12 of 24 images of teacher, 12 of 24 images of student: every pixel is 0."
+    assert html.count(told) == 2, "by the metrics, and by the images"
     assert html.count('<span class="off">black</span>') > 2
 
 
@@ -333,7 +333,7 @@ def test_one_is_singular(folder, tmp_path):
         model |= {"num_images": 1, "steps": 1, "network_calls": 1}
     write_sealed(path, facts)
     page = "\n".join(Page(write(make_config(), tmp_path / "tiny")[0]).words)
-    plurals = re.findall(r"\b1 (?:prompt|picture|step|network call|chunk)s\b", page)
+    plurals = re.findall(r"\b1 (?:prompt|image|step|network call|chunk)s\b", page)
     assert plurals == []
     assert "1 step, no guidance, 1 network call" in page
 
@@ -380,7 +380,7 @@ def test_a_network_that_is_told_its_guidance_keeps_it(folder, tmp_path):
     assert "must keep its guidance (1.0 is off) and its 4 steps" in " ".join(html.split())
 
 
-def test_picture_pipelines_take_no_frames(folder, tmp_path):
+def test_image_pipelines_take_no_frames(folder, tmp_path):
     write_call(tmp_path, {"num_inference_steps": 4}, "images[0]")
     html, _ = write(make_config(), tmp_path)
     assert "num_frames" not in html.split('<h2 id="provenance"')[0]
@@ -407,8 +407,8 @@ def test_a_finishing_phase_is_told_apart(folder, tmp_path):
     table.to_parquet(path, index=False)
     page, metrics = write(make_config(), copy)
     assert metrics["training"]["final_loss"] == pytest.approx((1 / 23 + 1 / 24) / 2)
-    of_rollouts = {"first_loss": 7.0 + 1 / 25, "final_loss": 7.0 + 1 / 32}
-    assert metrics["training"]["rollout"] == pytest.approx(of_rollouts)
+    for_rollouts = {"first_loss": 7.0 + 1 / 25, "final_loss": 7.0 + 1 / 32}
+    assert metrics["training"]["rollout"] == pytest.approx(for_rollouts)
     assert "over whole rollouts" in page
     assert ">rollout</text>" in page
     table.drop(columns="loss_rollout").to_parquet(path, index=False)

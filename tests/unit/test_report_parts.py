@@ -1,4 +1,4 @@
-"""What a report is put together from: the sentence on top, the choice of pictures, the plots."""
+"""What a report is put together from: the sentence on top, the choice of images, the plots."""
 
 import re
 from itertools import pairwise
@@ -6,7 +6,7 @@ from itertools import pairwise
 import pandas as pd
 import pytest
 
-from distillery.evaluation import figures, pictures, plots, verdict
+from distillery.evaluation import figures, image_grid, plots, verdict
 
 ENDS = {"low": 0.5, "high": 1.0}
 
@@ -43,33 +43,33 @@ def test_grid_shows_the_worst_and_nothing_twice():
     scores = table.assign(model="student", clip_score=0.5, rank=1, psnr_db=30.0)
     scores.loc[41, "psnr_db"] = 9.0
     scores.loc[77, "rank"] = 60
-    chosen = pictures.choose_rows(table, scores, "student")
+    chosen = image_grid.choose_rows(table, scores, "student")
     spread, farthest, unlike = chosen.values()
     assert farthest[0] == 41
     assert unlike[0] == 77
     everything = spread + farthest + unlike
-    assert len(everything) == len(set(everything)) == pictures.MAX_SHOWN
+    assert len(everything) == len(set(everything)) == image_grid.MAX_SHOWN
     assert spread[0] <= 10
     assert spread[-1] >= 90
 
 
 @pytest.mark.parametrize("width", [64, 96, 320])
 @pytest.mark.parametrize("num_models", [1, 2, 4])
-def test_a_card_of_small_pictures_shows_every_model(width, num_models):
+def test_a_card_of_small_images_shows_every_model(width, num_models):
     """Columns as report.css has them: 6rem at least, 10 px apart, in a frame of 28 px."""
-    picture = pictures.Picture("a", "data:", "a.png", width, width, True, False, None, None, None)
-    row = pictures.Row("a", 0, "a", (picture,) * num_models)
-    grid = pictures.Grid((pictures.Group("all", (row,)),), 1, 1, {})
+    image = image_grid.Cell("a", "data:", "a.png", width, width, True, False, None, None, None)
+    row = image_grid.Row("a", 0, "a", (image,) * num_models)
+    grid = image_grid.Grid((image_grid.Group("all", (row,)),), 1, 1, {})
     needed = num_models * max(width, 96) + (num_models - 1) * 10 + 28
     assert needed <= grid.card_px < needed + 10
 
 
-def test_large_pictures_are_scaled_down(tmp_path):
+def test_large_images_are_scaled_down(tmp_path):
     from PIL import Image
 
     noise = Image.effect_noise((1024, 512), 80).convert("RGB")
     noise.save(tmp_path / "large.png")
-    uri, width, height = pictures.inline(tmp_path / "large.png", noise)
+    uri, width, height = image_grid.inline(tmp_path / "large.png", noise)
     assert (width, height) == (400, 200)
     assert uri.startswith("data:image/webp;base64,")
     assert len(uri) < 120_000

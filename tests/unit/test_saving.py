@@ -13,7 +13,7 @@ import tiny
 from distillery.config.jobs import TrainingJob, read_job
 from distillery.telemetry import Reporter, read_events
 from distillery.training import checkpoint, saving
-from distillery.training.distributed import Place
+from distillery.training.distributed import RankInfo
 from distillery.training.health import StopRequest, Watchdog
 from distillery.training.run import Paths, prepare
 from distillery.training.saving import HostCopy, Saver
@@ -36,7 +36,7 @@ def run(data, tmp_path):
             losses=tmp_path / "loss.parquet",
             checkpoints=tmp_path / "checkpoints",
         ),
-        Place(),
+        RankInfo(),
         CPU,
         Reporter(tmp_path / "telemetry", "training", "training", "cpu"),
         StopRequest(),

@@ -41,7 +41,7 @@ def test_a_part_that_does_not_exist_is_refused(part: int) -> None:
 
 
 def write_shards(root: Path, num_chunks: int, num_shards: int, **recipe: object) -> list[Path]:
-    """Chunks of two samples each, and the shards that vouch for them."""
+    """Chunks of two samples each, and the shards that list them."""
     whole = {**RECIPE, **recipe}
     folder = chunk_folder(root, hash_json(whole))
     paths = []

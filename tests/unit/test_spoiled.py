@@ -1,4 +1,4 @@
-"""Pictures that come out black or not finite, and embeddings that changed on the disk."""
+"""Images that come out black or not finite, and embeddings that changed on the disk."""
 
 import logging
 import shutil
@@ -10,7 +10,7 @@ import pytest
 from test_stages import fresh, rewritten, times
 
 from distillery.evaluation.manifests import read_samples
-from distillery.generation import painter as painter_module
+from distillery.generation import sample_maker as maker_module
 from distillery.store.chunks import DamagedChunkError
 from runs import Run, make_run
 
@@ -35,10 +35,10 @@ def run(finished: Run, tmp_path: Path) -> Run:
 
 @pytest.fixture
 def spoiled_decoder(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Lets the decoder give the second picture of each batch one value throughout."""
+    """Lets the decoder give the second image of each batch one value throughout."""
 
     def spoil_decoder(value: float) -> None:
-        load = painter_module.load_teacher
+        load = maker_module.load_teacher
 
         def spoiled(*args: Any, **kwargs: Any) -> Any:
             pipeline = load(*args, **kwargs)
@@ -52,13 +52,13 @@ def spoiled_decoder(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
             pipeline.vae._decode = spoiling
             return pipeline
 
-        monkeypatch.setattr(painter_module, "load_teacher", spoiled)
+        monkeypatch.setattr(maker_module, "load_teacher", spoiled)
 
     return spoil_decoder
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_a_picture_whose_decoded_values_are_not_finite_loses_no_other(
+def test_an_image_whose_decoded_values_are_not_finite_loses_no_other(
     finished: Run,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -71,22 +71,22 @@ def test_a_picture_whose_decoded_values_are_not_finite_loses_no_other(
     spoiled_decoder(value)
     with (
         caplog.at_level(logging.INFO),
-        pytest.raises(ValueError, match=r"2 of 5 pictures.*\n  p001/0: its decoded.*\n  p003/0: "),
+        pytest.raises(ValueError, match=r"2 of 5 images.*\n  p001/0: its decoded.*\n  p003/0: "),
     ):
         run.samples()
     assert "not made: p001/0: its decoded values are not finite" in caplog.text
     assert not list(run.folder.glob("samples/teacher/p00[13]/*"))
-    assert len(run.pictures()) == 6
+    assert len(run.images()) == 6
     assert not list(run.folder.glob("samples/teacher/*.parquet"))
     before = times(run)
     monkeypatch.undo()
     run.samples()
-    assert run.pictures() == finished.pictures()
+    assert run.images() == finished.images()
     assert rewritten(before, times(run)) == {"0.png", "0.safetensors"}
     assert all(times(run)[path] == before[path] for path in before), "only what was missing"
 
 
-def test_a_black_picture_of_finite_values_is_kept_and_marked(
+def test_a_black_image_of_finite_values_is_kept_and_marked(
     finished: Run,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
@@ -97,7 +97,7 @@ def test_a_black_picture_of_finite_values_is_kept_and_marked(
     run = fresh(finished, tmp_path)
     spoiled_decoder(-1.0)
     manifest = run.all_samples()
-    assert "2 pictures are black, every pixel is 0 though" in caplog.text
+    assert "2 images are black, every pixel is 0 though" in caplog.text
     assert "p001/0, p003/0; they are kept" in caplog.text
     model = read_samples("teacher", manifest)
     assert model.table["is_black"].tolist() == [False, True, False, True, False]

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from distillery.identity import SampleId, noise_seed
+from distillery.noise import SampleId, noise_seed
 from distillery.prompts import REQUIRED, RESERVED
 from distillery.stages import embeddings as embeddings_stage
 from distillery.stages.merge_samples import merge_samples
@@ -53,7 +53,7 @@ def fresh(finished: Run, folder: Path) -> Run:
 
 
 def times(run: Run) -> dict[Path, int]:
-    """When every chunk, picture and latents file was written."""
+    """When every chunk, image and latents file was written."""
     kinds = ("targets/*/*.safetensors", "samples/*/*/*.png", "samples/*/*/*.safetensors")
     paths = [path for kind in kinds for path in run.folder.glob(kind)]
     return {path.relative_to(run.folder): path.stat().st_mtime_ns for path in paths}
@@ -87,8 +87,8 @@ def test_the_number_of_shards_changes_no_byte(
     manifest, table = run.all_targets(num_shards), run.all_samples(num_shards)
     assert run.chunks() == finished.chunks()
     assert len(run.chunks()) == 3
-    assert run.pictures() == finished.pictures()
-    assert len(run.pictures()) == 10
+    assert run.images() == finished.images()
+    assert len(run.images()) == 10
     for ours in (manifest, table):
         theirs = finished.folder / ours.relative_to(run.folder)
         assert ours.read_bytes() == theirs.read_bytes()
@@ -111,7 +111,7 @@ def test_an_empty_shard_finishes(finished: Run, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "remove"])
 def test_only_what_is_damaged_is_made_again(run: Run, damage: str) -> None:
-    before, bytes_before = times(run), (run.chunks(), run.pictures())
+    before, bytes_before = times(run), (run.chunks(), run.images())
     folder = run.folder / "samples" / "teacher"
     (chunk,) = (run.folder / "targets").glob("*/chunk-000001.safetensors")
     spoiled = [chunk, folder / "p001" / "0.png", folder / "p003" / "0.safetensors"]
@@ -123,7 +123,7 @@ def test_only_what_is_damaged_is_made_again(run: Run, damage: str) -> None:
             path.unlink()
     run.all_targets()
     run.all_samples()
-    assert (run.chunks(), run.pictures()) == bytes_before
+    assert (run.chunks(), run.images()) == bytes_before
     expected = {"chunk-000001.safetensors", "0.png", "0.safetensors"}
     changed = {path for path, time in times(run).items() if before[path] != time}
     assert {path.name for path in changed} == expected
@@ -178,25 +178,25 @@ def test_one_trajectory_that_is_not_finite_loses_its_chunk_alone(
     with pytest.raises(ValueError, match=r"1 of 3 chunks.*\n.*prompts p002:.*teacher\.dtype"):
         run.targets()
     assert sorted(run.chunks()) == ["chunk-000001.safetensors", "chunk-000002.safetensors"]
-    assert not list(run.folder.glob("targets/*.json")), "nobody vouches for an incomplete shard"
+    assert not list(run.folder.glob("targets/*.json")), "nobody lists an incomplete shard"
     monkeypatch.undo()
     run.all_targets()
     assert run.chunks() == finished.chunks()
 
 
-def test_one_picture_that_is_not_finite_loses_no_other(
+def test_one_image_that_is_not_finite_loses_no_other(
     finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = fresh(finished, tmp_path)
     spoil(monkeypatch, 2, None)
-    with pytest.raises(ValueError, match=r"1 of 5 pictures.*\n  p002/0: its latents"):
+    with pytest.raises(ValueError, match=r"1 of 5 images.*\n  p002/0: its latents"):
         run.samples()
     assert not list(run.folder.glob("samples/teacher/p002/*"))
-    assert len(run.pictures()) == 8
+    assert len(run.images()) == 8
     assert not list(run.folder.glob("samples/teacher/*.parquet"))
     monkeypatch.undo()
     run.samples()
-    assert run.pictures() == finished.pictures()
+    assert run.images() == finished.images()
 
 
 def test_a_batch_that_fails_is_named_and_the_others_are_made(
@@ -208,7 +208,7 @@ def test_a_batch_that_fails_is_named_and_the_others_are_made(
         ValueError, match=r"2 of 5.*\n  p002/0: no such luck\n  p003/0: no such luck"
     ):
         run.samples()
-    assert len(run.pictures()) == 6
+    assert len(run.images()) == 6
 
 
 def test_an_embedding_that_is_not_finite_is_named(
@@ -257,8 +257,8 @@ def test_the_tail_is_padded_so_its_bytes_do_not_depend_on_its_size(
     run.encode("eval")
     run.all_samples()
     for name in ("p004/0.png", "p004/0.safetensors"):
-        ours = read_picture(run.folder / "samples" / "teacher" / name)
-        assert ours == read_picture(finished.folder / "samples" / "teacher" / name)
+        ours = read_image(run.folder / "samples" / "teacher" / name)
+        assert ours == read_image(finished.folder / "samples" / "teacher" / name)
     stores = [
         TrajectoryStore(folder / "targets" / "manifest.json")
         for folder in (finished.folder, run.all_targets().parents[1])
@@ -267,7 +267,7 @@ def test_the_tail_is_padded_so_its_bytes_do_not_depend_on_its_size(
     assert one.equal(other)
 
 
-def read_picture(path: Path) -> bytes:
+def read_image(path: Path) -> bytes:
     """The pixels or the latents; their headers name the recipe."""
     if path.suffix == ".png":
         return Image.open(path).tobytes()
@@ -283,10 +283,10 @@ def test_the_table_of_samples(finished: Run) -> None:
     assert row["style"] == "style 1"
     assert row["noise_seed"] == noise_seed(0, SampleId("p001", 0))
     assert (row["steps"], row["guidance_scale"], row["network_calls"]) == (4, 3.0, 8)
-    picture = Image.open(finished.folder / "samples" / "teacher" / row["file"])
-    assert picture.size == (row["width"], row["height"])
-    assert picture.text["prompt"] == "a green dog"  # type: ignore[attr-defined]
-    assert picture.text["recipe"] == row["recipe"]  # type: ignore[attr-defined]
+    image = Image.open(finished.folder / "samples" / "teacher" / row["file"])
+    assert image.size == (row["width"], row["height"])
+    assert image.text["prompt"] == "a green dog"  # type: ignore[attr-defined]
+    assert image.text["recipe"] == row["recipe"]  # type: ignore[attr-defined]
 
 
 def test_saved_latents_are_the_end_of_the_trajectory(finished: Run) -> None:

@@ -1,4 +1,4 @@
-"""The README's picture: rows of models, columns of prompts, and what it refuses."""
+"""The README's image: rows of models, columns of prompts, and what it refuses."""
 
 from pathlib import Path
 
@@ -6,13 +6,13 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from strip import GAP_PX, LABEL_PX, PICTURE_PX, main
+from strip import GAP_PX, IMAGE_PX, LABEL_PX, main
 
 COLOURS = {"teacher": (250, 0, 0), "student": (0, 250, 0)}
 
 
 def sampled(run: Path, model: str, seed: int = 7) -> None:
-    """Two prompts with two pictures each, of a model's own colour; the second is black."""
+    """Two prompts with two images each, of a model's own colour; the second is black."""
     rows = []
     for prompt in ("a", "b"):
         for index in range(2):
@@ -30,7 +30,7 @@ def test_a_row_a_model_and_a_column_a_prompt(tmp_path: Path) -> None:
         sampled(tmp_path, model)
     output = tmp_path / "images" / "strip.png"
     assert main([str(tmp_path), "--models", *COLOURS, "--output", str(output)]) == 0
-    step = PICTURE_PX + GAP_PX
+    step = IMAGE_PX + GAP_PX
     with Image.open(output) as strip:
         assert strip.width == LABEL_PX + 2 * step
         for row, colour in enumerate(COLOURS.values()):

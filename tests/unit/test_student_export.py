@@ -15,8 +15,8 @@ from distillery.config.student import Student
 from distillery.config.teacher import Teacher
 from distillery.families import family_named, grid_of
 from distillery.files import hash_file, read_json, write_json
-from distillery.identity import SampleId, draw_noise, noise_seed
 from distillery.model_folder import write_about
+from distillery.noise import SampleId, draw_noise, noise_seed
 from distillery.stages import export
 from distillery.stages.export import export_student
 from distillery.store.recipes import TrainingRecipe

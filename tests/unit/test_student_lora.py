@@ -28,7 +28,7 @@ RANK, ALPHA = 3, 5.0
 """A scale of alpha / rank that is no power of two, so that it cannot be lost unnoticed."""
 CASE_OF = {case.name: case for case in CASES}
 LEARNED = 1e-3
-"""Training must have moved the picture by more than this, or equality would say nothing."""
+"""Training must have moved the image by more than this, or equality would say nothing."""
 
 
 def lora_run(folder: Path, case: FamilyCase, **training: Any) -> Run:

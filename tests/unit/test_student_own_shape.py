@@ -132,7 +132,7 @@ def test_no_such_file(teacher: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ('{"num_layers": 2,', r"student\.config: .*shape\.json is not valid JSON: .*; mend it"),
+        ('{"num_layers": 2,', r"student\.config: .*shape\.json is not valid JSON: .*; fix it"),
         ("[2]", r"student\.config: .*shape\.json holds a list, an object is needed"),
     ],
 )

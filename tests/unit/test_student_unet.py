@@ -236,7 +236,7 @@ def test_published_sizes(shape: dict[str, Any], keep: dict[str, Any], billions: 
 
 
 def test_a_smaller_unet_is_trained_exported_and_called(tmp_path: Path) -> None:
-    """From the configuration to a picture of the stock pipeline."""
+    """From the configuration to an image of the stock pipeline."""
     SDXL_CASE.make(tmp_path / "teacher")
     keep = {"mid_block": "resnet", "transformer_layers_per_block": 1}
     size = {"height": SDXL_CASE.height, "width": SDXL_CASE.width, "max_sequence_length": None}

@@ -1,4 +1,4 @@
-"""A table vouches for each of its bytes; what it does not vouch for is read as it is."""
+"""A table carries a checksum of all its bytes; one without a checksum is read as it is."""
 
 from pathlib import Path
 

@@ -59,10 +59,10 @@ def test_rows_become_curves_and_what_is_not_finite_is_left_out(tmp_path):
     assert read(tmp_path) == {"loss/all": {8: [0.5]}, "training/grad_norm": {8: [2.0]}}
 
 
-def test_texts_and_pictures_are_there(tmp_path):
+def test_texts_and_images_are_there(tmp_path):
     board = TensorBoard(tmp_path, 0, pytest.fail)
     board.text("alarms", "the loss grows", 8)
-    board.picture("previews/p0", np.zeros((4, 6, 3), np.uint8), 8)
+    board.image("previews/p0", np.zeros((4, 6, 3), np.uint8), 8)
     board.close()
     found = read(tmp_path)
     assert found.keys() == {"alarms/text_summary", "previews/p0"}
@@ -121,7 +121,7 @@ def test_a_thread_that_died_of_a_full_disk_is_told_once_and_blocks_nobody(tmp_pa
         for number in range(3 * MAX_QUEUE):
             board.numbers({"loss/all": 1.0}, number)
         board.text("alarms", "the loss grows", 8)
-        board.picture("previews/p0", np.zeros((4, 6, 3), np.uint8), 8)
+        board.image("previews/p0", np.zeros((4, 6, 3), np.uint8), 8)
         board.close()
 
     monkeypatch.setattr(EventsWriter, "write_event", fail)

@@ -21,7 +21,7 @@ from distillery.training.data import (
     SegmentDataset,
     split,
 )
-from distillery.training.distributed import Place
+from distillery.training.distributed import RankInfo
 
 TARGETS, EMBEDDINGS, PROMPTS = (
     "targets/manifest.json",
@@ -68,7 +68,7 @@ def test_any_stretch_of_the_stream_is_the_same_however_it_is_cut():
 def test_every_number_of_processes_sees_the_same_global_batches(run, num_processes):
     dataset = open_dataset(run)
     seen = [
-        list(Batches(dataset, training(), 0, Place(rank, num_processes)).positions(16))
+        list(Batches(dataset, training(), 0, RankInfo(rank, num_processes)).positions(16))
         for rank in range(num_processes)
     ]
     together = [joined(parts) for parts in zip(*seen, strict=True)]
@@ -95,7 +95,7 @@ def test_a_signal_to_the_whole_group_leaves_those_who_read_ahead_alive(run, numb
     """torchrun signals a training and its children; the training then ends its update."""
     settings = training(num_samples=64, global_batch_size=4)
     dataset = open_dataset(run)
-    batches = Batches(dataset, settings, 3, Place()).read(0, torch.device("cuda"))
+    batches = Batches(dataset, settings, 3, RankInfo()).read(0, torch.device("cuda"))
     seen = [next(batches).items]
     workers = active_children()
     assert len(workers) == NUM_CUDA_WORKERS
@@ -107,7 +107,7 @@ def test_a_signal_to_the_whole_group_leaves_those_who_read_ahead_alive(run, numb
 
 def test_more_processes_than_samples_in_a_batch_are_refused(run):
     with pytest.raises(ValueError, match="global_batch_size is 8 and there are 9 processes"):
-        Batches(open_dataset(run), training(), 0, Place(0, 9))
+        Batches(open_dataset(run), training(), 0, RankInfo(0, 9))
 
 
 @pytest.mark.parametrize("steps", [4, 2, 1])

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from distillery.training import distributed
-from distillery.training.distributed import Place, find_place, first_node
+from distillery.training.distributed import RankInfo, detect_rank, first_node
 from distillery.training.health import SIGNALS, StopRequest
 
 TORCHRUN = {
@@ -33,35 +33,35 @@ TIMEOUT_S = 4
 
 
 def test_without_a_launcher_there_is_one_process_and_no_group():
-    assert find_place({}) == Place()
-    assert find_place({}).is_main
+    assert detect_rank({}) == RankInfo()
+    assert detect_rank({}).is_main
 
 
 def test_torchrun_and_plain_variables():
-    assert find_place(TORCHRUN) == Place(3, 4, 1)
+    assert detect_rank(TORCHRUN) == RankInfo(3, 4, 1)
     by_hand = {name: value for name, value in TORCHRUN.items() if name != "LOCAL_RANK"}
-    assert find_place(by_hand) == Place(3, 4, 3)
+    assert detect_rank(by_hand) == RankInfo(3, 4, 3)
 
 
 def test_srun_tasks_meet_at_the_first_node():
-    assert find_place(SLURM) == Place(5, 8, 1, ("gpu07", 21234))
-    assert find_place(SLURM | {"MASTER_ADDR": "h", "MASTER_PORT": "1"}).address == ("h", 1)
+    assert detect_rank(SLURM) == RankInfo(5, 8, 1, ("gpu07", 21234))
+    assert detect_rank(SLURM | {"MASTER_ADDR": "h", "MASTER_PORT": "1"}).address == ("h", 1)
 
 
 def test_torchrun_inside_srun_is_torchrun():
-    assert find_place(SLURM | TORCHRUN) == Place(3, 4, 1)
+    assert detect_rank(SLURM | TORCHRUN) == RankInfo(3, 4, 1)
 
 
 def test_a_batch_script_without_srun_is_one_process():
     in_batch_script = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_NODELIST": "gpu[1-4]"}
-    assert find_place(in_batch_script) == Place()
+    assert detect_rank(in_batch_script) == RankInfo()
 
 
 @pytest.mark.parametrize("missing", ["MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"])
 def test_a_missing_variable_is_explained(missing):
     environ = {name: value for name, value in TORCHRUN.items() if name != missing}
     with pytest.raises(ValueError, match=f"no {missing}: every process needs RANK"):
-        find_place(environ)
+        detect_rank(environ)
 
 
 @pytest.mark.parametrize(
@@ -73,16 +73,16 @@ def test_the_first_of_a_node_list(nodes, first):
 
 
 def test_each_process_gets_its_gpu():
-    assert distributed._gpu_of(Place(5, 8, 1), num_gpus=4) == 1
-    assert distributed._gpu_of(Place(5, 8, 3), num_gpus=1) == 0
+    assert distributed._gpu_of(RankInfo(5, 8, 1), num_gpus=4) == 1
+    assert distributed._gpu_of(RankInfo(5, 8, 3), num_gpus=1) == 0
     with pytest.raises(ValueError, match="start at most 2 processes there"):
-        distributed._gpu_of(Place(2, 3, 2), num_gpus=2)
+        distributed._gpu_of(RankInfo(2, 3, 2), num_gpus=2)
 
 
 def stand_by(pipe, address, timeout_s):
     """Join the group and nothing else, until the pipe closes."""
     pipe.send("here")
-    distributed.start(Place(1, 2, 1, address), torch.device("cpu"), timeout_s)
+    distributed.start(RankInfo(1, 2, 1, address), torch.device("cpu"), timeout_s)
     with contextlib.suppress(EOFError):
         pipe.recv()
     os._exit(0)
@@ -107,7 +107,7 @@ def idle_process():
 
 
 def test_a_collective_that_another_does_not_join_ends_after_the_setting(idle_process):
-    distributed.start(Place(0, 2, 0, idle_process), torch.device("cpu"), TIMEOUT_S)
+    distributed.start(RankInfo(0, 2, 0, idle_process), torch.device("cpu"), TIMEOUT_S)
     begin_s = time.monotonic()
     work = dist.all_reduce(torch.ones(1), async_op=True)
     while not work.is_completed() and time.monotonic() < begin_s + 5 * TIMEOUT_S:

@@ -92,7 +92,7 @@ def write_preview(path, training):
     Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(path, pnginfo=text)
 
 
-def test_whole_moments_of_this_training_are_shown_with_the_teachers_picture(tmp_path):
+def test_whole_moments_of_this_training_are_shown_with_the_teachers_image(tmp_path):
     (tmp_path / "prompts").mkdir()
     table = pd.DataFrame({"prompt_id": ["a", "b", "c"], "prompt": ["one", "two", "three"]})
     table.to_parquet(tmp_path / "prompts/eval.parquet")

@@ -19,7 +19,7 @@ from distillery.stages.plan import plan_work
 from distillery.store.chunks import chunk_folder
 from distillery.telemetry import Reporter
 from distillery.training.data import Batches, Order, SegmentDataset
-from distillery.training.distributed import Place
+from distillery.training.distributed import RankInfo
 from distillery.training.health import START_LIMIT_S, StopRequest, Watchdog
 from distillery.training.microbatch import MicroBatches, accumulate_what_fits
 from distillery.training.objectives import min_snr_weight, segment_weights
@@ -54,7 +54,7 @@ def prepared(data, output, **changes):
         checkpoints=output / "checkpoints",
     )
     reporter = Reporter(output / "telemetry", "training", "training", "cpu")
-    run = prepare(job, paths, Place(), CPU, reporter, StopRequest(), Watchdog(0, 0))
+    run = prepare(job, paths, RankInfo(), CPU, reporter, StopRequest(), Watchdog(0, 0))
     return run, load_denoiser(data / "student/initial", torch.float32)
 
 
@@ -144,7 +144,7 @@ def test_the_phase_has_an_order_of_its_own_that_begins_with_it(data, num_process
     dataset = open_dataset(data)
     training = Training(**(tiny.TRAINING | {"num_samples": 96, "rollout_samples": 64}))
     streams = [
-        list(Batches(dataset, training, 0, Place(rank, num_processes)).positions(16))
+        list(Batches(dataset, training, 0, RankInfo(rank, num_processes)).positions(16))
         for rank in range(num_processes)
     ]
     batches = [list(chain.from_iterable(parts)) for parts in zip(*streams, strict=True)]

@@ -44,7 +44,7 @@ def run(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def sampled(run: Run, model: str, pipeline: Path | None = None) -> Path:
-    """All of a model's pictures; returns the manifest."""
+    """All of a model's images; returns the manifest."""
     shard = run.samples(model=model, pipeline=pipeline)
     merge_samples([shard], shard.parent / "manifest.parquet")
     return shard.parent / "manifest.parquet"
@@ -68,7 +68,7 @@ def test_a_lora_of_nothing_is_not_given_out(teacher: Path, tmp_path: Path) -> No
     assert not (run.export_untrained() / "lora").exists()
 
 
-def test_its_pictures_are_made_again_for_another_beginning(run: Run, tmp_path: Path) -> None:
+def test_its_images_are_made_again_for_another_beginning(run: Run, tmp_path: Path) -> None:
     pipeline = run.folder / "student" / "untrained"
     before = sampled(run, "untrained", pipeline).read_bytes()
     initial = run.folder / "student" / "initial"

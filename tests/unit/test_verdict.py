@@ -8,7 +8,7 @@ from test_report import make_config
 
 from distillery.evaluation import verdict
 from distillery.evaluation.manifests import ModelSamples
-from distillery.evaluation.metrics import Interval
+from distillery.evaluation.metrics import ConfidenceInterval
 
 CALLS = {"teacher": 48, "few": 8, "unguided": 4, "fewer": 2, "student": 4, "untrained": 4}
 CLIP = dict(zip(CALLS, (0.9, 0.3, 0.88, 0.5, 0.9, 0.8), strict=True))
@@ -100,12 +100,12 @@ def test_the_share_of_the_clip_score_is_the_users():
 
 
 def test_a_missing_bound_is_unlimited():
-    assert verdict.decide(Interval(0.1, None, 0.2), 0.0, +1) == "undecided"
-    assert verdict.decide(Interval(0.1, 0.05, None), 0.0, +1) == "passed"
-    assert verdict.decide(Interval(0.1, 0.05, None), 0.0, -1) == "failed"
-    assert verdict.decide(Interval(0.1, None, None), 0.0, +1) == "undecided"
-    assert verdict.describe_interval(Interval(0.1, 0.05, None), str) == "0.1 (0.05 to ∞)"
-    assert verdict.describe_interval(Interval(0.1, None, None), str) == "0.1"
+    assert verdict.decide(ConfidenceInterval(0.1, None, 0.2), 0.0, +1) == "undecided"
+    assert verdict.decide(ConfidenceInterval(0.1, 0.05, None), 0.0, +1) == "passed"
+    assert verdict.decide(ConfidenceInterval(0.1, 0.05, None), 0.0, -1) == "failed"
+    assert verdict.decide(ConfidenceInterval(0.1, None, None), 0.0, +1) == "undecided"
+    assert verdict.describe_interval(ConfidenceInterval(0.1, 0.05, None), str) == "0.1 (0.05 to ∞)"
+    assert verdict.describe_interval(ConfidenceInterval(0.1, None, None), str) == "0.1"
 
 
 def test_what_was_not_measured_is_not_passed():

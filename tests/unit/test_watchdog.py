@@ -23,7 +23,7 @@ def warm():
 
 def limit_of(watchdog, name, **options):
     """What a phase is given."""
-    watchdog.beat(name, **options)
+    watchdog.heartbeat(name, **options)
     return watchdog.phase.limit_s
 
 
@@ -35,11 +35,11 @@ def test_the_setting_counts_from_the_first_update_on():
 
 
 def test_who_waits_has_as_long_as_the_longest_of_the_same_update():
-    """Another rank may still draw its pictures, or check its disk, when this one is done."""
+    """Another rank may still draw its images, or check its disk, when this one is done."""
     watchdog = warm()
     assert limit_of(watchdog, "gradients of all ranks", waits=True) == LIMIT_S
     watchdog.updated()
-    watchdog.beat("previews", limit_s=600.0)
+    watchdog.heartbeat("previews", limit_s=600.0)
     assert limit_of(watchdog, "micro-batch 1 of 1") == LIMIT_S, "its own work"
     assert limit_of(watchdog, "gradients of all ranks", waits=True) == 600.0
     watchdog.updated()
@@ -79,7 +79,7 @@ with watched.watching():
         ctypes.PyDLL(None).sleep(600)  # as native code that never gives Python's lock back
     end_s = time.monotonic() + 4.0
     while time.monotonic() < end_s:
-        watched.beat("micro-batch 1 of 1")
+        watched.heartbeat("micro-batch 1 of 1")
         time.sleep(0.05)
 """
 

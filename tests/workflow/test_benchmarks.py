@@ -117,7 +117,7 @@ def test_rates_are_compared_with_peaks_and_whole_stages() -> None:
 
 
 def test_operations_of_a_linear_network_are_counted(tmp_path: Path) -> None:
-    """FLUX's modulation acts once a picture, its blocks on every token."""
+    """FLUX's modulation acts once an image, its blocks on every token."""
     counts = []
     for height in (64, 128):
         model = replace(TINY["flux"], height=height)

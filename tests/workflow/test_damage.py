@@ -56,7 +56,7 @@ def merge_all_targets(_: Run) -> None:
     merge_targets(sorted(TINY.glob("targets/shard-*.json")), TINY / "targets/manifest.json")
 
 
-def merge_pictures(_: Run) -> None:
+def merge_images(_: Run) -> None:
     shards = sorted(TINY.glob("samples/teacher/shard-*.parquet"))
     merge_samples(shards, TINY / "samples/teacher/manifest.parquet")
 
@@ -152,13 +152,13 @@ CASES = {
     "what it is made of": Case(lambda: flip("student/initial/distillery.json"), report),
     "the trained student": Case(lambda: flip(f"student/trained/{WEIGHTS}"), export),
     "the pipeline": Case(lambda: flip(f"student/pipeline/transformer/{WEIGHTS}"), sample_student),
-    "a picture, by the merge": Case(lambda: flip("samples/teacher/*/0.png"), merge_pictures),
-    "a picture": Case(lambda: flip("samples/student/*/0.png", 1.0), score),
-    "a picture is missing": Case(lambda: remove("samples/student/*/0.png"), score),
+    "an image, by the merge": Case(lambda: flip("samples/teacher/*/0.png"), merge_images),
+    "an image": Case(lambda: flip("samples/student/*/0.png", 1.0), score),
+    "an image is missing": Case(lambda: remove("samples/student/*/0.png"), score),
     "latents": Case(lambda: flip("samples/student/*/0.safetensors", 1.0), score),
-    "a shard's table": Case(lambda: flip("samples/teacher/shard-0*"), merge_pictures),
-    "shards of two recipes": Case(lambda: edit_shard(1, recipe="0" * 64), merge_pictures),
-    "a picture in two shards": Case(copy_rows, merge_pictures),
+    "a shard's table": Case(lambda: flip("samples/teacher/shard-0*"), merge_images),
+    "shards of two recipes": Case(lambda: edit_shard(1, recipe="0" * 64), merge_images),
+    "an image in two shards": Case(copy_rows, merge_images),
     "the samples' manifest": Case(lambda: flip("samples/student/manifest.parquet", 0.98), score),
     "a manifest without a column": Case(
         lambda: edit_manifest(lambda table: table.drop(columns="latents_sha256")), score

@@ -56,8 +56,8 @@ def test_a_shipped_generating_run_is_planned_fast(name: str, tmp_path: Path) -> 
 
 
 def test_a_run_ends_with_a_data_set(ran: Path) -> None:
-    pictures = ran / RESULTS / "samples" / "teacher"
-    assert len(pd.read_csv(pictures / "metadata.csv")) == len(list(pictures.rglob("*.png"))) == 10
+    images = ran / RESULTS / "samples" / "teacher"
+    assert len(pd.read_csv(images / "metadata.csv")) == len(list(images.rglob("*.png"))) == 10
     manifest = pd.read_parquet(ran / RESULTS / "dataset" / "manifest.parquet")
     assert manifest["seconds"].notna().all()
     assert len(pd.read_csv(ran / RESULTS / "dataset" / "pairs.csv")) == 5
@@ -68,7 +68,7 @@ def test_a_second_run_has_nothing_to_do(ran: Path) -> None:
     assert "Nothing to be done" in succeed(ran, "--dry-run")
 
 
-def test_other_pairs_draw_no_picture(ran: Path, teacher: Path) -> None:
+def test_other_pairs_draw_no_image(ran: Path, teacher: Path) -> None:
     configure(ran, teacher, samples={"num_shards": 1}, dataset={"pairs": "none"})
     listed = jobs(succeed(ran, "--dry-run"))
     configure(ran, teacher, samples={"num_shards": 1})
@@ -85,13 +85,13 @@ def test_a_gpu_that_is_not_there_is_named(ran: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.slow
-def test_a_lost_picture_alone_is_drawn_again(ran: Path) -> None:
+def test_a_lost_image_alone_is_drawn_again(ran: Path) -> None:
     """Last of those that share a run, which it changes."""
-    pictures = ran / RESULTS / "samples" / "teacher"
-    before = {path: path.stat().st_mtime_ns for path in pictures.rglob("*.png")}
-    shutil.rmtree(pictures / "p003")
+    images = ran / RESULTS / "samples" / "teacher"
+    before = {path: path.stat().st_mtime_ns for path in images.rglob("*.png")}
+    shutil.rmtree(images / "p003")
     succeed(ran, "--forcerun", "samples")
-    after = {path: path.stat().st_mtime_ns for path in pictures.rglob("*.png")}
+    after = {path: path.stat().st_mtime_ns for path in images.rglob("*.png")}
     assert after.keys() == before.keys()
     drawn = {path.parent.name for path in after if after[path] != before[path]}
     assert drawn == {"p003"}
@@ -104,7 +104,7 @@ def test_half_of_a_training_is_refused_with_what_to_do(teacher: Path, tmp_path: 
     path.write_text(path.read_text() + "\nstudent: {steps: 2}\n")
     done = snakemake(folder, "--dry-run")
     assert done.returncode != 0
-    assert "for a run that only generates pictures remove student" in done.stdout
+    assert "for a run that only generates images remove student" in done.stdout
     assert "Traceback" not in done.stdout
 
 

@@ -68,7 +68,7 @@ def read_row(path: Path) -> dict[str, float]:
     return row
 
 
-def test_diversity_is_the_distance_of_pictures_of_one_prompt() -> None:
+def test_diversity_is_the_distance_of_images_of_one_prompt() -> None:
     black, grey = torch.zeros(2, 2, 3), torch.full((2, 2, 3), 90)
     equal, different = torch.stack([black, black]), torch.stack([black, grey])
     both = torch.cat([equal, different])

@@ -85,10 +85,10 @@ def test_a_killed_job_goes_on_where_it_stopped(embedded: Run, stage: str) -> Non
     }[stage]
     before = kill_midway(start(embedded, stage), embedded, pattern)
     assert 2 <= len(before) < total
-    assert not list(embedded.folder.glob(f"{stage}/**/shard-*")), "nobody vouches for it yet"
+    assert not list(embedded.folder.glob(f"{stage}/**/shard-*")), "nobody lists it yet"
 
     make_again = embedded.targets if stage == "targets" else embedded.samples
-    content = embedded.chunks if stage == "targets" else embedded.pictures
+    content = embedded.chunks if stage == "targets" else embedded.images
     make_again()
     after = finished(embedded, pattern)
     assert len(after) == total

@@ -103,7 +103,7 @@ def read_json(path: Path, made_with: Path | None = None) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(
-            f"{path} is not valid JSON ({error}): {cure(made_with or path)}"
+            f"{path} is not valid JSON ({error}): {repair_hint(made_with or path)}"
         ) from error
     if not isinstance(value, dict):
         raise ValueError(f"{path} holds a JSON {type(value).__name__}, an object is needed")
@@ -126,19 +126,19 @@ def read_sealed(path: Path, made_with: Path | None = None) -> dict[str, Any]:
     if value.pop(SEAL, None) != hash_json(value):
         raise ValueError(
             f"{path} is damaged, or was written by another version (its content does not match "
-            f"its {SEAL}): {cure(made_with or path)}"
+            f"its {SEAL}): {repair_hint(made_with or path)}"
         )
     return value
 
 
-def cure(*paths: Path) -> str:
+def repair_hint(*paths: Path) -> str:
     """The advice at the end of a message about damage: a shell command, and what comes then.
 
     The rule `all` asks for everything that a rule declares as an output, so what is removed is made
     again also where the run was finished.
 
     Args:
-        paths: what is damaged, and the files that vouch for it; those that are there are named.
+        paths: what is damaged, and the files that list it; those that are there are named.
     """
     named = shlex.join(str(path) for path in paths if path.exists())
     return f"run `rm -r {named}` and start the workflow again, what is whole is kept"

@@ -91,7 +91,7 @@ def _is_worth_it(identity: Identity, asked_ns: int) -> bool:
 
 
 def _entry(identity: Identity, digest: str) -> dict[str, Any]:
-    """What the cache keeps of a file; the last value vouches for the others."""
+    """What the cache keeps of a file; the last value is a checksum of the others."""
     content = {"file": asdict(identity), "block_bytes": BLOCK_BYTES, "digest": digest}
     return content | {"check": hash_json(content)}
 

@@ -12,30 +12,30 @@ from PIL import Image, ImageDraw, ImageFont, PngImagePlugin
 from distillery.files import atomic_path, locked
 
 Pixels = npt.NDArray[np.uint8]
-"""A picture, (h, w, 3)."""
+"""An image, (h, w, 3)."""
 PNG_COMPRESSION = 1
-"""zlib level. A 1024 px picture takes 92 ms of a core at level 1 and 241 ms at the default 6."""
+"""zlib level. A 1024 px image takes 92 ms of a core at level 1 and 241 ms at the default 6."""
 
 
-def as_bytes(pictures: torch.Tensor) -> torch.Tensor:
+def as_bytes(images: torch.Tensor) -> torch.Tensor:
     """(b, 3, h, w) in [0, 1] to (b, h, w, 3) uint8, as `VaeImageProcessor.numpy_to_pil` rounds."""
-    return (pictures.float() * 255).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous()
+    return (images.float() * 255).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous()
 
 
-def write_png(path: Path, picture: Pixels, texts: Mapping[str, str]) -> None:
+def write_png(path: Path, image: Pixels, texts: Mapping[str, str]) -> None:
     """Write a PNG atomically, with text chunks for whoever finds it."""
     chunks = PngImagePlugin.PngInfo()
     for name, text in texts.items():
         chunks.add_text(name, text)  # Unicode where Latin-1 does not do
     with atomic_path(path) as temporary:
-        Image.fromarray(picture).save(
+        Image.fromarray(image).save(
             temporary, format="PNG", pnginfo=chunks, compress_level=PNG_COMPRESSION
         )
 
 
 SHEET = "sheet.png"
 THUMBNAIL_PX = 256
-"""Larger pictures are scaled down to this width; smaller ones stay as they are."""
+"""Larger images are scaled down to this width; smaller ones stay as they are."""
 MAX_COLUMNS = 10
 """Moments on the sheet over time, spread evenly, the first and the last among them."""
 GAP_PX = 8
@@ -48,20 +48,20 @@ def moment_folder(root: Path, samples_seen: int) -> Path:
     return root / f"samples-{samples_seen:012d}"
 
 
-def training_of(picture: Path) -> str | None:
-    """The training recipe that a preview is of, or None where there is no such picture.
+def training_of(image: Path) -> str | None:
+    """The training recipe that a preview is of, or None where there is no such image.
 
-    Only the file's beginning is read; a picture gets its name when it is whole.
+    Only the file's beginning is read; an image gets its name when it is whole.
     """
     try:
-        with Image.open(picture) as opened:
+        with Image.open(image) as opened:
             return opened.info.get("training")
     except (OSError, SyntaxError, ValueError):
         return None
 
 
 def find_moments(root: Path, prompt_ids: Sequence[str], training: str) -> list[Path]:
-    """The folders that hold a training's pictures of all these prompts, in order."""
+    """The folders that hold a training's images of all these prompts, in order."""
     return [
         folder
         for folder in sorted(root.glob("samples-*"))
@@ -70,10 +70,10 @@ def find_moments(root: Path, prompt_ids: Sequence[str], training: str) -> list[P
 
 
 def write_sheets(root: Path, samples_seen: int, prompt_ids: Sequence[str], training: str) -> None:
-    """Write the sheet of a moment, if its pictures are all there, and the sheet over time.
+    """Write the sheet of a moment, if its images are all there, and the sheet over time.
 
-    Every process comes here when its pictures are saved. The lock lets one in at a time, so the
-    last one sees all pictures, whoever that is.
+    Every process comes here when its images are saved. The lock lets one in at a time, so the
+    last one sees all images, whoever that is.
     """
     folder = moment_folder(root, samples_seen)
     with locked(root / ".sheets.lock"):
@@ -100,16 +100,16 @@ def thin_out(moments: Sequence[Path], count: int) -> list[Path]:
 
 
 def _write(path: Path, rows: Sequence[Sequence[tuple[str, Path]]]) -> None:
-    """Pictures in rows, each with a caption below."""
+    """Images in rows, each with a caption below."""
     width, height = thumbnail(rows[0][0][1]).size
     cell = width + GAP_PX, height + CAPTION_PX + GAP_PX
     size = GAP_PX + cell[0] * max(map(len, rows)), GAP_PX + cell[1] * len(rows)
     sheet = Image.new("RGB", size, PAPER)
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(12)
     for row, entries in enumerate(rows):
-        for column, (caption, picture) in enumerate(entries):
+        for column, (caption, image) in enumerate(entries):
             left, top = GAP_PX + column * cell[0], GAP_PX + row * cell[1]
-            sheet.paste(thumbnail(picture), (left, top))
+            sheet.paste(thumbnail(image), (left, top))
             draw.text((left, top + height + 2), _fitted(caption, width, font), INK, font)
     with atomic_path(path) as temporary:
         sheet.save(temporary, format="PNG")
@@ -123,8 +123,8 @@ def _fitted(caption: str, width: int, font: ImageFont.ImageFont | ImageFont.Free
 
 
 def thumbnail(path: Path) -> Image.Image:
-    """A picture of `THUMBNAIL_PX` at most."""
+    """An image of `THUMBNAIL_PX` at most."""
     with Image.open(path) as opened:
-        picture = opened.convert("RGB")
-    picture.thumbnail((THUMBNAIL_PX, THUMBNAIL_PX), Image.Resampling.LANCZOS)
-    return picture
+        image = opened.convert("RGB")
+    image.thumbnail((THUMBNAIL_PX, THUMBNAIL_PX), Image.Resampling.LANCZOS)
+    return image

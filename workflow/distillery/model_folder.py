@@ -1,6 +1,6 @@
 """A network on disk: one Diffusers model folder, the same bytes wherever it was made.
 
-A student's folder, and its pipeline's, vouches for its files in `ABOUT`.
+A student's folder, and its pipeline's, lists its files with their hashes in `ABOUT`.
 """
 
 import os
@@ -16,11 +16,11 @@ from safetensors import SafetensorError
 from distillery.families.protocol import Denoiser
 from distillery.files import (
     JsonObject,
-    cure,
     hash_files,
     hash_json,
     read_json,
     read_sealed,
+    repair_hint,
     write_json,
     write_sealed,
 )
@@ -76,10 +76,10 @@ def save_denoiser(denoiser: Denoiser, folder: Path) -> None:
     config = read_json(folder / CONFIG)
     config.pop("_name_or_path", None)
     write_json(folder / CONFIG, config)
-    share(folder)
+    copy_permissions(folder)
 
 
-def share(folder: Path) -> None:
+def copy_permissions(folder: Path) -> None:
     """Give a folder's safetensors the permissions of its JSON files.
 
     safetensors makes its files readable by their owner alone, whatever the user's umask says.
@@ -133,19 +133,19 @@ def check_student(folder: Path) -> None:
     if changes:
         raise ValueError(
             f"{folder} is damaged, or was changed after it was written ({', '.join(changes)}): "
-            f"{cure(folder)}"
+            f"{repair_hint(folder)}"
         )
 
 
 def find_changes(folder: Path) -> list[str]:
     """The files of a student's folder that are not as they were written, by their path in it."""
     try:
-        vouched = read_sealed(folder / ABOUT)[FILES]
+        expected = read_sealed(folder / ABOUT)[FILES]
     except (OSError, ValueError, KeyError):
         return [ABOUT]
     found = _hash_folder(folder)
-    names = sorted(found.keys() | vouched.keys())
-    return [name for name in names if found.get(name) != vouched.get(name)]
+    names = sorted(found.keys() | expected.keys())
+    return [name for name in names if found.get(name) != expected.get(name)]
 
 
 def hash_model(folder: Path) -> str:

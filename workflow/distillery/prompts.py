@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from distillery.identity import check_prompt_id, shorten
+from distillery.noise import check_prompt_id, shorten
 from distillery.prompt_files import read_rows
 
 REQUIRED = ("prompt_id", "prompt")

@@ -32,7 +32,7 @@ class Schedule:
     sigmas: tuple[float, ...]
     scales: tuple[float, ...]
 
-    def at(self, knots: Sequence[int]) -> "Schedule":
+    def subset(self, knots: Sequence[int]) -> "Schedule":
         """The schedule restricted to the states at `knots`; the last knot has no timestep."""
         return Schedule(
             timesteps=tuple(self.timesteps[knot] for knot in knots[:-1]),

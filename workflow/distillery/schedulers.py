@@ -54,7 +54,7 @@ def _class_named(class_name: str) -> Any:
     found = getattr(diffusers, class_name, None)
     if found is None or not class_name.endswith("Scheduler"):
         raise ValueError(
-            f"Diffusers has no scheduler {class_name!r}; supported here: {', '.join(_WALKS)}"
+            f"Diffusers has no scheduler {class_name!r}; supported here: {', '.join(_LEVELS_OF)}"
         )
     return found
 
@@ -99,19 +99,19 @@ def prediction_type(scheduler: Scheduler) -> PredictionType:
     )
 
 
-def walked(scheduler: Scheduler) -> Schedule:
+def schedule_of(scheduler: Scheduler) -> Schedule:
     """The grid of a scheduler whose timesteps are set.
 
     Raises ValueError for a class that is not supported, or a setting under which its states do not
     lie on the grid it announces.
     """
     name = type(scheduler).__name__
-    if name not in _WALKS:
+    if name not in _LEVELS_OF:
         raise ValueError(
-            f"the teacher's scheduler is {name}, known are {', '.join(_WALKS)}: {ADVICE}"
+            f"the teacher's scheduler is {name}, known are {', '.join(_LEVELS_OF)}: {ADVICE}"
         )
     timesteps = tuple(timestep.item() for timestep in scheduler.timesteps)
-    alphas, sigmas, scales = zip(*_WALKS[name](scheduler), strict=True)
+    alphas, sigmas, scales = zip(*_LEVELS_OF[name](scheduler), strict=True)
     return Schedule(timesteps, alphas, sigmas, scales)
 
 
@@ -124,19 +124,19 @@ def _flow(sigma: float) -> Level:
     return 1.0 - sigma, sigma, 1.0
 
 
-def _walk_flow(scheduler: Scheduler) -> list[Level]:
+def _levels_of_flow(scheduler: Scheduler) -> list[Level]:
     return [_flow(float(sigma)) for sigma in scheduler.sigmas]
 
 
-def _walk_multistep(scheduler: Scheduler) -> list[Level]:
+def _levels_of_multistep(scheduler: Scheduler) -> list[Level]:
     """Their `sigmas` are sigma itself for flows and sigma / alpha for diffusion, whose states keep
     their variance: alpha² + sigma² = 1."""
     if is_flow(scheduler):
-        return _walk_flow(scheduler)
-    return [(alpha, sigma, 1.0) for alpha, sigma, _ in _walk_euler(scheduler)]
+        return _levels_of_flow(scheduler)
+    return [(alpha, sigma, 1.0) for alpha, sigma, _ in _levels_of_euler(scheduler)]
 
 
-def _walk_euler(scheduler: Scheduler) -> list[Level]:
+def _levels_of_euler(scheduler: Scheduler) -> list[Level]:
     """Variance exploding: the state is clean + sigma * noise, the network sees it divided by
     sqrt(sigma² + 1) (`EulerDiscreteScheduler.scale_model_input`, float32)."""
     scales = [float((sigma**2 + 1) ** 0.5) for sigma in scheduler.sigmas]
@@ -146,7 +146,7 @@ def _walk_euler(scheduler: Scheduler) -> list[Level]:
     ]
 
 
-def _walk_ddim(scheduler: Scheduler) -> list[Level]:
+def _levels_of_ddim(scheduler: Scheduler) -> list[Level]:
     """A step goes from t to t - T / n (`DDIMScheduler.step`), which must be the next timestep."""
     steps = scheduler.timesteps.tolist()
     stride = scheduler.config.num_train_timesteps // len(steps)
@@ -162,19 +162,19 @@ def _walk_ddim(scheduler: Scheduler) -> list[Level]:
     return [(square**0.5, (1.0 - square) ** 0.5, 1.0) for square in (*squares, float(final))]
 
 
-_WALKS: Mapping[str, Callable[[Scheduler], list[Level]]] = {
-    "DDIMScheduler": _walk_ddim,
-    "DPMSolverMultistepScheduler": _walk_multistep,
-    "EulerDiscreteScheduler": _walk_euler,
-    "FlowMatchEulerDiscreteScheduler": _walk_flow,
-    "UniPCMultistepScheduler": _walk_multistep,
+_LEVELS_OF: Mapping[str, Callable[[Scheduler], list[Level]]] = {
+    "DDIMScheduler": _levels_of_ddim,
+    "DPMSolverMultistepScheduler": _levels_of_multistep,
+    "EulerDiscreteScheduler": _levels_of_euler,
+    "FlowMatchEulerDiscreteScheduler": _levels_of_flow,
+    "UniPCMultistepScheduler": _levels_of_multistep,
 }
 
 
 def first_order(scheduler: Scheduler, grid: Schedule, steps: int) -> Scheduler:
     """The student's scheduler: deterministic, of first order, on every m-th state of the teacher's.
 
-    Whether its grid really lies on the teacher's is for the caller to check, with `walked`.
+    Whether its grid really lies on the teacher's is for the caller to check, with `schedule_of`.
 
     Args:
         scheduler: the teacher's.

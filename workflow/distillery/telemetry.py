@@ -167,7 +167,7 @@ def _set_up_logging(reporter: Reporter, log: Path | None) -> None:
 def explain_errors(main: Callable[[], None], log: Path | None = None) -> int:
     """Run a script's body and return its exit status.
 
-    What a user can mend (a value, a file, the disk) prints its message alone, with the traceback in
+    What a user can fix (a value, a file, the disk) prints its message alone, with the traceback in
     the log. Anything else is our fault and prints its traceback. Ctrl-C is neither.
 
     Args:

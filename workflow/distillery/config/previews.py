@@ -1,4 +1,4 @@
-"""Previews: pictures of held-out prompts while the student trains."""
+"""Previews: images of held-out prompts while the student trains."""
 
 from typing import Annotated
 
@@ -8,9 +8,9 @@ from distillery.config.section import Count, CountOrNone, NoResult, Section
 
 
 class Previews(Section):
-    """Pictures of the first held-out prompts, drawn during the training; no result depends on them.
+    """Images of the first held-out prompts, drawn during the training; no result depends on them.
 
-    Every process draws its share. It takes the VAE's memory, and the time of the pictures.
+    Every process draws its share. It takes the VAE's memory, and the time of the images.
     """
 
     every_samples: Annotated[CountOrNone, NoResult] = Field(

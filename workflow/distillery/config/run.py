@@ -1,6 +1,6 @@
 """The typed configuration: one frozen model a section, unknown keys refused, defaults here only.
 
-`Config` is what a user writes to distil a student, `GeneratingConfig` to generate pictures and
+`Config` is what a user writes to distil a student, `GeneratingConfig` to generate images and
 nothing else; `jobs` says which part of it each stage depends on.
 """
 
@@ -25,7 +25,7 @@ from distillery.config.section import (
     Shards,
     Small,
     Split,
-    need_multiple,
+    check_multiple,
 )
 from distillery.config.student import Student
 from distillery.config.teacher import Teacher
@@ -151,9 +151,9 @@ class Targets(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        need_multiple("targets.steps", self.steps, "targets.num_segments", self.num_segments)
+        check_multiple("targets.steps", self.steps, "targets.num_segments", self.num_segments)
         if self.batch_size != "auto":
-            need_multiple(
+            check_multiple(
                 "targets.chunk_size", self.chunk_size, "targets.batch_size", self.batch_size
             )
         return self
@@ -196,7 +196,7 @@ class Samples(Section):
         None, description="the first so many prompts of prompts.eval; null: all of them"
     )
     images_per_prompt: Count = Field(
-        1, description="seeds of each prompt: every picture has its own noise"
+        1, description="seeds of each prompt: every image has its own noise"
     )
     batch_size: BatchSize = Field(
         8, description="images in one call of the pipeline; auto: as for targets"
@@ -205,11 +205,11 @@ class Samples(Section):
 
 
 class Dataset(Section):
-    """The tables that make a data set of the pictures: results/{run}/dataset."""
+    """The tables that make a data set of the images: results/{run}/dataset."""
 
     pairs: Literal["none", "all", "neighbours"] = Field(
         "none",
-        description="which two pictures of a prompt pairs.csv lists, in the order of "
+        description="which two images of a prompt pairs.csv lists, in the order of "
         "samples.models and of their seeds. all: every two; neighbours: each with the next one",
     )
 
@@ -269,10 +269,10 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _check_pairs(self) -> Self:
-        pictures = self.samples.images_per_prompt * len(self.samples.models)
-        if self.dataset.pairs != "none" and pictures == 1:
+        images = self.samples.images_per_prompt * len(self.samples.models)
+        if self.dataset.pairs != "none" and images == 1:
             raise ValueError(
-                f"dataset.pairs is {self.dataset.pairs!r} and each prompt gets a single picture: "
+                f"dataset.pairs is {self.dataset.pairs!r} and each prompt gets a single image: "
                 "raise samples.images_per_prompt, or write pairs: none"
             )
         return self
@@ -289,7 +289,7 @@ class RunConfig(Section):
 
 
 class GeneratingConfig(RunConfig):
-    """A run that generates pictures with the teacher, and a data set of them; no training."""
+    """A run that generates images with the teacher, and a data set of them; no training."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -325,10 +325,10 @@ class Config(RunConfig):
     def _check(self) -> Self:
         if self.prompts.train is None:
             raise ValueError("prompts.train is missing: add it")
-        need_multiple(
+        check_multiple(
             "targets.num_segments", self.targets.num_segments, "student.steps", self.student.steps
         )
-        need_multiple(
+        check_multiple(
             "previews.every_samples",
             self.previews.every_samples,
             "training.global_batch_size",
@@ -389,7 +389,7 @@ def parse_config(raw: JsonObject, source: str) -> Config | GeneratingConfig:
             raise
         raise ValueError(
             f"{error}\n  To distil a student add {', '.join(missing)}; for a run that only "
-            f"generates pictures remove {', '.join(given)}"
+            f"generates images remove {', '.join(given)}"
         ) from None
 
 

@@ -42,7 +42,7 @@ def without_result(section: type[BaseModel]) -> frozenset[str]:
     )
 
 
-def need_multiple(name: str, value: int, unit_name: str, unit: int) -> None:
+def check_multiple(name: str, value: int, unit_name: str, unit: int) -> None:
     """Raise ValueError with the nearest good values unless `value` is a multiple of `unit`."""
     if value % unit:
         below, above = value // unit * unit, (value // unit + 1) * unit

@@ -43,7 +43,7 @@ class Teacher(Section):
     dtype: Dtype = Field("bfloat16", description="weights and activations; latents stay float32")
     vae_dtype: Dtype = Field(
         "float32",
-        description="of the VAE. Lower ones take less memory and shift colours; a picture that "
+        description="of the VAE. Lower ones take less memory and shift colours; an image that "
         "comes out black or not finite is decoded again in float32",
     )
     adapters: tuple[Adapter, ...] = Field(
@@ -112,7 +112,7 @@ class Teacher(Section):
         if self.vae_dtype != "float32" and self.offload == "sequential":
             raise ValueError(
                 f"teacher.vae_dtype is {self.vae_dtype!r} with offload: sequential: a black "
-                "picture is decoded again in float32, and weights that come layer by layer cannot "
+                "image is decoded again in float32, and weights that come layer by layer cannot "
                 "be cast for that; set vae_dtype: float32 or offload: model"
             )
         needs_half = self.attention is not None and any(

@@ -13,7 +13,7 @@ from distillery.config.section import (
     Positive,
     Section,
     Small,
-    need_multiple,
+    check_multiple,
 )
 
 Objective = Literal["segment", "direct", "reflow", "prediction"]
@@ -138,7 +138,7 @@ class Training(Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.micro_batch_size != "auto":
-            need_multiple(
+            check_multiple(
                 "training.global_batch_size",
                 self.global_batch_size,
                 "training.micro_batch_size",
@@ -146,7 +146,7 @@ class Training(Section):
             )
         for key in ("num_samples", "rollout_samples", "log_every_samples", "save_every_samples"):
             batch_size = self.global_batch_size
-            need_multiple(
+            check_multiple(
                 f"training.{key}", getattr(self, key), "training.global_batch_size", batch_size
             )
         if self.warmup_samples > self.num_samples:

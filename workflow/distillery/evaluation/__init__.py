@@ -1,1 +1,1 @@
-"""Scores of generated pictures, and the report."""
+"""Scores of generated images, and the report."""

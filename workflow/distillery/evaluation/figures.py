@@ -8,7 +8,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from distillery.evaluation.manifests import ModelSamples
-from distillery.evaluation.metrics import Interval
+from distillery.evaluation.metrics import ConfidenceInterval
 from distillery.evaluation.plots import Line, Point, interval_plot, line_plot, significant
 from distillery.evaluation.timeline import ImageTime, RunClock, StageTime, Worker
 from distillery.evaluation.timeline_plot import stage_colours, timeline_plot
@@ -50,7 +50,7 @@ def headline(
     return text + (f"; before its training it kept {percent(before.mean)}." if before else ".")
 
 
-def _kept(quality: Mapping[str, Any], name: str | None, roles: Roles) -> Interval | None:
+def _kept(quality: Mapping[str, Any], name: str | None, roles: Roles) -> ConfidenceInterval | None:
     """Share of the reference's CLIP score that a model keeps; None where it was not scored."""
     against = quality["models"].get(name, {}).get("against", {}).get(roles.reference, {})
     return read_interval(against.get("clip_score_ratio"))
@@ -81,10 +81,10 @@ def summary(checks: list[Check]) -> str | None:
     return summarise_checks(checks) if checks else None
 
 
-def black_pictures(samples: Mapping[str, ModelSamples]) -> str | None:
-    """Which models have pictures whose every pixel is 0, and what that does to the scores."""
+def black_images(samples: Mapping[str, ModelSamples]) -> str | None:
+    """Which models have images whose every pixel is 0, and what that does to the scores."""
     named = [
-        f"{model.num_black:,} of {counted(len(model.table), 'picture')} of {name}"
+        f"{model.num_black:,} of {counted(len(model.table), 'image')} of {name}"
         for name, model in samples.items()
         if model.num_black
     ]
@@ -92,7 +92,7 @@ def black_pictures(samples: Mapping[str, ModelSamples]) -> str | None:
         return None
     return (
         f"{', '.join(named)}: every pixel is 0. They are scored like all others; two black "
-        "pictures are equal, so a PSNR of 100 dB between them says nothing."
+        "images are equal, so a PSNR of 100 dB between them says nothing."
     )
 
 
@@ -133,7 +133,7 @@ class Table:
 
 
 COLUMNS = {
-    "clip_score": Column("CLIP score", "of picture and prompt", "{:.4f}".format, +1),
+    "clip_score": Column("CLIP score", "of image and prompt", "{:.4f}".format, +1),
     "ratio": Column("of the reference", "CLIP score, paired", percent, +1),
     "retrieval_r1": Column("R@1", "own prompt found first", percent, +1),
     "latents_mse": Column("Latents MSE", "to the reference", "{:.4f}".format, -1),
@@ -162,18 +162,18 @@ def metrics_table(
 
 def _values(
     facts: Mapping[str, Any], name: str, roles: Roles, images: Mapping[str, ImageTime]
-) -> dict[str, Interval | None]:
+) -> dict[str, ConfidenceInterval | None]:
     """One model's numbers by column."""
     keys = ("clip_score", "retrieval_r1", "latents_mse", "psnr_db")
     values = {key: read_interval(facts[key]) for key in keys}
     against = facts["against"].get(roles.reference, {})
     values["ratio"] = read_interval(against.get("clip_score_ratio"))
     seconds = images[name].seconds if name in images else None
-    values["seconds"] = None if seconds is None else Interval(seconds, None, None)
+    values["seconds"] = None if seconds is None else ConfidenceInterval(seconds, None, None)
     return values
 
 
-def _best(key: str, values: Mapping[str, Mapping[str, Interval | None]]) -> str | None:
+def _best(key: str, values: Mapping[str, Mapping[str, ConfidenceInterval | None]]) -> str | None:
     """The model with the best mean; None if fewer than two have one, or if they are level."""
     means = {name: row[key].mean for name, row in values.items() if row[key] is not None}  # type: ignore[union-attr]
     if len(set(means.values())) < 2:
@@ -181,7 +181,7 @@ def _best(key: str, values: Mapping[str, Mapping[str, Interval | None]]) -> str 
     return max(means, key=lambda name: COLUMNS[key].direction * means[name])
 
 
-def _cell(key: str, value: Interval | None, is_best: bool) -> Cell:
+def _cell(key: str, value: ConfidenceInterval | None, is_best: bool) -> Cell:
     """One cell's text."""
     if value is None:
         return Cell("")

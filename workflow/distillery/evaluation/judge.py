@@ -1,4 +1,4 @@
-"""The judge: a CLIP model that embeds pictures and prompts in one space.
+"""The judge: a CLIP model that embeds images and prompts in one space.
 
 Any CLIP in transformers format serves: the demo's small one and openai/clip-vit-large-patch14 are
 loaded by the same lines.
@@ -48,7 +48,7 @@ class Judge:
 def load_judge(judge: str, device: torch.device) -> Judge:
     """Load a judge in float32 from a folder or from the hub.
 
-    Pictures are resized by PIL on every machine: transformers would choose torchvision where that
+    Images are resized by PIL on every machine: transformers would choose torchvision where that
     is installed, whose pixels differ slightly.
 
     Raises:
@@ -146,7 +146,7 @@ class Readings:
 
 
 def read_prompts(judge: Judge, prompts: Iterable[str]) -> Readings:
-    """Find the prompts that a judge cannot tell apart: no picture finds its own among them."""
+    """Find the prompts that a judge cannot tell apart: no image finds its own among them."""
     tokenizer, length = judge.processor.tokenizer, judge.max_tokens
     texts = list(dict.fromkeys(prompts))
     read = [tuple(tokenizer(it, truncation=True, max_length=length).input_ids) for it in texts]

@@ -1,4 +1,4 @@
-"""Read what the samples stage vouches for: pictures, final latents, and who made them."""
+"""Read what the samples stage lists: images, final latents, and who made them."""
 
 import hashlib
 import io
@@ -11,7 +11,7 @@ import pandas as pd
 from PIL import Image
 from safetensors.numpy import load
 
-from distillery.files import cure
+from distillery.files import repair_hint
 from distillery.store.tables import read_table
 
 COLUMNS = (
@@ -60,15 +60,15 @@ class ModelSamples:
 
     @property
     def num_black(self) -> int:
-        """Pictures whose every pixel is 0."""
+        """Images whose every pixel is 0."""
         return int(self.table["is_black"].sum())
 
     def image_path(self, row: int) -> Path:
-        """The picture of one row."""
+        """The image of one row."""
         return self.folder / str(self.table["file"].iloc[row])
 
     def read_image(self, row: int) -> Image.Image:
-        """One picture as RGB, checked against the manifest's hash.
+        """One image as RGB, checked against the manifest's hash.
 
         Raises:
             ValueError: the file is missing, or is not the one the manifest was written for.
@@ -78,11 +78,11 @@ class ModelSamples:
             return image.convert("RGB")
 
     def read_pixels(self, row: int) -> npt.NDArray[np.uint8]:
-        """One picture as an array (h, w, 3)."""
+        """One image as an array (h, w, 3)."""
         return np.asarray(self.read_image(row), dtype=np.uint8)
 
     def read_latents(self, row: int) -> npt.NDArray[np.float32]:
-        """The final latents of one picture, shape (c, f, h, w); errors as of `read_image`."""
+        """The final latents of one image, shape (c, f, h, w); errors as of `read_image`."""
         path = self.folder / str(self.table["latents_file"].iloc[row])
         tensors = load(self._read(path, str(self.table["latents_sha256"].iloc[row])))
         if "latents" not in tensors:
@@ -93,10 +93,9 @@ class ModelSamples:
         """A listed file's bytes, which must have the hash that the manifest gives."""
         content = path.read_bytes() if path.is_file() else None
         if content is None or hashlib.sha256(content).hexdigest() != sha256:
-            why = "is not there" if content is None else "is not what its manifest vouches for"
-            raise ValueError(
-                f"{path} of {self.model!r} {why}: {cure(path, *tables_of(self.folder, path))}"
-            )
+            why = "is not there" if content is None else "is not what its manifest lists"
+            hint = repair_hint(path, *tables_of(self.folder, path))
+            raise ValueError(f"{path} of {self.model!r} {why}: {hint}")
         return content
 
 
@@ -126,7 +125,7 @@ def read_samples(model: str, path: Path) -> ModelSamples:
     missing = [column for column in COLUMNS if column not in table.columns]
     if missing:
         tables = sorted(path.parent.glob("*.parquet"))
-        raise ValueError(f"{path} has no column {', '.join(missing)}: {cure(*tables)}")
+        raise ValueError(f"{path} has no column {', '.join(missing)}: {repair_hint(*tables)}")
     if table.empty:
         raise ValueError(f"{path} lists no image: generate the samples of {model!r} first")
     twice = table.duplicated(KEY)
@@ -156,7 +155,7 @@ def check_pairs(reference: ModelSamples, other: ModelSamples) -> None:
             raise ValueError(
                 f"{other.model!r} and {reference.model!r} differ in {column} of "
                 f"{name_ids(reference.table[differs])}, samples of two runs are mixed: "
-                f"{cure(*sorted(tables))}"
+                f"{repair_hint(*sorted(tables))}"
             )
 
 

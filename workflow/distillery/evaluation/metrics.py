@@ -16,7 +16,7 @@ IntArray = npt.NDArray[np.int64]
 PEAK = 255.0
 """Largest value of a pixel."""
 IDENTICAL_PSNR_DB = 100.0
-"""Ceiling of a PSNR: two equal pictures have an infinite one, which no mean survives."""
+"""Ceiling of a PSNR: two equal images have an infinite one, which no mean survives."""
 CONFIDENCE = 0.95
 NORMAL_QUANTILE = 1.959964
 """Of the standard normal distribution at (1 + CONFIDENCE) / 2."""
@@ -30,7 +30,7 @@ SIGNIFICANT_DIGITS = 6
 
 
 @dataclass(frozen=True)
-class Interval:
+class ConfidenceInterval:
     """A mean and its 95 % interval; None for a bound that so few prompts cannot give."""
 
     mean: float
@@ -94,7 +94,7 @@ def normalise(embeddings_bd: FloatArray) -> FloatArray:
 def retrieval_ranks(
     images_bd: FloatArray, prompts_pd: FloatArray, own_b: IntArray, block: int = 1024
 ) -> IntArray:
-    """Place of each image's own prompt when all prompts are sorted by similarity; 1 is best.
+    """RankInfo of each image's own prompt when all prompts are sorted by similarity; 1 is best.
 
     Ties count against the image: a judge that cannot tell prompts apart finds nothing.
 
@@ -116,10 +116,10 @@ def retrieval_ranks(
 def psnr_db(image: npt.NDArray[np.uint8], reference: npt.NDArray[np.uint8]) -> float:
     """Peak signal-to-noise ratio in decibels, 10 log10(255² / MSE), over all pixels and channels.
 
-    Equal pictures get `IDENTICAL_PSNR_DB`, which is also the ceiling.
+    Equal images get `IDENTICAL_PSNR_DB`, which is also the ceiling.
     """
     if image.shape != reference.shape:
-        raise ValueError(f"pictures of {image.shape} and {reference.shape} cannot be compared")
+        raise ValueError(f"images of {image.shape} and {reference.shape} cannot be compared")
     error = np.mean((image.astype(np.float64) - reference.astype(np.float64)) ** 2)
     if error == 0:
         return IDENTICAL_PSNR_DB
@@ -143,14 +143,16 @@ def draw_weights(num_groups: int, num_resamples: int) -> FloatArray:
     return generator.multinomial(num_groups, shares, size=num_resamples).astype(np.float64)
 
 
-def bootstrap_mean(values_b: FloatArray, groups: Groups, weights_rp: FloatArray) -> Interval:
+def bootstrap_mean(
+    values_b: FloatArray, groups: Groups, weights_rp: FloatArray
+) -> ConfidenceInterval:
     """Mean over images with its bootstrap-t interval over resampled prompts."""
     return _bootstrap_t(groups.sums(values_b), groups.sizes(), weights_rp)
 
 
 def bootstrap_ratio(
     values_b: FloatArray, others_b: FloatArray, groups: Groups, weights_rp: FloatArray
-) -> Interval | None:
+) -> ConfidenceInterval | None:
     """Ratio of two paired means; None where the lower mean is not positive in every resample.
 
     The ratio of the means, not the mean of ratios: a single image near zero would rule the latter.
@@ -161,7 +163,7 @@ def bootstrap_ratio(
     return _bootstrap_t(groups.sums(values_b), below_p, weights_rp)
 
 
-def wilson_share(hits_b: FloatArray, groups: Groups) -> Interval:
+def wilson_share(hits_b: FloatArray, groups: Groups) -> ConfidenceInterval:
     """Share of hits, 1.0 or 0.0 an image, with the interval of Wilson 1927.
 
     It covers at shares near 0 and 1, where resampling finds no spread: 4 hits of 4 have the
@@ -169,16 +171,18 @@ def wilson_share(hits_b: FloatArray, groups: Groups) -> Interval:
     """
     share = float(np.mean(hits_b))
     if groups.num_groups < MIN_PROMPTS:
-        return Interval(round_significant(share), None, None)
+        return ConfidenceInterval(round_significant(share), None, None)
     penalty = NORMAL_QUANTILE**2 / groups.num_groups
     centre = (share + penalty / 2) / (1 + penalty)
     variance = share * (1 - share) / groups.num_groups + penalty / (4 * groups.num_groups)
     reach = NORMAL_QUANTILE * math.sqrt(variance) / (1 + penalty)
     low, high = max(centre - reach, 0.0), min(centre + reach, 1.0)
-    return Interval(*(round_significant(value) for value in (share, low, high)))
+    return ConfidenceInterval(*(round_significant(value) for value in (share, low, high)))
 
 
-def _bootstrap_t(above_p: FloatArray, below_p: FloatArray, weights_rp: FloatArray) -> Interval:
+def _bootstrap_t(
+    above_p: FloatArray, below_p: FloatArray, weights_rp: FloatArray
+) -> ConfidenceInterval:
     """Ratio of two sums over prompts with the bootstrap-t interval.
 
     Each resample's deviation is divided by its own standard error (Efron & Tibshirani 1993,
@@ -187,7 +191,7 @@ def _bootstrap_t(above_p: FloatArray, below_p: FloatArray, weights_rp: FloatArra
     """
     (ratio,), (error,) = _ratios(above_p, below_p, np.ones((1, len(above_p))))
     if len(above_p) < MIN_PROMPTS:
-        return Interval(round_significant(float(ratio)), None, None)
+        return ConfidenceInterval(round_significant(float(ratio)), None, None)
     ratio_r, error_r = _ratios(above_p, below_p, weights_rp)
     error_r[error_r <= ROUNDING * error] = 0.0
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -200,7 +204,7 @@ def _bootstrap_t(above_p: FloatArray, below_p: FloatArray, weights_rp: FloatArra
         round_significant(float(bound)) if np.isfinite(bound) else None
         for bound in (ratio - highest * error, ratio - lowest * error)
     )
-    return Interval(round_significant(float(ratio)), low, high)
+    return ConfidenceInterval(round_significant(float(ratio)), low, high)
 
 
 def _ratios(

@@ -7,7 +7,7 @@ from typing import Any
 
 from PIL import Image
 
-from distillery.evaluation.pictures import inline, link_to
+from distillery.evaluation.image_grid import inline, link_to
 from distillery.images import find_moments, thin_out, training_of
 from distillery.store.tables import read_table
 from distillery.telemetry import Event
@@ -160,7 +160,7 @@ def _saves(stalls: Sequence[float], total_s: float) -> Saves | None:
 
 @dataclass(frozen=True)
 class Shown:
-    """One picture of the sheet."""
+    """One image of the sheet."""
 
     uri: str
     link: str
@@ -174,7 +174,7 @@ class PreviewSheet:
 
     Attributes:
         moments: samples seen, one a column.
-        rows: prompt and its pictures, one a moment; and the teacher's, or None.
+        rows: prompt and its images, one a moment; and the teacher's, or None.
     """
 
     moments: Sequence[int]
@@ -219,6 +219,6 @@ def gather_previews(
 
 
 def _show(path: Path, output_folder: Path) -> Shown:
-    with Image.open(path) as picture:
-        uri, width, height = inline(path, picture.convert("RGB"))
+    with Image.open(path) as image:
+        uri, width, height = inline(path, image.convert("RGB"))
     return Shown(uri, link_to(path, output_folder), width, height)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from distillery.config.jobs import Sampling, resolve_sampling
 from distillery.config.run import Config
 from distillery.evaluation.manifests import ModelSamples
-from distillery.evaluation.metrics import Interval
+from distillery.evaluation.metrics import ConfidenceInterval
 
 Outcome = Literal["passed", "failed", "undecided", "not measured"]
 
@@ -68,7 +68,7 @@ class Comparison:
 
 COMPARISONS = (
     Comparison("clip_score", "CLIP score above that of {other}", "{:+.4f}".format, +1),
-    # A mean of squares hangs on the few prompts whose picture changes as a whole: its interval says
+    # A mean of squares hangs on the few prompts whose image changes as a whole: its interval says
     # little of all others. Decibels, as of pixels below, are a mean of logarithms.
     Comparison("latents_mse", None, "{:+.4f}".format, -1),
     Comparison(
@@ -173,7 +173,7 @@ def _beats(against: Mapping[str, Any] | None, other: str, reference: str) -> lis
     return checks
 
 
-def decide(interval: Interval, threshold: float, direction: int) -> Outcome:
+def decide(interval: ConfidenceInterval, threshold: float, direction: int) -> Outcome:
     """Whether an interval lies beyond a threshold; equal to it is not beyond.
 
     Args:
@@ -189,13 +189,13 @@ def decide(interval: Interval, threshold: float, direction: int) -> Outcome:
     return "undecided" if best > 0 else "failed"
 
 
-def describe_interval(interval: Interval, form: Callable[[float], str]) -> str:
+def describe_interval(interval: ConfidenceInterval, form: Callable[[float], str]) -> str:
     """A mean, with its interval in brackets where there is one."""
     bounds = describe_bounds(interval, form)
     return form(interval.mean) + (f" ({bounds})" if bounds else "")
 
 
-def describe_bounds(interval: Interval, form: Callable[[float], str]) -> str:
+def describe_bounds(interval: ConfidenceInterval, form: Callable[[float], str]) -> str:
     """From where to where an interval goes; empty where too few prompts give none."""
     if interval.low is None and interval.high is None:
         return ""
@@ -209,11 +209,11 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f}\N{NO-BREAK SPACE}%"
 
 
-def read_interval(raw: Mapping[str, float | None] | None) -> Interval | None:
+def read_interval(raw: Mapping[str, float | None] | None) -> ConfidenceInterval | None:
     """An interval as quality.json holds it."""
     if raw is None or raw["mean"] is None:
         return None
-    return Interval(raw["mean"], raw["low"], raw["high"])
+    return ConfidenceInterval(raw["mean"], raw["low"], raw["high"])
 
 
 def summarise_checks(checks: list[Check]) -> str:

@@ -10,7 +10,7 @@ from distillery.families.sd3 import Sd3
 from distillery.families.sdxl import Sdxl
 from distillery.families.wan import Wan
 from distillery.schedule import Schedule
-from distillery.schedulers import Scheduler, walked
+from distillery.schedulers import Scheduler, schedule_of
 
 __all__ = [
     "Conditioning",
@@ -51,4 +51,4 @@ def grid_of(
     """The grid of `steps` steps that the stock pipeline would walk; `scheduler` is not changed."""
     copy = type(scheduler).from_config(scheduler.config)
     family.set_timesteps(copy, steps, latent_shape)
-    return walked(copy)
+    return schedule_of(copy)

@@ -87,13 +87,13 @@ class Flux(Family):
         return packed_shape(pipeline, height, width)
 
     def noise(self, pipeline: Pipeline, seeds: Sequence[int], setting: Setting) -> torch.Tensor:
-        """Drawn before it is packed."""
+        """ImageBatch before it is packed."""
         return packed_noise(pipeline, seeds, setting.height, setting.width)
 
     def set_timesteps(
         self, scheduler: Scheduler, steps: int, latent_shape: tuple[int, ...]
     ) -> None:
-        """Equal steps from 1 to 1 / steps, which the scheduler shifts by the picture's size."""
+        """Equal steps from 1 to 1 / steps, which the scheduler shifts by the image's size."""
         from diffusers.pipelines.flux.pipeline_flux import retrieve_timesteps
 
         mu = image_shift(scheduler, latent_shape[0])
@@ -101,7 +101,7 @@ class Flux(Family):
         sigmas = None if has_own else np.linspace(1.0, 1 / steps, steps)
         retrieve_timesteps(scheduler, steps, sigmas=sigmas, mu=mu)
 
-    def embeds_guidance(self, denoiser_config: Mapping[str, Any]) -> bool:
+    def has_guidance_embedding(self, denoiser_config: Mapping[str, Any]) -> bool:
         """FLUX.1-dev's does."""
         return bool(denoiser_config.get("guidance_embeds", False))
 
@@ -117,11 +117,11 @@ class Flux(Family):
         self, pipeline: Pipeline, prompts: Conditioning, negative: Conditioning, setting: Setting
     ) -> Mapping[str, object]:
         """Embeddings and pooled vectors of both branches, and guidance in the network's way."""
-        is_told = self.embeds_guidance(pipeline.transformer.config)
+        is_guided_by_input = self.has_guidance_embedding(pipeline.transformer.config)
         return {
             **pooled_arguments(prompts, negative),
             "guidance_scale": setting.guidance_scale,  # not looked at by a network not told it
-            "true_cfg_scale": 1.0 if is_told else setting.guidance_scale,
+            "true_cfg_scale": 1.0 if is_guided_by_input else setting.guidance_scale,
         }
 
     def predict(
@@ -134,7 +134,7 @@ class Flux(Family):
     ) -> torch.Tensor:
         """The conditional branch of `FluxPipeline.__call__`."""
         embeds, guidance = conditioning["prompt_embeds"], None
-        if self.embeds_guidance(denoiser.config):  # type: ignore[arg-type]
+        if self.has_guidance_embedding(denoiser.config):  # type: ignore[arg-type]
             guidance = torch.full_like(timestep, setting.guidance_scale, dtype=torch.float32)
         prediction: torch.Tensor = denoiser(
             hidden_states=noisy,

@@ -1,4 +1,4 @@
-"""Pictures as tokens: packed latents, and the timestep shift that the number of tokens asks for."""
+"""Images as tokens: packed latents, and the timestep shift that the number of tokens asks for."""
 
 from collections.abc import Sequence
 from math import isqrt
@@ -7,7 +7,7 @@ import torch
 
 from distillery.families.protocol import Denoiser, Pipeline, Setting
 from distillery.families.text import check_size
-from distillery.identity import draw_noise
+from distillery.noise import draw_noise
 from distillery.schedulers import Scheduler
 
 PACKED = 2
@@ -19,7 +19,7 @@ TIMESTEPS = 1000
 def packed_shape(pipeline: Pipeline, height: int, width: int) -> tuple[int, int]:
     """(tokens, features) of one sample whose latents are packed; `height` and `width` in pixels.
 
-    Raises ValueError unless tokens fill the picture; the stock pipelines would shrink it silently.
+    Raises ValueError unless tokens fill the image; the stock pipelines would shrink it silently.
     """
     factor = PACKED * pipeline.vae_scale_factor
     check_size({"height": height, "width": width}, {"height": factor, "width": factor})
@@ -58,7 +58,7 @@ def retold_timestep(told_b: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def token_grid(num_tokens: int, setting: Setting) -> tuple[int, int]:
-    """Rows and columns of a picture's tokens, which are square."""
+    """Rows and columns of an image's tokens, which are square."""
     factor = isqrt(setting.height * setting.width // num_tokens)
     return setting.height // factor, setting.width // factor
 
@@ -71,9 +71,9 @@ def unpacked(latents_bld: torch.Tensor, setting: Setting) -> torch.Tensor:
 
 
 def image_shift(scheduler: Scheduler, num_tokens: int) -> float:
-    """The `mu` that stock pipelines give a scheduler for a picture of so many tokens.
+    """The `mu` that stock pipelines give a scheduler for an image of so many tokens.
 
-    Larger pictures need more noise to be as disturbed: Esser et al. 2024, arXiv:2403.03206, §5.3.2.
+    Larger images need more noise to be as disturbed: Esser et al. 2024, arXiv:2403.03206, §5.3.2.
     """
     from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from distillery.families.text import Reader, on
-from distillery.identity import draw_noise
+from distillery.noise import draw_noise
 from distillery.schedulers import Scheduler
 
 Conditioning = Mapping[str, torch.Tensor]
@@ -53,11 +53,11 @@ class Request:
     """One call of the stock pipeline for a batch.
 
     Attributes:
-        seeds: of the b samples' noise, from `identity.noise_seed`.
+        seeds: of the b samples' noise, from `noise.noise_seed`.
         conditioning, negative: padded batches; negative is used with guidance only.
         steps: denoising steps.
         setting: size and guidance.
-        decode: whether pictures are wanted, or the latents alone.
+        decode: whether images are wanted, or the latents alone.
     """
 
     seeds: Sequence[int]
@@ -97,11 +97,11 @@ class Family(Protocol):
     not, the student's card does."""
     stock_multiple: int = 1
     """Pixels of which the stock call wants heights and widths to be multiples, whatever the VAE."""
-    picture: str = "images[0]"
-    """Where that call's result holds the picture, e.g. `images[0]`."""
+    image: str = "images[0]"
+    """Where that call's result holds the image, e.g. `images[0]`."""
 
     def call_options(self, max_sequence_length: int) -> Mapping[str, object]:
-        """Arguments that a call of the pipeline for one picture needs beside the usual ones."""
+        """Arguments that a call of the pipeline for one image needs beside the usual ones."""
         return {}
 
     def readers(self, pipeline: Pipeline, max_sequence_length: int) -> Sequence[Reader]:
@@ -154,7 +154,7 @@ class Family(Protocol):
         """Set a scheduler's timesteps as the stock pipeline's call would."""
         scheduler.set_timesteps(steps)
 
-    def embeds_guidance(self, denoiser_config: Mapping[str, Any]) -> bool:
+    def has_guidance_embedding(self, denoiser_config: Mapping[str, Any]) -> bool:
         """Whether the network takes the guidance scale as an input: one call a step, not two."""
         return False
 
@@ -173,7 +173,7 @@ class Family(Protocol):
         A second network's own scale has no say: stock pipelines look at `guidance_scale` alone, and
         make both passes for a scale of 1.0 too.
         """
-        return 2 if guidance_scale > 1.0 and not self.embeds_guidance(denoiser_config) else 1
+        return 2 if guidance_scale > 1.0 and not self.has_guidance_embedding(denoiser_config) else 1
 
     def retold_timestep(self, told: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """The network's `timestep` as the stock call with states of `dtype` computes it.
@@ -195,14 +195,14 @@ class Family(Protocol):
         """
         ...
 
-    def pictures(self, result: torch.Tensor) -> torch.Tensor:
-        """The pictures (b, 3, h, w) in what the stock call returns."""
+    def images(self, result: torch.Tensor) -> torch.Tensor:
+        """The images (b, 3, h, w) in what the stock call returns."""
         return result
 
     def generate(self, pipeline: Pipeline, request: Request) -> torch.Tensor | None:
         """Call the stock pipeline once, with stored embeddings and the samples' own noise.
 
-        Returns pictures (b, 3, h, w) in [0, 1] if `decode`, else None.
+        Returns images (b, 3, h, w) in [0, 1] if `decode`, else None.
         """
         device, setting = pipeline._execution_device, request.setting
         prompts, negative = on(request.conditioning, device), on(request.negative, device)
@@ -215,7 +215,7 @@ class Family(Protocol):
             output_type="pt" if request.decode else "latent",
             return_dict=False,
         )[0]
-        return self.pictures(result) if request.decode else None
+        return self.images(result) if request.decode else None
 
     def predict(
         self,

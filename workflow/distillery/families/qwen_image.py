@@ -83,13 +83,13 @@ class QwenImage(Family):
         return packed_shape(pipeline, height, width)
 
     def noise(self, pipeline: Pipeline, seeds: Sequence[int], setting: Setting) -> torch.Tensor:
-        """Drawn before it is packed."""
+        """ImageBatch before it is packed."""
         return packed_noise(pipeline, seeds, setting.height, setting.width)
 
     def set_timesteps(
         self, scheduler: Scheduler, steps: int, latent_shape: tuple[int, ...]
     ) -> None:
-        """Equal steps from 1 to 1 / steps, which the scheduler shifts by the picture's size."""
+        """Equal steps from 1 to 1 / steps, which the scheduler shifts by the image's size."""
         from diffusers.pipelines.qwenimage.pipeline_qwenimage import retrieve_timesteps
 
         mu = image_shift(scheduler, latent_shape[0])

@@ -21,7 +21,7 @@ class Sd(Family):
 
     The released schedulers are PNDM, which calls the network twice in its first step: choose
     another with `teacher.scheduler`. The safety checker counts as a text component, which means
-    that neither teacher nor student is sampled with it: it would put black pictures among those
+    that neither teacher nor student is sampled with it: it would put black images among those
     that are compared. The student's exported pipeline has the teacher's.
     """
 

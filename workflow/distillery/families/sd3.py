@@ -102,7 +102,7 @@ class Sd3(Family):
     def set_timesteps(
         self, scheduler: Scheduler, steps: int, latent_shape: tuple[int, ...]
     ) -> None:
-        """With the shift of the picture's size where the scheduler has `use_dynamic_shifting`."""
+        """With the shift of the image's size where the scheduler has `use_dynamic_shifting`."""
         if not scheduler.config.get("use_dynamic_shifting"):
             scheduler.set_timesteps(steps)
             return

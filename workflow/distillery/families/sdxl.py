@@ -1,4 +1,4 @@
-"""SDXL: two CLIP encoders, a pooled vector, and the picture's size as an input of the UNet."""
+"""SDXL: two CLIP encoders, a pooled vector, and the image's size as an input of the UNet."""
 
 from collections.abc import Mapping, Sequence
 from math import lcm

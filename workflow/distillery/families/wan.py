@@ -33,7 +33,7 @@ class Wan(Family):
     max_sequence_length = 512
     blocks: Mapping[str, str] = MappingProxyType({"blocks": "num_layers"})
     interface = (*Family.interface, "text_dim")
-    picture = "frames[0][0]"
+    image = "frames[0][0]"
 
     def call_options(self, max_sequence_length: int) -> Mapping[str, object]:
         """One frame, and how far prompts are padded."""
@@ -95,7 +95,7 @@ class Wan(Family):
             **setting.guidance,
         }
 
-    def pictures(self, result: torch.Tensor) -> torch.Tensor:
+    def images(self, result: torch.Tensor) -> torch.Tensor:
         """The one frame of each video."""
         return result[:, 0]
 

@@ -11,8 +11,8 @@ from distillery.config.section import BatchSize, Compile
 from distillery.families import Family, Request, Setting
 from distillery.families.protocol import Pipeline
 from distillery.generation.batching import Batcher
-from distillery.generation.speed import PROBE_STEPS, Amount, loading_timed, tune
-from distillery.identity import SampleId, noise_seed
+from distillery.generation.speed import PROBE_STEPS, Workload, loading_timed, maybe_compile
+from distillery.noise import SampleId, noise_seed
 from distillery.store.embeddings import EmbeddingStore
 from distillery.telemetry import Reporter
 
@@ -48,7 +48,7 @@ class Calls:
     def request(self, rows: Sequence[int]) -> Request:
         """One call for the samples of `rows`.
 
-        Raises DamagedChunkError for embeddings that are not as their manifest vouches for.
+        Raises DamagedChunkError for embeddings that are not as their manifest lists them.
         """
         prompts, length = [row // self.samples_per_prompt for row in rows], self.max_sequence_length
         return Request(
@@ -102,8 +102,8 @@ class Generator:
                 self._pipeline = self._load()
             calls, batcher = self.calls, self._batcher
             batcher.settle(self._probe)
-            amount = Amount(len(calls.samples), calls.steps, batcher.size)
-            tune(
+            amount = Workload(len(calls.samples), calls.steps, batcher.size)
+            maybe_compile(
                 self._pipeline, calls.family, self._device, self._compiling, amount, self._reporter
             )
         return self._pipeline

@@ -29,7 +29,7 @@ PROBE_STEPS = 2
 
 
 @dataclass(frozen=True)
-class Amount:
+class Workload:
     """How much a whole run generates, over all shards: what decides rounding, compiling or not,
     must not follow the number of shards.
 
@@ -49,12 +49,12 @@ class Amount:
         return ceil(self.num_samples / self.batch_size) * self.steps
 
 
-def tune(
+def maybe_compile(
     pipeline: Pipeline,
     family: Family,
     device: torch.device,
     choice: Compile,
-    amount: Amount,
+    amount: Workload,
     reporter: Reporter,
 ) -> None:
     """Compile a pipeline's networks where that pays.
@@ -71,7 +71,7 @@ def tune(
     num_parameters = sum(
         parameter.numel() for denoiser in denoisers for parameter in denoiser.parameters()
     )
-    if device.type != "cuda" or not pays(choice, num_parameters, amount):
+    if device.type != "cuda" or not compile_pays_off(choice, num_parameters, amount):
         return
     if any(hasattr(denoiser, "_hf_hook") for denoiser in denoisers):
         reporter.info("does not compile: the network is offloaded or spread over GPUs")
@@ -80,7 +80,7 @@ def tune(
     compile_networks(pipeline, family)
 
 
-def pays(choice: Compile, num_parameters: int, amount: Amount) -> bool:
+def compile_pays_off(choice: Compile, num_parameters: int, amount: Workload) -> bool:
     """Whether networks of so many parameters are compiled."""
     if choice != "auto":
         return choice == "always"

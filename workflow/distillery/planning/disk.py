@@ -1,6 +1,6 @@
 """The plan of the disk: what each stage leaves there, and the most that lies there at once.
 
-Small files (tables, logs, the report) are not counted. Pictures are counted without compression.
+Small files (tables, logs, the report) are not counted. Images are counted without compression.
 """
 
 import os
@@ -25,7 +25,7 @@ from distillery.teacher.loading import load_tokenizers
 from distillery.teacher.memory import ITEM_BYTES
 
 CHANNELS = 3
-"""Bytes of a pixel in a picture that nothing compresses; a photograph takes about half of it."""
+"""Bytes of a pixel in an image that nothing compresses; a photograph takes about half of it."""
 LATENT_BYTES = 4
 MASTER_BYTES = 4
 """Of a weight in student/initial and student/trained, float32 whatever the teacher's type."""
@@ -115,15 +115,15 @@ def num_checkpoints(training: Training) -> tuple[int, int]:
 
 
 def samples_bytes(config: RunConfig, num_prompts: int, shape: tuple[int, ...]) -> int:
-    """Of all models' pictures and latents."""
+    """Of all models' images and latents."""
     samples = config.samples
-    each = picture_bytes(config.teacher) + prod(shape) * LATENT_BYTES
+    each = image_bytes(config.teacher) + prod(shape) * LATENT_BYTES
     per_model = min(samples.num_prompts or num_prompts, num_prompts) * samples.images_per_prompt
     return per_model * len(samples.models) * each
 
 
-def picture_bytes(teacher: Teacher) -> int:
-    """Of one picture."""
+def image_bytes(teacher: Teacher) -> int:
+    """Of one image."""
     return teacher.height * teacher.width * CHANNELS
 
 
@@ -133,7 +133,7 @@ def previews_bytes(config: Config, num_prompts: int) -> int:
     if not every:
         return 0
     moments = config.training.num_samples // every + 1
-    return moments * min(config.previews.num_prompts, num_prompts) * picture_bytes(config.teacher)
+    return moments * min(config.previews.num_prompts, num_prompts) * image_bytes(config.teacher)
 
 
 def plan_disk(

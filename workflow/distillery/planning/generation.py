@@ -1,4 +1,4 @@
-"""The plan of a run that only generates: how many pictures, network calls and bytes."""
+"""The plan of a run that only generates: how many images, network calls and bytes."""
 
 import shutil
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ def plan_generation(
         config: of the run.
         prompts: the table of the eval split.
         folder, family: of the teacher.
-        run_folder: results/{run}, where the pictures will be.
+        run_folder: results/{run}, where the images will be.
 
     Raises:
         ValueError: a size that the teacher cannot make, or a scheduler that cannot be used.
@@ -72,7 +72,7 @@ def _advise(config: RunConfig, per_model: int, disk: Mapping[str, Any]) -> list[
     advice = []
     if disk["planned_bytes"] > disk["free_bytes"]:
         advice.append(
-            "the pictures may not fit on the disk: free some space, or make results/ a link to a "
+            "the images may not fit on the disk: free some space, or make results/ a link to a "
             "larger one; a run that fills it stops, keeps what it made, and goes on when rerun"
         )
     batch_size = config.samples.batch_size
@@ -90,7 +90,7 @@ def summarise_generation(plan: dict[str, Any]) -> list[str]:
     work, disk = plan["work"], plan["disk"]
     return [
         f"  prompts       {work['num_prompts']['eval']}",
-        f"  pictures      {work['num_images']} in {plan['jobs']['samples']} jobs, "
+        f"  images      {work['num_images']} in {plan['jobs']['samples']} jobs, "
         f"{work['teacher_calls']} network calls",
         f"  disk          at most {readable(disk['planned_bytes'])} "
         f"({summarise_sizes(disk['stages'])}), {readable(disk['free_bytes'])} free",

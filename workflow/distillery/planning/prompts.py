@@ -51,7 +51,7 @@ def check_negatives(
 
 
 def _guided_splits(config: RunConfig, folder: Path, family: Family) -> set[str]:
-    """The splits that a guided network reads: train for the targets, eval for the pictures."""
+    """The splits that a guided network reads: train for the targets, eval for the images."""
     models = [resolve_sampling(config, model) for model in config.samples.models]
     scales = {"eval": [model.guidance_scale for model in models]}
     if isinstance(config, Config):

@@ -10,7 +10,12 @@ from distillery.files import readable
 from distillery.planning.gpus import Gpus
 from distillery.student.origin import Origin
 from distillery.teacher.memory import TIGHT
-from distillery.training.execution import Execution, Machine, can_recompute, choose_execution
+from distillery.training.execution import (
+    Execution,
+    Machine,
+    choose_execution,
+    supports_checkpointing,
+)
 
 TENSOR_CORES = (8, 0)
 """Compute capability from which GPUs multiply bfloat16 and TF32 in hardware."""
@@ -45,7 +50,7 @@ def plan_training(
         student.num_parameters + additions,
         student.trained_parameters,
         machine,
-        can_recompute(denoiser_class),
+        supports_checkpointing(denoiser_class),
     )
     check_previews(config, execution)
     choices = list_choices(config.training, execution, machine)
@@ -72,7 +77,7 @@ def list_choices(
     reasons = execution.reasons
     recompute = "on" if execution.gradient_checkpointing else "off"
     return [
-        ("processes", str(machine.num_processes), "one a GPU" if on_gpu else "no GPU"),
+        ("processes", str(machine.world_size), "one a GPU" if on_gpu else "no GPU"),
         ("parallel", execution.parallel, reasons["parallel"]),
         ("micro_batch_size", *_micro_batch(training, machine)),
         ("gradient_checkpointing", recompute, reasons["gradient_checkpointing"]),
@@ -90,7 +95,7 @@ def list_choices(
 
 def _micro_batch(training: Training, machine: Machine) -> tuple[str, str]:
     """Samples at once, and why."""
-    share = -(-training.global_batch_size // machine.num_processes)
+    share = -(-training.global_batch_size // machine.world_size)
     of_batch = f"of the global batch's {training.global_batch_size}"
     if training.micro_batch_size != "auto":
         size = min(training.micro_batch_size, share)
@@ -117,7 +122,7 @@ def advise_batch_size(training: Training, machine: Machine) -> list[str]:
     A note, since the training may get fewer; `plan_first` knows how many and refuses.
     """
     try:
-        check_batch_size(training, machine.num_processes)
+        check_batch_size(training, machine.world_size)
     except ValueError as error:
         return [str(error)]
     return []
@@ -161,7 +166,7 @@ def _remedy(execution: Execution, machine: Machine, init: str) -> str:
     if execution.parallel == "ddp":
         more = "set training.parallel: fsdp"
     else:
-        more = "use several GPUs" if machine.num_processes == 1 else "use more GPUs"
+        more = "use several GPUs" if machine.world_size == 1 else "use more GPUs"
     if init == "lora":  # almost all of it are frozen weights, whatever the rank
         return f"{more}, or GPUs of more memory"
     return f"{more}, keep fewer blocks with student.init: layers, or train additions with lora"

@@ -1,4 +1,4 @@
-"""Make a data set of the sampled pictures: metadata beside them, one manifest, a list of pairs.
+"""Make a data set of the sampled images: metadata beside them, one manifest, a list of pairs.
 
 python -m distillery.stages.dataset --config results/shapes/config/dataset.json \\
     --output results/shapes/dataset/manifest.parquet \\
@@ -26,15 +26,15 @@ METADATA_COLUMNS = (
     "prompt_id", "prompt", "index", "noise_seed", "steps", "guidance_scale", "width", "height",
     "sha256",
 )  # fmt: skip
-"""What is known of a picture beside its file name; the user's own columns follow."""
+"""What is known of an image beside its file name; the user's own columns follow."""
 PAIR_COLUMNS = (
     "prompt_id", "prompt", "file_a", "file_b", "seed_a", "seed_b", "model_a", "model_b",
 )  # fmt: skip
 
-Picture = tuple[str, str, str]
-"""Recipe, model and `prompt_id/index` of a picture."""
+Image = tuple[str, str, str]
+"""Recipe, model and `prompt_id/index` of an image."""
 Making = tuple[str, float]
-"""The device that made a picture, and the seconds it took."""
+"""The device that made an image, and the seconds it took."""
 
 
 def make_dataset(
@@ -86,7 +86,7 @@ def metadata(samples: pd.DataFrame) -> pd.DataFrame:
     return table.rename(columns={"file": "file_name"})
 
 
-def describe(samples: pd.DataFrame, folder: Path, making: Mapping[Picture, Making]) -> pd.DataFrame:
+def describe(samples: pd.DataFrame, folder: Path, making: Mapping[Image, Making]) -> pd.DataFrame:
     """A model's rows of the manifest: paths below `folder`, device and seconds where known."""
     found = [
         making.get((recipe, model, f"{prompt_id}/{index}"), (None, float("nan")))
@@ -106,13 +106,13 @@ def describe(samples: pd.DataFrame, folder: Path, making: Mapping[Picture, Makin
     )
 
 
-def find_making(events: Iterable[Event]) -> dict[Picture, Making]:
-    """Who made each picture, and its share of the seconds of its batch; the last making counts.
+def find_making(events: Iterable[Event]) -> dict[Image, Making]:
+    """Who made each image, and its share of the seconds of its batch; the last making counts.
 
-    The first batch of a job also loads the model. A picture saved by a batch that was then killed
+    The first batch of a job also loads the model. An image saved by a batch that was then killed
     has no event and is not found here.
     """
-    making: dict[Picture, Making] = {}
+    making: dict[Image, Making] = {}
     for event in events:
         name = SAMPLES_JOB.match(event.job)
         if event.kind != "work" or name is None or "samples" not in event.facts:
@@ -126,10 +126,10 @@ def find_making(events: Iterable[Event]) -> dict[Picture, Making]:
 def find_pairs(
     manifest: pd.DataFrame, kind: Literal["all", "neighbours"]
 ) -> Iterator[tuple[Any, ...]]:
-    """Pairs of pictures of one prompt, as `PAIR_COLUMNS`, in the manifest's order."""
+    """Pairs of images of one prompt, as `PAIR_COLUMNS`, in the manifest's order."""
     columns = ["file", "noise_seed", "model"]
-    for (prompt_id, prompt), pictures in manifest.groupby(list(REQUIRED), sort=False):
-        rows = list(pictures[columns].itertuples(index=False, name=None))
+    for (prompt_id, prompt), images in manifest.groupby(list(REQUIRED), sort=False):
+        rows = list(images[columns].itertuples(index=False, name=None))
         pairs = combinations(rows, 2) if kind == "all" else pairwise(rows)
         for (file_a, seed_a, model_a), (file_b, seed_b, model_b) in pairs:
             yield prompt_id, prompt, file_a, file_b, seed_a, seed_b, model_a, model_b

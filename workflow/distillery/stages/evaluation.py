@@ -33,13 +33,13 @@ from distillery.evaluation.judge import (
     read_prompts,
 )
 from distillery.evaluation.manifests import ModelSamples, check_pairs, read_samples
-from distillery.evaluation.metrics import FloatArray, Groups, Interval
+from distillery.evaluation.metrics import ConfidenceInterval, FloatArray, Groups
 from distillery.files import write_sealed
 from distillery.store.tables import write_table
 from distillery.telemetry import Reporter
 
 READ_AHEAD = 64
-"""Pictures that are decoded at once, by threads, ahead of the judge."""
+"""Images that are decoded at once, by threads, ahead of the judge."""
 SCORES = ("clip_score", "latents_mse", "psnr_db")
 """Columns of the scores that are averaged; the last two are against the reference model."""
 
@@ -64,7 +64,7 @@ def evaluate(
         device: where the judge runs.
 
     Raises:
-        ValueError: the manifests cannot be compared, a picture or the judge is missing.
+        ValueError: the manifests cannot be compared, an image or the judge is missing.
     """
     samples = _read_all(job, {path.parent.name: path for path in manifests})
     judge = load_judge(job.evaluation.judge, device)
@@ -135,7 +135,7 @@ def score_model(
 
     Args:
         model, reference: samples of the same prompts and noise.
-        judge: scores the pictures.
+        judge: scores the images.
         readings: the prompts as the judge reads them; `prompts_pd`: embeddings of the distinct.
     """
     images_bd = embed_images(judge, _read_images(model))
@@ -158,7 +158,7 @@ def score_model(
 
 
 def _read_images(model: ModelSamples) -> Iterator[Image.Image]:
-    """All pictures in order; threads decode a batch at a time, so that memory stays bounded."""
+    """All images in order; threads decode a batch at a time, so that memory stays bounded."""
     with ThreadPoolExecutor() as pool:
         for rows in in_batches(range(len(model.table)), READ_AHEAD):
             yield from pool.map(model.read_image, rows)
@@ -265,7 +265,7 @@ def _values(scores: pd.DataFrame, column: str) -> FloatArray:
     return scores[column].to_numpy(dtype=np.float64)
 
 
-def _as_json(interval: Interval | None) -> dict[str, float | None] | None:
+def _as_json(interval: ConfidenceInterval | None) -> dict[str, float | None] | None:
     """An interval as a JSON object."""
     return None if interval is None else asdict(interval)
 

@@ -22,11 +22,11 @@ from distillery.files import atomic_path, read_json, write_json, write_text
 from distillery.model_folder import (
     LINKED_BYTES,
     check_student,
+    copy_permissions,
     full_disk_as_os_error,
     load_denoiser,
     read_about,
     save_denoiser,
-    share,
     write_about,
 )
 from distillery.schedulers import Scheduler
@@ -101,7 +101,7 @@ def export_student(job: ExportJob, student: Path, output: Path) -> None:
             shutil.rmtree(temporary / name)
             with full_disk_as_os_error(temporary / name):
                 encoder.save_pretrained(temporary / name)
-            share(temporary / name)
+            copy_permissions(temporary / name)
         save_denoiser(denoiser, temporary / family.denoisers[0])
         scheduler.save_pretrained(temporary / "scheduler")
         write_json(temporary / INDEX, index)
@@ -185,18 +185,18 @@ def _link_or_copy(path: Path, copy: Path) -> None:
 
 
 def right_call(job: ExportJob, family: Family, denoiser: Denoiser) -> dict[str, Any]:
-    """How the student's pipeline is called: `arguments`, and where the result has its `picture`.
+    """How the student's pipeline is called: `arguments`, and where the result has its `image`.
 
     `dtypes` are the samples' number types by component, `cast_latents` says whether they need what
     the stock call does not do, and `absent`, which is added where the folder is known, are
     components that `from_pretrained` is to leave out.
     """
     teacher = job.teacher
-    is_told = family.embeds_guidance(denoiser.config)  # type: ignore[arg-type]
+    is_guided_by_input = family.has_guidance_embedding(denoiser.config)  # type: ignore[arg-type]
     length = teacher.max_sequence_length or family.max_sequence_length
     arguments = {
         "num_inference_steps": job.student.steps,
-        family.guidance_argument: job.targets.guidance_scale if is_told else 1.0,
+        family.guidance_argument: job.targets.guidance_scale if is_guided_by_input else 1.0,
         "height": teacher.height,
         "width": teacher.width,
         **family.call_options(length),
@@ -206,7 +206,7 @@ def right_call(job: ExportJob, family: Family, denoiser: Denoiser) -> dict[str, 
         "arguments": arguments,
         "dtypes": {"default": teacher.dtype, "vae": teacher.vae_dtype},
         "cast_latents": teacher.vae_dtype != teacher.dtype and not family.casts_latents,
-        "picture": family.picture,
+        "image": family.image,
     }
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 from distillery import cli
-from distillery.files import cure, hash_files
+from distillery.files import hash_files, repair_hint
 from distillery.store.tables import read_table, write_table
 
 
@@ -22,7 +22,7 @@ def merge_samples(shards: Sequence[Path], output: Path) -> None:
         output: the manifest to write.
 
     Raises:
-        ValueError: a shard is missing or of another recipe; a picture or its latents are missing or
+        ValueError: a shard is missing or of another recipe; an image or its latents are missing or
             damaged, or stand in two shards.
     """
     parts = {path: read_table(path) for path in shards}
@@ -34,7 +34,7 @@ def merge_samples(shards: Sequence[Path], output: Path) -> None:
     if duplicated.any():
         raise ValueError(
             f"{table.loc[duplicated, 'file'].iloc[0]} stands in two of the shards "
-            f"{', '.join(map(str, shards))}: {cure(*shards)}"
+            f"{', '.join(map(str, shards))}: {repair_hint(*shards)}"
         )
     for path in filled:
         _verify(path, parts[path], output.parent)
@@ -50,7 +50,7 @@ def _place(part: pd.DataFrame) -> tuple[int, int]:
 def _check_set(parts: Mapping[Path, pd.DataFrame], filled: Sequence[Path]) -> None:
     """Raise ValueError unless these are all shards of one recipe."""
     if not filled:
-        raise ValueError(f"there is no picture in {', '.join(map(str, parts))}")
+        raise ValueError(f"there is no image in {', '.join(map(str, parts))}")
     wholes = sorted({_place(parts[path])[1] for path in filled})
     if wholes != [len(parts)]:
         raise ValueError(
@@ -60,7 +60,7 @@ def _check_set(parts: Mapping[Path, pd.DataFrame], filled: Sequence[Path]) -> No
     recipes = {recipe: path for path in filled for recipe in parts[path]["recipe"].unique()}
     if len(recipes) != 1:
         named = ", ".join(f"{path} has {recipe[:12]}" for recipe, path in recipes.items())
-        raise ValueError(f"the shards are of different recipes ({named}): {cure(*parts)}")
+        raise ValueError(f"the shards are of different recipes ({named}): {repair_hint(*parts)}")
 
 
 def _verify(shard: Path, part: pd.DataFrame, folder: Path) -> None:
@@ -70,7 +70,7 @@ def _verify(shard: Path, part: pd.DataFrame, folder: Path) -> None:
         found = hash_files(path for path in paths if path.is_file())
         for path, expected in zip(paths, part[digest], strict=True):
             if found.get(path) != expected:
-                raise ValueError(f"{path} is missing or damaged: {cure(path, shard)}")
+                raise ValueError(f"{path} is missing or damaged: {repair_hint(path, shard)}")
 
 
 def main(argv: list[str] | None = None) -> int:

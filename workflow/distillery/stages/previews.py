@@ -23,7 +23,7 @@ from distillery.student.lora import load_trainable
 from distillery.teacher.loading import torch_dtype
 from distillery.telemetry import Reporter
 from distillery.training.checkpoint import read_student
-from distillery.training.previews import Drawer, Previews
+from distillery.training.previews import PreviewPipeline, Previews
 from distillery.training.run import Inputs, PreviewPaths, open_dataset, training_recipe
 
 
@@ -55,7 +55,7 @@ def draw_kept(
     denoiser = load_trainable(inputs.student, torch_dtype(job.training.dtype))
     denoiser.load_state_dict(weights, strict=False)
     previews = Previews(paths, (0, 1), recipe_hash, reporter)
-    drawer = Drawer.around(
+    drawer = PreviewPipeline.around(
         denoiser.to(device),
         previews.job.teacher,
         dataset.recipe,

@@ -20,8 +20,8 @@ from markupsafe import Markup
 from distillery import cli
 from distillery.config.run import Config
 from distillery.evaluation import figures
+from distillery.evaluation.image_grid import Grid, make_grid
 from distillery.evaluation.manifests import ModelSamples, check_pairs, read_samples
-from distillery.evaluation.pictures import Grid, make_grid
 from distillery.evaluation.plots import significant
 from distillery.evaluation.timeline import (
     Attempt,
@@ -95,7 +95,7 @@ def write_report(job: Config, run_folder: Path, output: Path, metrics: Path) -> 
     Args:
         job: the whole configuration.
         run_folder: results/{run}.
-        output: one self-contained HTML file; its links to more pictures are relative to it.
+        output: one self-contained HTML file; its links to more images are relative to it.
         metrics: quality, verdict, training, timings and provenance as JSON.
 
     Raises:
@@ -252,12 +252,12 @@ def summarise_training(
     if loss is None or loss.empty:
         return None
     is_rollout = figures.find_rollouts(loss)
-    of_segments, of_rollouts = loss["loss"][~is_rollout], loss["loss"][is_rollout]
-    is_mixed = not of_segments.empty and not of_rollouts.empty
+    of_segments, for_rollouts = loss["loss"][~is_rollout], loss["loss"][is_rollout]
+    is_mixed = not of_segments.empty and not for_rollouts.empty
     return {
         "num_samples": int(loss["samples_seen"].iloc[-1]),
         **_first_and_last(of_segments if is_mixed else loss["loss"]),
-        "rollout": _first_and_last(of_rollouts) if is_mixed else None,
+        "rollout": _first_and_last(for_rollouts) if is_mixed else None,
         "max_grad_norm": _finite(loss["grad_norm"].max()),
         "telemetry": facts.as_json() if facts else None,
     }
@@ -316,7 +316,7 @@ def render(
         headline=figures.headline(findings.roles, findings.quality, facts["speed"]),
         summary=figures.summary(findings.checks),
         table=figures.metrics_table(findings.quality, findings.roles, timings.images),
-        black=figures.black_pictures(findings.samples),
+        black=figures.black_images(findings.samples),
         differences=figures.differences_table(findings.quality, findings.roles),
         quality_plots=figures.quality_plots(findings.quality, findings.roles),
         loss_plots=figures.loss_plots(findings.loss),

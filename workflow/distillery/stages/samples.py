@@ -1,4 +1,4 @@
-"""Make one shard of a model's pictures; only what is missing or damaged is made.
+"""Make one shard of a model's images; only what is missing or damaged is made.
 
 python -m distillery.stages.samples --config results/demo/config/samples-teacher.json \\
     --model teacher --prompts results/demo/prompts/eval.parquet \\
@@ -21,9 +21,9 @@ from distillery import cli
 from distillery.config.jobs import SamplesJob
 from distillery.config.section import Compile
 from distillery.files import hash_file
-from distillery.generation.gallery import Gallery, Savers
-from distillery.generation.painter import Painter
-from distillery.identity import noise_seed
+from distillery.generation.sample_folder import SampleFolder, SaveThreads
+from distillery.generation.sample_maker import SampleMaker
+from distillery.noise import noise_seed
 from distillery.prompts import REQUIRED, RESERVED, RESERVED_FOR_PAIRS
 from distillery.store.chunks import DamagedChunkError
 from distillery.store.shards import balanced_range
@@ -58,14 +58,14 @@ def make_samples(
     reporter: Reporter,
     compile_: Compile = "auto",
 ) -> None:
-    """Make one shard's pictures, each saved as it is made; only what is missing is computed.
+    """Make one shard's images, each saved as it is made; only what is missing is computed.
 
     Args:
         job: frozen configuration.
         model: name of the column in the comparison, for the table.
         inputs: what is read.
         shard: the i-th of n balanced ranges of groups, from 0.
-        output: the shard's table (Parquet) to write; pictures go to folders beside it.
+        output: the shard's table (Parquet) to write; images go to folders beside it.
         device: for the pipeline.
         reporter: of this job.
         compile_: networks on a GPU; auto: large ones in long runs.
@@ -75,56 +75,56 @@ def make_samples(
             for a student, or one for a teacher.
     """
     table = read_table(inputs.prompts)
-    painter = Painter(
+    maker = SampleMaker(
         job, table, inputs.embeddings, inputs.pipeline, output.parent, device, reporter, compile_
     )
-    units = painter.units()
+    units = maker.units()
     mine = [units[index] for index in balanced_range(len(units), *shard)]
     rows = [row for unit in mine for row in unit]
     failures: list[str] = []
-    with reporter.progress(len(rows), "image") as bar, Savers() as savers:
+    with reporter.progress(len(rows), "image") as bar, SaveThreads() as savers:
         for unit in mine:
-            failures += _make_unit(painter, unit, savers, reporter)
+            failures += _make_unit(maker, unit, savers, reporter)
             bar.update(len(unit))
     for failure in failures:
         reporter.info(f"not made: {failure}")
     if failures:
         raise ValueError(
-            f"{len(failures)} of {len(rows)} pictures could not be made, the others are saved:"
+            f"{len(failures)} of {len(rows)} images could not be made, the others are saved:"
             + "".join(f"\n  {failure}" for failure in failures[:MAX_FAILURES_SHOWN])
             + "\n  the log names all of them" * (len(failures) > MAX_FAILURES_SHOWN)
         )
-    records = [describe(painter, row, model, shard, table) for row in rows]
-    _tell_black(painter.gallery, rows, reporter)
-    second = [name for name in RESERVED_FOR_PAIRS if name in painter.setting.guidance]
+    records = [describe(maker, row, model, shard, table) for row in rows]
+    _tell_black(maker.sample_folder, rows, reporter)
+    second = [name for name in RESERVED_FOR_PAIRS if name in maker.setting.guidance]
     columns = [*REQUIRED, *RESERVED, *second, *_extra_columns(table)]
     write_table(pd.DataFrame(records, columns=columns), output)
 
 
-def _tell_black(gallery: Gallery, rows: Sequence[int], reporter: Reporter) -> None:
-    """Name the black pictures. They are kept: a prompt may ask for one, and nothing is NaN here."""
-    names = [gallery.name(row) for row in rows if gallery.is_black(row)]
+def _tell_black(sample_folder: SampleFolder, rows: Sequence[int], reporter: Reporter) -> None:
+    """Name the black images. They are kept: a prompt may ask for one, and nothing is NaN here."""
+    names = [sample_folder.name(row) for row in rows if sample_folder.is_black(row)]
     if names:
         shown = ", ".join(names[:MAX_FAILURES_SHOWN])
         reporter.warning(
-            f"{len(names)} pictures are black, every pixel is 0 though all values are finite: "
+            f"{len(names)} images are black, every pixel is 0 though all values are finite: "
             f"{shown}{' ...' * (len(names) > MAX_FAILURES_SHOWN)}; they are kept, and is_black in "
             "the table marks them"
         )
 
 
 def _make_unit(
-    painter: Painter, rows: Sequence[int], savers: Savers, reporter: Reporter
+    maker: SampleMaker, rows: Sequence[int], savers: SaveThreads, reporter: Reporter
 ) -> list[str]:
-    """Make what is missing of one group; returns a line for each picture that failed."""
-    gallery = painter.gallery
-    missing = [row for row in rows if not gallery.is_done(row)]
+    """Make what is missing of one group; returns a line for each image that failed."""
+    sample_folder = maker.sample_folder
+    missing = [row for row in rows if not sample_folder.is_done(row)]
     if not missing:
         return []
-    names = [gallery.name(row) for row in missing]
+    names = [sample_folder.name(row) for row in missing]
     try:
-        with reporter.work(len(missing), recipe=gallery.recipe_hash, samples=names):
-            return painter.paint(rows, missing, savers)
+        with reporter.work(len(missing), recipe=sample_folder.recipe_hash, samples=names):
+            return maker.make(rows, missing, savers)
     except DamagedChunkError:
         raise  # of the embeddings: every other batch would say the same
     except (ValueError, RuntimeError) as error:
@@ -133,30 +133,30 @@ def _make_unit(
 
 
 def describe(
-    painter: Painter, row: int, model: str, shard: tuple[int, int], table: pd.DataFrame
+    maker: SampleMaker, row: int, model: str, shard: tuple[int, int], table: pd.DataFrame
 ) -> dict[str, Any]:
     """One row of the manifest, with the user's own columns last."""
-    gallery, sampling = painter.gallery, painter.job.sampling
-    sample = gallery.samples[row]
-    picture, latents = gallery.picture(row), gallery.latents(row)
+    sample_folder, sampling = maker.sample_folder, maker.job.sampling
+    sample = sample_folder.samples[row]
+    image, latents = sample_folder.image(row), sample_folder.latents(row)
     prompt_row = table.iloc[row // sampling.images_per_prompt]
     return {
         "prompt_id": sample.prompt_id,
-        "prompt": gallery.prompt(row),
+        "prompt": sample_folder.prompt(row),
         "index": sample.index,
-        "noise_seed": noise_seed(painter.job.seed, sample),
-        "file": picture.relative_to(gallery.root).as_posix(),
-        "sha256": hash_file(picture),
-        "latents_file": latents.relative_to(gallery.root).as_posix(),
+        "noise_seed": noise_seed(maker.job.seed, sample),
+        "file": image.relative_to(sample_folder.root).as_posix(),
+        "sha256": hash_file(image),
+        "latents_file": latents.relative_to(sample_folder.root).as_posix(),
         "latents_sha256": hash_file(latents),
         "model": model,
         "steps": sampling.steps,
-        **painter.setting.guidance,
-        "network_calls": painter.num_calls,
-        "width": painter.setting.width,
-        "height": painter.setting.height,
-        "is_black": gallery.is_black(row),
-        "recipe": gallery.recipe_hash,
+        **maker.setting.guidance,
+        "network_calls": maker.num_calls,
+        "width": maker.setting.width,
+        "height": maker.setting.height,
+        "is_black": sample_folder.is_black(row),
+        "recipe": sample_folder.recipe_hash,
         "shard": f"{shard[0]}/{shard[1]}",
         **{name: prompt_row[name] for name in _extra_columns(table)},
     }

@@ -10,7 +10,7 @@ from pathlib import Path
 from distillery import cli
 from distillery.config.jobs import StudentJob
 from distillery.files import atomic_path
-from distillery.model_folder import save_denoiser, share, write_about
+from distillery.model_folder import copy_permissions, save_denoiser, write_about
 from distillery.student.build import choose_expert, make_student
 from distillery.student.lora import add_lora, save_lora
 from distillery.teacher.find import denoisers_in, family_in, find_teacher
@@ -41,7 +41,7 @@ def build_student(job: StudentJob, output: Path) -> None:
         if job.student.lora is not None:
             add_lora(student, job.student.lora, job.seed)
             save_lora(student, temporary, family)
-            share(temporary)
+            copy_permissions(temporary)
         write_about(temporary, {"student": asdict(origin)})
 
 

@@ -20,7 +20,7 @@ from distillery.files import hash_json
 from distillery.generation.chunked import ChunkPlan, NotFiniteError, make_chunks
 from distillery.generation.generator import Calls, Generator
 from distillery.generation.trajectory import record
-from distillery.identity import all_samples
+from distillery.noise import all_samples
 from distillery.prompts import texts_of_rows
 from distillery.schedulers import plain_config, prediction_type
 from distillery.store.embeddings import EmbeddingStore
@@ -52,7 +52,7 @@ def targets_recipe(
     scheduler = load_scheduler(folder, teacher)
     shape = family.latent_shape(load_skeleton(folder, family), teacher.height, teacher.width)
     knots = knots_of(targets.steps, targets.num_segments)
-    schedule = grid_of(family, scheduler, targets.steps, shape).at(knots)
+    schedule = grid_of(family, scheduler, targets.steps, shape).subset(knots)
     check_student_grid(family, scheduler, schedule, targets.steps, shape)
     return TargetsRecipe(
         kind="targets",

@@ -74,17 +74,17 @@ def train_here(
         cpu_threads: of this process where there is no GPU.
         log: for where it hangs.
     """
-    place = distributed.find_place(os.environ)
-    watchdog = Watchdog(place.rank, job.training.hang_timeout_s, log)
+    ranks = distributed.detect_rank(os.environ)
+    watchdog = Watchdog(ranks.rank, job.training.hang_timeout_s, log)
     with watchdog.watching():
-        device = distributed.start(place, select_device(cpu_threads), job.training.timeout_s)
+        device = distributed.start(ranks, select_device(cpu_threads), job.training.timeout_s)
         watchdog.peers = meet()
         folder = telemetry or run_folder / "telemetry"
-        name = "training" if place.is_main else f"training-rank-{place.rank}"
+        name = "training" if ranks.is_main else f"training-rank-{ranks.rank}"
         label, finished = device_label(device), False
         # What was stopped is not done, and must not be reported so: `Stopped` goes through.
         with suppress(Stopped), reporting(folder, "training", name, label, log) as reporter:
-            run = prepare(job, paths, place, device, reporter, stop, watchdog)
+            run = prepare(job, paths, ranks, device, reporter, stop, watchdog)
             train_or_stop(run, paths)
             finished = True
         watchdog.peers = Peers()  # from here on each goes when it is done
@@ -99,7 +99,7 @@ def train_or_stop(run: Run, paths: Paths) -> None:
     """
     if train(run, paths):
         return
-    if run.place.is_main:
+    if run.ranks.is_main:
         run.reporter.warning("stopped by a signal, a checkpoint is saved: start again to go on")
     raise Stopped
 

@@ -2,12 +2,12 @@
 
 python -m distillery.stages.verify --run results/demo
 
-Chunks, pictures, latents, checkpoints, student folders, tables and manifests are compared with the
-hashes that vouch for them. A run that is not finished is read as far as it goes. The exit status is
+Chunks, images, latents, checkpoints, student folders, tables and manifests are compared with the
+hashes that they must have. A run that is not finished is read as far as it goes. The exit status is
 1 where something is damaged; the commands at the end make it again, the same bytes.
 
 A file is damaged that is missing though a manifest lists it, or whose bytes are neither those that
-a manifest vouches for nor match the hash that it carries. Reports, previews and the tables of a
+a manifest lists nor match the hash that it carries. Reports, previews and the tables of a
 data set are not read: nothing is made of them.
 """
 
@@ -22,19 +22,19 @@ from pathlib import Path
 from distillery.cli import logged_parser
 from distillery.evaluation.manifests import tables_of
 from distillery.files import hash_file, read_json, read_sealed
-from distillery.generation.gallery import identity_in, member_of
-from distillery.identity import SampleId
+from distillery.generation.sample_folder import identity_in, member_of
 from distillery.model_folder import find_changes
+from distillery.noise import SampleId
 from distillery.prompts import texts_of_rows
 from distillery.store.chunks import ChunkIdentity, DamagedChunkError, read_chunk, read_identity
-from distillery.store.shards import Manifest, vouchers_of
+from distillery.store.shards import Manifest, manifests_listing
 from distillery.store.tables import find_problem, read_table
 from distillery.telemetry import Reporter, explain_errors
 from distillery.training import checkpoint
 
 MAX_THREADS = 8
 STUDENTS = ("initial", "trained", "pipeline", "untrained")
-Vouchers = list[tuple[ChunkIdentity, str]]
+Claims = list[tuple[ChunkIdentity, str]]
 """What manifests say of one file: whose it is, and its SHA-256."""
 
 
@@ -45,13 +45,13 @@ class Item:
     Attributes:
         path: of it.
         find_problem: reads it; returns why it is damaged, or None.
-        vouchers: finds what goes with it, so that Snakemake makes it again.
+        manifests: finds what goes with it, so that Snakemake makes it again.
         is_asked_for: whether the rule `all` asks for it, or for what is made of it.
     """
 
     path: Path
     find_problem: Callable[[], str | None]
-    vouchers: Callable[[], list[Path]] = list
+    manifests: Callable[[], list[Path]] = list
     is_asked_for: bool = True
 
 
@@ -93,7 +93,7 @@ def commands(damages: Iterable[Damage], run: Path) -> list[str]:
     itself, the user's own is needed.
     """
     damaged = [damage.item for damage in damages]
-    paths = dict.fromkeys(path for item in damaged for path in (item.path, *item.vouchers()))
+    paths = dict.fromkeys(path for item in damaged for path in (item.path, *item.manifests()))
     config = run / "config" / "run.json"
     if config in paths or not config.is_file():
         config = Path("config/mine.yaml")
@@ -123,7 +123,7 @@ def _find_items(run: Path) -> Iterator[Item]:
         for path in sorted(run.glob(f"{kind}.parquet")):
             yield Item(path, partial(_problem_of_table, path))
     for folder in sorted(run.glob("samples/*")):
-        yield from _find_pictures(folder)
+        yield from _find_images(folder)
     yield from _find_students(run / "student")
     for path in run.glob("evaluation/quality.json"):
         yield Item(path, partial(_problem_of, read_sealed, path))
@@ -141,7 +141,7 @@ def _find_students(root: Path) -> Iterator[Item]:
 
 def _find_chunks(root: Path) -> Iterator[Item]:
     """A store's manifests, and all chunks that they list or that lie there."""
-    vouchers: dict[str, Vouchers] = defaultdict(list)
+    claims: dict[str, Claims] = defaultdict(list)
     needed: set[str] = set()
     merged = root / "manifest.json"
     for path in sorted(root.glob("*.json")):
@@ -151,61 +151,61 @@ def _find_chunks(root: Path) -> Iterator[Item]:
         manifest = Manifest.read(path)
         for chunk in manifest.chunks:
             identity = ChunkIdentity(manifest.recipe_hash, chunk.members)
-            vouchers[chunk.file].append((identity, chunk.sha256))
+            claims[chunk.file].append((identity, chunk.sha256))
         if path == merged or not merged.is_file():  # a shard may be of an earlier configuration
             needed |= {chunk.file for chunk in manifest.chunks}
     there = {path.relative_to(root).as_posix() for path in root.glob("*/chunk-*.safetensors")}
     for file in sorted(needed | there):
-        check = partial(_problem_of_file, root / file, vouchers[file], _identify_chunk)
-        yield Item(root / file, check, partial(vouchers_of, root, file))
+        check = partial(_problem_of_file, root / file, claims[file], _identify_chunk)
+        yield Item(root / file, check, partial(manifests_listing, root, file))
 
 
-def _find_pictures(folder: Path) -> Iterator[Item]:
-    """A model's pictures and latents that its tables list, or that lie there."""
-    vouchers: dict[str, Vouchers] = defaultdict(list)
+def _find_images(folder: Path) -> Iterator[Item]:
+    """A model's images and latents that its tables list, or that lie there."""
+    claims: dict[str, Claims] = defaultdict(list)
     needed: set[str] = set()
     merged = folder / "manifest.parquet"
     for path in sorted(folder.glob("*.parquet")):
         if _problem_of_table(path) is not None:
             continue
         table = read_table(path)
-        # A table does not say whether its pictures were guided by negative prompts.
+        # A table does not say whether its images were guided by negative prompts.
         for guided in (False, True):
             for row, texts in zip(
                 table.to_dict("records"), texts_of_rows(table, guided), strict=True
             ):
                 member = member_of(SampleId(row["prompt_id"], row["index"]), texts)
                 identity = ChunkIdentity(row["recipe"], member)
-                vouchers[row["file"]].append((identity, row["sha256"]))
-                vouchers[row["latents_file"]].append((identity, row["latents_sha256"]))
+                claims[row["file"]].append((identity, row["sha256"]))
+                claims[row["latents_file"]].append((identity, row["latents_sha256"]))
         if path == merged or not merged.is_file():
             needed |= {*table["file"], *table["latents_file"]}
     there = [*folder.glob("*/*.png"), *folder.glob("*/*.safetensors")]
     for file in sorted(needed | {path.relative_to(folder).as_posix() for path in there}):
         path = folder / file
         identify = identity_in if path.suffix == ".png" else _identify_chunk
-        check = partial(_problem_of_file, path, vouchers[file], identify)
+        check = partial(_problem_of_file, path, claims[file], identify)
         yield Item(path, check, partial(tables_of, folder, path))
 
 
 def _problem_of_file(
-    path: Path, vouchers: Vouchers, identify: Callable[[Path], ChunkIdentity | None]
+    path: Path, claims: Claims, identify: Callable[[Path], ChunkIdentity | None]
 ) -> str | None:
-    """Why a chunk, a picture or its latents is damaged.
+    """Why a chunk, an image or its latents is damaged.
 
-    One that is whole is not where no manifest vouches for it: it was made since for another
+    One that is whole is not where no manifest lists it: it was made since for another
     configuration or other prompts, and the job that makes it has not ended yet.
     """
     if not path.is_file():
         return "it is missing"
     digest = hash_file(path)
-    if any(digest == vouched for _, vouched in vouchers):
+    if any(digest == expected for _, expected in claims):
         return None
     identity = identify(path)
     if identity is None:
         return "its bytes do not match its checksums"
-    if any(identity == vouched for vouched, _ in vouchers):
-        return "its bytes are not those that its manifests vouch for"
+    if any(identity == expected for expected, _ in claims):
+        return "its bytes are not those that its manifests list"
     return None
 
 

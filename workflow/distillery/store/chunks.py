@@ -1,8 +1,7 @@
 """The durable unit: a chunk is one safetensors file of a fixed group of samples.
 
 A chunk's header carries the recipe's hash, the digest of who is in it, and a checksum of all that
-and of its tensors, so a file vouches for itself: a truncated, damaged or foreign one is refused by
-name.
+and of its tensors. So a truncated, damaged or foreign file is refused by name.
 """
 
 import hashlib
@@ -74,9 +73,9 @@ def write_chunk(
     """
     on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     header = {"recipe": identity.recipe, "members": identity.members, "about": about}
-    vouched = canonical_json({**header, "checksum": _checksum(header, on_cpu)})
+    sealed = canonical_json({**header, "checksum": _checksum(header, on_cpu)})
     with atomic_path(path) as temporary:
-        temporary.write_bytes(save(on_cpu, metadata={HEADER: vouched}))
+        temporary.write_bytes(save(on_cpu, metadata={HEADER: sealed}))
 
 
 def check_header(path: Path, identity: ChunkIdentity) -> None:
@@ -156,8 +155,8 @@ def _damaged(path: Path, why: str) -> DamagedChunkError:
 
 def _checksum(header: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> str:
     """SHA-256 over the header without its checksum, and names, types, shapes, bytes by name."""
-    vouched = {key: value for key, value in header.items() if key != "checksum"}
-    digest = hashlib.sha256(f"{canonical_json(vouched)}\n".encode())
+    about = {key: value for key, value in header.items() if key != "checksum"}
+    digest = hashlib.sha256(f"{canonical_json(about)}\n".encode())
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()
         digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}\n".encode())

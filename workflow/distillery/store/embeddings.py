@@ -15,10 +15,10 @@ import torch
 from safetensors import safe_open
 
 from distillery.families.protocol import Conditioning
-from distillery.files import cure, hash_file, hash_files, hash_json
+from distillery.files import hash_file, hash_files, hash_json, repair_hint
 from distillery.prompts import own_negatives
 from distillery.store.chunks import DamagedChunkError
-from distillery.store.shards import Manifest, cure_chunk
+from distillery.store.shards import Manifest, chunk_repair_hint
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class EmbeddingStore:
         if digest != chunk.sha256:
             raise DamagedChunkError(
                 f"{self._root / chunk.file} is damaged (its bytes are not those of its manifest): "
-                f"{cure_chunk(self._root, chunk)}"
+                f"{chunk_repair_hint(self._root, chunk)}"
             )
         self._verified.add(number)
 
@@ -169,5 +169,5 @@ def _check_texts(manifest: Manifest, texts: Sequence[Text], path: Path) -> None:
     found = [members_of(texts[start:end]) for start, end in zip(starts, ends, strict=True)]
     if ends[-1] != len(texts) or found != [chunk.members for chunk in manifest.chunks]:
         raise ValueError(
-            f"{path} holds the embeddings of other prompts than the table's: {cure(path)}"
+            f"{path} holds the embeddings of other prompts than the table's: {repair_hint(path)}"
         )

@@ -1,4 +1,4 @@
-"""Work lists: which chunks a job makes, what it vouches for, and the merge of all vouchers."""
+"""Work lists: which chunks a job makes, the manifest that lists them, and the merge of all."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from distillery.files import cure, hash_file, hash_files, hash_json, read_sealed, write_sealed
+from distillery.files import (
+    hash_file,
+    hash_files,
+    hash_json,
+    read_sealed,
+    repair_hint,
+    write_sealed,
+)
 from distillery.store.chunks import (
     ChunkIdentity,
     DamagedChunkError,
@@ -87,11 +94,11 @@ class Manifest:
             manifest = cls(raw["recipe"], raw["recipe_hash"], chunks, raw["num_chunks"])
         except (KeyError, TypeError) as error:
             raise ValueError(
-                f"{path} is no manifest of this version ({error}): {cure(path)}"
+                f"{path} is no manifest of this version ({error}): {repair_hint(path)}"
             ) from error
         if hash_json(manifest.recipe) != manifest.recipe_hash:
             raise ValueError(
-                f"{path} gives a recipe whose hash is not its recipe_hash: {cure(path)}"
+                f"{path} gives a recipe whose hash is not its recipe_hash: {repair_hint(path)}"
             )
         return manifest
 
@@ -117,20 +124,20 @@ class Manifest:
             try:
                 check_header(path.parent / chunk.file, identity)
             except (DamagedChunkError, StaleChunkError) as error:
-                raise type(error)(f"{error}: {cure_chunk(path.parent, chunk)}") from error
+                raise type(error)(f"{error}: {chunk_repair_hint(path.parent, chunk)}") from error
         return manifest
 
 
-def cure_chunk(root: Path, chunk: ChunkRecord) -> str:
-    """How one chunk is made again: without it, and without all manifests that vouch for it.
+def chunk_repair_hint(root: Path, chunk: ChunkRecord) -> str:
+    """How one chunk is made again: without it, and without all manifests that list it.
 
     The shard's as well as the merged one: whoever asks for one file by name, and not for `all`,
     would find the shard missing behind a manifest that is there, which Snakemake overlooks.
     """
-    return cure(root / chunk.file, *vouchers_of(root, chunk.file))
+    return repair_hint(root / chunk.file, *manifests_listing(root, chunk.file))
 
 
-def vouchers_of(root: Path, file: str) -> list[Path]:
+def manifests_listing(root: Path, file: str) -> list[Path]:
     """The manifests in a folder that list a chunk's file, damaged ones too; merged one first."""
     named = f'"{file}"'
     return [
@@ -165,7 +172,7 @@ def merge_shards(shards: Iterable[Path], root: Path) -> Manifest:
     recipes = {part.recipe_hash: path for path, part in parts.items()}
     if len(recipes) != 1:
         named = ", ".join(f"{path} has {recipe[:12]}" for recipe, path in recipes.items())
-        raise ValueError(f"the shards are of different recipes ({named}): {cure(*parts)}")
+        raise ValueError(f"the shards are of different recipes ({named}): {repair_hint(*parts)}")
     chunks = sorted((c for part in parts.values() for c in part.chunks), key=lambda c: c.index)
     _check_cover(chunks, parts)
     first = next(iter(parts.values()))
@@ -181,27 +188,28 @@ def _check_cover(chunks: Sequence[ChunkRecord], parts: Mapping[Path, Manifest]) 
     if len(totals) != 1:
         raise ValueError(
             f"the shards are parts of sets of {' and '.join(map(str, sorted(totals)))} chunks, the "
-            f"prompts changed between them: {cure(*parts)}"
+            f"prompts changed between them: {repair_hint(*parts)}"
         )
     missing = sorted(set(range(*totals)) - set(indices))
     twice = sorted(index for index, count in Counter(indices).items() if count > 1)
     if missing or twice:
         raise ValueError(
             f"the shards do not hold every chunk once (missing: {missing or 'none'}, twice: "
-            f"{twice or 'none'}): merge all shards of one run; if it is all of them, {cure(*parts)}"
+            f"{twice or 'none'}): merge all shards of one run; if it is all of them, "
+            f"{repair_hint(*parts)}"
         )
 
 
 def _verify(path: Path, part: Manifest, root: Path) -> None:
-    """Read every byte of a shard's chunks; a bad one is named with the way to mend it."""
+    """Read every byte of a shard's chunks; a bad one is named with how to repair it."""
     for chunk in part.chunks:
         try:
             check_header(root / chunk.file, ChunkIdentity(part.recipe_hash, chunk.members))
         except (DamagedChunkError, StaleChunkError) as error:
-            raise type(error)(f"{error}: {cure_chunk(root, chunk)}") from error
+            raise type(error)(f"{error}: {chunk_repair_hint(root, chunk)}") from error
     digests = hash_files(root / chunk.file for chunk in part.chunks)
     for chunk in part.chunks:
         if digests[root / chunk.file] != chunk.sha256:
             raise DamagedChunkError(
-                f"{root / chunk.file} is not as {path} vouches for: {cure_chunk(root, chunk)}"
+                f"{root / chunk.file} is not what {path} lists: {chunk_repair_hint(root, chunk)}"
             )

@@ -1,4 +1,4 @@
-"""Tables that vouch for themselves: Parquet files with the hash of all their bytes in the footer.
+"""Tables with their own checksum: Parquet files with the hash of all their bytes in the footer.
 
 Parquet readers do not look at checksums unless the pages have some, and nothing covers the footer.
 """
@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from distillery.files import atomic_path, cure
+from distillery.files import atomic_path, repair_hint
 
 KEY = "distillery-sha256"
 BLANK = b"0" * 64
@@ -56,7 +56,7 @@ def read_table(path: Path) -> pd.DataFrame:
             problem = str(error).partition("\n")[0]
         else:
             return table
-    raise ValueError(f"{path} is damaged ({problem}): {cure(path)}")
+    raise ValueError(f"{path} is damaged ({problem}): {repair_hint(path)}")
 
 
 def find_problem(content: bytes) -> str | None:

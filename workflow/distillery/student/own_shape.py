@@ -54,7 +54,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         shape = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"student.config: {path} is not valid JSON: {error}; mend it") from error
+        raise ValueError(f"student.config: {path} is not valid JSON: {error}; fix it") from error
     if not isinstance(shape, dict):
         raise ValueError(
             f"student.config: {path} holds a {type(shape).__name__}, an object is needed, as in "

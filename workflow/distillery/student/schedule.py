@@ -75,7 +75,10 @@ def student_grid(recipe: TargetsRecipe, steps: int) -> Schedule:
         )
     family = family_named(recipe.family)
     grid = grid_of(family, student_scheduler(recipe, steps), steps, recipe.latent_shape)
-    if grid.distance(stored.at(range(0, num_segments + 1, num_segments // steps))) > GRID_TOLERANCE:
+    if (
+        grid.distance(stored.subset(range(0, num_segments + 1, num_segments // steps)))
+        > GRID_TOLERANCE
+    ):
         raise ValueError(
             f"a student of {steps} steps would sample at timesteps {list(grid.timesteps)}, sigmas "
             f"{_rounded(grid.sigmas)}; the targets hold timesteps {list(stored.timesteps)}, sigmas "

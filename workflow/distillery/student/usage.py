@@ -105,6 +105,6 @@ def _drawing(call: Mapping[str, Any], prompt: str, seed: int, note: str) -> list
         f"    prompt={prompt!r},",
         *(f"    {name}={value!r}," for name, value in call["arguments"].items()),
         f"    generator=torch.Generator().manual_seed({seed}),{note and f'  # {note}'}",
-        f").{call['picture']}",
+        f").{call['image']}",
         'image.save("image.png")',
     ]

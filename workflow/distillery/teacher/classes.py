@@ -29,7 +29,7 @@ def check_classes(path: Path, index: Mapping[str, Any], components: Iterable[str
     other = _text_to_image_class(path.parent, pipeline, index)
     if other:
         raise ValueError(
-            f"{path} names the class {pipeline}, which begins with a picture; {other} has the same "
+            f"{path} names the class {pipeline}, which begins with an image; {other} has the same "
             "networks and begins with noise: write it there as _class_name"
         )
     family_of(pipeline)
@@ -55,7 +55,7 @@ def _text_to_image_class(folder: Path, pipeline: str, index: Mapping[str, Any]) 
     """The text-to-image class of a family for the networks of another class, if they are such.
 
     Networks for inpainting take more channels than they give, and SDXL's refiner, which asks for
-    an aesthetic score, makes no picture from text alone.
+    an aesthetic score, makes no image from text alone.
     """
     known = {name: family for family in FAMILIES for name in family.pipeline_classes}
     for use in OTHER_USES:

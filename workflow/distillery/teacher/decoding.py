@@ -1,6 +1,6 @@
-"""Pictures that a VAE spoils: of a lower precision they are decoded again in float32.
+"""Images that a VAE spoils: of a lower precision they are decoded again in float32.
 
-float16 overflows in some VAEs, and what is not finite becomes a black picture without a word, or
+float16 overflows in some VAEs, and what is not finite becomes a black image without a word, or
 where it is infinite a white one.
 """
 
@@ -16,7 +16,7 @@ BLACK = -1.0 + 1.0 / 255.0
 
 
 def is_spoiled(decoded_b: torch.Tensor) -> torch.Tensor:
-    """Which of a VAE's decoded pictures (b, ...) are not finite, or black; (b,) bool."""
+    """Which of a VAE's decoded images (b, ...) are not finite, or black; (b,) bool."""
     return ~is_finite(decoded_b) | (decoded_b.flatten(1) <= BLACK).all(dim=1)
 
 
@@ -36,7 +36,7 @@ class DecodeGuard:
     def __call__(self, latents: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """Decode as the VAE does; again in float32 what it spoils in a lower precision.
 
-        A picture that is not finite even so is returned as NaN throughout: whoever drew it finds
+        An image that is not finite even so is returned as NaN throughout: whoever drew it finds
         it, also where the stock pipeline clamps infinite values to white.
         """
         # States are float32 everywhere; stock pipelines cast them only for a float16 VAE.
@@ -62,7 +62,7 @@ class DecodeGuard:
         repeated = self._decode_in_float32(latents[spoiled], *args, **kwargs)
         decoded_b[spoiled] = repeated.to(decoded_b.dtype)
         logging.getLogger("distillery.teacher.decoding").warning(
-            f"{len(repeated)} of {len(decoded_b)} pictures were black or not finite in "
+            f"{len(repeated)} of {len(decoded_b)} images were black or not finite in "
             f"{self._vae.dtype} and were decoded again in float32; teacher.vae_dtype: float32 "
             "avoids the second try"
         )

@@ -161,7 +161,7 @@ def cast(model: torch.nn.Module, dtype: torch.dtype) -> None:
     """Cast a float32 model in place as Diffusers would have loaded it in another type.
 
     What the model's class keeps in float32 stays so, and adapters beside the weights too: a DoRA
-    divides by norms that overflow in float16, and the picture is black.
+    divides by norms that overflow in float16, and the image is black.
     """
     kept = set(getattr(model, "_keep_in_fp32_modules", None) or ())
     stored = model.state_dict(keep_vars=True)

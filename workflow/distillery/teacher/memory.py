@@ -1,6 +1,6 @@
 """How much memory weights take, before anything is loaded, and what to set where it is too much.
 
-Weights only: activations grow with the picture and the batch, and are not estimated.
+Weights only: activations grow with the image and the batch, and are not estimated.
 """
 
 from collections.abc import Iterable, Mapping

@@ -21,21 +21,21 @@ Row = Mapping[str, float]
 
 MIN_VARIATION = 0.02
 """Healthy demo: 0.2 and more; with zeroed prompts or a constant output: below 1e-3."""
-MAX_OF_IGNORANT = 0.9
+MAX_OF_BASELINE = 0.9
 """Healthy demo: below 0.1; with targets of other trajectories, or after divergence: about 1."""
 MAX_GROWTH = 2.0
 """Healthy demo: at most 1.14 of the lowest window."""
 MAX_SPIKE = 5.0
 """Healthy demo: at most 1.04 of the median of the rows before."""
 MIN_DEVIATION = 2.0
-"""Of 255. A picture of one colour has below 1; the demo's flattest has 5.3."""
+"""Of 255. An image of one colour has below 1; the demo's flattest has 5.3."""
 
 WINDOW_SAMPLES = 128
 """Samples of a segment whose mean loss is judged; single rows are noisy."""
 NUM_BEFORE_SPIKE = 8
 """Rows that a spike is held against; half of them must be there."""
 FIRST_SHARE = 0.25
-"""Of the training, before a student may be called ignorant: one that begins at random is."""
+"""Of the training, before a student may be called baseline: one that begins at random is."""
 SEGMENT = "loss_segment_"
 ROLLOUT = "loss_rollout"
 
@@ -112,7 +112,7 @@ class Alarms:
 
 # ---- loss --------------------------------------------------------------------------------------
 
-OF_LOSSES = ("loss_spike", "loss_growth", "no_better_than_ignorant")
+LOSS_ALARMS = ("loss_spike", "loss_growth", "no_better_than_constant")
 
 
 class LossJudge:
@@ -122,18 +122,18 @@ class LossJudge:
     and the lowest mean are kept.
     """
 
-    def __init__(self, ignorant: Sequence[float], log_every_samples: int, num_samples: int) -> None:
+    def __init__(self, baseline: Sequence[float], log_every_samples: int, num_samples: int) -> None:
         """No row yet.
 
         Args:
-            ignorant: see `variation.ignorant_losses`, one a segment.
+            baseline: see `variation.constant_baseline_losses`, one a segment.
             log_every_samples: samples in a row.
             num_samples: of the whole training.
         """
-        self._ignorant = ignorant
+        self._ignorant = baseline
         self._first_judged = FIRST_SHARE * num_samples
-        size = -(-WINDOW_SAMPLES * len(ignorant) // log_every_samples)
-        self._segments = [f"{SEGMENT}{number}" for number in range(len(ignorant))]
+        size = -(-WINDOW_SAMPLES * len(baseline) // log_every_samples)
+        self._segments = [f"{SEGMENT}{number}" for number in range(len(baseline))]
         # Segments and rollouts apart: a rollout's loss is of another size than a segment's.
         self._phases = [
             {column: Course(size) for column in ("loss", *self._segments)} for _ in range(2)
@@ -230,18 +230,18 @@ def _growth_alarm(column: str, ratio: float, others: Sequence[float]) -> Alarm:
     )  # fmt: skip
 
 
-def _ignorance(windows: Mapping[str, Sequence[float]], ignorant: Sequence[float]) -> list[Alarm]:
+def _ignorance(windows: Mapping[str, Sequence[float]], baseline: Sequence[float]) -> list[Alarm]:
     """Segments whose loss is no better than that of a student which looks at nothing."""
     ratios = {}
-    for (column, window), worst in zip(windows.items(), ignorant, strict=True):
+    for (column, window), worst in zip(windows.items(), baseline, strict=True):
         values = [value for value in window if isfinite(value)]
-        if values and worst and fmean(values) >= MAX_OF_IGNORANT * worst:
+        if values and worst and fmean(values) >= MAX_OF_BASELINE * worst:
             ratios[_subject(column)] = fmean(values) / worst
     if len(ratios) == len(windows) > 1:
         ratios = {"all segments": min(ratios.values())}
     return [
         Alarm(
-            "no_better_than_ignorant", subject, ratio, MAX_OF_IGNORANT,
+            "no_better_than_constant", subject, ratio, MAX_OF_BASELINE,
             "the loss is so many times that of one answer to everything: the student has learned "
             "a mean, or nothing",
             "check that states, targets and prompts belong together; lower training.learning_rate "
@@ -273,7 +273,7 @@ class Variation:
     prompt: float | None
 
 
-OF_VARIATION = ("state_ignored", "prompt_ignored")
+VARIATION_ALARMS = ("state_ignored", "prompt_ignored")
 
 
 def judge_variation(variation: Variation) -> list[Alarm]:
@@ -301,20 +301,20 @@ def judge_variation(variation: Variation) -> list[Alarm]:
     return found
 
 
-# ---- pictures ----------------------------------------------------------------------------------
+# ---- images ----------------------------------------------------------------------------------
 
-OF_PICTURES = ("solid_picture",)
+IMAGE_ALARMS = ("solid_image",)
 
 
-def judge_picture(prompt_id: str, picture: npt.NDArray[np.uint8]) -> list[Alarm]:
+def judge_image(prompt_id: str, image: npt.NDArray[np.uint8]) -> list[Alarm]:
     """Whether a preview (h, w, 3) shows anything; what was not finite is black by now."""
-    deviation = float(picture.reshape(-1, picture.shape[-1]).std(axis=0).mean())
+    deviation = float(image.reshape(-1, image.shape[-1]).std(axis=0).mean())
     if deviation >= MIN_DEVIATION:
         return []
-    kind = "black, or not finite" if not picture.any() else "of one colour"
+    kind = "black, or not finite" if not image.any() else "of one colour"
     return [
         Alarm(
-            "solid_picture", prompt_id, deviation, MIN_DEVIATION,
+            "solid_image", prompt_id, deviation, MIN_DEVIATION,
             f"the standard deviation of its pixels, of 255: the preview is {kind}",
             "if all previews are, the student has collapsed: go back to an earlier checkpoint and "
             "lower training.learning_rate; if only this is, look at its prompt",

@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from distillery.files import atomic_path, hash_files, read_sealed, remove, write_sealed
-from distillery.model_folder import full_disk_as_os_error, share
+from distillery.model_folder import copy_permissions, full_disk_as_os_error
 from distillery.store.tables import read_table, seal_table
 from distillery.telemetry import Reporter
 from distillery.training.parallel import load_full, shard_like
@@ -107,7 +107,7 @@ def write(snapshot: Snapshot, root: Path, recipe_hash: str, keep: int) -> Path:
                 "files": {path.name: digest for path, digest in digests.items()},
             },
         )
-        share(temporary)
+        copy_permissions(temporary)
     # A newer one was damaged, or this one would not have been made: it must not count.
     for old in [found for found in _all(root) if found.name < path.name][keep - 1 :]:
         remove(old)

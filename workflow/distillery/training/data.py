@@ -23,8 +23,8 @@ from torch.utils.data import DataLoader, Dataset
 from distillery.config.training import Objective, TimestepWeights, Training, check_batch_size
 from distillery.families import Family, Setting, family_named
 from distillery.families.protocol import Conditioning
-from distillery.files import cure
-from distillery.identity import SampleId
+from distillery.files import repair_hint
+from distillery.noise import SampleId
 from distillery.schedule import add_noise, as_prediction, secant
 from distillery.store.embeddings import EmbeddingStore
 from distillery.store.recipes import TargetsRecipe
@@ -32,7 +32,7 @@ from distillery.store.shards import balanced_range
 from distillery.store.tables import read_table
 from distillery.store.trajectories import TrajectoryStore
 from distillery.student.schedule import student_grid
-from distillery.training.distributed import Place
+from distillery.training.distributed import RankInfo
 from distillery.training.health import SIGNALS
 from distillery.training.objectives import ends_of, segment_target, segment_weights
 
@@ -141,7 +141,7 @@ class SegmentDataset(Dataset[Batch]):
             raise ValueError(
                 f"{embeddings} is of recipe {self._embeddings.recipe_hash[:12]}, but {targets} was "
                 f"made with embeddings of recipe {self.recipe.embeddings[:12]}: restore the "
-                f"configuration they were made with, or {cure(*manifests)}"
+                f"configuration they were made with, or {repair_hint(*manifests)}"
             )
         self.family: Family = family_named(self.recipe.family)
         self.grid = student_grid(self.recipe, steps)
@@ -312,29 +312,29 @@ class Batches:
         dataset: where they come from.
         training: sizes.
         seed: of the order.
-        place: which part of each global batch is this process's.
+        ranks: which part of each global batch is this process's.
     """
 
     dataset: SegmentDataset
     training: Training
     seed: int
-    place: Place
+    ranks: RankInfo
 
     def __post_init__(self) -> None:
         """Every process must have something to do in every update."""
-        check_batch_size(self.training, self.place.num_processes)
+        check_batch_size(self.training, self.ranks.world_size)
 
     @property
-    def share(self) -> range:
+    def local_range(self) -> range:
         """This process's contiguous part of a global batch; parts differ by one item at most."""
         return balanced_range(
-            self.training.global_batch_size, self.place.rank, self.place.num_processes
+            self.training.global_batch_size, self.ranks.rank, self.ranks.world_size
         )
 
     @property
-    def largest_share(self) -> int:
+    def largest_local_batch(self) -> int:
         """Samples an update of the process that has most of them."""
-        return -(-self.training.global_batch_size // self.place.num_processes)
+        return -(-self.training.global_batch_size // self.ranks.world_size)
 
     @property
     def rollouts_begin(self) -> int:
@@ -346,7 +346,7 @@ class Batches:
         for start in range(
             samples_seen, self.training.num_samples, self.training.global_batch_size
         ):
-            yield self._items(start + self.share.start, start + self.share.stop)
+            yield self._items(start + self.local_range.start, start + self.local_range.stop)
 
     def _items(self, start: int, stop: int) -> list[int]:
         """The items at the positions [start, stop), which lie in one phase.
@@ -400,7 +400,7 @@ def _as_it_is(batch: Any) -> Any:
 
 
 def next_timed(batches: Iterator[Batch]) -> tuple[Batch, float]:
-    """The next share, and the seconds that were waited for it."""
+    """The next local batch, and the seconds that were waited for it."""
     begin_s = time.perf_counter()
     batch = next(batches)
     return batch, time.perf_counter() - begin_s

@@ -25,7 +25,7 @@ SLURM_PORTS = range(20000, 40000)
 
 
 @dataclass(frozen=True)
-class Place:
+class RankInfo:
     """Where a process stands.
 
     Attributes:
@@ -36,7 +36,7 @@ class Place:
     """
 
     rank: int = 0
-    num_processes: int = 1
+    world_size: int = 1
     local_rank: int = 0
     address: tuple[str, int] | None = None
 
@@ -56,21 +56,21 @@ def die_with_launcher(environ: Mapping[str, str]) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def find_place(environ: Mapping[str, str]) -> Place:
+def detect_rank(environ: Mapping[str, str]) -> RankInfo:
     """This process's place by its environment variables.
 
     Raises:
         ValueError: some of the variables are there and others, named in the message, are not.
     """
     if "WORLD_SIZE" in environ or "RANK" in environ:
-        return _place_of_variables(environ)
+        return _rank_of_variables(environ)
     # Only srun sets this one; in the batch script itself there is a SLURM_PROCID too.
     if int(environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
-        return _place_of_slurm(environ)
-    return Place()
+        return _rank_of_slurm(environ)
+    return RankInfo()
 
 
-def _place_of_variables(environ: Mapping[str, str]) -> Place:
+def _rank_of_variables(environ: Mapping[str, str]) -> RankInfo:
     """RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, set by torchrun or by hand."""
     needed = ["RANK", "WORLD_SIZE"]
     if environ.get("WORLD_SIZE") != "1":
@@ -84,10 +84,10 @@ def _place_of_variables(environ: Mapping[str, str]) -> Place:
             "free port there, e.g. 29500); torchrun --standalone --nproc-per-node N sets them all"
         )
     rank = int(environ["RANK"])
-    return Place(rank, int(environ["WORLD_SIZE"]), int(environ.get("LOCAL_RANK", rank)))
+    return RankInfo(rank, int(environ["WORLD_SIZE"]), int(environ.get("LOCAL_RANK", rank)))
 
 
-def _place_of_slurm(environ: Mapping[str, str]) -> Place:
+def _rank_of_slurm(environ: Mapping[str, str]) -> RankInfo:
     """One process a task of srun; the first node of the step is the meeting point."""
     nodes = environ.get("SLURM_STEP_NODELIST", environ.get("SLURM_JOB_NODELIST", ""))
     host = environ.get("MASTER_ADDR") or first_node(nodes)
@@ -98,9 +98,9 @@ def _place_of_slurm(environ: Mapping[str, str]) -> Place:
         )
     job = int(environ.get("SLURM_JOB_ID", "0"))
     port = int(environ.get("MASTER_PORT", SLURM_PORTS[job % len(SLURM_PORTS)]))
-    return Place(
+    return RankInfo(
         rank=int(environ["SLURM_PROCID"]),
-        num_processes=int(environ["SLURM_STEP_NUM_TASKS"]),
+        world_size=int(environ["SLURM_STEP_NUM_TASKS"]),
         local_rank=int(environ.get("SLURM_LOCALID", "0")),
         address=(host, port),
     )
@@ -112,37 +112,37 @@ def first_node(nodes: str) -> str:
     return "".join(part or "" for part in match.groups()) if match else ""
 
 
-def start(place: Place, device: torch.device, timeout_s: int) -> torch.device:
+def start(ranks: RankInfo, device: torch.device, timeout_s: int) -> torch.device:
     """Join the group, if there is one, and return this process's device.
 
     Args:
-        place: see `find_place`.
+        ranks: see `detect_rank`.
         device: of the job, as `hardware.select_device` gives it.
         timeout_s: after this a collective that others do not join is an error.
     """
     if device.type == "cuda":
-        device = torch.device("cuda", _gpu_of(place, torch.cuda.device_count()))
+        device = torch.device("cuda", _gpu_of(ranks, torch.cuda.device_count()))
         torch.cuda.set_device(device)
-    if place.num_processes > 1:
+    if ranks.world_size > 1:
         options: dict[str, Any] = {}
-        if place.address is not None:
-            options = {"init_method": "tcp://{}:{}".format(*place.address)}
+        if ranks.address is not None:
+            options = {"init_method": "tcp://{}:{}".format(*ranks.address)}
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
-            rank=place.rank,
-            world_size=place.num_processes,
+            rank=ranks.rank,
+            world_size=ranks.world_size,
             timeout=timedelta(seconds=timeout_s),
             **options,
         )
     return device
 
 
-def _gpu_of(place: Place, num_gpus: int) -> int:
+def _gpu_of(ranks: RankInfo, num_gpus: int) -> int:
     """The visible GPU of a process; each process may also see its own alone."""
-    if num_gpus == 1 or place.local_rank < num_gpus:
-        return place.local_rank % num_gpus
+    if num_gpus == 1 or ranks.local_rank < num_gpus:
+        return ranks.local_rank % num_gpus
     raise ValueError(
-        f"this is process {place.local_rank} of its machine, where {num_gpus} GPUs are visible: "
+        f"this is process {ranks.local_rank} of its machine, where {num_gpus} GPUs are visible: "
         f"start at most {num_gpus} processes there, or show them more by CUDA_VISIBLE_DEVICES"
     )
 

@@ -22,12 +22,12 @@ class Machine:
     """What decides, of each device; bytes and capability, never a name.
 
     Attributes:
-        num_processes: of the training, one a device.
+        world_size: of the training, one a device.
         gpu_bytes: all memory of the smallest GPU; None without one.
         capability: of that GPU, e.g. (9, 0); None if it is not known.
     """
 
-    num_processes: int
+    world_size: int
     gpu_bytes: int | None = None
     capability: tuple[int, int] | None = None
 
@@ -56,7 +56,7 @@ def choose_execution(
     num_parameters: int,
     num_trainable: int,
     machine: Machine,
-    recomputable: bool = True,
+    supports_checkpointing: bool = True,
 ) -> Execution:
     """How a student is trained on a machine.
 
@@ -65,7 +65,7 @@ def choose_execution(
         num_parameters: of the student.
         num_trainable: those that learn.
         machine: processes and memory.
-        recomputable: whether the network offers gradient checkpointing.
+        supports_checkpointing: whether the network offers gradient checkpointing.
 
     Raises:
         ValueError: gradient checkpointing of a network that does not offer it.
@@ -74,9 +74,11 @@ def choose_execution(
     parallel, why_parallel = _choose_parallel(training, whole, machine)
     needed = whole
     if parallel == "fsdp":
-        needed = sharded_bytes(training, whole, num_parameters, machine.num_processes)
+        needed = sharded_bytes(training, whole, num_parameters, machine.world_size)
     sharded = parallel == "fsdp"
-    recompute, why_recompute = _choose_recompute(training, needed, machine, sharded, recomputable)
+    recompute, why_recompute = _choose_checkpointing(
+        training, needed, machine, sharded, supports_checkpointing
+    )
     compiled, why_compiled = _choose_compile(training, num_parameters, machine)
     return Execution(
         parallel,
@@ -91,7 +93,7 @@ def choose_execution(
     )
 
 
-def can_recompute(network: object) -> bool:
+def supports_checkpointing(network: object) -> bool:
     """Whether a Diffusers network, or its class, offers gradient checkpointing."""
     return bool(getattr(network, "_supports_gradient_checkpointing", False))
 
@@ -106,11 +108,11 @@ def state_bytes(training: Training, num_parameters: int, num_trainable: int) -> 
     return (num_parameters - num_trainable) * item + num_trainable * learning
 
 
-def sharded_bytes(training: Training, whole: int, num_parameters: int, num_processes: int) -> int:
+def sharded_bytes(training: Training, whole: int, num_parameters: int, world_size: int) -> int:
     """Bytes on each device where `whole`, as in `state_bytes`, is dealt out: a part of all, and the
     weights and gradients that are gathered at once."""
     gathered = num_parameters * (ITEM_BYTES[training.dtype] + 4)
-    return -(-whole // num_processes) + int(GATHERED_SHARE * gathered)
+    return -(-whole // world_size) + int(GATHERED_SHARE * gathered)
 
 
 def _choose_parallel(
@@ -118,7 +120,7 @@ def _choose_parallel(
 ) -> tuple[Literal["none", "ddp", "fsdp"], str]:
     """How several processes share the work, and why."""
     need = f"a whole student in training takes {readable(whole)}"
-    if machine.num_processes == 1:
+    if machine.world_size == 1:
         return "none", "one process"
     if training.parallel != "auto":
         return training.parallel, f"as set; {need}"
@@ -129,18 +131,18 @@ def _choose_parallel(
     return "fsdp", f"{need}, too much for a GPU's {readable(machine.gpu_bytes)}"
 
 
-def _choose_recompute(
-    training: Training, needed: int, machine: Machine, sharded: bool, recomputable: bool
+def _choose_checkpointing(
+    training: Training, needed: int, machine: Machine, sharded: bool, supports_checkpointing: bool
 ) -> tuple[bool, str]:
     """Whether blocks are computed again in the backward pass, and why."""
-    if training.gradient_checkpointing is True and not recomputable:
+    if training.gradient_checkpointing is True and not supports_checkpointing:
         raise ValueError(
             "training.gradient_checkpointing is true and the student's network does not offer it: "
             "write auto or false, and lower training.micro_batch_size where memory is short"
         )
     if training.gradient_checkpointing != "auto":
         return training.gradient_checkpointing, "as set"
-    if not recomputable:
+    if not supports_checkpointing:
         return False, "the network does not offer it"
     if machine.gpu_bytes is None:
         return False, "no GPU"

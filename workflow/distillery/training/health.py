@@ -171,7 +171,7 @@ class Phase:
     Attributes:
         name: for people, e.g. "micro-batch 2 of 4".
         begin_s: monotonic clock.
-        limit_s: after this without another beat it hangs.
+        limit_s: after this without another heartbeat it hangs.
         waits: whether it waits for other ranks and not for itself.
         joint: whether it cannot end without them, though it is work of its own.
     """
@@ -184,8 +184,8 @@ class Phase:
 
 
 class Watchdog:
-    """Ends this process when the time since its last `beat` exceeds the limit, or when it waits for
-    a process that is gone.
+    """Ends this process when its last `heartbeat` is too long ago, or when it waits for a process
+    that is gone.
 
     Attributes:
         phase: what this process does.
@@ -213,7 +213,7 @@ class Watchdog:
         self.finishing: Future[Any] | None = None
         self.phase = Phase("start", time.monotonic(), START_LIMIT_S, waits=False)
 
-    def beat(
+    def heartbeat(
         self, name: str, *, waits: bool = False, joint: bool = False, limit_s: float | None = None
     ) -> None:
         """Something else begins.
@@ -243,7 +243,7 @@ class Watchdog:
         """An update is done; from now on `training.hang_timeout_s` counts."""
         self._warm = True
         self._longest_s = 0.0
-        self.beat("log, checkpoint or next batch")
+        self.heartbeat("log, checkpoint or next batch")
 
     @contextmanager
     def watching(self) -> Iterator[None]:

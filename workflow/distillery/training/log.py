@@ -17,7 +17,7 @@ from tqdm import tqdm
 from distillery.images import Pixels
 from distillery.training.previews import LivePreviews
 from distillery.training.run import PreviewPaths, Run
-from distillery.training.update import Totals, TrainingState, Window, learning_rate_at
+from distillery.training.update import TrainingState, UpdateTotals, Window, learning_rate_at
 from distillery.training.variation import Watch
 
 FLUSH_S = 10
@@ -84,8 +84,8 @@ class TensorBoard:
         if self._has_room():
             self._writer.add_text(tag, text, samples_seen)
 
-    def picture(self, tag: str, pixels: Pixels, samples_seen: int) -> None:
-        """Write a picture (h, w, 3)."""
+    def image(self, tag: str, pixels: Pixels, samples_seen: int) -> None:
+        """Write an image (h, w, 3)."""
         if self._has_room():
             self._writer.add_image(tag, pixels, samples_seen, dataformats="HWC")
 
@@ -161,17 +161,17 @@ class ProgressLog:
         self._state, self._run = state, run
         self._bar = _bar(state, run)
         self._previews = LivePreviews(state, run, previews)
-        self._watch = Watch(state, run) if run.place.is_main else None
+        self._watch = Watch(state, run) if run.ranks.is_main else None
         self._board: TensorBoard | None = None
-        if run.place.is_main:
+        if run.ranks.is_main:
             folder = run.reporter.path.parent / "tensorboard"
             self._board = TensorBoard(folder, state.samples_seen, run.reporter.warning)
-        self._interval = Interval(time.time())
+        self._interval = LogWindow(time.time())
         self._told_bytes = 0
 
     def __enter__(self) -> Self:
         """The first interval begins."""
-        self._interval = Interval(time.time())
+        self._interval = LogWindow(time.time())
         return self
 
     def __exit__(
@@ -197,7 +197,9 @@ class ProgressLog:
             self._board.close()
         self._bar.close()
 
-    def add(self, totals: Totals, grad_norm: float, num_mine: int, waiting_s: float = 0.0) -> None:
+    def add(
+        self, totals: UpdateTotals, grad_norm: float, num_mine: int, waiting_s: float = 0.0
+    ) -> None:
         """Take one update in; at the end of an interval add a row to the history and report.
 
         The training's end is one too, so no update is left out of the history.
@@ -237,7 +239,7 @@ class ProgressLog:
         self._emit(loss=row["loss"])
         seconds = max(time.time() - interval.begin_s - interval.drawing_s, 1e-9)
         speed = interval.num_all / seconds
-        if self._run.place.is_main:
+        if self._run.ranks.is_main:
             self._bar.set_postfix(loss=f"{row['loss']:.4f}")
             left = tqdm.format_interval((training.num_samples - state.samples_seen) / speed)
             self._run.reporter.info(
@@ -252,7 +254,7 @@ class ProgressLog:
                 f"after {state.samples_seen} samples {_memory(self._run.device)}"
             )
         self._show(row, speed, memory)
-        self._interval = Interval(time.time())
+        self._interval = LogWindow(time.time())
 
     def _show(self, row: dict[str, float], speed: float, memory: int) -> None:
         """The row and its judgement as points of TensorBoard's curves; rank 0."""
@@ -276,7 +278,7 @@ class ProgressLog:
         begin_s = time.time()
         for path, pixels in self._previews.draw_if_due().items():
             if self._board is not None:
-                self._board.picture(f"previews/{path.stem}", pixels, self._state.samples_seen)
+                self._board.image(f"previews/{path.stem}", pixels, self._state.samples_seen)
         self._interval.drawing_s += time.time() - begin_s
         return self._previews.is_due
 
@@ -294,7 +296,7 @@ class ProgressLog:
 
 
 @dataclass
-class Interval:
+class LogWindow:
     """What this process did since the last row.
 
     Attributes:
@@ -315,7 +317,7 @@ class Interval:
 def _bar(state: TrainingState, run: Run) -> "tqdm[Any]":
     """Rank 0's progress bar; its speed is this session's, whatever was done before."""
     bar = run.reporter.progress(run.training.num_samples, " samples", state.samples_seen)
-    bar.disable = bar.disable or not run.place.is_main
+    bar.disable = bar.disable or not run.ranks.is_main
     return bar
 
 

@@ -16,11 +16,11 @@ from distillery.student.lora import save_trained
 from distillery.student.origin import read_origin
 from distillery.training import checkpoint, distributed, parallel
 from distillery.training.data import next_timed, rows
-from distillery.training.execution import can_recompute
+from distillery.training.execution import supports_checkpointing
 from distillery.training.health import START_LIMIT_S
 from distillery.training.log import ProgressLog
 from distillery.training.microbatch import accumulate_what_fits, micro_batches_for
-from distillery.training.parallel import is_recomputing, recompute
+from distillery.training.parallel import set_checkpointing, uses_checkpointing
 from distillery.training.run import Paths, PreviewPaths, Run
 from distillery.training.saving import Saver
 from distillery.training.update import (
@@ -48,18 +48,18 @@ def wrap_student(state: TrainingState, run: Run) -> nn.Module:
 
     Args:
         state: before an update; its weights are not changed.
-        run: settings, batches and place.
+        run: settings, batches and ranks.
     """
     items = next(run.batches.positions(state.samples_seen), None)
-    if run.place.num_processes == 1 or parallel.is_sharded(state.denoiser) or items is None:
-        return parallel.wrap(state.denoiser, run.place, run.device)
-    run.watchdog.beat("gradients of one sample", joint=True)
+    if run.ranks.world_size == 1 or parallel.is_sharded(state.denoiser) or items is None:
+        return parallel.wrap(state.denoiser, run.ranks, run.device)
+    run.watchdog.heartbeat("gradients of one sample", joint=True)
     sample = rows(run.dataset.__getitems__(items), slice(1)).to(run.device)
     with _in_least_memory(state.denoiser):
         backward(state.denoiser, sample, run)
         leaves_out = any(parameter.grad is None for parameter in state.trainable.values())
         state.denoiser.zero_grad(set_to_none=True)
-        model = parallel.wrap(state.denoiser, run.place, run.device, leaves_out)
+        model = parallel.wrap(state.denoiser, run.ranks, run.device, leaves_out)
         for _ in range(PASSES):
             backward(model, sample, run)
     model.zero_grad(set_to_none=not parallel.keeps_gradients(model))
@@ -69,11 +69,11 @@ def wrap_student(state: TrainingState, run: Run) -> nn.Module:
 @contextmanager
 def _in_least_memory(denoiser: Denoiser) -> Iterator[None]:
     """With gradient checkpointing where the network offers it, and nothing compiled for it."""
-    before = is_recomputing(denoiser)
-    recompute(denoiser, can_recompute(denoiser))
+    before = uses_checkpointing(denoiser)
+    set_checkpointing(denoiser, supports_checkpointing(denoiser))
     with torch.compiler.set_stance("force_eager"):
         yield
-    recompute(denoiser, before)
+    set_checkpointing(denoiser, before)
 
 
 def train(run: Run, paths: Paths) -> bool:
@@ -89,13 +89,13 @@ def train(run: Run, paths: Paths) -> bool:
         ValueError: a loss or a gradient that is not finite.
         RuntimeError: the ranks' weights differ.
     """
-    run.watchdog.beat("student onto the device")
+    run.watchdog.heartbeat("student onto the device")
     state = new_state(paths.student, run)
     resume(state, run)
-    run.watchdog.beat("size of micro-batches")
+    run.watchdog.heartbeat("size of micro-batches")
     finished = loop(state, run, paths.previews)
     if finished:
-        run.watchdog.beat("the trained student's files", limit_s=START_LIMIT_S)
+        run.watchdog.heartbeat("the trained student's files", limit_s=START_LIMIT_S)
         write_outputs(state, run, paths)
     else:
         wait_for_checkpoint(run)
@@ -117,12 +117,12 @@ def loop(state: TrainingState, run: Run, previews: PreviewPaths | None = None) -
             batch, waiting_s = next_timed(batches)
             cut = micro_batches[batch.is_rollout]
             if cut is not arranged_for:
-                recompute(state.denoiser, cut.recomputes)
+                set_checkpointing(state.denoiser, cut.checkpointing)
                 arranged_for = cut
-            share = accumulate_what_fits(model, batch, cut, run)
+            local = accumulate_what_fits(model, batch, cut, run)
             grad_norm = parallel.clip_gradients(model.parameters(), training.max_grad_norm)
-            totals = reduce_totals(share, run)
-            check_finite(totals, grad_norm, share, run)
+            totals = reduce_totals(local, run)
+            check_finite(totals, grad_norm, local, run)
             set_learning_rate(state.optimizer, learning_rate_at(state.samples_seen, training))
             state.optimizer.step()
             state.optimizer.zero_grad(set_to_none=not parallel.keeps_gradients(model))
@@ -130,12 +130,12 @@ def loop(state: TrainingState, run: Run, previews: PreviewPaths | None = None) -
             saver.prepare(state)
             state.samples_seen += training.global_batch_size
             run.watchdog.updated()
-            log.add(totals, grad_norm, len(share.items), waiting_s)
+            log.add(totals, grad_norm, len(local.items), waiting_s)
             finished = state.samples_seen == training.num_samples
             saves = totals.stop or finished or state.samples_seen % training.save_every_samples == 0
             if saves:
                 saver.save(state)
-            # Who is asked to stop has no time for pictures; who is finished draws its last ones.
+            # Who is asked to stop has no time for images; who is finished draws its last ones.
             if (totals.stop and not finished) or stopped_while_drawing(log, state, run):
                 if not saves:
                     saver.save(state)
@@ -149,10 +149,10 @@ def wait_for_checkpoint(run: Run) -> None:
     Launchers signal or kill the other processes when one has left. After a training's end they do
     not, for its status is 0.
     """
-    run.watchdog.beat("the last checkpoint, by rank 0", waits=True, limit_s=START_LIMIT_S)
+    run.watchdog.heartbeat("the last checkpoint, by rank 0", waits=True, limit_s=START_LIMIT_S)
     # On a GPU it is the reading of the sum that waits.
     distributed.all_reduce(torch.zeros(1, device=run.device)).item()
-    run.watchdog.beat("the end of a stopped training")
+    run.watchdog.heartbeat("the end of a stopped training")
 
 
 def stopped_while_drawing(log: ProgressLog, state: TrainingState, run: Run) -> bool:
@@ -165,24 +165,24 @@ def stopped_while_drawing(log: ProgressLog, state: TrainingState, run: Run) -> b
     if not was_due or state.samples_seen == run.training.num_samples:
         return False
     asked = torch.tensor([float(run.stop.asked)], device=run.device)
-    run.watchdog.beat("previews of all ranks", waits=True, limit_s=START_LIMIT_S)
+    run.watchdog.heartbeat("previews of all ranks", waits=True, limit_s=START_LIMIT_S)
     stop = bool(distributed.all_reduce(asked))
-    run.watchdog.beat("log, checkpoint or next batch")
+    run.watchdog.heartbeat("log, checkpoint or next batch")
     return stop
 
 
 def resume(state: TrainingState, run: Run) -> None:
     """Go on from the newest whole checkpoint of this recipe; rank 0 says which that is."""
     newest = ""
-    run.watchdog.beat("search of the last checkpoint", waits=not run.place.is_main)
-    if run.place.is_main:
+    run.watchdog.heartbeat("search of the last checkpoint", waits=not run.ranks.is_main)
+    if run.ranks.is_main:
         checkpoint.claim(run.checkpoints, run.reporter)
         checkpoint.clean_up(run.checkpoints)
         found = checkpoint.find_newest(run.checkpoints, run.recipe_hash, run.reporter)
         newest = str(found or "")
     newest = distributed.from_main(newest, run.device)
     if newest:
-        run.watchdog.beat(f"load of {newest}")
+        run.watchdog.heartbeat(f"load of {newest}")
         checkpoint.load(state, Path(newest))
         run.reporter.info(f"goes on from {newest}")
 
@@ -195,8 +195,8 @@ def write_outputs(state: TrainingState, run: Run, paths: Paths) -> None:
     parameters = state.trainable
     for name, average in state.average.items():
         parameters[name].data.copy_(average)
-    parallel.gather_denoiser(state.denoiser, run.place)
-    if not run.place.is_main:
+    parallel.gather_denoiser(state.denoiser, run.ranks)
+    if not run.ranks.is_main:
         return
     with atomic_path(paths.trained) as temporary:
         save_trained(state.denoiser.cpu(), paths.student, temporary, run.dataset.family)

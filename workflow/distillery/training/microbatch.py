@@ -19,10 +19,10 @@ import torch
 from distillery.files import read_json, write_json
 from distillery.training import distributed, parallel
 from distillery.training.data import Batch, rows, split
-from distillery.training.execution import can_recompute
-from distillery.training.parallel import is_recomputing, recompute
+from distillery.training.execution import supports_checkpointing
+from distillery.training.parallel import set_checkpointing, uses_checkpointing
 from distillery.training.run import Run
-from distillery.training.update import Share, TrainingState, accumulate_gradients, backward
+from distillery.training.update import LocalUpdate, TrainingState, accumulate_gradients, backward
 
 NOTES = {False: "micro_batch.json", True: "micro_batch_of_rollouts.json"}
 """Beside the checkpoints: the size that did not run out of memory, for the next attempt. Of
@@ -34,41 +34,41 @@ ADVICE = (
 
 
 class MicroBatches:
-    """Cuts each process's share of a global batch into micro-batches of equal sizes.
+    """Cuts each process's part of a global batch into micro-batches of equal sizes.
 
     Attributes:
-        size: samples at once, of the process with the largest share.
-        of_rollouts: whether they are rollouts.
-        recomputes: whether they need gradient checkpointing.
+        size: samples at once, of the process with the largest part.
+        for_rollouts: whether they are rollouts.
+        checkpointing: whether they need gradient checkpointing.
     """
 
     def __init__(
-        self, run: Run, sharded: bool, of_rollouts: bool = False, recomputes: bool = False
+        self, run: Run, sharded: bool, for_rollouts: bool = False, checkpointing: bool = False
     ) -> None:
-        """Begin with `training.micro_batch_size`, auto meaning the whole share, or the noted size.
+        """Begin with `training.micro_batch_size`, auto meaning all of its part, or the noted size.
 
         Args:
-            run: settings, place and checkpoints.
+            run: settings, ranks and checkpoints.
             sharded: whether all processes must take equally many micro-batches.
-            of_rollouts: or of segments.
-            recomputes: whether the network does so now.
+            for_rollouts: or of segments.
+            checkpointing: whether the network does so now.
         """
-        self.of_rollouts = of_rollouts
-        self.recomputes = recomputes
+        self.for_rollouts = for_rollouts
+        self.checkpointing = checkpointing
         self._run = run
         self._sharded = sharded
         chosen = run.training.micro_batch_size
-        self.size = run.batches.largest_share if chosen == "auto" else chosen
+        self.size = run.batches.largest_local_batch if chosen == "auto" else chosen
         noted = self._noted()
         if noted is not None and noted < self.size:
             self.size = noted
-            if run.place.is_main:
+            if run.ranks.is_main:
                 run.reporter.info(f"micro-batches of {noted}: an earlier attempt ran out of memory")
         self._check()
 
-    def cut(self, share: Batch) -> list[Batch]:
+    def cut(self, batch: Batch) -> list[Batch]:
         """The micro-batches of one update."""
-        return split(share, min(self._num_parts, len(share.items)))
+        return split(batch, min(self._num_parts, len(batch.items)))
 
     def halve(self) -> None:
         """Take half as many samples at once.
@@ -91,7 +91,7 @@ class MicroBatches:
         if self.size == 1:
             raise torch.OutOfMemoryError(f"{error}. {ADVICE}") from error
         self.halve()
-        if self._run.place.num_processes > 1:
+        if self._run.ranks.world_size > 1:
             write_json(self._note_path, {"size": self.size, **self._circumstances})
             raise torch.OutOfMemoryError(
                 f"{error}. The next attempt takes {self.size} samples at once and goes on from the "
@@ -107,7 +107,7 @@ class MicroBatches:
         try:
             return _read_note(self._note_path, self._circumstances)
         except (OSError, ValueError):
-            if self._run.place.is_main:
+            if self._run.ranks.is_main:
                 self._run.reporter.warning(
                     f"{self._note_path} is damaged and ignored: it notes how many samples an "
                     "earlier attempt had room for, micro-batches begin without it"
@@ -117,11 +117,11 @@ class MicroBatches:
     @property
     def _num_parts(self) -> int:
         """Micro-batches of an update."""
-        return -(-self._run.batches.largest_share // self.size)
+        return -(-self._run.batches.largest_local_batch // self.size)
 
     @property
     def _note_path(self) -> Path:
-        return self._run.checkpoints / NOTES[self.of_rollouts]
+        return self._run.checkpoints / NOTES[self.for_rollouts]
 
     @property
     def _circumstances(self) -> dict[str, Any]:
@@ -130,13 +130,13 @@ class MicroBatches:
         memory = torch.cuda.get_device_properties(device).total_memory if is_cuda(device) else 0
         return {
             "gpu_bytes": memory,
-            "num_processes": self._run.place.num_processes,
+            "num_processes": self._run.ranks.world_size,
             "sharded": self._sharded,
         }
 
     def _check(self) -> None:
         """Sharded processes compute together: each must have as many micro-batches as the rest."""
-        total, processes = self._run.training.global_batch_size, self._run.place.num_processes
+        total, processes = self._run.training.global_batch_size, self._run.ranks.world_size
         if self._sharded and total // processes < self._num_parts:
             raise ValueError(
                 f"training.global_batch_size is {total} for {processes} processes that share the "
@@ -158,9 +158,9 @@ def halves_of(size: int) -> list[int]:
 
 def fits_on_all(fits: bool, run: Run) -> bool:
     """Whether something fits on every process; a collective."""
-    run.watchdog.beat("memory of all ranks", waits=True)
+    run.watchdog.heartbeat("memory of all ranks", waits=True)
     failed = distributed.all_reduce(torch.tensor([float(not fits)], device=run.device))
-    run.watchdog.beat("size of micro-batches", joint=True)
+    run.watchdog.heartbeat("size of micro-batches", joint=True)
     return failed.item() == 0.0
 
 
@@ -229,13 +229,13 @@ def usable_bytes(device: torch.device) -> float:
 
 
 def lower_by_estimates(
-    state: TrainingState, share: Batch, micro_batches: MicroBatches, run: Run, memory: Memory
+    state: TrainingState, batch: Batch, micro_batches: MicroBatches, run: Run, memory: Memory
 ) -> None:
     """Halve the micro-batch until it fits on every process.
 
     Args:
         state: before an update; its gradients are thrown away.
-        share: of this process in an update.
+        batch: of this process in an update.
         micro_batches: to be lowered.
         run: settings and device.
         memory: of the device.
@@ -247,7 +247,7 @@ def lower_by_estimates(
 
     def peak(size: int) -> int:
         try:
-            return memory.peak_of(partial(_pass, state, rows(share, slice(size)), run))
+            return memory.peak_of(partial(_pass, state, rows(batch, slice(size)), run))
         except torch.OutOfMemoryError as error:
             micro_batches.size = size
             micro_batches.lower(error)
@@ -300,11 +300,11 @@ def micro_batches_for(state: TrainingState, run: Run) -> Mapping[bool, MicroBatc
     What does not fit is found before the first update, of rollouts too, which come last.
     """
     kinds = (False, True) if run.training.rollout_samples else (False,)
-    sharded, recomputes = parallel.is_sharded(state.denoiser), is_recomputing(state.denoiser)
+    sharded, checkpointing = parallel.is_sharded(state.denoiser), uses_checkpointing(state.denoiser)
     found = {}
-    for of_rollouts in kinds:
-        found[of_rollouts] = MicroBatches(run, sharded, of_rollouts, recomputes)
-        find_micro_batch_size(state, found[of_rollouts], run)
+    for for_rollouts in kinds:
+        found[for_rollouts] = MicroBatches(run, sharded, for_rollouts, checkpointing)
+        find_micro_batch_size(state, found[for_rollouts], run)
     return found
 
 
@@ -314,7 +314,7 @@ def find_micro_batch_size(state: TrainingState, micro_batches: MicroBatches, run
     Nothing is tried where the size is set, and on a CPU.
     """
     begin = state.samples_seen
-    if micro_batches.of_rollouts:
+    if micro_batches.for_rollouts:
         begin = max(begin, run.batches.rollouts_begin)
     elif begin >= run.batches.rollouts_begin:
         return
@@ -322,23 +322,23 @@ def find_micro_batch_size(state: TrainingState, micro_batches: MicroBatches, run
     items = next(run.batches.positions(begin), None)
     if not wanted or items is None:
         return
-    share = run.dataset.__getitems__(items)
+    batch = run.dataset.__getitems__(items)
     if parallel.is_sharded(state.denoiser):
-        lower_by_estimates(state, share, micro_batches, run, GpuMemory(run.device))
+        lower_by_estimates(state, batch, micro_batches, run, GpuMemory(run.device))
     else:
-        find_fitting(state, share, micro_batches, run)
+        find_fitting(state, batch, micro_batches, run)
     # What failed has filled the GPU; the training's own peak is to be told.
     torch.cuda.reset_peak_memory_stats(run.device)
-    if run.place.is_main:
-        of_what = " of rollouts" if micro_batches.of_rollouts else ""
+    if run.ranks.is_main:
+        of_what = " of rollouts" if micro_batches.for_rollouts else ""
         run.reporter.info(
             f"micro-batches{of_what} of {micro_batches.size} fit, of "
-            f"{run.batches.largest_share} an update"
+            f"{run.batches.largest_local_batch} an update"
         )
 
 
-def find_fitting(state: TrainingState, share: Batch, micro_batches: MicroBatches, run: Run) -> None:
-    """Halve the micro-batch until a share passes forward and backward on every process.
+def find_fitting(state: TrainingState, batch: Batch, micro_batches: MicroBatches, run: Run) -> None:
+    """Halve the micro-batch until a local batch passes forward and backward on every process.
 
     Sizes are tried without compiled code, which takes minutes for each; the last is then tried with
     it. Where one sample does not fit, gradient checkpointing is tried if it is left to us.
@@ -346,23 +346,23 @@ def find_fitting(state: TrainingState, share: Batch, micro_batches: MicroBatches
     Raises:
         torch.OutOfMemoryError: nothing fits.
     """
-    before = is_recomputing(state.denoiser)
+    before = uses_checkpointing(state.denoiser)
     with torch.compiler.set_stance("force_eager"):
-        _lower(state, share, micro_batches, run)
-    _lower(state, share, micro_batches, run)
-    micro_batches.recomputes = is_recomputing(state.denoiser)
-    recompute(state.denoiser, before)
+        _lower(state, batch, micro_batches, run)
+    _lower(state, batch, micro_batches, run)
+    micro_batches.checkpointing = uses_checkpointing(state.denoiser)
+    set_checkpointing(state.denoiser, before)
 
 
-def _lower(state: TrainingState, share: Batch, micro_batches: MicroBatches, run: Run) -> None:
+def _lower(state: TrainingState, batch: Batch, micro_batches: MicroBatches, run: Run) -> None:
     """`find_fitting`, with compiled code or without."""
-    while not fits_on_all(_fits(state, micro_batches.cut(share), run), run):
+    while not fits_on_all(_fits(state, micro_batches.cut(batch), run), run):
         if micro_batches.size > 1:
             micro_batches.halve()
-        elif _may_recompute(state, run):
-            recompute(state.denoiser, True)
-            micro_batches.size = run.batches.largest_share
-            what = "rollout" if micro_batches.of_rollouts else "sample"
+        elif _may_checkpoint(state, run):
+            set_checkpointing(state.denoiser, True)
+            micro_batches.size = run.batches.largest_local_batch
+            what = "rollout" if micro_batches.for_rollouts else "sample"
             run.reporter.info(
                 f"gradient_checkpointing: True (a single {what} does not fit without)"
             )
@@ -370,10 +370,12 @@ def _lower(state: TrainingState, share: Batch, micro_batches: MicroBatches, run:
             raise torch.OutOfMemoryError(ADVICE)
 
 
-def _may_recompute(state: TrainingState, run: Run) -> bool:
+def _may_checkpoint(state: TrainingState, run: Run) -> bool:
     """Whether gradient checkpointing is off, offered, and ours to choose."""
     chosen = run.training.gradient_checkpointing == "auto"
-    return chosen and can_recompute(state.denoiser) and not is_recomputing(state.denoiser)
+    return (
+        chosen and supports_checkpointing(state.denoiser) and not uses_checkpointing(state.denoiser)
+    )
 
 
 def _fits(state: TrainingState, micro_batches: list[Batch], run: Run) -> bool:
@@ -408,13 +410,13 @@ def _reserve(device: torch.device) -> torch.Tensor:
 
 def accumulate_what_fits(
     model: torch.nn.Module, batch: Batch, micro_batches: MicroBatches, run: Run
-) -> Share:
+) -> LocalUpdate:
     """`accumulate_gradients`, repeated with smaller micro-batches where memory does not suffice.
 
     Args:
         model: as `loop.wrap_student` gives it.
-        batch: this process's share of the global batch.
-        micro_batches: cuts the share.
+        batch: this process's part of the global batch.
+        micro_batches: cuts the local batch.
         run: settings and device.
 
     Raises:

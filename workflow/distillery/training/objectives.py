@@ -34,7 +34,7 @@ def ends_of(objective: Objective, segment: int, steps: int) -> tuple[int, int]:
     segment: the ends of the segment, so that `steps` steps walk the teacher's trajectory. direct:
     from its beginning to the clean end, so that one step from anywhere ends there. reflow: the
     trajectory's two ends, for states on the straight line between them (Liu et al. 2023,
-    arXiv:2209.03003, algorithm 1, with the teacher's own pairing of noise and picture). prediction:
+    arXiv:2209.03003, algorithm 1, with the teacher's own pairing of noise and image). prediction:
     those of the segment, of which the first alone matters.
 
     Args:
@@ -235,7 +235,7 @@ class PerceptualLoss:
         return found
 
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
-        """The pictures (b, 3, ...) in [-1, 1] of a sampler's latents (b, *latent)."""
+        """The images (b, 3, ...) in [-1, 1] of a sampler's latents (b, *latent)."""
         packed = self.family.vae_latents(latents, self.setting)
         decoded: torch.Tensor = self.vae.decode(
             denormalised(packed, self.vae.config), return_dict=False

@@ -21,8 +21,13 @@ from torch.nn.parallel import DistributedDataParallel
 from distillery.families.protocol import Denoiser
 from distillery.teacher.loading import torch_dtype
 from distillery.training import distributed, parallel
-from distillery.training.distributed import Place
-from distillery.training.execution import Execution, Machine, can_recompute, choose_execution
+from distillery.training.distributed import RankInfo
+from distillery.training.execution import (
+    Execution,
+    Machine,
+    choose_execution,
+    supports_checkpointing,
+)
 from distillery.training.run import Run
 
 CONVOLUTIONAL = "ResnetBlock2D"
@@ -36,7 +41,7 @@ def blocks_of(denoiser: Denoiser) -> list[nn.Module]:
     return [module for module in denoiser.modules() if type(module).__name__ in names]
 
 
-def shard(denoiser: Denoiser, place: Place, device: torch.device, dtype: torch.dtype) -> None:
+def shard(denoiser: Denoiser, ranks: RankInfo, device: torch.device, dtype: torch.dtype) -> None:
     """Deal the parameters out over all processes, in place (FSDP2, Zhao et al. 2023,
     arXiv:2304.11277): each block's, and the rest's, are gathered while they are computed with.
 
@@ -45,13 +50,13 @@ def shard(denoiser: Denoiser, place: Place, device: torch.device, dtype: torch.d
 
     Args:
         denoiser: on the CPU or the device; its parameters become float32 `DTensor`s on the device.
-        place: one of at least two.
+        ranks: one of at least two.
         device: of this process.
         dtype: of the forward pass.
     """
-    # We change no output in place, which is what it warns of at every forward pass.
+    # We change no output in ranks, which is what it warns of at every forward pass.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view", UserWarning)
-    mesh = init_device_mesh(device.type, (place.num_processes,))
+    mesh = init_device_mesh(device.type, (ranks.world_size,))
     policy = MixedPrecisionPolicy(
         param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
@@ -78,17 +83,17 @@ class _Copy(DistributedDataParallel):
 
 
 def wrap(
-    model: nn.Module, place: Place, device: torch.device, leaves_out: bool = False
+    model: nn.Module, ranks: RankInfo, device: torch.device, leaves_out: bool = False
 ) -> nn.Module:
     """The model as the loop calls it: gradients of all processes are *summed* by its backward.
 
     Args:
         model: the network, maybe sharded.
-        place: of this process.
+        ranks: of this process.
         device: of this process.
         leaves_out: whether some parameters get no gradient, for which DDP would wait.
     """
-    if place.num_processes == 1 or is_sharded(model):
+    if ranks.world_size == 1 or is_sharded(model):
         return model
     wrapped = _Copy(
         model,
@@ -176,7 +181,7 @@ def load_full(target: torch.Tensor, value: torch.Tensor) -> None:
 
 
 @torch.no_grad()
-def gather_denoiser(denoiser: Denoiser, place: Place) -> None:
+def gather_denoiser(denoiser: Denoiser, ranks: RankInfo) -> None:
     """Make a sharded network of rank 0 whole again, in place and on the CPU, to be written.
 
     All processes must take part; one parameter is gathered at a time. Of the other processes the
@@ -187,10 +192,10 @@ def gather_denoiser(denoiser: Denoiser, place: Place) -> None:
     for module in denoiser.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             whole = full_tensor(parameter)
-            if place.is_main:
+            if ranks.is_main:
                 setattr(module, name, nn.Parameter(whole.cpu(), parameter.requires_grad))
     for module in denoiser.modules():
-        if place.is_main and isinstance(module, FSDPModule):
+        if ranks.is_main and isinstance(module, FSDPModule):
             # `fully_shard` made a class of (FSDPModule, the network's own).
             module.__class__ = type(module).__bases__[1]
 
@@ -201,14 +206,14 @@ micro-batches. PyTorch gives up after 8, and then runs the rest without compiled
 
 
 def arrange(denoiser: Denoiser, run: Run) -> Execution:
-    """Bring a student onto this process's device, in place, as fits the hardware.
+    """Bring a student onto this process's device, in ranks, as fits the hardware.
 
     To be called once, after what learns is set and before the optimizer is made: sharding replaces
     the parameters.
 
     Args:
         denoiser: on the CPU, in float32.
-        run: settings, place and device.
+        run: settings, ranks and device.
 
     Raises:
         ValueError: gradient checkpointing of a network that does not offer it.
@@ -219,18 +224,18 @@ def arrange(denoiser: Denoiser, run: Run) -> Execution:
         num_parameters=sum(size for size, _ in sizes),
         num_trainable=sum(size for size, learns in sizes if learns),
         machine=machine_of(run),
-        recomputable=can_recompute(denoiser),
+        supports_checkpointing=supports_checkpointing(denoiser),
     )
-    if run.place.is_main:
+    if run.ranks.is_main:
         for name, reason in execution.reasons.items():
             run.reporter.info(f"{name}: {getattr(execution, name)} ({reason})")
     if run.device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = run.training.tf32
-    recompute(denoiser, execution.gradient_checkpointing)
+    set_checkpointing(denoiser, execution.gradient_checkpointing)
     if execution.compile:
         compile_student(denoiser)
     if execution.parallel == "fsdp":
-        parallel.shard(denoiser, run.place, run.device, torch_dtype(run.training.dtype))
+        parallel.shard(denoiser, run.ranks, run.device, torch_dtype(run.training.dtype))
     denoiser.to(run.device)
     return execution
 
@@ -238,10 +243,10 @@ def arrange(denoiser: Denoiser, run: Run) -> Execution:
 def machine_of(run: Run) -> Machine:
     """What decides, as rank 0 sees it: all processes must choose alike."""
     if run.device.type != "cuda":
-        return Machine(run.place.num_processes)
+        return Machine(run.ranks.world_size)
     found = torch.cuda.get_device_properties(run.device)
     gpu_bytes = int(distributed.from_main(str(found.total_memory), run.device))
-    return Machine(run.place.num_processes, gpu_bytes, (found.major, found.minor))
+    return Machine(run.ranks.world_size, gpu_bytes, (found.major, found.minor))
 
 
 def compile_student(denoiser: Denoiser) -> None:
@@ -260,14 +265,14 @@ def compile_student(denoiser: Denoiser) -> None:
         module.forward = torch.compile(module.forward, dynamic=False)
 
 
-def is_recomputing(denoiser: Denoiser) -> bool:
+def uses_checkpointing(denoiser: Denoiser) -> bool:
     """Whether blocks are computed again in the backward pass."""
     return bool(getattr(denoiser, "is_gradient_checkpointing", False))
 
 
-def recompute(denoiser: Denoiser, wanted: bool) -> None:
+def set_checkpointing(denoiser: Denoiser, wanted: bool) -> None:
     """Turn gradient checkpointing on or off, between two updates."""
-    if wanted and not is_recomputing(denoiser):
+    if wanted and not uses_checkpointing(denoiser):
         denoiser.enable_gradient_checkpointing()  # type: ignore[operator]
-    elif is_recomputing(denoiser) and not wanted:
+    elif uses_checkpointing(denoiser) and not wanted:
         denoiser.disable_gradient_checkpointing()  # type: ignore[operator]

@@ -1,4 +1,4 @@
-"""Pictures of held-out prompts from the student as it is now, while it learns or afterwards.
+"""Images of held-out prompts from the student as it is now, while it learns or afterwards.
 
 The stock pipeline is put around the student in memory, without a copy of it. A process draws its
 share of the prompts, between two updates, and saves beside the next ones. Nothing in here talks to
@@ -21,8 +21,8 @@ from distillery.families import Family, Request, Setting, family_named
 from distillery.families.protocol import Denoiser, Pipeline
 from distillery.files import read_json
 from distillery.generation.generator import Calls
-from distillery.identity import SampleId
 from distillery.images import Pixels, as_bytes, moment_folder, training_of, write_png, write_sheets
+from distillery.noise import SampleId
 from distillery.store.embeddings import EmbeddingStore
 from distillery.store.recipes import TargetsRecipe
 from distillery.store.shards import balanced_range
@@ -33,14 +33,14 @@ from distillery.teacher.find import INDEX, components_left_out, find_teacher
 from distillery.teacher.loading import retell_timestep, torch_dtype
 from distillery.telemetry import Reporter
 from distillery.training import parallel
-from distillery.training.alarms import OF_PICTURES, Alarms, judge_picture
+from distillery.training.alarms import IMAGE_ALARMS, Alarms, judge_image
 from distillery.training.health import START_LIMIT_S
 from distillery.training.run import PreviewPaths, Run
 from distillery.training.update import TrainingState, inspecting
 
 
 @dataclass(frozen=True)
-class Drawer:
+class PreviewPipeline:
     """A pipeline whose network is the student, and what its call takes.
 
     Attributes:
@@ -120,11 +120,11 @@ class Drawer:
         )
 
     def draw(self, request: Request) -> Pixels:
-        """One picture (h, w, 3), as the student draws it now; one at a time takes least memory."""
+        """One image (h, w, 3), as the student draws it now; one at a time takes least memory."""
         with inspecting(self.denoiser, self.device, self.dtype), self._timesteps_retold():
-            pictures = self.family.generate(self.pipeline, request)
-        assert pictures is not None
-        return as_bytes(pictures).cpu()[0].numpy()
+            images = self.family.generate(self.pipeline, request)
+        assert images is not None
+        return as_bytes(images).cpu()[0].numpy()
 
     @contextmanager
     def _timesteps_retold(self) -> Iterator[None]:
@@ -143,8 +143,8 @@ class Drawer:
 
     def _setting(self) -> Setting:
         """Without guidance; a network that takes the scale as an input is told its targets'."""
-        is_told = self.family.embeds_guidance(self.denoiser.config)  # type: ignore[arg-type]
-        scale = self.recipe.guidance_scale if is_told else 1.0
+        is_guided_by_input = self.family.has_guidance_embedding(self.denoiser.config)  # type: ignore[arg-type]
+        scale = self.recipe.guidance_scale if is_guided_by_input else 1.0
         return Setting(self.recipe.height, self.recipe.width, scale)
 
 
@@ -168,7 +168,7 @@ class Previews:
     def __init__(
         self,
         paths: PreviewPaths,
-        share: tuple[int, int],
+        shard: tuple[int, int],
         training: str,
         reporter: Reporter,
     ) -> None:
@@ -176,8 +176,8 @@ class Previews:
 
         Args:
             paths: inputs and outputs.
-            share: (rank, processes): which of the prompts are drawn here.
-            training: hash of the training's recipe, which each picture carries.
+            shard: (rank, processes): which of the prompts are drawn here.
+            training: hash of the training's recipe, which each image carries.
             reporter: of this process.
         """
         self.job = read_job(paths.previews_config, PreviewsJob)
@@ -185,7 +185,7 @@ class Previews:
         table = read_table(paths.eval_prompts)
         self._store = EmbeddingStore(paths.eval_embeddings, table)
         self._table = table.head(self.job.previews.num_prompts)
-        self._mine = balanced_range(len(self._table), *share)
+        self._mine = balanced_range(len(self._table), *shard)
         self._training = training
         self._reporter = reporter
         self._alarms = Alarms(reporter, training)
@@ -200,29 +200,32 @@ class Previews:
         """Of all previews, those of other processes too."""
         return self._table["prompt_id"].astype(str).tolist()
 
-    def picture(self, row: int, samples_seen: int) -> Path:
-        """Where the picture of a prompt lies."""
+    def image(self, row: int, samples_seen: int) -> Path:
+        """Where the image of a prompt lies."""
         return moment_folder(self._root, samples_seen) / f"{self.prompt_ids[row]}.png"
 
     def missing(self, samples_seen: int) -> list[int]:
-        """This process's prompts without a whole picture of this training at this moment."""
+        """This process's prompts without a whole image of this training at this moment."""
         return [
             row
             for row in self._mine
-            if training_of(self.picture(row, samples_seen)) != self._training
+            if training_of(self.image(row, samples_seen)) != self._training
         ]
 
-    def draw(self, drawer: Drawer, row: int, samples_seen: int) -> Pixels:
+    def draw(self, drawer: PreviewPipeline, row: int, samples_seen: int) -> Pixels:
         """Draw one prompt (h, w, 3), and say so if nothing is on it."""
         prompt_id, samples = self.prompt_ids[row], [SampleId(it, 0) for it in self.prompt_ids]
         pixels = drawer.draw(drawer.calls(self._store, samples, self.job.seed).request([row]))
-        self._alarms.tell(OF_PICTURES, judge_picture(prompt_id, pixels), samples_seen, prompt_id)
+        self._alarms.tell(IMAGE_ALARMS, judge_image(prompt_id, pixels), samples_seen, prompt_id)
         return pixels
 
     def draw_missing(
-        self, drawer: Drawer, samples_seen: int, must_stop: Callable[[], bool] = lambda: False
+        self,
+        drawer: PreviewPipeline,
+        samples_seen: int,
+        must_stop: Callable[[], bool] = lambda: False,
     ) -> dict[int, Pixels]:
-        """Draw this process's missing pictures, by row; the rest is left when it must stop."""
+        """Draw this process's missing images, by row; the rest is left when it must stop."""
         pixels = {}
         for row in self.missing(samples_seen):
             if must_stop():
@@ -231,10 +234,10 @@ class Previews:
         return pixels
 
     def save(self, pixels: dict[int, Pixels], samples_seen: int) -> None:
-        """Save pictures by row, then the contact sheets."""
-        for row, picture in pixels.items():
+        """Save images by row, then the contact sheets."""
+        for row, image in pixels.items():
             texts = {"training": self._training, "prompt": str(self._table["prompt"].iloc[row])}
-            write_png(self.picture(row, samples_seen), picture, texts)
+            write_png(self.image(row, samples_seen), image, texts)
         write_sheets(self._root, samples_seen, self.prompt_ids, self._training)
 
 
@@ -247,13 +250,13 @@ class LivePreviews:
     """
 
     def __init__(self, state: TrainingState, run: Run, paths: PreviewPaths | None) -> None:
-        """Nothing is loaded before the first missing picture.
+        """Nothing is loaded before the first missing image.
 
         Raises:
             ValueError: the student is sharded over the processes.
         """
-        self._state, self._run, self._previews = state, run, _share_of(paths, run)
-        self._drawer: Drawer | None = None
+        self._state, self._run, self._previews = state, run, _previews_of(paths, run)
+        self._drawer: PreviewPipeline | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="previews")
         self._saving: Future[None] | None = None
         if self._previews is not None and parallel.is_sharded(state.denoiser):
@@ -268,7 +271,7 @@ class LivePreviews:
             )
 
     def close(self, wait: bool) -> None:
-        """End; after an error of the training nobody waits for pictures."""
+        """End; after an error of the training nobody waits for images."""
         self._thread.shutdown(wait=wait)
         if wait:
             self._check_saved()
@@ -280,7 +283,7 @@ class LivePreviews:
         return previews is not None and previews.is_due(seen, self._run.training.num_samples)
 
     def draw_if_due(self) -> dict[Path, Pixels]:
-        """Draw what is missing of this moment, if it is to be shown; pictures (h, w, 3) by path.
+        """Draw what is missing of this moment, if it is to be shown; images (h, w, 3) by path.
 
         Who is asked to stop leaves the rest for the next start, unless the training is finished:
         then there may be none. A failure is told in the log, and the training goes on.
@@ -289,7 +292,7 @@ class LivePreviews:
         if previews is None or not self.is_due or self._must_stop():
             return {}
         self._check_saved()
-        self._run.watchdog.beat("previews", limit_s=START_LIMIT_S)
+        self._run.watchdog.heartbeat("previews", limit_s=START_LIMIT_S)
         try:
             with averaged(self._state):
                 pixels = previews.draw_missing(self._get_drawer(), seen, self._must_stop)
@@ -301,19 +304,19 @@ class LivePreviews:
             if self._run.device.type == "cuda":
                 torch.cuda.empty_cache()
         self._saving = self._thread.submit(previews.save, pixels, seen)
-        return {previews.picture(row, seen): picture for row, picture in pixels.items()}
+        return {previews.image(row, seen): image for row, image in pixels.items()}
 
     def _must_stop(self) -> bool:
         """Whether this process was asked to stop, and what it leaves will be drawn later."""
         is_finished = self._state.samples_seen == self._run.training.num_samples
         return self._run.stop.asked and not is_finished
 
-    def _get_drawer(self) -> Drawer:
+    def _get_drawer(self) -> PreviewPipeline:
         """The pipeline, built when it is first needed."""
         assert self._previews is not None
         if self._drawer is None:
             run, job = self._run, self._previews.job
-            self._drawer = Drawer.around(
+            self._drawer = PreviewPipeline.around(
                 self._state.denoiser,
                 job.teacher,
                 run.dataset.recipe,
@@ -324,7 +327,7 @@ class LivePreviews:
         return self._drawer
 
     def _check_saved(self) -> None:
-        """Wait for the pictures under way; what went wrong with them is told in the log."""
+        """Wait for the images under way; what went wrong with them is told in the log."""
         saving, self._saving = self._saving, None
         error = saving.exception() if saving is not None and not saving.cancelled() else None
         if error is not None:
@@ -348,10 +351,10 @@ def averaged(state: TrainingState) -> Iterator[None]:
             trainable[name].data = value
 
 
-def _share_of(paths: PreviewPaths | None, run: Run) -> Previews | None:
+def _previews_of(paths: PreviewPaths | None, run: Run) -> Previews | None:
     """This process's share of the previews, if there are any."""
     if paths is None:
         return None
-    place = (run.place.rank, run.place.num_processes)
-    previews = Previews(paths, place, run.recipe_hash, run.reporter)
+    ranks = (run.ranks.rank, run.ranks.world_size)
+    previews = Previews(paths, ranks, run.recipe_hash, run.reporter)
     return previews if previews.job.previews.every_samples else None

@@ -15,7 +15,7 @@ from distillery.teacher.find import find_teacher
 from distillery.telemetry import Reporter
 from distillery.training import distributed
 from distillery.training.data import Batches, SegmentDataset
-from distillery.training.distributed import Place
+from distillery.training.distributed import RankInfo
 from distillery.training.health import StopRequest, Watchdog
 from distillery.training.objectives import PerceptualLoss, load_perceptual
 
@@ -79,7 +79,7 @@ class Run:
     dataset: SegmentDataset
     batches: Batches
     perceptual: PerceptualLoss | None
-    place: Place
+    ranks: RankInfo
     device: torch.device
     reporter: Reporter
     stop: StopRequest
@@ -97,7 +97,7 @@ class Run:
 def prepare(
     job: TrainingJob,
     paths: Paths,
-    place: Place,
+    ranks: RankInfo,
     device: torch.device,
     reporter: Reporter,
     stop: StopRequest,
@@ -108,7 +108,7 @@ def prepare(
     Args:
         job: frozen configuration.
         paths: inputs and outputs.
-        place: of this process; its group is started.
+        ranks: of this process; its group is started.
         device: of this process.
         reporter: of this process.
         stop: set by a signal.
@@ -118,19 +118,19 @@ def prepare(
         ValueError: inputs that do not belong together.
     """
     # Hashing embeddings and a large student takes seconds; one process does it for all.
-    dataset = open_dataset(job, paths, verify=place.is_main)
-    initial = hash_model(paths.student) if place.is_main else ""
+    dataset = open_dataset(job, paths, verify=ranks.is_main)
+    initial = hash_model(paths.student) if ranks.is_main else ""
     recipe = training_recipe(job, dataset, distributed.from_main(initial, device))
     reporter.info(
-        f"training recipe {recipe.hash[:12]}: {dataset.num_items} items, {place.num_processes} "
+        f"training recipe {recipe.hash[:12]}: {dataset.num_items} items, {ranks.world_size} "
         f"processes, objective {job.training.objective}"
     )
     return Run(
         training=job.training,
         dataset=dataset,
-        batches=Batches(dataset, job.training, job.seed, place),
+        batches=Batches(dataset, job.training, job.seed, ranks),
         perceptual=_perceptual(job, dataset, device),
-        place=place,
+        ranks=ranks,
         device=device,
         reporter=reporter,
         stop=stop,

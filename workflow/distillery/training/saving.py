@@ -190,7 +190,7 @@ class Saver:
             self.wait()
             self._close_host()
         elif isinstance(error, Exception) and self._writing is not None:
-            self._run.watchdog.beat("a checkpoint's last bytes after an error")
+            self._run.watchdog.heartbeat("a checkpoint's last bytes after an error")
             futures.wait([self._writing], PATIENCE_S)
         self._thread.shutdown(wait=False)
 
@@ -200,7 +200,7 @@ class Saver:
 
         Raises RuntimeError if the memory was not to be had.
         """
-        if self._host is None and self._run.place.is_main:
+        if self._host is None and self._run.ranks.is_main:
             self._host = self._thread.submit(self._take, list(checkpoint.tensors_of(state)))
         elif self._host is not None and self._host.done():
             self._host.result()
@@ -209,7 +209,7 @@ class Saver:
         """Until the checkpoint under way is on disk; what went wrong there is raised here."""
         if self._writing is not None:
             # Other ranks meet this one in the next collective, and have as long.
-            self._run.watchdog.beat("a checkpoint's last bytes", limit_s=START_LIMIT_S)
+            self._run.watchdog.heartbeat("a checkpoint's last bytes", limit_s=START_LIMIT_S)
             writing, self._writing = self._writing, None
             writing.result()
 
@@ -224,9 +224,9 @@ class Saver:
         last_failed = self._last_failed()
         entries = list(checkpoint.tensors_of(state))
         host = self._room(state)
-        self._run.watchdog.beat("weights of all ranks", waits=True, limit_s=START_LIMIT_S)
+        self._run.watchdog.heartbeat("weights of all ranks", waits=True, limit_s=START_LIMIT_S)
         check_equal_weights(state, self._run.device)
-        self._run.watchdog.beat("copy of the state", joint=is_sharded(state.denoiser))
+        self._run.watchdog.heartbeat("copy of the state", joint=is_sharded(state.denoiser))
         if host is None:
             for *_, tensor in entries:
                 full_tensor(tensor)  # of a sharded one rank 0 needs this rank's part
@@ -262,7 +262,7 @@ class Saver:
         if self._host is None:
             return None
         # Other ranks meet this one in the next collective, and have as long.
-        self._run.watchdog.beat("host memory for the copy", limit_s=START_LIMIT_S)
+        self._run.watchdog.heartbeat("host memory for the copy", limit_s=START_LIMIT_S)
         return self._host.result()
 
     def _copy(self, state: TrainingState, entries: list[Entry], host: HostCopy) -> Snapshot:
@@ -287,7 +287,7 @@ class Saver:
             )
         except OSError as error:
             run.reporter.warning(
-                f"no checkpoint after {snapshot.samples_seen} samples: {error}; mend it before the "
+                f"no checkpoint after {snapshot.samples_seen} samples: {error}; fix it before the "
                 "next save, the training ends when two in a row, or the last, cannot be written"
             )
             raise

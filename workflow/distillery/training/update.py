@@ -143,7 +143,7 @@ MAX_ITEMS_NAMED = 16
 
 
 @dataclass(frozen=True)
-class Totals:
+class UpdateTotals:
     """One update over all processes.
 
     Attributes:
@@ -163,7 +163,7 @@ class Totals:
 
 
 @dataclass(frozen=True)
-class Share:
+class LocalUpdate:
     """What one process did in one update: n items, their segments (n,) and losses (n,)."""
 
     items: list[int]
@@ -171,7 +171,9 @@ class Share:
     losses: torch.Tensor
 
 
-def accumulate_gradients(model: torch.nn.Module, micro_batches: list[Batch], run: Run) -> Share:
+def accumulate_gradients(
+    model: torch.nn.Module, micro_batches: list[Batch], run: Run
+) -> LocalUpdate:
     """Forward and backward passes of one update, which leave the gradient in the parameters.
 
     The gradient is that of the sum of all samples' losses over the global batch size, so a sample
@@ -189,14 +191,14 @@ def accumulate_gradients(model: torch.nn.Module, micro_batches: list[Batch], run
     limit_s = START_LIMIT_S if micro_batches[0].is_rollout else None
     for number, batch in enumerate(micro_batches, 1):
         name = f"micro-batch {number} of {len(micro_batches)}"
-        run.watchdog.beat(name, joint=True, limit_s=limit_s)
+        run.watchdog.heartbeat(name, joint=True, limit_s=limit_s)
         batch = batch.to(run.device)
         with parallel.synchronising(model, number == len(micro_batches)):
             losses.append(backward(model, batch, run))
         segments.append(batch.segment)
-    run.watchdog.beat("gradients of all ranks", waits=True)
+    run.watchdog.heartbeat("gradients of all ranks", waits=True)
     items = [item for batch in micro_batches for item in batch.items]
-    return Share(items, torch.cat(segments), torch.cat(losses))
+    return LocalUpdate(items, torch.cat(segments), torch.cat(losses))
 
 
 def backward(model: torch.nn.Module, batch: Batch, run: Run) -> torch.Tensor:
@@ -248,32 +250,32 @@ def computing(run: Run) -> torch.autocast:
     return torch.autocast(run.device.type, dtype, enabled=dtype != torch.float32)
 
 
-def reduce_totals(share: Share, run: Run) -> Totals:
+def reduce_totals(local: LocalUpdate, run: Run) -> UpdateTotals:
     """Losses by segment, and of rollouts, over all processes; and whether any was asked to stop.
 
     One small collective an update; it carries the wish to stop, so that all ranks stop at the same
     update without a barrier.
     """
     num_losses = run.num_losses
-    of_segment = F.one_hot(share.segment, num_losses).double()
+    of_segment = F.one_hot(local.segment, num_losses).double()
     asked = of_segment.new_tensor([float(run.stop.asked)])
-    sums = torch.cat([asked, share.losses.double() @ of_segment, of_segment.sum(0)])
-    run.watchdog.beat("losses of all ranks", waits=True)
+    sums = torch.cat([asked, local.losses.double() @ of_segment, of_segment.sum(0)])
+    run.watchdog.heartbeat("losses of all ranks", waits=True)
     stop, *values = distributed.all_reduce(sums).tolist()
-    run.watchdog.beat("update of the weights")
-    return Totals(stop > 0, values[:num_losses], values[num_losses:])
+    run.watchdog.heartbeat("update of the weights")
+    return UpdateTotals(stop > 0, values[:num_losses], values[num_losses:])
 
 
-def check_finite(totals: Totals, grad_norm: float, share: Share, run: Run) -> None:
+def check_finite(totals: UpdateTotals, grad_norm: float, local: LocalUpdate, run: Run) -> None:
     """Raise ValueError, before the update, if a loss or the gradient is not finite."""
     if isfinite(totals.loss) and isfinite(grad_norm):
         return
-    finite = share.losses.isfinite().tolist()
-    bad = [item for item, fine in zip(share.items, finite, strict=True) if not fine]
-    named = [run.dataset.name(item) for item in (bad or share.items)[:MAX_ITEMS_NAMED]]
+    finite = local.losses.isfinite().tolist()
+    bad = [item for item, fine in zip(local.items, finite, strict=True) if not fine]
+    named = [run.dataset.name(item) for item in (bad or local.items)[:MAX_ITEMS_NAMED]]
     raise ValueError(
         f"loss {totals.loss}, gradient norm {grad_norm}: not finite, nothing was updated. On rank "
-        f"{run.place.rank} {len(bad)} samples have such a loss; "
+        f"{run.ranks.rank} {len(bad)} samples have such a loss; "
         f"{'they are' if bad else 'its batch is'}: {'; '.join(named)}. If the stored states are "
         "sound, lower training.learning_rate, or set training.dtype to float32"
     )

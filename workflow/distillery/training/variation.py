@@ -17,8 +17,8 @@ from distillery.schedule import Schedule, as_prediction, from_prediction
 from distillery.teacher.loading import torch_dtype
 from distillery.training import parallel
 from distillery.training.alarms import (
-    OF_LOSSES,
-    OF_VARIATION,
+    LOSS_ALARMS,
+    VARIATION_ALARMS,
     WINDOW_SAMPLES,
     Alarm,
     Alarms,
@@ -43,7 +43,7 @@ class CollapseProbe:
 
     Where noise turns into a composition the prompt must count; where the composition is there the
     state must. (The first prediction hardly depends on its noise with any student: it is near the
-    mean of all pictures of the prompt.)
+    mean of all images of the prompt.)
 
     Attributes:
         first, last: n items of the first and of the last segment, on the CPU.
@@ -119,8 +119,8 @@ def _repeated(values: torch.Tensor, row: int, count: int) -> torch.Tensor:
 def state_variation(grid: torch.Tensor, batch: Batch, dataset: SegmentDataset) -> float | None:
     """The spread of the answers over states, as a share of the targets' spread; None if that is 0.
 
-    It is taken of the predictions as they are, and of the clean pictures that they imply. A network
-    whose output is constant shows in the first; one that answers the same picture to every state
+    It is taken of the predictions as they are, and of the clean images that they imply. A network
+    whose output is constant shows in the first; one that answers the same image to every state
     shows in the second, since a flow's output still varies with the noise. The smaller one counts.
 
     Args:
@@ -128,17 +128,17 @@ def state_variation(grid: torch.Tensor, batch: Batch, dataset: SegmentDataset) -
         batch: the n items that the states and targets are of.
         dataset: for schedule and prediction type.
     """
-    pictures = clean_of(grid, batch.noisy.unsqueeze(1), batch, dataset)
+    images = clean_of(grid, batch.noisy.unsqueeze(1), batch, dataset)
     targets = clean_of(batch.target, batch.noisy, batch, dataset)
-    own = _share(spread(grid, 0), spread(batch.target, 0))
-    implied = _share(spread(pictures, 0), spread(targets, 0))
+    own = _ratio(spread(grid, 0), spread(batch.target, 0))
+    implied = _ratio(spread(images, 0), spread(targets, 0))
     return None if own is None or implied is None else min(own, implied)
 
 
 def prompt_variation(grid: torch.Tensor, batch: Batch, dataset: SegmentDataset) -> float | None:
-    """The spread of the clean pictures over prompts, as a share of that of the targets' pictures.
+    """The spread of the clean images over prompts, as a share of that of the targets' images.
 
-    None where there is one prompt, or where the targets' pictures do not vary.
+    None where there is one prompt, or where the targets' images do not vary.
 
     Args:
         grid: (n states, m prompts, *latent) predictions.
@@ -147,12 +147,12 @@ def prompt_variation(grid: torch.Tensor, batch: Batch, dataset: SegmentDataset) 
     """
     if len({dataset.name(item).partition("/")[0] for item in batch.items}) == 1:
         return None
-    pictures = clean_of(grid, batch.noisy[: len(grid)].unsqueeze(1), batch, dataset)
+    images = clean_of(grid, batch.noisy[: len(grid)].unsqueeze(1), batch, dataset)
     targets = clean_of(batch.target, batch.noisy, batch, dataset)
-    return _share(spread(pictures, 1), spread(targets, 0))
+    return _ratio(spread(images, 1), spread(targets, 0))
 
 
-def _share(answers: float, targets: float) -> float | None:
+def _ratio(answers: float, targets: float) -> float | None:
     """One spread as a share of the other; nothing is a share of none."""
     return answers / targets if targets else None
 
@@ -160,7 +160,7 @@ def _share(answers: float, targets: float) -> float | None:
 def clean_of(
     prediction: torch.Tensor, noisy: torch.Tensor, batch: Batch, dataset: SegmentDataset
 ) -> torch.Tensor:
-    """The clean pictures that predictions at states imply; all items are of one segment."""
+    """The clean images that predictions at states imply; all items are of one segment."""
     alpha, sigma = _levels(dataset.grid, int(batch.segment[0]))
     kind = dataset.recipe.prediction_type
     return from_prediction(kind, prediction, noisy, alpha, sigma)[0]
@@ -175,11 +175,11 @@ def spread(values: torch.Tensor, dim: int) -> float:
     return float(values.double().var(dim=dim, correction=0).mean())
 
 
-def ignorant_losses(dataset: SegmentDataset, training: Training) -> list[float]:
+def constant_baseline_losses(dataset: SegmentDataset, training: Training) -> list[float]:
     """By segment, the loss of the better of two students that look at nothing.
 
-    One has a constant output, the mean of the targets; the other always answers the same picture,
-    the mean of the targets' clean pictures. A student that does not do better has learned nothing
+    One has a constant output, the mean of the targets; the other always answers the same image,
+    the mean of the targets' clean images. A student that does not do better has learned nothing
     of a segment but its mean, as it does from targets that belong to other noise or other prompts.
     """
     rows = spread_evenly(dataset.num_trajectories, NUM_MEASURED)
@@ -190,7 +190,7 @@ def ignorant_losses(dataset: SegmentDataset, training: Training) -> list[float]:
         target = torch.cat([item.target for item in items])
         noisy = torch.cat([item.noisy for item in items])
         answers = (
-            _same_picture(target, noisy, segment, dataset),
+            _same_image(target, noisy, segment, dataset),
             target.mean(0, keepdim=True).expand_as(target),
         )
         losses = (
@@ -201,10 +201,10 @@ def ignorant_losses(dataset: SegmentDataset, training: Training) -> list[float]:
     return found
 
 
-def _same_picture(
+def _same_image(
     target: torch.Tensor, noisy: torch.Tensor, segment: int, dataset: SegmentDataset
 ) -> torch.Tensor:
-    """Predictions (b, *latent) at states (b, *latent) that all imply the targets' mean picture."""
+    """Predictions (b, *latent) at states (b, *latent) that all imply the targets' mean image."""
     kind = dataset.recipe.prediction_type
     alpha, sigma = _levels(dataset.grid, segment)
     clean, _ = from_prediction(kind, target, noisy, alpha, sigma)
@@ -227,10 +227,10 @@ class Watch:
         self._state, self._run = state, run
         self._alarms = Alarms(run.reporter, run.recipe_hash)
         training = run.training
-        ignorant = ignorant_losses(run.dataset, training)
-        self._judge = LossJudge(ignorant, training.log_every_samples, training.num_samples)
+        baseline = constant_baseline_losses(run.dataset, training)
+        self._judge = LossJudge(baseline, training.log_every_samples, training.num_samples)
         self._num_judged = 0
-        self._enough = min(training.log_every_samples, WINDOW_SAMPLES * len(ignorant))
+        self._enough = min(training.log_every_samples, WINDOW_SAMPLES * len(baseline))
         self._probe = None if parallel.is_sharded(state.denoiser) else CollapseProbe.of(run.dataset)
         self._begin_s, self._spent_s = time.perf_counter(), 0.0
 
@@ -240,7 +240,7 @@ class Watch:
         new = self._look_at_losses()
         variation = self._measure(is_last=seen == self._run.training.num_samples)
         if variation is not None:
-            new += self._alarms.tell(OF_VARIATION, judge_variation(variation), seen)
+            new += self._alarms.tell(VARIATION_ALARMS, judge_variation(variation), seen)
         return new, variation
 
     def _look_at_losses(self) -> list[Alarm]:
@@ -255,7 +255,7 @@ class Watch:
         begin = history[-2]["samples_seen"] if len(history) > 1 else 0
         if history[-1]["samples_seen"] - begin < self._enough:
             return []
-        return self._alarms.tell(OF_LOSSES, self._judge.judge(), self._state.samples_seen)
+        return self._alarms.tell(LOSS_ALARMS, self._judge.judge(), self._state.samples_seen)
 
     def _measure(self, is_last: bool) -> Variation | None:
         """A probe, if it may be made now."""

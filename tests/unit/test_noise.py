@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from distillery.identity import SampleId, check_prompt_id, draw_noise, noise_seed
 from distillery.images import SHEET
+from distillery.noise import SampleId, check_prompt_id, draw_noise, noise_seed
 from distillery.stages.dataset import METADATA
 
 SHAPE = (4, 1, 4, 4)

@@ -1,4 +1,4 @@
-"""The pictures of one sampled model on disk: each saved whole, with its latents, as it is made."""
+"""The images of one sampled model on disk: each saved whole, with its latents, as it is made."""
 
 import os
 from collections import deque
@@ -15,30 +15,30 @@ import torch
 from PIL import Image
 
 from distillery.files import hash_json
-from distillery.identity import SampleId
 from distillery.images import Pixels, write_png
+from distillery.noise import SampleId
 from distillery.prompts import NEGATIVE, texts_of_rows
 from distillery.store.chunks import ChunkIdentity, is_intact, write_chunk
 
 MAX_THREADS = 8
 BLACK = "black"
-"""Text in the PNG of a picture whose every pixel is 0."""
+"""Text in the PNG of an image whose every pixel is 0."""
 PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
 """The last chunk of every PNG, which Pillow does not check."""
 MAX_WAITING = 128
-"""Pictures made but not yet saved, at most; 3 MB each at 1024 px."""
+"""Images made but not yet saved, at most; 3 MB each at 1024 px."""
 
 
 @dataclass(frozen=True)
-class Gallery:
-    """Where the pictures of one model lie, and which of them are there.
+class SampleFolder:
+    """Where the images of one model lie, and which of them are there.
 
     Attributes:
         root: results/{run}/samples/{model}.
         table: the prompts, by row.
         samples: in their global order; a row number of the methods below counts them.
         images_per_prompt: samples of each prompt.
-        recipe_hash: of the pictures.
+        recipe_hash: of the images.
         guided: whether negative prompts have a say.
     """
 
@@ -62,31 +62,31 @@ class Gallery:
         sample = self.samples[row]
         return f"{sample.prompt_id}/{sample.index}"
 
-    def picture(self, row: int) -> Path:
-        """Where a sample's picture lies."""
+    def image(self, row: int) -> Path:
+        """Where a sample's image lies."""
         sample = self.samples[row]
         return self.root / sample.prompt_id / f"{sample.index}.png"
 
     def latents(self, row: int) -> Path:
         """Where its latents lie."""
-        return self.picture(row).with_suffix(".safetensors")
+        return self.image(row).with_suffix(".safetensors")
 
     def identity(self, row: int) -> ChunkIdentity:
-        """Recipe and member of one picture, as in its PNG and beside its latents."""
+        """Recipe and member of one image, as in its PNG and beside its latents."""
         texts = self._texts[row // self.images_per_prompt]
         return ChunkIdentity(self.recipe_hash, member_of(self.samples[row], texts))
 
     def is_done(self, row: int) -> bool:
-        """Whether picture and latents are there, whole, and of this recipe."""
+        """Whether image and latents are there, whole, and of this recipe."""
         identity = self.identity(row)
         try:
             latents_done = is_intact(self.latents(row), identity)
         except ValueError:  # latents of an earlier recipe: they are derived, so they are replaced
             latents_done = False
-        return latents_done and identity_in(self.picture(row)) == identity
+        return latents_done and identity_in(self.image(row)) == identity
 
-    def save(self, row: int, picture: Pixels, latents: torch.Tensor) -> None:
-        """Save latents (*latent), then the picture: who finds the picture finds both."""
+    def save(self, row: int, image: Pixels, latents: torch.Tensor) -> None:
+        """Save latents (*latent), then the image: who finds the image finds both."""
         identity = self.identity(row)
         write_chunk(
             self.latents(row), {"latents": latents}, identity, {"samples": [self.name(row)]}
@@ -94,28 +94,28 @@ class Gallery:
         texts = {"recipe": identity.recipe, "members": identity.members}
         own = self._texts[row // self.images_per_prompt]
         texts |= dict(zip(("prompt", NEGATIVE), own, strict=False))
-        if not picture.any():
+        if not image.any():
             texts[BLACK] = "every pixel is 0"
-        write_png(self.picture(row), picture, texts)
+        write_png(self.image(row), image, texts)
 
     def is_black(self, row: int) -> bool:
-        """Whether every pixel of a picture that is there is 0; reads its texts alone."""
-        with Image.open(self.picture(row)) as picture:
-            return BLACK in getattr(picture, "text", {})
+        """Whether every pixel of an image that is there is 0; reads its texts alone."""
+        with Image.open(self.image(row)) as image:
+            return BLACK in getattr(image, "text", {})
 
 
 def member_of(sample: SampleId, texts: Sequence[str]) -> str:
-    """The digest of a picture's sample and of what it is made from, see `texts_of_rows`."""
+    """The digest of an image's sample and of what it is made from, see `texts_of_rows`."""
     return hash_json({"samples": [[sample.prompt_id, sample.index, *texts]]})
 
 
 def identity_in(path: Path) -> ChunkIdentity | None:
-    """Whose picture a PNG is; None where it is none of ours, or damaged (a CRC does not hold)."""
+    """Whose image a PNG is; None where it is none of ours, or damaged (a CRC does not hold)."""
     try:
-        with Image.open(path) as picture:
-            picture.verify()
-        with Image.open(path) as picture:
-            texts = getattr(picture, "text", {})
+        with Image.open(path) as image:
+            image.verify()
+        with Image.open(path) as image:
+            texts = getattr(image, "text", {})
         with path.open("rb") as file:
             file.seek(-len(PNG_END), os.SEEK_END)
             is_ended = file.read() == PNG_END
@@ -124,7 +124,7 @@ def identity_in(path: Path) -> ChunkIdentity | None:
         return None
 
 
-class Savers:
+class SaveThreads:
     """Threads that save while the GPU goes on; the compression releases Python's lock.
 
     Leaving the context waits for all, and raises the first error that saving met.

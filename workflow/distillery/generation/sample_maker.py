@@ -1,4 +1,4 @@
-"""Draw the pictures of one model with a stock pipeline that is loaded when the first is missing."""
+"""Draw the images of one model with a stock pipeline that is loaded when the first is missing."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -15,12 +15,12 @@ from distillery.config.section import Compile
 from distillery.families import Family, Setting
 from distillery.families.protocol import Pipeline
 from distillery.files import hash_json
-from distillery.generation.gallery import Gallery, Savers
 from distillery.generation.generator import Calls, Generator
+from distillery.generation.sample_folder import SampleFolder, SaveThreads
 from distillery.generation.trajectory import record
-from distillery.identity import all_samples
 from distillery.images import as_bytes
 from distillery.model_folder import check_student
+from distillery.noise import all_samples
 from distillery.store.embeddings import EmbeddingStore
 from distillery.teacher.adapters import teacher_hash
 from distillery.teacher.decoding import is_finite
@@ -35,15 +35,15 @@ from distillery.teacher.loading import (
 from distillery.telemetry import Reporter
 
 AUTO_UNIT = 32
-"""Pictures that are made together where `batch_size` is `auto`, in batches of what fits."""
+"""Images that are made together where `batch_size` is `auto`, in batches of what fits."""
 NOT_IN_RECIPE = {"num_prompts", "guidance_scale", "guidance_scale_2", "trained_guidance_scale"}
-"""How many prompts there are decides which pictures are made; the scales used are written
+"""How many prompts there are decides which images are made; the scales used are written
 themselves."""
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """A batch of pictures on its way to the disk.
+class ImageBatch:
+    """A batch of images on its way to the disk.
 
     Attributes:
         pixels: (b, h, w, 3) uint8.
@@ -57,28 +57,28 @@ class Drawn:
 
     @property
     def is_spoiled(self) -> torch.Tensor:
-        """Which pictures are black or not finite; (b,) bool."""
+        """Which images are black or not finite; (b,) bool."""
         is_black = (self.pixels.flatten(1) == 0).all(dim=1)
         return ~is_finite(self.latents) | ~self.is_decoded | is_black
 
-    def cpu(self) -> "Drawn":
+    def cpu(self) -> "ImageBatch":
         """On the host."""
-        return Drawn(self.pixels.cpu(), self.latents.cpu(), self.is_decoded.cpu())
+        return ImageBatch(self.pixels.cpu(), self.latents.cpu(), self.is_decoded.cpu())
 
-    def replaced(self, which: torch.Tensor, again: "Drawn") -> "Drawn":
-        """With the pictures `which` (b,) taken from another try."""
+    def replaced(self, which: torch.Tensor, again: "ImageBatch") -> "ImageBatch":
+        """With the images `which` (b,) taken from another try."""
 
         def mix(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
             return torch.where(which.view(-1, *[1] * (first.ndim - 1)), second, first)
 
-        return Drawn(
+        return ImageBatch(
             mix(self.pixels, again.pixels),
             mix(self.latents, again.latents),
             mix(self.is_decoded, again.is_decoded),
         )
 
     def problem(self, place: int) -> str | None:
-        """Why a picture cannot be saved; a black one of finite values can."""
+        """Why an image cannot be saved; a black one of finite values can."""
         latents = self.latents[place]
         if not latents.isfinite().all():
             return "its latents are not finite"
@@ -91,8 +91,8 @@ class Drawn:
         return None
 
 
-class Painter:
-    """Makes the pictures of one model."""
+class SampleMaker:
+    """Makes the images of one model."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Painter:
         reporter: Reporter,
         compiling: Compile = "never",
     ) -> None:
-        """Nothing heavy is loaded until the first missing picture.
+        """Nothing heavy is loaded until the first missing image.
 
         Args:
             job: frozen configuration.
@@ -113,7 +113,7 @@ class Painter:
             embeddings: their manifest.
             pipeline: folder of the student's pipeline, trained or not; None paints with the
                 teacher.
-            root: folder of the pictures.
+            root: folder of the images.
             device: for the pipeline.
             reporter: of the job.
             compiling: `hardware.compile`.
@@ -140,7 +140,7 @@ class Painter:
         self.unit = AUTO_UNIT if sampling.batch_size == "auto" else sampling.batch_size
         sampled = table["prompt_id"].head(sampling.num_prompts or len(table))
         samples = all_samples(sampled, sampling.images_per_prompt)
-        self.gallery = Gallery(
+        self.sample_folder = SampleFolder(
             root,
             table,
             samples,
@@ -166,12 +166,12 @@ class Painter:
     def _guidance_scale(self) -> float:
         """The one asked for; without, a student is told no other than it was trained with."""
         sampling = self.job.sampling
-        is_told = self.family.embeds_guidance(self.denoiser_config)
-        trained = sampling.trained_guidance_scale if is_told else None
+        is_guided_by_input = self.family.has_guidance_embedding(self.denoiser_config)
+        trained = sampling.trained_guidance_scale if is_guided_by_input else None
         return sampling.guidance_scale or trained or 1.0
 
     def _recipe(self) -> dict[str, Any]:
-        """Everything that a picture depends on beside its sample's identity."""
+        """Everything that an image depends on beside its sample's identity."""
         return {
             "kind": "samples",
             "version": self.job.version,
@@ -195,7 +195,7 @@ class Painter:
 
     @property
     def num_calls(self) -> int:
-        """Forward passes of the network for one picture."""
+        """Forward passes of the network for one image."""
         scale = self.setting.guidance_scale
         return self.job.sampling.steps * self.family.calls_per_step(self.denoiser_config, scale)
 
@@ -206,16 +206,16 @@ class Painter:
 
     def units(self) -> list[range]:
         """The samples in groups that are made together; they do not depend on shards."""
-        num_samples = len(self.gallery.samples)
+        num_samples = len(self.sample_folder.samples)
         return [
             range(first, min(first + self.unit, num_samples))
             for first in range(0, num_samples, self.unit)
         ]
 
-    def paint(self, rows: Sequence[int], missing: Sequence[int], savers: Savers) -> list[str]:
-        """Make one whole group and save the missing pictures of it.
+    def make(self, rows: Sequence[int], missing: Sequence[int], savers: SaveThreads) -> list[str]:
+        """Make one whole group and save the missing images of it.
 
-        A picture that is black or not finite is made once more in float32. Returns a line for each
+        An image that is black or not finite is made once more in float32. Returns a line for each
         that is not finite even so; nothing is saved for it.
         """
         failures = []
@@ -225,22 +225,24 @@ class Painter:
                     continue
                 problem = drawn.problem(place)
                 if problem is not None:
-                    failures.append(f"{self.gallery.name(row)}: {problem}")
+                    failures.append(f"{self.sample_folder.name(row)}: {problem}")
                     continue
                 pixels, latents = drawn.pixels[place].numpy(), drawn.latents[place].clone()
-                savers.submit(partial(self.gallery.save, row, pixels, latents))
+                savers.submit(partial(self.sample_folder.save, row, pixels, latents))
         return failures
 
-    def _run_carefully(self, rows: Sequence[int], size: int) -> Drawn:
+    def _run_carefully(self, rows: Sequence[int], size: int) -> ImageBatch:
         """`_run`, and again in float32 for what came out black or not finite; on the CPU."""
         drawn = self._run(rows, size)
-        # Found where the pictures are: on the CPU the GPU would wait for it, 60 ms a batch of 8.
+        # Found where the images are: on the CPU the GPU would wait for it, 60 ms a batch of 8.
         spoiled = drawn.is_spoiled.cpu()
         drawn = drawn.cpu()
         spoiled[len(rows) :] = False
         if not spoiled.any():
             return drawn
-        ids = ", ".join(self.gallery.name(rows[place]) for place in spoiled.nonzero().flatten())
+        ids = ", ".join(
+            self.sample_folder.name(rows[place]) for place in spoiled.nonzero().flatten()
+        )
         denoisers = denoisers_of(self._generator.pipeline, self.family).values()
         if not all(can_be_in_float32(denoiser) for denoiser in denoisers):
             self.reporter.warning(f"black or not finite: {ids}")
@@ -252,17 +254,17 @@ class Painter:
             again = self._run(rows, size).cpu()
         return drawn.replaced(spoiled, again)
 
-    def _run(self, rows: Sequence[int], size: int) -> Drawn:
+    def _run(self, rows: Sequence[int], size: int) -> ImageBatch:
         """One call of the pipeline, padded to `size`, on the device.
 
-        Pictures are made bytes there: rounded as Diffusers rounds, but before a quarter of the data
+        Images are made bytes there: rounded as Diffusers rounds, but before a quarter of the data
         crosses to the host.
         """
         steps = self.job.sampling.steps
         with record(self._generator.pipeline.scheduler, [steps]) as trajectory:
-            pictures = self._generator.run(rows, size)
-        assert pictures is not None
-        return Drawn(as_bytes(pictures), trajectory.states[steps], is_finite(pictures))
+            images = self._generator.run(rows, size)
+        assert images is not None
+        return ImageBatch(as_bytes(images), trajectory.states[steps], is_finite(images))
 
 
 def _check_source(job: SamplesJob, pipeline: Path | None) -> None:

@@ -1,9 +1,9 @@
-"""Captioned pictures for the demo: one or two coloured shapes on a plain background.
+"""Captioned images for the demo: one or two coloured shapes on a plain background.
 
-    python -m resources.demo.pictures --prompts config/prompts    # writes the two prompt tables
+    python -m resources.demo.images --prompts config/prompts    # writes the two prompt tables
 
-Everything here is a pure function of (caption, seed): the same picture on every machine. The seed
-moves, scales and turns the objects; the caption fixes everything that can be read off a picture.
+Everything here is a pure function of (caption, seed): the same image on every machine. The seed
+moves, scales and turns the objects; the caption fixes everything that can be read off an image.
 
 A caption names one object ("a large green hexagon on a gray background") or two and where they
 stand ("a small red star left of a large blue ring on a white background"). One scene in eight is
@@ -23,7 +23,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw
 
-PICTURE_PX = 96
+IMAGE_PX = 96
 SUPERSAMPLING = 4
 
 COLOURS = {
@@ -44,7 +44,7 @@ BACKGROUNDS = {
 }
 # Radius of the circle that holds the object, in pixels: two large ones still fit side by side.
 RADII_PX = {"small": (10.0, 12.0), "large": (17.5, 20.0)}
-# Each relation as (axis of the picture, does the first object come first on that axis).
+# Each relation as (axis of the image, does the first object come first on that axis).
 RELATIONS = {
     "left of": (0, True),
     "right of": (0, False),
@@ -227,21 +227,21 @@ def near_misses(scene: Scene) -> list[Scene]:
 
 
 def _place(scene: Scene, rng: random.Random) -> tuple[Placement, ...]:
-    """Choose where the items of a scene stand, inside the picture and clear of each other."""
+    """Choose where the items of a scene stand, inside the image and clear of each other."""
     radii = [rng.uniform(*RADII_PX[item.size]) for item in scene.items]
     turns = [rng.uniform(-MAX_TURN_RAD, MAX_TURN_RAD) for _ in scene.items]
     if scene.relation is None:
         low = MARGIN_PX + radii[0]
-        centre = (rng.uniform(low, PICTURE_PX - low), rng.uniform(low, PICTURE_PX - low))
+        centre = (rng.uniform(low, IMAGE_PX - low), rng.uniform(low, IMAGE_PX - low))
         return (Placement(centre, radii[0], turns[0]),)
     axis, first_leads = RELATIONS[scene.relation]
     lead, trail = (0, 1) if first_leads else (1, 0)
-    slack = PICTURE_PX - 2 * MARGIN_PX - GAP_PX - 2 * sum(radii)
+    slack = IMAGE_PX - 2 * MARGIN_PX - GAP_PX - 2 * sum(radii)
     before, until = sorted((rng.uniform(0.0, slack), rng.uniform(0.0, slack)))
     along = [0.0, 0.0]
     along[lead] = MARGIN_PX + radii[lead] + before
     along[trail] = along[lead] + sum(radii) + GAP_PX + (until - before)
-    across = [PICTURE_PX / 2 + rng.uniform(-SIDEWAYS_PX, SIDEWAYS_PX) for _ in range(2)]
+    across = [IMAGE_PX / 2 + rng.uniform(-SIDEWAYS_PX, SIDEWAYS_PX) for _ in range(2)]
     centres = [(a, c) if axis == 0 else (c, a) for a, c in zip(along, across, strict=True)]
     return tuple(Placement(*p) for p in zip(centres, radii, turns, strict=True))
 
@@ -270,7 +270,7 @@ def _draw_item(
 
 
 def draw(caption: str, seed: int) -> Image.Image:
-    """Draw a caption as an RGB picture of 96 by 96 pixels, the same for the same seed.
+    """Draw a caption as an RGB image of 96 by 96 pixels, the same for the same seed.
 
     Raises:
         ValueError: the caption is none of ours.
@@ -279,7 +279,7 @@ def draw(caption: str, seed: int) -> Image.Image:
     digest = hashlib.sha256(f"{seed}:{caption}".encode()).digest()
     rng = random.Random(int.from_bytes(digest[:8], "big"))  # noqa: S311 - no secrets
     ground = BACKGROUNDS[scene.background]
-    image = Image.new("RGB", (SUPERSAMPLING * PICTURE_PX,) * 2, ground)
+    image = Image.new("RGB", (SUPERSAMPLING * IMAGE_PX,) * 2, ground)
     canvas = ImageDraw.Draw(image)
     for item, place in zip(scene.items, _place(scene, rng), strict=True):
         _draw_item(canvas, item, place, ground)

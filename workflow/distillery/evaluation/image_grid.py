@@ -1,4 +1,4 @@
-"""The picture grid: which samples are shown, and each as a data URI of moderate size."""
+"""The image grid: which samples are shown, and each as a data URI of moderate size."""
 
 import base64
 import io
@@ -19,20 +19,20 @@ MAX_SHOWN = 24
 NUM_WORST = 6
 """Of those, samples with the student's worst value of a metric, for each of two metrics."""
 SMALL_PX = 160
-"""Pictures up to this width are shown at twice their size, their pixels kept square."""
+"""Images up to this width are shown at twice their size, their pixels kept square."""
 THUMBNAIL_PX = 400
 """Larger ones are scaled down to this width for the report."""
 LEAST_COLUMN_PX, GAP_PX, FRAME_PX = 96, 10, 28
 """Of a card, as in report.css: 6rem, the gap of a strip, padding and border of both sides."""
 LARGE_COLUMN_PX = 280
-"""A card of larger pictures has so much for each model."""
+"""A card of larger images has so much for each model."""
 MAX_INLINE_BYTES = 48 * 1024
 """A file up to this size is inlined as it is."""
 
 
 @dataclass(frozen=True)
-class Picture:
-    """One picture with its scores; None where a score was not measured."""
+class Cell:
+    """One image with its scores; None where a score was not measured."""
 
     model: str
     uri: str
@@ -53,7 +53,7 @@ class Row:
     prompt_id: str
     index: int
     prompt: str
-    pictures: tuple[Picture, ...]
+    images: tuple[Cell, ...]
 
 
 @dataclass(frozen=True)
@@ -75,21 +75,21 @@ class Grid:
 
     @property
     def is_small(self) -> bool:
-        """Whether pictures are shown enlarged, at exactly twice their size."""
-        return self.groups[0].rows[0].pictures[0].is_small
+        """Whether images are shown enlarged, at exactly twice their size."""
+        return self.groups[0].rows[0].images[0].is_small
 
     @property
-    def picture_px(self) -> int:
-        """Width at which a picture is shown."""
-        return max(picture.width for picture in self.groups[0].rows[0].pictures)
+    def image_px(self) -> int:
+        """Width at which an image is shown."""
+        return max(image.width for image in self.groups[0].rows[0].images)
 
     @property
     def card_px(self) -> int:
-        """Least width of a card; one of small pictures shows every model without scrolling."""
-        num_models = len(self.groups[0].rows[0].pictures)
+        """Least width of a card; one of small images shows every model without scrolling."""
+        num_models = len(self.groups[0].rows[0].images)
         if not self.is_small:
             return num_models * LARGE_COLUMN_PX
-        column_px = max(self.picture_px, LEAST_COLUMN_PX)
+        column_px = max(self.image_px, LEAST_COLUMN_PX)
         return num_models * column_px + (num_models - 1) * GAP_PX + FRAME_PX
 
 
@@ -99,7 +99,7 @@ def make_grid(
     student: str | None,
     output_folder: Path,
 ) -> Grid:
-    """Choose and inline the pictures.
+    """Choose and inline the images.
 
     Args:
         samples: each model's samples, in the order of the columns; all of the same prompts.
@@ -168,18 +168,18 @@ class GridInputs:
     def row(self, number: int) -> Row:
         """One sample by every model."""
         first = next(iter(self.samples.values())).table.iloc[number]
-        pictures = tuple(self._picture(model, number) for model in self.samples.values())
-        return Row(str(first["prompt_id"]), int(first["index"]), str(first["prompt"]), pictures)
+        images = tuple(self._image(model, number) for model in self.samples.values())
+        return Row(str(first["prompt_id"]), int(first["index"]), str(first["prompt"]), images)
 
-    def _picture(self, model: ModelSamples, number: int) -> Picture:
-        """One picture of one model."""
+    def _image(self, model: ModelSamples, number: int) -> Cell:
+        """One image of one model."""
         row = model.table.iloc[number]
         scores = self.scores.get((model.model, str(row["prompt_id"]), int(row["index"])), {})
         path = model.image_path(number)
         uri, width, height = inline(path, model.read_image(number))
         is_small = width <= SMALL_PX
         scale = 2 if is_small else 1
-        return Picture(
+        return Cell(
             model=model.model,
             uri=uri,
             link=link_to(path, self.output_folder),
@@ -212,7 +212,7 @@ def _number(value: float | None) -> float | None:
 
 
 def inline(path: Path, image: Image.Image) -> tuple[str, int, int]:
-    """A picture as a data URI with its width and height in pixels.
+    """An image as a data URI with its width and height in pixels.
 
     Small files go in as they are; larger ones are scaled down and coded as WebP.
     """

@@ -1,4 +1,4 @@
-"""Pictures are saved beside the work, and nothing that fails there passes unnoticed."""
+"""Images are saved beside the work, and nothing that fails there passes unnoticed."""
 
 import threading
 import time
@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from distillery.generation import gallery as module
-from distillery.generation.gallery import MAX_WAITING, Gallery, Savers
-from distillery.identity import SampleId
+from distillery.generation import sample_folder as module
+from distillery.generation.sample_folder import MAX_WAITING, SampleFolder, SaveThreads
 from distillery.images import as_bytes
+from distillery.noise import SampleId
 from tiny import LATENT_SHAPE, tiny_prompts
 
-PICTURE = np.zeros((32, 32, 3), np.uint8)
+IMAGE = np.zeros((32, 32, 3), np.uint8)
 
 
 def killed(*_: object) -> None:
@@ -23,43 +23,43 @@ def killed(*_: object) -> None:
 
 
 @pytest.mark.parametrize("change", ["recipe", "prompt"])
-def test_an_old_picture_beside_new_latents_is_made_again(
+def test_an_old_image_beside_new_latents_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     """Who is killed between the two leaves them so."""
     table = tiny_prompts(1)
-    old = Gallery(tmp_path, table, [SampleId("p000", 0)], 1, "a" * 64)
+    old = SampleFolder(tmp_path, table, [SampleId("p000", 0)], 1, "a" * 64)
     new = replace(old, recipe_hash="b" * 64)
     if change == "prompt":
         new = replace(old, table=table.assign(prompt="a blue house"))
-    old.save(0, PICTURE, torch.zeros(LATENT_SHAPE))
+    old.save(0, IMAGE, torch.zeros(LATENT_SHAPE))
     assert old.is_done(0)
     with monkeypatch.context() as patched:
         patched.setattr(module, "write_png", killed)
         with pytest.raises(KeyboardInterrupt):
-            new.save(0, PICTURE, torch.ones(LATENT_SHAPE))
-    assert old.picture(0).is_file()
+            new.save(0, IMAGE, torch.ones(LATENT_SHAPE))
+    assert old.image(0).is_file()
     assert not new.is_done(0)
-    new.save(0, PICTURE, torch.ones(LATENT_SHAPE))
+    new.save(0, IMAGE, torch.ones(LATENT_SHAPE))
     assert new.is_done(0)
 
 
-def test_a_bit_anywhere_in_a_picture_makes_it_again(tmp_path: Path) -> None:
+def test_a_bit_anywhere_in_an_image_makes_it_again(tmp_path: Path) -> None:
     """Of the last chunk Pillow looks at the name alone."""
-    gallery = Gallery(tmp_path, tiny_prompts(1), [SampleId("p000", 0)], 1, "a" * 64)
-    gallery.save(0, PICTURE, torch.zeros(LATENT_SHAPE))
+    gallery = SampleFolder(tmp_path, tiny_prompts(1), [SampleId("p000", 0)], 1, "a" * 64)
+    gallery.save(0, IMAGE, torch.zeros(LATENT_SHAPE))
     assert gallery.is_done(0)
     assert gallery.is_black(0)
-    content = gallery.picture(0).read_bytes()
+    content = gallery.image(0).read_bytes()
     for place in range(len(content)):
         flipped = content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
-        gallery.picture(0).write_bytes(flipped)
+        gallery.image(0).write_bytes(flipped)
         assert not gallery.is_done(0), place
 
 
 def test_leaving_waits_for_everything() -> None:
     done: list[int] = []
-    with Savers() as savers:
+    with SaveThreads() as savers:
         for number in range(20):
             savers.submit(lambda number=number: (time.sleep(0.005), done.append(number))[0])
     assert sorted(done) == list(range(20))
@@ -69,13 +69,13 @@ def test_what_a_thread_meets_is_raised() -> None:
     def fail() -> None:
         raise OSError(28, "No space left on device")
 
-    savers = Savers()
+    savers = SaveThreads()
     with pytest.raises(OSError, match="No space left"), savers:
         savers.submit(fail)
 
 
 def test_what_an_earlier_thread_met_is_raised_by_a_later_submit() -> None:
-    """A full disk is told at the next picture, not at the end of the shard."""
+    """A full disk is told at the next image, not at the end of the shard."""
 
     gate = threading.Event()
 
@@ -83,12 +83,12 @@ def test_what_an_earlier_thread_met_is_raised_by_a_later_submit() -> None:
         gate.wait(10)
         raise OSError(28, "No space left on device")
 
-    def submit_more(savers: Savers) -> None:
+    def submit_more(savers: SaveThreads) -> None:
         for _ in range(500):
             savers.submit(lambda: None)
             time.sleep(0.01)
 
-    savers = Savers()
+    savers = SaveThreads()
     savers.submit(fail)
     gate.set()
     with pytest.raises(OSError, match="No space left"):
@@ -96,11 +96,11 @@ def test_what_an_earlier_thread_met_is_raised_by_a_later_submit() -> None:
 
 
 def test_the_caller_waits_where_too_much_is_waiting() -> None:
-    """Pictures that are made faster than they are saved do not pile up."""
+    """Images that are made faster than they are saved do not pile up."""
     gate, submitted = threading.Event(), threading.Semaphore(0)
 
     def make() -> None:
-        with Savers() as savers:
+        with SaveThreads() as savers:
             for _ in range(MAX_WAITING + 2):
                 savers.submit(gate.wait)  # type: ignore[arg-type]
                 submitted.release()
@@ -123,7 +123,7 @@ def test_saving_does_not_hold_up_the_caller() -> None:
         assert gate.wait(5), "the caller waits for what it has submitted"
         order.append("saved")
 
-    with Savers() as savers:
+    with SaveThreads() as savers:
         savers.submit(save)
         order.append("went on")
         gate.set()
