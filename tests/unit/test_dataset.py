@@ -131,7 +131,7 @@ def test_an_image_without_an_event_has_no_time(generated: Run, tmp_path: Path) -
 
 
 def event(**changes: Any) -> Event:
-    facts = {"recipe": "r", "samples": ["p0/0", "p0/1"]}
+    facts = {"recipe": "r", "model": "a", "samples": ["p0/0", "p0/1"]}
     given = {
         "kind": "work", "stage": "samples", "job": "samples-a-0-of-2", "device": "cuda:GPU-1",
         "host": "h", "begin_s": 10.0, "end_s": 14.0, "num_items": 2, "facts": facts,
@@ -140,9 +140,9 @@ def event(**changes: Any) -> Event:
 
 
 def test_seconds_are_a_share_of_the_batch_and_the_last_making_counts() -> None:
-    facts = {"recipe": "r", "samples": ["p0/1"]}
+    facts = {"recipe": "r", "model": "a", "samples": ["p0/1"]}
     again = event(begin_s=20.0, end_s=21.0, num_items=1, device="cuda:GPU-2", facts=facts)
-    made = find_making([event(), again, event(kind="start"), event(job="targets-0-of-1")])
+    made = find_making([event(), again, event(kind="start"), event(facts={"chunk": 0})])
     assert made == {
         ("r", "a", "p0/0"): ("cuda:GPU-1", 2.0),
         ("r", "a", "p0/1"): ("cuda:GPU-2", 1.0),
@@ -152,7 +152,7 @@ def test_seconds_are_a_share_of_the_batch_and_the_last_making_counts() -> None:
 def test_another_recipe_or_an_event_without_names_tells_nothing() -> None:
     assert find_making([event(facts={"peak_memory_bytes": 1})]) == {}
     assert ("r", "a", "p0/0") not in find_making(
-        [event(facts={"recipe": "x", "samples": ["p0/0"]})]
+        [event(facts={"recipe": "x", "model": "a", "samples": ["p0/0"]})]
     )
 
 

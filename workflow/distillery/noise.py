@@ -31,6 +31,10 @@ class SampleId:
     prompt_id: str
     index: int
 
+    def __str__(self) -> str:
+        """As messages, chunks and telemetry name it."""
+        return f"{self.prompt_id}/{self.index}"
+
 
 def all_samples(prompt_ids: Iterable[str], samples_per_prompt: int) -> list[SampleId]:
     """Every sample in the global order: prompts as they come, then indices."""

@@ -12,6 +12,7 @@ from PIL import Image
 from safetensors.numpy import load
 
 from distillery.files import repair_hint
+from distillery.noise import SampleId
 from distillery.store.tables import read_table
 
 COLUMNS = (
@@ -161,7 +162,8 @@ def check_pairs(reference: ModelSamples, other: ModelSamples) -> None:
 
 def name_ids(table: pd.DataFrame) -> str:
     """The first few samples of a table as prompt_id/index."""
-    names = [f"{row.prompt_id}/{row.index_}" for row in _keys(table).head(MAX_NAMED).itertuples()]
+    shown = table.head(MAX_NAMED)
+    names = [str(SampleId(*key)) for key in zip(shown["prompt_id"], shown["index"], strict=True)]
     more = len(table) - len(names)
     return ", ".join(names) + (f" and {more} more" if more > 0 else "")
 

@@ -59,8 +59,7 @@ class SampleFolder:
 
     def name(self, row: int) -> str:
         """Prompt id and index, in messages."""
-        sample = self.samples[row]
-        return f"{sample.prompt_id}/{sample.index}"
+        return str(self.samples[row])
 
     def image(self, row: int) -> Path:
         """Where a sample's image lies."""

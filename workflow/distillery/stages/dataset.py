@@ -14,8 +14,8 @@ import pandas as pd
 
 from distillery import cli
 from distillery.config.jobs import DatasetJob
-from distillery.evaluation.timeline import SAMPLES_JOB
 from distillery.files import atomic_path
+from distillery.noise import SampleId
 from distillery.prompts import REQUIRED, RESERVED
 from distillery.store.tables import read_table
 from distillery.telemetry import Event, read_events
@@ -89,7 +89,7 @@ def metadata(samples: pd.DataFrame) -> pd.DataFrame:
 def describe(samples: pd.DataFrame, folder: Path, making: Mapping[Image, Making]) -> pd.DataFrame:
     """A model's rows of the manifest: paths below `folder`, device and seconds where known."""
     found = [
-        making.get((recipe, model, f"{prompt_id}/{index}"), (None, float("nan")))
+        making.get((recipe, model, str(SampleId(prompt_id, index))), (None, float("nan")))
         for recipe, model, prompt_id, index in zip(
             samples["recipe"],
             samples["model"],
@@ -114,12 +114,12 @@ def find_making(events: Iterable[Event]) -> dict[Image, Making]:
     """
     making: dict[Image, Making] = {}
     for event in events:
-        name = SAMPLES_JOB.match(event.job)
-        if event.kind != "work" or name is None or "samples" not in event.facts:
+        if event.kind != "work" or not {"model", "samples"} <= event.facts.keys():
             continue
         seconds = (event.end_s - event.begin_s) / max(event.num_items, 1)
         for sample in event.facts["samples"]:
-            making[event.facts.get("recipe", ""), name["model"], sample] = (event.device, seconds)
+            key = (event.facts.get("recipe", ""), event.facts["model"], sample)
+            making[key] = (event.device, seconds)
     return making
 
 

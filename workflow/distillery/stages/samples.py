@@ -84,7 +84,7 @@ def make_samples(
     failures: list[str] = []
     with reporter.progress(len(rows), "image") as bar, SaveThreads() as savers:
         for unit in mine:
-            failures += _make_unit(maker, unit, savers, reporter)
+            failures += _make_unit(maker, model, unit, savers, reporter)
             bar.update(len(unit))
     for failure in failures:
         reporter.info(f"not made: {failure}")
@@ -114,7 +114,7 @@ def _tell_black(sample_folder: SampleFolder, rows: Sequence[int], reporter: Repo
 
 
 def _make_unit(
-    maker: SampleMaker, rows: Sequence[int], savers: SaveThreads, reporter: Reporter
+    maker: SampleMaker, model: str, rows: Sequence[int], savers: SaveThreads, reporter: Reporter
 ) -> list[str]:
     """Make what is missing of one group; returns a line for each image that failed."""
     sample_folder = maker.sample_folder
@@ -123,7 +123,8 @@ def _make_unit(
         return []
     names = [sample_folder.name(row) for row in missing]
     try:
-        with reporter.work(len(missing), recipe=sample_folder.recipe_hash, samples=names):
+        facts = {"model": model, "recipe": sample_folder.recipe_hash, "samples": names}
+        with reporter.work(len(missing), **facts):
             return maker.make(rows, missing, savers)
     except DamagedChunkError:
         raise  # of the embeddings: every other batch would say the same

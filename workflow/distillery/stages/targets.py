@@ -96,7 +96,7 @@ def plan_chunks(
             [samples[row].prompt_id, samples[row].index, *texts[row // samples_per_prompt]]
             for row in rows
         ]
-        ids = [f"{samples[row].prompt_id}/{samples[row].index}" for row in rows]
+        ids = [str(samples[row]) for row in rows]
         plans.append(ChunkPlan(index, hash_json({"samples": named}), len(rows), {"samples": ids}))
     return plans
 

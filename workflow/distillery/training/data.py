@@ -257,16 +257,21 @@ class SegmentDataset(Dataset[Batch]):
         return torch.tensor(values)[knot].view(-1, *[1] * (like.ndim - 1))
 
     def name(self, item: int) -> str:
-        """An item in words: prompt id, sample index and segment, or that it is a rollout."""
-        if item >= self.num_items:
-            trajectory, what = item - self.num_items, "rollout"
-        else:
-            trajectory, segment = divmod(item, self.steps)
-            what = f"segment {segment}"
+        """An item in words: its sample and segment, or that it is a rollout."""
+        what = "rollout" if item >= self.num_items else f"segment {item % self.steps}"
+        row = self._trajectories.prompt_row(self._trajectory(item))
+        return f"{self.sample(item)} {what} (row {row})"
+
+    def sample(self, item: int) -> SampleId:
+        """The sample whose trajectory an item is of."""
+        trajectory = self._trajectory(item)
         row = self._trajectories.prompt_row(trajectory)
         index = trajectory % self.recipe.samples_per_prompt
-        sample = SampleId(str(self._table["prompt_id"].iloc[row]), index)
-        return f"{sample.prompt_id}/{sample.index} {what} (row {row})"
+        return SampleId(str(self._table["prompt_id"].iloc[row]), index)
+
+    def _trajectory(self, item: int) -> int:
+        is_rollout = item >= self.num_items
+        return item - self.num_items if is_rollout else item // self.steps
 
 
 NUM_CUDA_WORKERS = 2

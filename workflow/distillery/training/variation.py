@@ -145,7 +145,7 @@ def prompt_variation(grid: torch.Tensor, batch: Batch, dataset: SegmentDataset) 
         batch: at least m items; the states are of the first n.
         dataset: for schedule and prediction type.
     """
-    if len({dataset.name(item).partition("/")[0] for item in batch.items}) == 1:
+    if len({dataset.sample(item).prompt_id for item in batch.items}) == 1:
         return None
     images = clean_of(grid, batch.noisy[: len(grid)].unsqueeze(1), batch, dataset)
     targets = clean_of(batch.target, batch.noisy, batch, dataset)
