@@ -169,9 +169,9 @@ def test_a_failure_to_draw_is_told_and_the_training_goes_on(data, drawn, tmp_pat
 def test_who_is_asked_to_stop_draws_nothing_more(data, tmp_path, monkeypatch):
     real = loop.reduce_totals
 
-    def asked(share, run):
-        run.stop.signal = 15
-        return real(share, run)
+    def asked(*given):
+        given[-1].stop.signal = 15
+        return real(*given)
 
     monkeypatch.setattr(loop, "reduce_totals", asked)
     assert train(data, tmp_path, every_samples=8) == 75
@@ -370,10 +370,10 @@ def test_a_stop_at_the_very_end_leaves_no_image_out(
     else:
         real, calls = loop.reduce_totals, []
 
-        def asked(share, run):
-            calls.append(share)
-            run.stop.signal = signal.SIGTERM if len(calls) == 8 else None
-            return real(share, run)
+        def asked(*given):
+            calls.append(given)
+            given[-1].stop.signal = signal.SIGTERM if len(calls) == 8 else None
+            return real(*given)
 
         monkeypatch.setattr(loop, "reduce_totals", asked)
     assert train(data, tmp_path) == 0

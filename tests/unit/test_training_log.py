@@ -83,11 +83,11 @@ def test_an_interruption_changes_no_byte_of_a_table_with_a_shorter_last_row(
     assert train(data, whole, **settings) == 0
     real = loop.reduce_totals
 
-    def interrupted(share, run):
-        calls.append(share)
+    def interrupted(*given):
+        calls.append(given)
         if len(calls) == num_updates:
             os.kill(os.getpid(), signal.SIGTERM)
-        return real(share, run)
+        return real(*given)
 
     monkeypatch.setattr(loop, "reduce_totals", interrupted)
     assert train(data, parts, **settings) == 75

@@ -197,23 +197,20 @@ class ProgressLog:
             self._board.close()
         self._bar.close()
 
-    def add(
-        self, totals: UpdateTotals, grad_norm: float, num_mine: int, waiting_s: float = 0.0
-    ) -> None:
+    def add(self, totals: UpdateTotals, num_mine: int, waiting_s: float = 0.0) -> None:
         """Take one update in; at the end of an interval add a row to the history and report.
 
         The training's end is one too, so no update is left out of the history.
 
         Args:
             totals: of all processes.
-            grad_norm: before clipping.
             num_mine: samples of this process.
             waiting_s: that this process waited for them.
         """
         window = self._state.window
         window.losses = [a + b for a, b in zip(window.losses, totals.losses, strict=True)]
         window.counts = [a + b for a, b in zip(window.counts, totals.counts, strict=True)]
-        window.grad_norm += grad_norm
+        window.grad_norm += totals.grad_norm
         window.num_updates += 1
         self._interval.num_mine += num_mine
         self._interval.waiting_s += waiting_s

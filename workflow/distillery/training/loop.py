@@ -121,8 +121,8 @@ def loop(state: TrainingState, run: Run, previews: PreviewPaths | None = None) -
                 arranged_for = cut
             local = accumulate_what_fits(model, batch, cut, run)
             grad_norm = parallel.clip_gradients(model.parameters(), training.max_grad_norm)
-            totals = reduce_totals(local, run)
-            check_finite(totals, grad_norm, local, run)
+            totals = reduce_totals(local, grad_norm, run)
+            check_finite(totals, local, run)
             set_learning_rate(state.optimizer, learning_rate_at(state.samples_seen, training))
             state.optimizer.step()
             state.optimizer.zero_grad(set_to_none=not parallel.keeps_gradients(model))
@@ -130,7 +130,7 @@ def loop(state: TrainingState, run: Run, previews: PreviewPaths | None = None) -
             saver.prepare(state)
             state.samples_seen += training.global_batch_size
             run.watchdog.updated()
-            log.add(totals, grad_norm, len(local.items), waiting_s)
+            log.add(totals, len(local.items), waiting_s)
             finished = state.samples_seen == training.num_samples
             saves = totals.stop or finished or state.samples_seen % training.save_every_samples == 0
             if saves:

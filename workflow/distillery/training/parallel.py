@@ -152,9 +152,9 @@ def synchronising(model: nn.Module, wanted: bool) -> Iterator[None]:
             yield
 
 
-def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float:
-    """Scale gradients to a global norm of `max_norm` at most; returns the norm before."""
-    return float(full_tensor(nn.utils.clip_grad_norm_(parameters, max_norm)))
+def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> torch.Tensor:
+    """Scale gradients to a global norm of `max_norm` at most; returns the norm () before."""
+    return full_tensor(nn.utils.clip_grad_norm_(parameters, max_norm))
 
 
 def full_tensor(tensor: torch.Tensor) -> torch.Tensor:

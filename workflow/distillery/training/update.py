@@ -148,11 +148,13 @@ class UpdateTotals:
 
     Attributes:
         stop: whether any process was asked to stop.
+        grad_norm: of the whole gradient, before clipping.
         losses: sum of the samples' losses by segment.
         counts: number of samples by segment.
     """
 
     stop: bool
+    grad_norm: float
     losses: list[float]
     counts: list[float]
 
@@ -250,32 +252,39 @@ def computing(run: Run) -> torch.autocast:
     return torch.autocast(run.device.type, dtype, enabled=dtype != torch.float32)
 
 
-def reduce_totals(local: LocalUpdate, run: Run) -> UpdateTotals:
+def reduce_totals(local: LocalUpdate, grad_norm: torch.Tensor, run: Run) -> UpdateTotals:
     """Losses by segment, and of rollouts, over all processes; and whether any was asked to stop.
 
-    One small collective an update; it carries the wish to stop, so that all ranks stop at the same
+    One small collective per update. It carries the wish to stop, so that all ranks stop at the same
     update without a barrier.
+
+    Args:
+        local: what this process did.
+        grad_norm: of the whole gradient, (), the same on all ranks.
+        run: settings and device.
     """
     num_losses = run.num_losses
     of_segment = F.one_hot(local.segment, num_losses).double()
-    asked = of_segment.new_tensor([float(run.stop.asked)])
+    asked = of_segment.new_full((1,), float(run.stop.asked))  # a fill; a copy would wait
     sums = torch.cat([asked, local.losses.double() @ of_segment, of_segment.sum(0)])
     run.watchdog.heartbeat("losses of all ranks", waits=True)
-    stop, *values = distributed.all_reduce(sums).tolist()
+    values = torch.cat([grad_norm.double().view(1), distributed.all_reduce(sums)])
+    # The only wait for the GPU in an update: what is not finite must not reach the weights.
+    norm, stop, *totals = values.tolist()
     run.watchdog.heartbeat("update of the weights")
-    return UpdateTotals(stop > 0, values[:num_losses], values[num_losses:])
+    return UpdateTotals(stop > 0, norm, totals[:num_losses], totals[num_losses:])
 
 
-def check_finite(totals: UpdateTotals, grad_norm: float, local: LocalUpdate, run: Run) -> None:
+def check_finite(totals: UpdateTotals, local: LocalUpdate, run: Run) -> None:
     """Raise ValueError, before the update, if a loss or the gradient is not finite."""
-    if isfinite(totals.loss) and isfinite(grad_norm):
+    if isfinite(totals.loss) and isfinite(totals.grad_norm):
         return
     finite = local.losses.isfinite().tolist()
     bad = [item for item, fine in zip(local.items, finite, strict=True) if not fine]
     named = [run.dataset.name(item) for item in (bad or local.items)[:MAX_ITEMS_NAMED]]
     raise ValueError(
-        f"loss {totals.loss}, gradient norm {grad_norm}: not finite, nothing was updated. On rank "
-        f"{run.ranks.rank} {len(bad)} samples have such a loss; "
+        f"loss {totals.loss}, gradient norm {totals.grad_norm}: not finite, nothing was updated. "
+        f"On rank {run.ranks.rank} {len(bad)} samples have such a loss; "
         f"{'they are' if bad else 'its batch is'}: {'; '.join(named)}. If the stored states are "
         "sound, lower training.learning_rate, or set training.dtype to float32"
     )
