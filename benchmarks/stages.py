@@ -17,7 +17,7 @@ from distillery.config.jobs import EmbeddingsJob, SamplesJob, Sampling, TargetsJ
 from distillery.config.run import Embeddings, Targets
 from distillery.config.teacher import Teacher
 from distillery.families import family_of
-from distillery.files import hash_json, remove, write_json
+from distillery.files import remove, write_json
 from distillery.hardware import visible_ids
 from distillery.stages.embeddings import embeddings_recipe
 from distillery.store.chunks import ChunkIdentity, chunk_folder, chunk_path, write_chunk
@@ -116,12 +116,12 @@ def write_embeddings(
         }
         for _ in texts
     ]
-    recipe_hash = hash_json(recipe)
+    recipe_hash = recipe.hash
     chunks = chunk_folder(root, recipe_hash)
     identity = ChunkIdentity(recipe_hash, members_of(texts))
     write_chunk(chunk_path(chunks, 0), pack(prompts), identity, {})
     record = describe_chunk(chunks, 0, root, identity.members, len(texts))
-    Manifest(recipe, recipe_hash, (record,)).write(root / "manifest.json")
+    Manifest(recipe.to_json(), recipe_hash, (record,)).write(root / "manifest.json")
 
 
 def run_stage(
