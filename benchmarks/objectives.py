@@ -9,7 +9,7 @@ at the same noise as the teacher. A rollout's sample costs `steps` passes of the
 sample one. The teacher itself follows at several numbers of steps, guided and not.
 
 Cells run side by side on one GPU or on the CPU, each worker doing many. A finished one is not
-repeated: start the same line again to go on. Results: cells/*.json and table.md in the folder.
+repeated: start the same line again to resume. Results: cells/*.json and table.md in the folder.
 """
 
 import argparse

@@ -5,7 +5,7 @@
     python -m resources.demo.make all --tiny --out /tmp/demo       # a smoke test on one CPU core
 
 Stages: vae, judge (needs vae), teacher (needs vae), score (needs all). A stage that record.json
-lists as done with the same settings is left alone, so an interrupted run goes on where it stopped.
+lists as done with the same settings is left alone, so an interrupted run resumes where it stopped.
 
 Writes under --out:
     teacher/       a Diffusers WanPipeline folder      record.json    how all this was made, scores

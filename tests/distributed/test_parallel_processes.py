@@ -61,7 +61,7 @@ def test_a_training_goes_on_however_the_weights_are_dealt_out(data, alone, tmp_p
     assert list((tmp_path / "student/checkpoints").glob("*/samples-*"))
     num_processes, parallel = then
     assert train(data, tmp_path, num_processes, parallel=parallel) == [0] * num_processes
-    assert "goes on from" in log_of(tmp_path)
+    assert "resumes from" in log_of(tmp_path)
     assert_same_training(tmp_path, alone)
 
 
@@ -84,7 +84,7 @@ def test_gradients_stay_in_the_buckets_of_ddp(data, tmp_path):
     settings = {"parallel": "ddp", "micro_batch_size": 1}
     assert train(data, tmp_path, 2, {0: "terminate:3", 1: "hold"}, **settings) == [75, 75]
     assert train(data, tmp_path, 2, {0: "hold", 1: "hold"}, **settings) == [0, 0]
-    assert "goes on from" in log_of(tmp_path)
+    assert "resumes from" in log_of(tmp_path)
 
 
 @pytest.mark.parametrize(("rooms", "size"), [((4, 4), 4), ((4, 3), 2), ((9, 1), 1)])

@@ -33,5 +33,5 @@ def test_a_training_of_two_goes_on_as_one_in_the_phase(data, teacher, alone, tmp
     assert train(data, tmp_path, 2, {0: "kill:7"}, **FINISH) != [0, 0]
     assert not (tmp_path / "student/trained").exists()
     assert train(data, tmp_path, 1, **FINISH) == [0]
-    assert "goes on from" in log_of(tmp_path)
+    assert "resumes from" in log_of(tmp_path)
     assert_same_training(tmp_path, alone)

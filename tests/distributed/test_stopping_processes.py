@@ -13,7 +13,7 @@ import tiny
 from distillery.telemetry import read_events
 
 RULE = Path(__file__).parents[2] / "rules" / "student.smk"
-STOPPED = "stopped by a signal, a checkpoint is saved: start again to go on"
+STOPPED = "stopped by a signal, a checkpoint is saved: start again to resume"
 EVERY_SAMPLES = 800
 
 

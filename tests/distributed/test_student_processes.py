@@ -1,4 +1,4 @@
-"""A student of low-rank additions learns the same on two processes, and goes on where it was."""
+"""A student of low-rank additions learns the same on two processes, and continues where it was."""
 
 import pytest
 import torch

@@ -104,7 +104,7 @@ def test_torchrun_slurm_and_plain_variables_go_on_where_another_stopped(data, tm
     assert train(data, whole, 2) == [0, 0]
     done, _ = torchrun(data, parts, 2, "1=terminate:3")
     assert done.returncode == 1
-    assert "a checkpoint is saved: start again to go on" in done.stderr
+    assert "a checkpoint is saved: start again to resume" in done.stderr
     assert saved(parts)[-1] == "samples-000000000024"
     assert train(data, parts, 2, {1: "terminate:2"}, launcher="slurm") == [75, 75]
     assert saved(parts)[-1] == "samples-000000000040"
@@ -167,8 +167,8 @@ def test_one_rank_fails_and_the_others_end_without_a_launcher(data, tmp_path, fa
     status = train(data, tmp_path, 3, {1: f"{fault}:3"}, hang_timeout_s=3, timeout_s=600)
     assert status == [1, -9 if fault == "kill" else 1, 1]
     assert time.monotonic() - begin_s < 60
-    assert train(data, tmp_path, 2) == [0, 0], "the next attempt goes on"
-    assert "goes on from" in log_of(tmp_path)
+    assert train(data, tmp_path, 2) == [0, 0], "the next attempt continues"
+    assert "resumes from" in log_of(tmp_path)
 
 
 def test_a_rank_that_hangs_says_where_before_the_others_complain(data, tmp_path):

@@ -23,7 +23,7 @@ def test_interrupted_on_two_gpus_goes_on_with_one(data, alone, tmp_path):
     assert train(data, tmp_path, 2, {1: "terminate:3"}) == [75, 75]
     assert saved(tmp_path) == ["samples-000000000016", "samples-000000000024"]
     assert train(data, tmp_path, 1) == [0]
-    assert "goes on from" in log_of(tmp_path)
+    assert "resumes from" in log_of(tmp_path)
     assert_same_training(tmp_path, alone, **CLOSE)
 
 
@@ -38,7 +38,7 @@ def test_a_fault_on_one_gpu_ends_both_within_a_minute(data, tmp_path, fault, cap
     assert seconds < 60
     assert saved(tmp_path) == ["samples-000000000016"]
     assert train(data, tmp_path, 2) == [0, 0]
-    assert "goes on from" in log_of(tmp_path)
+    assert "resumes from" in log_of(tmp_path)
 
 
 def last_update_s(folder):

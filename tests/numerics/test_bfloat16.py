@@ -21,7 +21,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from distillery.evaluation.manifests import ModelSamples, read_samples
 from distillery.evaluation.usage import loading_code
 from distillery.families import family_named
-from distillery.families.image_tokens import retold_timestep
+from distillery.families.image_tokens import stock_timestep
 from distillery.files import read_json
 from distillery.model_folder import ABOUT
 from distillery.store.trajectories import TrajectoryStore
@@ -228,7 +228,7 @@ def test_the_schedules_timestep_is_found_in_what_a_network_is_told(dtype: torch.
         1000 * torch.rand(100_000, generator=generator),
         *(torch.linspace(1, 1 / steps, steps) * 1000 for steps in range(1, 101)),
     ):
-        assert retold_timestep(schedule / 1000, dtype).equal(schedule.to(dtype) / 1000)
+        assert stock_timestep(schedule / 1000, dtype).equal(schedule.to(dtype) / 1000)
 
 
 def stock(folder: Path, call: Mapping[str, Any]) -> Any:

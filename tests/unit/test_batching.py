@@ -45,7 +45,7 @@ def test_out_of_memory_halves_and_goes_on(
     assert [row for rows, _ in done for row in rows] == list(range(11))
     assert [value for _, values in done for value in values] == [10 * row for row in range(11)]
     assert device.sizes == [8, 4, 2, 2, 2, 2, 2, 2]
-    assert "goes on with batches of 2" in caplog.text
+    assert "continues with batches of 2" in caplog.text
     assert list(batcher.map(range(2), device.run))
     assert device.sizes[-1] == 2, "it does not try the large size again"
 

@@ -106,7 +106,7 @@ def test_a_state_that_changed_is_passed_over_for_an_older_one(
     assert changed != text
     state.write_text(changed)
     assert checkpoint.find_newest(tmp_path, RECIPE, reporter) == older
-    assert f"{newer} is passed over: state.json is damaged" in caplog.text
+    assert f"{newer} is skipped: state.json is damaged" in caplog.text
     with pytest.raises(ValueError, match=r"cannot be used: state\.json is damaged"):
         checkpoint.read_student(tmp_path, 48, RECIPE)
     assert checkpoint.find_problem(older) is None

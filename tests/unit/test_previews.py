@@ -161,7 +161,7 @@ def test_a_failure_to_draw_is_told_and_the_training_goes_on(data, drawn, tmp_pat
     assert train(broken, tmp_path) == 0
     log = (tmp_path / "logs/training.log").read_text()
     assert "previews after 0 samples were not drawn here" in log
-    assert "the training goes on" in log
+    assert "the training continues" in log
     assert images(tmp_path) == {}
     assert trained(tmp_path) == trained(drawn)
 

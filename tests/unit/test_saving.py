@@ -1,4 +1,4 @@
-"""A checkpoint is a copy of one moment, written while the training goes on."""
+"""A checkpoint is a copy of one moment, written while the training continues."""
 
 import dataclasses
 import threading
@@ -94,7 +94,7 @@ def test_one_checkpoint_after_another_uses_the_same_memory_and_both_are_whole(ru
 
 @pytest.mark.slow
 def test_a_newer_checkpoint_that_was_damaged_removes_no_sound_one(run):
-    """A training that went on from before them saves at other places, and all but one is kept."""
+    """A training that resumed from before them saves at other places, and all but one is kept."""
     for seen in (24, 32, 40):
         written(run, seen).mkdir(parents=True)
     for seen in (8, 16):

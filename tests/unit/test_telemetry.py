@@ -139,7 +139,7 @@ def test_an_event_on_a_full_disk_is_left_out_and_told_once(
     reporter.emit("start", 1.0, 1.0)
     reporter.emit("work", 1.0, 2.0)
     seen = capsys.readouterr().err
-    assert seen.count("training goes on without telemetry that it cannot write") == 1
+    assert seen.count("training continues without telemetry that it cannot write") == 1
     assert "No space left" in seen
     reporter.path = there
     there.write_text('{"kind": "sta')  # what got through of a line

@@ -81,7 +81,7 @@ def test_a_training_shows_its_loss_table(data, tmp_path):
 
 
 def test_a_resumed_training_doubles_no_point(data, tmp_path, monkeypatch):
-    """It dies after four updates and goes on from the second, with other values that count."""
+    """It dies after four updates and resumes from the second, with other values that count."""
     real, updates = loop.check_finite, []
 
     def dying(totals, *arguments):

@@ -173,7 +173,7 @@ def test_a_late_row_is_judged_as_fast_as_an_early_one():
 
 
 def test_a_resumed_training_is_judged_by_all_its_rows(data, tmp_path, monkeypatch):
-    """It goes on from the fourth row; the first new one is held against those before."""
+    """It resumes from the fourth row; the first new one is held against those before."""
     taken = []
     real = LossJudge.add
     assert train(data, tmp_path) == 0
@@ -209,7 +209,7 @@ def test_a_training_goes_on_without_telemetry_that_cannot_be_written(
     monkeypatch.setattr(Reporter, "__init__", full)
     assert train(data, tmp_path) == 0
     assert len(losses(tmp_path)) == 8
-    assert capsys.readouterr().err.count("goes on without telemetry") == 1
+    assert capsys.readouterr().err.count("continues without telemetry") == 1
 
 
 def test_the_first_error_is_told_though_the_log_fails_too(data, tmp_path, monkeypatch, capsys):

@@ -1,4 +1,4 @@
-"""One process: what a training reads, writes, refuses, and where it goes on."""
+"""One process: what a training reads, writes, refuses, and where it continues."""
 
 import os
 import shutil
@@ -260,8 +260,8 @@ def test_a_damaged_checkpoint_is_passed_over(data, undisturbed, tmp_path, caplog
     damage(newest / file)
     assert train(data, tmp_path) == 0
     log = (tmp_path / "logs/training.log").read_text()
-    assert f"{newest} is passed over" in log
-    assert f"goes on from {newest.parent / 'samples-000000000048'}" in log
+    assert f"{newest} is skipped" in log
+    assert f"resumes from {newest.parent / 'samples-000000000048'}" in log
     assert outputs(tmp_path) == outputs(undisturbed)
 
 
@@ -283,7 +283,7 @@ def test_settings_of_the_machine_do_not_start_anew(data, undisturbed, tmp_path):
     shutil.copytree(undisturbed, tmp_path, dirs_exist_ok=True)
     settings = {"micro_batch_size": 4, "keep_checkpoints": 5, "timeout_s": 7, "hang_timeout_s": 9}
     assert train(data, tmp_path, **settings) == 0
-    assert "goes on from" in (tmp_path / "logs/training.log").read_text()
+    assert "resumes from" in (tmp_path / "logs/training.log").read_text()
 
 
 def test_what_a_killed_process_left_half_written_is_removed(data, tmp_path):

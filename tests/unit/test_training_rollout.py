@@ -170,7 +170,7 @@ def open_dataset(data, *options):
 def test_an_interruption_at_the_border_or_in_the_phase_changes_no_byte(
     data, finished, tmp_path, num_samples
 ):
-    """The run goes on from the checkpoint at 32 or 48 samples, as after a kill."""
+    """The run resumes from the checkpoint at 32 or 48 samples, as after a kill."""
     shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
     assert train(data, tmp_path, **FINISH, keep_checkpoints=9) == 0
     for path in (tmp_path / "student/checkpoints").glob("*/samples-*"):

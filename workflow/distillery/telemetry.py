@@ -84,7 +84,9 @@ class Reporter:
         except OSError as error:
             self._torn = True  # perhaps in the middle of the line
             if not self._failed:
-                _say(f"warning: {self.job} goes on without telemetry that it cannot write: {error}")
+                _say(
+                    f"warning: {self.job} continues without telemetry that it cannot write: {error}"
+                )
             self._failed = True
 
     @contextmanager

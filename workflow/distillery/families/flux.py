@@ -11,7 +11,7 @@ from distillery.families.image_tokens import (
     image_shift,
     packed_noise,
     packed_shape,
-    retold_timestep,
+    stock_timestep,
     token_grid,
     told_timestep,
     unpacked,
@@ -105,9 +105,9 @@ class Flux(Family):
         """FLUX.1-dev's does."""
         return bool(denoiser_config.get("guidance_embeds", False))
 
-    def retold_timestep(self, told: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    def stock_timestep(self, told: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Rounded before it is divided."""
-        return retold_timestep(told, dtype)
+        return stock_timestep(told, dtype)
 
     def vae_latents(self, latents: torch.Tensor, setting: Setting) -> torch.Tensor:
         """Unpacked, as `FluxPipeline._unpack_latents`."""

@@ -49,7 +49,7 @@ def told_timestep(denoiser: Denoiser, timestep_b: torch.Tensor) -> torch.Tensor:
     return timestep_b.to(dtype) / TIMESTEPS
 
 
-def retold_timestep(told_b: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def stock_timestep(told_b: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """`told_timestep` of a network of `dtype`, from what the stock call tells for float32 states.
 
     In float64 the product is the schedule's timestep again, to its last bit.

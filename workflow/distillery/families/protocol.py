@@ -175,7 +175,7 @@ class Family(Protocol):
         """
         return 2 if guidance_scale > 1.0 and not self.has_guidance_embedding(denoiser_config) else 1
 
-    def retold_timestep(self, told: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    def stock_timestep(self, told: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """The network's `timestep` as the stock call with states of `dtype` computes it.
 
         `told`: what the same call computes with float32 states.

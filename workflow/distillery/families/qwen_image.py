@@ -10,7 +10,7 @@ from distillery.families.image_tokens import (
     image_shift,
     packed_noise,
     packed_shape,
-    retold_timestep,
+    stock_timestep,
     token_grid,
     told_timestep,
     unpacked,
@@ -95,9 +95,9 @@ class QwenImage(Family):
         mu = image_shift(scheduler, latent_shape[0])
         retrieve_timesteps(scheduler, steps, sigmas=np.linspace(1.0, 1 / steps, steps), mu=mu)
 
-    def retold_timestep(self, told: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    def stock_timestep(self, told: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Rounded before it is divided."""
-        return retold_timestep(told, dtype)
+        return stock_timestep(told, dtype)
 
     def vae_latents(self, latents: torch.Tensor, setting: Setting) -> torch.Tensor:
         """Unpacked, as `QwenImagePipeline._unpack_latents`: a video of one frame."""

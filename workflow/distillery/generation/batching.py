@@ -100,7 +100,7 @@ class Batcher:
                 f"(or sequential), teacher.num_gpus: 2, or a smaller size ({reason})"
             )
         self.size //= 2
-        self._reporter.warning(f"out of memory: goes on with batches of {self.size}")
+        self._reporter.warning(f"out of memory: continues with batches of {self.size}")
         _free(self._device)
 
 

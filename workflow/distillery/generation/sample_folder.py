@@ -124,7 +124,7 @@ def identity_in(path: Path) -> ChunkIdentity | None:
 
 
 class SaveThreads:
-    """Threads that save while the GPU goes on; the compression releases Python's lock.
+    """Threads that save while the GPU continues; the compression releases Python's lock.
 
     Leaving the context waits for all, and raises the first error that saving met.
     """

@@ -1,4 +1,4 @@
-"""Train the student from stored trajectories, on one process or many; goes on where it stopped.
+"""Train the student from stored trajectories, on one process or many; resumes where it stopped.
 
 python -m distillery.stages.training --config results/demo/config/training.json \\
     --student results/demo/student/initial --targets results/demo/targets/manifest.json \\
@@ -11,7 +11,7 @@ under SLURM `srun --ntasks-per-node N python`. The number of processes changes n
 the samples nor, beyond rounding, the result.
 
 SIGTERM, SIGUSR1, SIGHUP or Ctrl-C: the update under way is finished, a checkpoint saved, and the
-exit status is 75 (EX_TEMPFAIL): start it again to go on. Ctrl-C again, 3 s later or more, ends it
+exit status is 75 (EX_TEMPFAIL): start it again to resume. Ctrl-C again, 3 s later or more, ends it
 without the checkpoint; other signals may repeat. torchrun itself reports 1 for any process that did
 not end with 0, and passes SIGUSR1 on with `--signals-to-handle SIGTERM,SIGINT,SIGHUP,SIGUSR1`.
 
@@ -100,7 +100,7 @@ def train_or_stop(run: Run, paths: Paths) -> None:
     if train(run, paths):
         return
     if run.ranks.is_main:
-        run.reporter.warning("stopped by a signal, a checkpoint is saved: start again to go on")
+        run.reporter.warning("stopped by a signal, a checkpoint is saved: start again to resume")
     raise Stopped
 
 

@@ -68,7 +68,7 @@ def _check_no_dropout(path: Path, shape: Mapping[str, Any]) -> None:
     for key, value in shape.items():
         if "dropout" in key.lower() and isinstance(value, int | float) and value > 0:
             raise ValueError(
-                f"student.config: {path} has {key} {value}: a training that goes on from a "
+                f"student.config: {path} has {key} {value}: a training that resumes from a "
                 "checkpoint, or on another number of GPUs, would drop other features and end with "
                 f"other weights; write {key}: 0"
             )

@@ -30,7 +30,7 @@ def adapt(
     """Load the teacher's adapters into some of its components, in place.
 
     Args:
-        components: by name, in float32; others that an adapter changes are passed over. On the
+        components: by name, in float32; others that an adapter changes are skipped. On the
             meta device whether everything fits is found out just as well.
         teacher: section of the configuration.
         folder: of the teacher.

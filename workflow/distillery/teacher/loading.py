@@ -183,20 +183,20 @@ class _Door:
     def enter(
         self, _module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        kwargs = retell_timestep(kwargs, self.dtype, self.family)
+        kwargs = cast_timestep(kwargs, self.dtype, self.family)
         return _cast_states(args, self.dtype), _cast_states(kwargs, self.dtype)
 
     def leave(self, _module: torch.nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
         return _cast_states(output, torch.float32)
 
 
-def retell_timestep(kwargs: dict[str, Any], dtype: torch.dtype, family: Family) -> dict[str, Any]:
+def cast_timestep(kwargs: dict[str, Any], dtype: torch.dtype, family: Family) -> dict[str, Any]:
     """A network's arguments from a stock call with float32 states, with the timestep of the stock
     call in `dtype`."""
     told = kwargs.get("timestep")
     if dtype == torch.float32 or told is None or told.dtype != torch.float32:
         return kwargs
-    return kwargs | {"timestep": family.retold_timestep(told, dtype)}
+    return kwargs | {"timestep": family.stock_timestep(told, dtype)}
 
 
 def can_be_in_float32(denoiser: Denoiser) -> bool:

@@ -89,7 +89,7 @@ def write(snapshot: Snapshot, root: Path, recipe_hash: str, keep: int) -> Path:
     with atomic_path(path) as temporary:
         temporary.mkdir()
         with ThreadPoolExecutor() as threads:
-            # Lets go of Python's lock since safetensors 0.8: the training goes on meanwhile.
+            # Lets go of Python's lock since safetensors 0.8: the training continues meanwhile.
             for written in [
                 threads.submit(_save, dict(snapshot.tensors.get(file, {})), temporary / file)
                 for file in _TENSOR_FILES
@@ -135,7 +135,7 @@ def find_newest(root: Path, recipe_hash: str, reporter: Reporter) -> Path | None
         problem = find_problem(path, recipe_hash)
         if problem is None:
             return path
-        reporter.warning(f"the checkpoint {path} is passed over: {problem}")
+        reporter.warning(f"the checkpoint {path} is skipped: {problem}")
     return None
 
 

@@ -32,7 +32,7 @@ AGAIN_S = 3.0
 """Ctrl-C reaches a torchrun worker twice at nearly once, from the terminal and from torchrun."""
 
 EXIT_INTERRUPTED = 75
-"""EX_TEMPFAIL of sysexits.h: nothing is wrong, start it again to go on. torchrun reports 1 for
+"""EX_TEMPFAIL of sysexits.h: nothing is wrong, start it again to resume. torchrun reports 1 for
 every failure of its processes, so this is what srun, a plain start and a shell see."""
 
 
@@ -328,7 +328,7 @@ def _report_gone(rank: int, phase: Phase, gone: list[int]) -> str:
     """Who waits for whom, and what to do."""
     return (
         f"\nrank {rank} waits in: {phase.name}, for rank {', '.join(map(str, gone))}, whose "
-        "process has ended; its own lines say why. The job ends, start it again to go on from the "
+        "process has ended; its own lines say why. The job ends, start it again to resume from the "
         "last checkpoint.\n"
     )
 
@@ -344,8 +344,8 @@ def _report_hang(rank: int, phase: Phase, seconds: float, waits: bool) -> str:
     else:
         whose = "It hangs in its own work, other ranks can only wait for it. "
     return (
-        f"{begin}{whose}The job ends, start it again to go on from the last checkpoint; if nothing "
-        "was wrong but slow, raise training.hang_timeout_s. The stacks of its threads:\n"
+        f"{begin}{whose}The job ends, start it again to resume from the last checkpoint; if it was "
+        "merely slow, raise training.hang_timeout_s. The stacks of its threads:\n"
     )
 
 

@@ -42,7 +42,7 @@ class TensorBoard:
     def __init__(self, folder: Path, samples_seen: int, warn: Callable[[str], None]) -> None:
         """Write to a new file in `folder`.
 
-        Points of earlier attempts that lie beyond `samples_seen`, where this one goes on, are
+        Points of earlier attempts that lie beyond `samples_seen`, where this one continues, are
         declared void: TensorBoard drops them at the mark that `purge_step` leaves. `warn` takes the
         one warning.
         """
@@ -124,7 +124,7 @@ class TensorBoard:
             events = writer.file_writer.event_writer
             events._closed = True
             events._event_queue.cancel_join_thread()
-        self._warn(f"no more curves for TensorBoard: {reason}; the training goes on")
+        self._warn(f"no more curves for TensorBoard: {reason}; the training continues")
         return False
 
 

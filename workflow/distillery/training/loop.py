@@ -77,7 +77,7 @@ def _in_least_memory(denoiser: Denoiser) -> Iterator[None]:
 
 
 def train(run: Run, paths: Paths) -> bool:
-    """Train the student, or go on from its newest checkpoint; True when it is finished.
+    """Train the student, or resume from its newest checkpoint; True when it is finished.
 
     False means that a signal came: the update under way was finished and a checkpoint saved.
 
@@ -159,7 +159,7 @@ def stopped_while_drawing(log: ProgressLog, state: TrainingState, run: Run) -> b
     """Draw previews, if they are due; whether any process was asked to stop by the end of it.
 
     All learn of it here and not after another update: what is left undrawn is drawn when the
-    training goes on from this very moment. A finished training leaves nothing, and does not stop.
+    training resumes from this very moment. A finished training leaves nothing, and does not stop.
     """
     was_due = log.draw()
     if not was_due or state.samples_seen == run.training.num_samples:
@@ -184,7 +184,7 @@ def resume(state: TrainingState, run: Run) -> None:
     if newest:
         run.watchdog.heartbeat(f"load of {newest}")
         checkpoint.load(state, Path(newest))
-        run.reporter.info(f"goes on from {newest}")
+        run.reporter.info(f"resumes from {newest}")
 
 
 def write_outputs(state: TrainingState, run: Run, paths: Paths) -> None:

@@ -94,7 +94,7 @@ class MicroBatches:
         if self._run.ranks.world_size > 1:
             write_json(self._note_path, {"size": self.size, **self._circumstances})
             raise torch.OutOfMemoryError(
-                f"{error}. The next attempt takes {self.size} samples at once and goes on from the "
+                f"{error}. The next attempt takes {self.size} samples at once and resumes from the "
                 "last checkpoint; the global batch stays"
             ) from error
         self._run.reporter.warning(

@@ -30,7 +30,7 @@ from distillery.store.tables import read_table
 from distillery.student.schedule import student_scheduler
 from distillery.teacher.decoding import guard_decoding
 from distillery.teacher.find import INDEX, components_left_out, find_teacher
-from distillery.teacher.loading import retell_timestep, torch_dtype
+from distillery.teacher.loading import cast_timestep, torch_dtype
 from distillery.telemetry import Reporter
 from distillery.training import parallel
 from distillery.training.alarms import IMAGE_ALARMS, Alarms, judge_image
@@ -121,19 +121,19 @@ class PreviewPipeline:
 
     def draw(self, request: Request) -> Pixels:
         """One image (h, w, 3), as the student draws it now; one at a time takes least memory."""
-        with inspecting(self.denoiser, self.device, self.dtype), self._timesteps_retold():
+        with inspecting(self.denoiser, self.device, self.dtype), self._timesteps_cast():
             images = self.family.generate(self.pipeline, request)
         assert images is not None
         return as_bytes(images).cpu()[0].numpy()
 
     @contextmanager
-    def _timesteps_retold(self) -> Iterator[None]:
+    def _timesteps_cast(self) -> Iterator[None]:
         """Autocast leaves the pipeline's states, and so its timesteps, in float32."""
 
         def enter(
             _module: Denoiser, args: tuple[Any, ...], kwargs: dict[str, Any]
         ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-            return args, retell_timestep(kwargs, self.dtype, self.family)
+            return args, cast_timestep(kwargs, self.dtype, self.family)
 
         hook = self.denoiser.register_forward_pre_hook(enter, with_kwargs=True)
         try:
@@ -286,7 +286,7 @@ class LivePreviews:
         """Draw what is missing of this moment, if it is to be shown; images (h, w, 3) by path.
 
         Who is asked to stop leaves the rest for the next start, unless the training is finished:
-        then there may be none. A failure is told in the log, and the training goes on.
+        then there may be none. A failure is told in the log, and the training continues.
         """
         seen, previews = self._state.samples_seen, self._previews
         if previews is None or not self.is_due or self._must_stop():
@@ -334,7 +334,7 @@ class LivePreviews:
             self._warn(f"previews were not saved here: {error!r}")
 
     def _warn(self, message: str) -> None:
-        self._run.reporter.warning(f"{message}; the training goes on")
+        self._run.reporter.warning(f"{message}; the training continues")
 
 
 @contextmanager

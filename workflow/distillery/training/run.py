@@ -22,7 +22,7 @@ from distillery.training.objectives import PerceptualLoss, load_perceptual
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a training starts from, and where it goes on.
+    """What a training starts from, and where it continues.
 
     Attributes:
         student: the untrained student's folder.

@@ -1,4 +1,4 @@
-"""Save while the training goes on: a quick copy to host memory, and a thread that writes it.
+"""Save while the training continues: a quick copy to host memory, and a thread that writes it.
 
 The training stops for the copy alone; the memory for it is taken beside the first updates. One
 checkpoint is written at a time: the next save waits for it, so host memory holds one copy, in the
@@ -318,5 +318,5 @@ def check_equal_weights(state: TrainingState, device: torch.device) -> None:
         raise RuntimeError(
             f"after {state.samples_seen} samples the weights of rank "
             f"{', '.join(map(str, differing))} are not those of rank 0: no checkpoint was written, "
-            "start again to go on from the last"
+            "start again to resume from the last"
         )
