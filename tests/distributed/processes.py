@@ -1,21 +1,24 @@
 """Start several training processes from a test, break one on purpose, and never hang.
 
-They find each other by plain variables, by those of srun, or by torchrun. Except under torchrun, a
-fork server imports everything once; each process is then a clean fork of it that takes milliseconds
-to start. Every wait has a limit, after which all processes are killed.
+They find each other by plain variables, by those of srun, or by torchrun. A fork server imports
+everything once; each process is then a clean fork of it that takes milliseconds to start, as are
+torchrun and the processes that it starts. Every wait has a limit, after which all are killed.
 
-Alone, under torchrun: `torchrun ... tests/distributed/processes.py FAULT ARGUMENTS...`
+Alone, under a real torchrun: `torchrun ... tests/distributed/processes.py FAULT ARGUMENTS...`
 """
 
 import ctypes
 import json
 import multiprocessing
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+import traceback
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,6 +27,10 @@ ROOMS = [ROOT / "workflow", ROOT / "tests", ROOT / "tests" / "distributed"]
 sys.path[:0] = [str(room) for room in ROOMS if str(room) not in sys.path]
 
 import torch  # noqa: E402
+from torch.distributed.elastic.multiprocessing.subprocess_handler import (  # noqa: E402
+    subprocess_handler,
+)
+from torch.distributed.run import main as run_torch  # noqa: E402
 
 import tiny  # noqa: E402, F401 - imports what the processes would otherwise each import again
 from distillery.stages import training as script  # noqa: E402
@@ -39,23 +46,38 @@ def run(num_processes, arguments, faults=None, launcher="bare", limit_s=60):
     they have, "bare" or "slurm". Returns the exit codes by rank: -9 after SIGKILL, `HUNG` if it had
     to be killed from here.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["processes"])
+    context = _forking()
     with _python_path():
         port, faults = _free_port(), faults or {}
         processes = [
             context.Process(
                 target=_work,
-                args=(_variables(launcher, rank, num_processes, port), arguments, fault),
+                args=(rank, _variables(launcher, rank, num_processes, port), arguments, fault),
             )
             for rank, fault in ((rank, faults.get(rank, "")) for rank in range(num_processes))
         ]
         for process in processes:
             process.start()
     end_s = time.monotonic() + limit_s
-    for process in processes:
-        process.join(max(0.0, end_s - time.monotonic()))
+    while time.monotonic() < end_s and any(map(_is_at_work, processes)):
+        time.sleep(0.02)
     return [_reap(process) for process in processes]
+
+
+def _is_at_work(process):
+    """Whether it may still end: a frozen one does not."""
+    try:
+        status = Path(f"/proc/{process.pid}/status").read_text()
+    except OSError:  # it is ending
+        status = ""
+    return process.is_alive() and "\nState:\tT" not in status
+
+
+def _forking():
+    """A server of forks that have imported everything."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["processes"])
+    return context
 
 
 def _reap(process):
@@ -87,9 +109,10 @@ def _free_port():
 
 
 def torchrun(num_processes, arguments, fault="", limit_s=100):
-    """Run the training under torchrun to its end; `fault` is `rank=fault`, or more by `,`."""
+    """Run the training under a real torchrun; `fault` is `rank=fault`, or more by `,`."""
+    words = _after_torchrun(num_processes, arguments, fault)
     return subprocess.run(
-        _torchrun_command(num_processes, arguments, fault),
+        [sys.executable, "-m", "torch.distributed.run", *words],
         capture_output=True,
         text=True,
         timeout=limit_s,
@@ -98,29 +121,92 @@ def torchrun(num_processes, arguments, fault="", limit_s=100):
 
 
 @contextmanager
-def torchrun_started(num_processes, arguments, fault="", options=(), stderr=subprocess.DEVNULL):
-    """The same, while it runs; killed at the end, which leaves its processes alone.
+def torchrun_started(num_processes, arguments, stderr, fault="", options=()):
+    """A torchrun while it runs; killed at the end, which leaves its processes alone.
 
-    `options` are torchrun's own.
+    It and what it starts are forks: to signals, waits and parents as the real ones, but all is
+    imported. `stderr` is a file for what they say there, `options` are torchrun's own.
     """
-    launcher = subprocess.Popen(
-        _torchrun_command(num_processes, arguments, fault, options),
-        stdout=subprocess.DEVNULL,
-        stderr=stderr,
-        start_new_session=True,
-    )
+    words = _after_torchrun(num_processes, arguments, fault, options)
+    launcher = _forking().Process(target=_be_torchrun, args=(words, stderr))
+    with _python_path():
+        launcher.start()
     try:
         yield launcher
     finally:
         launcher.kill()
-        launcher.wait()
+        launcher.join()
 
 
-def _torchrun_command(num_processes, arguments, fault, options=()):
+def _after_torchrun(num_processes, arguments, fault, options=()):
+    """The words of its command line."""
     return [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", *options,
-        "--nproc-per-node", str(num_processes), __file__, fault or "none", *arguments,
+        "--standalone", *options, "--nproc-per-node", str(num_processes),
+        __file__, fault or "none", *arguments,
     ]  # fmt: skip
+
+
+def _be_torchrun(words, stderr):
+    """What a fork does that is torchrun; it ends without a look at those that it has started."""
+    os.setsid()
+    with stderr.open("ab") as file:
+        os.dup2(file.fileno(), 2)
+    subprocess_handler.Popen = _Fork
+    _end_after(lambda: run_torch(words))
+
+
+class _Fork:
+    """What torchrun asks of a `subprocess.Popen`."""
+
+    def __init__(self, args, env, **_):
+        self.returncode = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            _be_started(args, env)
+
+    def poll(self):
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+    def wait(self, timeout):
+        end_s = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > end_s:
+                raise subprocess.TimeoutExpired("a fork", timeout)
+            time.sleep(0.02)
+        return self.returncode
+
+
+def _be_started(words, environ):
+    """What a fork does that torchrun has started; what it has of torchrun it lays down."""
+    os.setsid()
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.clear()
+    os.environ |= environ
+    _end_after(lambda: _main(*words[words.index(__file__) + 1 :]))
+
+
+def _end_after(work):
+    """End this process as an interpreter that has done `work` does."""
+    status = 1
+    try:
+        work()
+        status = 0
+    except SystemExit as end:
+        status = int(end.code or 0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        threading._shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 def _variables(launcher, rank, num_processes, port):
@@ -132,11 +218,22 @@ def _variables(launcher, rank, num_processes, port):
     return meeting | {"RANK": str(rank), "WORLD_SIZE": str(num_processes)}
 
 
-def _work(variables, arguments, fault):
+def _work(rank, variables, arguments, fault):
     """What a started process does."""
     os.environ |= variables
+    if rank:
+        _wait_for_a_listener(int(variables["MASTER_PORT"]))
     _break(fault)
     distributed.leave(script.main(arguments))
+
+
+def _wait_for_a_listener(port, limit_s=10):
+    """Come when rank 0 is there: PyTorch tries once, and again only after half a second."""
+    listening, end_s = re.compile(rf":{port:04X} \S+ 0A "), time.monotonic() + limit_s
+    while time.monotonic() < end_s:
+        if any(listening.search(Path(f"/proc/net/{name}").read_text()) for name in ("tcp", "tcp6")):
+            return
+        time.sleep(0.01)
 
 
 def _break(fault):
@@ -180,7 +277,7 @@ ACTS = {
     "hang-with-lock": lambda: ctypes.PyDLL(None).sleep(600),
 }
 
-SLOW_SAVE_S = 8.0
+SLOW_SAVE_S = 4.0
 ACTS_IN_SAVE = {"kill-in-save": ACTS["kill"], "slow-save": lambda: time.sleep(SLOW_SAVE_S)}
 
 
@@ -306,10 +403,14 @@ def _in_save(number, act):
     checkpoint.write_sealed = write
 
 
+def _main(faults, *arguments):
+    """What a process under torchrun does."""
+    for one in faults.split(","):
+        rank, _, fault = one.partition("=")
+        if os.environ["RANK"] == rank:
+            _break(fault)
+    distributed.leave(script.main(list(arguments)))
+
+
 if __name__ == "__main__":
-    chosen, *rest = sys.argv[1:]
-    for one in chosen.split(","):
-        ranked, _, its_fault = one.partition("=")
-        if os.environ["RANK"] == ranked:
-            _break(its_fault)
-    distributed.leave(script.main(rest))
+    _main(*sys.argv[1:])

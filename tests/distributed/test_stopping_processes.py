@@ -1,5 +1,6 @@
 """Signals to a training of several processes: it leaves when its checkpoint is on disk."""
 
+import os
 import re
 import signal
 import time
@@ -48,40 +49,35 @@ def test_the_signal_of_torchrun_to_the_others_costs_no_checkpoint(data, tmp_path
     """It sends SIGTERM to all others when one has left with a status that is not 0."""
     tiny.write_training_job(tmp_path)
     arguments = tiny.train_arguments(data, tmp_path)
-    with (
-        (tmp_path / "stderr").open("w") as stderr,
-        processes.torchrun_started(
-            2, arguments, "0=slow-save:2,1=terminate:3", stderr=stderr
-        ) as launcher,
-    ):
+    stderr, faults = tmp_path / "stderr", "0=slow-save:2,1=terminate:3"
+    with processes.torchrun_started(2, arguments, stderr, faults) as launcher:
         wait_until(lambda: len(ranks_of(tmp_path)) == 2, limit_s=60)
         ranks = ranks_of(tmp_path)
         wait_until(lambda: not all(rank.exists() for rank in ranks), limit_s=60)
         assert saved(tmp_path)[-1] == "samples-000000000024", "one left before it was on disk"
-        assert launcher.wait(60) == 1
-    assert (tmp_path / "stderr").read_text().count(STOPPED) == 1
+        launcher.join(60)
+    assert launcher.exitcode == 1
+    assert stderr.read_text().count(STOPPED) == 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGHUP", "SIGINT"])
 def test_a_signal_to_torchrun_as_the_workflow_starts_it_saves(data, tmp_path, name):
-    """In the middle of a long training, and once more 4 s later while the checkpoint is written."""
+    """In the middle of a long training, and once more 2 s later while the checkpoint is written."""
     number = signal.Signals[name]
     tiny.write_training_job(tmp_path, num_samples=800_000, save_every_samples=EVERY_SAMPLES)
     arguments = tiny.train_arguments(data, tmp_path)
-    started = {"fault": "0=slow-save:2", "options": options_of_rule()}
-    with (
-        (tmp_path / "stderr").open("w") as stderr,
-        processes.torchrun_started(2, arguments, stderr=stderr, **started) as launcher,
-    ):
+    stderr, started = tmp_path / "stderr", {"fault": "0=slow-save:2", "options": options_of_rule()}
+    with processes.torchrun_started(2, arguments, stderr, **started) as launcher:
         wait_until(lambda: saved(tmp_path), limit_s=100)
-        launcher.send_signal(number)
-        time.sleep(4)
+        os.kill(launcher.pid, number)
         if number != signal.SIGINT:
-            launcher.send_signal(number)
-        assert launcher.wait(60) == 1
+            time.sleep(2)
+            os.kill(launcher.pid, number)
+        launcher.join(60)
+    assert launcher.exitcode == 1
     assert saved(tmp_path)[0] == f"samples-{EVERY_SAMPLES:012d}"
     newest = samples_of(saved(tmp_path)[-1])
     assert EVERY_SAMPLES < newest < 2 * EVERY_SAMPLES
-    assert (tmp_path / "stderr").read_text().count(STOPPED) == 1
-    assert "interrupted" not in (tmp_path / "stderr").read_text()
+    assert stderr.read_text().count(STOPPED) == 1
+    assert "interrupted" not in stderr.read_text()

@@ -9,6 +9,7 @@ import processes
 import pytest
 from trainings import (
     assert_same_training,
+    forked_torchrun,
     log_of,
     outputs,
     saved,
@@ -70,15 +71,15 @@ def test_every_rank_reports_its_own_work(data, tmp_path):
         (3, {2: "kill:6"}),
     ],
 )
-def test_a_killed_training_ends_as_an_undisturbed_one(data, tmp_path, num_processes, faults):
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    assert train(data, whole, num_processes) == [0] * num_processes
-    status = train(data, parts, num_processes, faults)
+def test_a_killed_training_ends_as_an_undisturbed_one(
+    data, undisturbed, tmp_path, num_processes, faults
+):
+    status = train(data, tmp_path, num_processes, faults)
     assert -9 in status
     assert processes.HUNG not in status
-    assert not (parts / "student/trained").exists()
-    assert train(data, parts, num_processes) == [0] * num_processes
-    assert outputs(parts) == outputs(whole)
+    assert not (tmp_path / "student/trained").exists()
+    assert train(data, tmp_path, num_processes) == [0] * num_processes
+    assert outputs(tmp_path) == outputs(undisturbed(num_processes))
 
 
 def test_a_training_goes_on_with_another_number_of_processes(data, alone, tmp_path):
@@ -98,27 +99,25 @@ def test_interrupted_on_two_goes_on_with_one_and_then_with_four(data, alone, tmp
 
 
 @pytest.mark.slow
-def test_torchrun_slurm_and_plain_variables_go_on_where_another_stopped(data, tmp_path):
+def test_torchrun_slurm_and_plain_variables_go_on_where_another_stopped(
+    data, undisturbed, tmp_path
+):
     """D11: one training, started by three launchers, ends as an undisturbed one."""
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    assert train(data, whole, 2) == [0, 0]
-    done, _ = torchrun(data, parts, 2, "1=terminate:3")
+    done = torchrun(data, tmp_path, 2, "1=terminate:3")
     assert done.returncode == 1
     assert "a checkpoint is saved: start again to resume" in done.stderr
-    assert saved(parts)[-1] == "samples-000000000024"
-    assert train(data, parts, 2, {1: "terminate:2"}, launcher="slurm") == [75, 75]
-    assert saved(parts)[-1] == "samples-000000000040"
-    assert train(data, parts, 2, launcher="bare") == [0, 0]
-    assert outputs(parts) == outputs(whole)
+    assert saved(tmp_path)[-1] == "samples-000000000024"
+    assert train(data, tmp_path, 2, {1: "terminate:2"}, launcher="slurm") == [75, 75]
+    assert saved(tmp_path)[-1] == "samples-000000000040"
+    assert train(data, tmp_path, 2, launcher="bare") == [0, 0]
+    assert outputs(tmp_path) == outputs(undisturbed(2))
 
 
-def test_a_signal_to_one_rank_stops_all_at_the_same_update(data, tmp_path):
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    assert train(data, whole, 2) == [0, 0]
-    assert train(data, parts, 2, {1: "terminate:3"}) == [75, 75]
-    assert saved(parts) == ["samples-000000000016", "samples-000000000024"]
-    assert train(data, parts, 2) == [0, 0]
-    assert outputs(parts) == outputs(whole)
+def test_a_signal_to_one_rank_stops_all_at_the_same_update(data, undisturbed, tmp_path):
+    assert train(data, tmp_path, 2, {1: "terminate:3"}) == [75, 75]
+    assert saved(tmp_path) == ["samples-000000000016", "samples-000000000024"]
+    assert train(data, tmp_path, 2) == [0, 0]
+    assert outputs(tmp_path) == outputs(undisturbed(2))
 
 
 def test_a_rank_whose_weights_differ_is_found_before_a_checkpoint_is_written(data, tmp_path):
@@ -139,10 +138,12 @@ def test_a_rank_whose_weights_differ_is_found_before_a_checkpoint_is_written(dat
 )
 def test_one_rank_fails_and_torchrun_ends_all_soon(data, tmp_path, fault, message):
     """D17: the fault's own message is shown, and nobody waits for anybody."""
-    done, seconds = torchrun(data, tmp_path, 2, f"1={fault}:3", hang_timeout_s=3, timeout_s=600)
-    assert done.returncode == 1
-    assert message in done.stderr
-    assert seconds < 60
+    begin_s = time.monotonic()
+    limits = {"hang_timeout_s": 3, "timeout_s": 600}
+    status, said = forked_torchrun(data, tmp_path, 2, f"1={fault}:3", **limits)
+    assert status == 1
+    assert message in said
+    assert time.monotonic() - begin_s < 60
     assert saved(tmp_path) == ["samples-000000000016"]
 
 
@@ -151,7 +152,7 @@ def test_the_processes_of_a_killed_torchrun_end_with_it(data, tmp_path):
     """They would hold their GPUs, and write checkpoints beside those of the next attempt."""
     tiny.write_training_job(tmp_path, hang_timeout_s=0)
     arguments = tiny.train_arguments(data, tmp_path)
-    with processes.torchrun_started(2, arguments, "1=hang:3") as launcher:
+    with processes.torchrun_started(2, arguments, tmp_path / "stderr", "1=hang:3") as launcher:
         wait_until(lambda: saved(tmp_path), limit_s=60)
         events = read_events(tmp_path / "telemetry")
         ranks = [Path(f"/proc/{event.facts['pid']}") for event in events if event.kind == "start"]

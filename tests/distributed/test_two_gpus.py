@@ -30,7 +30,7 @@ def test_interrupted_on_two_gpus_goes_on_with_one(data, alone, tmp_path):
 @pytest.mark.parametrize("fault", ["raise", "out-of-memory", "kill", "hang", "hang-with-lock"])
 def test_a_fault_on_one_gpu_ends_both_within_a_minute(data, tmp_path, fault, capsys):
     """With the limits that users have: those of NCCL are far longer."""
-    done, _ = torchrun(data, tmp_path, 2, f"1={fault}:3", limit_s=200, timeout_s=1800)
+    done = torchrun(data, tmp_path, 2, f"1={fault}:3", limit_s=200, timeout_s=1800)
     seconds = time.time() - last_update_s(tmp_path)
     with capsys.disabled():
         print(f"\n{fault}: {seconds:.1f} s from the last update to the end")  # noqa: T201
@@ -48,9 +48,9 @@ def last_update_s(folder):
 
 def test_out_of_memory_on_one_gpu_makes_the_next_attempt_smaller(data, alone, tmp_path):
     """Under torchrun, which ends the other: NCCL would wait for the one that is gone."""
-    done, _ = torchrun(data, tmp_path, 2, "1=room:2", micro_batch_size=4)
+    done = torchrun(data, tmp_path, 2, "1=room:2", micro_batch_size=4)
     assert done.returncode == 1
-    done, _ = torchrun(data, tmp_path, 2, "1=room:2", micro_batch_size=4)
+    done = torchrun(data, tmp_path, 2, "1=room:2", micro_batch_size=4)
     assert done.returncode == 0, done.stderr
     assert "micro-batches of 2: an earlier attempt ran out of memory" in log_of(tmp_path)
     assert_same_training(tmp_path, alone, **CLOSE)

@@ -20,11 +20,18 @@ def train(data, output, num_processes, faults=None, launcher="bare", limit_s=60,
 
 
 def torchrun(data, output, num_processes, fault="", limit_s=100, **settings):
-    """The finished torchrun and the seconds that it took."""
+    """A real torchrun that has finished."""
     tiny.write_training_job(output, **settings)
-    begin_s = time.monotonic()
-    done = processes.torchrun(num_processes, tiny.train_arguments(data, output), fault, limit_s)
-    return done, time.monotonic() - begin_s
+    return processes.torchrun(num_processes, tiny.train_arguments(data, output), fault, limit_s)
+
+
+def forked_torchrun(data, output, num_processes, fault, limit_s=100, **settings):
+    """The exit status of one that is a fork, and what was written to stderr."""
+    tiny.write_training_job(output, **settings)
+    arguments, stderr = tiny.train_arguments(data, output), output / "stderr"
+    with processes.torchrun_started(num_processes, arguments, stderr, fault) as launcher:
+        launcher.join(limit_s)
+    return launcher.exitcode, stderr.read_text()
 
 
 def outputs(folder):
