@@ -1,4 +1,7 @@
-"""A Snakemake that is killed: nothing to unlock, and a job that outlives it is not begun twice."""
+"""A Snakemake that is killed: nothing to unlock, and a job that outlives it is not begun twice.
+
+It is a real one with real shells; what they start are forks, which live as long as who asked.
+"""
 
 import os
 import re
@@ -11,6 +14,8 @@ from pathlib import Path
 import pytest
 from test_workflow import ONE_SHARD, SNAKEMAKE, TARGETS, configure, skeleton, snakemake, succeed
 
+import forks
+
 JOB = Path("results/tiny/.jobs/targets-0-of-1")
 LOG = Path("results/tiny/logs/targets-0-of-1.log")
 OUTPUT = "snakemake.log"
@@ -18,12 +23,11 @@ OUTPUT = "snakemake.log"
 
 def start(folder: Path, *arguments: str) -> "subprocess.Popen[bytes]":
     """Snakemake in a process group of its own, as a shell starts it; its output in a file."""
-    path = f"{Path(SNAKEMAKE).parent}{os.pathsep}{os.environ['PATH']}"
     with (folder / OUTPUT).open("w") as output:
         return subprocess.Popen(
             [SNAKEMAKE, "--cores", "2", *arguments],
             cwd=folder,
-            env={**os.environ, "PATH": path, "CUDA_VISIBLE_DEVICES": ""},
+            env=forks.environ(),
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
