@@ -26,6 +26,8 @@ ROOT = Path(__file__).parents[2]
 ROOMS = [ROOT / "workflow", ROOT / "tests", ROOT / "tests" / "distributed"]
 sys.path[:0] = [str(room) for room in ROOMS if str(room) not in sys.path]
 
+import pyarrow.dataset  # noqa: E402, F401 - as `tiny`
+import tensorboardX  # noqa: E402, F401 - the same
 import torch  # noqa: E402
 from torch.distributed.elastic.multiprocessing.subprocess_handler import (  # noqa: E402
     subprocess_handler,

@@ -10,11 +10,13 @@ from distillery.files import read_json, write_json
 from distillery.stages.student import build_student
 
 CONFIG = "config/training.json"
+SAVED_ONCE = {"save_every_samples": 64}
+"""At the end, for a checkpoint of dealt-out weights takes as long as several updates."""
 
 
 @pytest.mark.parametrize("settings", [{}, {"micro_batch_size": 1, "gradient_checkpointing": True}])
 def test_dealt_out_weights_learn_as_whole_ones(data, alone, tmp_path, settings):
-    assert train(data, tmp_path, 2, parallel="fsdp", **settings) == [0, 0]
+    assert train(data, tmp_path, 2, parallel="fsdp", **SAVED_ONCE, **settings) == [0, 0]
     assert "parallel: fsdp" in log_of(tmp_path)
     assert_same_training(tmp_path, alone)
     config = "student/trained/config.json"
@@ -24,7 +26,7 @@ def test_dealt_out_weights_learn_as_whole_ones(data, alone, tmp_path, settings):
 @pytest.mark.parametrize(("num_processes", "micro_batch_size"), [(3, "auto"), (3, 2)])
 def test_shares_that_differ(data, alone, tmp_path, num_processes, micro_batch_size):
     """3 processes have 3, 3 and 2 samples of a batch of 8."""
-    settings = {"parallel": "fsdp", "micro_batch_size": micro_batch_size}
+    settings = {"parallel": "fsdp", "micro_batch_size": micro_batch_size} | SAVED_ONCE
     assert train(data, tmp_path, num_processes, **settings) == [0] * num_processes
     assert_same_training(tmp_path, alone)
 
@@ -38,7 +40,7 @@ def test_one_sample_at_once_needs_equal_shares(data, tmp_path):
 def test_bfloat16_dealt_out_is_bfloat16_whole(data, tmp_path):
     """Gathered in bfloat16, summed in float32: what autocast computes from whole weights."""
     for name, parallel in (("whole", "ddp"), ("parts", "fsdp")):
-        settings = {"dtype": "bfloat16", "parallel": parallel}
+        settings = {"dtype": "bfloat16", "parallel": parallel} | SAVED_ONCE
         assert train(data, tmp_path / name, 2, **settings) == [0, 0]
     # bfloat16 keeps 8 bits.
     assert_same_training(
@@ -56,11 +58,14 @@ def test_bfloat16_dealt_out_is_bfloat16_whole(data, tmp_path):
 )
 def test_a_training_goes_on_however_the_weights_are_dealt_out(data, alone, tmp_path, first, then):
     num_processes, parallel = first
-    killed = train(data, tmp_path, num_processes, {0: "kill:6"}, parallel=parallel)
+    often = {"save_every_samples": 32}
+    killed = train(data, tmp_path, num_processes, {0: "kill:6"}, parallel=parallel, **often)
     assert killed[0] == -9
     assert list((tmp_path / "student/checkpoints").glob("*/samples-*"))
     num_processes, parallel = then
-    assert train(data, tmp_path, num_processes, parallel=parallel) == [0] * num_processes
+    assert (
+        train(data, tmp_path, num_processes, parallel=parallel, **SAVED_ONCE) == [0] * num_processes
+    )
     assert "resumes from" in log_of(tmp_path)
     assert_same_training(tmp_path, alone)
 
@@ -91,7 +96,7 @@ def test_gradients_stay_in_the_buckets_of_ddp(data, tmp_path):
 def test_sizes_are_estimated_together_and_leave_no_trace(data, alone, tmp_path, rooms, size):
     """The process with the least room decides; no weight, gradient or moment is touched."""
     faults = {rank: f"estimate:{room}" for rank, room in enumerate(rooms)}
-    assert train(data, tmp_path, 2, faults, parallel="fsdp") == [0, 0]
+    assert train(data, tmp_path, 2, faults, parallel="fsdp", **SAVED_ONCE) == [0, 0]
     assert log_of(tmp_path).count(f"estimated: {size}") == 2
     assert_same_training(tmp_path, alone)
 
@@ -124,6 +129,7 @@ def write_lora_job(folder, **settings):
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_a_compiled_student_that_computes_again_is_dealt_out_too(data, alone, tmp_path, parallel):
     settings = {"compile": "always", "gradient_checkpointing": True, "parallel": parallel}
+    settings |= SAVED_ONCE
     # Without PyTorch's cache the compiler takes a minute.
     assert train(data, tmp_path, 2, limit_s=280, **settings) == [0, 0]
     assert_same_training(tmp_path, alone)

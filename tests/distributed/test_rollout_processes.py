@@ -14,7 +14,10 @@ def alone(data, teacher, tmp_path_factory):
     return folder
 
 
-SHARDED = {"parallel": "fsdp", "gradient_checkpointing": True, "micro_batch_size": 2}
+SHARDED = {
+    "parallel": "fsdp", "gradient_checkpointing": True, "micro_batch_size": 2,
+    "save_every_samples": 64,
+}  # fmt: skip
 
 
 # 3 processes share a batch of 8 as 3, 3 and 2.

@@ -25,6 +25,8 @@ IMPORTED = (
     "torch.distributed.fsdp",
     "diffusers.models.transformers",
     "peft",
+    "pyarrow.dataset",
+    "tensorboardX",
     *(f"distillery.stages.{path.stem}" for path in STAGES),
 )
 DIES_WITH_PARENT = 1
