@@ -1,5 +1,7 @@
 """Sana as released: Gemma with an instruction and a mask, DPM-Solver++ on a flow, DC-AE."""
 
+import inspect
+import re
 from pathlib import Path
 
 import torch
@@ -15,6 +17,9 @@ from families.case import FamilyCase
 
 CHANNELS = 4
 FEATURES = 16
+CALL = inspect.signature(SanaPipeline.__call__).parameters
+INSTRUCTION = re.findall("[a-z]{4,}", " ".join(CALL["complex_human_instruction"].default))
+"""Its longer words."""
 TIMESTEP_SCALE = 0.5
 """Released are 1 and, for Sana 1.5, other values: one that would be missed."""
 
@@ -52,23 +57,26 @@ def make(folder: Path) -> None:
 
 
 def tiny_gemma_tokenizer() -> GemmaTokenizer:
-    """Spells prompts out letter by letter."""
+    """Spells out what is not in the instruction: letter by letter that has a thousand tokens."""
     letters = [chr(code) for code in range(ord("a"), ord("z") + 1)]
-    pieces = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "▁", *letters]
+    merges = {(word[:end], word[end]): None for word in INSTRUCTION for end in range(1, len(word))}
+    merged = dict.fromkeys(first + second for first, second in merges)
+    pieces = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "▁", *letters, *merged]
     vocab = {piece: index for index, piece in enumerate(pieces)}
-    return GemmaTokenizer(vocab=vocab, merges=[], add_bos_token=True)
+    return GemmaTokenizer(vocab=vocab, merges=list(merges), add_bos_token=True)
 
 
 def tiny_gemma() -> Gemma2Model:
-    """A text encoder of two layers."""
+    """A text encoder of one layer with one head, for the instruction is long."""
     config = Gemma2Config(
         vocab_size=len(tiny_gemma_tokenizer()),
         hidden_size=FEATURES,
         intermediate_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
+        num_hidden_layers=1,
+        num_attention_heads=1,
         num_key_value_heads=1,
         head_dim=8,
+        attn_logit_softcapping=None,
         max_position_embeddings=4096,
     )
     return Gemma2Model(config).eval()
