@@ -1,6 +1,7 @@
 """What all tests share: one tiny teacher, and one thread, since their number changes last bits.
 
 Bytes are promised on CPUs, so tests see no GPU; those marked `gpu` alone see it, with `-m gpu`.
+Torch is imported where it is used: the process that gives files to workers begins without it.
 """
 
 import os
@@ -9,17 +10,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
-SHORTEST = ("numerics/", "unit/")
 SLOW = (
-    "workflow/", "distributed/", "slurm/", "numerics/test_families", "numerics/test_rollout",
-    "unit/test_adapters", "unit/test_alarms", "unit/test_network", "unit/test_peers",
-    "unit/test_placement", "unit/test_previews", "unit/test_saving", "unit/test_slots",
-    "unit/test_student_lora", "unit/test_student_unet", "unit/test_training_distributed",
-    "unit/test_training_loop", "unit/test_training_rollout",
+    "distributed/", "workflow/", "slurm/", "numerics/test_bfloat16", "numerics/test_families",
+    "unit/test_network", "unit/test_adapters", "unit/test_alarms", "numerics/test_rollout",
+    "numerics/test_negative_prompts", "unit/test_peers", "unit/test_placement",
+    "unit/test_previews", "unit/test_saving", "unit/test_slots", "unit/test_student_lora",
+    "unit/test_student_unet", "unit/test_training_distributed", "unit/test_training_loop",
+    "unit/test_training_rollout",
 )  # fmt: skip
-"""Begins of the files that `make test-fast` leaves out: five seconds of a core and more each."""
+"""Begins of the files that `make test-fast` leaves out: five seconds of a core and more each. The
+first have the most; workers begin with these."""
 
 for number, handler in (
     (signal.SIGINT, signal.default_int_handler),
@@ -46,7 +47,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if _place_of(item).startswith(SLOW):
             item.add_marker(pytest.mark.slow)
     if "PYTEST_XDIST_WORKER" in os.environ:
-        items.sort(key=lambda item: _place_of(item).startswith(SHORTEST))
+        items.sort(key=lambda item: _rank_of(_place_of(item)))
+
+
+def _rank_of(place: str) -> int:
+    """Where a file stands among those of `SLOW`, all others after them."""
+    return next((rank for rank, begin in enumerate(SLOW) if place.startswith(begin)), len(SLOW))
 
 
 def _place_of(item: pytest.Item) -> str:
@@ -57,6 +63,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """`gpu(n)` needs so many GPUs, one if nothing is said."""
     marker = item.get_closest_marker("gpu")
     if marker is not None:
+        import torch
+
         (needed,) = marker.args or (1,)
         if torch.cuda.device_count() < needed:
             pytest.skip(f"needs {needed} GPUs")
@@ -64,6 +72,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> Iterator[None]:
+    import torch
+
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

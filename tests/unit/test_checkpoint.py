@@ -141,6 +141,7 @@ def holder(root: Path) -> Iterator["tuple[subprocess.Popen[str], int]"]:
         os.kill(child, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_second_training_in_a_folder_ends_at_once(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -125,6 +125,7 @@ write_chunk(Path(sys.argv[1]), {"x": torch.zeros(1000)}, ChunkIdentity("r", "m")
 """
 
 
+@pytest.mark.slow
 def test_a_killed_writer_leaves_no_chunk(tmp_path: Path) -> None:
     path = chunk_path(tmp_path, 0)
     code = subprocess.run(

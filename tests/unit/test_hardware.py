@@ -106,6 +106,7 @@ def test_importing_loads_nothing_heavy() -> None:
     assert run_python(code) == "set()\n"
 
 
+@pytest.mark.slow
 def test_the_cpu_has_a_fixed_number_of_threads() -> None:
     code = (
         "import torch; from distillery.hardware import device_label, select_device\n"
@@ -134,6 +135,7 @@ def run_script(name: str, arguments: list[str], visible: str) -> tuple[int, list
 EMBEDDINGS = ["--config", "a/config/none.json", "--prompts", "none", "--output", "none"]
 
 
+@pytest.mark.slow
 def test_a_job_with_gpus_that_torch_cannot_use_ends(data: Path, tmp_path: Path) -> None:
     """Device 99 is none of any machine's; what is wrong here is said in one line."""
     shutil.copytree(data / "config", tmp_path / "config")

@@ -177,6 +177,7 @@ def test_the_probe_finds_what_fits_and_leaves_no_trace(data, tmp_path, limited, 
     assert all(torch.equal(after[name], value) for name, value in before.items())
 
 
+@pytest.mark.slow
 def test_the_probe_compiles_for_the_size_alone_that_fits(data, tmp_path, limited):
     limited[0][0] = 3
     run = open_run(data, tmp_path)

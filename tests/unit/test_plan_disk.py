@@ -29,6 +29,7 @@ def size_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("init", ["teacher", "lora"])
 def test_a_finished_run_is_as_large_as_planned(teacher: Path, tmp_path: Path, init: str) -> None:
     changes: dict[str, Any] = {

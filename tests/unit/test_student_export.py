@@ -111,6 +111,7 @@ def test_a_seed_is_the_noise_of_a_sample(data):
     assert torch.equal(generate(student), generate(student, latents=noise))
 
 
+@pytest.mark.slow
 def test_the_card_runs_in_an_interpreter_that_knows_nothing_of_ours(data, tmp_path):
     folder = data / "student/pipeline"
     (code,) = code_in(folder / "README.md")

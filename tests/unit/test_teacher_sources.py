@@ -227,6 +227,7 @@ def ask(*names: str, home: Path, **variables: str) -> list[str]:
     return lines
 
 
+@pytest.mark.slow
 def test_what_the_hub_refuses_is_explained(hub: str, tmp_path: Path) -> None:
     names = ("owner/gated", "owner/none", "owner/old")
     lines = ask(*names, home=tmp_path, HF_ENDPOINT=hub, HF_HUB_OFFLINE="0")
@@ -243,6 +244,7 @@ def assert_cache_is_named(line: str, name: str, home: Path) -> None:
     assert "local_files_only" not in line
 
 
+@pytest.mark.slow
 def test_without_network_the_cache_is_named(tmp_path: Path) -> None:
     closed = "http://127.0.0.1:9"
     for line in ask("owner/name", home=tmp_path, HF_HUB_OFFLINE="0", HF_ENDPOINT=closed):
@@ -250,6 +252,7 @@ def test_without_network_the_cache_is_named(tmp_path: Path) -> None:
         assert_cache_is_named(line, "owner/name", tmp_path)
 
 
+@pytest.mark.slow
 def test_offline_a_filled_cache_serves(tmp_path: Path) -> None:
     """A folder as `hf download` makes it, copied to another machine; it has no adapter."""
     cached = tmp_path / "hub/models--owner--name"

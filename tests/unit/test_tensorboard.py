@@ -181,6 +181,7 @@ EventsWriter.write_event = healthy
 """
 
 
+@pytest.mark.slow
 def test_a_process_ends_though_its_curves_could_not_be_written(tmp_path):
     """The library's last word at exit, and Python's, wait for a thread that is gone."""
     done = subprocess.run(

@@ -84,6 +84,7 @@ with watched.watching():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("does", "status"), [("works", 0), ("hangs", 1)])
 def test_a_process_that_works_is_let_live_and_one_that_holds_the_lock_is_ended(does, status):
     """By a switch that needs no lock of Python, which the watchdog puts off at each look."""
