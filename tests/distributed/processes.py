@@ -279,7 +279,7 @@ ACTS = {
     "hang-with-lock": lambda: ctypes.PyDLL(None).sleep(600),
 }
 
-SLOW_SAVE_S = 4.0
+SLOW_SAVE_S = 5.0
 ACTS_IN_SAVE = {"kill-in-save": ACTS["kill"], "slow-save": lambda: time.sleep(SLOW_SAVE_S)}
 
 

@@ -12,6 +12,7 @@ from trainings import log_of, saved, train, wait_until
 
 import tiny
 from distillery.telemetry import read_events
+from distillery.training.stopping import PATIENCE_S
 
 RULE = Path(__file__).parents[2] / "rules" / "student.smk"
 STOPPED = "stopped by a signal, a checkpoint is saved: start again to resume"
@@ -63,7 +64,7 @@ def test_the_signal_of_torchrun_to_the_others_costs_no_checkpoint(data, tmp_path
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGHUP", "SIGINT"])
 def test_a_signal_to_torchrun_as_the_workflow_starts_it_saves(data, tmp_path, name):
-    """In the middle of a long training, and once more 2 s later while the checkpoint is written."""
+    """In the middle of a long training, and once more while the checkpoint is written."""
     number = signal.Signals[name]
     tiny.write_training_job(tmp_path, num_samples=800_000, save_every_samples=EVERY_SAMPLES)
     arguments = tiny.train_arguments(data, tmp_path)
@@ -72,7 +73,7 @@ def test_a_signal_to_torchrun_as_the_workflow_starts_it_saves(data, tmp_path, na
         wait_until(lambda: saved(tmp_path), limit_s=100)
         os.kill(launcher.pid, number)
         if number != signal.SIGINT:
-            time.sleep(2)
+            time.sleep(PATIENCE_S + 0.5)  # when a second Ctrl-C would insist
             os.kill(launcher.pid, number)
         launcher.join(60)
     assert launcher.exitcode == 1
