@@ -58,8 +58,7 @@ def test_bfloat16_dealt_out_is_bfloat16_whole(data, tmp_path):
 )
 def test_a_training_goes_on_however_the_weights_are_dealt_out(data, alone, tmp_path, first, then):
     num_processes, parallel = first
-    often = {"save_every_samples": 32}
-    killed = train(data, tmp_path, num_processes, {0: "kill:6"}, parallel=parallel, **often)
+    killed = train(data, tmp_path, num_processes, {0: "kill:6"}, parallel=parallel)
     assert killed[0] == -9
     assert list((tmp_path / "student/checkpoints").glob("*/samples-*"))
     num_processes, parallel = then
