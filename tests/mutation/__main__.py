@@ -4,9 +4,10 @@
 
 The first run notes which test runs which function (as long as `make test`, or twice). Each mutant
 then meets the tests that run its function, the quickest first, in a copy of the tree. A line tells
-what killed it, or that it survived; the last line is the score without the mutants that
-`equivalent_mutants.txt` lists. Started again, it continues: what was killed stays killed while its
-module is as it was, survivors are tried again.
+what killed it, or that it survived; lines below it name tests that fail without it too, and do not
+count. The last line is the score without the mutants that `equivalent_mutants.txt` lists. Started
+again, it continues: what was killed stays killed while its module is as it was, survivors are tried
+again.
 """
 
 import argparse

@@ -1,7 +1,8 @@
 """Run tests against mutants: each in a fork of a process that has imported the libraries.
 
 Forks save the seconds that PyTorch, Diffusers and Transformers take to import. Of our own code
-nothing is imported before the fork.
+nothing is imported before the fork. A test that fails meets the unchanged tree next: one that fails
+there too says nothing about a mutant.
 """
 
 import hashlib
@@ -29,7 +30,7 @@ LIBRARIES = (
 )  # fmt: skip
 LEAST_S, SLOWER = 240.0, 8.0
 """A mutant's tests may take so long, and so many times what they took; longer is a hang."""
-KILLED_BY = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
+FAILED = re.compile(r"^(?:FAILED|ERROR) (.+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,13 @@ class Result:
     Attributes:
         killer: the test that failed, or how else it ended; "" if it survived.
         seconds: that it took.
+        broken: tests that failed, and fail without the mutant too.
     """
 
     mutant: Mutant
     killer: str
     seconds: float
+    broken: tuple[str, ...] = ()
 
     @property
     def is_killed(self) -> bool:
@@ -51,11 +54,12 @@ class Result:
 
     @property
     def line(self) -> str:
-        """What became of it, where it is, what it is."""
+        """What became of it, where it is, what it is; then the tests that do not count."""
         mutant = self.mutant
         fate = f"killed by {self.killer}" if self.killer else "SURVIVED"
         where = f"{mutant.module}:{mutant.line}"
-        return f"{where}  {mutant.text}  {fate}  ({self.seconds:.0f} s)"
+        lines = [f"{where}  {mutant.text}  {fate}  ({self.seconds:.0f} s)"]
+        return "\n".join(lines + [f"  fails without it too: {test}" for test in self.broken])
 
 
 def digest(path: Path) -> str:
@@ -67,16 +71,17 @@ def run_all(mutants: list[Mutant], coverage: Coverage, folder: Path, jobs: int) 
     for library in LIBRARIES:
         __import__(library)
     waiting = list(reversed(mutants))
+    is_sound: dict[str, bool] = {}
     free = [_copy_tree(folder / f"tree-{number}") for number in range(jobs)]
-    running: dict[int, _Try] = {}
+    running: list[_Try] = []
     while waiting or running:
         while waiting and free:
-            attempt = _Try(waiting.pop(), free.pop(), coverage)
-            running[attempt.pid] = attempt
-        for pid, attempt in list(running.items()):
+            attempt = _Try(waiting.pop(), free.pop(), coverage, is_sound)
+            running.append(attempt)
+        for attempt in list(running):
             result = attempt.look()
             if result is not None:
-                del running[pid]
+                running.remove(attempt)
                 free.append(attempt.tree)
                 yield result
         time.sleep(0.05)
@@ -97,20 +102,46 @@ def _copy_tree(tree: Path) -> Path:
 
 
 class _Try:
-    """One mutant's tests, under way in a process of their own."""
+    """One mutant's tests, under way in a process of their own.
 
-    def __init__(self, mutant: Mutant, tree: Path, coverage: Coverage) -> None:
+    Attributes:
+        tree: the copy that it changes.
+    """
+
+    def __init__(
+        self, mutant: Mutant, tree: Path, coverage: Coverage, is_sound: dict[str, bool]
+    ) -> None:
+        """Begin; `is_sound` says of tests whether they pass on the unchanged tree, once known."""
         self.tree = tree
         self._mutant = mutant
         self._begin_s = time.monotonic()
         self._output = tree.with_suffix(".log")
         self._path = tree / "workflow" / "distillery" / mutant.module
         self._source = self._path.read_bytes()
-        self._path.write_bytes(mutant.apply(self._source))
-        tests = coverage.tests_of(mutant)
-        self._limit_s = LEAST_S + SLOWER * sum(coverage.seconds[test] for test in tests)
-        self.pid = os.fork()
-        if self.pid == 0:
+        self._seconds = coverage.seconds
+        self._is_sound = is_sound
+        self._tests = coverage.tests_of(mutant)
+        self._broken: list[str] = []
+        self._suspect = ""
+        self._meet_mutant()
+
+    def _meet_mutant(self) -> None:
+        """Run the mutant's tests, without those that fail anyway."""
+        self._path.write_bytes(self._mutant.apply(self._source))
+        self._suspect = ""
+        self._start([test for test in self._tests if self._is_sound.get(test, True)])
+
+    def _meet_original(self, suspect: str) -> None:
+        """Run one test that failed on the unchanged tree."""
+        self._suspect = suspect
+        self._start([suspect])
+
+    def _start(self, tests: list[str]) -> None:
+        self._running = tests
+        self._limit_s = LEAST_S + SLOWER * sum(self._seconds[test] for test in tests)
+        self._started_s = time.monotonic()
+        self._pid = os.fork()
+        if self._pid == 0:
             self._be_pytest(tests)
 
     def _be_pytest(self, tests: list[str]) -> None:
@@ -140,23 +171,46 @@ class _Try:
 
     def look(self) -> Result | None:
         """What became of it, once that is known."""
-        seconds = time.monotonic() - self._begin_s
-        pid, status = os.waitpid(self.pid, os.WNOHANG)
-        if pid == 0 and seconds < self._limit_s:
+        failed = self._look_at_process()
+        if failed is None:
             return None
-        _kill_group(self.pid)
-        if pid == 0:
-            os.waitpid(self.pid, 0)
-        self._path.write_bytes(self._source)
-        killer = "a time-out" if pid == 0 else self._killer(os.waitstatus_to_exitcode(status))
-        return Result(self._mutant, killer, seconds)
+        if self._suspect:
+            self._is_sound[self._suspect] = not failed
+            failed = self._suspect
+        elif failed in self._running and failed not in self._is_sound:
+            self._meet_original(failed)
+            return None
+        if not self._is_sound.get(failed, True):
+            self._broken.append(failed)
+            self._meet_mutant()
+            return None
+        seconds = time.monotonic() - self._begin_s
+        return Result(self._mutant, failed, seconds, tuple(self._broken))
 
-    def _killer(self, code: int) -> str:
-        """The test that failed; "" if none did, and none at all is a survivor too."""
+    def _look_at_process(self) -> str | None:
+        """The test that failed, or how else it ended; "" if none failed, None while it runs.
+
+        The tree is as it was then.
+        """
+        pid, status = os.waitpid(self._pid, os.WNOHANG)
+        if pid == 0 and time.monotonic() - self._started_s < self._limit_s:
+            return None
+        _kill_group(self._pid)
+        if pid == 0:
+            os.waitpid(self._pid, 0)
+        self._path.write_bytes(self._source)
+        return "a time-out" if pid == 0 else self._failed(os.waitstatus_to_exitcode(status))
+
+    def _failed(self, code: int) -> str:
+        """The test that failed; "" if none did, and none at all is no failure either."""
         if code in {0, 5}:
             return ""
-        found = KILLED_BY.search(self._output.read_text(errors="replace"))
-        return found.group(1) if found else f"the end of the process, {code}"
+        found = FAILED.search(self._output.read_text(errors="replace"))
+        if found is None:
+            return f"the end of the process, {code}"
+        # A test's name may hold what parts it from its message.
+        named = [test for test in self._running if f"{found[1]} - ".startswith(f"{test} - ")]
+        return max(named, key=len, default=found[1].partition(" - ")[0])
 
 
 def _kill_group(pid: int) -> None:

@@ -2,6 +2,9 @@
 
 import ast
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,7 +48,8 @@ TEXTS = {
     'return [self.size * each for each in table[⟦"row" → "row_x"⟧] if each in known]',
     'return [self.size * each for each in table["row"] if each ⟦in → not in⟧ known]',
 }
-PACKAGE = Path(__file__).parents[2] / "workflow/distillery"
+HERE = Path(__file__).parents[1]
+PACKAGE = HERE.parent / "workflow/distillery"
 
 
 def test_what_a_test_should_hold_is_changed_and_nothing_else() -> None:
@@ -100,6 +104,54 @@ def test_a_mutant_meets_the_tests_that_run_its_function_the_quickest_first(tmp_p
     (mutant, *_) = mutants("m.py", range(1))
     expected = ["a.py::quick", "b.py::later", "a.py::slow", "b.py::first"]
     assert Coverage(notes).tests_of(mutant) == expected
+
+
+PART = "def is_below(left, right):\n    return left < right\n"
+TESTS = """
+from pathlib import Path
+import pytest
+
+@pytest.mark.parametrize("name", ["fails - always", "sees - it"])
+def test_part(name):
+    with Path("met").open("a") as file:
+        file.write(f"{name}\\n")
+    names = {}
+    exec(Path("workflow/distillery/part.py").read_text(), names)
+    assert name != "fails - always" and not names["is_below"](1, 1)
+"""
+RUN = """
+from pathlib import Path
+from mutation import running
+from mutation.covering import Coverage
+from mutation.find import find
+here = running.ROOT = Path.cwd()
+running.LIBRARIES = ("pytest",)
+(mutant,) = find((here / "workflow/distillery/part.py").read_bytes(), "part.py")
+for result in running.run_all([mutant, mutant], Coverage(here / "notes"), here / "work", jobs=1):
+    print(result.line.replace(f"{result.seconds:.0f} s", "1 s"))
+"""
+
+
+def test_a_test_that_fails_without_the_mutant_is_no_killer(tmp_path: Path) -> None:
+    """It is tried once without it, and named; the mutant's other tests go on."""
+    for name, text in (("workflow/distillery/part.py", PART), ("tests/test_part.py", TESTS)):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(text)
+    broken, killer = (
+        f"tests/test_part.py::test_part[{it}]" for it in ("fails - always", "sees - it")
+    )
+    note = {"seconds": 1, "passed": True, "setup": [], "call": ["part.py:is_below"]}
+    lines = (json.dumps(note | {"test": test}) for test in (broken, killer))
+    (tmp_path / "notes").write_text("\n".join(lines))
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    told = subprocess.run(
+        [sys.executable, "-c", RUN], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(HERE)},
+        capture_output=True, text=True, check=True,
+    ).stdout.splitlines()  # fmt: skip
+    line = f"part.py:2  return left ⟦< → <=⟧ right  killed by {killer}  (1 s)"
+    assert told == [line, f"  fails without it too: {broken}", line]
+    met = (tmp_path / "work/tree-0/met").read_text().splitlines()
+    assert met == ["fails - always"] * 2 + ["sees - it"] * 3
 
 
 def test_each_listed_mutant_has_a_reason(tmp_path: Path) -> None:
