@@ -16,7 +16,7 @@ from distillery.families import family_named
 from distillery.files import hash_json
 from distillery.stages.student import build_student
 from distillery.stages.targets import targets_recipe
-from distillery.teacher.adapters import find_adapter, teacher_hash, text_hash
+from distillery.teacher.adapters import find_adapter, name_some, teacher_hash, text_hash
 from distillery.teacher.find import denoisers_in, family_in, fingerprint
 from distillery.teacher.fusing import adapt, cast
 from distillery.teacher.loading import check_options, load_teacher
@@ -263,6 +263,13 @@ def test_an_adapter_of_a_wider_model(tiny: Path, tmp_path: Path) -> None:
     assert message.count("size mismatch") == 3
     assert message.endswith(f" and {len(found) - 3} more")
     assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, ""), (2, "a, b"), (3, "a, b, c"), (4, "a, b, c and 1 more")]
+)
+def test_a_message_names_three_and_counts_the_rest(count: int, text: str) -> None:
+    assert name_some(reversed("abcd"[:count])) == text
 
 
 def test_an_adapter_of_another_family(tiny_sdxl: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -65,6 +66,12 @@ def test_the_manifest_knows_who_made_an_image_and_how_long_it_took(generated: Ru
     assert (table["seconds"] > 0).all()
     for kind in ("file", "latents_file"):
         assert all((generated.folder / name).is_file() for name in table[kind])
+
+
+def test_the_manifest_has_no_column_without_a_name(generated: Run) -> None:
+    """As pandas writes an index, which other readers show."""
+    path = generated.folder / "dataset" / "manifest.parquet"
+    assert pq.read_schema(path).names == list(pd.read_parquet(path).columns)
 
 
 def test_all_pairs(generated: Run) -> None:

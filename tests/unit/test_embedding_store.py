@@ -5,9 +5,26 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from safetensors.torch import load_file
 
 from distillery.store.chunks import DamagedChunkError
 from distillery.store.embeddings import EmbeddingStore
+
+
+def test_each_prompt_has_its_own_part_of_a_chunk(data: Path) -> None:
+    """Texts of several lengths lie one behind another, the negative one first."""
+    manifest = data / "embeddings/train/manifest.json"
+    table = pd.read_parquet(data / "prompts/train.parquet")
+    parts = []
+    for chunk in sorted(manifest.parent.rglob("chunk-*")):
+        tensors = load_file(chunk)
+        lengths = tensors["prompt_embeds.lengths"].tolist()
+        parts += tensors["prompt_embeds.values"].split(lengths)
+    assert len({len(part) for part in parts}) > 1
+    store = EmbeddingStore(manifest, table)
+    found = [store.negative, *map(store.row, range(len(table)))]
+    for ours, theirs in zip(found, parts, strict=True):
+        assert ours["prompt_embeds"].equal(theirs)
 
 
 def test_a_damaged_chunk_is_seen_at_its_first_row(data: Path, tmp_path: Path) -> None:

@@ -75,6 +75,7 @@ def test_values_go_in_and_come_out_whole(group):
             assert isinstance(parallel.shard_like(wanted[name], parameter), DTensor)
     parallel.gather_denoiser(denoiser, RankInfo())
     assert type(denoiser).__name__ == "WanTransformer3DModel"
+    assert not any(isinstance(parameter, DTensor) for parameter in denoiser.parameters())
     assert all(torch.equal(denoiser.state_dict()[name], wanted[name]) for name in wanted)
 
 

@@ -1,15 +1,17 @@
 """The plan stops what cannot work, and its numbers are right."""
 
 import json
+import logging
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from distillery.config.run import parse_config
-from distillery.stages.plan import make_plan, summary
+from distillery.stages.plan import main, make_plan, summary
 from runs import make_run, settings
 from tiny import tiny_prompts
 
@@ -51,6 +53,31 @@ def test_the_summary_fits_a_screen_and_knows_the_machine(teacher: Path, tmp_path
     assert "9 in 3 chunks, 72 network calls" in text
     assert "? cores" not in text
     assert len(text.splitlines()) < 24
+
+
+@pytest.fixture
+def as_quiet_as_before() -> Iterator[None]:
+    """The command raises the level of the library's log."""
+    log = logging.getLogger("distillery")
+    before = log.level
+    yield
+    log.setLevel(before)
+
+
+@pytest.mark.usefixtures("as_quiet_as_before")
+def test_the_command_prints_the_plan_or_what_is_wrong(
+    teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frozen, output = tmp_path / "run.json", tmp_path / "plan.json"
+    arguments = ["--config", str(frozen), "--output", str(output)]
+    frozen.write_text(json.dumps(settings(tmp_path, teacher)))
+    assert main(arguments) == 0
+    assert capsys.readouterr().err.endswith(f"{summary(json.loads(output.read_text()))}\n")
+    frozen.write_text(json.dumps(settings(tmp_path, tmp_path / "nowhere")))
+    assert main(arguments) == 1
+    told = capsys.readouterr().err
+    assert "no such folder" in told
+    assert "network calls" not in told, "of the plan before"
 
 
 def refused(folder: Path, teacher: Path, /, **changes: Any) -> str:

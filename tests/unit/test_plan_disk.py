@@ -61,6 +61,18 @@ def test_a_finished_run_is_as_large_as_planned(teacher: Path, tmp_path: Path, in
         assert planned_sizes[stage] == near, stage
 
 
+def test_a_loras_additions_lie_there_three_times(teacher: Path, tmp_path: Path) -> None:
+    """In float32 in the untrained student, in the trained one and beside the pipeline."""
+    sizes, learned = [], []
+    for rank in (2, 4):
+        student = {"steps": 2, "init": "lora", "lora": {"rank": rank}}
+        plan = planned(settings(tmp_path, teacher, student=student), tmp_path)
+        sizes.append(plan["disk"]["stages"]["student"])
+        learned.append(plan["student"]["trained_parameters"])
+    assert learned[1] == 2 * learned[0] > 0
+    assert sizes[1] - sizes[0] == (learned[1] - learned[0]) * 4 * 3
+
+
 def training(**changes: Any) -> Training:
     return Training(**(tiny.TRAINING | {"num_samples": 80} | changes))
 

@@ -8,11 +8,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from distillery import slots
+from distillery import slots, with_gpus
+from distillery.locks import take
+from distillery.slots import FIRST_WAIT_S, LONGEST_WAIT_S
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "workflow/distillery/with_gpus.py"
@@ -370,6 +374,28 @@ def test_a_long_wait_says_who_holds_what(bench: Bench, monkeypatch: pytest.Monke
     assert bench.tickets() == []
 
 
+def test_between_two_tries_the_sleep_doubles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to the longest; how many jobs wait changes nothing of it."""
+    asleep: list[float] = []
+    monkeypatch.setenv("DISTILLERY_PRETEND_GPUS", "1")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(slots.random, "uniform", lambda _least, most: most)
+    held = slots.acquire(1, tmp_path, 0)
+
+    def sleep(seconds: float) -> None:
+        asleep.append(seconds)
+        if len(asleep) == 6:
+            held.release()
+
+    monkeypatch.setattr(slots.time, "sleep", sleep)
+    slots.acquire(1, tmp_path, 60).release()
+    doubled = [FIRST_WAIT_S * 2**number for number in range(6)]
+    assert asleep == pytest.approx([min(it, LONGEST_WAIT_S) for it in doubled])
+    assert doubled[-1] > LONGEST_WAIT_S
+
+
 def test_released_devices_can_be_taken_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -387,6 +413,142 @@ def test_the_default_folder_is_private(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = slots.default_folder()
     assert folder.stat().st_uid == os.getuid()
     assert folder.stat().st_mode & 0o777 == 0o700
+
+
+# ---- the command's functions, in this process --------------------------------------------------
+
+
+@dataclass
+class Became:
+    """What this process would have become."""
+
+    program: str = ""
+    command: list[str] = field(default_factory=list)
+    environment: dict[str, str] = field(default_factory=dict)
+    fails: OSError | None = None
+
+    def execvp(self, program: str, command: list[str]) -> None:
+        if self.fails is not None:
+            raise self.fails
+        self.program, self.command, self.environment = program, command, dict(os.environ)
+
+
+@pytest.fixture
+def became(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Became]:
+    """Instead of another program; devices, variables and signals are as before afterwards."""
+    found, taken = Became(), []
+    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "SLURM_JOB_ID"):
+        monkeypatch.setenv(name, "")  # so that it is put back
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("DISTILLERY_PRETEND_GPUS", "2")
+    monkeypatch.setenv("DISTILLERY_SLOTS", str(tmp_path / "locks"))
+    monkeypatch.setattr(with_gpus.os, "execvp", found.execvp)
+
+    def acquire(*args: Any, **options: Any) -> slots.Slots:
+        taken.append(slots.acquire(*args, **options))
+        return taken[-1]
+
+    monkeypatch.setattr(with_gpus, "acquire", acquire)
+    before = {it: signal.getsignal(it) for it in (signal.SIGPIPE, signal.SIGXFSZ)}
+    yield found
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    for devices in taken:
+        devices.release()
+
+
+def test_it_becomes_the_command_on_the_devices(became: Became) -> None:
+    with_gpus.main(["--num-gpus", "2", "--", "train", "--", "--num-gpus", "7"])
+    assert became.program == "train"
+    assert became.command == ["train", "--", "--num-gpus", "7"]
+    assert became.environment["CUDA_VISIBLE_DEVICES"] == "GPU-pretend-0,GPU-pretend-1"
+    assert became.environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        assert signal.getsignal(number) is signal.SIG_DFL, "Python ignores it"
+
+
+def test_the_command_inherits_the_lock_of_its_job(
+    became: Became, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So whoever waits for the job waits for the command too."""
+    lock, taken = tmp_path / "job", list[int]()
+    monkeypatch.setattr(with_gpus, "take", lambda path: taken.append(take(path)) or taken[0])
+    with_gpus.main(["--num-gpus", "0", "--alone", str(lock), "--", "train"])
+    assert is_locked(lock)
+    assert os.get_inheritable(taken[0])
+    os.close(taken[0])
+    assert not is_locked(lock)
+    assert became.environment["CUDA_VISIBLE_DEVICES"] == ""
+
+
+@pytest.mark.parametrize(
+    ("job", "visible", "num_gpus", "expected"),
+    [
+        ("17", "0,1", 2, True),
+        ("17", "1", 1, True),
+        ("17", "0,1", 1, False),
+        ("17", "0", 2, False),
+        ("17", "", 0, False),
+        ("17", None, 1, False),
+        (None, "0,1", 2, False),
+    ],
+)
+def test_slurms_devices_are_the_jobs_if_they_are_as_many(
+    became: Became,
+    monkeypatch: pytest.MonkeyPatch,
+    job: str | None,
+    visible: str | None,
+    num_gpus: int,
+    expected: bool,
+) -> None:
+    for name, value in (("SLURM_JOB_ID", job), ("CUDA_VISIBLE_DEVICES", visible)):
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    assert with_gpus.handed_out(num_gpus) == expected
+
+
+@pytest.mark.parametrize(
+    ("fails", "status", "message"),
+    [
+        (FileNotFoundError(2, "No such file or directory"), 127, "there is no command 'train'"),
+        (PermissionError(13, "Permission denied"), 126, "'train' cannot be run: Permission denied"),
+    ],
+)
+def test_a_command_that_cannot_be_run_has_the_shells_status(
+    became: Became, capsys: pytest.CaptureFixture[str], fails: OSError, status: int, message: str
+) -> None:
+    became.fails = fails
+    assert with_gpus.run(["train", "--fast"]) == status
+    assert message in capsys.readouterr().err
+
+
+def test_without_devices_no_command_is_run(
+    became: Became, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert with_gpus.main(["--num-gpus", "3", "--", "train"]) == with_gpus.NO_GPUS == 125
+    assert "num_gpus is 3, 2 can be used" in capsys.readouterr().err
+    held = slots.acquire(2, slots.default_folder(), 0)
+    assert with_gpus.main(["--num-gpus", "1", "--timeout-s", "0", "--", "train"]) == 125
+    held.release()
+    assert became.program == ""
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--", "train"], "the following arguments are required: --num-gpus"),
+        (["--num-gpus", "1", "train"], "unrecognized arguments: train"),
+        (["--num-gpus", "1", "--"], "there is no command: write it behind --"),
+        (["--num-gpus", "1"], "[--timeout-s S] [--alone FILE] -- command"),
+    ],
+)
+def test_a_line_without_devices_or_command_is_refused(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as refused:
+        with_gpus.parse(argv)
+    assert refused.value.code == 2
+    assert message in capsys.readouterr().err
 
 
 def test_starting_costs_little(bench: Bench) -> None:

@@ -1,5 +1,6 @@
 """The order of the samples, and what one sample is."""
 
+import hashlib
 import os
 import signal
 from collections import Counter
@@ -55,6 +56,15 @@ def test_an_epoch_holds_every_item_once_and_epochs_differ():
     assert all(sorted(epoch) == list(range(40)) for epoch in epochs)
     assert epochs[0] != epochs[1] != epochs[2]
     assert order.items(0, 40) != Order(40, seed=4).items(0, 40)
+
+
+def test_the_order_is_a_permutation_seeded_by_the_first_63_bits_of_a_hash():
+    """A training that another version continues with sees the same samples."""
+    for epoch in (0, 1):
+        bits = int(hashlib.sha256(f"order\n3\n{epoch}".encode()).hexdigest(), 16)
+        generator = torch.Generator().manual_seed(bits >> 256 - 63)
+        expected = torch.randperm(40, generator=generator).tolist()
+        assert Order(40, seed=3).items(40 * epoch, 40 * epoch + 40) == expected
 
 
 def test_any_stretch_of_the_stream_is_the_same_however_it_is_cut():

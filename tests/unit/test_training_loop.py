@@ -16,6 +16,7 @@ from distillery.files import read_json
 from distillery.model_folder import hash_model
 from distillery.telemetry import read_events
 from distillery.training import checkpoint, loop
+from distillery.training.health import Watchdog
 
 WEIGHTS = "student/trained/diffusion_pytorch_model.safetensors"
 
@@ -142,6 +143,19 @@ def test_only_the_student_and_stored_numbers_are_opened(data, tmp_path, monkeypa
     shutil.copytree(data, moved, ignore=shutil.ignore_patterns("teacher"))
     assert train(moved, tmp_path) == 0
     assert loaded == [str(moved / "student/initial")]
+
+
+def test_the_watchdog_hears_of_each_update(data, tmp_path, monkeypatch):
+    """Before the first one it waits as long as networks may take to compile."""
+    heard, updated = [], Watchdog.updated
+
+    def note(watchdog):
+        heard.append(watchdog)
+        updated(watchdog)
+
+    monkeypatch.setattr(Watchdog, "updated", note)
+    assert train(data, tmp_path) == 0
+    assert len(heard) == 64 / 8
 
 
 def test_the_untrained_student_stays_as_it_was(data, undisturbed):

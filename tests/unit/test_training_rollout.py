@@ -236,6 +236,22 @@ def test_min_snr_of_a_flow_weighs_the_clean_sample():
     assert min_snr_weight("flow_prediction", 0.9, 0.1) == pytest.approx(5 * 0.01)
 
 
+@pytest.mark.parametrize(
+    "prediction_type", ["epsilon", "v_prediction", "flow_prediction", "sample"]
+)
+def test_min_snr_of_noise_alone_is_its_limit(prediction_type):
+    """SNR 0: an error of the noise is none of the clean sample, however small alpha is."""
+    found = min_snr_weight(prediction_type, 0.0, 1.0)
+    assert found == (1.0 if prediction_type == "epsilon" else 0.0)
+    assert found == pytest.approx(min_snr_weight(prediction_type, 1e-6, 1.0), abs=1e-9)
+
+
+def test_min_snr_refuses_one_step_from_noise_alone():
+    grid = Schedule(timesteps=(999,), alphas=(0.0, 1.0), sigmas=(1.0, 0.0), scales=(1.0, 1.0))
+    with pytest.raises(ValueError, match="'min_snr', which gives segment 0 of this student's 1"):
+        segment_weights("min_snr", grid, "flow_prediction")
+
+
 def test_min_snr_refuses_a_step_that_would_not_be_learned(data):
     with pytest.raises(ValueError, match=r"segment 0 of this student's 4 .*flow_prediction.*use"):
         open_dataset(data, "segment", "min_snr")

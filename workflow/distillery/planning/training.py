@@ -26,7 +26,7 @@ def plan_training(
     student: Origin,
     denoiser_class: type,
     gpus: Gpus,
-    vae_bytes: int = 0,
+    vae_bytes: int,
 ) -> dict[str, Any]:
     """What a training on the planned GPUs does, one process each, or on a CPU.
 

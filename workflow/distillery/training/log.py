@@ -197,7 +197,7 @@ class ProgressLog:
             self._board.close()
         self._bar.close()
 
-    def add(self, totals: UpdateTotals, num_mine: int, waiting_s: float = 0.0) -> None:
+    def add(self, totals: UpdateTotals, num_mine: int, waiting_s: float) -> None:
         """Take one update in; at the end of an interval add a row to the history and report.
 
         The training's end is one too, so no update is left out of the history.
@@ -319,7 +319,7 @@ def _bar(state: TrainingState, run: Run) -> "tqdm[Any]":
 
 
 def row_of(
-    window: Window, samples_seen: int, learning_rate: float, has_rollouts: bool = False
+    window: Window, samples_seen: int, learning_rate: float, has_rollouts: bool
 ) -> dict[str, float]:
     """One row of loss.parquet: means over the interval that ends at `samples_seen`, unweighted.
 
