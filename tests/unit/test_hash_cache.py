@@ -15,7 +15,12 @@ from safetensors.torch import load_file, save_file
 from distillery import hash_cache
 from distillery.config.teacher import Teacher
 from distillery.files import hash_json, read_json, write_json
-from distillery.hash_cache import BLOCK_BYTES, cache_folder, hash_large_files
+from distillery.hash_cache import (
+    BLOCK_BYTES,
+    REMEMBERED_BYTES,
+    cache_folder,
+    hash_large_files,
+)
 from distillery.teacher.adapters import teacher_hash
 from runs import generating_settings, make_run, planned, settings
 
@@ -117,6 +122,35 @@ def test_a_small_file_is_read_each_time(cache: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     hashed(tmp_path / "config.json")
     assert entries(cache) == []
+
+
+def test_the_smallest_file_that_is_remembered(cache: Path, weights: Path) -> None:
+    os.truncate(weights, REMEMBERED_BYTES - 1)
+    hashed(weights)
+    assert entries(cache) == []
+    os.truncate(weights, REMEMBERED_BYTES)
+    hashed(weights)
+    (entry,) = entries(cache)
+    forged = forge(entry)
+    assert hash_large_files([weights])[weights] == forged, "it was read"
+
+
+def test_an_entry_holds_what_later_versions_look_for(cache: Path, weights: Path) -> None:
+    """Another name in it, and each version would read all teachers again."""
+    status = weights.stat()
+    content = {
+        "file": {
+            "path": str(weights.resolve()),
+            "size": status.st_size,
+            "mtime_ns": status.st_mtime_ns,
+            "ctime_ns": status.st_ctime_ns,
+            "inode": status.st_ino,
+        },
+        "block_bytes": BLOCK_BYTES,
+        "digest": hashed(weights),
+    }
+    (entry,) = entries(cache)
+    assert read_json(entry) == content | {"check": hash_json(content)}
 
 
 def test_a_file_just_written_is_not_remembered(

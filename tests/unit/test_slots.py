@@ -374,26 +374,69 @@ def test_a_long_wait_says_who_holds_what(bench: Bench, monkeypatch: pytest.Monke
     assert bench.tickets() == []
 
 
-def test_between_two_tries_the_sleep_doubles(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Up to the longest; how many jobs wait changes nothing of it."""
-    asleep: list[float] = []
+class Clock:
+    """A clock that sleeping alone moves on, in the place of the module `time`."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.slept: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def monotonic_ns(self) -> int:
+        return int(self.now_s * 1e9)
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds > 0, "it would never end"
+        self.now_s += seconds
+        self.slept.append(seconds)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Of one device; whatever is drawn by lot is the most it can be."""
+    clock = Clock()
     monkeypatch.setenv("DISTILLERY_PRETEND_GPUS", "1")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(slots, "time", clock)
     monkeypatch.setattr(slots.random, "uniform", lambda _least, most: most)
-    held = slots.acquire(1, tmp_path, 0)
+    return clock
 
-    def sleep(seconds: float) -> None:
-        asleep.append(seconds)
-        if len(asleep) == 6:
+
+@pytest.mark.parametrize(("timeout_s", "share"), [(None, 1.0), (60.0, 0.5)])
+def test_between_two_tries_the_sleep_doubles(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    clock: Clock,
+    timeout_s: float | None,
+    share: float,
+) -> None:
+    """Up to the longest, and `share` of it by lot: half to all."""
+    if share < 1:
+        monkeypatch.setattr(slots.random, "uniform", lambda least, _most: least)
+    held, sleep = slots.acquire(1, tmp_path, 0), clock.sleep
+
+    def sleep_and_end(seconds: float) -> None:
+        sleep(seconds)
+        if len(clock.slept) == 6:
             held.release()
 
-    monkeypatch.setattr(slots.time, "sleep", sleep)
-    slots.acquire(1, tmp_path, 60).release()
+    monkeypatch.setattr(clock, "sleep", sleep_and_end)
+    slots.acquire(1, tmp_path, timeout_s).release()
     doubled = [FIRST_WAIT_S * 2**number for number in range(6)]
-    assert asleep == pytest.approx([min(it, LONGEST_WAIT_S) for it in doubled])
+    assert clock.slept == pytest.approx([share * min(it, LONGEST_WAIT_S) for it in doubled])
     assert doubled[-1] > LONGEST_WAIT_S
+
+
+def test_the_wait_ends_at_its_timeout(tmp_path: Path, clock: Clock) -> None:
+    held = slots.acquire(1, tmp_path, 0)
+    timeout_s = 2.5 * FIRST_WAIT_S
+    with pytest.raises(TimeoutError):
+        slots.acquire(1, tmp_path, timeout_s)
+    held.release()
+    assert clock.now_s == timeout_s
+    assert clock.slept == pytest.approx([FIRST_WAIT_S, 1.5 * FIRST_WAIT_S])
 
 
 def test_released_devices_can_be_taken_again(
