@@ -235,6 +235,13 @@ def test_a_long_wait_is_told(
         hashed(weights)
     (record,) = caplog.records
     assert "0.0 of 0.0 GiB" in record.message
+    caplog.clear()
+    os.truncate(weights, 2 * BLOCK_BYTES + BLOCK_BYTES // 2)
+    monkeypatch.setattr(hash_cache, "GIB", BLOCK_BYTES)
+    with caplog.at_level(logging.INFO):
+        hashed(weights)
+    told = [record.message.split("jobs: ")[1].split(" GiB")[0] for record in caplog.records]
+    assert told == ["1.0 of 2.5", "2.0 of 2.5", "2.5 of 2.5"]
 
 
 def test_a_file_that_cannot_be_read_is_an_error(cache: Path, tmp_path: Path) -> None:

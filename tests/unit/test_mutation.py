@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from mutation import equivalent
+from mutation.__main__ import DRAWINGS
 from mutation.covering import Coverage
 from mutation.find import Mutant, find, pick
 
@@ -152,6 +153,11 @@ def test_a_test_that_fails_without_the_mutant_is_no_killer(tmp_path: Path) -> No
     assert told == [line, f"  fails without it too: {broken}", line]
     met = (tmp_path / "work/tree-0/met").read_text().splitlines()
     assert met == ["fails - always"] * 2 + ["sees - it"] * 3
+
+
+def test_modules_that_are_named_are_there() -> None:
+    named = DRAWINGS | {module for module, _, _ in equivalent.read()}
+    assert {module for module in named if not (PACKAGE / module).is_file()} == set()
 
 
 def test_each_listed_mutant_has_a_reason(tmp_path: Path) -> None:
