@@ -174,7 +174,8 @@ class _Finder(ast.NodeVisitor):
         if node.args and isinstance(node.func, ast.Attribute) and node.func.attr == "get":
             self._key(node.args[0])
         self._visit_all(node.args)
-        self._visit_all(word.value for word in node.keywords if word.arg not in LOOKS)
+        left_alone = LOOKS | ({"strict"} if _is_zip(node) else set())
+        self._visit_all(word.value for word in node.keywords if word.arg not in left_alone)
 
     # ---- what is changed ---------------------------------------------------------------------
 
@@ -318,6 +319,11 @@ def _is_easy(node: ast.BinOp) -> bool:
     name = left.attr if isinstance(left, ast.Attribute) else getattr(left, "id", "")
     is_path = isinstance(node.op, ast.Div) and name in PATHS
     return is_path or _is_text(node.left) or _is_text(node.right)
+
+
+def _is_zip(node: ast.Call) -> bool:
+    """Its `strict` asserts our own invariant."""
+    return isinstance(node.func, ast.Name) and node.func.id == "zip"
 
 
 def _is_told(node: ast.Call) -> bool:

@@ -33,6 +33,7 @@ class Part:
             self.tell(f"{by + 1} too many")
             reporter.info("grows", 9)
             raise ValueError(f"by is {by + 2}")
+        self.mate(zip(self.tail, known, strict=True), strict=True)
         return [self.size * each for each in table["row"] if each in known]
 '''
 TEXTS = {
@@ -44,6 +45,8 @@ TEXTS = {
     "if not (by ⟦< → <=⟧ self.size and is_new):",
     "if not (by < self.size ⟦and → or⟧ is_new):",
     '⟦self.tell(f"{by + 1} too many") → pass⟧',
+    "⟦self.mate(zip(self.tail, known, strict=True), strict=True) → pass⟧",
+    "self.mate(zip(self.tail, known, strict=True), strict=⟦True → False⟧)",
     '⟦raise ValueError(f"by is {by + 2}") → pass⟧',
     'return [self.size ⟦* → /⟧ each for each in table["row"] if each in known]',
     'return [self.size * each for each in table[⟦"row" → "row_x"⟧] if each in known]',
