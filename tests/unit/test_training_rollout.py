@@ -14,7 +14,7 @@ from distillery.config.run import parse_config
 from distillery.config.training import Training
 from distillery.files import read_json
 from distillery.model_folder import load_denoiser
-from distillery.schedule import Schedule
+from distillery.schedule import Schedule, from_prediction
 from distillery.stages.plan import plan_work
 from distillery.store.chunks import chunk_folder
 from distillery.telemetry import Reporter
@@ -236,9 +236,23 @@ def test_min_snr_of_a_flow_weighs_the_clean_sample():
     assert min_snr_weight("flow_prediction", 0.9, 0.1) == pytest.approx(5 * 0.01)
 
 
-@pytest.mark.parametrize(
-    "prediction_type", ["epsilon", "v_prediction", "flow_prediction", "sample"]
-)
+PREDICTIONS = ("epsilon", "v_prediction", "flow_prediction", "sample")
+
+
+@pytest.mark.parametrize("prediction_type", PREDICTIONS)
+@pytest.mark.parametrize(("alpha", "sigma"), [(0.6, 0.8), (0.6, 0.6), (1.0, 2.5), (0.9, 0.1)])
+def test_min_snr_weighs_what_an_error_does_to_the_clean_sample(prediction_type, alpha, sigma):
+    """Also where noise and sample do not share out one variance, as in an exploding one."""
+    zero, one = torch.tensor([0.0, 1.0], dtype=torch.float64)
+    before, after = (
+        from_prediction(prediction_type, error, zero, alpha, sigma)[0] for error in (zero, one)
+    )
+    limited = min((alpha / sigma) ** 2, 5.0)
+    found = min_snr_weight(prediction_type, alpha, sigma)
+    assert found == pytest.approx(limited * float(after - before) ** 2)
+
+
+@pytest.mark.parametrize("prediction_type", PREDICTIONS)
 def test_min_snr_of_noise_alone_is_its_limit(prediction_type):
     """SNR 0: an error of the noise is none of the clean sample, however small alpha is."""
     found = min_snr_weight(prediction_type, 0.0, 1.0)
