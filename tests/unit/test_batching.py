@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from distillery.generation.batching import Batcher
-from distillery.generation.speed import Workload, compile_pays_off
+from distillery.generation.speed import MIN_PARAMETERS, Workload, compile_pays_off
 from distillery.store.trajectories import TrajectoryStore
 from distillery.telemetry import Reporter
 from runs import CPU, make_run
@@ -110,7 +110,8 @@ def test_auto_makes_the_same_trajectories_on_a_cpu(teacher: Path, tmp_path: Path
         ("never", 10**10, 10**6, False),
         ("auto", 10**10, 8 * 400, True),
         ("auto", 10**10, 8 * 399, False),
-        ("auto", 10**8, 10**6, False),
+        ("auto", MIN_PARAMETERS, 10**6, True),
+        ("auto", MIN_PARAMETERS - 1, 10**6, False),
     ],
 )
 def test_large_networks_are_compiled_for_long_runs(

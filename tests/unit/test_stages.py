@@ -21,6 +21,7 @@ from distillery.store.chunks import (
 )
 from distillery.store.embeddings import EmbeddingStore
 from distillery.store.shards import Manifest
+from distillery.store.tables import read_table, write_table
 from distillery.store.trajectories import TrajectoryStore
 from distillery.telemetry import read_events
 from runs import Run, make_run
@@ -328,6 +329,13 @@ def test_merging_samples_looks_at_every_file_and_shard(run: Run, tmp_path: Path)
         ):
             merge_samples(shards, output)
         path.write_bytes(content)
+
+
+def test_shards_without_an_image_are_not_merged(run: Run, tmp_path: Path) -> None:
+    empty = tmp_path / "shard-1-of-2.parquet"
+    write_table(read_table(run.samples(0, 1)).head(0), empty)
+    with pytest.raises(ValueError, match=f"there is no image in {empty}"):
+        merge_samples([empty], tmp_path / "merged.parquet")
 
 
 def test_samples_of_two_recipes_are_not_merged(run: Run) -> None:
