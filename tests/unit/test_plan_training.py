@@ -189,6 +189,16 @@ def test_the_plan_on_gpus_that_are_too_small_or_too_old(
     assert "use more GPUs, keep fewer blocks" in advice
 
 
+@pytest.mark.parametrize(("capability", "tf32"), [("7.5", "off"), ("8.0", "on"), ("8.9", "on")])
+def test_products_are_in_tf32_from_ampere_on(
+    teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capability: str, tf32: str
+) -> None:
+    plan, _ = planned(tmp_path, teacher, monkeypatch, [gpu(H200, capability)], dtype="bfloat16")
+    assert choices(plan)["tf32"] == tf32
+    advice = [line for line in plan["advice"] if "only imitates" in line]
+    assert bool(advice) == (tf32 == "off")
+
+
 @pytest.mark.parametrize(
     ("parallel", "previews", "is_refused"),
     [("fsdp", 8, True), ("ddp", 8, False), ("fsdp", 0, False)],

@@ -18,7 +18,7 @@ from distillery.families import family_named
 from distillery.files import read_json
 from distillery.model_folder import ABOUT, load_denoiser_skeleton
 from distillery.stages.student import build_student
-from distillery.student.lora import LORA_FILE, check_lora, load_trainable
+from distillery.student.lora import LORA_FILE, check_lora, count_lora, load_trainable
 from families import CASES
 from families.case import FamilyCase
 from runs import Run, make_run
@@ -80,6 +80,15 @@ def test_the_untrained_student_is_the_teacher(trained: tuple[FamilyCase, Run]) -
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     additions = load_file(run.folder / "student/initial" / LORA_FILE)
     assert all((value == 0).all() == ("lora_B" in name) for name, value in additions.items())
+
+
+def test_additions_are_counted_by_both_sides_of_a_layer() -> None:
+    """Of a convolution the inputs are those of its window."""
+    network = torch.nn.ModuleDict(
+        {"linear": torch.nn.Linear(3, 5), "conv": torch.nn.Conv2d(2, 7, 3)}
+    )
+    assert count_lora(network, Lora(rank=2, targets=("linear",))) == 2 * (3 + 5)
+    assert count_lora(network, Lora(rank=2, targets=("linear", "conv"))) == 2 * (3 + 5 + 18 + 7)
 
 
 def test_the_additions_alone_learn_and_begin_as_the_teacher(tmp_path: Path) -> None:
