@@ -40,13 +40,20 @@ def test_a_job_leaves_its_times_and_its_log(tmp_path: Path) -> None:
     start, work, end = (
         next(event for event in events if event.kind == kind) for kind in ("start", "work", "end")
     )
-    assert work.num_items == 3
+    assert (start.num_items, work.num_items, end.num_items) == (0, 3, 0)
     assert work.facts == {"chunk": 7}
     assert start.begin_s == start.end_s == end.begin_s, "the end spans the whole job"
     assert start.end_s <= work.begin_s <= work.end_s <= end.end_s
     lines = log.read_text().splitlines()
     assert any("for the log" in line for line in lines)
     assert all("targets-0-of-2 [cpu]" in line for line in lines), "every line names job and device"
+
+
+def test_a_bar_begins_with_what_was_done_before(tmp_path: Path) -> None:
+    reporter = Reporter(tmp_path, "training", "training", "cpu")
+    for bar, done in ((reporter.progress(8, "file"), 0), (reporter.progress(8, "file", 3), 3)):
+        assert (bar.n, bar.total) == (done, 8)
+        bar.close()
 
 
 def test_work_that_failed_is_not_counted_and_the_job_has_no_end(tmp_path: Path) -> None:

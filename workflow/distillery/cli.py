@@ -190,7 +190,7 @@ def _fields(kind: Any, is_optional: bool) -> Iterator[Option]:
             yield Option(field.name, given, inspect.Parameter.empty, helps[field.name])
 
 
-def _read(kind: Any, arguments: argparse.Namespace, is_optional: bool = False) -> Any:
+def _read(kind: Any, arguments: argparse.Namespace, is_optional: bool) -> Any:
     """A dataclass from the options that stand for it."""
     hints, values = get_type_hints(kind), {}
     for field in fields(kind):

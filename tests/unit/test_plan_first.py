@@ -1,0 +1,165 @@
+"""A run is planned before its first job: once, and again for what the plan depends on."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from distillery.config.jobs import freeze
+from distillery.config.run import RunConfig, parse_config
+from distillery.files import hash_json, read_json, write_json
+from distillery.planning import first
+from distillery.planning.first import asked_to_plan, check_folder, plan_as_asked, plan_first
+from runs import generating_settings, settings
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "results"
+
+
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands that plan; they write a plan of what they are told, or refuse 7 pixels."""
+    found: list[list[str]] = []
+
+    def plan(command: list[str], check: bool) -> Any:
+        assert not check
+        found.append(command)
+        told = dict(zip(command[3::2], command[4::2], strict=True))
+        content = read_json(Path(told["--config"]))
+        if content["teacher"]["height"] == 7:
+            return SimpleNamespace(returncode=1)
+        made = {"config": hash_json(content), "num_gpus": int(told.get("--num-gpus", 0))}
+        write_json(Path(told["--output"]), made)
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(subprocess, "run", plan)
+    return found
+
+
+def config_of(folder: Path, **changes: Mapping[str, Any]) -> RunConfig:
+    return parse_config(settings(folder, Path("teacher"), **changes), "tiny")
+
+
+def test_it_is_planned_once_by_a_command(folder: Path, commands: list[list[str]]) -> None:
+    config = config_of(folder.parent)
+    for _ in range(2):
+        plan_first(config, folder, [], num_processes=2, num_gpus=2)
+    frozen, output, log = folder / "config/run.json", folder / "plan.json", folder / "logs/plan.log"
+    expected = [sys.executable, "-m", "distillery.stages.plan", "--config", str(frozen)]
+    expected += ["--output", str(output), "--num-gpus", "2", "--log-file", str(log)]
+    assert commands == [expected]
+    assert read_json(frozen) == freeze(config, "run")
+    assert read_json(folder / "config/runtime.json") == freeze(config, "runtime")
+    plan_first(config, folder, [])
+    assert len(commands) == 1, "who knows of no GPUs takes the plan that there is"
+
+
+def test_what_the_plan_depends_on_is_planned_again(
+    folder: Path, commands: list[list[str]], tmp_path: Path
+) -> None:
+    config, num_gpus, plan, source = (
+        config_of(tmp_path),
+        1,
+        folder / "plan.json",
+        tmp_path / "a.csv",
+    )
+    source.touch()
+    plan_first(config, folder, [str(source)], 1, num_gpus)
+    frozen = (folder / "config/run.json").stat().st_mtime_ns
+    changes = ("nothing", "source", "GPUs", "configuration", "plan", "no source")
+    for number, change in enumerate(changes, 1):
+        if change == "source":
+            before = source.stat().st_mtime_ns - 1
+            os.utime(plan, ns=(before, before))
+        elif change == "GPUs":
+            num_gpus = 2
+        elif change == "configuration":
+            assert (folder / "config/run.json").stat().st_mtime_ns == frozen, "no need to write it"
+            config = config_of(tmp_path, targets={"steps": 8})
+        elif change == "plan":
+            plan.write_text("{")
+        elif change == "no source":
+            source.unlink()
+        plan_first(config, folder, [str(source)], 1, num_gpus)
+        assert len(commands) == number, change
+
+
+def test_a_plan_that_refuses_ends_the_run(folder: Path, commands: list[list[str]]) -> None:
+    plan_first(config_of(folder.parent), folder, [])
+    before = (folder / "plan.json").read_bytes()
+    config = config_of(folder.parent, teacher={"height": 7})
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"refuses this run, nothing was started; .*plan\.log"):
+            plan_first(config, folder, [])
+    assert len(commands) == 3
+    assert (folder / "plan.json").read_bytes() == before
+
+
+def test_what_another_job_was_refused_is_not_asked_again(
+    folder: Path, commands: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def locked(path: Path) -> Iterator[bool]:
+        assert path.parent == folder / "config"
+        yield True
+
+    monkeypatch.setattr(first, "locked", locked)
+    with pytest.raises(ValueError, match="the plan refuses this run; another job says why"):
+        plan_first(config_of(folder.parent), folder, [])
+    assert commands == []
+
+
+def test_more_processes_than_samples_of_an_update_are_refused(
+    folder: Path, commands: list[list[str]]
+) -> None:
+    config = config_of(folder.parent, training={"global_batch_size": 8})
+    with pytest.raises(ValueError, match=r"global_batch_size is 8 and there are 9 processes"):
+        plan_first(config, folder, [], num_processes=9)
+    assert not folder.exists()
+    plan_first(config, folder, [], num_processes=8)
+    generating = parse_config(generating_settings(folder.parent, Path("teacher")), "tiny")
+    plan_first(generating, folder, [], num_processes=9)
+    assert len(commands) == 2
+
+
+def test_a_job_that_others_come_from_plans_what_it_was_given(
+    folder: Path, commands: list[list[str]]
+) -> None:
+    config = config_of(folder.parent)
+    asked = asked_to_plan(config, str(folder), ["train.csv"], f"{folder}/config/targets.json")
+    plan_as_asked(json.loads(asked), folder)
+    assert len(commands) == 1
+    assert read_json(folder / "config/run.json") == freeze(config, "run")
+    assert json.loads(asked)["sources"] == ["train.csv"]
+
+
+def test_the_job_that_writes_what_the_plan_reads_does_not_plan(
+    folder: Path, commands: list[list[str]]
+) -> None:
+    asked = asked_to_plan(config_of(folder.parent), "results", [], "results/config/run.json")
+    plan_as_asked(json.loads(asked), folder)
+    assert commands == []
+
+
+def test_files_beside_the_snakefile_are_pointed_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkout, here = tmp_path / "checkout", tmp_path / "here"
+    for path in (checkout, here):
+        path.mkdir()
+    monkeypatch.chdir(here)
+    (checkout / "train.csv").touch()
+    with pytest.raises(ValueError, match=rf"train\.csv lies in {checkout}, not in {here}: "):
+        check_folder(["train.csv"], checkout)
+    check_folder(["nowhere.csv"], checkout)
+    (here / "train.csv").touch()
+    check_folder(["train.csv"], checkout)
