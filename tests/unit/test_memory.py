@@ -49,6 +49,12 @@ def test_components_in_the_types_they_are_loaded_in(teacher: Path) -> None:
     assert measured(teacher, vae_dtype="bfloat16").components["vae"] == counts["vae"] * 2
 
 
+def test_gpus_of_which_nothing_is_known_have_no_preset(teacher: Path) -> None:
+    family = family_in(teacher)
+    assert estimate(section(teacher), teacher, family, 10**9).preset is not None
+    assert estimate(section(teacher), teacher, family, None, is_unknown=True).preset is None
+
+
 def test_the_estimate_is_what_is_loaded(teacher: Path) -> None:
     pipeline = DiffusionPipeline.from_pretrained(teacher)
     found = measured(teacher, dtype="float32").components

@@ -57,6 +57,10 @@ def test_both_scripts_load_the_vae_in_its_own_type(vae_dtype: str, dtypes: str) 
     assert [script.count(dtypes) for script in scripts] == [1, 1]
 
 
+def test_both_scripts_draw_with_a_seed_that_is_easily_replaced() -> None:
+    assert [script.count("manual_seed(0)") for script in codes_of(card_of())] == [1, 1]
+
+
 @pytest.mark.parametrize("cast", [True, False])
 def test_both_scripts_cast_latents_where_the_stock_call_does_not(cast: bool) -> None:
     scripts = codes_of(card_of(cast))

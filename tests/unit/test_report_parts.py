@@ -37,6 +37,45 @@ def test_a_headline_says_what_was_kept_before_the_training():
     assert text.endswith("24 times fewer network calls.")
 
 
+def test_a_difference_is_marked_where_its_whole_interval_is_better():
+    def difference(low, high):
+        return {"mean": (low + high) / 2, "low": low, "high": high}
+
+    above, around, below = difference(0.1, 0.2), difference(-0.1, 0.1), difference(-0.2, -0.1)
+    names = [f"{comparison.metric}_difference" for comparison in verdict.COMPARISONS]
+    for found, is_better in (
+        (above, [True, False, True]),  # more of a CLIP score, less of an error, more decibels
+        (around, [False, False, False]),
+        (below, [False, True, False]),
+    ):
+        against = {"fast": dict.fromkeys(names, found)}
+        models = {"student": {"against": against, "network_calls": 4}}
+        models["fast"] = {"network_calls": 4}
+        roles = verdict.Roles("student", "teacher")
+        table = figures.differences_table({"models": models}, roles)
+        assert [cell.is_best for cell in table.rows["fast"]] == is_better
+
+
+def test_the_loss_over_all_stands_out_among_its_segments(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(figures, "line_plot", lambda lines, *_, **__: drawn.append(lines))
+    numbers = [0.1, 0.2]
+    figures.loss_plots(
+        pd.DataFrame(
+            {
+                "samples_seen": [8, 16],
+                "loss": numbers,
+                "grad_norm": numbers,
+                "loss_segment_0": numbers,
+                "loss_segment_1": numbers,
+            }
+        )
+    )
+    shown = [[(line.name, line.is_main) for line in lines] for lines in drawn]
+    segments = [("segment 0", False), ("segment 1", False)]
+    assert shown == [[*segments, ("all", True)], [("", True)]]
+
+
 def test_grid_shows_the_worst_and_nothing_twice():
     rows = [(f"eval-{number:03d}", 0) for number in range(100)]
     table = pd.DataFrame(rows, columns=["prompt_id", "index"])
