@@ -21,7 +21,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from distillery.evaluation.manifests import ModelSamples, read_samples
 from distillery.evaluation.usage import loading_code
 from distillery.families import family_named
-from distillery.families.image_tokens import stock_timestep
+from distillery.families.image_tokens import stock_timestep, told_timestep
 from distillery.files import read_json
 from distillery.model_folder import ABOUT
 from distillery.store.trajectories import TrajectoryStore
@@ -217,6 +217,17 @@ def assert_alike(path: Path, samples: ModelSamples) -> None:
     ours = samples.read_pixels(0).astype(int)
     assert ours.std() > 1
     assert abs(ours - theirs).max() <= ALIKE
+
+
+def test_a_timestep_is_rounded_as_the_network_computes() -> None:
+    """In its own type, or in that of autocast while it is on."""
+    timestep = torch.tensor([997.3, 37.25])
+    exact, rounded = timestep / 1000, timestep.bfloat16() / 1000
+    network = torch.nn.Linear(1, 1)
+    assert told_timestep(network, timestep).equal(exact)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert told_timestep(network, timestep).equal(rounded)
+    assert told_timestep(network.bfloat16(), timestep).equal(rounded)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
