@@ -13,7 +13,7 @@ from distillery.telemetry import Reporter, read_events
 from distillery.training import loop, microbatch, update
 from distillery.training.distributed import RankInfo
 from distillery.training.health import StopRequest, Watchdog
-from distillery.training.microbatch import NOTES, MicroBatches, lower_by_estimates
+from distillery.training.microbatch import NOTES, GpuMemory, MicroBatches, lower_by_estimates
 from distillery.training.run import Paths, prepare
 
 ALONE, CPU = RankInfo(), torch.device("cpu")
@@ -252,6 +252,20 @@ def test_a_size_is_tried_where_the_last_two_say_that_it_fits(data, tmp_path, pea
     assert micro_batches.size == size
     assert memory.sizes == [1, *(it for it in (1, 2, 4, 8) if it <= size)]
     assert all(parameter.grad is None for parameter in state.denoiser.parameters())
+
+
+@pytest.mark.parametrize(("free", "limit"), [(50, 62), (90, 72)])
+def test_a_tenth_of_what_a_process_may_take_of_a_gpu_stays_free(monkeypatch, free, limit):
+    """It may take 80 of 100 bytes and holds 20; another process may have the rest."""
+    said = {
+        "mem_get_info": (free, 100),
+        "memory_reserved": 20,
+        "get_device_properties": SimpleNamespace(total_memory=100),
+        "get_per_process_memory_fraction": 0.8,
+    }
+    for name, answer in said.items():
+        monkeypatch.setattr(torch.cuda, name, lambda _device, answer=answer: answer)
+    assert GpuMemory(torch.device("cuda")).limit == limit
 
 
 @pytest.mark.parametrize(("fitting", "noted"), [(4, 4), (1, 1)])

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from distillery.training import health as peers_module
 from distillery.training.health import Peers, Watchdog, meet
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="Linux alone")
@@ -46,6 +47,17 @@ def test_one_that_ended_before_it_could_be_watched_is_gone():
 
 def test_a_process_alone_has_no_peers():
     assert meet().gone() == []
+
+
+def test_where_the_system_lets_nobody_look_there_are_no_peers(monkeypatch):
+    """Some sandboxes refuse the call: there a hang is ended by its time-out alone."""
+
+    def refuse(_pid):
+        raise PermissionError(1, "Operation not permitted")
+
+    assert peers_module._host()
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    assert peers_module._host() == ""
 
 
 def watched(action, **phase):

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 import signal
 from collections import Counter
 from itertools import chain
@@ -13,6 +14,7 @@ import torch
 import tiny
 from distillery.config.training import Training
 from distillery.schedule import from_prediction
+from distillery.store.chunks import DamagedChunkError
 from distillery.store.trajectories import TrajectoryStore
 from distillery.student.schedule import student_grid
 from distillery.training.data import (
@@ -21,6 +23,7 @@ from distillery.training.data import (
     Order,
     SegmentDataset,
     split,
+    student_grid,
 )
 from distillery.training.distributed import RankInfo
 
@@ -155,6 +158,18 @@ def test_prompts_are_padded_as_the_pipeline_pads_and_belong_to_their_trajectory(
 
 def test_whole_timesteps_stay_whole(run):
     assert open_dataset(run).__getitems__([0, 1]).timestep.dtype == torch.int64
+
+
+def test_embeddings_are_read_once_where_no_other_process_does(run, tmp_path):
+    shutil.copytree(run, tmp_path, dirs_exist_ok=True)
+    chunk = sorted((tmp_path / EMBEDDINGS).parent.rglob("chunk-*"))[-1]
+    content = bytearray(chunk.read_bytes())
+    content[-1] ^= 1
+    chunk.write_bytes(content)
+    with pytest.raises(DamagedChunkError, match=chunk.name):
+        open_dataset(tmp_path)
+    paths = (tmp_path / name for name in (TARGETS, EMBEDDINGS, PROMPTS))
+    assert SegmentDataset(*paths, steps=4, verify=False)
 
 
 def test_embeddings_of_another_recipe_are_refused(run, tmp_path):

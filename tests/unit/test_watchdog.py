@@ -1,5 +1,6 @@
 """How long a process may take for what it does, and which processes end."""
 
+import faulthandler
 import os
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from distillery.training import health as module
 from distillery.training.health import SLOWER, START_LIMIT_S, Watchdog
 
 LIMIT_S = 45.0
@@ -62,6 +64,61 @@ def test_a_phase_that_takes_long_each_time_is_no_hang(monkeypatch):
         watchdog.updated()
         assert limit_of(watchdog, "micro-batch 1 of 1") == expected
         now_s += took_s
+
+
+def test_nothing_is_armed_before_anybody_watches(monkeypatch):
+    """It would end a process that nobody looks after: a preview, a test."""
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", pytest.fail)
+    watchdog = warm()
+    watchdog.heartbeat("previews", limit_s=600.0)
+    watchdog.heartbeat("micro-batch 1 of 1")
+
+
+@pytest.mark.parametrize(
+    ("late_s", "in_collective", "ends"),
+    [
+        (-0.5, False, None),
+        (0.5, False, "hangs in its own work"),
+        (0.5, True, None),
+        (0.2 * LIMIT_S - 0.5, True, None),
+        (0.2 * LIMIT_S + 0.5, True, "waiting for another rank inside a collective"),
+    ],
+)
+def test_who_is_inside_a_collective_lets_the_one_to_blame_go_first(
+    monkeypatch, late_s, in_collective, ends
+):
+    """A fifth of the limit, from the first moment that it is late."""
+    now_s, told = 1000.0, []
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda *_, **__: None)
+    files = ["torch/distributed/distributed_c10d.py"] if in_collective else ["train.py"]
+    monkeypatch.setattr(module, "_stacks", lambda: [files])
+    watchdog = warm()
+    monkeypatch.setattr(watchdog, "_end", lambda text, **_: told.append(text))
+    watchdog.heartbeat("micro-batch 1 of 1")
+    now_s += LIMIT_S + late_s
+    health._look_at_the_clock()
+    assert bool(told) == bool(ends)
+    if ends:
+        assert ends in told[0]
+        assert f"made no progress for {LIMIT_S + late_s:.0f} s in: micro-batch 1 of 1." in told[0]
+
+
+def test_a_phase_that_ended_meanwhile_ends_nothing(monkeypatch):
+    """While its stacks are looked at, the process may have gone on."""
+    now_s = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda *_, **__: None)
+    watchdog = warm()
+    monkeypatch.setattr(watchdog, "_end", pytest.fail)
+
+    def go_on():
+        watchdog.heartbeat("micro-batch 1 of 1")
+        return []
+
+    monkeypatch.setattr(module, "_stacks", go_on)
+    now_s += 2 * LIMIT_S
+    health._look_at_the_clock()
 
 
 PROCESS = """
