@@ -19,8 +19,25 @@ from distillery.files import (
     hash_json,
     locked,
     read_json,
+    read_sealed,
     write_json,
+    write_sealed,
 )
+
+
+def test_a_seal_breaks_with_what_it_seals(tmp_path: Path) -> None:
+    path, value = tmp_path / "plan.json", {"b": [1, 2], "a": "x"}
+    write_sealed(path, value)
+    assert read_sealed(path) == value
+    write_sealed(path, read_json(path) | {"a": "y"})
+    assert read_sealed(path) == value | {"a": "y"}, "an old seal is replaced"
+    for damage in (
+        lambda: path.write_text(path.read_text().replace('"y"', '"z"')),
+        lambda: write_json(path, value),
+    ):
+        damage()
+        with pytest.raises(ValueError, match=rf"{path} is damaged, or was written by another .*rm"):
+            read_sealed(path)
 
 
 def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from distillery.config.run import GeneratingConfig, parse_config
-from distillery.import_config import REFUSED, SWITCHES, TAKEN, import_run, read_flags
+from distillery.import_config import REFUSED, SWITCHES, TAKEN, convert, import_run, read_flags
 
 REPOSITORY = Path(__file__).parents[2]
 OLD = shlex.split(
@@ -97,6 +97,19 @@ def test_the_script_writes_a_file_that_can_be_used(tmp_path: Path) -> None:
     status, said = run_script("--run", "mine", "--output", str(output))
     assert status == 1
     assert "exists already" in said
+
+
+def test_the_file_is_written_in_the_order_of_a_configuration(tmp_path: Path) -> None:
+    """As a person reads it, not by the alphabet; a file that is there is left alone."""
+    output = tmp_path / "mine.yaml"
+    convert("mine", OLD, None, output)
+    written = output.read_text()
+    config = yaml.safe_load(written)
+    assert list(config) == list(import_run("mine", read_flags(OLD), None).config)
+    assert list(config) != sorted(config)
+    with pytest.raises(ValueError, match=r"mine\.yaml exists already"):
+        convert("mine", OLD, None, output)
+    assert output.read_text() == written
 
 
 def test_the_script_says_what_is_missing(tmp_path: Path) -> None:

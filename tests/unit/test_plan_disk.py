@@ -61,6 +61,16 @@ def test_a_finished_run_is_as_large_as_planned(teacher: Path, tmp_path: Path, in
         assert planned_sizes[stage] == near, stage
 
 
+def test_embeddings_in_half_the_bits_take_half_the_bytes(teacher: Path, tmp_path: Path) -> None:
+    sizes = {
+        dtype: planned(settings(tmp_path, teacher, teacher={"dtype": dtype}), tmp_path)["disk"][
+            "stages"
+        ]["embeddings"]
+        for dtype in ("float32", "bfloat16")
+    }
+    assert sizes["float32"] == pytest.approx(2 * sizes["bfloat16"], abs=2)
+
+
 def test_a_loras_additions_lie_there_three_times(teacher: Path, tmp_path: Path) -> None:
     """In float32 in the untrained student, in the trained one and beside the pipeline."""
     sizes, learned = [], []
