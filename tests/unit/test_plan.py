@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from distillery.config.run import parse_config
-from distillery.stages.plan import main, make_plan, summary
+from distillery.stages.plan import check_steps, main, make_plan, summary
 from runs import make_run, settings
 from tiny import tiny_prompts
 
@@ -141,6 +141,11 @@ def test_more_steps_than_the_scheduler_has(
 ) -> None:
     message = refused(tmp_path, teacher, **changes)
     assert f"{key}, the teacher's scheduler has 1000 timesteps: use fewer steps" in message
+
+
+def test_as_many_steps_as_the_scheduler_has_are_not_refused(teacher: Path, tmp_path: Path) -> None:
+    config = parse_config(settings(tmp_path, teacher, targets={"steps": 1000}), "tiny")
+    check_steps(config, teacher)
 
 
 def test_layers_that_the_teacher_lacks(teacher: Path, tmp_path: Path) -> None:

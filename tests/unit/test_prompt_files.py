@@ -35,6 +35,13 @@ def test_wide_encodings_are_told_the_command_that_mends_them(
     assert read_prompts(tmp_path / f"utf8{source.suffix}").equals(expected)
 
 
+@pytest.mark.parametrize("text", ["a\n", "a d", "dog\n", "ä b\n", "a红"])
+def test_a_few_characters_show_a_wide_encoding(text: str) -> None:
+    for encoding in ("UTF-16LE", "UTF-16BE", "UTF-32LE", "UTF-32BE"):
+        assert find_wide_encoding(text.encode(encoding)) == encoding
+    assert find_wide_encoding(text.encode()) is None
+
+
 def test_utf8_with_a_zero_byte_is_no_wide_encoding(tmp_path: Path) -> None:
     assert find_wide_encoding(b"a red dog\n\0\n") is None
     assert find_wide_encoding("ein roter Hund, grün".encode("latin1")) is None

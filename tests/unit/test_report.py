@@ -15,7 +15,7 @@ from test_timeline import job_events, run_events, training_twice
 
 from distillery.config.run import parse_config
 from distillery.evaluation import verdict
-from distillery.files import write_json, write_sealed
+from distillery.files import read_sealed, write_json, write_sealed
 from distillery.stages import report
 from distillery.student.origin import Origin
 
@@ -176,6 +176,20 @@ def test_headline_and_thresholds(written):
     assert outcomes["Closer to teacher than the teacher at as few network calls is, in pixels"] == (
         "not measured"
     )
+
+
+def test_the_share_of_the_score_that_was_kept_is_shown(folder, tmp_path):
+    """The tiny judge's scores are near zero, where no share is defined."""
+    shutil.copytree(folder, tmp_path / "tiny")
+    path = tmp_path / "tiny/evaluation/quality.json"
+    quality = read_sealed(path)
+    for low, high, told in ((0.9, 1.02, True), (None, None, False)):
+        kept = {"mean": 0.96, "low": low, "high": high}
+        quality["models"]["student"]["against"]["teacher"]["clip_score_ratio"] = kept
+        write_sealed(path, quality)
+        html, _ = write(make_config(), tmp_path / "tiny")
+        assert '<dt>CLIP score kept</dt>\n<dd class="value">96.0\xa0%</dd>' in html
+        assert ("interval 90.0\xa0% to 102.0\xa0%" in html) == told
 
 
 def test_paired_differences_are_on_the_page(written):
