@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
 import tiny
 from distillery.config.training import Training
@@ -59,6 +60,11 @@ def test_a_finished_run_is_as_large_as_planned(teacher: Path, tmp_path: Path, in
     for stage in ("targets", "student", "checkpoints"):
         near = pytest.approx(found[stage], rel=0.3, abs=HEADERS)
         assert planned_sizes[stage] == near, stage
+    chunks = map(load_file, (tmp_path / "results/embeddings").glob("*/*/chunk-*"))
+    values = sum(
+        tensor.nbytes for chunk in chunks for name, tensor in chunk.items() if "values" in name
+    )
+    assert planned_sizes["embeddings"] == pytest.approx(values, rel=0.1)
 
 
 def test_embeddings_in_half_the_bits_take_half_the_bytes(teacher: Path, tmp_path: Path) -> None:
