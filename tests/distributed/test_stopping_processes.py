@@ -12,7 +12,7 @@ from trainings import log_of, saved, train, wait_until
 
 import tiny
 from distillery.telemetry import read_events
-from distillery.training.stopping import PATIENCE_S
+from distillery.training.health import AGAIN_S
 
 RULE = Path(__file__).parents[2] / "rules" / "student.smk"
 STOPPED = "stopped by a signal, a checkpoint is saved: start again to resume"
@@ -73,7 +73,7 @@ def test_a_signal_to_torchrun_as_the_workflow_starts_it_saves(data, tmp_path, na
         wait_until(lambda: saved(tmp_path), limit_s=100)
         os.kill(launcher.pid, number)
         if number != signal.SIGINT:
-            time.sleep(PATIENCE_S + 0.5)  # when a second Ctrl-C would insist
+            time.sleep(AGAIN_S + 0.5)  # when a second Ctrl-C would insist
             os.kill(launcher.pid, number)
         launcher.join(60)
     assert launcher.exitcode == 1

@@ -23,7 +23,6 @@ from distillery.training.data import (
     Order,
     SegmentDataset,
     split,
-    student_grid,
 )
 from distillery.training.distributed import RankInfo
 

@@ -97,7 +97,7 @@ def test_who_is_inside_a_collective_lets_the_one_to_blame_go_first(
     monkeypatch.setattr(watchdog, "_end", lambda text, **_: told.append(text))
     watchdog.heartbeat("micro-batch 1 of 1")
     now_s += LIMIT_S + late_s
-    health._look_at_the_clock()
+    watchdog._look_at_the_clock()
     assert bool(told) == bool(ends)
     if ends:
         assert ends in told[0]
@@ -118,7 +118,7 @@ def test_a_phase_that_ended_meanwhile_ends_nothing(monkeypatch):
 
     monkeypatch.setattr(module, "_stacks", go_on)
     now_s += 2 * LIMIT_S
-    health._look_at_the_clock()
+    watchdog._look_at_the_clock()
 
 
 PROCESS = """
