@@ -42,7 +42,7 @@ from distillery.stages.prompts import read_splits
 from distillery.stages.student import build_student
 from distillery.stages.targets import make_targets
 from distillery.store.embeddings import EmbeddingStore
-from distillery.teacher.find import denoiser_config, family_in, find_teacher
+from distillery.teacher.folder import PipelineFolder, find_teacher
 from distillery.teacher.loading import load_student, load_teacher
 from distillery.telemetry import Reporter
 from distillery.training.distributed import RankInfo
@@ -121,8 +121,8 @@ class Bench:
 
     def _student(self, cell: Cell) -> Json:
         teacher = find_teacher(self.config().teacher)
-        family, config = family_in(teacher), denoiser_config(teacher)
-        num_blocks = sum(config[key] for key in family.blocks.values())
+        config = teacher.denoiser_config
+        num_blocks = sum(config[key] for key in teacher.family.blocks.values())
         kept = math.ceil(SHAPES[cell.shape] * num_blocks)
         shape = {"init": "layers", "num_layers": kept} if kept < num_blocks else {"init": "teacher"}
         return shape | {"steps": cell.steps}
@@ -239,16 +239,16 @@ def load(bench: Bench, cell: Cell) -> Pipeline:
     """A cell's pipeline without its text encoder."""
     config = bench.config()
     folder = find_teacher(config.teacher)
-    absent = family_in(folder).text_components
+    absent = folder.family.text_components
     if cell.is_teacher:
         return load_teacher(config.teacher, folder, device_of(bench), absent)
-    pipeline = student_folder(bench, cell) / "pipeline"
+    pipeline = PipelineFolder(student_folder(bench, cell) / "pipeline")
     return load_student(config.teacher, pipeline, device_of(bench), absent)
 
 
 def draw(bench: Bench, cell: Cell, pipeline: Pipeline) -> tuple[torch.Tensor, torch.Tensor]:
     """Latents (n, *latent) and images (n, h, w, 3) uint8 of all held-out samples, on the CPU."""
-    family = family_in(find_teacher(bench.config().teacher))
+    family = find_teacher(bench.config().teacher).family
     latents, images = [], []
     for request in requests(bench, cell, pipeline):
         with record(pipeline.scheduler, [cell.steps]) as trajectory:
@@ -263,7 +263,7 @@ def requests(bench: Bench, cell: Cell, pipeline: Pipeline) -> Iterator[Request]:
     """The stock calls for all held-out samples, with the same noise for every cell."""
     config = bench.config()
     teacher, targets = config.teacher, config.targets
-    family = family_in(find_teacher(teacher))
+    family = find_teacher(teacher).family
     table = pd.read_parquet(bench.prompts("eval"))
     store = EmbeddingStore(bench.embeddings("eval"), table)
     samples = all_samples(table["prompt_id"], bench.images_per_prompt)

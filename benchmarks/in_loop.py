@@ -20,7 +20,7 @@ from distillery.families.protocol import Conditioning, Denoiser
 from distillery.schedule import Schedule, add_noise, from_prediction
 from distillery.schedulers import make_scheduler
 from distillery.stages import training
-from distillery.teacher.find import find_teacher
+from distillery.teacher.folder import find_teacher
 from distillery.teacher.loading import load_teacher
 from distillery.training import distributed, update
 from distillery.training.data import Batch

@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from distillery.families import Setting, family_of
 from distillery.families.protocol import Conditioning
+from distillery.teacher.folder import PipelineFolder
 from distillery.teacher.loading import load_skeleton
 
 TERA = 1e12
@@ -179,7 +180,7 @@ def count_teraflops(model: Model, folder: Path) -> float:
     stock pipeline calls it; `folder` holds that. Norms, activations and the like do not count.
     """
     family = family_of(model.pipeline)
-    skeleton = load_skeleton(folder, family)
+    skeleton = load_skeleton(PipelineFolder(folder))
     shape = family.latent_shape(skeleton, model.height, model.width)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         family.predict(

@@ -12,6 +12,7 @@ from distillery.families import Request, Setting, family_of
 from distillery.families.protocol import Denoiser
 from distillery.generation.speed import compile_networks
 from distillery.model_folder import load_denoiser
+from distillery.teacher.folder import PipelineFolder
 from distillery.teacher.loading import keep_states_in_float32, load_teacher
 
 NUM_STEPS = 3
@@ -51,7 +52,8 @@ def measure_precision(model: Model, teacher: Teacher, device: torch.device) -> d
 def record_calls(model: Model, teacher: Teacher, device: torch.device) -> list[Call]:
     """Run the product's pipeline for a few steps at the stage's batch size; keep its calls."""
     family = family_of(model.pipeline)
-    pipeline = load_teacher(teacher, Path(teacher.path), device, family.text_components)
+    folder = PipelineFolder(Path(teacher.path))
+    pipeline = load_teacher(teacher, folder, device, family.text_components)
     if device.type == "cuda":
         compile_networks(pipeline, family)
     calls: list[Call] = []

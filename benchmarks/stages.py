@@ -23,7 +23,7 @@ from distillery.stages.embeddings import embeddings_recipe
 from distillery.store.chunks import ChunkIdentity, chunk_folder, chunk_path, write_chunk
 from distillery.store.embeddings import distinct_texts, members_of, pack
 from distillery.store.shards import Manifest, describe_chunk
-from distillery.teacher.find import fingerprint
+from distillery.teacher.folder import PipelineFolder
 from distillery.telemetry import read_events
 
 ROOT = Path(__file__).parents[1]
@@ -104,9 +104,8 @@ def write_embeddings(
     model: Model, teacher: Teacher, folder: Path, table: pd.DataFrame, root: Path
 ) -> None:
     """Random embeddings in the store's format."""
-    family = family_of(model.pipeline)
     job = EmbeddingsJob(teacher=teacher, embeddings=Embeddings())
-    recipe = embeddings_recipe(job, family, fingerprint(folder))
+    recipe = embeddings_recipe(job, PipelineFolder(folder))
     texts = distinct_texts(table, None).texts
     generator = torch.Generator().manual_seed(0)
     prompts = [

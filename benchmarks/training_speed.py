@@ -38,7 +38,6 @@ from distillery.config.run import Targets
 from distillery.config.student import Student
 from distillery.config.teacher import Teacher
 from distillery.config.training import Training
-from distillery.families import family_of
 from distillery.files import hash_json, read_json, remove, write_json
 from distillery.hardware import describe_hardware, versions, visible_ids
 from distillery.stages.student import build_student
@@ -46,6 +45,7 @@ from distillery.stages.targets import targets_recipe
 from distillery.store.chunks import ChunkIdentity, chunk_folder, chunk_path, write_chunk
 from distillery.store.shards import Manifest, describe_chunk
 from distillery.store.trajectories import knots_of
+from distillery.teacher.folder import PipelineFolder
 from distillery.telemetry import Event, read_events
 
 ROOT = Path(__file__).parents[1]
@@ -102,7 +102,7 @@ def write_targets(model: Model, folder: Path, num_trajectories: int) -> None:
     )
     job = TargetsJob(seed=0, teacher=teacher_of(model, folder), targets=targets)
     embeddings = read_json(folder / "embeddings/manifest.json")["recipe_hash"]
-    recipe = targets_recipe(job, family_of(model.pipeline), folder / "teacher", embeddings)
+    recipe = targets_recipe(job, PipelineFolder(folder / "teacher"), embeddings)
     recipe_hash = recipe.hash
     root = folder / "targets"
     chunks = chunk_folder(root, recipe_hash)

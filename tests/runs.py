@@ -22,6 +22,7 @@ from distillery.config.jobs import (
 )
 from distillery.config.run import Config, parse_config
 from distillery.config.section import Section, Split
+from distillery.config.teacher import Teacher
 from distillery.files import read_json, write_json
 from distillery.stages.embeddings import make_embeddings
 from distillery.stages.export import export_student
@@ -32,6 +33,8 @@ from distillery.stages.prompts import make_prompt_table
 from distillery.stages.samples import Inputs, make_samples
 from distillery.stages.student import build_student
 from distillery.stages.targets import make_targets
+from distillery.teacher.folder import find_teacher
+from distillery.teacher.loading import load_teacher
 from distillery.telemetry import Reporter
 from distillery.training.distributed import detect_rank
 from distillery.training.health import StopRequest, Watchdog
@@ -72,6 +75,11 @@ SETTINGS: dict[str, Any] = {
         "models": {name: {"source": name} for name in ("teacher", "student", "untrained")},
     },
 }
+
+
+def loaded(teacher: Teacher, device: torch.device = CPU, leave_out: tuple[str, ...] = ()) -> Any:
+    """The teacher's pipeline, as a stage would load it."""
+    return load_teacher(teacher, find_teacher(teacher), device, leave_out)
 
 
 def settings(folder: Path, teacher: Path, /, **changes: Mapping[str, Any]) -> dict[str, Any]:

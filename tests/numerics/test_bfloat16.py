@@ -26,7 +26,7 @@ from distillery.files import read_json
 from distillery.model_folder import ABOUT
 from distillery.store.trajectories import TrajectoryStore
 from distillery.student.usage import CAST
-from distillery.teacher.find import find_teacher
+from distillery.teacher.folder import find_teacher
 from distillery.teacher.loading import load_scheduler
 from families import CASES
 from families.case import FamilyCase
@@ -158,8 +158,9 @@ def test_networks_are_told_the_timesteps_of_a_stock_call_in_bfloat16(subject: Su
     """Stock pipelines of FLUX and Qwen-Image round a timestep before they divide it."""
     folder, settings = subject.run.folder / "student/pipeline", subject.run.config.teacher
     call = read_json(folder / ABOUT)["call"]
-    teacher = stock(find_teacher(settings), call)
-    teacher.scheduler = load_scheduler(find_teacher(settings), settings)
+    found = find_teacher(settings)
+    teacher = stock(found.path, call)
+    teacher.scheduler = load_scheduler(found, settings)
     with timesteps_told() as stock_teacher:
         teacher("a red dog", **latents_only(call) | guidance(subject.case))
     with timesteps_told() as stock_student:

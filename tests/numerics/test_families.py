@@ -25,12 +25,12 @@ from distillery.noise import SampleId, noise_seed
 from distillery.store.embeddings import EmbeddingStore
 from distillery.store.trajectories import TrajectoryStore
 from distillery.student.schedule import student_scheduler
-from distillery.teacher.find import family_in, find_teacher
-from distillery.teacher.loading import load_scheduler, load_teacher
+from distillery.teacher.folder import PipelineFolder, find_teacher
+from distillery.teacher.loading import load_scheduler
 from distillery.training.data import SegmentDataset
 from families import CASES
 from families.case import FamilyCase
-from runs import CPU, Run, make_run
+from runs import Run, loaded, make_run
 
 NUM_PROMPTS = 9
 CLOSE = 2e-5
@@ -146,7 +146,7 @@ def make_subject(case: FamilyCase, folder: Path) -> Subject:
         run.encode(split)
     run.all_targets()
     teacher = run.config.teacher
-    return Subject(case, run, load_teacher(teacher, find_teacher(teacher), CPU))
+    return Subject(case, run, loaded(teacher))
 
 
 def test_stored_states_are_the_stock_pipelines_bit_for_bit(subject: Subject) -> None:
@@ -293,7 +293,7 @@ def test_the_students_pipeline_is_stock_and_draws_the_stages_image(subject: Subj
     plain.set_progress_bar_config(disable=True)
 
     grid = grid_of(
-        family_in(pipeline_folder),
+        PipelineFolder(pipeline_folder).family,
         plain.scheduler,
         subject.case.steps,
         subject.trajectories.latent_shape,

@@ -14,10 +14,10 @@ from distillery.config.parsing import parse
 from distillery.config.teacher import Teacher
 from distillery.families import Family, Request, Setting, family_named
 from distillery.families.protocol import Denoiser
-from distillery.teacher.loading import denoisers_of, load_teacher
+from distillery.teacher.loading import denoisers_of
 from families import CASES
 from families.case import FamilyCase
-from runs import CPU
+from runs import loaded
 
 MULTIPLES = {
     "wan": 8 * 2,
@@ -102,7 +102,7 @@ def subject(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Subject:
     folder = tmp_path_factory.mktemp(case.name)
     case.make(folder)
     fields = {"path": str(folder), "dtype": "float32", "height": case.height, "width": case.width}
-    pipeline = load_teacher(parse(Teacher, fields | dict(case.teacher), "test"), folder, CPU)
+    pipeline = loaded(parse(Teacher, fields | dict(case.teacher), "test"))
     if isinstance(pipeline.vae, AutoencoderKL):
         kept = {name: it for name, it in pipeline.components.items() if name != "vae"}
         if "safety_checker" in kept:

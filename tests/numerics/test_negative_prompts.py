@@ -17,10 +17,8 @@ from distillery.families import FAMILIES, family_named
 from distillery.noise import SampleId, noise_seed
 from distillery.prompts import SAID_ELSEWHERE
 from distillery.store.trajectories import TrajectoryStore
-from distillery.teacher.find import find_teacher
-from distillery.teacher.loading import load_teacher
 from families.case import FamilyCase
-from runs import CPU, Run, make_run
+from runs import Run, loaded, make_run
 
 KINDS = ("sdxl", "wan", "sana", "qwen_image")
 """Texts of one length; padded with zeros; masked, read after no instruction; masked, padded to the
@@ -93,7 +91,7 @@ def subject(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Subject:
     run.all_targets()
     run.all_samples()
     teacher = run.config.teacher
-    pipeline = load_teacher(teacher, find_teacher(teacher), CPU)
+    pipeline = loaded(teacher)
     pipeline.set_progress_bar_config(disable=True)
     return Subject(case, run, pipeline)
 

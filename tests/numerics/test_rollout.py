@@ -4,7 +4,6 @@ The teachers are real Diffusers classes of tiny size with random weights; see te
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,13 +14,13 @@ from distillery.generation.trajectory import record
 from distillery.model_folder import load_denoiser
 from distillery.noise import SampleId, noise_seed
 from distillery.store.embeddings import EmbeddingStore
-from distillery.teacher.find import denoiser_config, find_teacher
-from distillery.teacher.loading import load_student, load_teacher
+from distillery.teacher.folder import PipelineFolder, find_teacher
+from distillery.teacher.loading import load_student
 from distillery.training.data import SegmentDataset
 from distillery.training.objectives import PerceptualLoss, load_perceptual, roll_out
 from families import CASES
 from families.case import FamilyCase
-from runs import CPU, Run, make_run
+from runs import CPU, Run, loaded, make_run
 
 ROWS = [0, 3, 8]
 STEPS = 2
@@ -47,7 +46,7 @@ class Subject:
     @property
     def teacher(self) -> Any:
         teacher = self.run.config.teacher
-        return load_teacher(teacher, find_teacher(teacher), CPU)
+        return loaded(teacher)
 
     def students(self, scale: float = 1.0) -> Setting:
         """What a student is told: a scale only where it takes it as an input."""
@@ -129,9 +128,8 @@ def test_a_stored_prediction_is_what_the_guided_teacher_gives_there(
 
     expected = conditional = predict(batch.conditioning)
     scale = subject.scale_at(float(batch.timestep[0]))
-    is_guided_by_input = dataset.family.has_guidance_embedding(
-        denoiser_config(subject.run.folder.parent / "teacher")
-    )
+    folder = PipelineFolder(subject.run.folder.parent / "teacher")
+    is_guided_by_input = dataset.family.has_guidance_embedding(folder.denoiser_config)
     if scale > 1.0 and not is_guided_by_input:
         negative = predict(subject.negative(dataset))
         expected = negative + scale * (conditional - negative)
@@ -144,7 +142,7 @@ def test_a_stored_prediction_is_what_the_guided_teacher_gives_there(
 
 def test_a_rollout_ends_where_the_exported_pipeline_does(subject: Subject) -> None:
     dataset = subject.dataset
-    folder = subject.run.train_and_export()
+    folder = PipelineFolder(subject.run.train_and_export())
     student = load_denoiser(subject.run.folder / "student" / "trained", torch.float32)
     batch = dataset.__getitems__([dataset.num_items + row for row in ROWS])
     assert batch.is_rollout
@@ -157,7 +155,7 @@ def test_a_rollout_ends_where_the_exported_pipeline_does(subject: Subject) -> No
         ours = roll_out(predict, batch.noisy, dataset.grid, kind)
     teacher = subject.run.config.teacher
     pipeline = load_student(teacher, folder, CPU, dataset.family.text_components)
-    is_guided_by_input = dataset.family.has_guidance_embedding(denoiser_config(folder))
+    is_guided_by_input = dataset.family.has_guidance_embedding(folder.denoiser_config)
     setting = subject.students(subject.case.guidance_scale if is_guided_by_input else 1.0)
     with record(pipeline.scheduler, [STEPS]) as trajectory:
         dataset.family.generate(pipeline, subject.request(dataset, STEPS, setting, decode=False))
@@ -209,6 +207,4 @@ def test_the_perceptual_distance_leads_back_to_the_target(subject: Subject) -> N
 
 
 def open_perceptual(subject: Subject, dataset: SegmentDataset) -> PerceptualLoss:
-    teacher = subject.run.config.teacher
-    folder: Path = find_teacher(teacher)
-    return load_perceptual(teacher, folder, dataset.family, dataset.setting, CPU)
+    return load_perceptual(find_teacher(subject.run.config.teacher), dataset.setting, CPU)

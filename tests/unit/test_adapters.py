@@ -13,15 +13,20 @@ from adapters import FILE, make_adapter
 from distillery.config.jobs import TargetsJob
 from distillery.config.teacher import Adapter, Teacher
 from distillery.families import family_named
-from distillery.files import hash_json
 from distillery.stages.student import build_student
 from distillery.stages.targets import targets_recipe
-from distillery.teacher.adapters import find_adapter, name_some, teacher_hash, text_hash
-from distillery.teacher.find import denoisers_in, family_in, fingerprint
-from distillery.teacher.fusing import adapt, cast
-from distillery.teacher.loading import check_options, load_teacher
+from distillery.teacher.adapters import (
+    adapt,
+    cast,
+    find_adapter,
+    name_some,
+    teacher_hash,
+    text_hash,
+)
+from distillery.teacher.folder import PipelineFolder
+from distillery.teacher.loading import check_options
 from families import sdxl, wan_two_experts
-from runs import CPU, SETTINGS, make_run
+from runs import SETTINGS, loaded, make_run
 from tiny import make_tiny_wan
 
 TRAINING = {"num_samples": 8, "global_batch_size": 8}
@@ -50,7 +55,7 @@ def section(folder: Path, *paths: Path, scale: float = 1.0, **changes: Any) -> T
 
 
 def denoiser_of(pipeline: Any, folder: Path) -> Any:
-    return getattr(pipeline, denoisers_in(folder)[0])
+    return getattr(pipeline, PipelineFolder(folder).denoisers[0])
 
 
 def assert_equal(ours: torch.nn.Module, theirs: torch.nn.Module) -> None:
@@ -85,12 +90,12 @@ def test_a_fused_teacher_is_what_stock_diffusers_makes(
     tiny: Path, tmp_path: Path, dora: bool
 ) -> None:
     path = make_adapter(tiny, tmp_path, dora)
-    ours = load_teacher(section(tiny, path, scale=0.7), tiny, CPU)
+    ours = loaded(section(tiny, path, scale=0.7))
     stock = DiffusionPipeline.from_pretrained(tiny)
     before = outputs(denoiser_of(stock, tiny))
     stock.load_lora_weights(str(path), adapter_name="a")
     stock.set_adapters("a", 0.7)
-    stock.fuse_lora(components=[denoisers_in(tiny)[0]], adapter_names=["a"])
+    stock.fuse_lora(components=[PipelineFolder(tiny).denoisers[0]], adapter_names=["a"])
     stock.unload_lora_weights()
     assert_equal(denoiser_of(ours, tiny), denoiser_of(stock, tiny))
     assert not torch.allclose(outputs(denoiser_of(ours, tiny)), before, atol=1e-3)
@@ -101,9 +106,9 @@ def test_an_adapter_beside_the_weights_computes_the_same(
     tiny: Path, tmp_path: Path, dora: bool
 ) -> None:
     path = make_adapter(tiny, tmp_path, dora)
-    fused = denoiser_of(load_teacher(section(tiny, path, scale=0.5), tiny, CPU), tiny)
+    fused = denoiser_of(loaded(section(tiny, path, scale=0.5)), tiny)
     beside = section(tiny, path, scale=0.5, fuse_adapters=False)
-    kept = denoiser_of(load_teacher(beside, tiny, CPU), tiny)
+    kept = denoiser_of(loaded(beside), tiny)
     torch.testing.assert_close(outputs(kept), outputs(fused), atol=1e-4, rtol=1e-4)
 
 
@@ -113,9 +118,9 @@ def test_in_half_precision_it_is_finite_and_close(
     tiny: Path, tmp_path: Path, dtype: Any, fuse: bool
 ) -> None:
     path = make_adapter(tiny, tmp_path, dora=True)
-    exact = outputs(denoiser_of(load_teacher(section(tiny, path), tiny, CPU), tiny))
+    exact = outputs(denoiser_of(loaded(section(tiny, path)), tiny))
     half = section(tiny, path, dtype=dtype, fuse_adapters=fuse)
-    model = denoiser_of(load_teacher(half, tiny, CPU), tiny)
+    model = denoiser_of(loaded(half), tiny)
     found = outputs(model)
     assert found.dtype == torch.float32
     beside = {value.dtype for name, value in model.named_parameters() if "lora_" in name}
@@ -124,7 +129,7 @@ def test_in_half_precision_it_is_finite_and_close(
 
 
 def test_casting_gives_every_tensor_the_type_that_diffusers_loads_it_in(tiny: Path) -> None:
-    folder = tiny / denoisers_in(tiny)[0]
+    folder = tiny / PipelineFolder(tiny).denoisers[0]
     ours = AutoModel.from_pretrained(str(folder), dtype=torch.float32)
     cast(ours, torch.bfloat16)
     stock = AutoModel.from_pretrained(str(folder), dtype=torch.bfloat16)
@@ -138,9 +143,9 @@ def test_casting_gives_every_tensor_the_type_that_diffusers_loads_it_in(tiny: Pa
 
 def test_several_adapters_add_up(tiny: Path, tmp_path: Path) -> None:
     paths = [make_adapter(tiny, tmp_path / str(seed), seed=seed) for seed in (1, 2)]
-    both = denoiser_of(load_teacher(section(tiny, *paths), tiny, CPU), tiny)
-    base = AutoModel.from_pretrained(str(tiny / denoisers_in(tiny)[0]))
-    singles = [denoiser_of(load_teacher(section(tiny, path), tiny, CPU), tiny) for path in paths]
+    both = denoiser_of(loaded(section(tiny, *paths)), tiny)
+    base = AutoModel.from_pretrained(str(tiny / PipelineFolder(tiny).denoisers[0]))
+    singles = [denoiser_of(loaded(section(tiny, path)), tiny) for path in paths]
     for name, weight in base.state_dict().items():
         added = sum(single.state_dict()[name] - weight for single in singles)
         torch.testing.assert_close(both.state_dict()[name], weight + added, atol=1e-5, rtol=1e-5)
@@ -151,7 +156,7 @@ def test_the_student_starts_from_the_adapted_teacher(tiny: Path, tmp_path: Path)
     teacher = section(tiny, path, dtype="bfloat16", fuse_adapters=False)
     job = {"seed": 0, "teacher": teacher, "student": {"steps": 2}, "training": TRAINING}
     build_student(training_job(job), tmp_path / "initial")
-    expected = load_teacher(section(tiny, path), tiny, CPU)
+    expected = loaded(section(tiny, path))
     found = AutoModel.from_pretrained(str(tmp_path / "initial"))
     assert_equal(found, denoiser_of(expected, tiny))
 
@@ -168,7 +173,7 @@ def test_a_kohya_file_is_read_with_its_alphas(tiny_sdxl: Path, tmp_path: Path) -
     tensors = load_file(make_adapter(tiny_sdxl, tmp_path))
     path = tmp_path / "kohya.safetensors"
     save_file(convert_state_dict_to_kohya(tensors), path)
-    ours = load_teacher(section(tiny_sdxl, path), tiny_sdxl, CPU)
+    ours = loaded(section(tiny_sdxl, path))
     stock = DiffusionPipeline.from_pretrained(tiny_sdxl)
     stock.load_lora_weights(str(path))
     stock.fuse_lora(components=["unet"])
@@ -178,7 +183,7 @@ def test_a_kohya_file_is_read_with_its_alphas(tiny_sdxl: Path, tmp_path: Path) -
 
 def test_a_text_encoder_is_adapted_too(tiny_sdxl: Path, tmp_path: Path) -> None:
     path = make_adapter(tiny_sdxl, tmp_path, text=True)
-    ours = load_teacher(section(tiny_sdxl, path), tiny_sdxl, CPU)
+    ours = loaded(section(tiny_sdxl, path))
     stock = DiffusionPipeline.from_pretrained(tiny_sdxl)
     plain = stock.text_encoder.state_dict()["encoder.layers.0.self_attn.q_proj.weight"].clone()
     stock.load_lora_weights(str(path))
@@ -192,10 +197,10 @@ def test_a_text_encoder_is_adapted_too(tiny_sdxl: Path, tmp_path: Path) -> None:
 
 def test_each_job_adapts_what_it_loads(tiny_sdxl: Path, tmp_path: Path) -> None:
     teacher = section(tiny_sdxl, make_adapter(tiny_sdxl, tmp_path, text=True))
-    family = family_in(tiny_sdxl)
-    whole = load_teacher(teacher, tiny_sdxl, CPU)
-    generating = load_teacher(teacher, tiny_sdxl, CPU, leave_out=family.text_components)
-    encoding = load_teacher(teacher, tiny_sdxl, CPU, leave_out=("unet", "vae"))
+    family = PipelineFolder(tiny_sdxl).family
+    whole = loaded(teacher)
+    generating = loaded(teacher, leave_out=family.text_components)
+    encoding = loaded(teacher, leave_out=("unet", "vae"))
     assert_equal(generating.unet, whole.unet)
     assert_equal(encoding.text_encoder, whole.text_encoder)
 
@@ -205,7 +210,7 @@ def test_an_expert_alone_is_adapted(tmp_path: Path) -> None:
     wan_two_experts.make(folder)
     path = make_adapter(folder, tmp_path / "adapter")
     one = Adapter(path=str(path), expert="transformer_2")
-    ours = load_teacher(section(folder, adapters=(one,)), folder, CPU)
+    ours = loaded(section(folder, adapters=(one,)))
     stock = DiffusionPipeline.from_pretrained(folder)
     assert_equal(ours.transformer, stock.transformer)
     stock.load_lora_weights(str(path), load_into_transformer_2=True)
@@ -214,7 +219,7 @@ def test_an_expert_alone_is_adapted(tmp_path: Path) -> None:
     assert_equal(ours.transformer_2, stock.transformer_2)
     other = Adapter(path=str(path), expert="transformer_3")
     with pytest.raises(ValueError, match=r"'transformer_3'.*has the networks transformer, trans"):
-        check_options(section(folder, adapters=(other,)), folder)
+        check_options(section(folder, adapters=(other,)), PipelineFolder(folder))
 
 
 # Refusals. `check_options` finds them for the plan, without weights.
@@ -223,15 +228,15 @@ def test_an_expert_alone_is_adapted(tmp_path: Path) -> None:
 def refused(folder: Path, *paths: Path, **changes: Any) -> str:
     teacher = section(folder, *paths, **changes)
     with pytest.raises((ValueError, FileNotFoundError)) as planned:
-        check_options(teacher, folder)
+        check_options(teacher, PipelineFolder(folder))
     with pytest.raises((ValueError, FileNotFoundError)) as loaded:
-        load_teacher(teacher, folder, CPU)
+        loaded(teacher)
     assert str(planned.value) == str(loaded.value)
     return str(planned.value)
 
 
 def test_what_fits_passes_the_plan(tiny: Path, tmp_path: Path) -> None:
-    check_options(section(tiny, make_adapter(tiny, tmp_path, dora=True)), tiny)
+    check_options(section(tiny, make_adapter(tiny, tmp_path, dora=True)), PipelineFolder(tiny))
 
 
 def test_names_that_match_nothing(tiny: Path, tmp_path: Path) -> None:
@@ -291,7 +296,7 @@ def test_numbers_that_are_not_finite(tiny: Path, tmp_path: Path, value: float) -
 def test_a_sum_that_overflows(tiny: Path, tmp_path: Path) -> None:
     path = make_adapter(tiny, tmp_path)
     with pytest.raises(ValueError, match=r"with scales \[1e\+39\] the weights .* not finite"):
-        load_teacher(section(tiny, path, scale=1e39), tiny, CPU)
+        loaded(section(tiny, path, scale=1e39))
 
 
 def test_dora_scales_that_diffusers_drops(tiny_sdxl: Path, tmp_path: Path) -> None:
@@ -302,7 +307,7 @@ def test_dora_scales_that_diffusers_drops(tiny_sdxl: Path, tmp_path: Path) -> No
 
 
 def test_a_file_that_is_no_adapter(tiny: Path) -> None:
-    weights = tiny / denoisers_in(tiny)[0] / "diffusion_pytorch_model.safetensors"
+    weights = tiny / PipelineFolder(tiny).denoisers[0] / "diffusion_pytorch_model.safetensors"
     assert "is no LoRA or DoRA: it holds" in refused(tiny, weights)
 
 
@@ -335,7 +340,7 @@ def recipe_hash(teacher: Teacher, folder: Path) -> str:
     job = TargetsJob.model_validate(
         {"seed": 0, "teacher": teacher, "targets": SETTINGS["targets"]}, strict=False
     )
-    return hash_json(targets_recipe(job, family_in(folder), folder, "embeddings"))
+    return targets_recipe(job, PipelineFolder(folder), "embeddings").hash
 
 
 def test_a_changed_adapter_changes_the_targets(tiny: Path, tmp_path: Path) -> None:
@@ -355,9 +360,10 @@ def test_embeddings_depend_on_adapted_text_encoders_alone(tiny_sdxl: Path, tmp_p
     plain = section(tiny_sdxl)
     unet = section(tiny_sdxl, make_adapter(tiny_sdxl, tmp_path / "unet"))
     text = section(tiny_sdxl, make_adapter(tiny_sdxl, tmp_path / "text", text=True))
-    assert text_hash(unet, tiny_sdxl) == text_hash(plain, tiny_sdxl)
-    assert text_hash(text, tiny_sdxl) != text_hash(plain, tiny_sdxl)
-    hashes = {teacher_hash(teacher, tiny_sdxl) for teacher in (plain, unet, text)}
+    folder = PipelineFolder(tiny_sdxl)
+    assert text_hash(unet, folder) == text_hash(plain, folder)
+    assert text_hash(text, folder) != text_hash(plain, folder)
+    hashes = {teacher_hash(teacher, folder) for teacher in (plain, unet, text)}
     assert len(hashes) == 3
 
 
@@ -365,9 +371,9 @@ def test_components_that_no_adapter_changes_stay_as_they_are(tiny: Path, tmp_pat
     teacher = section(tiny, make_adapter(tiny, tmp_path))
     linear = torch.nn.Linear(2, 2)
     before = linear.weight.clone()
-    adapt({"vae": linear}, teacher, tiny, fuse=True)
+    adapt({"vae": linear}, teacher, PipelineFolder(tiny), fuse=True)
     assert torch.equal(linear.weight, before)
-    assert family_in(tiny) in (family_named("wan"), family_named("sdxl"))
+    assert PipelineFolder(tiny).family in (family_named("wan"), family_named("sdxl"))
 
 
 def test_an_export_has_the_adapted_text_encoder_and_leaves_the_teacher_alone(
@@ -376,7 +382,7 @@ def test_an_export_has_the_adapted_text_encoder_and_leaves_the_teacher_alone(
     path = make_adapter(tiny_sdxl, tmp_path / "adapter", text=True)
     adapter = {"path": str(path)}
     changes = {"adapters": [adapter], "max_sequence_length": None}
-    before = fingerprint(tiny_sdxl)
+    before = PipelineFolder(tiny_sdxl).fingerprint()
     run = make_run(tmp_path / "run", tiny_sdxl, teacher=changes)
     run.encode("train")
     run.all_targets()
@@ -384,6 +390,6 @@ def test_an_export_has_the_adapted_text_encoder_and_leaves_the_teacher_alone(
     card = (folder / "README.md").read_text()
     assert "the teacher's (text encoders with its adapters fused);" in card
     exported = DiffusionPipeline.from_pretrained(folder)
-    teacher = load_teacher(run.config.teacher, tiny_sdxl, CPU)
+    teacher = loaded(run.config.teacher)
     assert_equal(exported.text_encoder, teacher.text_encoder)
-    assert fingerprint(tiny_sdxl) == before
+    assert PipelineFolder(tiny_sdxl).fingerprint() == before

@@ -9,16 +9,17 @@ import torch
 
 from distillery.config.teacher import Teacher
 from distillery.teacher.decoding import guard_decoding, is_spoiled
+from distillery.teacher.folder import PipelineFolder
 from distillery.teacher.loading import load_student, load_teacher
 from families import sdxl
-from runs import CPU
+from runs import CPU, loaded
 
 
 @pytest.fixture
 def pipeline(tmp_path: Path) -> Any:
     """A tiny SDXL, its VAE in float16 with a layer that overflows for strong latents."""
     sdxl.make(tmp_path / "teacher")
-    found = load_teacher(section(tmp_path / "teacher", "float16"), tmp_path / "teacher", CPU)
+    found = loaded(section(tmp_path / "teacher", "float16"))
     overflowing(found.vae)
     return found
 
@@ -66,7 +67,7 @@ def test_images_that_are_whole_stay_as_they_are(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     sdxl.make(tmp_path / "teacher")
-    whole = load_teacher(section(tmp_path / "teacher", "bfloat16"), tmp_path / "teacher", CPU)
+    whole = loaded(section(tmp_path / "teacher", "bfloat16"))
     batch = latents(1.0).bfloat16()
     with torch.no_grad():
         found = whole.vae.decode(batch, return_dict=False)[0]
@@ -112,7 +113,9 @@ def test_what_is_not_finite_in_float32_either_is_nan_throughout(
     """A pipeline would clamp one infinite value to white or black, and nobody would know."""
     sdxl.make(tmp_path / "teacher")
     for load in (load_teacher, load_student):
-        vae = load(section(tmp_path / "teacher", vae_dtype), tmp_path / "teacher", CPU).vae
+        vae = load(
+            section(tmp_path / "teacher", vae_dtype), PipelineFolder(tmp_path / "teacher"), CPU
+        ).vae
         decode = vae.decoder.forward
 
         def spoil(states: torch.Tensor, *_: Any, decode: Any = decode) -> torch.Tensor:
@@ -129,6 +132,8 @@ def test_what_is_not_finite_in_float32_either_is_nan_throughout(
 
 def test_the_student_is_decoded_in_the_same_type(tmp_path: Path) -> None:
     sdxl.make(tmp_path / "teacher")
-    found = load_student(section(tmp_path / "teacher", "float16"), tmp_path / "teacher", CPU)
+    found = load_student(
+        section(tmp_path / "teacher", "float16"), PipelineFolder(tmp_path / "teacher"), CPU
+    )
     assert found.vae.dtype == torch.float16
     assert found.unet.dtype == torch.float32

@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from distillery.config.section import Dtype
 from distillery.config.teacher import Teacher
 from distillery.families.protocol import Denoiser
-from distillery.teacher.loading import can_be_in_float32, in_float32, load_teacher
-from runs import CPU, make_run
+from distillery.teacher.loading import can_be_in_float32, in_float32
+from runs import loaded, make_run
 from tiny import HEIGHT, WIDTH
 
 LATENTS = "samples/teacher/*/*.safetensors"
@@ -39,7 +39,7 @@ def test_an_image_that_overflows_is_made_again_in_float32(
 
 def network_in(folder: Path, dtype: Dtype) -> Denoiser:
     section = Teacher(path=str(folder), dtype=dtype, height=HEIGHT, width=WIDTH)
-    network: Denoiser = load_teacher(section, folder, CPU).transformer
+    network: Denoiser = loaded(section).transformer
     return network
 
 

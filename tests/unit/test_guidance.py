@@ -18,10 +18,9 @@ from distillery.prompts import REQUIRED, RESERVED
 from distillery.stages.dataset import make_dataset
 from distillery.stages.merge_samples import merge_samples
 from distillery.store.trajectories import TrajectoryStore
-from distillery.teacher.find import INDEX, find_teacher
-from distillery.teacher.loading import load_teacher
+from distillery.teacher.folder import INDEX
 from families.wan_two_experts import make
-from runs import CPU, Run, generating_settings, make_run, planned, settings
+from runs import CPU, Run, generating_settings, loaded, make_run, planned, settings
 
 PAIR = {"guidance_scale": 4.0, "guidance_scale_2": 3.0}
 MODELS = {
@@ -130,7 +129,7 @@ def test_calls_are_counted_as_the_stock_pipeline_makes_them(
     found = plan(tmp_path, two_networks, targets=PAIR | {"guidance_scale_2": second})
     assert found["work"]["teacher_calls"] == 9 * 4 * 2
     config = parse_config(settings(tmp_path, two_networks, student=STUDENT), "tiny")
-    pipeline = load_teacher(config.teacher, find_teacher(config.teacher), CPU)
+    pipeline = loaded(config.teacher)
     calls: list[object] = []
     for network in (pipeline.transformer, pipeline.transformer_2):
         network.register_forward_pre_hook(lambda module, _arguments: calls.append(module))

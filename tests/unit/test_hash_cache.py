@@ -22,6 +22,7 @@ from distillery.hash_cache import (
     hash_large_files,
 )
 from distillery.teacher.adapters import teacher_hash
+from distillery.teacher.folder import PipelineFolder
 from runs import generating_settings, make_run, planned, settings
 
 DEMO = Path(__file__).parents[2] / "resources/demo/teacher"
@@ -292,8 +293,8 @@ def test_the_plan_reads_the_teacher_and_the_jobs_do_not(
     time.sleep(0.1)
     found = planned(kind(tmp_path, demo, teacher=SIZES), tmp_path)["teacher"]["hash"]
     section = Teacher(path=str(demo), **SIZES)
-    assert teacher_hash(section, demo) == found
+    assert teacher_hash(section, PipelineFolder(demo)) == found
     large = [path for path in demo.rglob("*") if path.stat().st_size >= 1 << 20 and path.is_file()]
     assert len(entries(cache)) == len(large) == 2
     forge(entries(cache)[0])
-    assert teacher_hash(section, demo) != found, "it was read"
+    assert teacher_hash(section, PipelineFolder(demo)) != found, "it was read"

@@ -11,11 +11,11 @@ from distillery.families.text import Reader
 from distillery.files import read_json
 from distillery.stages.plan import make_plan
 from distillery.store.embeddings import EmbeddingStore
-from distillery.teacher.find import family_in
-from distillery.teacher.loading import load_teacher, load_tokenizers
+from distillery.teacher.folder import PipelineFolder
+from distillery.teacher.loading import load_tokenizers
 from families import CASES
 from families.case import FamilyCase
-from runs import CPU, Run, make_run
+from runs import Run, loaded, make_run
 from tiny import MAX_TOKENS, WORDS
 
 READ = MAX_TOKENS - 1
@@ -91,12 +91,12 @@ def test_without_models_a_pipeline_says_the_same_of_lengths(
 ) -> None:
     case.make(tmp_path)
     teacher = Teacher(path=str(tmp_path), dtype="float32", height=32, width=32)
-    family = family_in(tmp_path)
+    family = PipelineFolder(tmp_path).family
 
     def told(readers: list[Reader]) -> list[tuple[str, int, str]]:
         return [(it.name, it.limit, it.clean(" a red dog")) for it in readers]
 
-    whole = load_teacher(teacher, tmp_path, CPU)
-    alone = load_tokenizers(teacher, tmp_path)
+    whole = loaded(teacher)
+    alone = load_tokenizers(PipelineFolder(tmp_path))
     assert not any(isinstance(it, torch.nn.Module) for it in alone.components.values())
     assert told(family.readers(alone, 20)) == told(family.readers(whole, 20))

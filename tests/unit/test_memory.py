@@ -14,7 +14,7 @@ from distillery.config.teacher import Teacher
 from distillery.files import GIB
 from distillery.stages import plan as plan_stage
 from distillery.stages.plan import make_plan, summary
-from distillery.teacher.find import count_parameters, family_in
+from distillery.teacher.folder import PipelineFolder
 from distillery.teacher.memory import (
     Memory,
     advise_memory,
@@ -34,11 +34,11 @@ def section(folder: Path | str = "teacher", **changes: Any) -> Teacher:
 
 
 def measured(teacher: Path, **changes: Any) -> Memory:
-    return estimate(section(teacher, **changes), teacher, family_in(teacher), None)
+    return estimate(section(teacher, **changes), PipelineFolder(teacher), None)
 
 
 def test_components_in_the_types_they_are_loaded_in(teacher: Path) -> None:
-    counts = count_parameters(teacher)
+    counts = PipelineFolder(teacher).parameters
     found = measured(teacher, vae_dtype="float32")
     assert found.components == {
         "text_encoder": counts["text_encoder"] * 2,

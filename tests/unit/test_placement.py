@@ -19,11 +19,11 @@ from distillery.config.parsing import parse
 from distillery.config.teacher import Teacher
 from distillery.families import Request, Setting
 from distillery.teacher.adapters import teacher_hash
-from distillery.teacher.find import denoisers_in, family_in
-from distillery.teacher.loading import check_options, load_teacher
+from distillery.teacher.folder import PipelineFolder
+from distillery.teacher.loading import check_options
 from distillery.teacher.placement import balance, check_devices, plan_blocks
 from families import sdxl
-from runs import CPU
+from runs import CPU, loaded
 from tiny import MAX_TOKENS, make_tiny_wan
 
 CUDA = torch.device("cuda", 0)
@@ -49,7 +49,7 @@ def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def draw(pipeline: Any, folder: Path, decode: bool = False) -> torch.Tensor:
     """The latents, or the images, of two prompts through the family's own call."""
-    family = family_in(folder)
+    family = PipelineFolder(folder).family
     length = MAX_TOKENS if family.name == "wan" else 77
     prompts = family.encode(pipeline, ["a red dog", "a blue cat"], length)
     negative = family.pad([family.encode_no_negative(pipeline, length)] * 2, length)
@@ -102,8 +102,8 @@ def dispatch(_pipeline: Any, denoiser: Any) -> None:
 def test_hooks_compose_with_states_in_float32(tiny: Path, dtype: Any, hook: Hook) -> None:
     found = []
     for chosen in (stay, hook):
-        pipeline = load_teacher(section(tiny, dtype=dtype), tiny, CPU)
-        denoiser = getattr(pipeline, denoisers_in(tiny)[0])
+        pipeline = loaded(section(tiny, dtype=dtype))
+        denoiser = getattr(pipeline, PipelineFolder(tiny).denoisers[0])
         chosen(pipeline, denoiser)
         assert hasattr(denoiser, "_hf_hook") == (chosen is not stay)
         found.append(draw(pipeline, tiny))
@@ -117,7 +117,7 @@ def test_hooks_compose_with_adapters(tiny: Path, tmp_path: Path, fuse: bool) -> 
     teacher = section(tiny, adapters=[{"path": str(path)}], fuse_adapters=fuse)
     found = []
     for hook in (stay, offload_model):
-        pipeline = load_teacher(teacher, tiny, CPU)
+        pipeline = loaded(teacher)
         hook(pipeline, None)
         found.append(draw(pipeline, tiny))
     assert torch.equal(*found)
@@ -131,7 +131,7 @@ def test_what_is_offloaded_is_never_whole_on_the_gpu(
     moves: list[Any] = []
     monkeypatch.setattr(DiffusionPipeline, "to", lambda _, place, **__: moves.append(place))
     monkeypatch.setattr(accelerate, "cpu_offload", lambda *_, **__: None)  # wants a real device
-    load_teacher(section(tiny, offload=offload), tiny, CUDA)
+    loaded(section(tiny, offload=offload), CUDA)
     assert (CUDA in moves) == (offload == "none")
 
 
@@ -139,8 +139,8 @@ def test_what_is_offloaded_is_never_whole_on_the_gpu(
 
 
 def test_blocks_are_spread_evenly_and_stay_whole(tiny: Path) -> None:
-    teacher = load_teacher(section(tiny), tiny, CPU)
-    model = getattr(teacher, denoisers_in(tiny)[0])
+    teacher = loaded(section(tiny))
+    model = getattr(teacher, PipelineFolder(tiny).denoisers[0])
     size = sum(value.numel() * 4 for value in model.state_dict().values())
     memory = {0: int(size * 0.7), 1: size}
     places = plan_blocks(model, memory, model._no_split_modules)
@@ -153,7 +153,7 @@ def test_blocks_are_spread_evenly_and_stay_whole(tiny: Path) -> None:
 @pytest.mark.parametrize("num_gpus", [2, 3])
 def test_gpus_share_a_network_evenly(tmp_path: Path, num_gpus: int) -> None:
     make_tiny_wan(tmp_path / "teacher", num_layers=12)
-    model = load_teacher(section(tmp_path / "teacher"), tmp_path / "teacher", CPU).transformer
+    model = loaded(section(tmp_path / "teacher")).transformer
     free = dict.fromkeys(range(num_gpus), 10**9)
     places = plan_blocks(
         model, balance(model, free, model._no_split_modules), model._no_split_modules
@@ -167,15 +167,15 @@ def test_gpus_share_a_network_evenly(tmp_path: Path, num_gpus: int) -> None:
 
 
 def test_two_blocks_go_to_two_gpus(tiny: Path) -> None:
-    model = getattr(load_teacher(section(tiny), tiny, CPU), denoisers_in(tiny)[0])
+    model = getattr(loaded(section(tiny)), PipelineFolder(tiny).denoisers[0])
     blocks = model._no_split_modules
     places = plan_blocks(model, balance(model, {0: 10**9, 1: 10**9}, blocks), blocks)
     assert set(places.values()) == {0, 1}
 
 
 def test_a_network_that_does_not_fit(tiny: Path) -> None:
-    teacher = load_teacher(section(tiny), tiny, CPU)
-    model = getattr(teacher, denoisers_in(tiny)[0])
+    teacher = loaded(section(tiny))
+    model = getattr(teacher, PipelineFolder(tiny).denoisers[0])
     with pytest.raises(ValueError, match=r"does not fit on 2 GPUs .*raise teacher\.num_gpus"):
         plan_blocks(model, {0: 1000, 1: 1000}, model._no_split_modules)
 
@@ -193,7 +193,7 @@ def test_a_network_that_does_not_fit(tiny: Path) -> None:
 )
 def test_without_a_gpu(tiny: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        load_teacher(section(tiny, **changes), tiny, CPU)
+        loaded(section(tiny, **changes))
 
 
 def test_too_few_gpus(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,30 +262,32 @@ def wan(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.usefixtures("default_attention")
 def test_the_chosen_kernels_are_taken(wan: Path) -> None:
     teacher = section(wan, attention="_native_math")
-    check_options(teacher, wan)
-    pipeline = load_teacher(teacher, wan, CPU)
+    check_options(teacher, PipelineFolder(wan))
+    pipeline = loaded(teacher)
     for block in pipeline.transformer.blocks:
         assert block.attn1.processor._attention_backend == "_native_math"
-    plain = load_teacher(section(wan), wan, CPU)
+    plain = loaded(section(wan))
     assert plain.transformer.blocks[0].attn1.processor._attention_backend is None
     torch.testing.assert_close(draw(pipeline, wan), draw(plain, wan), atol=1e-4, rtol=1e-4)
 
 
 def test_kernels_that_cannot_be_taken(wan: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"attention is 'fast': Diffusers knows flash, .*native"):
-        check_options(section(wan, attention="fast"), wan)
+        check_options(section(wan, attention="fast"), PipelineFolder(wan))
     with pytest.raises(ValueError, match=r"attention is 'flash': .*flash"):
-        load_teacher(section(wan, attention="flash", dtype="bfloat16"), wan, CPU)
+        loaded(section(wan, attention="flash", dtype="bfloat16"))
     sdxl.make(tmp_path / "sdxl")
     with pytest.raises(ValueError, match="UNet2DConditionModel always calls PyTorch's own"):
-        check_options(section(tmp_path / "sdxl", attention="native"), tmp_path / "sdxl")
+        check_options(
+            section(tmp_path / "sdxl", attention="native"), PipelineFolder(tmp_path / "sdxl")
+        )
 
 
 def test_results_depend_on_attention_and_not_on_placement(wan: Path) -> None:
-    plain = teacher_hash(section(wan), wan)
-    assert teacher_hash(section(wan, attention="native"), wan) != plain
-    assert teacher_hash(section(wan, offload="model"), wan) == plain
-    assert teacher_hash(section(wan, num_gpus=2), wan) == plain
+    plain = teacher_hash(section(wan), PipelineFolder(wan))
+    assert teacher_hash(section(wan, attention="native"), PipelineFolder(wan)) != plain
+    assert teacher_hash(section(wan, offload="model"), PipelineFolder(wan)) == plain
+    assert teacher_hash(section(wan, num_gpus=2), PipelineFolder(wan)) == plain
 
 
 # On GPUs.
@@ -298,8 +300,8 @@ def test_offloading_gives_the_same_latents(tiny: Path, dtype: Any, offload: str)
     """And its components wait on the host."""
     found = []
     for choice in ("none", offload):
-        pipeline = load_teacher(section(tiny, dtype=dtype, offload=choice), tiny, CUDA)
-        weights = next(getattr(pipeline, denoisers_in(tiny)[0]).parameters())
+        pipeline = loaded(section(tiny, dtype=dtype, offload=choice), CUDA)
+        weights = next(getattr(pipeline, PipelineFolder(tiny).denoisers[0]).parameters())
         expected = {"none": "cuda", "model": "cpu", "sequential": "meta"}[choice]
         assert weights.device.type == expected
         assert pipeline._execution_device.type == "cuda"
@@ -312,9 +314,7 @@ def test_offloading_with_an_adapter_beside_the_weights(tiny: Path, tmp_path: Pat
     adapters = [{"path": str(make_adapter(tiny, tmp_path, dora=True))}]
     found = [
         draw(
-            load_teacher(
-                section(tiny, adapters=adapters, fuse_adapters=False, offload=offload), tiny, CUDA
-            ),
+            loaded(section(tiny, adapters=adapters, fuse_adapters=False, offload=offload), CUDA),
             tiny,
         )
         for offload in ("none", "model")
@@ -327,8 +327,8 @@ def test_offloading_with_an_adapter_beside_the_weights(tiny: Path, tmp_path: Pat
 def test_several_gpus_give_the_same_latents(tiny: Path, dtype: Any) -> None:
     found = []
     for num_gpus in (1, 2):
-        pipeline = load_teacher(section(tiny, dtype=dtype, num_gpus=num_gpus), tiny, CUDA)
-        parameters = getattr(pipeline, denoisers_in(tiny)[0]).parameters()
+        pipeline = loaded(section(tiny, dtype=dtype, num_gpus=num_gpus), CUDA)
+        parameters = getattr(pipeline, PipelineFolder(tiny).denoisers[0]).parameters()
         assert len({parameter.device for parameter in parameters}) == num_gpus
         found.append(draw(pipeline, tiny))
     torch.testing.assert_close(*found, atol=CLOSE[dtype], rtol=CLOSE[dtype])
@@ -339,7 +339,7 @@ def test_several_gpus_give_the_same_latents(tiny: Path, dtype: Any) -> None:
 @pytest.mark.parametrize("attention", ["native", "_native_flash"])
 def test_kernels_give_nearly_the_same_latents(wan: Path, attention: str) -> None:
     found = [
-        draw(load_teacher(section(wan, dtype="bfloat16", attention=name), wan, CUDA), wan)
+        draw(loaded(section(wan, dtype="bfloat16", attention=name), CUDA), wan)
         for name in (None, attention)
     ]
     torch.testing.assert_close(*found, atol=CLOSE["bfloat16"], rtol=CLOSE["bfloat16"])

@@ -12,15 +12,9 @@ from safetensors.torch import load_file
 
 from distillery.config.teacher import Teacher
 from distillery.families import family_named
-from distillery.teacher.find import (
-    check_complete,
-    count_parameters,
-    family_in,
-    find_teacher,
-    fingerprint,
-)
-from distillery.teacher.loading import load_skeleton, load_teacher
-from runs import CPU
+from distillery.teacher.folder import PipelineFolder, find_teacher
+from distillery.teacher.loading import load_skeleton
+from runs import loaded
 from tiny import HEIGHT, LATENT_SHAPE, WIDTH, make_tiny_wan
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
@@ -49,8 +43,8 @@ def flip_a_bit(path: Path) -> None:
 
 
 def test_a_whole_teacher_is_found(teacher: Path) -> None:
-    assert find_teacher(Teacher(path=str(teacher), height=32, width=32)) == teacher
-    assert family_in(teacher) is family_named("wan")
+    assert find_teacher(Teacher(path=str(teacher), height=32, width=32)) == PipelineFolder(teacher)
+    assert PipelineFolder(teacher).family is family_named("wan")
 
 
 @pytest.mark.parametrize("path", ["/nowhere/at/all", "./nowhere/x", "nowhere", "a/b/c"])
@@ -61,13 +55,13 @@ def test_no_such_folder(path: str) -> None:
 
 def test_a_folder_without_index_is_no_pipeline(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"has no model_index\.json"):
-        check_complete(tmp_path)
+        PipelineFolder(tmp_path).check_complete()
 
 
 def test_an_unknown_pipeline_class_is_named(copy: Path) -> None:
     edit_json(copy / "model_index.json", _class_name="OtherPipeline")
     with pytest.raises(ValueError, match=r"'OtherPipeline'; known: WanPipeline"):
-        check_complete(copy)
+        PipelineFolder(copy).check_complete()
 
 
 @pytest.mark.parametrize(
@@ -89,7 +83,7 @@ def test_every_missing_part_is_named(copy: Path, missing: str) -> None:
     path = copy / missing
     shutil.rmtree(path) if path.is_dir() else path.unlink()
     with pytest.raises(FileNotFoundError, match=f"incomplete, missing: {missing};"):
-        check_complete(copy)
+        PipelineFolder(copy).check_complete()
 
 
 @pytest.mark.parametrize("component", ["transformer", "vae", "text_encoder"])
@@ -97,7 +91,7 @@ def test_missing_weights_are_named(copy: Path, component: str) -> None:
     for path in (copy / component).glob("*.safetensors"):
         path.unlink()
     with pytest.raises(FileNotFoundError, match=rf"missing: {component}/\*\.safetensors"):
-        check_complete(copy)
+        PipelineFolder(copy).check_complete()
 
 
 def test_a_missing_shard_of_an_index_is_named(copy: Path) -> None:
@@ -106,16 +100,16 @@ def test_a_missing_shard_of_an_index_is_named(copy: Path) -> None:
     names = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
     (folder / f"{WEIGHTS}.index.json").write_text(json.dumps({"weight_map": names}))
     with pytest.raises(FileNotFoundError, match="missing: transformer/model-00002-of-00002"):
-        check_complete(copy)
+        PipelineFolder(copy).check_complete()
 
 
 def test_a_component_that_is_null_may_be_absent(copy: Path) -> None:
     edit_json(copy / "model_index.json", image_encoder=[None, None])
-    check_complete(copy)
+    PipelineFolder(copy).check_complete()
 
 
 def test_parameters_are_counted_without_loading(teacher: Path) -> None:
-    found = count_parameters(teacher)
+    found = PipelineFolder(teacher).parameters
     assert set(found) == {"text_encoder", "transformer", "vae"}
     tensors = load_file(teacher / "transformer" / WEIGHTS)
     assert found["transformer"] == sum(tensor.numel() for tensor in tensors.values())
@@ -126,7 +120,7 @@ def test_damaged_weights_are_named(copy: Path, content: bytes | None) -> None:
     path = copy / "transformer" / WEIGHTS
     path.write_bytes(path.read_bytes()[:-1] if content is None else content)
     with pytest.raises(ValueError, match=rf"{WEIGHTS} is damaged .*git lfs pull"):
-        count_parameters(copy)
+        _ = PipelineFolder(copy).parameters
 
 
 def test_a_fingerprint_does_not_depend_on_the_place_or_on_traces_of_a_download(
@@ -135,7 +129,7 @@ def test_a_fingerprint_does_not_depend_on_the_place_or_on_traces_of_a_download(
     (copy / "README.md").write_text("words")
     (copy / ".cache" / "huggingface").mkdir(parents=True)
     (copy / ".cache" / "huggingface" / "x.metadata").write_text("1700000000")
-    assert fingerprint(copy) == fingerprint(teacher)
+    assert PipelineFolder(copy).fingerprint() == PipelineFolder(teacher).fingerprint()
 
 
 @pytest.mark.parametrize("name", [f"transformer/{WEIGHTS}", "scheduler/scheduler_config.json"])
@@ -143,16 +137,16 @@ def test_a_fingerprint_sees_a_changed_file(teacher: Path, copy: Path, name: str)
     content = bytearray((copy / name).read_bytes())
     content[-2] ^= 1
     (copy / name).write_bytes(content)
-    assert fingerprint(copy) != fingerprint(teacher)
+    assert PipelineFolder(copy).fingerprint() != PipelineFolder(teacher).fingerprint()
 
 
 def test_a_fingerprint_sees_other_weights_and_a_missing_file(teacher: Path, tmp_path: Path) -> None:
     make_tiny_wan(tmp_path / "other", seed=1)
-    assert fingerprint(tmp_path / "other") != fingerprint(teacher)
+    assert PipelineFolder(tmp_path / "other").fingerprint() != PipelineFolder(teacher).fingerprint()
     shutil.copytree(teacher, tmp_path / "copy")
-    before = fingerprint(tmp_path / "copy")
+    before = PipelineFolder(tmp_path / "copy").fingerprint()
     (tmp_path / "copy" / "tokenizer" / "tokenizer_config.json").unlink()
-    assert fingerprint(tmp_path / "copy") != before
+    assert PipelineFolder(tmp_path / "copy").fingerprint() != before
 
 
 @pytest.mark.parametrize(
@@ -169,40 +163,40 @@ def test_a_fingerprint_sees_other_weights_and_a_missing_file(teacher: Path, tmp_
 def test_a_fingerprint_passes_over_what_is_not_read(teacher: Path, copy: Path, path: str) -> None:
     (copy / path).parent.mkdir(exist_ok=True)
     (copy / path).write_text("anything")
-    assert fingerprint(copy) == fingerprint(teacher)
+    assert PipelineFolder(copy).fingerprint() == PipelineFolder(teacher).fingerprint()
 
 
 def test_a_fingerprint_sees_the_variant_that_is_read_alone(copy: Path) -> None:
     other = copy / "vae" / "diffusion_pytorch_model.fp16.safetensors"
     shutil.copyfile(copy / "vae" / WEIGHTS, other)
-    plain, half = fingerprint(copy), fingerprint(copy, "fp16")
+    plain, half = PipelineFolder(copy).fingerprint(), PipelineFolder(copy, "fp16").fingerprint()
     flip_a_bit(copy / "vae" / WEIGHTS)
-    assert fingerprint(copy) != plain
-    assert fingerprint(copy, "fp16") == half
+    assert PipelineFolder(copy).fingerprint() != plain
+    assert PipelineFolder(copy, "fp16").fingerprint() == half
     flip_a_bit(other)
-    assert fingerprint(copy, "fp16") != half
+    assert PipelineFolder(copy, "fp16").fingerprint() != half
 
 
 def test_a_fingerprint_sees_every_file_that_is_read(copy: Path) -> None:
     """One bit in the middle of each file, with its times put back."""
     paths = [path for path in sorted(copy.rglob("*")) if path.is_file()]
     assert len(paths) == 10
-    found = {fingerprint(copy)}
+    found = {PipelineFolder(copy).fingerprint()}
     for path in paths:
         flip_a_bit(path)
         # model_index.json and indices are read as JSON too, and must stay that.
         if path.name != "model_index.json":
-            found.add(fingerprint(copy))
+            found.add(PipelineFolder(copy).fingerprint())
         flip_a_bit(path)
     assert len(found) == len(paths)
     edit_json(copy / "model_index.json", _diffusers_version="0")
-    assert fingerprint(copy) not in found
+    assert PipelineFolder(copy).fingerprint() not in found
 
 
 def test_what_a_job_does_not_need_is_not_loaded(teacher: Path) -> None:
     family = family_named("wan")
     section = Teacher(path=str(teacher), height=HEIGHT, width=WIDTH)
-    pipeline = load_teacher(section, teacher, CPU, leave_out=family.text_components)
+    pipeline = loaded(section, leave_out=family.text_components)
     assert pipeline.text_encoder is None
     assert pipeline.tokenizer is None
     assert pipeline.vae.dtype == torch.float32
@@ -211,6 +205,6 @@ def test_what_a_job_does_not_need_is_not_loaded(teacher: Path) -> None:
 
 def test_a_skeleton_has_shapes_and_no_weights(teacher: Path) -> None:
     family = family_named("wan")
-    skeleton = load_skeleton(teacher, family)
+    skeleton = load_skeleton(PipelineFolder(teacher))
     assert family.latent_shape(skeleton, HEIGHT, WIDTH) == LATENT_SHAPE
     assert all(parameter.is_meta for parameter in skeleton.transformer.parameters())

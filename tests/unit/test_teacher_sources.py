@@ -16,8 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from distillery.config.teacher import Teacher
-from distillery.teacher.find import check_complete, find_teacher
-from distillery.teacher.single_file import guess_pipeline
+from distillery.teacher.folder import PipelineFolder, find_teacher, guess_pipeline
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "resources/demo/teacher"
@@ -141,7 +140,7 @@ def test_classes_of_a_diffusers_module_are_known(tmp_path: Path) -> None:
     checker = ["stable_diffusion", "StableDiffusionSafetyChecker"]
     edit(folder / "model_index.json", safety_checker=checker)
     with pytest.raises(FileNotFoundError, match="incomplete, missing: safety_checker;"):
-        check_complete(folder)
+        PipelineFolder(folder).check_complete()
 
 
 def test_pickled_weights_are_named_and_not_read(tmp_path: Path) -> None:
@@ -198,11 +197,11 @@ import sys
 import time
 from distillery.config.teacher import Adapter, Teacher
 from distillery.teacher.adapters import find_adapter
-from distillery.teacher.find import find_teacher
+from distillery.teacher.folder import find_teacher
 time.sleep = lambda seconds: None  # or the hub's library waits before it tries again
 for name in sys.argv[1:]:
     for find in (
-        lambda: find_teacher(Teacher(path=name, height=64, width=64)),
+        lambda: find_teacher(Teacher(path=name, height=64, width=64)).path,
         lambda: find_adapter(Adapter(path=name)),
     ):
         try:

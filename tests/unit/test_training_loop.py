@@ -136,7 +136,7 @@ def test_only_the_student_and_stored_numbers_are_opened(data, tmp_path, monkeypa
     monkeypatch.setattr(ModelMixin, "from_pretrained", classmethod(note))
     monkeypatch.setattr(diffusers.DiffusionPipeline, "from_pretrained", refuse)
     monkeypatch.setattr(transformers.PreTrainedModel, "from_pretrained", refuse)
-    monkeypatch.setattr("distillery.teacher.find.find_teacher", refuse)
+    monkeypatch.setattr("distillery.teacher.folder.find_teacher", refuse)
     for name in ("load_teacher", "load_scheduler"):
         monkeypatch.setattr(f"distillery.teacher.loading.{name}", refuse)
     moved = tmp_path / "data"

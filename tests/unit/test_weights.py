@@ -11,10 +11,10 @@ from distillery.config.teacher import Teacher
 from distillery.model_folder import load_denoiser
 from distillery.stages.export import take_over
 from distillery.teacher.adapters import teacher_hash, text_hash
-from distillery.teacher.find import check_complete, count_parameters, family_in, find_teacher
-from distillery.teacher.loading import load_adapted_denoiser, load_teacher
+from distillery.teacher.folder import PipelineFolder, find_teacher
+from distillery.teacher.loading import load_adapted_denoiser
 from distillery.teacher.weights import plain_name, variant_of
-from runs import CPU, make_run
+from runs import loaded, make_run
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 FP16 = "diffusion_pytorch_model.fp16.safetensors"
@@ -73,10 +73,12 @@ def section(folder: Path, variant: str | None) -> Teacher:
 
 
 def test_the_wanted_weights_are_loaded(both: Path, fp16_alone: Path) -> None:
-    plain = load_teacher(section(both, None), both, CPU)
+    plain = loaded(section(both, None))
     for folder in (both, fp16_alone):
-        half = load_teacher(section(folder, "fp16"), find_teacher(section(folder, "fp16")), CPU)
-        alone = load_adapted_denoiser(section(folder, "fp16"), folder, "transformer")
+        half = loaded(section(folder, "fp16"))
+        alone = load_adapted_denoiser(
+            section(folder, "fp16"), PipelineFolder(folder, "fp16"), "transformer"
+        )
         for name in ("transformer", "text_encoder"):
             weights = getattr(plain, name).state_dict()
             for key, value in getattr(half, name).state_dict().items():
@@ -85,10 +87,10 @@ def test_the_wanted_weights_are_loaded(both: Path, fp16_alone: Path) -> None:
 
 
 def test_one_variant_is_counted(teacher: Path, both: Path, fp16_alone: Path) -> None:
-    expected = count_parameters(teacher)
-    assert count_parameters(both) == expected
-    assert count_parameters(both, "fp16") == expected
-    assert count_parameters(fp16_alone, "fp16") == expected
+    expected = PipelineFolder(teacher).parameters
+    assert PipelineFolder(both).parameters == expected
+    assert PipelineFolder(both, "fp16").parameters == expected
+    assert PipelineFolder(fp16_alone, "fp16").parameters == expected
 
 
 def test_a_variant_that_is_not_there(teacher: Path, both: Path) -> None:
@@ -100,22 +102,22 @@ def test_a_variant_that_is_not_there(teacher: Path, both: Path) -> None:
 
 def test_plain_weights_that_are_not_there(fp16_alone: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"and all of fp16: set teacher\.variant: fp16$"):
-        check_complete(fp16_alone)
+        PipelineFolder(fp16_alone).check_complete()
     for path in (fp16_alone / "vae").glob("*.safetensors"):
         path.unlink()
     missing = (
         r"\(there is teacher\.variant fp16\), .*vae/\*\.safetensors; copy or download it again"
     )
     with pytest.raises(FileNotFoundError, match=missing):
-        check_complete(fp16_alone)
+        PipelineFolder(fp16_alone).check_complete()
 
 
 def test_a_missing_shard_of_a_variant(fp16_alone: Path) -> None:
-    check_complete(fp16_alone, "fp16")
+    PipelineFolder(fp16_alone, "fp16").check_complete()
     shard = sorted((fp16_alone / "transformer").glob("*.fp16-*.safetensors"))[1]
     shard.unlink()
     with pytest.raises(FileNotFoundError, match=f"missing: transformer/{shard.name};"):
-        check_complete(fp16_alone, "fp16")
+        PipelineFolder(fp16_alone, "fp16").check_complete()
 
 
 def test_a_component_without_the_variant_is_read_from_its_plain_weights(
@@ -123,16 +125,19 @@ def test_a_component_without_the_variant_is_read_from_its_plain_weights(
 ) -> None:
     shutil.copytree(both, tmp_path / "teacher")
     (tmp_path / "teacher" / "vae" / FP16).unlink()
-    folder = find_teacher(section(tmp_path / "teacher", "fp16"))
-    found = load_teacher(section(folder, "fp16"), folder, CPU)
-    plain = load_teacher(section(folder, None), folder, CPU)
+    found = loaded(section(tmp_path / "teacher", "fp16"))
+    plain = loaded(section(tmp_path / "teacher", None))
     weights = plain.vae.state_dict()
     assert all(torch.equal(value, weights[key]) for key, value in found.vae.state_dict().items())
 
 
 def test_results_depend_on_the_variant(both: Path) -> None:
     for hashed in (teacher_hash, text_hash):
-        assert hashed(section(both, "fp16"), both) != hashed(section(both, None), both)
+        half, plain = (
+            hashed(teacher, find_teacher(teacher))
+            for teacher in (section(both, "fp16"), section(both, None))
+        )
+        assert half != plain
 
 
 def test_an_export_has_the_chosen_weights_under_plain_names(
@@ -149,11 +154,11 @@ def test_an_export_has_the_chosen_weights_under_plain_names(
 
 
 def test_of_two_sets_the_export_takes_one(both: Path, tmp_path: Path) -> None:
-    family, scheduler = family_in(both), DiffusionPipeline.from_pretrained(both).scheduler
+    scheduler = DiffusionPipeline.from_pretrained(both).scheduler
     transformer = load_denoiser(both / "transformer", torch.float32)
     for variant in (None, "fp16"):
         output = tmp_path / str(variant)
-        take_over(both, output, family, transformer, scheduler, variant)
+        take_over(PipelineFolder(both, variant), output, transformer, scheduler)
         assert sorted(path.name for path in (output / "vae").glob("*.safetensors")) == [WEIGHTS]
         source = both / "vae" / (WEIGHTS if variant is None else FP16)
         assert (output / "vae" / WEIGHTS).read_bytes() == source.read_bytes()

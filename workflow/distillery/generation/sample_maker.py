@@ -12,7 +12,7 @@ import torch
 
 from distillery.config.jobs import SamplesJob
 from distillery.config.section import Compile
-from distillery.families import Family, Setting
+from distillery.families import Setting
 from distillery.families.protocol import Pipeline
 from distillery.files import hash_json
 from distillery.generation.generator import Calls, Generator
@@ -24,7 +24,7 @@ from distillery.noise import all_samples
 from distillery.store.embeddings import EmbeddingStore
 from distillery.teacher.adapters import teacher_hash
 from distillery.teacher.decoding import is_finite
-from distillery.teacher.find import denoiser_config, family_in, find_teacher, fingerprint
+from distillery.teacher.folder import PipelineFolder, find_teacher
 from distillery.teacher.loading import (
     can_be_in_float32,
     denoisers_of,
@@ -127,10 +127,9 @@ class SampleMaker:
         self.is_student = pipeline is not None
         if pipeline is not None:
             check_student(pipeline)
-        self.folder = pipeline or find_teacher(job.teacher)
-        self.family: Family = family_in(self.folder)
+        self.folder = PipelineFolder(pipeline) if pipeline else find_teacher(job.teacher)
+        self.family = self.folder.family
         self.length = job.teacher.max_sequence_length or self.family.max_sequence_length
-        self.denoiser_config = denoiser_config(self.folder)
         self.setting = Setting(
             job.teacher.height,
             job.teacher.width,
@@ -166,7 +165,7 @@ class SampleMaker:
     def _guidance_scale(self) -> float:
         """The one asked for; without, a student is told no other than it was trained with."""
         sampling = self.job.sampling
-        is_guided_by_input = self.family.has_guidance_embedding(self.denoiser_config)
+        is_guided_by_input = self.family.has_guidance_embedding(self.folder.denoiser_config)
         trained = sampling.trained_guidance_scale if is_guided_by_input else None
         return sampling.guidance_scale or trained or 1.0
 
@@ -176,7 +175,7 @@ class SampleMaker:
             "kind": "samples",
             "version": self.job.version,
             "pipeline": (
-                fingerprint(self.folder)
+                self.folder.fingerprint()
                 if self.is_student
                 else teacher_hash(self.job.teacher, self.folder)
             ),
@@ -196,8 +195,8 @@ class SampleMaker:
     @property
     def num_calls(self) -> int:
         """Forward passes of the network for one image."""
-        scale = self.setting.guidance_scale
-        return self.job.sampling.steps * self.family.calls_per_step(self.denoiser_config, scale)
+        network, scale = self.folder.denoiser_config, self.setting.guidance_scale
+        return self.job.sampling.steps * self.family.calls_per_step(network, scale)
 
     def _load(self) -> Pipeline:
         """The pipeline without its text encoder."""

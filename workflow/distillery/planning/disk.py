@@ -16,11 +16,10 @@ import pandas as pd
 from distillery.config.run import Config, RunConfig
 from distillery.config.teacher import Teacher
 from distillery.config.training import Training
-from distillery.families import Family
 from distillery.files import readable
 from distillery.model_folder import LINKED_BYTES
 from distillery.student.origin import Origin
-from distillery.teacher.find import denoiser_config, denoisers_in
+from distillery.teacher.folder import PipelineFolder
 from distillery.teacher.loading import load_tokenizers
 from distillery.teacher.memory import ITEM_BYTES
 
@@ -54,24 +53,25 @@ class Sizes:
 
 
 def embeddings_bytes(
-    teacher: Teacher, folder: Path, family: Family, prompts: Mapping[str, pd.DataFrame]
+    teacher: Teacher, folder: PipelineFolder, prompts: Mapping[str, pd.DataFrame]
 ) -> int:
     """Of all splits' text embeddings, each distinct prompt and the negative one once a split."""
-    config = denoiser_config(folder)
+    config = folder.denoiser_config
     width = next((int(config[name]) for name in TEXT_WIDTHS if config.get(name)), 0)
     texts = [list(dict.fromkeys(table["prompt"])) for table in prompts.values()]
     num_texts = sum(len(of_split) + 1 for of_split in texts)
-    tokens = _mean_tokens(teacher, folder, family, [text for part in texts for text in part])
+    tokens = _mean_tokens(teacher, folder, [text for part in texts for text in part])
     return int(num_texts * tokens * width * ITEM_BYTES[teacher.dtype])
 
 
-def _mean_tokens(teacher: Teacher, folder: Path, family: Family, texts: list[str]) -> float:
+def _mean_tokens(teacher: Teacher, folder: PipelineFolder, texts: list[str]) -> float:
     """Of a stored prompt: all that it is padded to, or its own where the padding is left out."""
+    family = folder.family
     length = teacher.max_sequence_length or family.max_sequence_length
     padded = family.stored_tokens(length)
     if padded is not None:
         return padded
-    readers = family.readers(load_tokenizers(teacher, folder), length)
+    readers = family.readers(load_tokenizers(folder), length)
     chosen = texts[:: -(-len(texts) // MAX_COUNTED)]
     counts = [
         len(reader.tokenizer(reader.clean(text), verbose=False).input_ids)
@@ -81,7 +81,7 @@ def _mean_tokens(teacher: Teacher, folder: Path, family: Family, texts: list[str
     return min(sum(counts) / len(counts), length)
 
 
-def student_bytes(config: Config, student: Origin, folder: Path, run_folder: Path) -> int:
+def student_bytes(config: Config, student: Origin, folder: PipelineFolder, run_folder: Path) -> int:
     """Of the untrained and the trained student, and of each as a pipeline where it is sampled."""
     additions = student.trained_parameters if student.init == "lora" else 0
     whole = (student.num_parameters + additions) * MASTER_BYTES
@@ -91,12 +91,12 @@ def student_bytes(config: Config, student: Origin, folder: Path, run_folder: Pat
     return 2 * whole + (1 + has_untrained) * pipeline + additions * MASTER_BYTES
 
 
-def _shared_bytes(folder: Path, run_folder: Path) -> int:
+def _shared_bytes(folder: PipelineFolder, run_folder: Path) -> int:
     """Of the teacher's other components in the student's pipeline: large files are hard links,
     which take no space, unless they lie on another file system."""
-    networks = {folder / name for name in denoisers_in(folder)}
+    networks = {folder.path / name for name in folder.denoisers}
     total = 0
-    for path in (path.resolve() for path in _files(folder) if path.parent not in networks):
+    for path in (path.resolve() for path in _files(folder.path) if path.parent not in networks):
         status = path.stat()
         linked = status.st_dev == run_folder.stat().st_dev and status.st_size >= LINKED_BYTES
         total += 0 if linked else status.st_size
@@ -142,8 +142,7 @@ def plan_disk(
     prompts: Mapping[str, pd.DataFrame],
     targets: int,
     shape: tuple[int, ...],
-    folder: Path,
-    family: Family,
+    folder: PipelineFolder,
     run_folder: Path,
 ) -> Sizes:
     """What a run that distils writes.
@@ -154,13 +153,13 @@ def plan_disk(
         prompts: tables of both splits.
         targets: bytes of all trajectories.
         shape: of one latent.
-        folder, family: of the teacher.
+        folder: of the teacher.
         run_folder: results/{run}, which exists.
     """
     one = checkpoint_bytes(config.training, student.trained_parameters)
     kept, most = num_checkpoints(config.training)
     stages = {
-        "embeddings": embeddings_bytes(config.teacher, folder, family, prompts),
+        "embeddings": embeddings_bytes(config.teacher, folder, prompts),
         "targets": targets,
         "student": student_bytes(config, student, folder, run_folder),
         "checkpoints": kept * one,

@@ -9,18 +9,16 @@ import pandas as pd
 
 from distillery.config.jobs import resolve_sampling
 from distillery.config.run import RunConfig
-from distillery.families import Family
 from distillery.files import readable
 from distillery.planning.disk import embeddings_bytes, samples_bytes, summarise_sizes
-from distillery.teacher.find import denoiser_config
+from distillery.teacher.folder import PipelineFolder
 from distillery.teacher.loading import load_scheduler, load_skeleton
 
 
 def plan_generation(
     config: RunConfig,
     prompts: Mapping[str, pd.DataFrame],
-    folder: Path,
-    family: Family,
+    folder: PipelineFolder,
     run_folder: Path,
 ) -> dict[str, Any]:
     """What a run that only generates needs.
@@ -28,7 +26,7 @@ def plan_generation(
     Args:
         config: of the run.
         prompts: the table of the eval split.
-        folder, family: of the teacher.
+        folder: of the teacher.
         run_folder: results/{run}, where the images will be.
 
     Raises:
@@ -36,17 +34,17 @@ def plan_generation(
     """
     size, num_prompts = (config.teacher.height, config.teacher.width), len(prompts["eval"])
     load_scheduler(folder, config.teacher)
-    shape = family.latent_shape(load_skeleton(folder, family), *size)
+    family, network = folder.family, folder.denoiser_config
+    shape = family.latent_shape(load_skeleton(folder), *size)
     samples = config.samples
     per_model = min(samples.num_prompts or num_prompts, num_prompts) * samples.images_per_prompt
     models = [resolve_sampling(config, model) for model in samples.models]
-    network = denoiser_config(folder)
     calls = [
         model.steps * family.calls_per_step(network, model.guidance_scale or 1.0)
         for model in models
     ]
     stages = {
-        "embeddings": embeddings_bytes(config.teacher, folder, family, prompts),
+        "embeddings": embeddings_bytes(config.teacher, folder, prompts),
         "samples": samples_bytes(config, num_prompts, shape),
     }
     disk = {

@@ -2,15 +2,13 @@
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 
 import pandas as pd
 
 from distillery.config.jobs import resolve_sampling
 from distillery.config.run import Config, RunConfig
-from distillery.families import Family
 from distillery.prompts import NEGATIVE, own_negatives
-from distillery.teacher.find import denoiser_config
+from distillery.teacher.folder import PipelineFolder
 
 WEIGHTS = re.compile(
     r"\([^()]*[^()\s\d]\s*:\s*\d*\.?\d+\s*\)"  # (word:1.3), not (16:9)
@@ -20,14 +18,14 @@ WEIGHTS = re.compile(
 
 
 def check_negatives(
-    config: RunConfig, prompts: Mapping[str, pd.DataFrame], folder: Path, family: Family
+    config: RunConfig, prompts: Mapping[str, pd.DataFrame], folder: PipelineFolder
 ) -> list[str]:
     """What negative prompts of single prompts would not do.
 
     Args:
         config: of the run.
         prompts: the table of each split.
-        folder, family: of the teacher.
+        folder: of the teacher.
 
     Returns:
         A line of advice for a split whose negative prompts nothing uses.
@@ -36,7 +34,7 @@ def check_negatives(
         ValueError: nothing uses any of them.
     """
     given = [split for split, table in prompts.items() if any(own_negatives(table))]
-    guided = _guided_splits(config, folder, family)
+    guided = _guided_splits(config, folder)
     idle = [split for split in given if split not in guided]
     why = (
         "without guidance (a guidance_scale of 1.0, or a network that is told its scale) a "
@@ -50,13 +48,13 @@ def check_negatives(
     return [f"the column {NEGATIVE} of the {split} prompts is not used: {why}" for split in idle]
 
 
-def _guided_splits(config: RunConfig, folder: Path, family: Family) -> set[str]:
+def _guided_splits(config: RunConfig, folder: PipelineFolder) -> set[str]:
     """The splits that a guided network reads: train for the targets, eval for the images."""
     models = [resolve_sampling(config, model) for model in config.samples.models]
     scales = {"eval": [model.guidance_scale for model in models]}
     if isinstance(config, Config):
         scales["train"] = [config.targets.guidance_scale]
-    network = denoiser_config(folder)
+    family, network = folder.family, folder.denoiser_config
     return {
         split
         for split, given in scales.items()

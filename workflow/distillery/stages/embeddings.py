@@ -17,25 +17,24 @@ from distillery.config.teacher import Teacher
 from distillery.families import Conditioning, Family
 from distillery.families.protocol import Pipeline
 from distillery.families.text import check_lengths
-from distillery.files import read_json
 from distillery.generation.chunked import ChunkPlan, NotFiniteError, make_chunks
 from distillery.store.embeddings import Negative, Text, distinct_texts, members_of, pack
 from distillery.store.recipes import EmbeddingsRecipe
 from distillery.store.tables import read_table
 from distillery.teacher.adapters import text_hash
-from distillery.teacher.find import INDEX, family_in, find_teacher
+from distillery.teacher.folder import PipelineFolder, find_teacher
 from distillery.teacher.loading import load_teacher
 from distillery.telemetry import Reporter
 
 
-def embeddings_recipe(job: EmbeddingsJob, family: Family, teacher_hash: str) -> EmbeddingsRecipe:
+def embeddings_recipe(job: EmbeddingsJob, folder: PipelineFolder) -> EmbeddingsRecipe:
     """Everything that an embedding depends on beside its text."""
-    teacher = job.teacher
+    teacher, family = job.teacher, folder.family
     return EmbeddingsRecipe(
         kind="embeddings",
         version=job.version,
         family=family.name,
-        teacher=teacher_hash,
+        teacher=text_hash(teacher, folder),
         dtype=teacher.dtype,
         negative_prompt=teacher.negative_prompt,
         max_sequence_length=teacher.max_sequence_length or family.max_sequence_length,
@@ -73,8 +72,8 @@ def make_embeddings(
         reporter: of this job.
     """
     folder = find_teacher(job.teacher)
-    family = family_in(folder)
-    recipe = embeddings_recipe(job, family, text_hash(job.teacher, folder))
+    family = folder.family
+    recipe = embeddings_recipe(job, folder)
     length = recipe.max_sequence_length
     texts = distinct_texts(read_table(prompts), job.teacher.negative_prompt).texts
     size = job.embeddings.chunk_size
@@ -88,9 +87,7 @@ def make_embeddings(
     def make(plan: ChunkPlan) -> Mapping[str, torch.Tensor]:
         nonlocal pipeline
         if pipeline is None:
-            pipeline = load_teacher(
-                job.teacher, folder, device, leave_out=_all_but_text(folder, family)
-            )
+            pipeline = load_teacher(job.teacher, folder, device, leave_out=_all_but_text(folder))
             check_prompt_lengths(job.teacher, family, pipeline, map(_written, texts))
         group = groups[plan.index]
         encoded = encode_texts(family, pipeline, group, length, job.embeddings.batch_size)
@@ -136,12 +133,11 @@ def _check_finite(texts: Sequence[Text], encoded: Sequence[Conditioning], dtype:
         )
 
 
-def _all_but_text(folder: Path, family: Family) -> tuple[str, ...]:
+def _all_but_text(folder: PipelineFolder) -> tuple[str, ...]:
     """The model components that encoding does not need."""
-    index = read_json(folder / INDEX)
-    keep = (*family.text_components, "scheduler")
+    keep = (*folder.family.text_components, "scheduler")
     return tuple(
-        name for name, value in index.items() if isinstance(value, list) and name not in keep
+        name for name, value in folder.index.items() if isinstance(value, list) and name not in keep
     )
 
 

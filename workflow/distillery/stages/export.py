@@ -18,7 +18,7 @@ from distillery import cli
 from distillery.config.jobs import ExportJob
 from distillery.families import Family
 from distillery.families.protocol import Denoiser
-from distillery.files import atomic_path, read_json, write_json, write_text
+from distillery.files import atomic_path, write_json, write_text
 from distillery.model_folder import (
     LINKED_BYTES,
     check_student,
@@ -34,14 +34,7 @@ from distillery.store.recipes import TrainingRecipe
 from distillery.student.lora import LORA_FILE, has_lora
 from distillery.student.schedule import check_exported, few_step_scheduler
 from distillery.student.usage import lora_code, student_code
-from distillery.teacher.find import (
-    INDEX,
-    components_left_out,
-    denoisers_in,
-    family_in,
-    find_teacher,
-    is_component,
-)
+from distillery.teacher.folder import INDEX, PipelineFolder, find_teacher
 from distillery.teacher.loading import (
     load_adapted_text,
     load_scheduler,
@@ -77,15 +70,13 @@ def export_student(job: ExportJob, student: Path, output: Path) -> None:
             the written scheduler does not take the steps it was trained on.
     """
     folder = find_teacher(job.teacher)
-    family = family_in(folder)
+    family = folder.family
     check_student(student)
     about = read_about(student)
     trained = TrainingRecipe.from_json(about["recipe"]) if "recipe" in about else None
     if trained:
         _check_steps(job, trained, student)
-    shape = family.latent_shape(
-        load_skeleton(folder, family), job.teacher.height, job.teacher.width
-    )
+    shape = family.latent_shape(load_skeleton(folder), job.teacher.height, job.teacher.width)
     scheduler = few_step_scheduler(
         family,
         load_scheduler(folder, job.teacher),
@@ -95,7 +86,7 @@ def export_student(job: ExportJob, student: Path, output: Path) -> None:
     )
     denoiser = load_denoiser(student, torch_dtype(job.teacher.dtype))
     with atomic_path(output) as temporary:
-        index = take_over(folder, temporary, family, denoiser, scheduler, job.teacher.variant)
+        index = take_over(folder, temporary, denoiser, scheduler)
         for name, encoder in load_adapted_text(job.teacher, folder).items():
             # Hard links: writing over the copy would write over the teacher.
             shutil.rmtree(temporary / name)
@@ -105,14 +96,15 @@ def export_student(job: ExportJob, student: Path, output: Path) -> None:
         save_denoiser(denoiser, temporary / family.denoisers[0])
         scheduler.save_pretrained(temporary / "scheduler")
         write_json(temporary / INDEX, index)
+        exported = PipelineFolder(temporary)
         if trained:
-            check_exported(family, load_scheduler(temporary), trained)
-        absent = dict.fromkeys(components_left_out(temporary))
+            check_exported(family, load_scheduler(exported), trained)
+        absent = dict.fromkeys(exported.components_left_out)
         about["call"] = right_call(job, family, denoiser) | {"absent": absent}
         if trained and has_lora(student):
             (temporary / LORA).mkdir()
             shutil.copyfile(student / LORA_FILE, temporary / LORA / LORA_FILE)
-            about["lora"] = lora_call(family, folder, about["student"]["network"], scheduler)
+            about["lora"] = lora_call(folder, about["student"]["network"], scheduler)
         write_about(temporary, about)
         write_text(temporary / "README.md", model_card(job, about) if trained else UNTRAINED)
 
@@ -128,33 +120,28 @@ def _check_steps(job: ExportJob, recipe: TrainingRecipe, trained: Path) -> None:
 
 
 def take_over(
-    folder: Path,
-    output: Path,
-    family: Family,
-    denoiser: Denoiser,
-    scheduler: Scheduler,
-    variant: str | None = None,
+    folder: PipelineFolder, output: Path, denoiser: Denoiser, scheduler: Scheduler
 ) -> dict[str, Any]:
     """Copy a pipeline's components but denoisers and scheduler; returns the new model_index.json.
+
+    The weights files of the folder's variant become the plain ones.
 
     Args:
         folder: the teacher's.
         output: folder to make.
-        family: of the teacher.
         denoiser, scheduler: the student's, which are not written here.
-        variant: the set of weights files that is taken over, as the plain one.
     """
-    index = read_json(folder / INDEX)
+    family, index = folder.family, dict(folder.index)
     index.pop("_name_or_path", None)
     output.mkdir()
     own = {family.denoisers[0]: denoiser, "scheduler": scheduler}
-    for name, value in index.items():
+    for name in index:
         if name in own:
             index[name] = ["diffusers", type(own[name]).__name__]
         elif name in family.denoisers:
             index[name] = [None, None]
-        elif is_component(value) and (folder / name).is_dir():
-            _copy_tree(folder / name, output / name, variant)
+        elif name in folder.components and (folder.path / name).is_dir():
+            _copy_tree(folder.path / name, output / name, folder.variant)
     return index | dict(family.single_network)
 
 
@@ -210,11 +197,10 @@ def right_call(job: ExportJob, family: Family, denoiser: Denoiser) -> dict[str, 
     }
 
 
-def lora_call(family: Family, folder: Path, network: str, scheduler: Scheduler) -> dict[str, Any]:
+def lora_call(folder: PipelineFolder, network: str, scheduler: Scheduler) -> dict[str, Any]:
     """What loading the additions on the teacher's pipeline takes, for a student trained by them.
 
     Args:
-        family: of the teacher.
         folder: of the teacher.
         network: of its networks, the one that they belong to.
         scheduler: of the student, which replaces the teacher's.
@@ -223,7 +209,7 @@ def lora_call(family: Family, folder: Path, network: str, scheduler: Scheduler) 
         `scheduler`, its class; for a teacher of several networks also the `modules` that its
         pipeline gets, each the name of one that it has or None, and the `settings` it gets.
     """
-    several = len(denoisers_in(folder)) > 1
+    family, several = folder.family, len(folder.denoisers) > 1
     place, *others = family.denoisers
     return {
         "scheduler": type(scheduler).__name__,

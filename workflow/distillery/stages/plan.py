@@ -19,7 +19,6 @@ from distillery.config.jobs import EmbeddingsJob, TargetsJob, freeze, read_confi
 from distillery.config.run import Config, RunConfig
 from distillery.config.teacher import Teacher
 from distillery.evaluation.judge import check_judge
-from distillery.families import Family
 from distillery.files import hash_json, read_json, readable, write_json
 from distillery.hardware import describe_hardware
 from distillery.planning.disk import check_disk, plan_disk, summarise_sizes
@@ -39,14 +38,8 @@ from distillery.store.recipes import TargetsRecipe
 from distillery.student.build import plan_student
 from distillery.student.origin import describe_origin
 from distillery.student.schedule import student_grid
-from distillery.teacher.adapters import teacher_hash, text_hash
-from distillery.teacher.find import (
-    count_parameters,
-    denoiser_class,
-    denoiser_config,
-    family_in,
-    find_teacher,
-)
+from distillery.teacher.adapters import teacher_hash
+from distillery.teacher.folder import PipelineFolder, find_teacher
 from distillery.teacher.loading import (
     check_options,
     load_scheduler,
@@ -54,7 +47,6 @@ from distillery.teacher.loading import (
     torch_dtype,
 )
 from distillery.teacher.memory import ITEM_BYTES, advise_memory, estimate, summarise_memory
-from distillery.teacher.weights import measure
 from distillery.telemetry import explain_errors
 from distillery.training.objectives import segment_weights
 
@@ -101,12 +93,11 @@ def make_plan(config: RunConfig, output: Path, num_gpus: int | None = None) -> N
     """
     prompts = read_splits(config.prompts)
     folder = find_teacher(config.teacher)
-    family = family_in(folder)
     check_options(config.teacher, folder)
-    check_second_scale(config, folder, family)
+    check_second_scale(config, folder)
     check_steps(config, folder)
-    check_all_lengths(config.teacher, folder, family, prompts)
-    of_prompts = check_negatives(config, prompts, folder, family) + advise_weights(prompts)
+    check_all_lengths(config.teacher, folder, prompts)
+    of_prompts = check_negatives(config, prompts, folder) + advise_weights(prompts)
     hardware = describe_hardware()
     gpus = plan_gpus(config.hardware, hardware["gpus"], num_gpus)
     plan: dict[str, Any] = {
@@ -114,19 +105,19 @@ def make_plan(config: RunConfig, output: Path, num_gpus: int | None = None) -> N
         "config": hash_json(freeze(config, "run")),
         "num_gpus": num_gpus,
         "teacher": {
-            "folder": str(folder),
-            "family": family.name,
-            "parameters": count_parameters(folder, config.teacher.variant),
+            "folder": str(folder.path),
+            "family": folder.family.name,
+            "parameters": folder.parameters,
         },
         "hardware": hardware,
         "planned_gpus": vars(gpus),
     }
     output.parent.mkdir(parents=True, exist_ok=True)
     if isinstance(config, Config):
-        plan |= plan_distillation(config, prompts, folder, family, output.parent, gpus)
+        plan |= plan_distillation(config, prompts, folder, output.parent, gpus)
     else:
-        plan |= plan_generation(config, prompts, folder, family, output.parent)
-    memory = estimate(config.teacher, folder, family, gpus.memory_bytes, gpus.is_unknown)
+        plan |= plan_generation(config, prompts, folder, output.parent)
+    memory = estimate(config.teacher, folder, gpus.memory_bytes, gpus.is_unknown)
     plan["memory"] = vars(memory)
     plan["advice"] += of_prompts + advise_gpus(gpus) + advise_memory(config.teacher, memory)
     # Last, as the slowest: it reads the whole teacher, once for all jobs.
@@ -134,7 +125,7 @@ def make_plan(config: RunConfig, output: Path, num_gpus: int | None = None) -> N
     write_json(output, plan)
 
 
-def check_steps(config: RunConfig, folder: Path) -> None:
+def check_steps(config: RunConfig, folder: PipelineFolder) -> None:
     """Raise ValueError for more steps than the teacher's scheduler was trained with.
 
     Some schedulers refuse it, hours later; others repeat timesteps.
@@ -151,7 +142,7 @@ def check_steps(config: RunConfig, folder: Path) -> None:
 
 
 def check_all_lengths(
-    teacher: Teacher, folder: Path, family: Family, prompts: Mapping[str, pd.DataFrame]
+    teacher: Teacher, folder: PipelineFolder, prompts: Mapping[str, pd.DataFrame]
 ) -> None:
     """Raise ValueError for prompts of any split that encoding would refuse as too long.
 
@@ -161,33 +152,32 @@ def check_all_lengths(
         tables = prompts.values()
         texts = [teacher.negative_prompt, *(text for it in tables for text in it.prompt)]
         texts += [text for it in tables for text in own_negatives(it)]
-        pipeline = load_tokenizers(teacher, folder)
-        check_prompt_lengths(teacher, family, pipeline, dict.fromkeys(texts))
+        pipeline = load_tokenizers(folder)
+        check_prompt_lengths(teacher, folder.family, pipeline, dict.fromkeys(texts))
 
 
 def plan_distillation(
     config: Config,
     prompts: Mapping[str, pd.DataFrame],
-    folder: Path,
-    family: Family,
+    folder: PipelineFolder,
     run_folder: Path,
     gpus: Gpus,
 ) -> dict[str, Any]:
     """What a run that distils needs; see `make_plan` for what it raises."""
     num_prompts = {split: len(table) for split, table in prompts.items()}
     check_judge(config.evaluation.judge)
-    student = plan_student(config.student, folder, family)
-    recipe = _recipe(config, folder, family)
+    student = plan_student(config.student, folder)
+    recipe = _recipe(config, folder)
     grid = check_segments(config, recipe)
     shape = recipe.latent_shape
-    calls_per_step = family.calls_per_step(denoiser_config(folder), config.targets.guidance_scale)
+    calls_per_step = folder.family.calls_per_step(
+        folder.denoiser_config, config.targets.guidance_scale
+    )
     work = plan_work(config, num_prompts, shape, calls_per_step)
     chunks = chunk_folder(run_folder / "targets", recipe.hash)
-    sizes = plan_disk(
-        config, student, prompts, work.targets_bytes, shape, folder, family, run_folder
-    )
-    vae = measure(folder, config.teacher.variant)["vae"].num_parameters
-    training = plan_training(config, student, denoiser_class(folder), gpus, vae_bytes(config, vae))
+    sizes = plan_disk(config, student, prompts, work.targets_bytes, shape, folder, run_folder)
+    vae = vae_bytes(config, folder.parameters["vae"])
+    training = plan_training(config, student, folder.denoiser_class, gpus, vae)
     return {
         "latent_shape": list(shape),
         "student": asdict(student) | {"summary": describe_origin(student)},
@@ -202,13 +192,12 @@ def plan_distillation(
     }
 
 
-def _recipe(config: Config, folder: Path, family: Family) -> TargetsRecipe:
+def _recipe(config: Config, folder: PipelineFolder) -> TargetsRecipe:
     """The recipe that the targets will have; raises ValueError for an impossible grid."""
     encoding = EmbeddingsJob(teacher=config.teacher, embeddings=config.embeddings)
-    text = text_hash(config.teacher, folder)
-    embeddings_hash = embeddings_recipe(encoding, family, text).hash
+    embeddings_hash = embeddings_recipe(encoding, folder).hash
     job = TargetsJob(seed=config.seed, teacher=config.teacher, targets=config.targets)
-    return targets_recipe(job, family, folder, embeddings_hash)
+    return targets_recipe(job, folder, embeddings_hash)
 
 
 def check_segments(config: Config, recipe: TargetsRecipe) -> Schedule:

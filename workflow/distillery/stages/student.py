@@ -13,7 +13,7 @@ from distillery.files import atomic_path
 from distillery.model_folder import copy_permissions, save_denoiser, write_about
 from distillery.student.build import choose_expert, make_student
 from distillery.student.lora import add_lora, save_lora
-from distillery.teacher.find import denoisers_in, family_in, find_teacher
+from distillery.teacher.folder import find_teacher
 from distillery.teacher.loading import load_adapted_denoiser
 
 
@@ -32,15 +32,14 @@ def build_student(job: StudentJob, output: Path) -> None:
             adapter that does not fit.
     """
     folder = find_teacher(job.teacher)
-    family = family_in(folder)
-    network = choose_expert(denoisers_in(folder), job.student.expert)
+    network = choose_expert(folder.denoisers, job.student.expert)
     teacher = load_adapted_denoiser(job.teacher, folder, network)
-    student, origin = make_student(job.student, teacher, family, network, job.seed)
+    student, origin = make_student(job.student, teacher, folder.family, network, job.seed)
     with atomic_path(output) as temporary:
         save_denoiser(student, temporary)
         if job.student.lora is not None:
             add_lora(student, job.student.lora, job.seed)
-            save_lora(student, temporary, family)
+            save_lora(student, temporary, folder.family)
             copy_permissions(temporary)
         write_about(temporary, {"student": asdict(origin)})
 

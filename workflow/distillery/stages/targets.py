@@ -15,7 +15,7 @@ import torch
 from distillery import cli
 from distillery.config.jobs import TargetsJob
 from distillery.config.section import Compile
-from distillery.families import Family, Setting, grid_of
+from distillery.families import Setting, grid_of
 from distillery.files import hash_json
 from distillery.generation.chunked import ChunkPlan, NotFiniteError, make_chunks
 from distillery.generation.generator import Calls, Generator
@@ -29,7 +29,7 @@ from distillery.store.tables import read_table
 from distillery.store.trajectories import knots_of
 from distillery.student.schedule import check_student_grid
 from distillery.teacher.adapters import teacher_hash
-from distillery.teacher.find import denoiser_config, family_in, find_teacher
+from distillery.teacher.folder import PipelineFolder, find_teacher
 from distillery.teacher.loading import load_scheduler, load_skeleton, load_teacher, torch_dtype
 from distillery.telemetry import Reporter
 
@@ -40,17 +40,15 @@ def setting_of(job: TargetsJob) -> Setting:
     return Setting(teacher.height, teacher.width, targets.guidance_scale, targets.guidance_scale_2)
 
 
-def targets_recipe(
-    job: TargetsJob, family: Family, folder: Path, embeddings_hash: str
-) -> TargetsRecipe:
+def targets_recipe(job: TargetsJob, folder: PipelineFolder, embeddings_hash: str) -> TargetsRecipe:
     """Everything that a trajectory depends on beside its sample's identity.
 
     Raises ValueError for a size the teacher cannot make, or if the student's scheduler could not
     walk the same knots.
     """
-    targets, teacher = job.targets, job.teacher
+    targets, teacher, family = job.targets, job.teacher, folder.family
     scheduler = load_scheduler(folder, teacher)
-    shape = family.latent_shape(load_skeleton(folder, family), teacher.height, teacher.width)
+    shape = family.latent_shape(load_skeleton(folder), teacher.height, teacher.width)
     knots = knots_of(targets.steps, targets.num_segments)
     schedule = grid_of(family, scheduler, targets.steps, shape).subset(knots)
     check_student_grid(family, scheduler, schedule, targets.steps, shape)
@@ -128,8 +126,8 @@ def make_targets(
     folder = find_teacher(job.teacher)
     maker = TrajectoryMaker(job, table, store, folder, device, reporter, compile_)
     targets = job.targets
-    guided = maker.family.calls_per_step(denoiser_config(folder), targets.guidance_scale) > 1
-    plans = plan_chunks(table, targets.samples_per_prompt, targets.chunk_size, guided)
+    calls = folder.family.calls_per_step(folder.denoiser_config, targets.guidance_scale)
+    plans = plan_chunks(table, targets.samples_per_prompt, targets.chunk_size, guided=calls > 1)
     make_chunks(maker.recipe.to_json(), plans, shard, maker.make, output, reporter, "sample")
 
 
@@ -141,17 +139,16 @@ class TrajectoryMaker:
         job: TargetsJob,
         table: pd.DataFrame,
         store: EmbeddingStore,
-        folder: Path,
+        folder: PipelineFolder,
         device: torch.device,
         reporter: Reporter,
         compiling: Compile,
     ) -> None:
         """Nothing heavy is loaded here, so a job that finds all its chunks made ends at once."""
         self.job = job
-        self.family = family_in(folder)
-        self.recipe = targets_recipe(job, self.family, folder, store.recipe_hash)
+        self.recipe = targets_recipe(job, folder, store.recipe_hash)
         calls = Calls(
-            family=self.family,
+            family=folder.family,
             store=store,
             samples=all_samples(table["prompt_id"], job.targets.samples_per_prompt),
             samples_per_prompt=job.targets.samples_per_prompt,
@@ -161,7 +158,7 @@ class TrajectoryMaker:
             max_sequence_length=self.recipe.max_sequence_length,
             decode=False,
         )
-        absent = self.family.text_components
+        absent = folder.family.text_components
         self._generator = Generator(
             calls,
             lambda: load_teacher(job.teacher, folder, device, absent),

@@ -14,22 +14,22 @@ from distillery.student.lora import check_lora, count_lora
 from distillery.student.origin import Origin
 from distillery.student.own_shape import copy_weights, make_shape, read_shape
 from distillery.student.unet import shrink_unet
-from distillery.teacher.find import denoisers_in
+from distillery.teacher.folder import PipelineFolder
 
 
-def plan_student(student: Student, folder: Path, family: Family) -> Origin:
+def plan_student(student: Student, folder: PipelineFolder) -> Origin:
     """What the student will be made of, found in a second by building it without weights.
 
     Args:
         student: section of the configuration.
-        folder, family: of the teacher.
+        folder: of the teacher.
 
     Raises:
         FileNotFoundError, ValueError: as `build_student`.
     """
-    network = choose_expert(denoisers_in(folder), student.expert)
-    teacher = load_denoiser_skeleton(folder / network)
-    return make_student(student, teacher, family, network, seed=0)[1]
+    network = choose_expert(folder.denoisers, student.expert)
+    teacher = load_denoiser_skeleton(folder.path / network)
+    return make_student(student, teacher, folder.family, network, seed=0)[1]
 
 
 def make_student(

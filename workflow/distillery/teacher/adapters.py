@@ -1,6 +1,8 @@
-"""Files of LoRA and DoRA adapters: find them, read and check them, and say which they are.
+"""LoRA and DoRA adapters: find their files, say which they are, check them, put them into models.
 
-fusing.py puts them into models.
+Diffusers only warns when names in a file match nothing in the model, and leaves what it did not
+find at random values. Here both are errors. Its `load_lora_weights` needs every component of a
+pipeline; `adapt` calls what it calls, one component at a time, since no job loads them all.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,11 +14,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from distillery.config.teacher import Adapter, Teacher
-from distillery.families import Family
-from distillery.files import could_be_hub_id, hash_json, read_json
+from distillery.files import could_be_hub_id, hash_json
 from distillery.hash_cache import hash_large_files
 from distillery.hub import explain_hub
-from distillery.teacher.find import INDEX, denoiser_config, denoisers_in, family_in, fingerprint
+from distillery.teacher.folder import PipelineFolder
 
 HUB_NAME = "pytorch_lora_weights.safetensors"
 """The file name that Diffusers gives adapters."""
@@ -85,7 +86,7 @@ def _in_folder(folder: Path, weight_name: str | None) -> Path:
     return folder / name
 
 
-def teacher_hash(teacher: Teacher, folder: Path) -> str:
+def teacher_hash(teacher: Teacher, folder: PipelineFolder) -> str:
     """A hash of what the teacher's networks compute.
 
     That is: its files, their variant, its adapters and how they are put in, its attention kernels.
@@ -93,7 +94,7 @@ def teacher_hash(teacher: Teacher, folder: Path) -> str:
     return _hash(teacher, folder, _find_all(teacher), teacher.attention)
 
 
-def text_hash(teacher: Teacher, folder: Path) -> str:
+def text_hash(teacher: Teacher, folder: PipelineFolder) -> str:
     """As `teacher_hash`, for the text encoders: what leaves them alone does not count."""
     files = [(adapter, path) for adapter, path in _find_all(teacher) if has_text(path)]
     return _hash(teacher, folder, files, attention=None)
@@ -106,7 +107,7 @@ def _find_all(teacher: Teacher) -> list[tuple[Adapter, Path]]:
 
 def _hash(
     teacher: Teacher,
-    folder: Path,
+    folder: PipelineFolder,
     adapters: Iterable[tuple[Adapter, Path]],
     attention: str | None,
 ) -> str:
@@ -118,12 +119,12 @@ def _hash(
         for adapter, path in adapters
     ]
     added = {
-        "variant": teacher.variant,
+        "variant": folder.variant,
         "adapters": named or None,
         "fused": teacher.fuse_adapters if named else None,
         "attention": attention,
     }
-    found = fingerprint(folder, teacher.variant)
+    found = folder.fingerprint()
     return hash_json({"folder": found, **added}) if any(added.values()) else found
 
 
@@ -139,7 +140,7 @@ def has_text(path: Path) -> bool:
         ) from error
 
 
-def read_weights(path: Path, folder: Path) -> Weights:
+def read_weights(path: Path, folder: PipelineFolder) -> Weights:
     """Read an adapter's file through the teacher's pipeline class, and check its numbers.
 
     Args:
@@ -149,14 +150,14 @@ def read_weights(path: Path, folder: Path) -> Weights:
     Raises:
         ValueError: the pipeline takes no adapters, the file is none, or it is not finite.
     """
-    import diffusers
     from diffusers.configuration_utils import FrozenDict
 
     has_text(path)
-    name = read_json(folder / INDEX)["_class_name"]
-    pipeline = getattr(diffusers, name)
+    pipeline = folder.pipeline_class
     if not hasattr(pipeline, "lora_state_dict"):
-        raise ValueError(f"teacher.adapters: Diffusers loads none into a {name}; leave them out")
+        raise ValueError(
+            f"teacher.adapters: Diffusers loads none into a {folder.class_name}; leave them out"
+        )
     with safe_open(path, framework="pt") as file:
         dora = [key for key in file.keys() if "dora_scale" in key]  # noqa: SIM118
     if dora:
@@ -164,13 +165,12 @@ def read_weights(path: Path, folder: Path) -> Weights:
             f"teacher.adapters: {path} has DoRA scales as {dora[0]}, which Diffusers drops: "
             "convert it to PEFT's format (lora_magnitude_vector)"
         )
-    config = denoiser_config(folder)
     tensors, *alphas, metadata = pipeline.lora_state_dict(
         str(path.parent),
         weight_name=path.name,
         use_safetensors=True,
         local_files_only=True,
-        unet_config=FrozenDict(config),
+        unet_config=FrozenDict(folder.denoiser_config),
         return_alphas=True,
         return_lora_metadata=True,
     )
@@ -202,25 +202,21 @@ def name_some(keys: Iterable[str]) -> str:
     return ", ".join(names[:MAX_NAMED]) + more
 
 
-def choose_components(
-    adapter: Adapter, weights: Weights, folder: Path, family: Family
-) -> dict[str, str]:
+def choose_components(adapter: Adapter, weights: Weights, folder: PipelineFolder) -> dict[str, str]:
     """The components that an adapter changes, each with the beginning of its tensors' names.
 
     Raises ValueError for a component that the teacher does not have.
     """
-    import diffusers
-
-    present = denoisers_in(folder)
+    present, family = folder.denoisers, folder.family
     expert = adapter.expert or present[0]
     if expert not in present:
         raise ValueError(
             f"teacher.adapters: expert is {expert!r} for {adapter.path}: the teacher has the "
             f"networks {', '.join(present)}"
         )
-    index = read_json(folder / INDEX)
-    takes_text = hasattr(getattr(diffusers, index["_class_name"]), "load_lora_into_text_encoder")
-    texts = [name for name in family.text_components if index.get(name)] if takes_text else []
+    takes_text = hasattr(folder.pipeline_class, "load_lora_into_text_encoder")
+    given = family.text_components if takes_text else ()
+    texts = [name for name in given if folder.index.get(name)]
     known = {family.denoisers[0]: expert} | dict(zip(texts, texts, strict=True))
     prefixes = {key.partition(".")[0] for key in weights.tensors}
     unknown = [key for key in weights.tensors if key.partition(".")[0] not in known]
@@ -232,13 +228,154 @@ def choose_components(
     return {known[prefix]: prefix for prefix in prefixes}
 
 
-def adapted_components(teacher: Teacher, folder: Path) -> frozenset[str]:
+def adapted_components(teacher: Teacher, folder: PipelineFolder) -> frozenset[str]:
     """Names of the components that the teacher's adapters change."""
-    family = family_in(folder)
     return frozenset(
         name
         for adapter in teacher.adapters
-        for name in choose_components(
-            adapter, read_weights(find_adapter(adapter), folder), folder, family
-        )
+        for name in choose_components(adapter, read_weights(find_adapter(adapter), folder), folder)
     )
+
+
+def adapt(
+    components: Mapping[str, torch.nn.Module], teacher: Teacher, folder: PipelineFolder, fuse: bool
+) -> None:
+    """Load the teacher's adapters into some of its components, in place.
+
+    Args:
+        components: by name, in float32; others that an adapter changes are skipped. On the
+            meta device whether everything fits is found out just as well.
+        teacher: section of the configuration.
+        folder: of the teacher.
+        fuse: add them to the weights; otherwise they stay beside them, active.
+
+    Raises:
+        ValueError: an adapter does not match, or the sum is not finite.
+    """
+    loaded: dict[str, dict[str, float]] = {name: {} for name in components}
+    for number, adapter in enumerate(teacher.adapters):
+        weights = read_weights(find_adapter(adapter), folder)
+        for name, prefix in choose_components(adapter, weights, folder).items():
+            if name in components:
+                _load(components[name], f"adapter_{number}", prefix, weights, adapter, folder)
+                loaded[name][f"adapter_{number}"] = adapter.scale
+    for name, scales in loaded.items():
+        if scales:
+            _activate(components[name], scales, fuse)
+
+
+def _load(
+    model: torch.nn.Module,
+    name: str,
+    prefix: str,
+    weights: Weights,
+    adapter: Adapter,
+    folder: PipelineFolder,
+) -> None:
+    """Load one adapter into one component under a name, and check that all of it fits."""
+    is_denoiser = hasattr(model, "load_lora_adapter")
+    options: dict[str, Any] = {
+        "prefix": prefix,
+        "network_alphas": weights.alphas,
+        "metadata": weights.metadata,
+        "adapter_name": name,
+        "low_cpu_mem_usage": is_denoiser,
+    }
+    try:
+        if is_denoiser:
+            model.load_lora_adapter(dict(weights.tensors), **options)  # type: ignore[operator]
+        else:
+            folder.pipeline_class.load_lora_into_text_encoder(
+                dict(weights.tensors), text_encoder=model, **options
+            )
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise ValueError(
+            f"teacher.adapters: {adapter.path} does not fit the teacher's {prefix}: "
+            f"{_first_problems(error)}"
+        ) from error
+    _check_all_loaded(model, name, prefix, weights, adapter)
+
+
+def _first_problems(error: Exception) -> str:
+    """PyTorch names each tensor of another size, of hundreds on a line of its own; here a few."""
+    heading, *lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    more = f" and {len(lines) - MAX_NAMED} more" if len(lines) > MAX_NAMED else ""
+    return " ".join([heading, *lines[:MAX_NAMED]]) + more
+
+
+def _check_all_loaded(
+    model: torch.nn.Module, name: str, prefix: str, weights: Weights, adapter: Adapter
+) -> None:
+    """Raise ValueError unless the model took each tensor of the file, and lacks none."""
+    from peft import get_peft_model_state_dict
+
+    found = set(get_peft_model_state_dict(model, adapter_name=name))
+    given = _in_peft_names(weights, prefix, model)
+    if found == given:
+        return
+    strange, lacking = name_some(given - found), name_some(found - given)
+    problems = [f"the model has no place for {strange}"] if strange else []
+    problems += [f"the file lacks {lacking}"] if lacking else []
+    raise ValueError(
+        f"teacher.adapters: {adapter.path} does not fit the teacher's {prefix}: "
+        f"{'; '.join(problems)}; use an adapter that was trained on this model"
+    )
+
+
+def _in_peft_names(weights: Weights, prefix: str, model: torch.nn.Module) -> set[str]:
+    """The names of a component's tensors as PEFT has them in the model."""
+    from diffusers.utils import (
+        convert_state_dict_to_diffusers,
+        convert_state_dict_to_peft,
+        convert_unet_state_dict_to_peft,
+    )
+
+    start = f"{prefix}."
+    own = {
+        key.removeprefix(start): value
+        for key, value in weights.tensors.items()
+        if key.startswith(start)
+    }
+    if not hasattr(model, "load_lora_adapter"):
+        own = convert_state_dict_to_peft(convert_state_dict_to_diffusers(own))
+        flat = not hasattr(model, "text_model")
+        return {key.removeprefix("text_model.") if flat else key for key in own}
+    if not any("lora_A" in key for key in own):
+        own = convert_unet_state_dict_to_peft(own)
+    return set(own)
+
+
+def _activate(model: torch.nn.Module, scales: Mapping[str, float], fuse: bool) -> None:
+    """Switch a component's adapters on with their scales; fused ones become part of its weights."""
+    from diffusers.loaders.lora_base import fuse_text_encoder_lora, set_adapters_for_text_encoder
+    from diffusers.utils import recurse_remove_peft_layers
+
+    set_adapters_for_text_encoder(list(scales), model, list(scales.values()))
+    if not fuse:
+        return
+    try:
+        fuse_text_encoder_lora(model, safe_fusing=True, adapter_names=list(scales))
+    except ValueError as error:
+        raise ValueError(
+            f"teacher.adapters: with scales {list(scales.values())} the weights of "
+            f"{type(model).__name__} are not finite ({error}): lower them, or leave an adapter out"
+        ) from error
+    recurse_remove_peft_layers(model)
+    # A model that seems to have an adapter would save that alone.
+    del model.peft_config
+    model._hf_peft_config_loaded = False  # type: ignore[assignment]
+
+
+def cast(model: torch.nn.Module, dtype: torch.dtype) -> None:
+    """Cast a float32 model in place as Diffusers would have loaded it in another type.
+
+    What the model's class keeps in float32 stays so, and adapters beside the weights too: a DoRA
+    divides by norms that overflow in float16, and the image is black.
+    """
+    kept = set(getattr(model, "_keep_in_fp32_modules", None) or ())
+    stored = model.state_dict(keep_vars=True)
+    tensors = dict(stored) if kept else {**stored, **dict(model.named_buffers())}
+    for name, tensor in tensors.items():
+        stays = "lora_" in name or kept & set(name.split("."))
+        if tensor.is_floating_point() and not stays:
+            tensor.data = tensor.data.to(dtype)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,23 +13,21 @@ from distillery.families.protocol import Denoiser, Pipeline
 from distillery.files import read_json
 from distillery.model_folder import load_denoiser
 from distillery.schedulers import Scheduler, check_settings, make_scheduler
-from distillery.teacher.adapters import adapted_components
+from distillery.teacher.adapters import adapt, adapted_components, cast
 from distillery.teacher.decoding import guard_decoding
-from distillery.teacher.find import INDEX, components_left_out, family_in, is_component
-from distillery.teacher.fusing import adapt, cast
+from distillery.teacher.folder import PipelineFolder
 from distillery.teacher.placement import check_attention, check_devices, place, set_attention
-from distillery.teacher.weights import choose_variant
 
 LOW_PRECISION = (torch.bfloat16, torch.float16)
 
 
-def load_scheduler(folder: Path, teacher: Teacher | None = None) -> Scheduler:
+def load_scheduler(folder: PipelineFolder, teacher: Teacher | None = None) -> Scheduler:
     """The pipeline's scheduler alone, or the one a teacher's configuration puts in its place.
 
     Milliseconds, no weights.
     """
-    name = read_json(folder / INDEX)["scheduler"][1]
-    config = read_json(folder / "scheduler" / "scheduler_config.json")
+    name = folder.index["scheduler"][1]
+    config = read_json(folder.path / "scheduler" / "scheduler_config.json")
     if teacher is not None and teacher.scheduler is not None:
         changes = dict(teacher.scheduler)
         name = str(changes.pop("class", name))
@@ -47,7 +44,7 @@ def torch_dtype(name: Dtype) -> torch.dtype:
 
 
 def load_teacher(
-    teacher: Teacher, folder: Path, device: torch.device, leave_out: tuple[str, ...] = ()
+    teacher: Teacher, folder: PipelineFolder, device: torch.device, leave_out: tuple[str, ...] = ()
 ) -> Pipeline:
     """Load the teacher's stock pipeline as its configuration asks.
 
@@ -56,7 +53,7 @@ def load_teacher(
 
     Args:
         teacher: the section of the configuration.
-        folder: where `find_teacher` found it.
+        folder: as `find_teacher` found it.
         device: where it goes, or where its parts go in turn.
         leave_out: names of components that this job does not need.
 
@@ -69,17 +66,17 @@ def load_teacher(
         "default": torch_dtype(teacher.dtype),
         "vae": torch_dtype(teacher.vae_dtype),
     }
-    pipeline = _read_pipeline(folder, dtypes, leave_out, teacher.variant)
+    pipeline = _read_pipeline(folder, dtypes, leave_out)
     components = {name: getattr(pipeline, name) for name in adapted}
     adapt(components, teacher, folder, teacher.fuse_adapters)
     for component in components.values():
         cast(component, torch_dtype(teacher.dtype))
     pipeline.scheduler = load_scheduler(folder, teacher)
-    return _set_up(pipeline, teacher, family_in(folder), device)
+    return _set_up(pipeline, teacher, folder.family, device)
 
 
 def load_student(
-    teacher: Teacher, folder: Path, device: torch.device, leave_out: tuple[str, ...] = ()
+    teacher: Teacher, folder: PipelineFolder, device: torch.device, leave_out: tuple[str, ...] = ()
 ) -> Pipeline:
     """Load the student's pipeline the way its teacher is loaded; its weights are its own.
 
@@ -88,7 +85,7 @@ def load_student(
     check_devices(teacher, device)
     dtypes = {"default": torch_dtype(teacher.dtype), "vae": torch_dtype(teacher.vae_dtype)}
     pipeline = _read_pipeline(folder, dtypes, leave_out)
-    return _set_up(pipeline, teacher, family_in(folder), device)
+    return _set_up(pipeline, teacher, folder.family, device)
 
 
 def _set_up(pipeline: Pipeline, teacher: Teacher, family: Family, device: torch.device) -> Pipeline:
@@ -102,50 +99,45 @@ def _set_up(pipeline: Pipeline, teacher: Teacher, family: Family, device: torch.
 
 
 def _read_pipeline(
-    folder: Path,
-    dtypes: Mapping[str, torch.dtype],
-    leave_out: tuple[str, ...],
-    variant: str | None = None,
+    folder: PipelineFolder, dtypes: Mapping[str, torch.dtype], leave_out: tuple[str, ...]
 ) -> Pipeline:
     """Read a stock pipeline to the CPU; `dtypes` are by component, and `default`.
 
     By its own class: `DiffusionPipeline.from_pretrained` loads components that a class calls
     optional, such as Wan's transformer, though they are to be left out.
     """
-    import diffusers
     from diffusers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    absent: dict[str, None] = dict.fromkeys([*leave_out, *components_left_out(folder)])
-    pipeline = getattr(diffusers, read_json(folder / INDEX)["_class_name"]).from_pretrained(
-        folder, dtype=dict(dtypes), variant=variant, local_files_only=True, **absent
+    absent: dict[str, None] = dict.fromkeys([*leave_out, *folder.components_left_out])
+    pipeline = folder.pipeline_class.from_pretrained(
+        folder.path, dtype=dict(dtypes), variant=folder.variant, local_files_only=True, **absent
     )
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 
 
-def load_adapted_denoiser(teacher: Teacher, folder: Path, name: str) -> Denoiser:
+def load_adapted_denoiser(teacher: Teacher, folder: PipelineFolder, name: str) -> Denoiser:
     """One of the teacher's networks in float32 with its adapters fused: where a student starts.
 
     Raises ValueError: an adapter does not fit.
     """
-    variant = choose_variant(folder / name, teacher.variant)
-    denoiser = load_denoiser(folder / name, torch.float32, variant)
+    denoiser = load_denoiser(folder.path / name, torch.float32, folder.chosen_variant(name))
     adapt({name: denoiser}, teacher, folder, fuse=True)
     return denoiser
 
 
-def load_adapted_text(teacher: Teacher, folder: Path) -> dict[str, Any]:
+def load_adapted_text(teacher: Teacher, folder: PipelineFolder) -> dict[str, Any]:
     """The text encoders that the teacher's adapters change, fused and cast, by component."""
     import transformers
 
-    index = read_json(folder / INDEX)
     found = {}
-    texts = adapted_components(teacher, folder) & set(family_in(folder).text_components)
+    texts = adapted_components(teacher, folder) & set(folder.family.text_components)
     for name in sorted(texts):
-        variant = choose_variant(folder / name, teacher.variant)
-        model = getattr(transformers, index[name][1])
-        encoder = model.from_pretrained(folder / name, dtype=torch.float32, variant=variant)
+        model = getattr(transformers, folder.components[name])
+        encoder = model.from_pretrained(
+            folder.path / name, dtype=torch.float32, variant=folder.chosen_variant(name)
+        )
         adapt({name: encoder}, teacher, folder, fuse=True)
         cast(encoder, torch_dtype(teacher.dtype))
         found[name] = encoder
@@ -241,42 +233,39 @@ def _cast_states(value: Any, dtype: torch.dtype) -> Any:
     return value
 
 
-def load_skeleton(folder: Path, family: Family) -> Pipeline:
+def load_skeleton(folder: PipelineFolder) -> Pipeline:
     """The pipeline with its shapes but without weights: denoisers and VAE on the meta device."""
     import diffusers
 
-    index = read_json(folder / INDEX)
     parts: dict[str, Any] = {
         name: None if isinstance(value, list) else value
-        for name, value in index.items()
+        for name, value in folder.index.items()
         if not name.startswith("_")
     }
     parts["scheduler"] = load_scheduler(folder)
     with torch.device("meta"):
-        for name in (*family.denoisers, "vae"):
-            if is_component(index.get(name)):
-                component = getattr(diffusers, index[name][1])
-                parts[name] = component.from_config(component.load_config(folder / name))
-    return getattr(diffusers, index["_class_name"])(**parts)
+        for name in (*folder.family.denoisers, "vae"):
+            if name in folder.components:
+                component = getattr(diffusers, folder.components[name])
+                parts[name] = component.from_config(component.load_config(folder.path / name))
+    return folder.pipeline_class(**parts)
 
 
-def load_tokenizers(teacher: Teacher, folder: Path) -> Pipeline:
+def load_tokenizers(folder: PipelineFolder) -> Pipeline:
     """The pipeline with its tokenizers and without any model: all that a prompt's length needs."""
-    index = read_json(folder / INDEX)
     models = [
         name
-        for name, value in index.items()
-        if is_component(value) and name != "scheduler" and "Tokenizer" not in value[1]
+        for name, class_name in folder.components.items()
+        if name != "scheduler" and "Tokenizer" not in class_name
     ]
-    return _read_pipeline(folder, {}, tuple(models), teacher.variant)
+    return _read_pipeline(folder, {}, tuple(models))
 
 
-def check_options(teacher: Teacher, folder: Path) -> None:
+def check_options(teacher: Teacher, folder: PipelineFolder) -> None:
     """Raise ValueError if adapters or attention do not fit the teacher; reads no weights of it."""
     if not teacher.adapters and teacher.attention is None:
         return
-    family = family_in(folder)
-    denoisers = denoisers_of(load_skeleton(folder, family), family)
+    denoisers = denoisers_of(load_skeleton(folder), folder.family)
     for denoiser in denoisers.values():
         if teacher.attention is not None:
             check_attention(denoiser, teacher.attention)

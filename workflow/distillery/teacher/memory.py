@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 from distillery.config.section import Dtype
 from distillery.config.teacher import Teacher
-from distillery.families import Family
 from distillery.files import readable
-from distillery.teacher.weights import Size, measure
+from distillery.teacher.folder import PipelineFolder
+from distillery.teacher.weights import Size
 
 ITEM_BYTES: dict[Dtype, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 ROOMY, TIGHT = 0.5, 0.8
@@ -42,17 +42,17 @@ class Memory:
 
 
 def estimate(
-    teacher: Teacher, folder: Path, family: Family, gpu: int | None, is_unknown: bool = False
+    teacher: Teacher, folder: PipelineFolder, gpu: int | None, is_unknown: bool = False
 ) -> Memory:
     """The memory that a run's weights take.
 
     Args:
         teacher: section of the configuration.
-        folder, family: of the teacher.
+        folder: of the teacher.
         gpu: memory of the smallest GPU; None without one.
         is_unknown: whether there are GPUs whose memory is not known.
     """
-    sizes = measure(folder, teacher.variant)
+    sizes, family = folder.sizes, folder.family
     components = {
         name: size.num_parameters * _item_bytes(teacher, name) for name, size in sizes.items()
     }

@@ -2,13 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from distillery.config.teacher import Teacher
 from distillery.config.training import Loss, Objective, TimestepWeights, check_num_weights
 from distillery.families import Family, Setting
 from distillery.model_folder import load_denoiser
@@ -20,7 +18,7 @@ from distillery.schedule import (
     from_prediction,
     secant,
 )
-from distillery.teacher.weights import choose_variant
+from distillery.teacher.folder import PipelineFolder
 
 SNR_LIMIT = 5.0
 """gamma of Min-SNR, as its authors recommend it."""
@@ -257,15 +255,14 @@ def denormalised(latents: torch.Tensor, config: Any) -> torch.Tensor:
 
 
 def load_perceptual(
-    teacher: Teacher, folder: Path, family: Family, setting: Setting, device: torch.device
+    folder: PipelineFolder, setting: Setting, device: torch.device
 ) -> PerceptualLoss:
     """The teacher's VAE in float32 with frozen weights; nothing else of the teacher is read.
 
     Raises FileNotFoundError where the teacher in `folder` has none.
     """
-    variant = choose_variant(folder / "vae", teacher.variant)
-    vae = load_denoiser(folder / "vae", torch.float32, variant).to(device)
-    return PerceptualLoss(vae.requires_grad_(False), family, setting)
+    vae = load_denoiser(folder.path / "vae", torch.float32, folder.chosen_variant("vae"))
+    return PerceptualLoss(vae.to(device).requires_grad_(False), folder.family, setting)
 
 
 def _distance(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:

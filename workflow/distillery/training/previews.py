@@ -19,7 +19,6 @@ from distillery.config.section import Dtype
 from distillery.config.teacher import Teacher
 from distillery.families import Family, Request, Setting, family_named
 from distillery.families.protocol import Denoiser, Pipeline
-from distillery.files import read_json
 from distillery.generation.generator import Calls
 from distillery.images import Pixels, as_bytes, moment_folder, training_of, write_png, write_sheets
 from distillery.noise import SampleId
@@ -29,7 +28,7 @@ from distillery.store.shards import balanced_range
 from distillery.store.tables import read_table
 from distillery.student.schedule import student_scheduler
 from distillery.teacher.decoding import guard_decoding
-from distillery.teacher.find import INDEX, components_left_out, find_teacher
+from distillery.teacher.folder import find_teacher
 from distillery.teacher.loading import cast_timestep, torch_dtype
 from distillery.telemetry import Reporter
 from distillery.training import parallel
@@ -75,13 +74,12 @@ class PreviewPipeline:
         Raises:
             FileNotFoundError: the teacher's folder is not whole.
         """
-        import diffusers
         from diffusers.utils.logging import disable_progress_bar
 
         disable_progress_bar()
         folder, family = find_teacher(teacher), family_named(recipe.family)
         absent: dict[str, object] = dict.fromkeys(
-            (*family.text_components, *family.denoisers[1:], *components_left_out(folder))
+            (*family.text_components, *family.denoisers[1:], *folder.components_left_out)
         )
         own = {
             family.denoisers[0]: denoiser,
@@ -90,11 +88,10 @@ class PreviewPipeline:
         }
         # Of the very class: DiffusionPipeline itself does not know which components a class takes
         # as optional, and would load the teacher's network over the one that it is given.
-        pipeline_class = getattr(diffusers, read_json(folder / INDEX)["_class_name"])
-        pipeline = pipeline_class.from_pretrained(
-            folder,
+        pipeline = folder.pipeline_class.from_pretrained(
+            folder.path,
             dtype={"default": torch.float32, "vae": torch_dtype(teacher.vae_dtype)},
-            variant=teacher.variant,
+            variant=folder.variant,
             local_files_only=True,
             **(absent | own),
         )

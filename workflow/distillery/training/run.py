@@ -11,7 +11,7 @@ from distillery.config.training import Training
 from distillery.model_folder import hash_model
 from distillery.store.chunks import chunk_folder
 from distillery.store.recipes import TrainingRecipe
-from distillery.teacher.find import find_teacher
+from distillery.teacher.folder import find_teacher
 from distillery.telemetry import Reporter
 from distillery.training import distributed
 from distillery.training.data import Batches, SegmentDataset
@@ -160,8 +160,7 @@ def _perceptual(
     """What rollouts need beside the student: the VAE, only if it is felt."""
     if job.training.perceptual_weight == 0:
         return None
-    folder = find_teacher(job.teacher)
-    return load_perceptual(job.teacher, folder, dataset.family, dataset.setting, device)
+    return load_perceptual(find_teacher(job.teacher), dataset.setting, device)
 
 
 def training_recipe(job: TrainingJob, dataset: SegmentDataset, initial: str) -> TrainingRecipe:

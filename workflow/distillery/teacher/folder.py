@@ -1,0 +1,355 @@
+"""A pipeline's folder in Diffusers format: find it, check that it is whole, say which it is."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from distillery.config.teacher import Teacher
+from distillery.families import FAMILIES, Family, family_of
+from distillery.files import could_be_hub_id, hash_json, read_json
+from distillery.hash_cache import hash_large_files
+from distillery.hub import explain_hub
+from distillery.teacher.weights import (
+    Size,
+    choose_variant,
+    list_variants,
+    measure,
+    missing_weights,
+    weights_in,
+    weights_of,
+)
+
+INDEX = "model_index.json"
+MODEL_CONFIG = "config.json"
+NO_INDEX = (
+    "teacher.path must be a folder in Diffusers format (what `pipeline.save_pretrained` writes)"
+)
+CONFIGS = {
+    "Scheduler": "scheduler_config.json",
+    "Tokenizer": "tokenizer_config.json",
+    "Processor": "preprocessor_config.json",
+    "FeatureExtractor": "preprocessor_config.json",
+}
+"""Part of a component's class name to the file that describes it; a model has `MODEL_CONFIG`."""
+LIBRARIES = ("diffusers", "transformers")
+OTHER_USES = ("Img2Img", "Inpaint")
+"""What names of classes have more that take the same networks for another use."""
+SINGLE_FILES = (".safetensors", ".ckpt", ".gguf", ".pt", ".pth")
+"""Suffixes of files that hold a whole pipeline."""
+PREFIX = "model.diffusion_model."
+MARKS = {
+    "conditioner.embedders.1.": "StableDiffusionXLPipeline",
+    "cond_stage_model.": "StableDiffusionPipeline",
+    "joint_blocks.": "StableDiffusion3Pipeline",
+    "double_blocks.0.img_attn.norm.": "FluxPipeline",
+}
+"""How tensors are called that a pipeline's single files have, and those of the others do not."""
+
+
+@dataclass(frozen=True)
+class PipelineFolder:
+    """The pipeline in a folder, a teacher's or a student's; what it is made of is read once.
+
+    Attributes:
+        path: of the folder.
+        variant: the set of weights files that is read, where a component has it.
+    """
+
+    path: Path
+    variant: str | None = None
+
+    @cached_property
+    def index(self) -> Mapping[str, Any]:
+        """What model_index.json holds."""
+        return read_json(self.path / INDEX)
+
+    @property
+    def class_name(self) -> str:
+        """Of the pipeline."""
+        name: str = self.index["_class_name"]
+        return name
+
+    @property
+    def pipeline_class(self) -> Any:
+        """Of Diffusers."""
+        import diffusers
+
+        return getattr(diffusers, self.class_name)
+
+    @cached_property
+    def family(self) -> Family:
+        """Raises ValueError where none has the pipeline's class."""
+        return family_of(self.class_name)
+
+    @cached_property
+    def components(self) -> Mapping[str, str]:
+        """The class names of all components that are present, by component."""
+        return {
+            name: value[1]
+            for name, value in self.index.items()
+            if isinstance(value, list) and len(value) == 2 and None not in value
+        }
+
+    @property
+    def components_left_out(self) -> list[str]:
+        """Components that the pipeline's class takes and the folder says it does not have.
+
+        Diffusers loads such a folder only if it is told so for those that the class does not call
+        optional, T5 of SD3 for one.
+        """
+        optional = self.pipeline_class._optional_components
+        absent = [name for name, value in self.index.items() if value == [None, None]]
+        return [name for name in absent if name not in optional]
+
+    @property
+    def denoisers(self) -> list[str]:
+        """Names of those that are present."""
+        return [name for name in self.family.denoisers if name in self.components]
+
+    @cached_property
+    def denoiser_config(self) -> Mapping[str, Any]:
+        """The configuration of the first denoiser; several are of one shape."""
+        return read_json(self.path / self.denoisers[0] / MODEL_CONFIG)
+
+    @property
+    def denoiser_class(self) -> type:
+        """The Diffusers class of the denoisers."""
+        import diffusers
+
+        found: type = getattr(diffusers, self.denoiser_config["_class_name"])
+        return found
+
+    @cached_property
+    def sizes(self) -> Mapping[str, Size]:
+        """Of each component's weights, read from the headers of the files that are loaded.
+
+        Raises ValueError for a truncated file, or one that Git LFS has not fetched.
+        """
+        return measure(self.path, self.variant)
+
+    @property
+    def parameters(self) -> dict[str, int]:
+        """How many each component has; raises as `sizes`."""
+        return {name: size.num_parameters for name, size in self.sizes.items()}
+
+    def chosen_variant(self, component: str) -> str | None:
+        """The variant that is read of a component, None for its plain weights."""
+        return choose_variant(self.path / component, self.variant)
+
+    def fingerprint(self) -> str:
+        """A hash of all that is read of it, bit for bit; where the folder lies does not matter.
+
+        That is its model_index.json and all files of the components that are named there, but for
+        descriptions (.md), hidden files, and sets of weights that are not read: two teachers that
+        differ in those alone compute the same.
+        """
+        hashes = hash_large_files(self._files_read())
+        return hash_json(
+            {file.relative_to(self.path).as_posix(): it for file, it in hashes.items()}
+        )
+
+    def _files_read(self) -> Iterator[Path]:
+        """The files that decide what the pipeline computes."""
+        yield self.path / INDEX
+        for component in (self.path / name for name in sorted(self.components)):
+            unread = set(weights_in(component)) - set(weights_of(component, self.variant))
+            for file in sorted(set(component.rglob("*")) - unread):
+                # Downloads leave folders such as .cache/huggingface, with times in them.
+                is_hidden = any(part.startswith(".") for part in file.relative_to(self.path).parts)
+                if file.is_file() and not is_hidden and file.suffix != ".md":
+                    yield file
+
+    def check_complete(self) -> None:
+        """Raise unless every component that model_index.json names is there with all its weights.
+
+        Raises:
+            FileNotFoundError: something is missing.
+            ValueError: no pipeline of a known family, or one that needs its own code.
+        """
+        if not (self.path / INDEX).is_file():
+            single = _single_file_in(self.path)
+            raise FileNotFoundError(
+                f"{self.path} has no {INDEX}: "
+                + (f"{_explain_single_file(str(single))}" if single else NO_INDEX)
+            )
+        _check_classes(self)
+        variants = list_variants(self.path)
+        if self.variant is not None and self.variant not in variants:
+            raise FileNotFoundError(
+                f"teacher.variant is {self.variant!r}: {self.path} has no weights of that name; "
+                f"there are: {', '.join(variants) or 'plain ones alone'}; null reads the plain ones"
+            )
+        missing = self._missing(self.variant)
+        if not missing:
+            return
+        whole = [name for name in variants if not self._missing(name)]
+        if whole:
+            raise FileNotFoundError(
+                f"the teacher in {self.path} has not all weights of teacher.variant "
+                f"{self.variant or 'null'}, and all of {' and of '.join(whole)}: "
+                f"set teacher.variant: {whole[0]}"
+            )
+        raise FileNotFoundError(
+            f"the teacher in {self.path} is incomplete, missing: {', '.join(missing)}; copy or "
+            "download it again"
+        )
+
+    def _missing(self, variant: str | None) -> list[str]:
+        """What the components lack of what is read, as paths from the folder."""
+        return [
+            file
+            for name, class_name in self.components.items()
+            for file in _missing_of(self.path / name, class_name, variant)
+        ]
+
+
+def _missing_of(component: Path, class_name: str, variant: str | None) -> list[str]:
+    """What a component's folder lacks, as paths from the pipeline's folder."""
+    if not component.is_dir():
+        return [component.name]
+    config = next((CONFIGS[kind] for kind in CONFIGS if kind in class_name), MODEL_CONFIG)
+    if not (component / config).is_file():
+        return [f"{component.name}/{config}"]
+    return missing_weights(component, variant) if config == MODEL_CONFIG else []
+
+
+def find_teacher(teacher: Teacher) -> PipelineFolder:
+    """The folder of the teacher, downloaded if `path` is a hub id, checked for completeness.
+
+    Raises:
+        FileNotFoundError: no such folder, or one of its files is missing.
+        ValueError: the folder is not a Diffusers pipeline of a known family, or needs its own code.
+    """
+    path = Path(teacher.path)
+    folder = PipelineFolder(path if path.is_dir() else _download(teacher), teacher.variant)
+    folder.check_complete()
+    return folder
+
+
+def _download(teacher: Teacher) -> Path:
+    """The folder in the hub's cache, filled if need be.
+
+    Raises FileNotFoundError for what is no hub id, and for one that cannot be had.
+    """
+    given = f"teacher.path is {teacher.path!r}"
+    if _is_single_file(teacher.path):
+        raise FileNotFoundError(f"{given}: {_explain_single_file(teacher.path)}")
+    if not could_be_hub_id(teacher.path):
+        raise FileNotFoundError(
+            f"{given}: there is no such folder; give a Diffusers folder (with a model_index.json) "
+            "or the id of a hub repository, owner/name"
+        )
+    from diffusers import DiffusionPipeline
+    from diffusers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # its warnings tell of causes that the error names
+    try:
+        found = DiffusionPipeline.download(
+            teacher.path, revision=teacher.revision, variant=teacher.variant
+        )
+    except (OSError, ValueError) as error:
+        raise FileNotFoundError(
+            f"{given}: it is no folder here and could not be had from the hub: "
+            f"{explain_hub(teacher.path, error)}"
+        ) from error
+    finally:
+        logging.set_verbosity(verbosity)
+    return Path(found)
+
+
+# Classes: of a known family, and without code of their own.
+
+
+def _check_classes(folder: PipelineFolder) -> None:
+    """Raise ValueError unless a pipeline is of a known family and made of known classes."""
+    path, pipeline = folder.path / INDEX, folder.index.get("_class_name", "")
+    if not isinstance(pipeline, str):
+        raise ValueError(_own_code(path, "_class_name", pipeline))
+    for name in folder.components:
+        if not _is_known(folder.index[name][0]):
+            raise ValueError(_own_code(path, name, folder.index[name]))
+    other = _text_to_image_class(folder, pipeline)
+    if other:
+        raise ValueError(
+            f"{path} names the class {pipeline}, which begins with an image; {other} has the same "
+            "networks and begins with noise: write it there as _class_name"
+        )
+    family_of(pipeline)
+
+
+def _is_known(library: str) -> bool:
+    """Whether a component's class comes from an installed library, or from one of its modules."""
+    if library in LIBRARIES:
+        return True
+    import diffusers
+
+    return hasattr(diffusers.pipelines, library)
+
+
+def _own_code(path: Path, name: str, value: Any) -> str:
+    return (
+        f"{path}: {name} is {value}, code of the teacher's own, which is never run: use a teacher "
+        f"whose classes come from {' and '.join(LIBRARIES)}"
+    )
+
+
+def _text_to_image_class(folder: PipelineFolder, pipeline: str) -> str | None:
+    """The text-to-image class of a family for the networks of another class, if they are such.
+
+    Networks for inpainting take more channels than they give, and SDXL's refiner, which asks for
+    an aesthetic score, makes no image from text alone.
+    """
+    known = {name: family for family in FAMILIES for name in family.pipeline_classes}
+    for use in OTHER_USES:
+        name = pipeline.replace(use, "")
+        if name != pipeline and name in known and not folder.index.get("requires_aesthetics_score"):
+            path = folder.path / known[name].denoisers[0] / MODEL_CONFIG
+            config = read_json(path) if path.is_file() else {}
+            same = config.get("out_channels") in (None, config.get("in_channels"))
+            return name if same else None
+    return None
+
+
+# Teachers that are one file: which pipeline it holds, and how it becomes a folder.
+
+
+def _is_single_file(path: str) -> bool:
+    """Whether a path names one file of weights: here, by a URL, or as owner/name/file."""
+    return Path(path).is_file() or path.lower().endswith(SINGLE_FILES)
+
+
+def _single_file_in(folder: Path) -> Path | None:
+    """The file of weights at the top of a folder that is no pipeline, if there is one alone."""
+    found = [path for path in folder.iterdir() if path.suffix.lower() in SINGLE_FILES]
+    return found[0] if len(found) == 1 else None
+
+
+def _explain_single_file(path: str) -> str:
+    """How a single file becomes a folder, for the end of an error's message."""
+    guessed = guess_pipeline(Path(path))
+    by = f"by its tensors it is for a {guessed}; " if guessed else ""
+    name = guessed or "StableDiffusionXLPipeline"
+    other = "" if guessed else ", with your model's class"
+    return (
+        f"it is one file, and a folder in Diffusers format is needed; {by}convert it once, where "
+        f'there is network{other}: python -c "import diffusers; diffusers.{name}.from_single_file'
+        f"({path!r}).save_pretrained('teacher')\" (docs/teachers.md, also without network)"
+    )
+
+
+def guess_pipeline(file: Path) -> str | None:
+    """The class of the pipeline that a safetensors file holds, by the names of its tensors."""
+    if file.suffix != ".safetensors" or not file.is_file():
+        return None
+    try:
+        with safe_open(file, framework="pt") as opened:
+            names = {name.removeprefix(PREFIX) for name in opened.keys()}  # noqa: SIM118
+    except SafetensorError:
+        return None
+    found = (MARKS[mark] for mark in MARKS if any(name.startswith(mark) for name in names))
+    return next(found, None)
