@@ -229,9 +229,9 @@ def refused(folder: Path, *paths: Path, **changes: Any) -> str:
     teacher = section(folder, *paths, **changes)
     with pytest.raises((ValueError, FileNotFoundError)) as planned:
         check_options(teacher, PipelineFolder(folder))
-    with pytest.raises((ValueError, FileNotFoundError)) as loaded:
+    with pytest.raises((ValueError, FileNotFoundError)) as loading:
         loaded(teacher)
-    assert str(planned.value) == str(loaded.value)
+    assert str(planned.value) == str(loading.value)
     return str(planned.value)
 
 

@@ -12,6 +12,8 @@ from safetensors.torch import load_file
 
 from distillery.config.teacher import Teacher
 from distillery.families import family_named
+from distillery.files import read_json
+from distillery.teacher import folder as module
 from distillery.teacher.folder import PipelineFolder, find_teacher
 from distillery.teacher.loading import load_skeleton
 from runs import loaded
@@ -45,6 +47,20 @@ def flip_a_bit(path: Path) -> None:
 def test_a_whole_teacher_is_found(teacher: Path) -> None:
     assert find_teacher(Teacher(path=str(teacher), height=32, width=32)) == PipelineFolder(teacher)
     assert PipelineFolder(teacher).family is family_named("wan")
+
+
+def test_what_a_folder_is_made_of_is_read_once(
+    teacher: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = []
+    monkeypatch.setattr(module, "read_json", lambda path: read.append(path) or read_json(path))
+    folder = PipelineFolder(teacher)
+    for _ in range(2):
+        assert folder.pipeline_class.__name__ == folder.class_name == "WanPipeline"
+        assert folder.denoiser_class.__name__ == "WanTransformer3DModel"
+        assert folder.components_left_out == []
+        assert set(folder.parameters) | set(folder.denoisers) <= set(folder.components)
+    assert read == [teacher / "model_index.json", teacher / "transformer" / "config.json"]
 
 
 @pytest.mark.parametrize("path", ["/nowhere/at/all", "./nowhere/x", "nowhere", "a/b/c"])
