@@ -50,9 +50,9 @@ def test_components_in_the_types_they_are_loaded_in(teacher: Path) -> None:
 
 
 def test_gpus_of_which_nothing_is_known_have_no_preset(teacher: Path) -> None:
-    family = family_in(teacher)
-    assert estimate(section(teacher), teacher, family, 10**9).preset is not None
-    assert estimate(section(teacher), teacher, family, None, is_unknown=True).preset is None
+    folder = PipelineFolder(teacher)
+    assert estimate(section(teacher), folder, 10**9).preset is not None
+    assert estimate(section(teacher), folder, None, is_unknown=True).preset is None
 
 
 def test_the_estimate_is_what_is_loaded(teacher: Path) -> None:
