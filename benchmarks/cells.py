@@ -296,12 +296,12 @@ def score(bench: Bench, latents: torch.Tensor, images: torch.Tensor) -> Json:
     reference = load_file(bench.folder / REFERENCE)
     texts = pd.read_parquet(bench.prompts("eval"))["prompt"].tolist()
     judge = load_judge(bench.config().evaluation.judge, device_of(bench))
-    images = embed_images(judge, (Image.fromarray(image.numpy()) for image in images))
+    embedded = embed_images(judge, (Image.fromarray(image.numpy()) for image in images))
     prompts = np.repeat(embed_prompts(judge, texts), bench.images_per_prompt, axis=0)
     difference = images.float() - reference["images"].float()
     spread = pairwise_rms(images, bench.images_per_prompt)
     return {
-        "clip_score": float(cosine_similarity(images, prompts).mean()),
+        "clip_score": float(cosine_similarity(embedded, prompts).mean()),
         "latent_mse": float((latents - reference["latents"]).square().mean()),
         "pixel_rms": float(difference.square().mean().sqrt()),
         "diversity": spread / pairwise_rms(reference["images"], bench.images_per_prompt),

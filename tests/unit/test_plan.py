@@ -12,6 +12,7 @@ import pytest
 
 from distillery.config.run import parse_config
 from distillery.stages.plan import check_steps, main, make_plan, summary
+from distillery.teacher.folder import PipelineFolder
 from runs import make_run, settings
 from tiny import tiny_prompts
 
@@ -145,7 +146,7 @@ def test_more_steps_than_the_scheduler_has(
 
 def test_as_many_steps_as_the_scheduler_has_are_not_refused(teacher: Path, tmp_path: Path) -> None:
     config = parse_config(settings(tmp_path, teacher, targets={"steps": 1000}), "tiny")
-    check_steps(config, teacher)
+    check_steps(config, PipelineFolder(teacher))
 
 
 def test_layers_that_the_teacher_lacks(teacher: Path, tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ def test_the_plan_on_gpus(teacher: Path, tmp_path: Path, monkeypatch: pytest.Mon
         "optimizer": "fused AdamW",
         "attention": "SDPA",
     }
-    machine = {"num_processes": 4, "gpu_bytes": H200, "capability": [9, 0]}
+    machine = {"world_size": 4, "gpu_bytes": H200, "capability": [9, 0]}
     assert plan["training"]["machine"] == machine
     counted = plan["student"]["num_parameters"]
     assert plan["training"]["bytes_per_device"] == counted * 18

@@ -122,7 +122,7 @@ def test_a_chunk_that_changed_since_is_refused(tmp_path: Path) -> None:
     shards = write_shards(tmp_path, 5, 2)
     identity = ChunkIdentity(hash_json(RECIPE), "members 0")
     write_chunk(first_chunk(tmp_path), {"x": torch.full((2,), 9.0)}, identity, {})
-    with pytest.raises(DamagedChunkError, match=r"chunk-000000.*not as .*shard-0-of-2"):
+    with pytest.raises(DamagedChunkError, match=r"chunk-000000.*is not what .*shard-0-of-2"):
         merge_shards(shards, tmp_path)
 
 
