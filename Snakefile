@@ -10,16 +10,17 @@ from distillery.config.run import Config, parse_config
 from distillery.config.jobs import freeze
 from distillery.config.yaml_files import check_files
 from distillery.hardware import count_gpus
+from distillery.snakemake_private import config_files, limit_on_this_machine
 
 min_version("9.20")
 
 
 try:
-    check_files(workflow.configfiles or ["config/config.yaml"])
+    check_files(config_files(workflow) or ["config/config.yaml"])
 except ValueError as error:
     raise WorkflowError(str(error))
 
-if not workflow.configfiles:
+if not config_files(workflow):
 
     configfile: "config/config.yaml"
 
@@ -27,30 +28,16 @@ if not workflow.configfiles:
 if not config:
     raise WorkflowError("there is no configuration: a module needs `config: config`")
 try:
-    CONFIG = parse_config(
-        config, " and ".join(map(str, workflow.configfiles)) or "--config"
-    )
+    CONFIG = parse_config(config, " and ".join(config_files(workflow)) or "--config")
     NUM_GPUS = count_gpus()
 except ValueError as error:
     raise WorkflowError(str(error))
 
-RUN = f"results/{CONFIG.run}"
-MODELS = list(CONFIG.samples.models)
-SPLITS = ["train", "eval"] if isinstance(CONFIG, Config) else ["eval"]
-GPUS_A_JOB = min(NUM_GPUS, 1)
 
-# Where jobs run on this machine, no more of them than it has GPUs; --resources gpu=N overrides it.
-# On a cluster the scheduler counts, and a limit here would only throttle.
-if workflow.nodes is None:
-    workflow.global_resources.setdefault("gpu", NUM_GPUS)
+report: "workflow/report/workflow.rst"
 
 
-wildcard_constraints:
-    split="train|eval",
-    model="|".join(map(re.escape, MODELS)),
-    shard=r"\d+",
-
-
+include: "rules/common.smk"
 include: "rules/plan.smk"
 include: "rules/prompts.smk"
 include: "rules/samples.smk"
@@ -66,7 +53,7 @@ if isinstance(CONFIG, Config):
 
 
 # Not the last files alone: Snakemake overlooks what is missing behind a file that is there, and
-# damage is mended by removing what is damaged. So `all` asks for all that a rule makes.
+# damage is repaired by removing what is damaged. So `all` asks for all that a rule makes.
 RESULTS = [
     expand(rules.prompts.output, split=SPLITS),
     expand(rules.embeddings.output, split=SPLITS),
@@ -85,14 +72,6 @@ if isinstance(CONFIG, Config):
     ]
 else:
     RESULTS += rules.dataset.output
-
-
-localrules:
-    all,
-    freeze,
-    plan,
-    prompts,
-    merge_samples,
 
 
 rule all:

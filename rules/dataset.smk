@@ -10,7 +10,12 @@ rule dataset:
         config=f"{RUN}/config/dataset.json",
         manifests=expand(f"{RUN}/samples/{{model}}/manifest.parquet", model=MODELS),
     output:
-        manifest=f"{RUN}/dataset/manifest.parquet",
+        manifest=report(
+            f"{RUN}/dataset/manifest.parquet",
+            caption="../workflow/report/dataset.rst",
+            category="Data",
+            labels={"file": "all images"},
+        ),
         metadata=expand(f"{RUN}/samples/{{model}}/metadata.csv", model=MODELS),
         pairs=[] if CONFIG.dataset.pairs == "none" else f"{RUN}/dataset/pairs.csv",
     log:

@@ -2,14 +2,12 @@ import json
 
 from distillery.locks import hold_run, job_lock
 from distillery.planning.first import asked_to_plan, check_folder, plan_first
+from distillery.snakemake_private import jobs_to_run, rules_folder
 
 # What each stage depends on, and whether the run can work at all.
 
-PLANNED = list(CONFIG.prompts.files)
-if isinstance(CONFIG, Config) and CONFIG.student.config:
-    PLANNED.append(CONFIG.student.config)
 try:
-    check_folder(PLANNED, Path(str(workflow.current_basedir)).parent)
+    check_folder(PLANNED, rules_folder(workflow).parent)
 except ValueError as error:
     raise WorkflowError(str(error))
 
@@ -21,7 +19,7 @@ onstart:
         hold_run(Path(RUN))
     except ValueError as error:
         raise WorkflowError(str(error))
-    needed = {job.rule: job for job in workflow.dag.needrun_jobs()}
+    needed = jobs_to_run(workflow)
     if rules.plan.rule not in needed:
         processes, gpus = 0, None
         train = (

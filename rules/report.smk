@@ -6,8 +6,18 @@ rule evaluation:
         config=f"{RUN}/config/evaluation.json",
         manifests=expand(f"{RUN}/samples/{{model}}/manifest.parquet", model=MODELS),
     output:
-        quality=f"{RUN}/evaluation/quality.json",
-        scores=f"{RUN}/evaluation/scores.parquet",
+        quality=report(
+            f"{RUN}/evaluation/quality.json",
+            caption="../workflow/report/quality.rst",
+            category="Data",
+            labels={"file": "metrics with intervals"},
+        ),
+        scores=report(
+            f"{RUN}/evaluation/scores.parquet",
+            caption="../workflow/report/scores.rst",
+            category="Data",
+            labels={"file": "scores of each image"},
+        ),
     log:
         f"{RUN}/logs/evaluation.log",
     benchmark:
@@ -42,11 +52,13 @@ rule report:
             f"{RUN}/report/index.html",
             caption="../workflow/report/report.rst",
             category="Report",
+            labels={"file": "comparison of student and teacher"},
         ),
         metrics=report(
             f"{RUN}/report/metrics.json",
             caption="../workflow/report/metrics.rst",
             category="Report",
+            labels={"file": "its numbers"},
         ),
     log:
         f"{RUN}/logs/report.log",

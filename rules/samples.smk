@@ -1,13 +1,6 @@
 # Images of the held-out prompts, one independent job a shard and model: no process group.
 
 
-PIPELINES = {
-    "teacher": [],
-    "student": f"{RUN}/student/pipeline",
-    "untrained": f"{RUN}/student/untrained",
-}
-
-
 rule samples:
     input:
         config=f"{RUN}/config/samples-{{model}}.json",
@@ -55,7 +48,12 @@ rule merge_samples:
             shard=range(CONFIG.samples.num_shards),
         ),
     output:
-        f"{RUN}/samples/{{model}}/manifest.parquet",
+        report(
+            f"{RUN}/samples/{{model}}/manifest.parquet",
+            caption="../workflow/report/manifest.rst",
+            category="Data",
+            labels={"file": "images of {model}"},
+        ),
     log:
         f"{RUN}/logs/merge-samples-{{model}}.log",
     benchmark:

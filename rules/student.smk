@@ -39,7 +39,12 @@ rule training:
         previews=list(map(ancient, PREVIEW_INPUTS)),
     output:
         student=directory(f"{RUN}/student/trained"),
-        loss=f"{RUN}/student/loss.parquet",
+        loss=report(
+            f"{RUN}/student/loss.parquet",
+            caption="../workflow/report/loss.rst",
+            category="Student",
+            labels={"file": "losses"},
+        ),
     log:
         f"{RUN}/logs/training.log",
     benchmark:
@@ -123,18 +128,18 @@ rule previews:
         """
 
 
-# The student's pipeline, and, where it is sampled, that of the student before its training.
-EXPORTED = {"pipeline": "trained", "untrained": "initial"}
-SOURCES = {model.source for model in CONFIG.samples.models.values()}
-EXPORTS = ["pipeline", *SOURCES & {"untrained"}]
-
-
 rule export:
     input:
         config=f"{RUN}/config/export.json",
         student=lambda wildcards: f"{RUN}/student/{EXPORTED[wildcards.exported]}",
     output:
-        directory(f"{RUN}/student/{{exported}}"),
+        report(
+            directory(f"{RUN}/student/{{exported}}"),
+            patterns=["{card}.md"],
+            caption="../workflow/report/card.rst",
+            category="Student",
+            labels={"file": "model card of student/{exported}"},
+        ),
     log:
         f"{RUN}/logs/export-{{exported}}.log",
     benchmark:

@@ -1,0 +1,48 @@
+# What all rules share: names, folders, resources. A rule starts a module of the installed library
+# (`python -m distillery.stages.NAME`): a line without a path works from any folder, in another
+# workflow and from a wheel. `shell:` and not `script:`, since torchrun starts processes of its own,
+# signals must reach them, and every job can be started by hand.
+#
+# Snakemake does not watch the library's code: a stage whose results change gets another version in
+# config/jobs.py, so that a wording remakes nothing that took days.
+
+
+RUN = f"results/{CONFIG.run}"
+MODELS = list(CONFIG.samples.models)
+SPLITS = ["train", "eval"] if isinstance(CONFIG, Config) else ["eval"]
+GPUS_A_JOB = min(NUM_GPUS, 1)
+
+# Where jobs run on this machine, no more of them than it has GPUs; --resources gpu=N overrides it.
+limit_on_this_machine(workflow, "gpu", NUM_GPUS)
+
+
+wildcard_constraints:
+    split="train|eval",
+    model="|".join(map(re.escape, MODELS)),
+    shard=r"\d+",
+
+
+# Files beside the configuration that a run is planned from.
+PLANNED = list(CONFIG.prompts.files)
+if isinstance(CONFIG, Config) and CONFIG.student.config:
+    PLANNED.append(CONFIG.student.config)
+
+# The student's pipeline, and, where it is sampled, that of the student before its training.
+EXPORTED = {"pipeline": "trained", "untrained": "initial"}
+SOURCES = {model.source for model in CONFIG.samples.models.values()}
+EXPORTS = ["pipeline", *SOURCES & {"untrained"}]
+
+# What the models of each source are sampled with.
+PIPELINES = {
+    "teacher": [],
+    "student": f"{RUN}/student/pipeline",
+    "untrained": f"{RUN}/student/untrained",
+}
+
+
+localrules:
+    all,
+    freeze,
+    plan,
+    prompts,
+    merge_samples,

@@ -1,0 +1,36 @@
+"""What the rules ask of Snakemake that its documentation does not promise, all in one place.
+
+Each function names the attribute of `snakemake.workflow.Workflow` that it reads; a test looks for
+all of them in the installed version.
+"""
+
+from pathlib import Path
+from typing import Any
+
+Workflow = Any
+"""`snakemake.workflow.Workflow`, whose types are not published."""
+
+
+def config_files(workflow: Workflow) -> list[str]:
+    """Configuration files of the command line and of `configfile:`; `configfiles`."""
+    return [str(path) for path in workflow.configfiles]
+
+
+def limit_on_this_machine(workflow: Workflow, resource: str, number: int) -> None:
+    """Limit a resource where jobs run on this machine, unless the user has; `nodes`,
+    `global_resources`.
+
+    On a cluster the scheduler counts, and a limit here would only throttle.
+    """
+    if workflow.nodes is None:
+        workflow.global_resources.setdefault(resource, number)
+
+
+def jobs_to_run(workflow: Workflow) -> dict[Any, Any]:
+    """A job of each rule that has one to run; `dag`, known from `onstart` on."""
+    return {job.rule: job for job in workflow.dag.needrun_jobs()}
+
+
+def rules_folder(workflow: Workflow) -> Path:
+    """The folder of the file that is being read; `current_basedir`."""
+    return Path(str(workflow.current_basedir))
