@@ -40,8 +40,14 @@ from distillery.telemetry import Reporter
 
 READ_AHEAD = 64
 """Images that are decoded at once, by threads, ahead of the judge."""
-SCORES = ("clip_score", "latents_mse", "psnr_db")
-"""Columns of the scores that are averaged; the last two are against the reference model."""
+PAIRED: Mapping[str, tuple[Callable[[ModelSamples, int], Any], Callable[[Any, Any], float]]] = {
+    "latents_mse": (ModelSamples.read_latents, metrics.latents_mse),
+    "psnr_db": (ModelSamples.read_pixels, metrics.psnr_db),
+}
+"""Metrics of an image against the reference model's at the same noise: what is read of each sample,
+and the measure of the two."""
+SCORES = ("clip_score", *PAIRED)
+"""Columns of the scores that are averaged."""
 
 
 def evaluate(
@@ -58,8 +64,8 @@ def evaluate(
         job: the frozen configuration.
         manifests: samples/{model}/manifest.parquet of each model of the run.
         quality: means with intervals and paired comparisons, as JSON.
-        scores: one row per image and model: prompt_id, index, model, clip_score, rank,
-            latents_mse, psnr_db. The last two are null for the reference itself.
+        scores: one row per image and model: prompt_id, index, model, clip_score, rank, and the
+            columns of `PAIRED`, which are null for the reference itself.
         reporter: gets one work event a model.
         device: where the judge runs.
 
@@ -144,16 +150,10 @@ def score_model(
         model=model.model,
         clip_score=metrics.cosine_similarity(images_bd, prompts_pd[own_b]),
         rank=metrics.retrieval_ranks(images_bd, prompts_pd, own_b),
-        latents_mse=np.nan,
-        psnr_db=np.nan,
     )
-    if model.model != reference.model:
-        scores["latents_mse"] = _compare(
-            model, reference, lambda samples, row: samples.read_latents(row), metrics.latents_mse
-        )
-        scores["psnr_db"] = _compare(
-            model, reference, lambda samples, row: samples.read_pixels(row), metrics.psnr_db
-        )
+    is_reference = model.model == reference.model
+    for column, (read, measure) in PAIRED.items():
+        scores[column] = np.nan if is_reference else _compare(model, reference, read, measure)
     return scores
 
 

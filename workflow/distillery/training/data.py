@@ -10,6 +10,7 @@ items [i * G, (i + 1) * G) of that stream, for any number of processes and any m
 import hashlib
 import signal
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -25,7 +26,7 @@ from distillery.families import Family, Setting, family_named
 from distillery.families.protocol import Conditioning
 from distillery.files import repair_hint
 from distillery.noise import SampleId
-from distillery.schedule import add_noise, as_prediction, secant
+from distillery.schedule import Schedule
 from distillery.store.embeddings import EmbeddingStore
 from distillery.store.recipes import TargetsRecipe
 from distillery.store.shards import balanced_range
@@ -34,7 +35,7 @@ from distillery.store.trajectories import TrajectoryStore
 from distillery.student.schedule import student_grid
 from distillery.training.distributed import RankInfo
 from distillery.training.health import SIGNALS
-from distillery.training.objectives import ends_of, segment_target, segment_weights
+from distillery.training.objectives import Levels, ends_of, segment_weights, task_of
 
 
 @dataclass(frozen=True)
@@ -89,18 +90,50 @@ class Batch:
         )
 
 
-class SegmentDataset(Dataset[Batch]):
-    """All segments of a run's stored trajectories with their prompts; memory-mapped.
+class TargetSource(Dataset[Batch], ABC):
+    """Where a training gets its targets from; `SegmentDataset` reads them from the store.
+
+    The loop, the updates and the collapse probe ask nothing else, so another source (a teacher
+    beside the student, say) is one class, and one line in `run.open_dataset`.
 
     Attributes:
         recipe: of the targets.
         recipe_hash: its hash.
         family: of the teacher.
-        grid: the student's schedule, one step a segment.
+        grid: the student's schedule, one step per segment.
         setting: size and guidance of the targets.
-        num_trajectories: that are stored.
+        steps: of the student.
+        num_trajectories: samples of the teacher.
         num_items: trajectories times student steps.
     """
+
+    recipe: TargetsRecipe
+    recipe_hash: str
+    family: Family
+    grid: Schedule
+    setting: Setting
+    steps: int
+    num_trajectories: int
+    num_items: int
+
+    @abstractmethod
+    def __getitems__(self, items: list[int]) -> Batch:
+        """What the network sees and should output; the items are all segments, or all rollouts.
+
+        An item below `num_items` is trajectory * steps + segment, others num_items + trajectory.
+        """
+
+    @abstractmethod
+    def name(self, item: int) -> str:
+        """An item in words, for messages."""
+
+    @abstractmethod
+    def sample(self, item: int) -> SampleId:
+        """The sample whose trajectory an item is of."""
+
+
+class SegmentDataset(TargetSource):
+    """All segments of a run's stored trajectories with their prompts; memory-mapped."""
 
     def __init__(
         self,
@@ -158,7 +191,7 @@ class SegmentDataset(Dataset[Batch]):
         self._timesteps = torch.tensor(self.grid.timesteps)
 
     def __getitems__(self, items: list[int]) -> Batch:
-        """Read the items and compute their targets; all are segments, or all are rollouts."""
+        """Read the items and compute their targets, see `TargetSource`."""
         if items[0] >= self.num_items:
             return self._rollouts([item - self.num_items for item in items])
         trajectories = [item // self.steps for item in items]
@@ -175,7 +208,9 @@ class SegmentDataset(Dataset[Batch]):
         if self.objective == "prediction":
             noisy, target = noisy_j, self._predictions(trajectories, segments)
         else:
-            noisy, target = self._task(noisy_j, noisy_k, first, last, segment)
+            levels = [self._levels(knot, noisy_j) for knot in (first, last, segment)]
+            kind = self.recipe.prediction_type
+            noisy, target = task_of(self.objective, kind, noisy_j, noisy_k, *levels)
         return Batch(
             items=list(items),
             segment=segment,
@@ -214,32 +249,9 @@ class SegmentDataset(Dataset[Batch]):
         stored = [self._trajectories.prediction(it, at * self._stride) for it, at in pairs]
         return torch.stack(stored).float()
 
-    def _task(
-        self,
-        noisy_j: torch.Tensor,
-        noisy_k: torch.Tensor,
-        first: torch.Tensor,
-        last: torch.Tensor,
-        segment: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The states that the network sees, and what it should output there; each (b, *latent).
-
-        `noisy_j` and `noisy_k` are states at the knots `first` and `last` (b,); the student stands
-        at the beginning of `segment` (b,).
-        """
-        alpha_j, alpha_k, alpha = (
-            self._at(self.grid.alphas, knot, noisy_j) for knot in (first, last, segment)
-        )
-        sigma_j, sigma_k, sigma = (
-            self._at(self.grid.sigmas, knot, noisy_j) for knot in (first, last, segment)
-        )
-        kind = self.recipe.prediction_type
-        if self.objective == "reflow":
-            clean, noise = secant(noisy_j, noisy_k, alpha_j, sigma_j, alpha_k, sigma_k)
-            noisy = add_noise(clean, noise, alpha, sigma)
-            return noisy, as_prediction(kind, clean, noise, alpha, sigma)
-        target = segment_target(kind, noisy_j, noisy_k, alpha_j, sigma_j, alpha_k, sigma_k)
-        return noisy_j, target
+    def _levels(self, knot: torch.Tensor, like: torch.Tensor) -> Levels:
+        """alpha and sigma of the grid at knots (b,), shaped to multiply states (b, *latent)."""
+        return self._at(self.grid.alphas, knot, like), self._at(self.grid.sigmas, knot, like)
 
     def _states(self, trajectory: int, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The states of a trajectory at two knots of the student's grid."""
@@ -320,7 +332,7 @@ class Batches:
         ranks: which part of each global batch is this process's.
     """
 
-    dataset: SegmentDataset
+    dataset: TargetSource
     training: Training
     seed: int
     ranks: RankInfo

@@ -24,6 +24,8 @@ SNR_LIMIT = 5.0
 """gamma of Min-SNR, as its authors recommend it."""
 MIN_WEIGHT = 0.01
 """Share of the mean weight below which a segment is not learned."""
+Levels = tuple[torch.Tensor, torch.Tensor]
+"""alpha and sigma."""
 
 
 def ends_of(objective: Objective, segment: int, steps: int) -> tuple[int, int]:
@@ -47,6 +49,30 @@ def ends_of(objective: Objective, segment: int, steps: int) -> tuple[int, int]:
             return segment, steps
         case "reflow":
             return 0, steps
+
+
+def task_of(
+    objective: Objective,
+    prediction_type: PredictionType,
+    noisy_j: torch.Tensor,
+    noisy_k: torch.Tensor,
+    levels_j: Levels,
+    levels_k: Levels,
+    levels: Levels,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The states that the network sees, and what it should output there; each (b, *latent).
+
+    Args:
+        objective: which; `prediction` takes its target from the store.
+        prediction_type: of the student, which is the teacher's.
+        noisy_j, noisy_k: states of one trajectory at the two knots of `ends_of`.
+        levels_j, levels_k: alpha and sigma there, broadcastable to the states.
+        levels: the same at the beginning of the student's segment.
+    """
+    if objective != "reflow":
+        return noisy_j, segment_target(prediction_type, noisy_j, noisy_k, *levels_j, *levels_k)
+    clean, noise = secant(noisy_j, noisy_k, *levels_j, *levels_k)
+    return add_noise(clean, noise, *levels), as_prediction(prediction_type, clean, noise, *levels)
 
 
 def segment_target(

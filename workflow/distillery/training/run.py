@@ -14,7 +14,7 @@ from distillery.store.recipes import TrainingRecipe
 from distillery.teacher.folder import find_teacher
 from distillery.telemetry import Reporter
 from distillery.training import distributed
-from distillery.training.data import Batches, SegmentDataset
+from distillery.training.data import Batches, SegmentDataset, TargetSource
 from distillery.training.distributed import RankInfo
 from distillery.training.health import StopRequest, Watchdog
 from distillery.training.objectives import PerceptualLoss, load_perceptual
@@ -76,7 +76,7 @@ class Run:
     """What does not change while the loop runs."""
 
     training: Training
-    dataset: SegmentDataset
+    dataset: TargetSource
     batches: Batches
     perceptual: PerceptualLoss | None
     ranks: RankInfo
@@ -141,7 +141,7 @@ def prepare(
     )
 
 
-def open_dataset(job: TrainingJob, inputs: Inputs, verify: bool = True) -> SegmentDataset:
+def open_dataset(job: TrainingJob, inputs: Inputs, verify: bool = True) -> TargetSource:
     """What a training learns from; see `SegmentDataset` for arguments and errors."""
     return SegmentDataset(
         inputs.targets,
@@ -155,7 +155,7 @@ def open_dataset(job: TrainingJob, inputs: Inputs, verify: bool = True) -> Segme
 
 
 def _perceptual(
-    job: TrainingJob, dataset: SegmentDataset, device: torch.device
+    job: TrainingJob, dataset: TargetSource, device: torch.device
 ) -> PerceptualLoss | None:
     """What rollouts need beside the student: the VAE, only if it is felt."""
     if job.training.perceptual_weight == 0:
@@ -163,7 +163,7 @@ def _perceptual(
     return load_perceptual(find_teacher(job.teacher), dataset.setting, device)
 
 
-def training_recipe(job: TrainingJob, dataset: SegmentDataset, initial: str) -> TrainingRecipe:
+def training_recipe(job: TrainingJob, dataset: TargetSource, initial: str) -> TrainingRecipe:
     """Everything that the trained weights depend on, beyond rounding.
 
     Settings that change no weight are not in it: a training may be resumed with others.

@@ -26,7 +26,7 @@ from distillery.training.alarms import (
     Variation,
     judge_variation,
 )
-from distillery.training.data import Batch, SegmentDataset
+from distillery.training.data import Batch, TargetSource
 from distillery.training.objectives import sample_losses
 from distillery.training.run import Run
 from distillery.training.update import TrainingState, inspecting
@@ -53,7 +53,7 @@ class CollapseProbe:
     last: Batch
 
     @classmethod
-    def of(cls, dataset: SegmentDataset) -> Self:
+    def of(cls, dataset: TargetSource) -> Self:
         """Trajectories spread evenly over the store, so that their prompts differ."""
         rows = spread_evenly(dataset.num_trajectories, NUM_VARIED)
         first, last = (
@@ -116,7 +116,7 @@ def _repeated(values: torch.Tensor, row: int, count: int) -> torch.Tensor:
     return values[row : row + 1].expand(count, *values.shape[1:])
 
 
-def state_variation(grid: torch.Tensor, batch: Batch, dataset: SegmentDataset) -> float | None:
+def state_variation(grid: torch.Tensor, batch: Batch, dataset: TargetSource) -> float | None:
     """The spread of the answers over states, as a share of the targets' spread; None if that is 0.
 
     It is taken of the predictions as they are, and of the clean images that they imply. A network
@@ -135,7 +135,7 @@ def state_variation(grid: torch.Tensor, batch: Batch, dataset: SegmentDataset) -
     return None if own is None or implied is None else min(own, implied)
 
 
-def prompt_variation(grid: torch.Tensor, batch: Batch, dataset: SegmentDataset) -> float | None:
+def prompt_variation(grid: torch.Tensor, batch: Batch, dataset: TargetSource) -> float | None:
     """The spread of the clean images over prompts, as a share of that of the targets' images.
 
     None where there is one prompt, or where the targets' images do not vary.
@@ -158,7 +158,7 @@ def _ratio(answers: float, targets: float) -> float | None:
 
 
 def clean_of(
-    prediction: torch.Tensor, noisy: torch.Tensor, batch: Batch, dataset: SegmentDataset
+    prediction: torch.Tensor, noisy: torch.Tensor, batch: Batch, dataset: TargetSource
 ) -> torch.Tensor:
     """The clean images that predictions at states imply; all items are of one segment."""
     alpha, sigma = _levels(dataset.grid, int(batch.segment[0]))
@@ -175,7 +175,7 @@ def spread(values: torch.Tensor, dim: int) -> float:
     return float(values.double().var(dim=dim, correction=0).mean())
 
 
-def constant_baseline_losses(dataset: SegmentDataset, training: Training) -> list[float]:
+def constant_baseline_losses(dataset: TargetSource, training: Training) -> list[float]:
     """By segment, the loss of the better of two students that look at nothing.
 
     One has a constant output, the mean of the targets; the other always answers the same image,
@@ -202,7 +202,7 @@ def constant_baseline_losses(dataset: SegmentDataset, training: Training) -> lis
 
 
 def _same_image(
-    target: torch.Tensor, noisy: torch.Tensor, segment: int, dataset: SegmentDataset
+    target: torch.Tensor, noisy: torch.Tensor, segment: int, dataset: TargetSource
 ) -> torch.Tensor:
     """Predictions (b, *latent) at states (b, *latent) that all imply the targets' mean image."""
     kind = dataset.recipe.prediction_type
