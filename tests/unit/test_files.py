@@ -1,11 +1,8 @@
 """Files are whole or absent, JSON has one form."""
 
-import errno
-import fcntl
 import hashlib
 import os
 import stat
-import threading
 from pathlib import Path
 
 import pytest
@@ -17,7 +14,6 @@ from distillery.files import (
     hash_file,
     hash_files,
     hash_json,
-    locked,
     read_json,
     read_sealed,
     write_json,
@@ -127,36 +123,3 @@ def test_a_file_is_hashed_whole_whatever_the_blocks(
     expected = [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
     assert list(map(hash_file, paths)) == expected
     assert hash_files(iter(paths)) == dict(zip(paths, expected, strict=True))
-
-
-def test_who_comes_second_waits_and_is_told_so(tmp_path: Path) -> None:
-    waited: list[bool] = []
-
-    def come_second() -> None:
-        with locked(tmp_path / "lock") as had_to_wait:
-            waited.append(had_to_wait)
-
-    second = threading.Thread(target=come_second)
-    with locked(tmp_path / "lock") as had_to_wait:
-        assert not had_to_wait
-        second.start()
-        second.join(0.2)
-        assert second.is_alive()
-    second.join(10)
-    assert waited == [True]
-
-
-@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EACCES])
-def test_a_file_system_without_locks_stops_nothing(
-    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    if number == errno.EACCES:
-        with pytest.raises(PermissionError), locked(tmp_path / "lock"):
-            pass
-        return
-    with locked(tmp_path / "lock") as had_to_wait:
-        assert not had_to_wait

@@ -1,15 +1,18 @@
 """Locks of runs and jobs: one holder, named; free when its process has ended, however it ended."""
 
+import errno
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from distillery.locks import alone, hold_run, job_lock
+from distillery.locks import alone, hold_run, job_lock, quiet
 
 HOLD = """
 import sys, time
@@ -88,3 +91,36 @@ def test_a_command_inherits_the_lock(tmp_path: Path) -> None:
     assert second.stdout.readline() == "held\n"
     second.stderr.close()
     kill(second)
+
+
+def test_who_comes_second_waits_and_is_told_so(tmp_path: Path) -> None:
+    waited: list[bool] = []
+
+    def come_second() -> None:
+        with alone(tmp_path / "lock", quiet) as had_to_wait:
+            waited.append(had_to_wait)
+
+    second = threading.Thread(target=come_second)
+    with alone(tmp_path / "lock", quiet) as had_to_wait:
+        assert not had_to_wait
+        second.start()
+        second.join(0.2)
+        assert second.is_alive()
+    second.join(10)
+    assert waited == [True]
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EACCES])
+def test_a_file_system_without_locks_stops_nothing(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    if number == errno.EACCES:
+        with pytest.raises(PermissionError), alone(tmp_path / "lock", quiet):
+            pass
+        return
+    with alone(tmp_path / "lock", quiet) as had_to_wait:
+        assert not had_to_wait

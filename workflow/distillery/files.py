@@ -1,7 +1,5 @@
 """Files that are either whole or absent: atomic writes, canonical JSON, hashes."""
 
-import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -63,24 +61,6 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[bool]:
-    """Hold a file's lock, which the kernel drops with the process; yields whether it waited."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        waited = False
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            waited = True
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError as error:
-            # Some clusters' file systems have no locks: then two may do the same work twice.
-            if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
-                raise
-        yield waited
 
 
 def write_text(path: Path, text: str) -> None:

@@ -9,7 +9,8 @@ import numpy.typing as npt
 import torch
 from PIL import Image, ImageDraw, ImageFont, PngImagePlugin
 
-from distillery.files import atomic_path, locked
+from distillery.files import atomic_path
+from distillery.locks import alone, quiet
 
 Pixels = npt.NDArray[np.uint8]
 """An image, (h, w, 3)."""
@@ -76,7 +77,7 @@ def write_sheets(root: Path, samples_seen: int, prompt_ids: Sequence[str], train
     last one sees all images, whoever that is.
     """
     folder = moment_folder(root, samples_seen)
-    with locked(root / ".sheets.lock"):
+    with alone(root / ".sheets.lock", quiet):
         moments = find_moments(root, prompt_ids, training)
         if folder not in moments:
             return

@@ -1,10 +1,11 @@
 """Who works on what: locks of files that the kernel frees with the process, however that ends.
 
 A lock file says which process holds it. A Snakemake process holds its run, a job what it makes. The
-locks of GPUs (`slots`) and of a training's checkpoints (`training.checkpoint`) have rules of their
-own. A file system that knows no locks is worth a warning, not an error.
+locks of GPUs (`slots`) have rules of their own. A file system that knows no locks is worth a
+warning, not an error.
 """
 
+import errno
 import fcntl
 import os
 import socket
@@ -17,7 +18,16 @@ NOTE_BYTES = 256
 RUN_LOCK = ".lock"
 JOB_LOCKS = ".jobs"
 
+BUSY = (errno.EACCES, errno.EAGAIN)
+"""POSIX allows both where another process holds a lock."""
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+"""What file systems answer that know none, as those of some clusters."""
+
 Tell = Callable[[str], None]
+
+
+def quiet(line: str) -> None:
+    """Tell nobody."""
 
 
 def say(line: str) -> None:
@@ -26,11 +36,38 @@ def say(line: str) -> None:
     sys.stderr.flush()
 
 
+def hold(
+    path: Path,
+    in_use: Callable[[str], Exception],
+    tell: Tell = say,
+    lock: Callable[[int, int], None] = fcntl.flock,
+) -> None:
+    """Lock a file until this process ends; it stays open on purpose.
+
+    Args:
+        path: of the lock file.
+        in_use: makes the error from what the file says of the process that holds it.
+        tell: called with a line where the file system knows no locks.
+        lock: flock, which a process shares with those that it forks, or POSIX's lockf, which
+            belongs to the one process: its children do not hold it when it is killed.
+    """
+    descriptor = _open(path)
+    try:
+        lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in BUSY:
+            holder = _holder(descriptor)
+            os.close(descriptor)
+            raise in_use(holder) from None
+        tell(_without_locks(path, error))
+        return
+    _sign(descriptor)
+
+
 def hold_run(run: Path, tell: Tell = say) -> None:
     """Keep other Snakemake processes away from a run until this process ends.
 
-    Its jobs do not inherit the lock, so it does not outlive Snakemake. The file stays open on
-    purpose.
+    Its jobs do not inherit the lock, so it does not outlive Snakemake.
 
     Args:
         run: results/{run}.
@@ -39,21 +76,14 @@ def hold_run(run: Path, tell: Tell = say) -> None:
     Raises:
         ValueError: another process holds the run.
     """
-    path = run / RUN_LOCK
-    descriptor = _open(path)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = _holder(descriptor)
-        os.close(descriptor)
-        raise ValueError(
+
+    def in_use(holder: str) -> ValueError:
+        return ValueError(
             f"{run} is being made by another snakemake, {holder}: wait for its end, or end it, and "
             "run again; a run beside it needs another `run`"
-        ) from None
-    except OSError as error:
-        tell(_without_locks(path, error))
-        return
-    _sign(descriptor)
+        )
+
+    hold(run / RUN_LOCK, in_use, tell)
 
 
 def job_lock(run: Path, job: str) -> Path:
@@ -62,28 +92,34 @@ def job_lock(run: Path, job: str) -> Path:
 
 
 @contextmanager
-def alone(path: Path, tell: Tell = say) -> Iterator[None]:
-    """Hold a job's lock. A job that has outlived its Snakemake is waited for, with a line."""
-    descriptor = take(path, tell)
+def alone(path: Path, tell: Tell = say) -> Iterator[bool]:
+    """Hold a lock; yields whether it was waited for. Whoever waits says so with a line: a job may
+    have outlived its Snakemake."""
+    descriptor, waited = _take(path, tell)
     try:
-        yield
+        yield waited
     finally:
         os.close(descriptor)
 
 
 def take(path: Path, tell: Tell = say) -> int:
     """As `alone`, until the descriptor that is returned is closed."""
-    descriptor = _open(path)
+    return _take(path, tell)[0]
+
+
+def _take(path: Path, tell: Tell) -> tuple[int, bool]:
+    descriptor, waited = _open(path), False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         tell(f"waiting for {_holder(descriptor)}, which is still at work on {path.name}")
         fcntl.flock(descriptor, fcntl.LOCK_EX)
+        waited = True
     except OSError as error:
         tell(_without_locks(path, error))
-        return descriptor
+        return descriptor, waited
     _sign(descriptor)
-    return descriptor
+    return descriptor, waited
 
 
 def _open(path: Path) -> int:
@@ -105,6 +141,9 @@ def _holder(descriptor: int) -> str:
 
 
 def _without_locks(path: Path, error: OSError) -> str:
+    """A warning; an error of another kind is raised."""
+    if error.errno not in NO_LOCKS:
+        raise error
     return (
         f"{path} cannot be locked ({error.strerror}): see to it yourself that nothing else works "
         "on it"

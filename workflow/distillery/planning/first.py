@@ -18,7 +18,8 @@ from typing import Any
 from distillery.config.jobs import RUNTIME, freeze
 from distillery.config.run import Config, RunConfig, parse_config
 from distillery.config.training import check_batch_size
-from distillery.files import hash_json, locked, read_json, write_json
+from distillery.files import hash_json, read_json, write_json
+from distillery.locks import alone, quiet
 
 
 def plan_first(
@@ -43,7 +44,7 @@ def plan_first(
     """
     if isinstance(config, Config):
         check_batch_size(config.training, num_processes)
-    with locked(folder / "config" / ".planning") as waited:
+    with alone(folder / "config" / ".planning", quiet) as waited:
         _plan(config, folder, sources, num_gpus, waited)
 
 

@@ -5,15 +5,11 @@ optimizer, the loss history as Parquet, and `state.json`, written last, with the
 file. The folder gets its name in one rename. So a checkpoint is whole, or it is not taken.
 """
 
-import errno
 import fcntl
-import os
 import re
-import socket
 import tempfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from distillery.files import atomic_path, hash_files, read_sealed, remove, write_sealed
+from distillery.locks import hold
 from distillery.model_folder import copy_permissions, full_disk_as_os_error
 from distillery.store.tables import read_table, seal_table
 from distillery.telemetry import Reporter
@@ -38,9 +35,6 @@ FORMAT = 2
 NAME = r"samples-\d{12}"
 LOCK = ".lock"
 """Locked by rank 0 of the training that writes in a folder; says which process that is."""
-NOTE_BYTES = 256
-BUSY = (errno.EACCES, errno.EAGAIN)
-"""POSIX allows both where another process holds a lock."""
 
 
 def checkpoint_path(root: Path, samples_seen: int) -> Path:
@@ -142,47 +136,28 @@ def find_newest(root: Path, recipe_hash: str, reporter: Reporter) -> Path | None
 def claim(root: Path, reporter: Reporter) -> None:
     """Make the folder, and keep other trainings out of it until this process ends, however it does.
 
-    A POSIX lock belongs to the process: those that it forks to read data do not hold it when this
-    one is killed. The descriptor stays open on purpose, the lock goes with it. A file system that
-    knows no locks is worth a warning.
-
     Raises:
         OSError: no files can be made there.
         BlockingIOError: another training writes there.
     """
+
+    def in_use(holder: str) -> BlockingIOError:
+        return BlockingIOError(
+            f"another training, {holder}, writes its checkpoints to {root}: wait for its end, or "
+            "end it, and run again; a training beside it needs another `run`"
+        )
+
     path = root / LOCK
     try:
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=root):
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            hold(path, in_use, reporter.warning, fcntl.lockf)
+    except BlockingIOError:
+        raise
     except OSError as error:
         why = f"no checkpoints can be written, {error.strerror}"
         where = path if error.filename == str(path) else root
         raise OSError(error.errno, why, str(where)) from error
-    try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in BUSY:
-            raise _held_by_another(descriptor, root) from error
-        reporter.warning(
-            f"{path} cannot be locked ({error.strerror}): see to it yourself that no second "
-            "training of this recipe writes there"
-        )
-        return
-    with suppress(OSError):  # a full disk costs the note, not the training
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"process {os.getpid()} of {socket.gethostname()}".encode(), 0)
-
-
-def _held_by_another(descriptor: int, root: Path) -> BlockingIOError:
-    """Who writes in a folder, as far as the lock file says; closes it."""
-    note = os.read(descriptor, NOTE_BYTES).decode(errors="replace")
-    os.close(descriptor)
-    return BlockingIOError(
-        f"another training, {note or 'which has not said its process'}, writes its checkpoints to "
-        f"{root}: wait for its end, or end it, and run again; a training beside it needs another "
-        "`run`"
-    )
 
 
 def clean_up(root: Path) -> None:
