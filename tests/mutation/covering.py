@@ -19,7 +19,7 @@ def note_coverage(root: Path, folder: Path, tests: list[str], jobs: int) -> Path
     notes = folder / "notes.jsonl"
     if (folder / "noted").exists():
         return notes
-    parallel = ["-n", str(jobs)] if importlib.util.find_spec("xdist") else []
+    parallel = ["-n", str(jobs), "--dist", "worksteal"] if importlib.util.find_spec("xdist") else []
     subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "mutation.trace", *parallel, *tests],
         cwd=root,

@@ -58,19 +58,21 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     threading.settrace(_note)
     sys.settrace(_note)
     try:
-        return (yield)
+        result = yield
     finally:
         sys.settrace(None)
         threading.settrace(None)  # type: ignore[arg-type]
-        record = {
-            "test": item.nodeid,
-            "seconds": round(time.monotonic() - begin_s, 3),
-            "passed": item.session.testsfailed == failed,
-            "setup": item.stash.get(SETUP, []),
-            "call": _functions(),
-        }
-        with NOTES.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+    # One that was interrupted does not come here: it is noted when it has run.
+    record = {
+        "test": item.nodeid,
+        "seconds": round(time.monotonic() - begin_s, 3),
+        "passed": item.session.testsfailed == failed,
+        "setup": item.stash.get(SETUP, []),
+        "call": _functions(),
+    }
+    with NOTES.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record) + "\n")
+    return result
 
 
 SETUP = pytest.StashKey[list[str]]()
