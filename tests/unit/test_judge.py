@@ -20,7 +20,7 @@ from distillery.evaluation.judge import embed_images, embed_prompts, load_judge,
 from distillery.evaluation.manifests import read_samples
 from distillery.evaluation.metrics import IDENTICAL_PSNR_DB
 from distillery.files import hash_file
-from distillery.stages.evaluation import evaluate, summarise
+from distillery.stages.evaluation import PAIRED, evaluate, summarise
 from distillery.telemetry import Reporter
 
 CPU = torch.device("cpu")
@@ -199,7 +199,7 @@ def test_retrieval_counts_first_places_only(run):
     samples = {model: read_samples(model, path) for model, path in run.manifests.items()}
     scores = {
         model: found.table[["prompt_id", "index"]].assign(
-            clip_score=0.5, rank=[1, 2, 3, 4] * 6, latents_mse=0.0, psnr_db=30.0
+            clip_score=0.5, rank=[1, 2, 3, 4] * 6, **dict.fromkeys(PAIRED, 0.0)
         )
         for model, found in samples.items()
     }

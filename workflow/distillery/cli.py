@@ -74,7 +74,7 @@ def logged_parser(about: str | None) -> argparse.ArgumentParser:
 def parser_of(make: Function, about: str | None, computes: bool) -> argparse.ArgumentParser:
     """A parser with the options of a stage's function; one that computes is told its threads."""
     parser, hints = logged_parser(about), get_type_hints(make)
-    if "job" in hints:
+    if computes or "job" in hints:
         parser.add_argument(
             "--config", type=Path, required=True, help="results/{run}/config/{stage}.json"
         )

@@ -164,7 +164,7 @@ def _values(
     facts: Mapping[str, Any], name: str, roles: Roles, images: Mapping[str, ImageTime]
 ) -> dict[str, ConfidenceInterval | None]:
     """One model's numbers by column."""
-    values = {key: read_interval(facts[key]) for key in COLUMNS if key in facts}
+    values = {key: read_interval(facts.get(key)) for key in COLUMNS}
     against = facts["against"].get(roles.reference, {})
     values["ratio"] = read_interval(against.get("clip_score_ratio"))
     seconds = images[name].seconds if name in images else None
