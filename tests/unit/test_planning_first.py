@@ -108,11 +108,11 @@ def test_what_another_job_was_refused_is_not_asked_again(
     folder: Path, commands: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @contextmanager
-    def locked(path: Path) -> Iterator[bool]:
+    def waited(path: Path, *_: object) -> Iterator[bool]:
         assert path.parent == folder / "config"
         yield True
 
-    monkeypatch.setattr(first, "locked", locked)
+    monkeypatch.setattr(first, "alone", waited)
     with pytest.raises(ValueError, match="the plan refuses this run; another job says why"):
         plan_first(config_of(folder.parent), folder, [])
     assert commands == []
