@@ -33,8 +33,10 @@ demo: $(VENV)/installed  ## distil the embedded teacher and write results/demo/r
 	snakemake --cores all
 	@echo "open results/demo/report/index.html"
 
-# A worker for each core; a file stays with one, since its tests share what they made.
-PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
+# Three workers for two cores, since many tests wait for processes of their own. A file stays with
+# one worker, since its tests share what they made.
+WORKERS := $(shell echo $$(($$(nproc) * 3 / 2)))
+PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test: $(VENV)/installed-dev  ## run the tests, on all cores
 	python -m pytest $(PARALLEL)
