@@ -59,7 +59,7 @@ def hold(
             holder = _holder(descriptor)
             os.close(descriptor)
             raise in_use(holder) from None
-        tell(_without_locks(path, error))
+        _warn_without_locks(path, error, tell)
         return
     _sign(descriptor)
 
@@ -116,7 +116,7 @@ def _take(path: Path, tell: Tell) -> tuple[int, bool]:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         waited = True
     except OSError as error:
-        tell(_without_locks(path, error))
+        _warn_without_locks(path, error, tell)
         return descriptor, waited
     _sign(descriptor)
     return descriptor, waited
@@ -140,11 +140,11 @@ def _holder(descriptor: int) -> str:
     return note or "a process that has not said its number"
 
 
-def _without_locks(path: Path, error: OSError) -> str:
-    """A warning; an error of another kind is raised."""
+def _warn_without_locks(path: Path, error: OSError, tell: Tell) -> None:
+    """Tell that a file system knows no locks; any other error is raised."""
     if error.errno not in NO_LOCKS:
         raise error
-    return (
+    tell(
         f"{path} cannot be locked ({error.strerror}): see to it yourself that nothing else works "
         "on it"
     )

@@ -111,8 +111,7 @@ class SampleMaker:
             job: frozen configuration.
             table: of the prompts.
             embeddings: their manifest.
-            pipeline: folder of the student's pipeline, trained or not; None paints with the
-                teacher.
+            pipeline: folder of the student's pipeline, trained or not; None for the teacher.
             root: folder of the images.
             device: for the pipeline.
             reporter: of the job.
@@ -131,10 +130,7 @@ class SampleMaker:
         self.family = self.folder.family
         self.length = job.teacher.max_sequence_length or self.family.max_sequence_length
         self.setting = Setting(
-            job.teacher.height,
-            job.teacher.width,
-            self._guidance_scale(),
-            sampling.guidance_scale_2,
+            job.teacher.height, job.teacher.width, self._guidance_scale(), sampling.guidance_scale_2
         )
         self.unit = AUTO_UNIT if sampling.batch_size == "auto" else sampling.batch_size
         sampled = table["prompt_id"].head(sampling.num_prompts or len(table))
@@ -147,19 +143,23 @@ class SampleMaker:
             hash_json(self._recipe()),
             guided=self.num_calls > sampling.steps,
         )
-        calls = Calls(
+        self._generator = Generator(
+            self._calls(), self._load, sampling.batch_size, self.unit, device, reporter, compiling
+        )
+
+    def _calls(self) -> Calls:
+        """What the pipeline is called with."""
+        sampling = self.job.sampling
+        return Calls(
             family=self.family,
             store=self.store,
-            samples=samples,
+            samples=self.sample_folder.samples,
             samples_per_prompt=sampling.images_per_prompt,
-            seed=job.seed,
+            seed=self.job.seed,
             steps=sampling.steps,
             setting=self.setting,
             max_sequence_length=self.length,
             decode=True,
-        )
-        self._generator = Generator(
-            calls, self._load, sampling.batch_size, self.unit, device, reporter, compiling
         )
 
     def _guidance_scale(self) -> float:
