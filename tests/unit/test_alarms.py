@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -11,7 +12,7 @@ import torch
 
 import runs
 import tiny
-from distillery.config.jobs import TrainingJob
+from distillery.config.jobs import TrainingJob, read_job
 from distillery.config.training import Training
 from distillery.files import read_json, write_json
 from distillery.stages.student import build_student
@@ -79,6 +80,7 @@ def test_a_falling_loss_is_no_alarm():
 def test_a_loss_that_jumps_is_a_spike():
     assert judge(rows(0.1, 0.1, 0.1, 0.1, 0.6)) >= {("loss_spike", "")}
     assert ("loss_spike", "") not in judge(rows(0.1, 0.1, 0.1, 0.1, 0.4))
+    assert ("loss_spike", "") not in judge(rows(0.1, 0.1, 0.1, 0.6)), "three rows say too little"
 
 
 def test_a_growing_loss_is_told_by_segment():
@@ -274,6 +276,27 @@ def demo(tmp_path_factory):
     run.all_targets()
     build_student(run.job("training", TrainingJob), run.folder / "student/initial")
     return run.folder
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "expected"), [(64, set()), (512, {"loss_spike", "loss_growth"})]
+)
+def test_a_last_row_of_few_samples_rings_nothing(data, dataset, tmp_path, num_samples, expected):
+    """What remains of a training after its last whole row: the mean of a few losses jumps."""
+    tiny.write_training_job(tmp_path, log_every_samples=512, num_samples=100_000)
+    history = rows(*[0.1] * 6)
+    history[-1] |= {"samples_seen": history[-2]["samples_seen"] + num_samples, "loss": 0.6}
+    state = SimpleNamespace(
+        denoiser=torch.nn.Linear(1, 1), history=history, samples_seen=history[-1]["samples_seen"]
+    )
+    run = SimpleNamespace(
+        reporter=Reporter(tmp_path, "training", "training", "cpu"),
+        recipe_hash="recipe",
+        training=read_job(tmp_path / "config/training.json", TrainingJob).training,
+        dataset=dataset,
+    )
+    found = variation.Watch(state, run)._look_at_losses()
+    assert {alarm.name for alarm in found} == expected
 
 
 @pytest.mark.slow

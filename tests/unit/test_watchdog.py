@@ -66,10 +66,12 @@ def test_a_phase_that_takes_long_each_time_is_no_hang(monkeypatch):
         now_s += took_s
 
 
-def test_nothing_is_armed_before_anybody_watches(monkeypatch):
-    """It would end a process that nobody looks after: a preview, a test."""
-    monkeypatch.setattr(faulthandler, "dump_traceback_later", pytest.fail)
+def test_nothing_is_armed_while_nobody_watches(monkeypatch):
+    """Nor after it. It would end a process that nobody looks after: a preview, a test."""
     watchdog = warm()
+    with watchdog.watching():
+        pass
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", pytest.fail)
     watchdog.heartbeat("previews", limit_s=600.0)
     watchdog.heartbeat("micro-batch 1 of 1")
 
