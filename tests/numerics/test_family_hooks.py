@@ -1,6 +1,7 @@
 """What an adapter says of its family against the stock classes: sizes, blocks, arguments, calls."""
 
 import inspect
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -210,6 +211,17 @@ def test_arguments_are_those_of_the_stock_call(subject: Subject) -> None:
         assert family.call_options(33)["max_sequence_length"] == 33
     else:  # what CLIP reads, of every released one
         assert family.max_sequence_length == 77
+
+
+def test_without_guidance_the_stock_call_warns_of_nothing(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Qwen-Image's does where it is given a negative prompt that it will not use."""
+    told: list[str] = []
+    module: Any = sys.modules[type(subject.pipeline).__module__]
+    monkeypatch.setattr(module.logger, "warning", lambda text, *_: told.append(text))
+    subject.generate(1.0)
+    assert told == []
 
 
 def test_nothing_rewrites_the_prompt_or_the_size(subject: Subject) -> None:

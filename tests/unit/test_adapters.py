@@ -13,6 +13,8 @@ from adapters import FILE, make_adapter
 from distillery.config.jobs import TargetsJob
 from distillery.config.teacher import Adapter, Teacher
 from distillery.families import family_named
+from distillery.files import hash_json
+from distillery.hash_cache import hash_large_files
 from distillery.stages.student import build_student
 from distillery.stages.targets import targets_recipe
 from distillery.teacher.adapters import (
@@ -354,6 +356,25 @@ def test_a_changed_adapter_changes_the_targets(tiny: Path, tmp_path: Path) -> No
     make_adapter(tiny, tmp_path, seed=2)
     found += [recipe_hash(first, tiny)]
     assert len(set(found)) == len(found)
+
+
+def test_the_hash_of_an_adapted_teacher_is_that_of_earlier_releases(
+    tiny: Path, tmp_path: Path
+) -> None:
+    """Another one would make every target of every adapted teacher again."""
+    path = make_adapter(tiny, tmp_path, seed=1)
+    folder = PipelineFolder(tiny)
+    named = {"hash": hash_large_files([path])[path], "scale": 0.5, "expert": None}
+    expected = hash_json(
+        {
+            "folder": folder.fingerprint(),
+            "variant": None,
+            "adapters": [named],
+            "fused": True,
+            "attention": None,
+        }
+    )
+    assert teacher_hash(section(tiny, path, scale=0.5), folder) == expected
 
 
 def test_embeddings_depend_on_adapted_text_encoders_alone(tiny_sdxl: Path, tmp_path: Path) -> None:

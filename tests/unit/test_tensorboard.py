@@ -68,6 +68,21 @@ def test_texts_and_images_are_there(tmp_path):
     assert found.keys() == {"alarms/text_summary", "previews/p0"}
 
 
+def test_nothing_is_written_once_the_writing_thread_has_ended(tmp_path, monkeypatch):
+    """As a full disk ends it: one warning, and the training continues without curves."""
+    told = []
+    board = TensorBoard(tmp_path, 0, told.append)
+    worker = board._writer.file_writer.event_writer._worker
+    board.numbers({"loss/all": 0.5}, 8)
+    monkeypatch.setattr(worker, "is_alive", lambda: False)
+    board.numbers({"loss/all": 0.25, "loss/segment_0": 0.25}, 16)
+    board.text("alarms", "the loss grows", 16)
+    board.close()
+    (warning,) = told
+    assert "the thread that writes them has ended" in warning
+    worker.stop()
+
+
 def test_a_training_shows_its_loss_table(data, tmp_path):
     assert train(data, tmp_path) == 0
     shown = read(tmp_path / "telemetry/tensorboard")

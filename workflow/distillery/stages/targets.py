@@ -81,7 +81,7 @@ def targets_recipe(job: TargetsJob, folder: PipelineFolder, embeddings_hash: str
 
 
 def plan_chunks(
-    table: pd.DataFrame, samples_per_prompt: int, chunk_size: int, guided: bool = True
+    table: pd.DataFrame, samples_per_prompt: int, chunk_size: int, guided: bool
 ) -> list[ChunkPlan]:
     """All chunks of a prompt table; a chunk depends on its own prompts and on no others, and on
     their own negative prompts where the teacher is guided away from them."""
@@ -127,7 +127,7 @@ def make_targets(
     maker = TrajectoryMaker(job, table, store, folder, device, reporter, compile_)
     targets = job.targets
     calls = folder.family.calls_per_step(folder.denoiser_config, targets.guidance_scale)
-    plans = plan_chunks(table, targets.samples_per_prompt, targets.chunk_size, guided=calls > 1)
+    plans = plan_chunks(table, targets.samples_per_prompt, targets.chunk_size, calls > 1)
     make_chunks(maker.recipe.to_json(), plans, shard, maker.make, output, reporter, "sample")
 
 
