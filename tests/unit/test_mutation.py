@@ -137,7 +137,10 @@ for result in running.run_all([mutant, mutant], Coverage(here / "notes"), here /
 
 
 def test_a_test_that_fails_without_the_mutant_is_no_killer(tmp_path: Path) -> None:
-    """It is tried once without it, and named; the mutant's other tests go on."""
+    """It is tried once without it, and named; the mutant's other tests go on.
+
+    So is one that is not there any more.
+    """
     for name, text in (("workflow/distillery/part.py", PART), ("tests/test_part.py", TESTS)):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text(text)
@@ -145,7 +148,8 @@ def test_a_test_that_fails_without_the_mutant_is_no_killer(tmp_path: Path) -> No
         f"tests/test_part.py::test_part[{it}]" for it in ("fails - always", "sees - it")
     )
     note = {"seconds": 1, "passed": True, "setup": [], "call": ["part.py:is_below"]}
-    lines = (json.dumps(note | {"test": test}) for test in (broken, killer))
+    gone = "tests/test_part.py::test_of_another_name"
+    lines = (json.dumps(note | {"test": test}) for test in (gone, broken, killer))
     (tmp_path / "notes").write_text("\n".join(lines))
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     told = subprocess.run(
@@ -153,7 +157,8 @@ def test_a_test_that_fails_without_the_mutant_is_no_killer(tmp_path: Path) -> No
         capture_output=True, text=True, check=True,
     ).stdout.splitlines()  # fmt: skip
     line = f"part.py:2  return left ⟦< → <=⟧ right  killed by {killer}  (1 s)"
-    assert told == [line, f"  fails without it too: {broken}", line]
+    others = [f"  fails without it too: {test}" for test in (gone, broken)]
+    assert told == [line, *others, line]
     met = (tmp_path / "work/tree-0/met").read_text().splitlines()
     assert met == ["fails - always"] * 2 + ["sees - it"] * 3
 
