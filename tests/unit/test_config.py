@@ -112,7 +112,9 @@ def test_every_shipped_configuration_is_valid(path: Path) -> None:
         ({"targets__steps": True}, ["targets.steps is True"]),
         ({"targets__steps": 24.5}, ["targets.steps is 24.5"]),
         ({"training__learning_rate": "1e-4"}, ["'1e-4'", "write 1.0e-4"]),
-        ({"targets__steps": "24"}, ["'24'", "leave out quotes"]),
+        ({"seed": "1"}, ["seed is the text '1': leave out the quotes"]),
+        ({"teacher__path": ""}, ["teacher.path is '': it should have at least 1 character"]),
+        ({"targets__steps": "24"}, ["'24'", "leave out the quotes"]),
         ({"training__learning_rate": float("inf")}, ["training.learning_rate is inf"]),
         ({"training__learning_rate": float("nan")}, ["training.learning_rate is nan"]),
         ({"training__learning_rate": 0}, ["training.learning_rate is 0"]),
@@ -252,21 +254,26 @@ def test_all_problems_are_named_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "advice"),
+    ("changes", "problem", "values", "units"),
     [
-        ({"targets__steps": 25}, "25 must be a multiple of 4; use 24 or 28"),
-        ({"targets__steps": 3}, "3 must be a multiple of 4; use 4"),
-        ({"targets__chunk_size": 60}, "60 must be a multiple of 16; use 48 or 64"),
-        ({"student__steps": 3}, "4 must be a multiple of 3; use 3 or 6"),
-        ({"training__num_samples": 100}, "100 must be a multiple of 32; use 96 or 128"),
-        ({"training__micro_batch_size": 12}, "32 must be a multiple of 12; use 24 or 36"),
-        ({"training__save_every_samples": 31}, "31 must be a multiple of 32; use 32"),
+        ({"targets__steps": 25}, "25 must be a multiple of 4", "24 or 28", "1 or 5"),
+        ({"targets__steps": 3}, "3 must be a multiple of 4", "4", "3"),
+        ({"targets__chunk_size": 60}, "60 must be a multiple of 16", "48 or 64", "15 or 20"),
+        ({"student__steps": 3}, "4 must be a multiple of 3", "3 or 6", "2 or 4"),
+        ({"training__num_samples": 100}, "100 must be a multiple of 32", "96 or 128", "25 or 50"),
+        ({"training__micro_batch_size": 12}, "32 must be a multiple of 12", "24 or 36", "8 or 16"),
+        ({"training__save_every_samples": 31}, "31 must be a multiple of 32", "32", "31"),
     ],
 )
 def test_counts_that_do_not_fit_come_with_the_nearest_that_do(
-    changes: dict[str, Any], advice: str
+    changes: dict[str, Any], problem: str, values: str, units: str
 ) -> None:
-    assert advice in refused(changed(**changes))
+    """Of either of the two settings: which one is wrong, nobody else knows."""
+    message = refused(changed(**changes))
+    found = re.search(rf"{problem}; set (\S+) to {values}, or (\S+) to {units}$", message)
+    assert found, message
+    value, unit = problem.split()[0], problem.split()[-1]
+    assert f"{found[1]} is {value}, {found[2]} is {unit}: " in message
 
 
 def test_lists_become_tuples() -> None:

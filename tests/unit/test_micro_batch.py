@@ -115,32 +115,35 @@ def test_sizes_of_micro_batches(data, tmp_path, num_processes, size, expected):
     for rank in range(num_processes):
         run = open_run(data, tmp_path, RankInfo(rank, num_processes), micro_batch_size=size)
         share = run.dataset.__getitems__(next(run.batches.positions(0)))
-        parts = MicroBatches(run, sharded=False).cut(share)
+        parts = of_segments(run, sharded=False).cut(share)
         found.append([len(part.items) for part in parts])
     assert found == expected
 
 
 def test_processes_that_share_weights_take_equally_many(data, tmp_path):
     run = open_run(data, tmp_path, RankInfo(0, 3), micro_batch_size=2)
-    micro_batches = MicroBatches(run, sharded=True)
+    micro_batches = of_segments(run, sharded=True)
     with pytest.raises(ValueError, match="a multiple of 3; use 6 or 9"):
         micro_batches.halve()
-    MicroBatches(open_run(data, tmp_path, RankInfo(0, 4), micro_batch_size=1), sharded=True)
+    of_segments(open_run(data, tmp_path, RankInfo(0, 4), micro_batch_size=1), sharded=True)
 
 
 def test_one_of_several_processes_notes_the_half_and_ends(data, tmp_path):
     run = open_run(data, tmp_path, RankInfo(1, 2))
     with pytest.raises(torch.OutOfMemoryError, match="next attempt takes 2 samples at once"):
-        MicroBatches(run, sharded=False).lower(torch.OutOfMemoryError("no room"))
+        of_segments(run, sharded=False).lower(torch.OutOfMemoryError("no room"))
     assert read_json(run.checkpoints / NOTES[False])["size"] == 2
-    assert MicroBatches(run, sharded=False).size == 2
-    assert MicroBatches(run, sharded=False, for_rollouts=True).size == 4
+    assert of_segments(run, sharded=False).size == 2
+    assert MicroBatches(run, False, for_rollouts=True, checkpointing=False).size == 4
     assert (
-        MicroBatches(open_run(data, tmp_path, RankInfo(0, 2), micro_batch_size=1), False).size == 1
+        of_segments(
+            open_run(data, tmp_path, RankInfo(0, 2), micro_batch_size=1), sharded=False
+        ).size
+        == 1
     )
     # Other circumstances: the note says nothing of them.
-    assert MicroBatches(run, sharded=True).size == 4
-    assert MicroBatches(open_run(data, tmp_path, ALONE), sharded=False).size == 8
+    assert of_segments(run, sharded=True).size == 4
+    assert of_segments(open_run(data, tmp_path, ALONE), sharded=False).size == 8
 
 
 @pytest.mark.parametrize("note", ["{}", '{"size": 2,', "[2]", '{"size": 0}', '{"size": "2"}'])
@@ -148,7 +151,7 @@ def test_a_damaged_note_is_ignored_with_a_warning(data, tmp_path, caplog, note):
     run = open_run(data, tmp_path)
     run.checkpoints.mkdir(parents=True)
     (run.checkpoints / NOTES[False]).write_text(note)
-    assert MicroBatches(run, sharded=False).size == 8
+    assert of_segments(run, sharded=False).size == 8
     assert f"{NOTES[False]} is damaged and ignored" in caplog.text
 
 
@@ -162,11 +165,15 @@ def state_of(data, run):
     return TrainingState(denoiser, optimizer, {}, Window.empty(4))
 
 
+def of_segments(run, sharded):
+    return MicroBatches(run, sharded, for_rollouts=False, checkpointing=False)
+
+
 @pytest.mark.parametrize(("room", "size"), [(8, 8), (7, 4), (3, 2), (1, 1)])
 def test_the_probe_finds_what_fits_and_leaves_no_trace(data, tmp_path, limited, room, size):
     limited[0][0] = room
     run = open_run(data, tmp_path)
-    state, micro_batches = state_of(data, run), MicroBatches(run, sharded=False)
+    state, micro_batches = state_of(data, run), of_segments(run, sharded=False)
     before = {name: value.clone() for name, value in state.denoiser.state_dict().items()}
     share = run.dataset.__getitems__(next(run.batches.positions(0)))
     microbatch.find_fitting(state, share, micro_batches, run)
@@ -181,7 +188,7 @@ def test_the_probe_finds_what_fits_and_leaves_no_trace(data, tmp_path, limited, 
 def test_the_probe_compiles_for_the_size_alone_that_fits(data, tmp_path, limited):
     limited[0][0] = 3
     run = open_run(data, tmp_path)
-    state, micro_batches, compiled = state_of(data, run), MicroBatches(run, sharded=False), []
+    state, micro_batches, compiled = state_of(data, run), of_segments(run, sharded=False), []
 
     def note(graph, _):
         compiled.append(micro_batches.size)
@@ -198,7 +205,7 @@ def test_the_probe_compiles_for_the_size_alone_that_fits(data, tmp_path, limited
 def test_the_probe_turns_on_gradient_checkpointing_where_it_may(data, tmp_path, limited, choice):
     limited[0][0] = 0
     run = open_run(data, tmp_path, gradient_checkpointing=choice)
-    state, micro_batches = state_of(data, run), MicroBatches(run, sharded=False)
+    state, micro_batches = state_of(data, run), of_segments(run, sharded=False)
     share = run.dataset.__getitems__(next(run.batches.positions(0)))
     with pytest.raises(torch.OutOfMemoryError, match="A single sample does not fit"):
         microbatch.find_fitting(state, share, micro_batches, run)
@@ -245,7 +252,7 @@ def bent(num_items):
 )
 def test_a_size_is_tried_where_the_last_two_say_that_it_fits(data, tmp_path, peak_at, limit, size):
     run = open_run(data, tmp_path)
-    state, micro_batches = state_of(data, run), MicroBatches(run, sharded=False)
+    state, micro_batches = state_of(data, run), of_segments(run, sharded=False)
     share = run.dataset.__getitems__(next(run.batches.positions(0)))
     memory = Memory(peak_at, limit)
     lower_by_estimates(state, share, micro_batches, run, memory)
@@ -275,11 +282,11 @@ def test_an_estimate_that_was_too_low_makes_the_next_attempt_smaller(
     monkeypatch.setattr("distillery.training.distributed.all_reduce", lambda values: values)
     sizes = dict.fromkeys(("global_batch_size", "log_every_samples", "save_every_samples"), 16)
     run = open_run(data, tmp_path, RankInfo(0, 2), num_samples=64, **sizes)
-    state, micro_batches = state_of(data, run), MicroBatches(run, sharded=True)
+    state, micro_batches = state_of(data, run), of_segments(run, sharded=True)
     share = run.dataset.__getitems__(next(run.batches.positions(0)))
     with pytest.raises(torch.OutOfMemoryError, match=f"next attempt takes {noted} samples"):
         lower_by_estimates(state, share, micro_batches, run, Memory(line, 10_000, fitting))
-    again = MicroBatches(run, sharded=True)
+    again = of_segments(run, sharded=True)
     assert again.size == noted
     lower_by_estimates(state, share, again, run, Memory(line, 10_000, fitting))
     assert again.size == noted
@@ -287,7 +294,7 @@ def test_an_estimate_that_was_too_low_makes_the_next_attempt_smaller(
 
 def test_a_single_sample_beyond_all_estimates_is_an_error_that_says_what_to_do(data, tmp_path):
     run = open_run(data, tmp_path, RankInfo(0, 2))
-    state, micro_batches = state_of(data, run), MicroBatches(run, sharded=True)
+    state, micro_batches = state_of(data, run), of_segments(run, sharded=True)
     share = run.dataset.__getitems__(next(run.batches.positions(0)))
     with pytest.raises(torch.OutOfMemoryError, match=r"set training\.gradient_checkpointing: true"):
         lower_by_estimates(state, share, micro_batches, run, Memory(line, 10_000, 0))
@@ -366,7 +373,7 @@ def test_a_gpu_that_is_too_small_for_the_share_gets_less(data, tmp_path):
     gpu = torch.device("cuda", 0)
     sizes = {"global_batch_size": 4096, "num_samples": 4096, "log_every_samples": 4096}
     run = open_run(data, tmp_path, device=gpu, save_every_samples=4096, **sizes)
-    state, micro_batches = state_of(data, run), MicroBatches(run, sharded=False)
+    state, micro_batches = state_of(data, run), of_segments(run, sharded=False)
     state.denoiser.to(gpu)
     torch.cuda.empty_cache()
     room = torch.cuda.memory_reserved(gpu) + 96 * 2**20

@@ -30,8 +30,7 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The commands that plan; they write a plan of what they are told, or refuse 7 pixels."""
     found: list[list[str]] = []
 
-    def plan(command: list[str], check: bool) -> Any:
-        assert not check
+    def plan(command: list[str], **_: object) -> Any:
         found.append(command)
         told = dict(zip(command[3::2], command[4::2], strict=True))
         content = read_json(Path(told["--config"]))
@@ -47,6 +46,19 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 def config_of(folder: Path, **changes: Mapping[str, Any]) -> RunConfig:
     return parse_config(settings(folder, Path("teacher"), **changes), "tiny")
+
+
+def test_ctrl_c_while_it_is_planned_is_told_in_one_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Snakemake takes it for an error of its own there, and would print a page of traceback."""
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess, "run", interrupted)
+    with pytest.raises(ValueError, match=r"^stopped while the run was planned; "):
+        plan_first(config_of(folder.parent), folder, [], num_processes=0, num_gpus=0)
 
 
 def test_it_is_planned_once_by_a_command(folder: Path, commands: list[list[str]]) -> None:

@@ -65,6 +65,19 @@ def test_a_folder_that_holds_a_single_file(tmp_path: Path) -> None:
     assert "must be a folder in Diffusers format" in refusal(tmp_path)
 
 
+def test_a_network_of_another_library_is_no_single_file(tmp_path: Path) -> None:
+    """Such as a CLIP model: nothing converts it into a pipeline."""
+    (tmp_path / "model.safetensors").touch()
+    (tmp_path / "config.json").write_text('{"model_type": "clip"}')
+    assert "teacher.path must be a folder in Diffusers format" in refusal(tmp_path)
+    assert "one file" not in refusal(tmp_path)
+
+
+def test_a_home_folders_sign_is_named() -> None:
+    assert "no such folder (~ is not expanded here)" in refusal("~/models/wan")
+    assert "~" not in refusal("/nowhere")
+
+
 @pytest.mark.parametrize(
     "path",
     [

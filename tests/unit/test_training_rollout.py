@@ -103,7 +103,9 @@ def test_a_rollout_may_take_long(data, tmp_path):
     for first, limit_s in ((0, 0.0), (run.dataset.num_items, START_LIMIT_S)):
         run.watchdog.updated()
         batch = run.dataset.__getitems__([first, first + 1])
-        accumulate_what_fits(student, batch, MicroBatches(run, sharded=False), run)
+        accumulate_what_fits(
+            student, batch, MicroBatches(run, False, for_rollouts=False, checkpointing=False), run
+        )
         assert run.watchdog.phase.waits
         assert run.watchdog.phase.limit_s == limit_s
 
@@ -372,7 +374,10 @@ def test_targets_without_predictions_are_refused(data):
     ("changes", "message"),
     [
         ({"objective": "prediction"}, r"targets.predictions is false.*set targets.predictions"),
-        ({"rollout_samples": 12}, "rollout_samples is 12: 12 must be a multiple of 8; use 8 or 16"),
+        (
+            {"rollout_samples": 12},
+            "12 must be a multiple of 8; set training.rollout_samples to 8 or 16, or",
+        ),
         ({"rollout_samples": 16}, "rollout_samples is 16, training.num_samples is 8"),
         ({"perceptual_weight": 0.1}, "perceptual_weight is 0.1 and training.rollout_samples is 0"),
         ({"timestep_weights": [1.0]}, "lists 1 weights, student.steps is 2: give 2"),

@@ -144,7 +144,10 @@ def test_a_job_that_fails_keeps_its_finished_chunks(ran: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"targets": {"steps": 5}}, "targets.steps is 5: 5 must be a multiple of 2; use 4 or 6"),
+        (
+            {"targets": {"steps": 5}},
+            "5 must be a multiple of 2; set targets.steps to 4 or 6, or",
+        ),
         (
             {"targets": {"stepz": 5}},
             "targets.stepz is not a key of the configuration, did you mean",

@@ -85,10 +85,10 @@ def _explain(model: type[BaseModel], details: Any) -> str:
         case "value_error":
             return str(details["ctx"]["error"])
         case "float_type" | "int_type" if isinstance(given, str) and _is_number(given):
-            return (
-                f"{key} is the text {shorten(repr(given))}: YAML 1.1 takes 1e-4 for text, write "
-                "1.0e-4, and leave out quotes"
-            )
+            why = "leave out the quotes"
+            if "e" in given.lower():
+                why = "YAML 1.1 takes 1e-4 for text, write 1.0e-4, and leave out quotes"
+            return f"{key} is the text {shorten(repr(given))}: {why}"
         case _:
             message = details["msg"].replace("Input should be", "it should be")
             message = message.replace("String should", "it should")

@@ -1,5 +1,6 @@
 """What all sections of the configuration share: their base and their types."""
 
+from math import isqrt
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -43,11 +44,19 @@ def without_result(section: type[BaseModel]) -> frozenset[str]:
 
 
 def check_multiple(name: str, value: int, unit_name: str, unit: int) -> None:
-    """Raise ValueError with the nearest good values unless `value` is a multiple of `unit`."""
+    """Raise ValueError with the nearest good values of both unless `unit` divides `value`."""
     if value % unit:
-        below, above = value // unit * unit, (value // unit + 1) * unit
-        advice = f"{below} or {above}" if below else f"{above}"
+        multiples = [value // unit * unit, (value // unit + 1) * unit]
+        small = [number for number in range(1, isqrt(value) + 1) if value % number == 0]
+        divisors = small + [value // number for number in small]
+        below = max(number for number in divisors if number < unit)
+        above = min((number for number in divisors if number > unit), default=0)
         raise ValueError(
-            f"{unit_name} is {unit}, {name} is {value}: {value} must be a multiple of {unit}; "
-            f"use {advice}"
+            f"{name} is {value}, {unit_name} is {unit}: {value} must be a multiple of {unit}; set "
+            f"{name} to {_either(multiples)}, or {unit_name} to {_either([below, above])}"
         )
+
+
+def _either(values: list[int]) -> str:
+    """The positive ones, as "3 or 6"."""
+    return " or ".join(str(value) for value in values if value)

@@ -17,7 +17,8 @@ class Adapter(Section):
     """A LoRA or DoRA that changes the teacher."""
 
     path: str = Field(
-        description="a safetensors file, a folder that holds one, or the id of a hub repository"
+        min_length=1,
+        description="a safetensors file, a folder that holds one, or the id of a hub repository",
     )
     scale: float = Field(1.0, description="how strongly it acts; 1.0 is as it was trained")
     weight_name: str | None = Field(
@@ -32,7 +33,9 @@ class Adapter(Section):
 class Teacher(Section):
     """The model that is distilled, and how its stock pipeline is loaded and called."""
 
-    path: str = Field(description="a Diffusers folder, or the id of a repository on the hub")
+    path: str = Field(
+        min_length=1, description="a Diffusers folder, or the id of a repository on the hub"
+    )
     revision: str | None = Field(None, description="commit of a hub repository")
     variant: str | None = Field(
         None,

@@ -9,6 +9,7 @@ same command would make the plan alone and end well.
 """
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -93,9 +94,19 @@ def _plan(
     if num_gpus is not None:
         script += ["--num-gpus", str(num_gpus)]
     log = folder / "logs" / "plan.log"
-    done = subprocess.run([sys.executable, *script, "--log-file", str(log)], check=False)
+    command = [sys.executable, *script, "--log-file", str(log)]
+    # Ctrl-C is for this process, which ends the other; Snakemake, which expects it while jobs run
+    # alone, and a Python that still imports would each print a traceback.
+    try:
+        done = subprocess.run(command, check=False, preexec_fn=_ignore_ctrl_c)
+    except KeyboardInterrupt:
+        raise ValueError("stopped while the run was planned; nothing was started") from None
     if done.returncode:
         raise ValueError(f"the plan refuses this run, nothing was started; see above, or {log}")
+
+
+def _ignore_ctrl_c() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _is_current(plan: Path, config_hash: str, num_gpus: int | None) -> bool:

@@ -239,9 +239,10 @@ def _download(teacher: Teacher) -> Path:
     if _is_single_file(teacher.path):
         raise FileNotFoundError(f"{given}: {_explain_single_file(teacher.path)}")
     if not could_be_hub_id(teacher.path):
+        tilde = " (~ is not expanded here)" if teacher.path.startswith("~") else ""
         raise FileNotFoundError(
-            f"{given}: there is no such folder; give a Diffusers folder (with a model_index.json) "
-            "or the id of a hub repository, owner/name"
+            f"{given}: there is no such folder{tilde}; give a Diffusers folder (with a "
+            "model_index.json) or the id of a hub repository, owner/name"
         )
     from diffusers import DiffusionPipeline
     from diffusers.utils import logging
@@ -324,7 +325,13 @@ def _is_single_file(path: str) -> bool:
 
 
 def _single_file_in(folder: Path) -> Path | None:
-    """The file of weights at the top of a folder that is no pipeline, if there is one alone."""
+    """The file of weights at the top of a folder that is no pipeline, if there is one alone.
+
+    A config.json beside it says that it is one network in another library's format, as a CLIP model
+    is, and not a whole pipeline.
+    """
+    if (folder / MODEL_CONFIG).is_file():
+        return None
     found = [path for path in folder.iterdir() if path.suffix.lower() in SINGLE_FILES]
     return found[0] if len(found) == 1 else None
 

@@ -42,9 +42,7 @@ class MicroBatches:
         checkpointing: whether they need gradient checkpointing.
     """
 
-    def __init__(
-        self, run: Run, sharded: bool, for_rollouts: bool = False, checkpointing: bool = False
-    ) -> None:
+    def __init__(self, run: Run, sharded: bool, for_rollouts: bool, checkpointing: bool) -> None:
         """Begin with `training.micro_batch_size`, auto meaning all of its part, or the noted size.
 
         Args:
