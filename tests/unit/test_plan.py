@@ -242,6 +242,18 @@ def test_a_student_of_fewer_steps_than_segments_is_checked_too(
     assert found["work"]["trajectory_bytes"] == 5 * 64 * 4
 
 
+def test_a_student_that_would_be_guided_again_is_pointed_out(teacher: Path, tmp_path: Path) -> None:
+    models = {
+        "teacher": {"source": "teacher", "guidance_scale": 3.0},
+        "student": {"source": "student", "guidance_scale": 1.0},
+    }
+    quiet = plan(tmp_path, teacher, samples={"models": models})
+    models["student"]["guidance_scale"] = 3.0
+    found = plan(tmp_path, teacher, samples={"models": models})
+    (advice,) = set(found["advice"]) - set(quiet["advice"])
+    assert advice.startswith("samples.models.student.guidance_scale is 3: the student learns")
+
+
 def test_guidance_alone_is_not_taken_for_fewer_steps(teacher: Path, tmp_path: Path) -> None:
     targets = {"predictions": True}
     few = plan(tmp_path, teacher, training={"objective": "prediction"}, targets=targets)

@@ -2,6 +2,7 @@
 
 import re
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -54,6 +55,23 @@ def test_a_difference_is_marked_where_its_whole_interval_is_better():
         roles = verdict.Roles("student", "teacher")
         table = figures.differences_table({"models": models}, roles)
         assert [cell.is_best for cell in table.rows["fast"]] == is_better
+
+
+def test_the_best_of_a_column_needs_intervals():
+    """Times are measured once: which of three equal ones came out least says nothing."""
+    names = ("slow", "fast", "odd")
+    means = dict(zip(names, (0.3, 0.2, 0.1), strict=True))
+    models = {
+        name: {"against": {}, "network_calls": 2, "clip_score": {"mean": mean} | ENDS}
+        for name, mean in means.items()
+    }
+    times = {name: SimpleNamespace(seconds=mean) for name, mean in means.items()}
+    table = figures.metrics_table({"models": models}, verdict.Roles("slow", "fast"), times)
+    found = {
+        title: [name for name in names if table.rows[name][index].is_best]
+        for index, title in enumerate(figures.COLUMNS)
+    }
+    assert found == {key: [] for key in figures.COLUMNS} | {"clip_score": ["slow"]}
 
 
 def test_the_loss_over_all_stands_out_among_its_segments(monkeypatch):

@@ -209,6 +209,7 @@ FIND = """
 import sys
 import time
 from distillery.config.teacher import Adapter, Teacher
+from distillery.evaluation.judge import check_judge
 from distillery.teacher.adapters import find_adapter
 from distillery.teacher.folder import find_teacher
 time.sleep = lambda seconds: None  # or the hub's library waits before it tries again
@@ -216,16 +217,17 @@ for name in sys.argv[1:]:
     for find in (
         lambda: find_teacher(Teacher(path=name, height=64, width=64)).path,
         lambda: find_adapter(Adapter(path=name)),
+        lambda: check_judge(name),
     ):
         try:
             print(find())
-        except FileNotFoundError as error:
+        except (FileNotFoundError, ValueError) as error:
             print(error)
 """
 
 
 def ask(*names: str, home: Path, **variables: str) -> list[str]:
-    """What is said of hub ids, as a teacher and as an adapter, in a process of its own."""
+    """What is said of hub ids, as a teacher, an adapter and a judge, in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-c", FIND, *names],
         env={**os.environ, "HF_HOME": str(home), **variables},
@@ -235,7 +237,7 @@ def ask(*names: str, home: Path, **variables: str) -> list[str]:
         timeout=120,
     )
     lines = done.stdout.splitlines()
-    assert len(lines) == 2 * len(names), lines
+    assert len(lines) == 3 * len(names), lines
     return lines
 
 
@@ -243,11 +245,11 @@ def ask(*names: str, home: Path, **variables: str) -> list[str]:
 def test_what_the_hub_refuses_is_explained(hub: str, tmp_path: Path) -> None:
     names = ("owner/gated", "owner/none", "owner/old")
     lines = ask(*names, home=tmp_path, HF_ENDPOINT=hub, HF_HUB_OFFLINE="0")
-    for line in lines[:2]:
+    for line in lines[:3]:
         assert "its licence must be accepted at https://huggingface.co/owner/gated; then" in line
         assert "`hf auth login`, or set HF_TOKEN" in line
-    assert all("the hub has no such repository, or it is private" in line for line in lines[2:4])
-    assert all("no such revision" in line for line in lines[4:])
+    assert all("the hub has no such repository, or it is private" in line for line in lines[3:6])
+    assert all("no such revision" in line for line in lines[6:])
 
 
 def assert_cache_is_named(line: str, name: str, home: Path) -> None:
@@ -273,6 +275,7 @@ def test_offline_a_filled_cache_serves(tmp_path: Path) -> None:
     shutil.copytree(DEMO, cached / "snapshots" / ("a" * 40))
     found, *others = ask("owner/name", "owner/other", home=tmp_path, HF_HUB_OFFLINE="1")
     assert found == str(cached / "snapshots" / ("a" * 40))
-    for name, line in zip(("owner/name", "owner/other", "owner/other"), others, strict=True):
+    names = ("owner/name", "owner/name", *["owner/other"] * 3)
+    for name, line in zip(names, others, strict=True):
         assert "HF_HUB_OFFLINE is set" in line
         assert_cache_is_named(line, name, tmp_path)

@@ -52,12 +52,14 @@ def _first_line(error: BaseException) -> str:
 
 def _unreachable(causes: list[BaseException]) -> str:
     """Why the hub was not asked, "" if that is not what failed."""
-    from huggingface_hub import errors
+    from huggingface_hub import constants, errors
 
-    if any(isinstance(cause, errors.OfflineModeIsEnabled) for cause in causes):
-        return "HF_HUB_OFFLINE is set"
     # Of several libraries, which agree on nothing but the names.
     failed = [cause for cause in causes if NO_NETWORK.search(type(cause).__name__)]
+    # Transformers does not ask then, and says nothing of the reason.
+    is_offline = constants.HF_HUB_OFFLINE and failed
+    if is_offline or any(isinstance(cause, errors.OfflineModeIsEnabled) for cause in causes):
+        return "HF_HUB_OFFLINE is set"
     return f"the hub cannot be reached ({_first_line(failed[0])})" if failed else ""
 
 

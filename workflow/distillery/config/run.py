@@ -7,7 +7,7 @@ nothing else; `jobs` says which part of it each stage depends on.
 from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, ValidationInfo, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from distillery.config.parsing import parse
 from distillery.config.previews import Previews
@@ -203,6 +203,20 @@ class Samples(Section):
     )
     num_shards: Shards = Field(4, description="independent jobs a model")
 
+    @field_validator("models")
+    @classmethod
+    def _check_names(cls, models: dict[str, SampledModel]) -> dict[str, SampledModel]:
+        """Raise ValueError for names that would share a folder on some disks."""
+        first: dict[str, str] = {}
+        for name in models:
+            other = first.setdefault(name.lower(), name)
+            if other != name:
+                raise ValueError(
+                    f"samples.models has {other} and {name}, which differ in case alone and name "
+                    "folders: rename one"
+                )
+        return models
+
 
 class Dataset(Section):
     """The tables that make a data set of the images: results/{run}/dataset."""
@@ -224,7 +238,7 @@ class Evaluation(Section):
         description="share of the reference's CLIP score that the student must exceed, by its "
         "whole interval; what you would accept, fewer steps keep less",
     )
-    num_resamples: Annotated[int, Field(ge=1, le=100_000)] = Field(
+    num_resamples: Annotated[int, Field(ge=100, le=100_000)] = Field(
         2000, description="bootstrap resamples of an interval"
     )
 

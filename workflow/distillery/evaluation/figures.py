@@ -173,8 +173,12 @@ def _values(
 
 
 def _best(key: str, values: Mapping[str, Mapping[str, ConfidenceInterval | None]]) -> str | None:
-    """The model with the best mean; None if fewer than two have one, or if they are level."""
-    means = {name: row[key].mean for name, row in values.items() if row[key] is not None}  # type: ignore[union-attr]
+    """The model with the best mean; None if fewer than two have one, or if they are level.
+
+    What was measured once, without an interval, as times are, names no best.
+    """
+    found = {name: row[key] for name, row in values.items()}
+    means = {name: it.mean for name, it in found.items() if it and it.low is not None}
     if len(set(means.values())) < 2:
         return None
     return max(means, key=lambda name: COLUMNS[key].direction * means[name])

@@ -76,15 +76,26 @@ def load_judge(judge: str, device: torch.device) -> Judge:
 
 
 def check_judge(judge: str) -> None:
-    """Check what can be known of a judge without loading it; a hub id is looked up when it is used.
+    """Check what can be known of a judge without its weights; of the hub's config.json is fetched.
 
     Raises:
-        ValueError: there is no such folder, or what it holds is no CLIP model.
+        ValueError: there is no such folder or repository, or what it holds is no CLIP model.
     """
     _check_exists(judge)
     if Path(judge).is_dir():
-        config = Path(judge) / "config.json"
-        _check_is_clip(judge, read_json(config) if config.is_file() else {})
+        path = Path(judge) / "config.json"
+        config = read_json(path) if path.is_file() else {}
+    else:
+        from transformers import CLIPConfig
+
+        try:
+            config = CLIPConfig.get_config_dict(judge)[0]
+        except OSError as error:
+            raise ValueError(
+                f"evaluation.judge is {judge!r}: it is no folder here and could not be had from "
+                f"the hub: {explain_hub(judge, error)}"
+            ) from error
+    _check_is_clip(judge, config)
 
 
 def _check_exists(judge: str) -> None:

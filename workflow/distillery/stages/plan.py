@@ -187,6 +187,7 @@ def plan_distillation(
         "training": training,
         "advice": advise_prompts(prompts)
         + advise(config, work)
+        + advise_guidance(config, folder)
         + advise_precision(config, grid, recipe.prediction_type)
         + training["advice"],
     }
@@ -289,6 +290,19 @@ def advise(config: Config, work: Work) -> list[str]:
             f"student.steps and targets.num_segments to {config.targets.steps}"
         )
     return advice
+
+
+def advise_guidance(config: Config, folder: PipelineFolder) -> list[str]:
+    """Students that would be guided once more, by calls for it; a network that is told a scale is
+    told one anyway."""
+    return [
+        f"samples.models.{name}.guidance_scale is {model.guidance_scale:g}: the student learns the "
+        "guided teacher's answers and is best without guidance of its own, which doubles its "
+        "network calls too"
+        for name, model in config.samples.models.items()
+        if model.source != "teacher"
+        and folder.family.calls_per_step(folder.denoiser_config, model.guidance_scale or 1.0) > 1
+    ]
 
 
 def summary(plan: dict[str, Any]) -> str:
