@@ -17,6 +17,7 @@ from distillery.config.run import RunConfig, parse_config
 from distillery.files import hash_json, read_json, write_json
 from distillery.planning import first
 from distillery.planning.first import asked_to_plan, check_folder, plan_as_asked, plan_first
+from distillery.stages.freeze import write_frozen
 from runs import generating_settings, settings
 
 
@@ -59,6 +60,20 @@ def test_ctrl_c_while_it_is_planned_is_told_in_one_line(
     monkeypatch.setattr(subprocess, "run", interrupted)
     with pytest.raises(ValueError, match=r"^stopped while the run was planned; "):
         plan_first(config_of(folder.parent), folder, [], num_processes=0, num_gpus=0)
+
+
+def test_the_order_of_models_is_kept(folder: Path, commands: list[list[str]]) -> None:
+    """It is the report's; `verify` prints commands with this file as their configuration."""
+    models = {name: {"source": "teacher", "steps": 2} for name in ("zebra", "teacher", "ant")}
+    config = config_of(folder.parent, samples={"models": models})
+    content, written = freeze(config, "run"), folder / "config/run.json"
+    for write in (
+        lambda: plan_first(config, folder, [], num_processes=0, num_gpus=0),
+        lambda: write_frozen(content, written),
+    ):
+        write()
+        assert list(read_json(written)["samples"]["models"]) == list(models)
+        write_json(written, content)  # in the order of the alphabet, as earlier releases did
 
 
 def test_it_is_planned_once_by_a_command(folder: Path, commands: list[list[str]]) -> None:

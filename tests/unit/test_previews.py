@@ -273,7 +273,7 @@ def test_half_of_the_options_is_refused(data, tmp_path, capsys):
 
 def test_the_interval_is_in_whole_batches(tmp_path, teacher):
     raw = runs.settings(tmp_path, teacher, previews={"every_samples": 12})
-    with pytest.raises(ValueError, match=r"previews\.every_samples is 12: .* multiple of 8"):
+    with pytest.raises(ValueError, match=r"previews\.every_samples is 12, .* multiple of 8"):
         parse_config(raw, "test")
 
 

@@ -69,9 +69,12 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def write_json(path: Path, value: JsonObject) -> None:
-    """Write a JSON object atomically, in a stable order, one key a line (for people and diffs)."""
-    write_text(path, json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n")
+def write_json(path: Path, value: JsonObject, sort_keys: bool = True) -> None:
+    """Write a JSON object atomically, one key a line (for people and diffs).
+
+    In a stable order, or as it is where the order says something.
+    """
+    write_text(path, json.dumps(value, indent=2, sort_keys=sort_keys, allow_nan=False) + "\n")
 
 
 def read_json(path: Path, made_with: Path | None = None) -> dict[str, Any]:

@@ -84,8 +84,8 @@ def _plan(
     # hide what stands behind it, as the plan would.
     write_json(folder / "config" / RUNTIME, freeze(config, "runtime"))
     content = freeze(config, "run")
-    if not (frozen.is_file() and read_json(frozen) == content):
-        write_json(frozen, content)
+    if not (frozen.is_file() and json.dumps(read_json(frozen)) == json.dumps(content)):
+        write_json(frozen, content, sort_keys=False)  # as stages.freeze does
     if _is_current(plan, hash_json(content), num_gpus) and _is_newer(plan, sources):
         return
     if waited:

@@ -23,7 +23,8 @@ def write_frozen(
         planned: the run to plan first, see `planning.first.plan_as_asked`.
     """
     plan_as_asked(planned, output.parent.parent)
-    write_json(output, content)
+    # The order of samples.models is that of the report and of a data set's pairs.
+    write_json(output, content, sort_keys=False)
 
 
 def main(argv: list[str] | None = None) -> int:
