@@ -1,9 +1,11 @@
 """The data set: what image-folder loaders read, one manifest, pairs; and the plan of such a run."""
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
@@ -12,7 +14,7 @@ from PIL import Image
 from distillery.config.jobs import DatasetJob
 from distillery.config.run import parse_config
 from distillery.files import hash_file
-from distillery.stages.dataset import PAIR_COLUMNS, find_making, make_dataset
+from distillery.stages.dataset import PAIR_COLUMNS, find_making, make_dataset, write_csv
 from distillery.stages.plan import summary
 from distillery.telemetry import Event
 from runs import Run, generating_settings, planned
@@ -57,6 +59,16 @@ def test_the_metadata_is_what_image_folders_want(generated: Run) -> None:
         assert image.text["prompt"] == row.prompt  # type: ignore[attr-defined]
         assert hash_file(folder / str(row.file_name)) == row.sha256
     assert table["style"].tolist()[:3] == ["style 0", "style 0", "style 1"]
+
+
+def test_lists_of_a_prompt_file_are_json_in_a_csv(tmp_path: Path) -> None:
+    """They come from Parquet as arrays, whose text is of no use to any reader."""
+    tags = [np.array(["x", 'say "y"']), {"hue": "grün"}, None]
+    write_csv(tmp_path / "a.csv", pd.DataFrame({"name": ["a", "b", "c"], "tags": tags}))
+    read = pd.read_csv(tmp_path / "a.csv")
+    assert [json.loads(text) for text in read["tags"][:2]] == [["x", 'say "y"'], {"hue": "grün"}]
+    assert read["tags"].isna().tolist() == [False, False, True]
+    assert read["name"].tolist() == ["a", "b", "c"]
 
 
 def test_the_manifest_knows_who_made_an_image_and_how_long_it_took(generated: Run) -> None:

@@ -65,7 +65,8 @@ def test_only_a_header_is_refused(tmp_path: Path) -> None:
 
 def test_a_missing_column_is_named_with_those_that_are_there(tmp_path: Path) -> None:
     message = refused(write(tmp_path, "id;prompt\na;b\n"))
-    assert "no column prompt (it has: id;prompt)" in message
+    assert "no column prompt (it has: id;prompt): separate the columns by commas" in message
+    assert "name the columns in the first line" in refused(write(tmp_path, "a red dog\na cat\n"))
 
 
 def test_another_ending_is_refused(tmp_path: Path) -> None:
@@ -99,7 +100,19 @@ def test_an_unquoted_comma_never_shifts_a_prompt(tmp_path: Path, rows: str) -> N
 
 
 def test_a_torn_quote_is_refused(tmp_path: Path) -> None:
-    assert "cannot be read" in refused(write(tmp_path, 'prompt_id,prompt\na,"open\n'))
+    message = refused(write(tmp_path, 'prompt_id,prompt\na,good\nb,"open\nc,d\n'))
+    assert "cannot be read: the row on line 3 ends wrongly" in message
+
+
+def test_a_folder_is_no_prompt_file(tmp_path: Path) -> None:
+    (tmp_path / "p.csv").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"p\.csv is no file"):
+        read_prompts(tmp_path / "p.csv")
+
+
+def test_a_column_without_a_name_is_refused(tmp_path: Path) -> None:
+    """As a spreadsheet saves it beyond the last one."""
+    assert "column 3 has no name" in refused(write(tmp_path, "prompt_id,prompt,,\na,b,,\n"))
 
 
 def test_a_column_name_twice_is_refused(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def _read_csv(text: str) -> tuple[list[str], list[Row]]:
         raise ValueError("it is empty; write a first line `prompt_id,prompt`, then the prompts")
     _check_names(header)
     rows, line = [], reader.line_num + 1
-    for fields in reader:
+    while (fields := _next_fields(reader, line)) is not None:
         if fields and len(fields) != len(header):
             raise ValueError(
                 f"line {line} has {len(fields)} fields, the first line has {len(header)}: put "
@@ -119,8 +119,21 @@ def _read_csv(text: str) -> tuple[list[str], list[Row]]:
     return header, rows
 
 
+def _next_fields(reader: Iterator[list[str]], line: int) -> list[str] | None:
+    """The row that begins on a line; None at the end."""
+    try:
+        return next(reader, None)
+    except csv.Error as error:
+        raise ValueError(
+            f"the row on line {line} ends wrongly ({error}): a double quote that opens a field "
+            'must close it, and one within it is written twice, ""'
+        ) from error
+
+
 def _check_names(names: list[str]) -> None:
-    """Raise ValueError for two columns of one name."""
+    """Raise ValueError for two columns of one name, or of none."""
+    if "" in names:
+        raise ValueError(f"column {names.index('') + 1} has no name in the first line: give it one")
     twice = {name for name in names if names.count(name) > 1}
     if twice:
         raise ValueError(f"two columns are named {', '.join(sorted(twice))}")

@@ -89,9 +89,10 @@ def read_prompts(path: Path, notes: Sequence[str] = (), numbered: str = "p") -> 
             would not have, or bad rows, all named with their lines.
     """
     if not path.is_file():
+        what = "is no file" if path.exists() else "does not exist"
         raise FileNotFoundError(
-            f"the prompt file {path} does not exist: create it, or correct the path under "
-            "`prompts` in the configuration"
+            f"the prompt file {path} {what}: create it, or correct the path under `prompts` in the "
+            "configuration"
         )
     table, lines = read_rows(path)
     _check_columns([str(name) for name in table.columns], path, notes)
@@ -164,6 +165,8 @@ def _check_columns(columns: Sequence[str], path: Path, notes: Sequence[str]) -> 
     if "prompt" not in columns:
         like = [name for name in columns if _plain(name) in LIKE_PROMPT]
         advice = f"rename {like[0]!r} to prompt" if like else "name the columns in the first line"
+        if len(columns) == 1 and any(separator in columns[0] for separator in ";\t"):
+            advice = "separate the columns by commas"
         raise ValueError(
             f"{path} has no column prompt (it has: {', '.join(columns) or 'none'}): {advice}"
         )

@@ -5,11 +5,13 @@ python -m distillery.stages.dataset --config results/shapes/config/dataset.json 
     results/shapes/samples/*/manifest.parquet
 """
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pandas as pd
 
 from distillery import cli
@@ -74,9 +76,23 @@ def make_dataset(
 
 
 def write_csv(path: Path, table: pd.DataFrame) -> None:
-    """Write a UTF-8 CSV file with a header, atomically."""
+    """Write a UTF-8 CSV file with a header, atomically; lists and the like become JSON."""
+    table = table.assign(
+        **{
+            name: table[name].map(_as_json, na_action="ignore")
+            for name in table.columns
+            if table[name].dtype == object
+        }
+    )
     with atomic_path(path) as temporary:
         table.to_csv(temporary, index=False, lineterminator="\n")
+
+
+def _as_json(value: Any) -> Any:
+    """A value that a CSV file cannot hold, as prompts in JSONL or Parquet may have them."""
+    if isinstance(value, (list, dict, np.ndarray)):
+        return json.dumps(value, ensure_ascii=False, default=np.ndarray.tolist)
+    return value
 
 
 def metadata(samples: pd.DataFrame) -> pd.DataFrame:
