@@ -20,8 +20,10 @@ def be_snakemake() -> None:
 
 
 def be_python(real: str) -> None:
-    """The same for a program of `PROGRAMS`; any other is left to the real interpreter."""
+    """The same for code (`-c`) and a program of `PROGRAMS`; the real interpreter does the rest."""
     words = [word for word in sys.argv[1:] if word != "-u"]
+    if words[:1] == ["-c"]:
+        sys.exit(_ask("-c", words[1:]))
     module = words[1] if words[:1] == ["-m"] else ""
     if module == SMALL or not module.startswith(PROGRAMS):
         os.execv(real, [real, *sys.argv[1:]])

@@ -91,7 +91,11 @@ def _run(question: dict[str, Any], streams: list[int]) -> NoReturn:
         sys.modules.pop(module, None)  # it is executed, not imported
     status = 1
     try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        if module == "-c":
+            code = sys.argv.pop(1)
+            exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
+        else:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
         status = 0
     except SystemExit as end:
         if isinstance(end.code, str):

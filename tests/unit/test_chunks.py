@@ -1,14 +1,13 @@
 """A chunk carries its own checksum: whatever is wrong with it, it is refused by name."""
 
-import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+import forks
 from distillery.store.chunks import (
     ChunkIdentity,
     DamagedChunkError,
@@ -129,11 +128,9 @@ write_chunk(Path(sys.argv[1]), {"x": torch.zeros(1000)}, ChunkIdentity("r", "m")
 def test_a_killed_writer_leaves_no_chunk(tmp_path: Path) -> None:
     path = chunk_path(tmp_path, 0)
     code = subprocess.run(
-        [sys.executable, "-c", KILLED_WHILE_WRITING, str(path)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        check=False,
+        ["python", "-c", KILLED_WHILE_WRITING, str(path)], env=forks.environ(), check=False
     ).returncode
-    assert code == -signal.SIGKILL
+    assert code == 128 + signal.SIGKILL
     left = list(tmp_path.iterdir())
     assert len(left) == 1, "the temporary file was written"
     assert not list(tmp_path.glob("chunk-*"))

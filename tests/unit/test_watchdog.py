@@ -1,19 +1,16 @@
 """How long a process may take for what it does, and which processes end."""
 
 import faulthandler
-import os
 import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
+import forks
 from distillery.training import health as module
 from distillery.training.health import SLOWER, START_LIMIT_S, Watchdog
 
 LIMIT_S = 45.0
-WORKFLOW = Path(__file__).parents[2] / "workflow"
 
 
 def warm():
@@ -148,8 +145,8 @@ with watched.watching():
 def test_a_process_that_works_is_let_live_and_one_that_holds_the_lock_is_ended(does, status):
     """By a switch that needs no lock of Python, which the watchdog puts off at each look."""
     done = subprocess.run(
-        [sys.executable, "-c", PROCESS, does],
-        env=os.environ | {"PYTHONPATH": str(WORKFLOW)},
+        ["python", "-c", PROCESS, does],
+        env=forks.environ(),
         capture_output=True,
         text=True,
         timeout=60,

@@ -1,19 +1,17 @@
 """A job that is killed: what was finished is not made again, and the end is the same bytes."""
 
-import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
+import forks
 from distillery.config.jobs import SamplesJob, TargetsJob
 from runs import Run, make_run
 from tiny import tiny_prompts
 
-REPOSITORY = Path(__file__).parents[2]
 NUM_PROMPTS = 48
 """Enough that a job is still at work when it is killed."""
 
@@ -43,7 +41,7 @@ def start(run: Run, stage: str) -> "subprocess.Popen[bytes]":
     config, split, output, more = options[stage]
     return subprocess.Popen(
         [
-            sys.executable, "-m", f"distillery.stages.{stage}",
+            "python", "-m", f"distillery.stages.{stage}",
             "--config", str(run.folder / "config" / f"{config}.json"),
             "--prompts", str(run.prompts(split)),
             "--embeddings", str(run.embeddings(split)),
@@ -52,7 +50,7 @@ def start(run: Run, stage: str) -> "subprocess.Popen[bytes]":
             "--log-file", str(run.folder / "logs" / f"{stage}.log"),
             *more,
         ],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY / "workflow"), "CUDA_VISIBLE_DEVICES": ""},
+        env=forks.environ(),
     )  # fmt: skip
 
 
