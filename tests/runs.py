@@ -26,6 +26,7 @@ from distillery.config.teacher import Teacher
 from distillery.files import read_json, write_json
 from distillery.stages.embeddings import make_embeddings
 from distillery.stages.export import export_student
+from distillery.stages.freeze import write_frozen
 from distillery.stages.merge_samples import merge_samples
 from distillery.stages.merge_targets import merge_targets
 from distillery.stages.plan import make_plan
@@ -128,7 +129,7 @@ class Run:
     def job(self, stage: str, model: type[Section]) -> Any:
         """The frozen configuration of a stage, through its file."""
         path = self.folder / "config" / f"{stage}.json"
-        write_json(path, freeze(self.config, stage))
+        write_frozen(freeze(self.config, stage), path)
         write_json(path.with_name(RUNTIME), freeze(self.config, "runtime"))
         return read_job(path, model)
 

@@ -14,7 +14,7 @@ import pytest
 
 from distillery.config.jobs import freeze
 from distillery.config.run import RunConfig, parse_config
-from distillery.files import hash_json, read_json, write_json
+from distillery.files import hash_json, read_json, read_sealed, write_json
 from distillery.planning import first
 from distillery.planning.first import asked_to_plan, check_folder, plan_as_asked, plan_first
 from distillery.stages.freeze import write_frozen
@@ -34,7 +34,7 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     def plan(command: list[str], **_: object) -> Any:
         found.append(command)
         told = dict(zip(command[3::2], command[4::2], strict=True))
-        content = read_json(Path(told["--config"]))
+        content = read_sealed(Path(told["--config"]))
         if content["teacher"]["height"] == 7:
             return SimpleNamespace(returncode=1)
         made = {"config": hash_json(content), "num_gpus": int(told.get("--num-gpus", 0))}
@@ -84,7 +84,7 @@ def test_it_is_planned_once_by_a_command(folder: Path, commands: list[list[str]]
     expected = [sys.executable, "-m", "distillery.stages.plan", "--config", str(frozen)]
     expected += ["--output", str(output), "--num-gpus", "2", "--log-file", str(log)]
     assert commands == [expected]
-    assert read_json(frozen) == freeze(config, "run")
+    assert read_sealed(frozen) == freeze(config, "run")
     assert read_json(folder / "config/runtime.json") == freeze(config, "runtime")
     plan_first(config, folder, [])
     assert len(commands) == 1, "who knows of no GPUs takes the plan that there is"
@@ -165,7 +165,7 @@ def test_a_job_that_others_come_from_plans_what_it_was_given(
     asked = asked_to_plan(config, str(folder), ["train.csv"], f"{folder}/config/targets.json")
     plan_as_asked(json.loads(asked), folder)
     assert len(commands) == 1
-    assert read_json(folder / "config/run.json") == freeze(config, "run")
+    assert read_sealed(folder / "config/run.json") == freeze(config, "run")
     assert json.loads(asked)["sources"] == ["train.csv"]
 
 

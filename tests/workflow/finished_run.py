@@ -12,8 +12,9 @@ from test_workflow import REPOSITORY
 import forks
 from distillery.config.jobs import JOBS, EvaluationJob, freeze
 from distillery.config.run import Config, parse_config
-from distillery.files import hash_file, write_json
+from distillery.files import hash_file
 from distillery.stages.evaluation import evaluate
+from distillery.stages.freeze import write_frozen
 from distillery.stages.merge_samples import merge_samples
 from distillery.stages.plan import make_plan
 from distillery.stages.report import write_report
@@ -35,7 +36,7 @@ def make_all(run: Run) -> None:
     """Everything that the workflow makes."""
     models = [f"samples-{name}" for name in run.config.samples.models]
     for stage in [*JOBS.keys() - {"dataset"}, *models]:
-        write_json(TINY / "config" / f"{stage}.json", freeze(run.config, stage))
+        write_frozen(freeze(run.config, stage), TINY / "config" / f"{stage}.json")
     run.encode("train")
     run.encode("eval")
     run.all_targets(2)

@@ -8,6 +8,7 @@ import pytest
 from finished_run import TINY, WEIGHTS, contents, flip, in_copy, run_shell
 from test_workflow import REPOSITORY, snakemake
 
+from distillery.config.jobs import TargetsJob, read_config, read_job
 from distillery.stages import verify as verify_script
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -31,6 +32,7 @@ KINDS = {
     "evaluation/quality.json": 0.5,
     "evaluation/scores.parquet": 0.1,
     "config/targets.json": 0.0,
+    "config/training.json": 0.5,
     "plan.json": 0.0,
     "student/checkpoints/*/samples-*/state.json": 0.5,
     "student/checkpoints/*/samples-*/optimizer.safetensors": 0.9,
@@ -71,6 +73,67 @@ def test_each_kind_of_file_is_named_alone(
         assert lines[-2].startswith("    rm -r ")
         assert flip(pattern, place) == path
     assert verify(capsys)[0] == 0
+
+
+def test_another_value_in_a_frozen_configuration_is_damage(
+    finished: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It is a valid one; the next run would make other targets without a word."""
+    in_copy(finished, tmp_path / "copy", monkeypatch)
+    for stage, configuration in (
+        ("targets", f"{TINY}/config/run.json"),
+        ("run", "config/mine.yaml"),
+    ):
+        path = TINY / "config" / f"{stage}.json"
+        content = path.read_text()
+        assert '"seed": 0' in content
+        path.write_text(content.replace('"seed": 0', '"seed": 7'))
+        status, lines = verify(capsys)
+        assert (status, lines[0].split(": ")[0]) == (1, path.as_posix())
+        assert f"--configfile {configuration} " in lines[-1]
+        with pytest.raises(ValueError, match=rf"{path} is damaged, .*: run `rm -r {path}` and"):
+            read_config(path) if stage == "run" else read_job(path, TargetsJob)
+        path.write_text(content)
+
+
+def test_a_whole_file_in_anothers_place_is_damage(
+    finished: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Its own checksums are right."""
+    in_copy(finished, tmp_path / "copy", monkeypatch)
+    for pattern in (
+        "targets/*/chunk-*", "samples/teacher/*/0.png", "samples/student/*/0.safetensors",
+    ):  # fmt: skip
+        source, place, *_ = sorted(TINY.glob(pattern))
+        before = place.read_bytes()
+        shutil.copy(source, place)
+        status, lines = verify(capsys)
+        assert (status, lines[0]) == (1, f"{place}: it is another file's content")
+        place.write_bytes(before)
+
+
+def test_a_folder_in_a_files_place_hides_no_other_damage(
+    finished: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    in_copy(finished, tmp_path / "copy", monkeypatch)
+    places = ["targets/shard-1-of-2.json", "samples/teacher/manifest.parquet", "config/plan.json"]
+    for place in places:
+        (TINY / place).unlink(missing_ok=True)
+        (TINY / place).mkdir()
+    flip("evaluation/quality.json", 0.5)
+    status, lines = verify(capsys)
+    named = {line.split(": ")[0] for line in lines if "it cannot be read: Is a directory" in line}
+    assert (status, named) == (1, {f"{TINY}/{place}" for place in places})
+    assert any(line.startswith(f"{TINY}/evaluation/quality.json: ") for line in lines)
 
 
 def test_what_is_printed_mends_everything(

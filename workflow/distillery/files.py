@@ -93,19 +93,28 @@ def read_json(path: Path, made_with: Path | None = None) -> dict[str, Any]:
     return value
 
 
-def write_sealed(path: Path, value: JsonObject) -> None:
+def write_sealed(path: Path, value: JsonObject, sort_keys: bool = True) -> None:
     """Write a JSON object atomically with the hash of its content; see `read_sealed`."""
     content = {key: value[key] for key in value if key != SEAL}
-    write_json(path, content | {SEAL: hash_json(content)})
+    write_json(path, content | {SEAL: hash_json(content)}, sort_keys)
 
 
-def read_sealed(path: Path, made_with: Path | None = None) -> dict[str, Any]:
+def read_sealed(
+    path: Path, made_with: Path | None = None, may_be_open: bool = False
+) -> dict[str, Any]:
     """Read what `write_sealed` wrote, without the seal; arguments as of `read_json`.
+
+    Args:
+        path: of the file.
+        made_with: the folder that must be made again where the file alone cannot be.
+        may_be_open: whether a file without a seal is taken as it is.
 
     Raises:
         ValueError: the content is not what was written, or was written without a seal.
     """
     value = read_json(path, made_with)
+    if may_be_open and SEAL not in value:
+        return value
     if value.pop(SEAL, None) != hash_json(value):
         raise ValueError(
             f"{path} is damaged, or was written by another version (its content does not match "

@@ -28,7 +28,7 @@ from distillery.config.section import BatchSize, Count, Name, Section, Small, wi
 from distillery.config.student import Student
 from distillery.config.teacher import Teacher
 from distillery.config.training import Training
-from distillery.files import JsonObject, read_json
+from distillery.files import JsonObject, read_json, read_sealed, repair_hint
 
 RECIPE_VERSIONS = {"embeddings": 2, "targets": 3, "student": 1, "training": 3, "samples": 3}
 """Raise a stage's number when its code would give other bytes for the same configuration: that
@@ -255,8 +255,15 @@ def read_job(path: Path, job: type[Model]) -> Model:
     What it leaves out stands in runtime.json beside it; without that file, defaults hold.
     """
     runtime = path.with_name(RUNTIME)
-    raw = complete(read_json(path), read_json(runtime) if runtime.is_file() else {})
-    return parse(job, raw, str(path))
+    frozen = read_sealed(path, may_be_open=True)
+    raw = complete(frozen, read_json(runtime) if runtime.is_file() else {})
+    try:
+        return parse(job, raw, str(path))
+    except ValueError as error:
+        raise ValueError(
+            f"{error}\n  the workflow wrote it, so it is damaged or of another release: "
+            f"{repair_hint(path)}"
+        ) from error
 
 
 def complete(frozen: JsonObject, runtime: JsonObject) -> dict[str, Any]:
@@ -269,4 +276,4 @@ def complete(frozen: JsonObject, runtime: JsonObject) -> dict[str, Any]:
 
 def read_config(path: Path) -> Config | GeneratingConfig:
     """Read a run's whole configuration from results/{run}/config/run.json."""
-    return parse_config(read_json(path), str(path))
+    return parse_config(read_sealed(path, may_be_open=True), str(path))

@@ -30,7 +30,7 @@ from distillery.config.section import (
 from distillery.config.student import Student
 from distillery.config.teacher import Teacher
 from distillery.config.training import Training, check_num_weights
-from distillery.files import JsonObject
+from distillery.files import SEAL, JsonObject
 
 
 def _check_path(path: str, info: ValidationInfo) -> str:
@@ -392,6 +392,8 @@ def parse_config(raw: JsonObject, source: str) -> Config | GeneratingConfig:
         raise ValueError(
             f"{source} cannot be used: it holds a {type(raw).__name__}, a run is a mapping of keys"
         )
+    # Where a run's frozen configuration is the configuration file.
+    raw = {key: value for key, value in raw.items() if key != SEAL}
     given = [key for key in (*NEEDED_TO_TRAIN, "student") if _is_given(raw, key)]
     if not given:
         return parse(GeneratingConfig, raw, source)

@@ -109,7 +109,7 @@ def _lists(table: Path, path: Path) -> bool:
     try:
         listed = read_table(table)
         names = {*listed["file"], *listed["latents_file"]}
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, OSError):
         return True
     return path.relative_to(table.parent).as_posix() in names
 

@@ -19,7 +19,14 @@ from typing import Any
 from distillery.config.jobs import RUNTIME, freeze
 from distillery.config.run import Config, RunConfig, parse_config
 from distillery.config.training import check_batch_size
-from distillery.files import hash_json, read_json, write_json
+from distillery.files import (
+    JsonObject,
+    hash_json,
+    read_json,
+    read_sealed,
+    write_json,
+    write_sealed,
+)
 from distillery.locks import alone, quiet
 
 
@@ -84,8 +91,8 @@ def _plan(
     # hide what stands behind it, as the plan would.
     write_json(folder / "config" / RUNTIME, freeze(config, "runtime"))
     content = freeze(config, "run")
-    if not (frozen.is_file() and json.dumps(read_json(frozen)) == json.dumps(content)):
-        write_json(frozen, content, sort_keys=False)  # as stages.freeze does
+    if not _is_written(frozen, content):
+        write_sealed(frozen, content, sort_keys=False)  # as stages.freeze does
     if _is_current(plan, hash_json(content), num_gpus) and _is_newer(plan, sources):
         return
     if waited:
@@ -107,6 +114,14 @@ def _plan(
 
 def _ignore_ctrl_c() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _is_written(path: Path, content: JsonObject) -> bool:
+    """Whether a frozen configuration says this, in this order."""
+    try:
+        return json.dumps(read_sealed(path, may_be_open=True)) == json.dumps(content)
+    except (FileNotFoundError, ValueError):
+        return False
 
 
 def _is_current(plan: Path, config_hash: str, num_gpus: int | None) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from distillery import cli
-from distillery.files import write_json
+from distillery.files import write_sealed
 from distillery.planning.first import plan_as_asked
 
 
@@ -24,7 +24,7 @@ def write_frozen(
     """
     plan_as_asked(planned, output.parent.parent)
     # The order of samples.models is that of the report and of a data set's pairs.
-    write_json(output, content, sort_keys=False)
+    write_sealed(output, content, sort_keys=False)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -13,7 +13,7 @@ data set are not read: nothing is made of them.
 
 import shlex
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from distillery.cli import logged_parser
 from distillery.evaluation.manifests import tables_of
-from distillery.files import hash_file, read_json, read_sealed
+from distillery.files import hash_file, read_sealed
 from distillery.generation.sample_folder import identity_in, member_of
 from distillery.model_folder import find_changes
 from distillery.noise import SampleId
@@ -110,13 +110,14 @@ def _read(item: Item) -> str | None:
     try:
         return item.find_problem()
     except OSError as error:
-        return f"it cannot be read: {error.strerror or error}"
+        return _unreadable(error)
 
 
 def _find_items(run: Path) -> Iterator[Item]:
     """All there is to read."""
     for path in sorted([*run.glob("config/*.json"), *run.glob("plan.json")]):
-        yield Item(path, partial(_problem_of, read_json, path), is_asked_for=False)
+        read = partial(read_sealed, may_be_open=True)
+        yield Item(path, partial(_problem_of, read, path), is_asked_for=False)
     for root in (*sorted(run.glob("embeddings/*")), run / "targets"):
         yield from _find_chunks(root)
     for kind in ("prompts/*", "samples/*/*", "student/loss", "evaluation/scores"):
@@ -155,8 +156,9 @@ def _find_chunks(root: Path) -> Iterator[Item]:
         if path == merged or not merged.is_file():  # a shard may be of an earlier configuration
             needed |= {chunk.file for chunk in manifest.chunks}
     there = {path.relative_to(root).as_posix() for path in root.glob("*/chunk-*.safetensors")}
+    listed = _identities(claims)
     for file in sorted(needed | there):
-        check = partial(_problem_of_file, root / file, claims[file], _identify_chunk)
+        check = partial(_problem_of_file, root / file, claims[file], listed, _identify_chunk)
         yield Item(root / file, check, partial(manifests_listing, root, file))
 
 
@@ -181,20 +183,35 @@ def _find_images(folder: Path) -> Iterator[Item]:
         if path == merged or not merged.is_file():
             needed |= {*table["file"], *table["latents_file"]}
     there = [*folder.glob("*/*.png"), *folder.glob("*/*.safetensors")]
+    listed = _identities(claims)
     for file in sorted(needed | {path.relative_to(folder).as_posix() for path in there}):
         path = folder / file
         identify = identity_in if path.suffix == ".png" else _identify_chunk
-        check = partial(_problem_of_file, path, claims[file], identify)
+        check = partial(_problem_of_file, path, claims[file], listed, identify)
         yield Item(path, check, partial(tables_of, folder, path))
 
 
+def _identities(claims: Mapping[str, Claims]) -> set[ChunkIdentity]:
+    """All that manifests list, wherever."""
+    return {identity for listed in claims.values() for identity, _ in listed}
+
+
 def _problem_of_file(
-    path: Path, claims: Claims, identify: Callable[[Path], ChunkIdentity | None]
+    path: Path,
+    claims: Claims,
+    listed: Container[ChunkIdentity],
+    identify: Callable[[Path], ChunkIdentity | None],
 ) -> str | None:
     """Why a chunk, an image or its latents is damaged.
 
     One that is whole is not where no manifest lists it: it was made since for another
     configuration or other prompts, and the job that makes it has not ended yet.
+
+    Args:
+        path: of the file.
+        claims: what manifests say of it.
+        listed: whose files they list in all.
+        identify: reads whose it is.
     """
     if not path.is_file():
         return "it is missing"
@@ -206,6 +223,8 @@ def _problem_of_file(
         return "its bytes do not match its checksums"
     if any(identity == expected for expected, _ in claims):
         return "its bytes are not those that its manifests list"
+    if claims and identity in listed:
+        return "it is another file's content"
     return None
 
 
@@ -225,11 +244,21 @@ def _problem_of(read: Callable[[Path], object], path: Path) -> str | None:
         read(path)
     except ValueError:
         return "it is not what was written"
+    except OSError as error:
+        return _unreadable(error)
     return None
 
 
 def _problem_of_table(path: Path) -> str | None:
-    return find_problem(path.read_bytes())
+    try:
+        return find_problem(path.read_bytes())
+    except OSError as error:
+        return _unreadable(error)
+
+
+def _unreadable(error: OSError) -> str:
+    """As of a folder in a file's place, or a bad disk."""
+    return f"it cannot be read: {error.strerror or error}"
 
 
 def _problem_of_student(folder: Path) -> str | None:

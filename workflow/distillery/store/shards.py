@@ -143,7 +143,7 @@ def manifests_listing(root: Path, file: str) -> list[Path]:
     return [
         path
         for path in sorted(root.glob("*.json"))
-        if named in path.read_text(encoding="utf-8", errors="replace")
+        if path.is_file() and named in path.read_text(encoding="utf-8", errors="replace")
     ]
 
 
