@@ -14,7 +14,7 @@ import runs
 import tiny
 from distillery.config.jobs import TrainingJob, read_job
 from distillery.config.training import Training
-from distillery.files import read_json, write_json
+from distillery.files import read_sealed, write_json
 from distillery.stages.student import build_student
 from distillery.telemetry import Reporter, read_events
 from distillery.training import alarms, variation
@@ -305,7 +305,7 @@ def test_a_last_row_of_few_samples_rings_nothing(data, dataset, tmp_path, num_sa
     [(2e-4, set()), (0.05, {"no_better_than_constant", "state_ignored"})],
 )
 def test_the_demos_student_learns_and_collapses(demo, tmp_path, learning_rate, expected):
-    job = read_json(demo / "config/training.json")
+    job = read_sealed(demo / "config/training.json")
     job["training"] |= {
         "num_samples": 320, "global_batch_size": 32, "learning_rate": learning_rate,
         "log_every_samples": 64, "save_every_samples": 320,

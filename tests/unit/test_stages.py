@@ -171,6 +171,21 @@ def test_a_changed_prompt_remakes_its_chunk_alone(run: Run) -> None:
     assert rewritten(before, times(run)) == {"chunk-000002.safetensors"}
 
 
+def test_changed_prompts_train_another_student(run: Run) -> None:
+    """From the start: a checkpoint of the other prompts is of another training."""
+    table = pd.read_csv(run.config.prompts.train)
+    weights, found = run.folder / "student/trained/diffusion_pytorch_model.safetensors", {}
+    for name in ("before", "changed", "undone"):
+        changed = table.assign(prompt="another " + table["prompt"])
+        (changed if name == "changed" else table).to_csv(run.config.prompts.train, index=False)
+        run.encode("train")
+        run.all_targets()
+        run.train_and_export()
+        found[name] = weights.read_bytes()
+    assert found["before"] == found["undone"] != found["changed"]
+    assert len(list((run.folder / "student" / "checkpoints").iterdir())) == 2
+
+
 def test_one_trajectory_that_is_not_finite_loses_its_chunk_alone(
     finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

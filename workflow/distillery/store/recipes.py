@@ -112,5 +112,7 @@ class TrainingRecipe(Scheduled):
     """Hash of the untrained student, `model_folder.hash_model`."""
     targets: str
     """Hash of the targets' recipe."""
+    samples: str = ""
+    """Hash of which samples they are of: prompts' ids and texts, in order."""
     training: dict[str, Any]
     """The settings of that section that change a result."""

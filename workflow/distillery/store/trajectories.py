@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
+from distillery.files import hash_json
 from distillery.store.recipes import TargetsRecipe
 from distillery.store.shards import Manifest
 
@@ -26,6 +27,7 @@ class TrajectoryStore:
 
     Attributes:
         recipe: of the targets, with its schedule at the knots.
+        samples_hash: of which samples they are: ids and texts, in order.
         num_samples, num_knots, latent_shape: sizes.
     """
 
@@ -34,6 +36,7 @@ class TrajectoryStore:
         manifest = Manifest.open(manifest_path)
         self.recipe = TargetsRecipe.from_json(manifest.recipe)
         self.recipe_hash = manifest.recipe_hash
+        self.samples_hash = hash_json({"chunks": [chunk.members for chunk in manifest.chunks]})
         self.num_samples = manifest.num_samples
         self.num_knots = len(self.recipe.schedule.sigmas)
         self._files = [

@@ -99,6 +99,7 @@ class TargetSource(Dataset[Batch], ABC):
     Attributes:
         recipe: of the targets.
         recipe_hash: its hash.
+        samples_hash: of which samples the targets are of: ids and texts, in order.
         family: of the teacher.
         grid: the student's schedule, one step per segment.
         setting: size and guidance of the targets.
@@ -109,6 +110,7 @@ class TargetSource(Dataset[Batch], ABC):
 
     recipe: TargetsRecipe
     recipe_hash: str
+    samples_hash: str
     family: Family
     grid: Schedule
     setting: Setting
@@ -164,6 +166,7 @@ class SegmentDataset(TargetSource):
         self._trajectories = TrajectoryStore(targets)
         self.recipe: TargetsRecipe = self._trajectories.recipe
         self.recipe_hash: str = self._trajectories.recipe_hash
+        self.samples_hash: str = self._trajectories.samples_hash
         self._table = read_table(prompts)
         # Those that read ahead are forked from here: each would look for itself, chunk by chunk.
         self._embeddings = EmbeddingStore(embeddings, self._table, is_verified=True)

@@ -179,5 +179,6 @@ def training_recipe(job: TrainingJob, dataset: TargetSource, initial: str) -> Tr
         guidance_scale=dataset.recipe.guidance_scale,
         initial=initial,
         targets=dataset.recipe_hash,
+        samples=dataset.samples_hash,
         training=settings,
     )
