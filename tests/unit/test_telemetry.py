@@ -13,7 +13,7 @@ import pytest
 
 from distillery.cli import folder_of_run, parser_of, shard_argument
 from distillery.stages.targets import make_targets
-from distillery.telemetry import Reporter, explain_errors, read_events, reporting
+from distillery.telemetry import LogFile, Reporter, explain_errors, read_events, reporting
 
 
 @pytest.fixture(autouse=True)
@@ -171,3 +171,12 @@ def test_a_terminal_that_is_a_file_on_a_full_disk_changes_no_status(
     assert explain_errors(failing(ValueError("steps is 3")), FULL) == 1
     with contextlib.suppress(OSError):
         full.close()
+
+
+def test_a_log_on_a_full_disk_prints_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    handler = LogFile("/dev/full")
+    for message, shown in (("all is well", False), ("%d is no number", True)):
+        handler.emit(logging.LogRecord("x", logging.INFO, "p", 1, message, ("it",) * shown, None))
+        assert ("Logging error" in capsys.readouterr().err) == shown
+    with contextlib.suppress(OSError):
+        handler.close()

@@ -149,6 +149,15 @@ def _placement() -> dict[str, Any]:
     return {fact: os.environ.get(variable) for fact, variable in names.items()}
 
 
+class LogFile(logging.FileHandler):
+    """Leaves out what a full disk does not take; the job's own error says why it ends."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
+        """As in the base class for all other errors, which prints a traceback."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+
 def _set_up_logging(reporter: Reporter, log: Path | None) -> None:
     """Everything to the log file; warnings also to stderr. Every line names job and device."""
     form = logging.Formatter(
@@ -158,7 +167,7 @@ def _set_up_logging(reporter: Reporter, log: Path | None) -> None:
     if log is not None:
         log.parent.mkdir(parents=True, exist_ok=True)
         handlers[0].setLevel(logging.WARNING)
-        handlers.append(logging.FileHandler(log, encoding="utf-8"))
+        handlers.append(LogFile(log, encoding="utf-8"))
     for handler in handlers:
         handler.setFormatter(form)
     logging.basicConfig(level=logging.INFO, handlers=handlers, force=True)
