@@ -6,9 +6,9 @@ The arithmetic of a network does not depend on its weights, so random ones serve
 left out, as they are in the stages themselves, and prompts are random embeddings. Measured:
 
 peak        a large bfloat16 matrix product on the same GPU, and on each of them
-stock       Diffusers in bfloat16, one prompt a call, PNG saved with its defaults
+stock       Diffusers in bfloat16, one prompt per call, PNG saved with its defaults
 stock-batch Diffusers in bfloat16, eager, latents only, at the stage's batch size
-targets     distillery.stages.targets as the workflow runs it, one process a GPU
+targets     distillery.stages.targets as the workflow runs it, one process per GPU
 precision   error of a call of the network to float32, stock bfloat16's and the stages'
 samples     distillery.stages.samples with few steps and no guidance: what a student costs
 
@@ -46,9 +46,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--num-gpus", type=int, nargs="+", default=[1])
     parser.add_argument("--stock", type=int, default=4, help="stock repeats; 0: not measured")
     parser.add_argument("--stock-batches", type=int, default=2, help="in eager mode, likewise")
-    parser.add_argument("--eager", type=int, default=0, help="targets a GPU without compiling")
-    parser.add_argument("--targets", type=int, default=96, help="targets a GPU; 0: not measured")
-    parser.add_argument("--samples", type=int, default=0, help="images a GPU")
+    parser.add_argument("--eager", type=int, default=0, help="targets per GPU without compiling")
+    parser.add_argument("--targets", type=int, default=96, help="targets per GPU; 0: not measured")
+    parser.add_argument("--samples", type=int, default=0, help="images per GPU")
     parser.add_argument("--few-steps", type=int, default=4)
     parser.add_argument("--batch-size", type=int, help="of the stages; else the model's")
     parser.add_argument("--vae-dtype", default="float32")
@@ -125,7 +125,7 @@ def measurements(
 def measure_stages(
     model: Model, arguments: argparse.Namespace
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each stage at each number of GPUs, with as many samples a GPU every time."""
+    """Each stage at each number of GPUs, with as many samples per GPU every time."""
     wanted = [
         (stage, per_gpu, compiling)
         for stage, per_gpu, compiling in (
@@ -161,7 +161,7 @@ def explain(model: Model, results: dict[str, Any]) -> str:
     rates |= {name: found["images_per_s_per_gpu"] for name, found in stages.items()}
     lines = []
     for name, images_per_s in rates.items():
-        line = f"{name:24s} {images_per_s:7.3f} images/s a GPU"
+        line = f"{name:24s} {images_per_s:7.3f} images/s per GPU"
         if not name.startswith("samples"):
             teraflops = images_per_s * per_image
             line += f", {teraflops:.0f} TFLOP/s: {teraflops / peak:.1%} of the peak of {peak:.0f}"

@@ -79,7 +79,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--steps", nargs="+", type=int, choices=STEPS, default=list(STEPS))
     parser.add_argument("--num-samples", type=int, default=25600, help="length of each training")
-    parser.add_argument("--batch-size", type=int, default=64, help="samples an update")
+    parser.add_argument("--batch-size", type=int, default=64, help="samples per update")
     parser.add_argument("--learning-rate", type=float, default=5e-4)
     parser.add_argument("--rollout-share", type=float, default=0.2, help="of the samples")
     parser.add_argument("--train-prompts", type=int, help="the first so many; default: all")

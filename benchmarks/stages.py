@@ -126,7 +126,7 @@ def write_embeddings(
 def run_stage(
     folder: Path, stage: str, num_gpus: int, compiling: str, num_samples: int
 ) -> dict[str, Any]:
-    """Run a stage as the workflow does, one job a GPU; rates from its own telemetry."""
+    """Run a stage as the workflow does, one job per GPU; rates from its own telemetry."""
     run = folder / "run"
     output = {
         "targets": lambda part: run / f"targets-{num_gpus}/shard-{part}-of-{num_gpus}.json",

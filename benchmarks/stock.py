@@ -75,7 +75,7 @@ class Stock:
         self.pipeline.set_progress_bar_config(disable=True)
 
     def measure(self, batch_size: int, steps: int, repeats: int) -> dict[str, Any]:
-        """Images a second after a call of two steps, alone to a PNG or in a batch to latents."""
+        """Images per second after a call of two steps, alone to a PNG or in a batch to latents."""
         work = self._save_one if batch_size == 1 else partial(self._batch, batch_size)
         seconds = timed(partial(work, steps), repeats, partial(work, 2), self.device)
         return rate(seconds, batch_size)
@@ -111,7 +111,7 @@ class Stock:
 
 
 def rate(seconds: list[float], num_images: int) -> dict[str, Any]:
-    """Images a second: median, least and most."""
+    """Images per second: median, least and most."""
     rates = sorted(num_images / second for second in seconds)
     return {
         "images_per_s": statistics.median(rates),

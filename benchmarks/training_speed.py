@@ -215,7 +215,7 @@ def intervals(run: Path, job: str) -> list[Event]:
 
 
 def speed(events: list[Event], num_gpus: int, teraflops: float, warm: int) -> dict[str, Any]:
-    """Samples a second over all ranks, TFLOP/s, memory and waiting, after the warm intervals.
+    """Samples per second over all ranks, TFLOP/s, memory and waiting, after the warm intervals.
 
     Args:
         events: of all ranks of one training.

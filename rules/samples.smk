@@ -1,4 +1,4 @@
-# Images of the held-out prompts, one independent job a shard and model: no process group.
+# Images of the held-out prompts, one independent job per shard and model: no process group.
 
 
 rule samples:

@@ -89,7 +89,7 @@ def _table(schema: dict[str, Any], section: dict[str, Any]) -> str:
 
 
 def _rows(schema: dict[str, Any], section: dict[str, Any], before: str = "") -> list[str]:
-    """A row a key; the keys of sections inside follow: `lora.rank`, `models.{name}.steps`."""
+    """A row per key; the keys of sections inside follow: `lora.rank`, `models.{name}.steps`."""
     rows: list[str] = []
     for key, field in section["properties"].items():
         required = key in section.get("required", [])

@@ -7,6 +7,7 @@ Torch is imported where it is used: the process that gives files to workers begi
 import os
 import signal
 from collections.abc import Iterator
+from itertools import chain, zip_longest
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,8 @@ SLOW = (
 )  # fmt: skip
 """Begins of the files that `make test-fast` leaves out: five seconds of a core and more each. The
 first have the most; workers begin with these."""
+WAITING = ("distributed/", "workflow/")
+"""Files whose tests wait for processes for half of their time."""
 
 for number, handler in (
     (signal.SIGINT, signal.default_int_handler),
@@ -41,13 +44,19 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the rooms and files that are slow as a whole, and have workers begin with the longest.
 
-    A file that is begun last keeps one worker busy while the others have nothing left to do.
+    A file that is begun last keeps one worker busy while the others have nothing left to do. Those
+    that wait take turns with those that compute, or the cores would idle first and be short later.
     """
     for item in items:
         if _place_of(item).startswith(SLOW):
             item.add_marker(pytest.mark.slow)
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=lambda item: _rank_of(_place_of(item)))
+        places = list(dict.fromkeys(map(_place_of, items)))
+        waiting = [place for place in places if place.startswith(WAITING)]
+        computing = [place for place in places if not place.startswith(WAITING)]
+        turns = list(chain.from_iterable(zip_longest(waiting, computing)))
+        items.sort(key=lambda item: turns.index(_place_of(item)))
 
 
 def _rank_of(place: str) -> int:

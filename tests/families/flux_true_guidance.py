@@ -1,4 +1,4 @@
-"""A FLUX without embedded guidance that is guided all the same, by a second call a step."""
+"""A FLUX without embedded guidance that is guided all the same, by a second call per step."""
 
 from dataclasses import replace
 

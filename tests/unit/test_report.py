@@ -265,7 +265,7 @@ def test_nothing_but_a_configuration_still_makes_an_honest_page(tmp_path):
         ">Training<",
         ">Images<",
         "Load the student",
-        "Seconds an image",
+        "Seconds per image",
     ):
         assert heading not in html
     assert Page(html).open == []
@@ -291,7 +291,7 @@ def test_runs_of_one_batch_have_no_speed(folder, tmp_path):
     html, metrics = write(make_config(), tmp_path)
     assert metrics["speed"]["seconds_ratio"] is None
     assert metrics["timings"]["seconds_per_image"] == {}
-    assert "Seconds an image, measured" not in html
+    assert "Seconds per image, measured" not in html
     assert not re.search("faster|slower|as fast", html)
 
 
@@ -379,7 +379,7 @@ def test_guidance_is_off_where_it_is(written):
 
 
 def test_a_network_that_is_told_its_guidance_keeps_it(folder, tmp_path):
-    """FLUX.1-dev: one call a step, with the scale as an input, for teacher and student."""
+    """FLUX.1-dev: one call per step, with the scale as an input, for teacher and student."""
     shutil.copytree(folder / "samples", tmp_path / "samples")
     for model in ("teacher", "student"):
         path = tmp_path / "samples" / model / "manifest.parquet"

@@ -62,7 +62,7 @@ def test_the_rival_is_the_best_of_the_teachers_models_that_cost_no_more():
 
 
 def test_a_guided_student_plays_no_part():
-    """It was not trained for guidance, and takes two calls a step."""
+    """It was not trained for guidance, and takes two calls per step."""
     others = {name: {"source": name, "guidance_scale": 2.0} for name in ("student", "untrained")}
     config = make_config(samples={"models": MODELS | others})
     roles = verdict.find_roles(config, quality_with(1, 1, -1, 1))
@@ -125,7 +125,7 @@ def test_no_student_no_thresholds():
 
 
 def test_models_are_ordered_by_the_calls_that_were_made():
-    """A network that is told its guidance makes one call a step, whatever the scale."""
+    """A network that is told its guidance makes one call per step, whatever the scale."""
     calls = {"few": 4, "teacher": 24, "more": 6, "also few": 4}
     samples = {
         name: ModelSamples(name, Path(name), pd.DataFrame({"network_calls": [number]}))

@@ -70,7 +70,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: JsonObject, sort_keys: bool = True) -> None:
-    """Write a JSON object atomically, one key a line (for people and diffs).
+    """Write a JSON object atomically, one key per line (for people and diffs).
 
     In a stable order, or as it is where the order says something.
     """

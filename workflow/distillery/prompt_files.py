@@ -71,7 +71,7 @@ def _read_text(path: Path) -> str:
 
 
 def find_wide_encoding(content: bytes) -> str | None:
-    """The encoding of two or four bytes a character that a file is in, as iconv calls it, or None.
+    """The encoding of two or four bytes per character of a file, as iconv calls it; or None.
 
     Without a byte order mark it shows in the zero bytes of its ASCII characters. UTF-8 with zeros
     here and there is left to whoever checks the rows.
@@ -174,7 +174,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _read_lines(text: str) -> Iterator[Row]:
-    """One prompt a line; empty lines are left out."""
+    """One prompt per line; empty lines are left out."""
     for number, line in _lines(text):
         yield number, {"prompt": line.strip()}
 

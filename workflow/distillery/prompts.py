@@ -75,12 +75,12 @@ def read_prompts(path: Path, notes: Sequence[str] = (), numbered: str = "p") -> 
 
     Args:
         path: .csv, .jsonl or .parquet with the columns `prompt` and, if prompts have names,
-            `prompt_id` (more columns are kept), or .txt with one prompt a line.
+            `prompt_id` (more columns are kept), or .txt with one prompt per line.
         notes: columns that are kept and change nothing, though their names may say otherwise.
         numbered: what the ids of prompts without one begin with: p00000, p00001, ...
 
     Returns:
-        One row a prompt in the file's order; `prompt_id` and `prompt` are strings and come first.
+        One row per prompt in the file's order; `prompt_id` and `prompt` are strings and come first.
         A column `negative_prompt` holds strings, empty where the run's is meant.
 
     Raises:

@@ -20,7 +20,7 @@ class Schedule:
     """A scheduler's grid, as numbers.
 
     Attributes:
-        timesteps: one a step, as the network receives them (int or float by the scheduler's type).
+        timesteps: one per step, as the network gets them (int or float by the scheduler's type).
         alphas, sigmas: one a state, so one more than steps; the last state is clean (1, 0).
         scales: one a state. A scheduler's state is `scale * (alpha * clean + sigma * noise)`, and
             the network sees it divided by its scale. Only variance-exploding samplers (Euler on

@@ -140,7 +140,7 @@ class Targets(Section):
         64, description="trajectories in one file, the unit that a crash can lose"
     )
     num_shards: Shards = Field(
-        8, description="independent jobs; choose it by the size of the data, at least one a GPU"
+        8, description="independent jobs; choose it by the size of the data, at least one per GPU"
     )
     dtype: Dtype = Field("float32", description="of the stored states; solved in float32 always")
     predictions: bool = Field(
@@ -201,7 +201,7 @@ class Samples(Section):
     batch_size: BatchSize = Field(
         8, description="images in one call of the pipeline; auto: as for targets"
     )
-    num_shards: Shards = Field(4, description="independent jobs a model")
+    num_shards: Shards = Field(4, description="independent jobs per model")
 
     @field_validator("models")
     @classmethod

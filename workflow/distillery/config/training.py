@@ -62,7 +62,7 @@ class Training(Section):
         description="of the distance in the features of the teacher's VAE decoder, added to the "
         "loss of rollout_samples; 0: none, and no VAE is loaded",
     )
-    global_batch_size: Small = Field(description="samples an update, over all processes")
+    global_batch_size: Small = Field(description="samples per update, over all processes")
     micro_batch_size: Annotated[MicroBatchSize, NoResult] = Field(
         "auto",
         description="samples a process takes at once; auto: its whole share, halved until it fits "
@@ -196,5 +196,5 @@ def check_num_weights(weights: TimestepWeights, steps: int) -> None:
     if not isinstance(weights, str) and len(weights) != steps:
         raise ValueError(
             f"training.timestep_weights lists {len(weights)} weights, student.steps is {steps}: "
-            f"give {steps}, one a segment from the noise on, or write uniform or min_snr"
+            f"give {steps}, one per segment from the noise on, or write uniform or min_snr"
         )

@@ -139,7 +139,7 @@ COLUMNS = {
     "latents_mse": Column("Latents MSE", "to the reference", "{:.4f}".format, -1),
     "psnr_db": Column("PSNR", "to the reference", "{:.2f} dB".format, +1),
     "seconds": Column(
-        "Seconds an image", "one device, measured", lambda seconds: f"{significant(seconds)} s", -1
+        "Seconds per image", "one device, measured", lambda seconds: f"{significant(seconds)} s", -1
     ),
 }
 
@@ -250,7 +250,7 @@ def _quality_plot(quality: Mapping[str, Any], roles: Roles, metric: str, title: 
     if len(points) < 2:
         return Markup()
     label = f"{title} of each model against its network calls"
-    return interval_plot(points, "network calls an image (log)", title, label)
+    return interval_plot(points, "network calls per image (log)", title, label)
 
 
 @dataclass(frozen=True)
@@ -298,12 +298,12 @@ def find_rollouts(loss: pd.DataFrame) -> "pd.Series[bool]":
 
 
 def speed_plot(speed: Sequence[tuple[float, float]]) -> Markup:
-    """Samples a second over the samples seen; nothing for fewer than two intervals."""
+    """Samples per second over the samples seen; nothing for fewer than two intervals."""
     if len(speed) < 2:
         return Markup()
     table = pd.DataFrame(speed, columns=["samples_seen", "speed"])
     line = _line(table, "speed", "", "c0")
-    return line_plot([line], "training samples seen", "samples a second", "Training speed")
+    return line_plot([line], "training samples seen", "samples per second", "Training speed")
 
 
 def _line(loss: pd.DataFrame, column: str, name: str, colour: str, is_main: bool = True) -> Line:

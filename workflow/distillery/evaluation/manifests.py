@@ -31,7 +31,7 @@ class ModelSamples:
     Attributes:
         model: its name in `samples.models`.
         folder: what the table's files are relative to.
-        table: the manifest, one row an image, sorted by (prompt_id, index).
+        table: the manifest, one row per image, sorted by (prompt_id, index).
     """
 
     model: str

@@ -68,7 +68,7 @@ class TrainingFacts:
     """All of it.
 
     Attributes:
-        speed: (samples seen, samples a second of all processes together), without drawing.
+        speed: (samples seen, samples per second of all processes together), without drawing.
         processes: by rank.
         saves: None where no checkpoint was told of.
         alarms: in the order they rang.

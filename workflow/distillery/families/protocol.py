@@ -155,7 +155,7 @@ class Family(Protocol):
         scheduler.set_timesteps(steps)
 
     def has_guidance_embedding(self, denoiser_config: Mapping[str, Any]) -> bool:
-        """Whether the network takes the guidance scale as an input: one call a step, not two."""
+        """Whether the network takes the guidance scale as an input: one call per step, not two."""
         return False
 
     def kept_config(

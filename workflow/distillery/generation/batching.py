@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 LARGEST = 64
 """Of what `auto` tries."""
 MIN_GAIN = 0.03
-"""Share of samples a second by which a doubled batch must be faster to be worth its memory."""
+"""Share of samples per second by which a doubled batch must be faster to be worth its memory."""
 DEFAULT_ON_CPU = 2
 
 
@@ -25,7 +25,7 @@ class Batcher:
         """Nothing runs yet.
 
         Args:
-            size: samples a batch, or `auto`, which `settle` decides.
+            size: samples per batch, or `auto`, which `settle` decides.
             largest: the most that `auto` may choose.
             device: that the work runs on.
             reporter: is told of every change.
@@ -54,10 +54,10 @@ class Batcher:
             if rate < best * (1 + MIN_GAIN):
                 break
             self.size, best, size = size, rate, size * 2
-        self._reporter.info(f"batch size {self.size}: {best:.2f} samples a second in the probe")
+        self._reporter.info(f"batch size {self.size}: {best:.2f} samples per second in the probe")
 
     def _rate(self, probe: Callable[[int], object], size: int) -> float:
-        """Samples a second at a size, 0 where it does not fit."""
+        """Samples per second at a size, 0 where it does not fit."""
         try:
             probe(size)
             torch.cuda.synchronize(self._device)

@@ -79,7 +79,7 @@ class Generator:
         Args:
             calls: of the whole run, of which the job may make a part.
             load: the pipeline without its text encoders.
-            batch_size: samples a call; auto finds the largest that pays.
+            batch_size: samples per call; auto finds the largest that pays.
             largest_batch: the most that `auto` may choose.
             device: for the pipeline.
             reporter: of the job.

@@ -233,7 +233,7 @@ class SampleMaker:
     def _run_carefully(self, rows: Sequence[int], size: int) -> ImageBatch:
         """`_run`, and again in float32 for what came out black or not finite; on the CPU."""
         drawn = self._run(rows, size)
-        # Found where the images are: on the CPU the GPU would wait for it, 60 ms a batch of 8.
+        # Found where the images are: on the CPU the GPU would wait for it, 60 ms per batch of 8.
         spoiled = drawn.is_spoiled.cpu()
         drawn = drawn.cpu()
         spoiled[len(rows) :] = False

@@ -55,7 +55,7 @@ def plan_training(
     check_previews(config, execution)
     choices = list_choices(config.training, execution, machine)
     if gpus.is_unknown:  # the rest follows from the memory
-        choices = [("processes", str(gpus.count), "one a GPU")]
+        choices = [("processes", str(gpus.count), "one per GPU")]
     return {
         "machine": asdict(machine),
         "bytes_per_device": execution.bytes_per_device,
@@ -77,7 +77,7 @@ def list_choices(
     reasons = execution.reasons
     recompute = "on" if execution.gradient_checkpointing else "off"
     return [
-        ("processes", str(machine.world_size), "one a GPU" if on_gpu else "no GPU"),
+        ("processes", str(machine.world_size), "one per GPU" if on_gpu else "no GPU"),
         ("parallel", execution.parallel, reasons["parallel"]),
         ("micro_batch_size", *_micro_batch(training, machine)),
         ("gradient_checkpointing", recompute, reasons["gradient_checkpointing"]),

@@ -39,7 +39,7 @@ def check_student_grid(
     steps: int,
     latent_shape: tuple[int, ...],
 ) -> None:
-    """Raise ValueError unless a student of one step a segment would walk exactly these knots.
+    """Raise ValueError unless a student of one step per segment would walk exactly these knots.
 
     Args:
         family: of the teacher.

@@ -126,7 +126,7 @@ class LossJudge:
         """No row yet.
 
         Args:
-            baseline: see `variation.constant_baseline_losses`, one a segment.
+            baseline: see `variation.constant_baseline_losses`, one per segment.
             log_every_samples: samples in a row.
             num_samples: of the whole training.
         """

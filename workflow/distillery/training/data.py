@@ -1,7 +1,7 @@
 """What the student learns from: segments of stored trajectories, in an order that the seed decides.
 
 An item is one student step of one trajectory: item = trajectory * student.steps + segment. The
-items after these, one a trajectory, are whole rollouts: item = num_items + trajectory.
+items after these, one per trajectory, are whole rollouts: item = num_items + trajectory.
 
 Epochs follow one another without an end, each a permutation of all items, and global batch i is the
 items [i * G, (i + 1) * G) of that stream, for any number of processes and any micro-batch.
@@ -298,7 +298,7 @@ class Order:
     """The endless stream of items.
 
     An epoch's permutation is `torch.randperm` with a generator seeded by (seed, epoch): nothing is
-    carried from one epoch to the next, so any position is found at once. It takes 8 bytes an item;
+    carried from one epoch to the next, so any position is found at once. It takes 8 bytes per item;
     100 million items are 0.8 GB and some seconds an epoch, in each process.
     """
 
@@ -353,7 +353,7 @@ class Batches:
 
     @property
     def largest_local_batch(self) -> int:
-        """Samples an update of the process that has most of them."""
+        """Samples per update of the process that has most of them."""
         return -(-self.training.global_batch_size // self.ranks.world_size)
 
     @property

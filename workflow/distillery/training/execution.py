@@ -22,7 +22,7 @@ class Machine:
     """What decides, of each device; bytes and capability, never a name.
 
     Attributes:
-        world_size: of the training, one a device.
+        world_size: of the training, one per device.
         gpu_bytes: all memory of the smallest GPU; None without one.
         capability: of that GPU, e.g. (9, 0); None if it is not known.
     """

@@ -90,7 +90,7 @@ class Run:
 
     @property
     def num_losses(self) -> int:
-        """Columns of losses: one a segment, and one for rollouts where there are any."""
+        """Columns of losses: one per segment, and one for rollouts where there are any."""
         return self.dataset.steps + (self.training.rollout_samples > 0)
 
 
