@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mutation import equivalent, find, running
-from mutation.covering import Coverage, note_coverage
+from mutation.covering import Coverage, collect, note_coverage
 from mutation.find import Mutant
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +41,8 @@ def main() -> int:
     known = _known(results)
     left = [mutant for mutant in mutants if mutant.name not in listed and _key(mutant) not in known]
     print(f"{len(mutants)} mutants, {len(known)} killed before, {len(left)} to try")
-    coverage = Coverage(note_coverage(ROOT, options.folder, options.tests, options.jobs))
+    notes = note_coverage(ROOT, options.folder, options.tests, options.jobs)
+    coverage = Coverage(notes, collect(ROOT, ["tests"]))
     done = dict(known)
     for result in running.run_all(left, coverage, options.folder, options.jobs):
         print(result.line, flush=True)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Container
 from pathlib import Path
 
 from mutation.find import Mutant
@@ -30,6 +31,15 @@ def note_coverage(root: Path, folder: Path, tests: list[str], jobs: int) -> Path
     return notes
 
 
+def collect(root: Path, tests: list[str]) -> set[str]:
+    """The tests that there are."""
+    listed = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "--collect-only", *tests],
+        cwd=root, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    return {line for line in listed.splitlines() if "::" in line}
+
+
 def _path(root: Path) -> str:
     return os.pathsep.join(filter(None, [str(root / "tests"), os.environ.get("PYTHONPATH", "")]))
 
@@ -43,10 +53,15 @@ def read(notes: Path) -> dict[str, dict[str, object]]:
 class Coverage:
     """What the plugin noted."""
 
-    def __init__(self, notes: Path) -> None:
-        """Read the notes."""
-        # One that fails without any mutant would seem to kill them all.
-        records = {test: note for test, note in read(notes).items() if note["passed"]}
+    def __init__(self, notes: Path, existing: Container[str] | None = None) -> None:
+        """Read the notes, of `existing` tests; of all if None."""
+        # One that fails without any mutant would seem to kill them all, and so would one that was
+        # renamed since: pytest then ends at once.
+        records = {
+            test: note
+            for test, note in read(notes).items()
+            if note["passed"] and (existing is None or test in existing)
+        }
         self.seconds = {test: float(str(record["seconds"])) for test, record in records.items()}
         self._tests: dict[str, set[str]] = defaultdict(set)
         of_file: dict[str, set[str]] = defaultdict(set)

@@ -205,12 +205,7 @@ class _Try:
         """The test that failed; "" if none did, and none at all is no failure either."""
         if code in {0, 5}:
             return ""
-        output = self._output.read_text(errors="replace")
-        # One that was renamed after it was noted is not found on the unchanged tree either.
-        gone = [test for test in self._running if f"not found: {self.tree / test}\n" in output]
-        if gone:
-            return gone[0]
-        found = FAILED.search(output)
+        found = FAILED.search(self._output.read_text(errors="replace"))
         if found is None:
             return f"the end of the process, {code}"
         # A test's name may hold what parts it from its message.
