@@ -42,7 +42,7 @@ def main() -> int:
     left = [mutant for mutant in mutants if mutant.name not in listed and _key(mutant) not in known]
     print(f"{len(mutants)} mutants, {len(known)} killed before, {len(left)} to try")
     notes = note_coverage(ROOT, options.folder, options.tests, options.jobs)
-    coverage = Coverage(notes, collect(ROOT, ["tests"]))
+    coverage = Coverage(notes, collect(ROOT))
     done = dict(known)
     for result in running.run_all(left, coverage, options.folder, options.jobs):
         print(result.line, flush=True)

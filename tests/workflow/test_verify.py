@@ -40,6 +40,12 @@ KINDS = {
 """Files to where a bit is flipped in them, as a share of their length."""
 
 
+@pytest.fixture
+def copy(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A finished run to damage, in whose folder the test works."""
+    return in_copy(finished, tmp_path / "copy", monkeypatch)
+
+
 def verify(capsys: pytest.CaptureFixture[str]) -> tuple[int, list[str]]:
     """The status of the script and what it prints."""
     status = verify_script.main(["--run", str(TINY)])
@@ -54,13 +60,7 @@ def reported(path: Path) -> str:
     return path.as_posix()
 
 
-def test_each_kind_of_file_is_named_alone(
-    finished: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    in_copy(finished, tmp_path / "copy", monkeypatch)
+def test_each_kind_of_file_is_named_alone(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, lines = verify(capsys)
     assert (status, len(lines)) == (0, 1)
     assert lines[0].endswith("all are as they were written")
@@ -76,13 +76,9 @@ def test_each_kind_of_file_is_named_alone(
 
 
 def test_another_value_in_a_frozen_configuration_is_damage(
-    finished: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It is a valid one; the next run would make other targets without a word."""
-    in_copy(finished, tmp_path / "copy", monkeypatch)
     for stage, configuration in (
         ("targets", f"{TINY}/config/run.json"),
         ("run", "config/mine.yaml"),
@@ -100,13 +96,9 @@ def test_another_value_in_a_frozen_configuration_is_damage(
 
 
 def test_a_whole_file_in_anothers_place_is_damage(
-    finished: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its own checksums are right."""
-    in_copy(finished, tmp_path / "copy", monkeypatch)
     for pattern in (
         "targets/*/chunk-*", "samples/teacher/*/0.png", "samples/student/*/0.safetensors",
     ):  # fmt: skip
@@ -119,12 +111,8 @@ def test_a_whole_file_in_anothers_place_is_damage(
 
 
 def test_a_folder_in_a_files_place_hides_no_other_damage(
-    finished: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    in_copy(finished, tmp_path / "copy", monkeypatch)
     places = ["targets/shard-1-of-2.json", "samples/teacher/manifest.parquet", "config/plan.json"]
     for place in places:
         (TINY / place).unlink(missing_ok=True)
@@ -136,14 +124,8 @@ def test_a_folder_in_a_files_place_hides_no_other_damage(
     assert any(line.startswith(f"{TINY}/evaluation/quality.json: ") for line in lines)
 
 
-def test_what_is_printed_mends_everything(
-    finished: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_is_printed_mends_everything(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """All kinds at once, but for checkpoints: without its last one a training learns again."""
-    in_copy(finished, tmp_path / "copy", monkeypatch)
     before = contents()
     for pattern, place in KINDS.items():
         if "checkpoints" not in pattern:
@@ -158,12 +140,8 @@ def test_what_is_printed_mends_everything(
 
 
 def test_a_damaged_checkpoint_is_only_removed(
-    finished: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    in_copy(finished, tmp_path / "copy", monkeypatch)
     before = {name: digest for name, digest in contents().items() if "checkpoints" not in name}
     flip("student/checkpoints/*/samples-*/weights.safetensors")
     run_shell(verify(capsys)[1][-2])
@@ -172,12 +150,8 @@ def test_a_damaged_checkpoint_is_only_removed(
 
 
 def test_a_run_that_is_not_finished_is_read_as_far_as_it_goes(
-    finished: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    in_copy(finished, tmp_path / "copy", monkeypatch)
     for name in ("evaluation", "report", "student/trained", "student/pipeline"):
         shutil.rmtree(TINY / name)
     for name in ("targets/manifest.json", "targets/shard-1-of-2.json"):

@@ -8,6 +8,14 @@ NO_NETWORK = re.compile("Connect|Network|Timeout|Proxy|LocalEntryNotFound")
 """In the names of errors that mean that the hub did not answer."""
 
 
+def explain_missing(given: str, repository: str, error: Exception) -> str:
+    """The message about what is neither a folder nor could be had; `given` names key and value."""
+    return (
+        f"{given}: it is no folder here and could not be had from the hub: "
+        f"{explain_hub(repository, error)}"
+    )
+
+
 def explain_hub(repository: str, error: Exception) -> str:
     """Why a repository could not be had, and what to do, for the end of an error's message.
 

@@ -28,7 +28,7 @@ from distillery.config.section import BatchSize, Count, Name, Section, Small, wi
 from distillery.config.student import Student
 from distillery.config.teacher import Teacher
 from distillery.config.training import Training
-from distillery.files import JsonObject, read_json, read_sealed, repair_hint
+from distillery.files import JsonObject, read_json, read_sealed, repair_hint, write_sealed
 
 RECIPE_VERSIONS = {"embeddings": 2, "targets": 3, "student": 1, "training": 3, "samples": 3}
 """Raise a stage's number when its code would give other bytes for the same configuration: that
@@ -249,13 +249,24 @@ def resolve_sampling(config: RunConfig, model: str) -> Sampling:
     )
 
 
+def save_frozen(path: Path, content: JsonObject) -> None:
+    """Write what `freeze` gives, sealed. The order of samples.models is that of the report and of
+    a data set's pairs, so keys stay in their order."""
+    write_sealed(path, content, sort_keys=False)
+
+
+def read_frozen(path: Path) -> dict[str, Any]:
+    """The inverse; earlier releases wrote no seal. Raises ValueError for a damaged file."""
+    return read_sealed(path, may_be_open=True)
+
+
 def read_job(path: Path, job: type[Model]) -> Model:
     """Read a stage's frozen configuration from results/{run}/config/{stage}.json.
 
     What it leaves out stands in runtime.json beside it; without that file, defaults hold.
     """
     runtime = path.with_name(RUNTIME)
-    frozen = read_sealed(path, may_be_open=True)
+    frozen = read_frozen(path)
     raw = complete(frozen, read_json(runtime) if runtime.is_file() else {})
     try:
         return parse(job, raw, str(path))
@@ -276,4 +287,4 @@ def complete(frozen: JsonObject, runtime: JsonObject) -> dict[str, Any]:
 
 def read_config(path: Path) -> Config | GeneratingConfig:
     """Read a run's whole configuration from results/{run}/config/run.json."""
-    return parse_config(read_sealed(path, may_be_open=True), str(path))
+    return parse_config(read_frozen(path), str(path))

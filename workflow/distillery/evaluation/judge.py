@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 
 from distillery.evaluation.metrics import FloatArray
 from distillery.files import could_be_hub_id, read_json
-from distillery.hub import explain_hub
+from distillery.hub import explain_hub, explain_missing
 
 if TYPE_CHECKING:
     from transformers import CLIPModel, CLIPProcessor
@@ -91,10 +91,8 @@ def check_judge(judge: str) -> None:
         try:
             config = CLIPConfig.get_config_dict(judge)[0]
         except OSError as error:
-            raise ValueError(
-                f"evaluation.judge is {judge!r}: it is no folder here and could not be had from "
-                f"the hub: {explain_hub(judge, error)}"
-            ) from error
+            given = f"evaluation.judge is {judge!r}"
+            raise ValueError(explain_missing(given, judge, error)) from error
     _check_is_clip(judge, config)
 
 

@@ -16,17 +16,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from distillery.config.jobs import RUNTIME, freeze
+from distillery.config.jobs import RUNTIME, freeze, read_frozen, save_frozen
 from distillery.config.run import Config, RunConfig, parse_config
 from distillery.config.training import check_batch_size
-from distillery.files import (
-    JsonObject,
-    hash_json,
-    read_json,
-    read_sealed,
-    write_json,
-    write_sealed,
-)
+from distillery.files import JsonObject, hash_json, read_json, write_json
 from distillery.locks import alone, quiet
 
 
@@ -92,7 +85,7 @@ def _plan(
     write_json(folder / "config" / RUNTIME, freeze(config, "runtime"))
     content = freeze(config, "run")
     if not _is_written(frozen, content):
-        write_sealed(frozen, content, sort_keys=False)  # as stages.freeze does
+        save_frozen(frozen, content)
     if _is_current(plan, hash_json(content), num_gpus) and _is_newer(plan, sources):
         return
     if waited:
@@ -119,7 +112,7 @@ def _ignore_ctrl_c() -> None:
 def _is_written(path: Path, content: JsonObject) -> bool:
     """Whether a frozen configuration says this, in this order."""
     try:
-        return json.dumps(read_sealed(path, may_be_open=True)) == json.dumps(content)
+        return json.dumps(read_frozen(path)) == json.dumps(content)
     except (FileNotFoundError, ValueError):
         return False
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from distillery import cli
-from distillery.files import write_sealed
+from distillery.config.jobs import save_frozen
 from distillery.planning.first import plan_as_asked
 
 
@@ -23,8 +23,7 @@ def write_frozen(
         planned: the run to plan first, see `planning.first.plan_as_asked`.
     """
     plan_as_asked(planned, output.parent.parent)
-    # The order of samples.models is that of the report and of a data set's pairs.
-    write_sealed(output, content, sort_keys=False)
+    save_frozen(output, content)
 
 
 def main(argv: list[str] | None = None) -> int:

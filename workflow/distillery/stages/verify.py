@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 
 from distillery.cli import logged_parser
+from distillery.config.jobs import read_frozen
 from distillery.evaluation.manifests import tables_of
 from distillery.files import hash_file, read_sealed
 from distillery.generation.sample_folder import identity_in, member_of
@@ -116,8 +117,7 @@ def _read(item: Item) -> str | None:
 def _find_items(run: Path) -> Iterator[Item]:
     """All there is to read."""
     for path in sorted([*run.glob("config/*.json"), *run.glob("plan.json")]):
-        read = partial(read_sealed, may_be_open=True)
-        yield Item(path, partial(_problem_of, read, path), is_asked_for=False)
+        yield Item(path, partial(_problem_of, read_frozen, path), is_asked_for=False)
     for root in (*sorted(run.glob("embeddings/*")), run / "targets"):
         yield from _find_chunks(root)
     for kind in ("prompts/*", "samples/*/*", "student/loss", "evaluation/scores"):

@@ -12,7 +12,7 @@ from distillery.config.teacher import Teacher
 from distillery.families import FAMILIES, Family, family_of
 from distillery.files import could_be_hub_id, hash_json, read_json
 from distillery.hash_cache import hash_large_files
-from distillery.hub import explain_hub
+from distillery.hub import explain_missing
 from distillery.teacher.weights import (
     Size,
     choose_variant,
@@ -254,10 +254,7 @@ def _download(teacher: Teacher) -> Path:
             teacher.path, revision=teacher.revision, variant=teacher.variant
         )
     except (OSError, ValueError) as error:
-        raise FileNotFoundError(
-            f"{given}: it is no folder here and could not be had from the hub: "
-            f"{explain_hub(teacher.path, error)}"
-        ) from error
+        raise FileNotFoundError(explain_missing(given, teacher.path, error)) from error
     finally:
         logging.set_verbosity(verbosity)
     return Path(found)
