@@ -43,7 +43,7 @@ from distillery.stages.student import build_student
 from distillery.stages.targets import make_targets
 from distillery.store.embeddings import EmbeddingStore
 from distillery.teacher.folder import PipelineFolder, find_teacher
-from distillery.teacher.loading import load_student, load_teacher
+from distillery.teacher.loading import load_student, load_teacher, torch_dtype
 from distillery.telemetry import Reporter
 from distillery.training.distributed import RankInfo
 from distillery.training.health import StopRequest, Watchdog
@@ -281,6 +281,7 @@ def requests(bench: Bench, cell: Cell, pipeline: Pipeline) -> Iterator[Request]:
             steps=cell.steps,
             setting=Setting(teacher.height, teacher.width, scale),
             decode=True,
+            dtype=torch_dtype(teacher.dtype),
         )
 
 

@@ -21,7 +21,7 @@ from distillery.schedule import Schedule, add_noise, from_prediction
 from distillery.schedulers import make_scheduler
 from distillery.stages import training
 from distillery.teacher.folder import find_teacher
-from distillery.teacher.loading import load_teacher
+from distillery.teacher.loading import load_exact_teacher
 from distillery.training import distributed, update
 from distillery.training.data import Batch
 from distillery.training.objectives import segment_target
@@ -63,7 +63,7 @@ class Teacher:
         if self._loaded is None:
             family, teacher = run.dataset.family, self._job.teacher
             left_out = (*family.text_components, "vae")
-            pipeline = load_teacher(teacher, find_teacher(teacher), run.device, left_out)
+            pipeline = load_exact_teacher(teacher, find_teacher(teacher), run.device, left_out)
             grid = teacher_grid(run)
             self._loaded = Loaded(
                 getattr(pipeline, family.denoisers[0]),

@@ -13,7 +13,7 @@ from distillery.families.protocol import Denoiser
 from distillery.generation.speed import compile_networks
 from distillery.model_folder import load_denoiser
 from distillery.teacher.folder import PipelineFolder
-from distillery.teacher.loading import keep_states_in_float32, load_teacher
+from distillery.teacher.loading import keep_states_in_float32, load_exact_teacher
 
 NUM_STEPS = 3
 """Equal steps from noise to image; one call of the network is compared in each."""
@@ -53,7 +53,7 @@ def record_calls(model: Model, teacher: Teacher, device: torch.device) -> list[C
     """Run the product's pipeline for a few steps at the stage's batch size; keep its calls."""
     family = family_of(model.pipeline)
     folder = PipelineFolder(Path(teacher.path))
-    pipeline = load_teacher(teacher, folder, device, family.text_components)
+    pipeline = load_exact_teacher(teacher, folder, device, family.text_components)
     if device.type == "cuda":
         compile_networks(pipeline, family)
     calls: list[Call] = []
@@ -69,6 +69,7 @@ def record_calls(model: Model, teacher: Teacher, device: torch.device) -> list[C
             steps=NUM_STEPS,
             setting=Setting(model.height, model.width, model.guidance_scale),
             decode=False,
+            dtype=torch.float32,
         ),
     )
     # Of a pipeline that calls once a branch, the first branch.

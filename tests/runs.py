@@ -35,7 +35,7 @@ from distillery.stages.samples import Inputs, make_samples
 from distillery.stages.student import build_student
 from distillery.stages.targets import make_targets
 from distillery.teacher.folder import find_teacher
-from distillery.teacher.loading import load_teacher
+from distillery.teacher.loading import load_exact_teacher
 from distillery.telemetry import Reporter
 from distillery.training.distributed import detect_rank
 from distillery.training.health import StopRequest, Watchdog
@@ -79,8 +79,8 @@ SETTINGS: dict[str, Any] = {
 
 
 def loaded(teacher: Teacher, device: torch.device = CPU, leave_out: tuple[str, ...] = ()) -> Any:
-    """The teacher's pipeline, as a stage would load it."""
-    return load_teacher(teacher, find_teacher(teacher), device, leave_out)
+    """The teacher's pipeline, as the targets stage loads it."""
+    return load_exact_teacher(teacher, find_teacher(teacher), device, leave_out)
 
 
 def settings(folder: Path, teacher: Path, /, **changes: Mapping[str, Any]) -> dict[str, Any]:

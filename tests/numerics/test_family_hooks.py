@@ -93,6 +93,7 @@ class Subject:
                 steps=STEPS,
                 setting=Setting(**self.size, guidance_scale=guidance_scale),
                 decode=False,
+                dtype=torch.float32,
             ),
         )
 

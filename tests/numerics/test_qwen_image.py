@@ -34,6 +34,7 @@ def test_long_embeddings_reach_the_network_whole(pipeline: QwenImagePipeline) ->
         steps=2,
         setting=Setting(32, 32, 3.0),
         decode=False,
+        dtype=torch.float32,
     )
     FAMILY.generate(pipeline, request)
     hook.remove()

@@ -71,6 +71,7 @@ class Subject:
             steps=steps,
             setting=setting,
             decode=decode,
+            dtype=torch.float32,
         )
 
     def negative(self, dataset: SegmentDataset) -> Any:

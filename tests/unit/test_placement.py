@@ -60,6 +60,7 @@ def draw(pipeline: Any, folder: Path, decode: bool = False) -> torch.Tensor:
         steps=3,
         setting=Setting(32, 32, 3.0),
         decode=True,
+        dtype=torch.float32,
     )
     seen: list[torch.Tensor] = []
     original = pipeline.scheduler.step

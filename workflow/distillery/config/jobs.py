@@ -30,7 +30,7 @@ from distillery.config.teacher import Teacher
 from distillery.config.training import Training
 from distillery.files import JsonObject, read_json, read_sealed, repair_hint, write_sealed
 
-RECIPE_VERSIONS = {"embeddings": 2, "targets": 3, "student": 1, "training": 3, "samples": 3}
+RECIPE_VERSIONS = {"embeddings": 2, "targets": 3, "student": 1, "training": 3, "samples": 4}
 """Raise a stage's number when its code would give other bytes for the same configuration: that
 makes it run again. A comment must never recompute a week of work, so scripts are not watched."""
 

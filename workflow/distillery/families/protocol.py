@@ -58,6 +58,7 @@ class Request:
         steps: denoising steps.
         setting: size and guidance.
         decode: whether images are wanted, or the latents alone.
+        dtype: of the embeddings. Stock pipelines hold the states in it, too.
     """
 
     seeds: Sequence[int]
@@ -66,6 +67,7 @@ class Request:
     steps: int
     setting: Setting
     decode: bool
+    dtype: torch.dtype
 
 
 class Family(Protocol):
@@ -95,6 +97,8 @@ class Family(Protocol):
     casts_latents: bool = True
     """Whether the stock call casts latents to the VAE's type before it decodes them; where it does
     not, the student's card does."""
+    starts_in_float32: bool = False
+    """Whether the stock call draws noise in float32, whatever the type of the embeddings."""
     stock_multiple: int = 1
     """Pixels of which the stock call wants heights and widths to be multiples, whatever the VAE."""
     image: str = "images[0]"
@@ -191,7 +195,7 @@ class Family(Protocol):
     ) -> Mapping[str, object]:
         """What the stock call takes beside noise, size and steps: embeddings and guidance.
 
-        `prompts` and `negative` are padded batches on the device, in float32.
+        `prompts` and `negative` are padded batches on the device, in the request's type.
         """
         ...
 
@@ -205,10 +209,13 @@ class Family(Protocol):
         Returns images (b, 3, h, w) in [0, 1] if `decode`, else None.
         """
         device, setting = pipeline._execution_device, request.setting
-        prompts, negative = on(request.conditioning, device), on(request.negative, device)
+        prompts = on(request.conditioning, device, request.dtype)
+        negative = on(request.negative, device, request.dtype)
+        noise = self.noise(pipeline, request.seeds, setting)
+        dtype = torch.float32 if self.starts_in_float32 else request.dtype
         result: torch.Tensor = pipeline(
             **self.call_arguments(pipeline, prompts, negative, setting),
-            latents=self.noise(pipeline, request.seeds, setting).to(device),
+            latents=noise.to(device, dtype),
             height=setting.height,
             width=setting.width,
             num_inference_steps=request.steps,

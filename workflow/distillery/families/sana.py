@@ -29,6 +29,7 @@ class Sana(MaskedText):
     text_components = ("tokenizer", "text_encoder")
     max_sequence_length = 300
     stock_multiple = 32
+    starts_in_float32 = True
     blocks: Mapping[str, str] = MappingProxyType({"transformer_blocks": "num_layers"})
     interface = (*MaskedText.interface, "caption_channels", "guidance_embeds")
 

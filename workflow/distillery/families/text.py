@@ -69,14 +69,12 @@ def pad_with_zeros(tensors: Sequence[torch.Tensor], length: int) -> torch.Tensor
     return padded
 
 
-def on(conditioning: Mapping[str, torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
-    """A batch on a device, in float32 where it has a floating type.
-
-    Networks of lower precision get what they were given before: the values are exact in float32,
-    and `teacher.loading.keep_states_in_float32` casts them back at the network's door.
-    """
+def on(
+    conditioning: Mapping[str, torch.Tensor], device: torch.device, dtype: torch.dtype
+) -> dict[str, torch.Tensor]:
+    """A batch on a device, in `dtype` where it has a floating type."""
     return {
-        name: value.to(device).float() if value.is_floating_point() else value.to(device)
+        name: value.to(device, dtype if value.is_floating_point() else None)
         for name, value in conditioning.items()
     }
 

@@ -34,6 +34,7 @@ class Wan(Family):
     blocks: Mapping[str, str] = MappingProxyType({"blocks": "num_layers"})
     interface = (*Family.interface, "text_dim")
     image = "frames[0][0]"
+    starts_in_float32 = True
 
     def call_options(self, max_sequence_length: int) -> Mapping[str, object]:
         """One frame, and how far prompts are padded."""

@@ -1,7 +1,8 @@
 """One generator for targets, samples and previews: what the stock pipeline is called with, when it
 is loaded, and in which batches it is called."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -9,11 +10,12 @@ import torch
 
 from distillery.config.section import BatchSize, Compile
 from distillery.families import Family, Request, Setting
-from distillery.families.protocol import Pipeline
+from distillery.families.protocol import Denoiser, Pipeline
 from distillery.generation.batching import Batcher
 from distillery.generation.speed import PROBE_STEPS, Workload, loading_timed, maybe_compile
 from distillery.noise import SampleId, noise_seed
 from distillery.store.embeddings import EmbeddingStore
+from distillery.teacher.loading import can_be_in_float32, denoisers_of, in_float32
 from distillery.telemetry import Reporter
 
 Result = TypeVar("Result")
@@ -33,6 +35,8 @@ class Calls:
         setting: size and guidance.
         max_sequence_length: text tokens that prompts are padded to.
         decode: whether images are wanted, or the latents alone.
+        dtype: of embeddings and states; float32 for a network of any type needs
+            `teacher.loading.load_exact_teacher`.
     """
 
     family: Family
@@ -44,6 +48,7 @@ class Calls:
     setting: Setting
     max_sequence_length: int
     decode: bool
+    dtype: torch.dtype
 
     def request(self, rows: Sequence[int]) -> Request:
         """One call for the samples of `rows`.
@@ -58,6 +63,7 @@ class Calls:
             steps=self.steps,
             setting=self.setting,
             decode=self.decode,
+            dtype=self.dtype,
         )
 
 
@@ -123,6 +129,25 @@ class Generator:
         """
         padded = [*rows, *[rows[-1]] * (size - len(rows))]
         return self.calls.family.generate(self.pipeline, self.calls.request(padded))
+
+    @property
+    def can_be_in_float32(self) -> bool:
+        """Whether `in_float32` would change anything, and can."""
+        return all(can_be_in_float32(denoiser) for denoiser in self._denoisers())
+
+    @contextmanager
+    def in_float32(self) -> Iterator[None]:
+        """Compute all but the VAE in float32 for a while, and hold the states in it."""
+        before = self.calls
+        with ExitStack() as stack:
+            for denoiser in self._denoisers():
+                stack.enter_context(in_float32(denoiser))
+            stack.callback(setattr, self, "calls", before)
+            self.calls = replace(before, dtype=torch.float32)
+            yield
+
+    def _denoisers(self) -> Collection[Denoiser]:
+        return denoisers_of(self.pipeline, self.calls.family).values()
 
     def _probe(self, size: int) -> None:
         """A few steps of the first samples, to find the batch size."""

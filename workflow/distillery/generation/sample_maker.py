@@ -1,7 +1,6 @@
 """Draw the images of one model with a stock pipeline that is loaded when the first is missing."""
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,13 +24,7 @@ from distillery.store.embeddings import EmbeddingStore
 from distillery.teacher.adapters import teacher_hash
 from distillery.teacher.decoding import is_finite
 from distillery.teacher.folder import PipelineFolder, find_teacher
-from distillery.teacher.loading import (
-    can_be_in_float32,
-    denoisers_of,
-    in_float32,
-    load_student,
-    load_teacher,
-)
+from distillery.teacher.loading import load_student, load_teacher, torch_dtype
 from distillery.telemetry import Reporter
 
 AUTO_UNIT = 32
@@ -160,6 +153,7 @@ class SampleMaker:
             setting=self.setting,
             max_sequence_length=self.length,
             decode=True,
+            dtype=torch_dtype(self.job.teacher.dtype),
         )
 
     def _guidance_scale(self) -> float:
@@ -242,14 +236,11 @@ class SampleMaker:
         ids = ", ".join(
             self.sample_folder.name(rows[place]) for place in spoiled.nonzero().flatten()
         )
-        denoisers = denoisers_of(self._generator.pipeline, self.family).values()
-        if not all(can_be_in_float32(denoiser) for denoiser in denoisers):
+        if not self._generator.can_be_in_float32:
             self.reporter.warning(f"black or not finite: {ids}")
             return drawn
         self.reporter.warning(f"black or not finite, made again in float32: {ids}")
-        with ExitStack() as stack:
-            for denoiser in denoisers:
-                stack.enter_context(in_float32(denoiser))
+        with self._generator.in_float32():
             again = self._run(rows, size).cpu()
         return drawn.replaced(spoiled, again)
 

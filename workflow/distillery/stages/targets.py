@@ -30,7 +30,7 @@ from distillery.store.trajectories import knots_of
 from distillery.student.schedule import check_student_grid
 from distillery.teacher.adapters import teacher_hash
 from distillery.teacher.folder import PipelineFolder, find_teacher
-from distillery.teacher.loading import load_scheduler, load_skeleton, load_teacher, torch_dtype
+from distillery.teacher.loading import load_exact_teacher, load_scheduler, load_skeleton, torch_dtype
 from distillery.telemetry import Reporter
 
 
@@ -157,11 +157,12 @@ class TrajectoryMaker:
             setting=setting_of(job),
             max_sequence_length=self.recipe.max_sequence_length,
             decode=False,
+            dtype=torch.float32,
         )
         absent = folder.family.text_components
         self._generator = Generator(
             calls,
-            lambda: load_teacher(job.teacher, folder, device, absent),
+            lambda: load_exact_teacher(job.teacher, folder, device, absent),
             job.targets.batch_size,
             job.targets.chunk_size,
             device,

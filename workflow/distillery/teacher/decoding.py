@@ -39,7 +39,7 @@ class DecodeGuard:
         An image that is not finite even so is returned as NaN throughout: whoever drew it finds
         it, also where the stock pipeline clamps infinite values to white.
         """
-        # States are float32 everywhere; stock pipelines cast them only for a float16 VAE.
+        # Not all stock pipelines cast them.
         result = self._decode(latents.to(self._vae.dtype), *args, **kwargs)
         decoded_b: torch.Tensor = result[0]
         if self._vae.dtype != torch.float32:

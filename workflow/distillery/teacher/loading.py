@@ -75,6 +75,19 @@ def load_teacher(
     return _set_up(pipeline, teacher, folder.family, device)
 
 
+def load_exact_teacher(
+    teacher: Teacher, folder: PipelineFolder, device: torch.device, leave_out: tuple[str, ...] = ()
+) -> Pipeline:
+    """The same for a call with float32 states, which are the student's targets.
+
+    See `keep_states_in_float32`.
+    """
+    pipeline = load_teacher(teacher, folder, device, leave_out)
+    for denoiser in denoisers_of(pipeline, folder.family).values():
+        keep_states_in_float32(denoiser, torch_dtype(teacher.dtype), folder.family)
+    return pipeline
+
+
 def load_student(
     teacher: Teacher, folder: PipelineFolder, device: torch.device, leave_out: tuple[str, ...] = ()
 ) -> Pipeline:
@@ -91,7 +104,6 @@ def load_student(
 def _set_up(pipeline: Pipeline, teacher: Teacher, family: Family, device: torch.device) -> Pipeline:
     """What the configuration asks of a loaded pipeline beside its weights."""
     for denoiser in denoisers_of(pipeline, family).values():
-        keep_states_in_float32(denoiser, torch_dtype(teacher.dtype), family)
         if teacher.attention is not None:
             set_attention(denoiser, teacher.attention)
     guard_decoding(pipeline)
@@ -151,35 +163,26 @@ def denoisers_of(pipeline: Pipeline, family: Family) -> dict[str, Denoiser]:
 
 
 def keep_states_in_float32(denoiser: Denoiser, dtype: torch.dtype, family: Family) -> None:
-    """Let a network of low precision take and return float32, so that a sampler never rounds.
+    """Let a network that computes in `dtype` take and return float32, so that no sampler rounds.
 
     Stock pipelines hold the states in the network's type. With bfloat16 every step then rounds to
-    three digits, and guidance multiplies the rounding. Casting at the network's door instead keeps
+    three digits, and guidance multiplies the rounding. Hooks that cast at the network's door keep
     states, guidance and scheduler in float32 at no cost. Timesteps, of one dimension or none, are
     left alone, since bfloat16 knows no odd number above 256, but where the stock call rounds them.
     """
-    if dtype == torch.float32:
-        return
-    door = _Door(dtype, family)
-    denoiser.register_forward_pre_hook(door.enter, with_kwargs=True)
-    denoiser.register_forward_hook(door.leave)
-
-
-class _Door:
-    """The pair of hooks; `dtype` is what the network computes in."""
-
-    def __init__(self, dtype: torch.dtype, family: Family) -> None:
-        self.dtype = dtype
-        self.family = family
 
     def enter(
-        self, _module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        _module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        kwargs = cast_timestep(kwargs, self.dtype, self.family)
-        return _cast_states(args, self.dtype), _cast_states(kwargs, self.dtype)
+        kwargs = cast_timestep(kwargs, dtype, family)
+        return _cast_states(args, dtype), _cast_states(kwargs, dtype)
 
-    def leave(self, _module: torch.nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
+    def leave(_module: torch.nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
         return _cast_states(output, torch.float32)
+
+    if dtype != torch.float32:
+        denoiser.register_forward_pre_hook(enter, with_kwargs=True)
+        denoiser.register_forward_hook(leave)
 
 
 def cast_timestep(kwargs: dict[str, Any], dtype: torch.dtype, family: Family) -> dict[str, Any]:
@@ -203,22 +206,15 @@ def in_float32(denoiser: Denoiser) -> Iterator[None]:
 
     Takes twice their memory meanwhile.
     """
-    owners = [getattr(hook, "__self__", None) for hook in denoiser._forward_pre_hooks.values()]
-    doors = [owner for owner in owners if isinstance(owner, _Door)]
     tensors = [*denoiser.parameters(), *denoiser.buffers()]
     before = [(tensor, tensor.dtype) for tensor in tensors if tensor.dtype in LOW_PRECISION]
-    dtypes = [(door, door.dtype) for door in doors]
     try:
         for tensor, _ in before:
             tensor.data = tensor.data.float()
-        for door in doors:
-            door.dtype = torch.float32
         yield
     finally:
         for tensor, dtype in before:
             tensor.data = tensor.data.to(dtype)
-        for door, dtype in dtypes:
-            door.dtype = dtype
 
 
 def _cast_states(value: Any, dtype: torch.dtype) -> Any:

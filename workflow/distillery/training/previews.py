@@ -114,6 +114,7 @@ class PreviewPipeline:
             setting=self._setting(),
             max_sequence_length=self.recipe.max_sequence_length,
             decode=True,
+            dtype=torch.float32,
         )
 
     def draw(self, request: Request) -> Pixels:
