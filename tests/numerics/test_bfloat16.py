@@ -48,8 +48,8 @@ class Subject:
 
     Attributes:
         told: which timesteps networks were told in the stages of the first.
-        samples: its table of the student's images. Prompts are encoded and images are drawn one at a
-            time, as in a user's call: the last bits of a matrix product depend on its size.
+        samples: its table of the student's images. Prompts are encoded and images drawn one at a time,
+            as in a user's call: the last bits of a matrix product depend on its size.
     """
 
     case: FamilyCase
@@ -209,19 +209,20 @@ def test_the_additions_draw_it_too(name: str, stranger: Stranger, tmp_path: Path
 
 def test_the_guided_teachers_image_is_the_stock_calls(subject: Subject) -> None:
     """Bit for bit, its states rounded as a stock call rounds them."""
-    table = pd.read_parquet(subject.run.samples())
-    settings, call = subject.run.config.teacher, read_json(subject.run.folder / "student/pipeline" / ABOUT)["call"]
-    found = find_teacher(settings)
+    run = subject.run
+    table = pd.read_parquet(run.samples())
+    call = read_json(run.folder / "student/pipeline" / ABOUT)["call"]
+    found = find_teacher(run.config.teacher)
     teacher = stock(found.path, {"absent": dict.fromkeys(found.components_left_out)})
-    teacher.scheduler = load_scheduler(found, settings)
+    teacher.scheduler = load_scheduler(found, run.config.teacher)
     latents, *_ = teacher(
         table["prompt"][0],
         generator=torch.Generator().manual_seed(int(table["noise_seed"][0])),
         **latents_only(call) | guidance(subject.case) | {"num_inference_steps": subject.case.steps},
         return_dict=False,
     )
-    folder = subject.run.folder / "samples/teacher"
-    ours = load_file(folder / table["prompt_id"][0] / "0.safetensors")["latents"]
+    path = run.folder / "samples/teacher" / table["prompt_id"][0] / "0.safetensors"
+    ours = load_file(path)["latents"]
     assert ours.equal(latents[0].float())
 
 
@@ -233,7 +234,7 @@ def first_of(samples: ModelSamples, run: Run) -> dict[str, Any]:
 
 
 def difference(path: Path, samples: ModelSamples) -> np.ndarray:
-    """Of an image drawn by a script to the first sample, and away with it: the next draws its own."""
+    """Of an image drawn by a script to the first sample; it is gone then, the next draws its own."""
     theirs = np.asarray(Image.open(path)).astype(int)
     path.unlink()
     ours = samples.read_pixels(0).astype(int)

@@ -1,6 +1,7 @@
 """What only a Qwen-Image has: a template, and a stock call that cuts embeddings by default."""
 
 import pytest
+import torch
 from diffusers import QwenImagePipeline
 
 from distillery.families import Request, Setting, family_named

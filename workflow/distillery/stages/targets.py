@@ -30,7 +30,12 @@ from distillery.store.trajectories import knots_of
 from distillery.student.schedule import check_student_grid
 from distillery.teacher.adapters import teacher_hash
 from distillery.teacher.folder import PipelineFolder, find_teacher
-from distillery.teacher.loading import load_exact_teacher, load_scheduler, load_skeleton, torch_dtype
+from distillery.teacher.loading import (
+    load_exact_teacher,
+    load_scheduler,
+    load_skeleton,
+    torch_dtype,
+)
 from distillery.telemetry import Reporter
 
 
