@@ -48,7 +48,7 @@ class Subject:
 
     Attributes:
         told: which timesteps networks were told in the stages of the first.
-        samples: its table of the student's images. Prompts are encoded and images drawn one at a time,
+        samples: its table of the student's images. Prompts and images are made one at a time,
             as in a user's call: the last bits of a matrix product depend on its size.
     """
 
@@ -234,7 +234,7 @@ def first_of(samples: ModelSamples, run: Run) -> dict[str, Any]:
 
 
 def difference(path: Path, samples: ModelSamples) -> np.ndarray:
-    """Of an image drawn by a script to the first sample; it is gone then, the next draws its own."""
+    """Of an image drawn by a script to the first sample; the image is deleted."""
     theirs = np.asarray(Image.open(path)).astype(int)
     path.unlink()
     ours = samples.read_pixels(0).astype(int)
