@@ -20,6 +20,7 @@ import threading
 import time
 import traceback
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -256,6 +257,8 @@ def _break(fault):
             _hold_gradients()
         case "estimate":
             _estimate(int(number))
+        case "no-kernels":
+            torch.compile = partial(torch.compile, backend="aot_eager")
         case _ if kind in ACTS:
             _at_update(int(number), ACTS[kind])
 

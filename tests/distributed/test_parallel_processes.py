@@ -129,6 +129,7 @@ def write_lora_job(folder, **settings):
 def test_a_compiled_student_that_computes_again_is_dealt_out_too(data, alone, tmp_path, parallel):
     settings = {"compile": "always", "gradient_checkpointing": True, "parallel": parallel}
     settings |= SAVED_ONCE
-    # Without PyTorch's cache the compiler takes a minute.
-    assert train(data, tmp_path, 2, limit_s=280, **settings) == [0, 0]
+    # Graphs, hooks and the second forward pass must get along; kernels would take a minute.
+    faults = {0: "no-kernels", 1: "no-kernels"}
+    assert train(data, tmp_path, 2, faults, limit_s=120, **settings) == [0, 0]
     assert_same_training(tmp_path, alone)

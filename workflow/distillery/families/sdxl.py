@@ -107,7 +107,8 @@ class Sdxl(Family):
         size = (setting.height, setting.width)
         embeds = conditioning["prompt_embeds"]
         # Original size, upper left corner, target size: those of the stock call.
-        time_ids = torch.tensor([[*size, 0, 0, *size]], device=noisy.device, dtype=embeds.dtype)
+        time_ids = torch.tensor([[*size, 0, 0, *size]], dtype=embeds.dtype)
+        time_ids = time_ids.to(noisy.device, non_blocking=True)  # else the host waits for the GPU
         prediction: torch.Tensor = denoiser(
             noisy,
             timestep,
