@@ -25,7 +25,7 @@ from distillery.evaluation.usage import loading_code
 from distillery.families import family_named
 from distillery.families.image_tokens import stock_timestep, told_timestep
 from distillery.files import read_json
-from distillery.model_folder import ABOUT
+from distillery.model_folder import METADATA
 from distillery.store.trajectories import TrajectoryStore
 from distillery.student.usage import CAST
 from distillery.teacher.folder import find_teacher
@@ -160,7 +160,7 @@ def test_previews_are_drawn_beside_a_vae_of_another_type(subject: Subject) -> No
 def test_networks_are_told_the_timesteps_of_a_stock_call_in_bfloat16(subject: Subject) -> None:
     """Stock pipelines of FLUX and Qwen-Image round a timestep before they divide it."""
     folder, settings = subject.run.folder / "student/pipeline", subject.run.config.teacher
-    call = read_json(folder / ABOUT)["call"]
+    call = read_json(folder / METADATA)["call"]
     found = find_teacher(settings)
     teacher = stock(found.path, call)
     teacher.scheduler = load_scheduler(found, settings)
@@ -211,7 +211,7 @@ def test_the_guided_teachers_image_is_the_stock_calls(subject: Subject) -> None:
     """Bit for bit, its states rounded as a stock call rounds them."""
     run = subject.run
     table = pd.read_parquet(run.samples())
-    call = read_json(run.folder / "student/pipeline" / ABOUT)["call"]
+    call = read_json(run.folder / "student/pipeline" / METADATA)["call"]
     found = find_teacher(run.config.teacher)
     teacher = stock(found.path, {"absent": dict.fromkeys(found.components_left_out)})
     teacher.scheduler = load_scheduler(found, run.config.teacher)

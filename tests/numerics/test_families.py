@@ -20,7 +20,7 @@ from distillery.families import Setting, family_named, grid_of
 from distillery.families.text import check_lengths
 from distillery.files import read_json
 from distillery.generation.trajectory import record
-from distillery.model_folder import ABOUT
+from distillery.model_folder import METADATA
 from distillery.noise import SampleId, noise_seed
 from distillery.store.embeddings import EmbeddingStore
 from distillery.store.trajectories import TrajectoryStore
@@ -288,7 +288,7 @@ def test_the_students_pipeline_is_stock_and_draws_the_stages_image(subject: Subj
     run = subject.run
     pipeline_folder = run.train_and_export()
     run.samples(model="student", pipeline=pipeline_folder)
-    about = read_json(pipeline_folder / ABOUT)
+    about = read_json(pipeline_folder / METADATA)
     plain = DiffusionPipeline.from_pretrained(pipeline_folder, **about["call"]["absent"])
     plain.set_progress_bar_config(disable=True)
 

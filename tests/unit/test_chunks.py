@@ -28,13 +28,13 @@ TENSORS = {
     "rows": torch.tensor([1, 2]),
     "empty": torch.zeros(0, 4),
 }
-ABOUT = {"samples": ["a/0", "b/0"]}
+METADATA = {"samples": ["a/0", "b/0"]}
 
 
 @pytest.fixture
 def chunk(tmp_path: Path) -> Path:
     path = chunk_path(chunk_folder(tmp_path, IDENTITY.recipe), 7)
-    write_chunk(path, TENSORS, IDENTITY, ABOUT)
+    write_chunk(path, TENSORS, IDENTITY, METADATA)
     return path
 
 
@@ -59,7 +59,7 @@ def test_equal_content_has_equal_bytes(tmp_path: Path) -> None:
     contents = set()
     for attempt in range(20):
         path = tmp_path / str(attempt)
-        write_chunk(path, TENSORS, IDENTITY, ABOUT)
+        write_chunk(path, TENSORS, IDENTITY, METADATA)
         contents.add(path.read_bytes())
     assert len(contents) == 1
 
@@ -136,5 +136,5 @@ def test_a_killed_writer_leaves_no_chunk(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("chunk-*"))
     assert not list(tmp_path.glob("*.safetensors"))
     assert not is_intact(path, ChunkIdentity("r", "m"))
-    write_chunk(path, TENSORS, IDENTITY, ABOUT)
+    write_chunk(path, TENSORS, IDENTITY, METADATA)
     assert is_intact(path, IDENTITY)

@@ -12,7 +12,7 @@ from distillery.stages.export import model_card
 from distillery.student.usage import CAST
 
 NAME = """a "teacher's"\\folder"""
-ABOUT = {
+METADATA = {
     "lora": {"scheduler": "EulerDiscreteScheduler", "modules": {}, "settings": {}},
     "recipe": {
         "schedule": {"timesteps": [999, 500]},
@@ -38,7 +38,7 @@ def card_of(cast_latents: bool = False, vae_dtype: str = "float32", **teacher: o
         targets=Targets(steps=8, guidance_scale=4.0),
         student=Student(steps=4),
     )
-    return model_card(job, ABOUT | {"call": call})
+    return model_card(job, METADATA | {"call": call})
 
 
 def codes_of(card: str) -> list[str]:

@@ -20,7 +20,7 @@ from distillery.model_folder import (
     full_disk_as_os_error,
     hash_model,
     save_denoiser,
-    write_about,
+    write_metadata,
 )
 from distillery.stages.student import build_student
 from distillery.student.lora import add_lora, save_lora
@@ -48,7 +48,7 @@ def flip(path: Path) -> None:
 
 
 def test_a_bit_in_any_file_is_seen(folder: Path) -> None:
-    for name in (WEIGHTS, "config.json", model_folder.ABOUT):
+    for name in (WEIGHTS, "config.json", model_folder.METADATA):
         content = (folder / name).read_bytes()
         flip(folder / name)
         with pytest.raises(ValueError, match=rf"{name}.*: run `rm -r {folder}` and start"):
@@ -71,10 +71,10 @@ def test_what_is_missing_or_new_is_seen_and_what_is_for_people_may_change(folder
 
 
 def test_a_count_that_was_changed_is_seen_where_it_is_read(folder: Path) -> None:
-    about = folder / model_folder.ABOUT
+    about = folder / model_folder.METADATA
     about.write_text(about.read_text().replace('"num_parameters": ', '"num_parameters": 1'))
     with pytest.raises(ValueError, match=rf"content_sha256\): run `rm -r {folder}` and start"):
-        model_folder.read_about(folder)
+        model_folder.read_metadata(folder)
 
 
 def test_a_sealed_object_is_sealed_again(folder: Path) -> None:
@@ -82,7 +82,7 @@ def test_a_sealed_object_is_sealed_again(folder: Path) -> None:
     write_sealed(path, {"a": 1})
     write_sealed(path, {**read_sealed(path), "b": 2.5})
     assert read_sealed(path) == {"a": 1, "b": 2.5}
-    write_about(folder, {"student": None})
+    write_metadata(folder, {"student": None})
     check_student(folder)
 
 
@@ -154,5 +154,5 @@ def test_weights_are_what_the_hash_is_of(folder: Path) -> None:
     other = tiny_transformer()
     torch.nn.init.ones_(other.proj_out.weight)
     save_denoiser(other, folder)
-    write_about(folder, {})
+    write_metadata(folder, {})
     assert hash_model(folder) != before

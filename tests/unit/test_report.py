@@ -17,7 +17,7 @@ from distillery.config.run import parse_config
 from distillery.evaluation import verdict
 from distillery.files import read_sealed, write_json, write_sealed
 from distillery.stages import report
-from distillery.student.origin import Origin
+from distillery.student.info import StudentInfo
 
 HOSTILE = "a <script>alert('x')</script> & \"red\" circle"
 
@@ -59,7 +59,7 @@ def folder(tmp_path_factory):
     write_telemetry(folder, run_events())
     (folder / "telemetry/evaluation.jsonl").unlink()
     write_json(folder / "plan.json", {"advice": ["more prompts would help"]})
-    origin = Origin("config", "transformer", None, 1_000, 2_000, 750, 1_000, ("a", "b"))
+    origin = StudentInfo("config", "transformer", None, 1_000, 2_000, 750, 1_000, ("a", "b"))
     write_sealed(folder / "student/initial/distillery.json", {"student": asdict(origin)})
     return folder
 

@@ -15,7 +15,7 @@ from distillery.config.student import Student
 from distillery.config.teacher import Teacher
 from distillery.families import family_named, grid_of
 from distillery.files import hash_file, read_json, write_json
-from distillery.model_folder import write_about
+from distillery.model_folder import write_metadata
 from distillery.noise import SampleId, draw_noise, noise_seed
 from distillery.stages import export
 from distillery.stages.export import export_student
@@ -49,7 +49,7 @@ def data(tmp_path_factory):
         training={"betas": [0.9, 0.95], "learning_rate": 1e-3},
     )
     shutil.copytree(folder / "student/initial", folder / "student/trained")
-    write_about(
+    write_metadata(
         folder / "student/trained",
         {
             "recipe": trained.to_json(),

@@ -14,8 +14,8 @@ from distillery.config.jobs import TrainingJob, read_job
 from distillery.config.student import LayersRule, Student
 from distillery.files import read_json, write_json
 from distillery.stages.student import build_student
+from distillery.student.info import describe_student, read_student_info
 from distillery.student.layers import choose_layers
-from distillery.student.origin import describe_origin, read_origin
 
 
 @pytest.mark.parametrize(
@@ -92,14 +92,14 @@ def test_the_blocks_kept_are_the_teachers(
 
 def test_what_was_kept_is_written_down(data: Path) -> None:
     folder = build(data, init="layers", num_layers=2)
-    origin = read_origin(folder)
-    assert origin is not None
-    assert origin.layers == (0, 4)
-    assert origin.num_parameters == origin.copied_parameters == origin.trained_parameters
+    info = read_student_info(folder)
+    assert info is not None
+    assert info.layers == (0, 4)
+    assert info.num_parameters == info.copied_parameters == info.trained_parameters
     parameters = diffusers.AutoModel.from_pretrained(str(folder)).parameters()
-    assert origin.num_parameters == sum(parameter.numel() for parameter in parameters)
-    assert origin.teacher_parameters > origin.num_parameters
-    assert describe_origin(origin).endswith("of the teacher's; blocks 0, 4")
+    assert info.num_parameters == sum(parameter.numel() for parameter in parameters)
+    assert info.teacher_parameters > info.num_parameters
+    assert describe_student(info).endswith("of the teacher's; blocks 0, 4")
 
 
 def test_more_blocks_than_there_are(data: Path) -> None:

@@ -16,7 +16,7 @@ from distillery.config.jobs import TrainingJob
 from distillery.config.student import Lora
 from distillery.families import family_named
 from distillery.files import read_json
-from distillery.model_folder import ABOUT, load_denoiser_skeleton
+from distillery.model_folder import METADATA, load_denoiser_skeleton
 from distillery.stages.student import build_student
 from distillery.student.lora import LORA_FILE, check_lora, count_lora, load_trainable
 from families import CASES
@@ -108,7 +108,7 @@ def test_the_additions_alone_learn_and_begin_as_the_teacher(tmp_path: Path) -> N
     learns = {name for name, value in student.named_parameters() if value.requires_grad}
     assert learns == {name for name, _ in student.named_parameters() if "lora_" in name}
     count = sum(student.get_parameter(name).numel() for name in learns)
-    about = read_json(tmp_path / "initial" / ABOUT)["student"]
+    about = read_json(tmp_path / "initial" / METADATA)["student"]
     assert about["trained_parameters"] == count
     assert about["num_parameters"] == about["teacher_parameters"]
 
@@ -129,7 +129,7 @@ def test_the_teacher_with_the_file_is_the_exported_student(
     monkeypatch.chdir(tmp_path)  # where it saves its image
     _, run = trained
     folder = run.folder / "student/pipeline"
-    call = read_json(folder / ABOUT)["call"]
+    call = read_json(folder / METADATA)["call"]
     ours = draw(DiffusionPipeline.from_pretrained(folder), call)
     _, code = code_in(folder / "README.md")
     names: dict[str, Any] = {}

@@ -12,7 +12,7 @@ from diffusers import UNet2DConditionModel
 
 from distillery.config.student import Unet
 from distillery.files import read_json
-from distillery.model_folder import ABOUT, save_denoiser
+from distillery.model_folder import METADATA, save_denoiser
 from distillery.student.unet import down_pairs, shrink_unet, up_pairs
 from families.sdxl import CASE as SDXL_CASE
 from runs import make_run
@@ -248,7 +248,7 @@ def test_a_smaller_unet_is_trained_exported_and_called(tmp_path: Path) -> None:
     pipeline = diffusers.DiffusionPipeline.from_pretrained(folder)
     pipeline.set_progress_bar_config(disable=True)
     assert pipeline.unet.config.mid_block_type == "UNetMidBlock2D"
-    call = read_json(folder / ABOUT)["call"]["arguments"]
+    call = read_json(folder / METADATA)["call"]["arguments"]
     assert pipeline("a dog", **call).images[0].size == (SDXL_CASE.width, SDXL_CASE.height)
     trained = (folder / "unet/diffusion_pytorch_model.safetensors").read_bytes()
     initial = run.folder / "student/initial/diffusion_pytorch_model.safetensors"

@@ -16,7 +16,7 @@ from test_verdict import MODELS, quality_with
 from distillery.config.jobs import EvaluationJob, ExportJob, TrainingJob
 from distillery.evaluation import verdict
 from distillery.files import read_json, write_json
-from distillery.model_folder import read_about, write_about
+from distillery.model_folder import read_metadata, write_metadata
 from distillery.stages.evaluation import evaluate
 from distillery.stages.export import export_student
 from distillery.stages.merge_samples import merge_samples
@@ -58,7 +58,7 @@ def test_it_is_the_student_in_all_but_the_training(run: Run) -> None:
     assert all(torch.equal(initial[name], written[name]) for name in initial)
     loaded = DiffusionPipeline.from_pretrained(pipeline)
     assert loaded.scheduler.config.solver_order == 1
-    assert read_about(pipeline)["call"]["arguments"]["num_inference_steps"] == 2
+    assert read_metadata(pipeline)["call"]["arguments"]["num_inference_steps"] == 2
     assert "before its training" in (pipeline / "README.md").read_text()
 
 
@@ -76,7 +76,7 @@ def test_its_images_are_made_again_for_another_beginning(run: Run, tmp_path: Pat
     tensors = load_file(initial / WEIGHTS)
     tensors["proj_out.bias"] = tensors["proj_out.bias"] + 0.5
     save_file(tensors, tmp_path / "initial" / WEIGHTS, metadata={"format": "pt"})
-    write_about(tmp_path / "initial", read_about(initial))
+    write_metadata(tmp_path / "initial", read_metadata(initial))
     other = tmp_path / "untrained"
     export_student(run.job("export", ExportJob), tmp_path / "initial", other)
     assert sampled(run, "untrained", other).read_bytes() != before

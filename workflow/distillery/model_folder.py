@@ -1,6 +1,6 @@
 """A network on disk: one Diffusers model folder, the same bytes wherever it was made.
 
-A student's folder, and its pipeline's, lists its files with their hashes in `ABOUT`.
+A student's folder, and its pipeline's, lists its files with their hashes in `METADATA`.
 """
 
 import os
@@ -26,7 +26,7 @@ from distillery.files import (
 )
 
 CONFIG = "config.json"
-ABOUT = "distillery.json"
+METADATA = "distillery.json"
 """Beside a student's model: what it is made of, and once it is trained the recipe, its hash and the
 samples seen; `FILES`, and a seal of it all."""
 FILES = "files"
@@ -105,14 +105,14 @@ def full_disk_as_os_error(path: Path) -> Iterator[None]:
         raise OSError(number, os.strerror(number), str(path)) from error
 
 
-def write_about(folder: Path, about: JsonObject) -> None:
-    """Write `ABOUT` beside a student, with the hashes of all that is in its folder by then."""
-    write_sealed(folder / ABOUT, {**about, FILES: _hash_folder(folder)})
+def write_metadata(folder: Path, about: JsonObject) -> None:
+    """Write `METADATA` beside a student, with the hashes of all that is in its folder by then."""
+    write_sealed(folder / METADATA, {**about, FILES: _hash_folder(folder)})
 
 
-def read_about(folder: Path) -> dict[str, Any]:
-    """What `write_about` wrote, without the hashes; raises ValueError where it is damaged."""
-    about = read_sealed(folder / ABOUT, made_with=folder)
+def read_metadata(folder: Path) -> dict[str, Any]:
+    """What `write_metadata` wrote, without the hashes; raises ValueError where it is damaged."""
+    about = read_sealed(folder / METADATA, made_with=folder)
     about.pop(FILES, None)
     return about
 
@@ -124,9 +124,9 @@ def check_student(folder: Path) -> None:
         FileNotFoundError: there is no student in the folder.
         ValueError: a file is missing, was added, or has other bytes.
     """
-    if not (folder / ABOUT).is_file():
+    if not (folder / METADATA).is_file():
         raise FileNotFoundError(
-            f"{folder} holds no {ABOUT}: distillery.stages.student makes a student, "
+            f"{folder} holds no {METADATA}: distillery.stages.student makes a student, "
             "distillery.stages.training a trained one, distillery.stages.export its pipeline"
         )
     changes = find_changes(folder)
@@ -140,9 +140,9 @@ def check_student(folder: Path) -> None:
 def find_changes(folder: Path) -> list[str]:
     """The files of a student's folder that are not as they were written, by their path in it."""
     try:
-        expected = read_sealed(folder / ABOUT)[FILES]
+        expected = read_sealed(folder / METADATA)[FILES]
     except (OSError, ValueError, KeyError):
-        return [ABOUT]
+        return [METADATA]
     found = _hash_folder(folder)
     names = sorted(found.keys() | expected.keys())
     return [name for name in names if found.get(name) != expected.get(name)]
@@ -151,21 +151,21 @@ def find_changes(folder: Path) -> list[str]:
 def hash_model(folder: Path) -> str:
     """A hash over all that decides what a student computes, after `check_student`."""
     check_student(folder)
-    return hash_json(read_sealed(folder / ABOUT)[FILES])
+    return hash_json(read_sealed(folder / METADATA)[FILES])
 
 
 def _hash_folder(folder: Path) -> dict[str, str]:
     """The hashes of a folder's files by their path in it.
 
     Hidden files do not count: Snakemake puts its time stamp into a folder that a rule makes. Nor
-    do `ABOUT` itself and texts for people, which these may change.
+    do `METADATA` itself and texts for people, which these may change.
     """
     names = {path: path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()}
     counted = [
         path
         for path, name in names.items()
         if not any(part.startswith(".") for part in name.parts)
-        and name.name != ABOUT
+        and name.name != METADATA
         and path.suffix != ".md"
     ]
     digests = hash_files(counted)

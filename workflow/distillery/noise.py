@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 PROMPT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-TAKEN = re.compile(
+RESERVED_NAMES = re.compile(
     r"manifest\.parquet|metadata\.csv|shard-\d+-of-\d+\.parquet|sheet", flags=re.IGNORECASE
 )
 """Names of files beside the samples' folders; and of sheet.png beside previews, {prompt_id}.png."""
@@ -54,7 +54,7 @@ def check_prompt_id(prompt_id: str) -> None:
             f"{given}: use 1 to 128 letters, digits, '.', '_' or '-', beginning with a letter or "
             "digit, without '..' and not ending in '.'"
         )
-    if TAKEN.fullmatch(prompt_id):
+    if RESERVED_NAMES.fullmatch(prompt_id):
         raise ValueError(f"{given}: the run writes a file of that name there; rename it")
     if DEVICE.fullmatch(prompt_id):
         raise ValueError(f"{given} on Windows, where it is a device; rename it")

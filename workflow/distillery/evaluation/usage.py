@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from distillery.evaluation.manifests import ModelSamples
-from distillery.model_folder import ABOUT, read_about
+from distillery.model_folder import METADATA, read_metadata
 from distillery.student.usage import student_code
 
 
@@ -15,9 +15,9 @@ def loading_code(run_folder: Path, samples: ModelSamples | None) -> str | None:
         samples: the student's samples; the first one's prompt and seed are used.
     """
     folder = run_folder / "student" / "pipeline"
-    if not (folder / ABOUT).is_file():
+    if not (folder / METADATA).is_file():
         return None
-    call = read_about(folder)["call"]
+    call = read_metadata(folder)["call"]
     if samples is None:
         return student_code(call, folder.as_posix(), "a photo of a lighthouse at dusk")
     first = samples.table.iloc[0]

@@ -18,7 +18,7 @@ from distillery.config.teacher import Teacher
 from distillery.config.training import Training
 from distillery.files import readable
 from distillery.model_folder import LINKED_BYTES
-from distillery.student.origin import Origin
+from distillery.student.info import StudentInfo
 from distillery.teacher.folder import PipelineFolder
 from distillery.teacher.loading import load_tokenizers
 from distillery.teacher.memory import ITEM_BYTES
@@ -81,7 +81,9 @@ def _mean_tokens(teacher: Teacher, folder: PipelineFolder, texts: list[str]) -> 
     return min(sum(counts) / len(counts), length)
 
 
-def student_bytes(config: Config, student: Origin, folder: PipelineFolder, run_folder: Path) -> int:
+def student_bytes(
+    config: Config, student: StudentInfo, folder: PipelineFolder, run_folder: Path
+) -> int:
     """Of the untrained and the trained student, and of each as a pipeline where it is sampled."""
     additions = student.trained_parameters if student.init == "lora" else 0
     whole = (student.num_parameters + additions) * MASTER_BYTES
@@ -138,7 +140,7 @@ def previews_bytes(config: Config, num_prompts: int) -> int:
 
 def plan_disk(
     config: Config,
-    student: Origin,
+    student: StudentInfo,
     prompts: Mapping[str, pd.DataFrame],
     targets: int,
     shape: tuple[int, ...],

@@ -8,7 +8,7 @@ from distillery.config.run import Config
 from distillery.config.training import Training, check_batch_size
 from distillery.files import readable
 from distillery.planning.gpus import Gpus
-from distillery.student.origin import Origin
+from distillery.student.info import StudentInfo
 from distillery.teacher.memory import TIGHT
 from distillery.training.execution import (
     Execution,
@@ -23,7 +23,7 @@ TENSOR_CORES = (8, 0)
 
 def plan_training(
     config: Config,
-    student: Origin,
+    student: StudentInfo,
     denoiser_class: type,
     gpus: Gpus,
     vae_bytes: int,

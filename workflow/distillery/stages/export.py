@@ -25,9 +25,9 @@ from distillery.model_folder import (
     copy_permissions,
     full_disk_as_os_error,
     load_denoiser,
-    read_about,
+    read_metadata,
     save_denoiser,
-    write_about,
+    write_metadata,
 )
 from distillery.schedulers import Scheduler
 from distillery.store.recipes import TrainingRecipe
@@ -72,7 +72,7 @@ def export_student(job: ExportJob, student: Path, output: Path) -> None:
     folder = find_teacher(job.teacher)
     family = folder.family
     check_student(student)
-    about = read_about(student)
+    about = read_metadata(student)
     trained = TrainingRecipe.from_json(about["recipe"]) if "recipe" in about else None
     if trained:
         _check_steps(job, trained, student)
@@ -105,7 +105,7 @@ def export_student(job: ExportJob, student: Path, output: Path) -> None:
             (temporary / LORA).mkdir()
             shutil.copyfile(student / LORA_FILE, temporary / LORA / LORA_FILE)
             about["lora"] = lora_call(folder, about["student"]["network"], scheduler)
-        write_about(temporary, about)
+        write_metadata(temporary, about)
         write_text(temporary / "README.md", model_card(job, about) if trained else UNTRAINED)
 
 
@@ -235,7 +235,7 @@ def model_card(job: ExportJob, about: Mapping[str, Any]) -> str:
         call=about["call"],
         code=student_code(about["call"]),
         lora_code=lora_code(about["lora"], about["call"], job.teacher) if "lora" in about else None,
-        origin=about.get("student"),
+        student_info=about.get("student"),
         recipe=about["recipe"],
         recipe_hash=about["recipe_hash"],
         samples_seen=about["samples_seen"],

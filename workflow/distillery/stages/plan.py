@@ -36,7 +36,7 @@ from distillery.stages.targets import targets_recipe
 from distillery.store.chunks import chunk_folder
 from distillery.store.recipes import TargetsRecipe
 from distillery.student.build import plan_student
-from distillery.student.origin import describe_origin
+from distillery.student.info import describe_student
 from distillery.student.schedule import student_grid
 from distillery.teacher.adapters import teacher_hash
 from distillery.teacher.folder import PipelineFolder, find_teacher
@@ -180,7 +180,7 @@ def plan_distillation(
     training = plan_training(config, student, folder.denoiser_class, gpus, vae)
     return {
         "latent_shape": list(shape),
-        "student": asdict(student) | {"summary": describe_origin(student)},
+        "student": asdict(student) | {"summary": describe_student(student)},
         "work": vars(work),
         "jobs": count_jobs(config),
         "disk": check_disk(sizes, run_folder, chunks),

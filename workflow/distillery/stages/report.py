@@ -53,9 +53,9 @@ from distillery.evaluation.verdict import (
 )
 from distillery.files import JsonObject, read_json, read_sealed, write_json, write_text
 from distillery.hardware import describe_hardware, versions
-from distillery.model_folder import ABOUT, read_about
+from distillery.model_folder import METADATA, read_metadata
 from distillery.store.tables import read_table
-from distillery.student.origin import Origin, describe_origin, read_origin
+from distillery.student.info import StudentInfo, describe_student, read_student_info
 from distillery.telemetry import read_events
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "evaluation" / "templates"
@@ -79,7 +79,7 @@ class Findings:
     attempts: Sequence[Attempt]
     manifests: Mapping[str, Mapping[str, Any]]
     plan: Mapping[str, Any] | None
-    origin: Origin | None
+    student_info: StudentInfo | None
 
     @property
     def checks(self) -> list[Check]:
@@ -108,7 +108,7 @@ def write_report(job: Config, run_folder: Path, output: Path, metrics: Path) -> 
         "verdict": [asdict(check) for check in findings.checks],
         "quality": findings.quality,
         "speed": summarise_speed(findings, timings.images),
-        "student": asdict(findings.origin) if findings.origin else None,
+        "student": asdict(findings.student_info) if findings.student_info else None,
         "training": summarise_training(findings.loss, findings.training),
         "timings": timings.as_json(),
         "provenance": {
@@ -141,7 +141,8 @@ def gather(config: Config, run_folder: Path) -> Findings:
     }
     events = read_events(run_folder / "telemetry")
     trained = run_folder / "student" / "trained"
-    trained_recipe = read_about(trained)["recipe_hash"] if (trained / ABOUT).is_file() else None
+    is_trained = (trained / METADATA).is_file()
+    trained_recipe = read_metadata(trained)["recipe_hash"] if is_trained else None
     quality_path = run_folder / "evaluation" / "quality.json"
     quality = read_sealed(quality_path) if quality_path.is_file() else None
     return Findings(
@@ -156,7 +157,7 @@ def gather(config: Config, run_folder: Path) -> Findings:
         attempts=find_attempts(event for event in events if event.stage != OWN_STAGE),
         manifests={name: read_sealed(path) for name, path in manifests.items() if path.is_file()},
         plan=_read_optional(run_folder / "plan.json"),
-        origin=read_origin(run_folder / "student" / "initial"),
+        student_info=read_student_info(run_folder / "student" / "initial"),
     )
 
 
@@ -322,7 +323,7 @@ def render(
         loss_plots=figures.loss_plots(findings.loss),
         speed_plot=figures.speed_plot(findings.training.speed if findings.training else []),
         previews=previews,
-        origin=describe_origin(findings.origin) if findings.origin else None,
+        student_info=describe_student(findings.student_info) if findings.student_info else None,
         timings=timings,
         timeline=figures.timeline(timings.workers, timings.clock, timings.stages),
         grid=grid,

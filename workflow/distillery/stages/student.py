@@ -10,7 +10,7 @@ from pathlib import Path
 from distillery import cli
 from distillery.config.jobs import StudentJob
 from distillery.files import atomic_path
-from distillery.model_folder import copy_permissions, save_denoiser, write_about
+from distillery.model_folder import copy_permissions, save_denoiser, write_metadata
 from distillery.student.build import choose_expert, make_student
 from distillery.student.lora import add_lora, save_lora
 from distillery.teacher.folder import find_teacher
@@ -34,14 +34,14 @@ def build_student(job: StudentJob, output: Path) -> None:
     folder = find_teacher(job.teacher)
     network = choose_expert(folder.denoisers, job.student.expert)
     teacher = load_adapted_denoiser(job.teacher, folder, network)
-    student, origin = make_student(job.student, teacher, folder.family, network, job.seed)
+    student, student_info = make_student(job.student, teacher, folder.family, network, job.seed)
     with atomic_path(output) as temporary:
         save_denoiser(student, temporary)
         if job.student.lora is not None:
             add_lora(student, job.student.lora, job.seed)
             save_lora(student, temporary, folder.family)
             copy_permissions(temporary)
-        write_about(temporary, {"student": asdict(origin)})
+        write_metadata(temporary, {"student": asdict(student_info)})
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -9,15 +9,15 @@ from distillery.config.student import Student
 from distillery.families import Family
 from distillery.families.protocol import Denoiser
 from distillery.model_folder import load_denoiser_skeleton
+from distillery.student.custom_shape import copy_weights, make_shape, read_shape
+from distillery.student.info import StudentInfo
 from distillery.student.layers import keep_blocks, resolve_layers
 from distillery.student.lora import check_lora, count_lora
-from distillery.student.origin import Origin
-from distillery.student.own_shape import copy_weights, make_shape, read_shape
 from distillery.student.unet import shrink_unet
 from distillery.teacher.folder import PipelineFolder
 
 
-def plan_student(student: Student, folder: PipelineFolder) -> Origin:
+def plan_student(student: Student, folder: PipelineFolder) -> StudentInfo:
     """What the student will be made of, found in a second by building it without weights.
 
     Args:
@@ -34,7 +34,7 @@ def plan_student(student: Student, folder: PipelineFolder) -> Origin:
 
 def make_student(
     student: Student, teacher: Denoiser, family: Family, network: str, seed: int
-) -> tuple[Denoiser, Origin]:
+) -> tuple[Denoiser, StudentInfo]:
     """The student as configured, and what it is made of; the teacher is used up.
 
     Args:
@@ -58,7 +58,7 @@ def make_student(
         check_lora(teacher, student.lora, family)
     num_parameters = _count(made)
     sizes = {name: parameter.numel() for name, parameter in made.named_parameters()}
-    return made, Origin(
+    return made, StudentInfo(
         init=student.init,
         network=network,
         layers=layers,

@@ -10,10 +10,10 @@ from torch import nn
 
 from distillery.families.protocol import Denoiser
 from distillery.files import atomic_path
-from distillery.model_folder import write_about
+from distillery.model_folder import write_metadata
 from distillery.store.tables import write_table
+from distillery.student.info import read_student_info
 from distillery.student.lora import save_trained
-from distillery.student.origin import read_origin
 from distillery.training import checkpoint, distributed, parallel
 from distillery.training.data import next_timed, rows
 from distillery.training.execution import supports_checkpointing
@@ -200,12 +200,12 @@ def write_outputs(state: TrainingState, run: Run, paths: Paths) -> None:
         return
     with atomic_path(paths.trained) as temporary:
         save_trained(state.denoiser.cpu(), paths.student, temporary, run.dataset.family)
-        origin = read_origin(paths.student)
+        student_info = read_student_info(paths.student)
         about = {
             "recipe": run.recipe.to_json(),
             "recipe_hash": run.recipe_hash,
             "samples_seen": state.samples_seen,
-            "student": asdict(origin) if origin else None,
+            "student": asdict(student_info) if student_info else None,
         }
-        write_about(temporary, about)
+        write_metadata(temporary, about)
     write_table(checkpoint.loss_table(state.history), paths.losses)

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from distillery.model_folder import ABOUT, read_about
+from distillery.model_folder import METADATA, read_metadata
 
 
 @dataclass(frozen=True)
-class Origin:
+class StudentInfo:
     """What a student is made of; `student` in the distillery.json beside it.
 
     Attributes:
@@ -31,23 +31,23 @@ class Origin:
     not_copied: tuple[str, ...] = ()
 
 
-def describe_origin(origin: Origin) -> str:
+def describe_student(info: StudentInfo) -> str:
     """One line: how large the student is, and where its weights come from."""
-    share = origin.num_parameters / origin.teacher_parameters
-    text = f"{origin.num_parameters:,} parameters, {share:.1%} of the teacher's"
-    if origin.layers is not None:
-        text += f"; blocks {', '.join(map(str, origin.layers))}"
-    if origin.not_copied:
-        copied = origin.copied_parameters / origin.num_parameters
-        text += f"; {copied:.1%} of them copied, {len(origin.not_copied)} tensors begin at random"
-    if origin.trained_parameters != origin.num_parameters:
-        text += f"; {origin.trained_parameters:,} in low-rank additions are trained"
+    share = info.num_parameters / info.teacher_parameters
+    text = f"{info.num_parameters:,} parameters, {share:.1%} of the teacher's"
+    if info.layers is not None:
+        text += f"; blocks {', '.join(map(str, info.layers))}"
+    if info.not_copied:
+        copied = info.copied_parameters / info.num_parameters
+        text += f"; {copied:.1%} of them copied, {len(info.not_copied)} tensors begin at random"
+    if info.trained_parameters != info.num_parameters:
+        text += f"; {info.trained_parameters:,} in low-rank additions are trained"
     return text
 
 
-def read_origin(folder: Path) -> Origin | None:
+def read_student_info(folder: Path) -> StudentInfo | None:
     """What the student in a model folder is made of; None where it was not written down."""
-    about = read_about(folder).get("student") if (folder / ABOUT).is_file() else None
+    about = read_metadata(folder).get("student") if (folder / METADATA).is_file() else None
     if about is None:
         return None
     layers = about["layers"]
@@ -55,4 +55,4 @@ def read_origin(folder: Path) -> Origin | None:
         "layers": None if layers is None else tuple(layers),
         "not_copied": tuple(about["not_copied"]),
     }
-    return Origin(**(about | lists))
+    return StudentInfo(**(about | lists))

@@ -13,8 +13,8 @@ from distillery.config.jobs import TrainingJob, read_job
 from distillery.families import family_named
 from distillery.files import read_json, write_json
 from distillery.stages.student import build_student
-from distillery.student.origin import Origin, describe_origin, read_origin
-from distillery.student.own_shape import read_shape
+from distillery.student.custom_shape import read_shape
+from distillery.student.info import StudentInfo, describe_student, read_student_info
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "teacher"
 
 
-def build(folder: Path, teacher: Path, seed: int = 0, **changes: Any) -> Origin:
+def build(folder: Path, teacher: Path, seed: int = 0, **changes: Any) -> StudentInfo:
     """A student whose config.json is the teacher's with changes (None removes a key)."""
     folder.mkdir(exist_ok=True)
     if not (folder / "teacher").exists():
@@ -37,45 +37,45 @@ def build(folder: Path, teacher: Path, seed: int = 0, **changes: Any) -> Origin:
     student = {"steps": 4, "init": "config", "config": str(folder / "shape.json")}
     write_json(path, read_json(path) | {"student": student})
     build_student(read_job(path, TrainingJob), folder / "initial")
-    origin = read_origin(folder / "initial")
-    assert origin is not None
-    return origin
+    info = read_student_info(folder / "initial")
+    assert info is not None
+    return info
 
 
 def load(folder: Path) -> Any:
     return diffusers.AutoModel.from_pretrained(str(folder))
 
 
-def test_the_teachers_own_shape_is_the_teacher(teacher: Path, tmp_path: Path) -> None:
-    origin = build(tmp_path, teacher)
-    assert origin.not_copied == ()
-    assert origin.copied_parameters == origin.num_parameters == origin.teacher_parameters
+def test_the_teachers_custom_shape_is_the_teacher(teacher: Path, tmp_path: Path) -> None:
+    info = build(tmp_path, teacher)
+    assert info.not_copied == ()
+    assert info.copied_parameters == info.num_parameters == info.teacher_parameters
     ours, theirs = load(tmp_path / "initial").state_dict(), load(teacher / "transformer")
     assert all(torch.equal(ours[name], value) for name, value in theirs.state_dict().items())
 
 
 def test_fewer_layers_take_the_teachers_first_ones(teacher: Path, tmp_path: Path) -> None:
-    origin = build(tmp_path, teacher, num_layers=2)
-    assert origin.not_copied == ()
+    info = build(tmp_path, teacher, num_layers=2)
+    assert info.not_copied == ()
     ours, theirs = load(tmp_path / "initial").state_dict(), load(teacher / "transformer")
     assert all(torch.equal(value, theirs.state_dict()[name]) for name, value in ours.items())
 
 
 def test_what_does_not_fit_begins_at_random_and_is_counted(teacher: Path, tmp_path: Path) -> None:
-    origin = build(tmp_path, teacher, ffn_dim=40, num_layers=4)
+    info = build(tmp_path, teacher, ffn_dim=40, num_layers=4)
     ours, theirs = load(tmp_path / "initial").state_dict(), load(teacher / "transformer")
     differing = {
         name
         for name, value in ours.items()
         if name not in theirs.state_dict() or not torch.equal(value, theirs.state_dict()[name])
     }
-    assert set(origin.not_copied) >= differing
-    assert any(name.startswith("blocks.3.") for name in origin.not_copied)
-    assert "blocks.0.ffn.net.0.proj.weight" in origin.not_copied
-    assert "blocks.0.attn1.to_q.weight" not in origin.not_copied
-    left = sum(ours[name].numel() for name in origin.not_copied)
-    assert origin.num_parameters - origin.copied_parameters == left > 0
-    assert f"{len(origin.not_copied)} tensors begin at random" in describe_origin(origin)
+    assert set(info.not_copied) >= differing
+    assert any(name.startswith("blocks.3.") for name in info.not_copied)
+    assert "blocks.0.ffn.net.0.proj.weight" in info.not_copied
+    assert "blocks.0.attn1.to_q.weight" not in info.not_copied
+    left = sum(ours[name].numel() for name in info.not_copied)
+    assert info.num_parameters - info.copied_parameters == left > 0
+    assert f"{len(info.not_copied)} tensors begin at random" in describe_student(info)
 
 
 def test_the_seed_alone_decides_what_is_random(teacher: Path, tmp_path: Path) -> None:
