@@ -33,9 +33,9 @@ demo: $(VENV)/installed  ## distil the embedded teacher and write results/demo/r
 	snakemake --cores all
 	@echo "open results/demo/report/index.html"
 
-# Three workers for two cores, since many tests wait for processes of their own. A file stays with
+# Two workers per core, since many tests wait for processes of their own. A file stays with
 # one worker, since its tests share what they made.
-WORKERS := $(shell echo $$(($$(nproc) * 3 / 2)))
+WORKERS := $(shell echo $$(($$(nproc) * 2)))
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test: $(VENV)/installed-dev  ## run the tests, on all cores

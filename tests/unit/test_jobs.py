@@ -1,0 +1,153 @@
+"""What each stage is frozen with, and so which settings remake what."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs import RUN, changed
+from distillery.config.jobs import (
+    JOBS,
+    SamplesJob,
+    TrainingJob,
+    complete,
+    freeze,
+    read_config,
+    read_job,
+)
+from distillery.config.run import Config, parse_config
+from distillery.files import write_json
+
+OF_TEACHER = {"samples-teacher", "samples-teacher-4-steps"}
+ALL_SAMPLES = OF_TEACHER | {"samples-student"}
+OF_STUDENT = {"student", "training", "previews", "export"}
+
+
+def stages(config: Config) -> list[str]:
+    return [*JOBS, "runtime", *(f"samples-{model}" for model in config.samples.models)]
+
+
+def frozen(raw: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    config = parse_config(raw, "my.yaml")
+    return {stage: freeze(config, stage) for stage in stages(config)}
+
+
+def stages_changed_by(**changes: Any) -> set[str]:
+    """Stages whose frozen configuration changes; `runtime` is one that remakes nothing."""
+    before, after = frozen(RUN), frozen(changed(**changes))
+    return {stage for stage in before if before[stage] != after[stage]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "stages"),
+    [
+        ({"training__learning_rate": 1e-3}, {"training"}),
+        ({"training__num_samples": 320}, {"training"}),
+        ({"training__save_every_samples": 64}, {"runtime"}),
+        ({"training__hang_timeout_s": 64}, {"runtime"}),
+        ({"targets__guidance_scale": 2.0}, {"targets", "export", *ALL_SAMPLES}),
+        ({"targets__guidance_scale_2": 2.0}, {"targets", "export", *OF_TEACHER}),
+        ({"targets__num_shards": 9}, {"targets", "export"}),
+        (
+            {"teacher__negative_prompt": "x"},
+            {"embeddings", "targets", *OF_STUDENT, *ALL_SAMPLES},
+        ),
+        ({"teacher__offload": "model"}, {"runtime"}),
+        ({"teacher__num_gpus": 2}, {"runtime"}),
+        (
+            {"teacher__adapters": [{"path": "x"}]},
+            {"embeddings", "targets", *OF_STUDENT, *ALL_SAMPLES},
+        ),
+        ({"embeddings__batch_size": 5}, {"embeddings"}),
+        ({"prompts__eval": "x.csv"}, {"prompts"}),
+        ({"student__steps": 2}, {*OF_STUDENT, "samples-student"}),
+        ({"seed": 5}, {"targets", *(OF_STUDENT - {"export"}), *ALL_SAMPLES}),
+        ({"previews__every_samples": 640}, {"previews"}),
+        (
+            {"teacher__vae_dtype": "bfloat16"},
+            {"embeddings", "targets", "previews", "export", *ALL_SAMPLES},
+        ),
+        ({"samples__batch_size": 5}, ALL_SAMPLES),
+        ({"samples__num_shards": 5}, set()),
+        ({"samples__models__student__steps": 4}, set()),
+        ({"samples__models__teacher-4-steps__steps": 2}, {"samples-teacher-4-steps"}),
+        ({"evaluation__num_resamples": 500}, {"evaluation"}),
+        ({"evaluation__min_clip_ratio": 0.9}, set()),
+        ({"dataset__pairs": "all"}, {"dataset"}),
+        ({"hardware__cpu_threads": 2}, set()),
+        ({"run": "other"}, set()),
+    ],
+)
+def test_a_key_changes_the_stages_that_depend_on_it(
+    changes: dict[str, Any], stages: set[str]
+) -> None:
+    assert stages_changed_by(**changes) == stages | {"run"}
+
+
+def test_a_frozen_job_survives_its_file(tmp_path: Path) -> None:
+    config = parse_config(changed(student__init="layers", student__layers=[0, 1]), "my.yaml")
+    for stage in stages(config):
+        path = tmp_path / f"{stage}.json"
+        write_json(path, freeze(config, stage))
+    frozen = [stage for stage in stages(config) if stage != "runtime"]
+    for stage in frozen:
+        path = tmp_path / f"{stage}.json"
+        job = read_job(path, JOBS.get(stage, SamplesJob)).model_dump(mode="json")
+        runtime = freeze(config, "runtime")
+        assert job == complete(json.loads(path.read_text()), runtime)
+        if stage in ("targets", "training"):
+            assert job["teacher"].keys() == type(config.teacher).model_fields.keys()
+    assert read_job(tmp_path / "training.json", TrainingJob).student.layers == (0, 1)
+    assert read_job(tmp_path / "run.json", Config) == config
+    assert read_config(tmp_path / "run.json") == config
+
+
+@pytest.mark.parametrize(
+    "stage", ["embeddings", "targets", "student", "training", "samples-student"]
+)
+def test_costly_stages_carry_their_version(stage: str) -> None:
+    assert frozen(RUN)[stage]["version"] >= 1
+
+
+@pytest.mark.parametrize("stage", ["samples-nobody", "nothing"])
+def test_an_unknown_stage_is_refused(stage: str) -> None:
+    with pytest.raises(ValueError, match=f"no stage '{stage}'"):
+        freeze(parse_config(RUN, "my.yaml"), stage)
+
+
+def test_the_untrained_student_is_sampled_as_the_student_is() -> None:
+    models = {name: {"source": name} for name in ("teacher", "student", "untrained")}
+    jobs = frozen(changed(samples__models=models))
+    student, untrained = (jobs[f"samples-{name}"]["sampling"] for name in ("student", "untrained"))
+    assert untrained == student | {"source": "untrained"}
+
+
+def test_open_settings_of_a_sampled_model_are_filled() -> None:
+    found = {
+        name.removeprefix("samples-"): (job["sampling"]["steps"], job["sampling"]["guidance_scale"])
+        for name, job in frozen(RUN).items()
+        if name in ALL_SAMPLES
+    }
+    assert found == {"teacher": (24, 4.0), "teacher-4-steps": (4, 4.0), "student": (4, None)}
+
+
+@pytest.mark.parametrize(
+    ("given", "resolved"),
+    [
+        ({}, (4.0, 3.0)),
+        ({"guidance_scale_2": 2.0}, (4.0, 2.0)),
+        ({"guidance_scale": 5.0}, (5.0, None)),
+        ({"guidance_scale": 5.0, "guidance_scale_2": 2.0}, (5.0, 2.0)),
+    ],
+)
+def test_the_scales_of_two_networks_are_a_pair(
+    given: dict[str, float], resolved: tuple[float, float | None]
+) -> None:
+    raw = changed(
+        targets__guidance_scale_2=3.0, samples__models__teacher={"source": "teacher"} | given
+    )
+    jobs = frozen(raw)
+    sampling = jobs["samples-teacher"]["sampling"]
+    assert (sampling["guidance_scale"], sampling["guidance_scale_2"]) == resolved
+    assert jobs["samples-student"]["sampling"]["guidance_scale_2"] is None
