@@ -14,11 +14,12 @@ import pytest
 
 SLOW = (
     "distributed/", "workflow/", "slurm/", "numerics/test_bfloat16", "numerics/test_families",
-    "unit/test_network", "unit/test_adapters", "unit/test_alarms", "numerics/test_rollout",
-    "numerics/test_negative_prompts", "unit/test_peers", "unit/test_placement",
-    "unit/test_previews", "unit/test_saving", "unit/test_slots", "unit/test_student_lora",
-    "unit/test_student_unet", "unit/test_training_distributed", "unit/test_training_loop",
-    "unit/test_training_rollout",
+    "unit/training/test_network", "unit/teacher/test_adapters", "unit/training/test_alarms",
+    "numerics/test_rollout", "numerics/test_negative_prompts", "unit/training/test_peers",
+    "unit/teacher/test_placement", "unit/training/test_previews", "unit/training/test_saving",
+    "unit/test_slots", "unit/student/test_lora", "unit/student/test_unet",
+    "unit/training/test_distributed", "unit/training/test_loop",
+    "unit/training/test_training_rollout",
 )  # fmt: skip
 """Begins of the files that `make test-fast` leaves out: five seconds of a core and more each. The
 first have the most; workers begin with these."""

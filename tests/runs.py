@@ -1,6 +1,7 @@
 """A tiny run whose stages are called in this process, as their scripts call them."""
 
 import copy
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -259,3 +260,22 @@ def planned(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
     output = folder / "results" / "plan.json"
     make_plan(parse_config(raw, "tiny"), output)
     return read_json(output)
+
+
+def fresh(finished: Run, folder: Path) -> Run:
+    """A run that has its embeddings, and no targets or samples."""
+    for name in ("prompts", "embeddings"):
+        shutil.copytree(finished.folder / name, folder / "results" / name)
+    return Run(folder / "results", finished.config)
+
+
+def times(run: Run) -> dict[Path, int]:
+    """When every chunk, image and latents file was written."""
+    kinds = ("targets/*/*.safetensors", "samples/*/*/*.png", "samples/*/*/*.safetensors")
+    paths = [path for kind in kinds for path in run.folder.glob(kind)]
+    return {path.relative_to(run.folder): path.stat().st_mtime_ns for path in paths}
+
+
+def rewritten(before: Mapping[Path, int], after: Mapping[Path, int]) -> set[str]:
+    """The names of files that are new or were written again."""
+    return {path.name for path, time in after.items() if before.get(path) != time}

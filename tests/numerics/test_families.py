@@ -4,7 +4,7 @@ The teachers are real Diffusers classes of tiny size with random weights; see te
 """
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from distillery.teacher.folder import PipelineFolder, find_teacher
 from distillery.teacher.loading import load_scheduler
 from distillery.training.data import SegmentDataset
 from families import CASES
+from families.calls import flat, generators
 from families.case import FamilyCase
 from runs import Run, loaded, make_run
 
@@ -398,13 +399,3 @@ def assert_same_inputs(ours: Any, theirs: Any, name: str = "") -> None:
         )
     else:
         assert ours == theirs, name
-
-
-def generators(seeds: Iterable[int]) -> list[torch.Generator]:
-    """What the samples' manifest promises: one per image, made of its `noise_seed` alone."""
-    return [torch.Generator().manual_seed(seed) for seed in seeds]
-
-
-def flat(images: Any) -> list[Any]:
-    """Images of a pipeline's result, where videos have one frame."""
-    return [image[0] if isinstance(image, list) else image for image in images]

@@ -11,12 +11,12 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
-from test_families import flat, generators
 
 from distillery.families import FAMILIES, family_named
 from distillery.noise import SampleId, noise_seed
 from distillery.prompts import SAID_ELSEWHERE
 from distillery.store.trajectories import TrajectoryStore
+from families.calls import flat, generators
 from families.case import FamilyCase
 from runs import Run, loaded, make_run
 

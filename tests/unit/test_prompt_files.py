@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from test_prompts import TEXTS, refused, write
 
 from distillery.prompt_files import find_wide_encoding
 from distillery.prompts import own_negatives, read_prompts
+from prompt_texts import TEXTS, refused, write
 
 CHINESE = "prompt_id,prompt\na,一只红色的狗\nb,一只蓝色的猫在山上\n"
 

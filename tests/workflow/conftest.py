@@ -1,7 +1,6 @@
 """What tests of damage share: a finished run."""
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,10 +15,10 @@ def finished(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _make_finished(folder: Path, teacher: Path) -> None:
-    sys.path.append(str(Path(__file__).parents[1] / "unit"))
     from finished_run import make_all, tiny_run
-    from test_judge import make_judge
-    from test_workflow import configure, skeleton, succeed
+
+    from checkout import configure, skeleton, succeed
+    from judging import make_judge
 
     skeleton(folder)
     configure(folder, teacher)

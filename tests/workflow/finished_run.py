@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from test_workflow import REPOSITORY
 
 import forks
+from checkout import REPOSITORY
 from distillery.config.jobs import JOBS, EvaluationJob, freeze
 from distillery.config.run import Config, parse_config
 from distillery.files import hash_file

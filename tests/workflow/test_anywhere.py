@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from test_workflow import REPOSITORY, jobs
 
 import forks
+from checkout import REPOSITORY, jobs
 from runs import generating_settings, settings
 
 EMBEDDINGS = "results/tiny/embeddings/eval/manifest.json"

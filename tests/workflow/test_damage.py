@@ -14,8 +14,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from finished_run import TINY, WEIGHTS, contents, flip, in_copy, report, run_shell, score, tiny_run
-from test_workflow import snakemake, succeed
 
+from checkout import snakemake, succeed
 from distillery.config.jobs import ExportJob
 from distillery.files import hash_file, hash_json, read_json, read_sealed, write_sealed
 from distillery.model_folder import hash_model

@@ -8,8 +8,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import yaml
-from test_workflow import SNAKEMAKE, jobs, skeleton, snakemake, succeed
 
+from checkout import SNAKEMAKE, jobs, skeleton, snakemake, succeed
 from runs import generating_settings
 
 GENERATING = {

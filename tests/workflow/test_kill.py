@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from test_workflow import ONE_SHARD, SNAKEMAKE, TARGETS, configure, skeleton, snakemake, succeed
 
 import forks
+from checkout import ONE_SHARD, SNAKEMAKE, TARGETS, configure, skeleton, snakemake, succeed
 
 JOB = Path("results/tiny/.jobs/targets-0-of-1")
 LOG = Path("results/tiny/logs/targets-0-of-1.log")

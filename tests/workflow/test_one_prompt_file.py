@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 import pandas as pd
-from test_workflow import configure, jobs, skeleton, succeed
+
+from checkout import configure, jobs, skeleton, succeed
 
 TABLES = [f"results/tiny/prompts/{split}.parquet" for split in ("train", "eval")]
 

@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from test_workflow import configure, jobs, skeleton, snakemake, succeed
+
+from checkout import configure, jobs, skeleton, snakemake, succeed
 
 EMBEDDINGS = "results/tiny/embeddings/eval/manifest.json"
 PLAN = Path("results/tiny/plan.json")

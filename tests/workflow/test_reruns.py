@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml
 from pydantic import BaseModel
-from test_workflow import configure, jobs, skeleton, succeed
 
+from checkout import configure, jobs, skeleton, succeed
 from distillery.config.jobs import freeze
 from distillery.config.run import Config, parse_config
 from distillery.config.section import without_result

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from finished_run import TINY, WEIGHTS, contents, flip, in_copy, run_shell
-from test_workflow import REPOSITORY, snakemake
 
+from checkout import REPOSITORY, snakemake
 from distillery.config.jobs import TargetsJob, read_config, read_job
 from distillery.stages import verify as verify_script
 

@@ -10,37 +10,16 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from test_judge import PROMPTS, Run, make_judge
-from test_timeline import job_events, run_events, training_twice
 
-from distillery.config.run import parse_config
 from distillery.evaluation import verdict
 from distillery.files import read_sealed, write_json, write_sealed
 from distillery.stages import report
 from distillery.student.info import StudentInfo
+from events import job_events, run_events, training_twice
+from judging import PROMPTS, Run, make_judge
+from quality import make_config
 
 HOSTILE = "a <script>alert('x')</script> & \"red\" circle"
-
-
-def make_config(**changes):
-    raw = {
-        "run": "tiny",
-        "prompts": {"train": "train.csv", "eval": "eval.csv"},
-        "teacher": {"path": "resources/demo/teacher", "height": 48, "width": 48},
-        "targets": {"steps": 24, "guidance_scale": 4.0},
-        "student": {"steps": 4},
-        "training": {"num_samples": 1024, "global_batch_size": 32},
-        "samples": {
-            "models": {
-                "teacher": {"source": "teacher"},
-                "few": {"source": "teacher", "steps": 4},
-                "student": {"source": "student"},
-                "untrained": {"source": "untrained"},
-            }
-        },
-        "evaluation": {"judge": "judge", "reference": "teacher"},
-    }
-    return parse_config(raw | changes, "test")
 
 
 @pytest.fixture(scope="module")
@@ -130,9 +109,6 @@ class Page(HTMLParser):
 
     def all(self, name):
         return [attributes for found, attributes in self.elements if found == name]
-
-
-# ---- the page ----------------------------------------------------------------------------------
 
 
 def test_page_is_self_contained_and_well_nested(written):

@@ -6,7 +6,7 @@ import pytest
 
 from distillery.config.yaml_files import check_files
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 
 
 def refused(path: Path, content: bytes) -> str:

@@ -23,7 +23,7 @@ from distillery.training.run import PreviewPaths
 from distillery.training.saving import Saver
 from distillery.training.variation import inspecting
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 sys.path.insert(0, str(REPOSITORY / "tests/distributed"))
 
 NUM_PROMPTS = 3

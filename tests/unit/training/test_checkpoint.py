@@ -21,7 +21,7 @@ from distillery.telemetry import Reporter, explain_errors
 from distillery.training import checkpoint, loop
 from distillery.training.update import Window
 
-WORKFLOW = Path(__file__).parents[2] / "workflow"
+WORKFLOW = Path(__file__).parents[3] / "workflow"
 RECIPE = "0" * 64
 HOLDER = """
 import os, pathlib, sys, time

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from distillery.config.teacher import Teacher
 from distillery.teacher.folder import PipelineFolder, find_teacher, guess_pipeline
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DEMO = ROOT / "resources/demo/teacher"
 NAMES = {
     "StableDiffusionXLPipeline": "conditioner.embedders.1.model.positional_embedding",

@@ -10,7 +10,7 @@ from snakemake.utils import update_config
 from distillery.config.run import parse_config
 from distillery.teacher.memory import PRESETS, Preset
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 PATHS = {path.stem: path for path in (REPOSITORY / PRESETS).glob("*.yaml")}
 
 

@@ -18,7 +18,7 @@ import tiny
 from distillery.training import log, loop
 from distillery.training.log import MAX_QUEUE, TensorBoard, tags_of
 
-WORKFLOW = Path(__file__).parents[2] / "workflow"
+WORKFLOW = Path(__file__).parents[3] / "workflow"
 
 
 def read(folder):

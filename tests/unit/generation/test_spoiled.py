@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_stages import fresh, rewritten, times
 
 from distillery.evaluation.manifests import read_samples
 from distillery.generation import sample_maker as maker_module
 from distillery.store.chunks import DamagedChunkError
-from runs import Run, make_run
+from runs import Run, fresh, make_run, rewritten, times
 
 
 @pytest.fixture(scope="module")

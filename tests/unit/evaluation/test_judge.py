@@ -1,95 +1,19 @@
 """Scores of a small run: a real CLIP of tiny size, images drawn here, values checked directly."""
 
-import hashlib
 import json
 import re
 import shutil
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
-from PIL import Image, ImageDraw
-from safetensors.numpy import save_file
-from transformers import CLIPConfig, CLIPModel, CLIPProcessor, CLIPTokenizer
-from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers import CLIPModel, CLIPProcessor
 
-from distillery.config.jobs import EvaluationJob
-from distillery.config.run import Evaluation
 from distillery.evaluation.judge import embed_images, embed_prompts, load_judge, read_prompts
 from distillery.evaluation.manifests import read_samples
 from distillery.evaluation.metrics import IDENTICAL_PSNR_DB
-from distillery.files import hash_file
-from distillery.stages.evaluation import PAIRED, evaluate, summarise
-from distillery.telemetry import Reporter
-
-CPU = torch.device("cpu")
-COLOURS = ("red", "green", "blue", "orange", "purple", "black")
-SHAPES = ("circle", "square")
-PROMPTS = [f"a {colour} {shape}" for colour in COLOURS for shape in SHAPES]
-MAX_TOKENS = 8
-
-
-def make_judge(folder):
-    """A random CLIP with a tokenizer trained on the prompts; real classes, 80,000 weights."""
-    letters = list("abcdefghijklmnopqrstuvwxyz")
-    vocab = ["<|startoftext|>", "<|endoftext|>", *letters, *(f"{letter}</w>" for letter in letters)]
-    untrained = CLIPTokenizer({token: number for number, token in enumerate(vocab)}, merges=[])
-    tokenizer = untrained.train_new_from_iterator(PROMPTS, vocab_size=700)
-    shared = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-    shared |= {"num_attention_heads": 2, "projection_dim": 16}
-    text = shared | {"vocab_size": len(tokenizer), "max_position_embeddings": MAX_TOKENS}
-    text |= {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
-    vision = shared | {"image_size": 32, "patch_size": 8}
-    torch.manual_seed(0)
-    config = CLIPConfig(text_config=text, vision_config=vision, projection_dim=16)
-    CLIPModel(config).save_pretrained(folder)
-    images = CLIPImageProcessorPil(
-        size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}
-    )
-    CLIPProcessor(images, tokenizer).save_pretrained(folder)
-
-
-def draw(prompt, shift):
-    """The prompt's image, 48 × 48; `shift` moves it and changes its brightness."""
-    _, colour, shape = prompt.split()
-    image = Image.new("RGB", (48, 48), (240 - shift, 240, 240))
-    box = (10 + shift, 10, 36 + shift, 36)
-    pen = ImageDraw.Draw(image)
-    (pen.ellipse if shape == "circle" else pen.rectangle)(box, fill=colour)
-    return image
-
-
-def make_samples(folder, model, steps, guidance_scale, shift, images_per_prompt=2):
-    """One model's samples folder as the samples stage leaves it."""
-    rows = []
-    for number, prompt in enumerate(PROMPTS):
-        for index in range(images_per_prompt):
-            name = f"eval-{number:02d}/{index}"
-            image_path = folder / f"{name}.png"
-            image_path.parent.mkdir(parents=True, exist_ok=True)
-            draw(prompt, shift + index).save(image_path)
-            latents = np.full((4, 1, 6, 6), number + 0.1 * shift, dtype=np.float32)
-            save_file({"latents": latents}, folder / f"{name}.safetensors")
-            rows.append(
-                {
-                    "prompt_id": f"eval-{number:02d}",
-                    "prompt": prompt,
-                    "index": index,
-                    "noise_seed": 1000 * number + index,
-                    "file": f"{name}.png",
-                    "sha256": hashlib.sha256(image_path.read_bytes()).hexdigest(),
-                    "latents_file": f"{name}.safetensors",
-                    "latents_sha256": hash_file(folder / f"{name}.safetensors"),
-                    "is_black": False,
-                    "model": model,
-                    "steps": steps,
-                    "guidance_scale": guidance_scale,
-                    "network_calls": steps * (2 if guidance_scale > 1 else 1),
-                }
-            )
-    pd.DataFrame(rows).to_parquet(folder / "manifest.parquet", index=False)
-    return folder / "manifest.parquet"
+from distillery.stages.evaluation import PAIRED, summarise
+from judging import CPU, PROMPTS, Run, draw, make_judge, make_samples
 
 
 @pytest.fixture(scope="session")
@@ -103,32 +27,6 @@ def judge_folder(tmp_path_factory):
 def run(tmp_path, judge_folder):
     """A run with a teacher, the teacher at few steps, and a student, ready to be scored."""
     return Run(tmp_path, str(judge_folder))
-
-
-class Run:
-    """The inputs of `evaluate` and its outputs, read back."""
-
-    def __init__(self, folder, judge):
-        self.folder = folder
-        self.manifests = {
-            "teacher": make_samples(folder / "samples/teacher", "teacher", 24, 4.0, 0),
-            "few": make_samples(folder / "samples/few", "few", 4, 4.0, 5),
-            "student": make_samples(folder / "samples/student", "student", 4, 1.0, 1),
-            "untrained": make_samples(folder / "samples/untrained", "untrained", 4, 1.0, 7),
-        }
-        chosen = Evaluation(judge=judge, reference="teacher", num_resamples=200)
-        self.job = EvaluationJob(evaluation=chosen, models=tuple(self.manifests))
-        self.quality = folder / "evaluation/quality.json"
-        self.scores = folder / "evaluation/scores.parquet"
-
-    def evaluate(self):
-        reporter = Reporter(self.folder / "telemetry", "evaluation", "evaluation", "cpu")
-        evaluate(self.job, list(self.manifests.values()), self.quality, self.scores, reporter, CPU)
-        return json.loads(self.quality.read_text()), pd.read_parquet(self.scores)
-
-    def edit(self, model, change):
-        table = pd.read_parquet(self.manifests[model])
-        change(table).to_parquet(self.manifests[model], index=False)
 
 
 def test_clip_score_is_what_transformers_says(run, judge_folder):
@@ -250,9 +148,6 @@ def test_row_order_of_a_manifest_does_not_matter(run):
     quality, _ = run.evaluate()
     run.edit("student", lambda table: table.iloc[::-1])
     assert run.evaluate()[0] == quality
-
-
-# ---- what is refused ---------------------------------------------------------------------------
 
 
 def test_missing_pairs_are_named(run):

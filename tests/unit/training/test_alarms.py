@@ -34,7 +34,7 @@ from distillery.training.variation import (
     state_variation,
 )
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 STEPS = 4
 
 

@@ -10,8 +10,6 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline
 from safetensors.torch import load_file, save_file
-from test_judge import make_judge
-from test_verdict import MODELS, quality_with
 
 from distillery.config.jobs import EvaluationJob, ExportJob, TrainingJob
 from distillery.evaluation import verdict
@@ -21,6 +19,8 @@ from distillery.stages.evaluation import evaluate
 from distillery.stages.export import export_student
 from distillery.stages.merge_samples import merge_samples
 from distillery.stages.student import build_student
+from judging import make_judge
+from quality import MODELS, quality_with
 from runs import CPU, Run, make_run
 
 COMPARED = {
@@ -122,7 +122,7 @@ def demo(folder: Path, student: Any, untrained: Any) -> int:
     checks = [vars(check) for check in verdict.check_student(quality, roles, 0.97)]
     metrics = {"verdict": checks, "quality": quality, "provenance": {"config": raw}}
     write_json(folder / "report" / "metrics.json", json.loads(json.dumps(metrics)))
-    script = Path(__file__).parents[2] / ".ci" / "check_demo.py"
+    script = Path(__file__).parents[3] / ".ci" / "check_demo.py"
     return int(runpy.run_path(str(script))["main"](folder))
 
 

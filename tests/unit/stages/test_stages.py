@@ -24,7 +24,7 @@ from distillery.store.shards import Manifest
 from distillery.store.tables import read_table, write_table
 from distillery.store.trajectories import TrajectoryStore
 from distillery.telemetry import read_events
-from runs import Run, make_run
+from runs import Run, fresh, make_run, rewritten, times
 from tiny import tiny_prompts
 
 
@@ -44,25 +44,6 @@ def run(finished: Run, tmp_path: Path) -> Run:
     """A copy of the finished run that a test may change."""
     shutil.copytree(finished.folder, tmp_path / "results")
     return Run(tmp_path / "results", finished.config)
-
-
-def fresh(finished: Run, folder: Path) -> Run:
-    """A run that has its embeddings, and no targets or samples."""
-    for name in ("prompts", "embeddings"):
-        shutil.copytree(finished.folder / name, folder / "results" / name)
-    return Run(folder / "results", finished.config)
-
-
-def times(run: Run) -> dict[Path, int]:
-    """When every chunk, image and latents file was written."""
-    kinds = ("targets/*/*.safetensors", "samples/*/*/*.png", "samples/*/*/*.safetensors")
-    paths = [path for kind in kinds for path in run.folder.glob(kind)]
-    return {path.relative_to(run.folder): path.stat().st_mtime_ns for path in paths}
-
-
-def rewritten(before: Mapping[Path, int], after: Mapping[Path, int]) -> set[str]:
-    """The names of files that are new or were written again."""
-    return {path.name for path, time in after.items() if before.get(path) != time}
 
 
 def spoil(monkeypatch: pytest.MonkeyPatch, spoiled_row: int, error: Exception | None) -> None:

@@ -154,5 +154,5 @@ def test_the_plan_says_it(teacher: Path, tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_preset_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert preset_path("cpu").is_file()
-    monkeypatch.chdir(Path(__file__).parents[2])
+    monkeypatch.chdir(Path(__file__).parents[3])
     assert preset_path("cpu") == Path("config/presets/cpu.yaml")

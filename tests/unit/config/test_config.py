@@ -17,7 +17,7 @@ from distillery.config.jobs import (
 from distillery.config.run import GeneratingConfig, Prompts, parse_config
 from distillery.files import write_json
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 SHIPPED = sorted((REPOSITORY / "config").glob("*.yaml"))
 
 

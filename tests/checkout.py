@@ -1,0 +1,59 @@
+"""Snakemake on a tiny run, in a folder that looks like the repository."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import forks
+from runs import settings
+
+REPOSITORY = Path(__file__).parents[1]
+TARGETS = "results/tiny/targets/manifest.json"
+SNAKEMAKE = shutil.which("snakemake", path=str(Path(sys.executable).parent)) or "snakemake"
+
+
+def skeleton(folder: Path, *names: str) -> Path:
+    """A folder that looks like the repository, so that the checkout itself stays clean."""
+    for name in ("Snakefile", "rules", "workflow", "profiles", *names):
+        (folder / name).symlink_to(REPOSITORY / name)
+    return folder
+
+
+def snakemake(
+    folder: Path, *arguments: str, visible_devices: str = ""
+) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        ["snakemake", "--cores", "2", *arguments],
+        cwd=folder,
+        env=forks.environ(CUDA_VISIBLE_DEVICES=visible_devices),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def succeed(folder: Path, *arguments: str) -> str:
+    done = snakemake(folder, *arguments)
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def jobs(output: str) -> set[str]:
+    """The rules that a run or a dry run lists in its table of jobs."""
+    return set(re.findall(r"^(?:local)?rule (\w+):", output, flags=re.MULTILINE))
+
+
+def configure(folder: Path, teacher: Path, /, **changes: Any) -> None:
+    raw = settings(folder / "inputs", teacher, **changes)
+    (folder / "config").mkdir(exist_ok=True)
+    (folder / "config" / "config.yaml").write_text(yaml.safe_dump(raw))
+
+
+ONE_SHARD = {"targets": {"num_shards": 1}, "samples": {"num_shards": 1}}
