@@ -21,14 +21,18 @@ SCHEMA = Path("workflow/schemas/config.schema.json")
 REFERENCE = Path("docs/configuration.md")
 OPENING = """# Configuration
 
-A run is one YAML file; `config/config.yaml` is the demo. Another one is chosen with
-`snakemake --cores all --configfile config/other.yaml` and stands alone: nothing is inherited.
-A run that has none of `targets`, `student`, `training`, `evaluation` and `prompts.train` trains
-nothing and makes a data set of images: [generate-a-dataset.md](generate-a-dataset.md).
-Unknown keys are refused. A key marked ○ changes no result beyond rounding: on a finished run
-another value makes nothing again but the report. This page is generated from
-`workflow/distillery/config/` by `make schema`; editors that read JSON schemas find
-`workflow/schemas/config.schema.json`.
+One YAML file describes one run. `config/config.yaml` is the demo;
+`snakemake --cores all --configfile config/other.yaml` chooses another file. A file stands alone:
+nothing is inherited. Unknown keys are refused.
+
+A run without `targets`, `student`, `training`, `evaluation` and `prompts.train` trains nothing and
+makes a data set of images: see [generate-a-dataset.md](generate-a-dataset.md).
+
+A key marked ○ changes no result beyond rounding. If you change it on a finished run, only the
+report is made again. If you change any other key, everything that depends on it is made again.
+
+`make schema` writes this page and `workflow/schemas/config.schema.json`, which editors can read,
+from `workflow/distillery/config/`.
 """
 REMAKES_NOTHING_MARK = " ○"
 # Upper bounds are far beyond what is of use, and would only be in the way.

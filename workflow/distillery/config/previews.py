@@ -15,13 +15,13 @@ class Previews(Section):
 
     every_samples: Annotated[CountOrNone, NoResult] = Field(
         0,
-        description="between two previews, in training samples; 0: none, and no VAE beside the "
-        "student. From any kept checkpoint they can be had later, as a file: "
-        "`snakemake --cores all results/{run}/student/previews/samples-000000003200/sheet.png "
-        "--configfile config/mine.yaml`",
+        description="training samples between two previews; 0: none, and no VAE beside the "
+        "student. Later you can ask for those of any kept checkpoint, by their file: `snakemake "
+        "--cores all results/{run}/student/previews/samples-000000003200/sheet.png --configfile "
+        "config/mine.yaml`",
     )
     num_prompts: Annotated[Count, NoResult] = Field(
         8,
-        description="the first so many prompts of prompts.eval, each with the noise of its first "
+        description="draw the first so many held-out prompts, each from the noise of its first "
         "sample; best a multiple of the number of processes",
     )

@@ -54,23 +54,22 @@ class Prompts(Section):
 
     train: PromptFile | None = Field(
         None,
-        description="prompts whose teacher trajectories the student learns from; required with "
-        "training",
+        description="the prompts that the student learns from; required for training",
     )
     eval: PromptFile | None = Field(
         None,
-        description="prompts that samples are generated for; held out from training, if any; "
-        "required without eval_fraction",
+        description="the held-out prompts that samples are generated for; required unless "
+        "eval_fraction is given",
     )
     eval_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] | None = Field(
         None,
-        description="instead of eval: about this share of the prompts of train is held out, by a "
-        "hash of their texts, so that none is on both sides",
+        description="instead of eval: hold out about this fraction of the train prompts. A hash "
+        "of the text decides, so no text is in both splits",
     )
     notes: tuple[str, ...] = Field(
         (),
-        description="columns of the files that are kept beside the images and change nothing, "
-        "such as seed or aspect_ratio; without this their names are refused",
+        description="columns to keep beside the images although they change nothing, such as "
+        "seed or aspect_ratio; their names are refused otherwise",
     )
 
     @model_validator(mode="after")
@@ -111,8 +110,8 @@ class Prompts(Section):
 class Embeddings(Section):
     """How prompts are encoded."""
 
-    batch_size: Small = Field(32, description="prompts in one call of the text encoder")
-    chunk_size: Small = Field(1024, description="prompts in one file, the unit a crash can lose")
+    batch_size: Small = Field(32, description="prompts per call of the text encoder")
+    chunk_size: Small = Field(1024, description="prompts per file; a crash loses at most one file")
 
 
 class Targets(Section):
@@ -120,33 +119,36 @@ class Targets(Section):
 
     steps: Small = Field(description="denoising steps of the teacher")
     guidance_scale: Guidance = Field(
-        description="classifier-free guidance folded into the targets; 1.0 means off"
+        description="the teacher's classifier-free guidance, which becomes part of the targets; "
+        "1.0 is off"
     )
     guidance_scale_2: Guidance | None = Field(
         None,
-        description="guidance of a teacher's second network, transformer_2 of Wan2.2-A14B; null: "
-        "the same",
+        description="guidance of a teacher's second network (transformer_2 of Wan2.2-A14B); "
+        "null: the same",
     )
     num_segments: Small = Field(
-        4, description="equal pieces of a trajectory; their num_segments + 1 ends are stored"
+        4,
+        description="segments of equal numbers of steps per trajectory; the num_segments + 1 "
+        "states at their ends are stored",
     )
-    samples_per_prompt: Count = Field(1, description="trajectories of each prompt")
+    samples_per_prompt: Count = Field(1, description="trajectories per prompt")
     batch_size: BatchSize = Field(
         8,
-        description="trajectories in one call of the pipeline; auto: the largest that fits the GPU "
-        "and pays, so that the last bits of a result follow the GPU",
+        description="trajectories per call of the pipeline; auto: the largest batch that fits "
+        "the GPU and is faster. The last bits of a result then depend on the GPU",
     )
     chunk_size: Small = Field(
-        64, description="trajectories in one file, the unit that a crash can lose"
+        64, description="trajectories per file; a crash loses at most one file per job"
     )
-    num_shards: Shards = Field(
-        8, description="independent jobs; choose it by the size of the data, at least one per GPU"
+    num_shards: Shards = Field(8, description="number of independent jobs; at least one per GPU")
+    dtype: Dtype = Field(
+        "float32", description="number type of the stored states; they are always solved in float32"
     )
-    dtype: Dtype = Field("float32", description="of the stored states; solved in float32 always")
     predictions: bool = Field(
         False,
-        description="store the teacher's guided prediction at each segment's beginning too, for "
-        "training.objective prediction; nearly doubles the size",
+        description="also store the teacher's guided prediction at the start of each segment, "
+        "for training.objective: prediction. Nearly doubles the size",
     )
 
     @model_validator(mode="after")
@@ -166,23 +168,23 @@ class SampledModel(Section):
     """One column of the comparison: who generates, with how many steps."""
 
     source: Source = Field(
-        description="whose pipeline is called; untrained: the student before its training, with "
-        "the student's scheduler"
+        description="which pipeline to sample; untrained: the student before training, with the "
+        "student's scheduler"
     )
     steps: Small | None = Field(
         None,
-        description="null: targets.steps for the teacher, else student.steps, and no other number; "
-        "required where there is no training",
+        description="denoising steps; null: targets.steps for the teacher, student.steps for the "
+        "others, which take no other number. Required without training",
     )
     guidance_scale: Guidance | None = Field(
         None,
-        description="null: targets.guidance_scale for the teacher, else 1.0; required where there "
-        "is no training",
+        description="null: targets.guidance_scale for the teacher, 1.0 for the others. Required "
+        "without training",
     )
     guidance_scale_2: Guidance | None = Field(
         None,
-        description="of the teacher's second network; null: the same as guidance_scale, and where "
-        "that is null too targets.guidance_scale_2",
+        description="guidance of the teacher's second network; null: as guidance_scale, or "
+        "targets.guidance_scale_2 if that is null too",
     )
 
 
@@ -190,16 +192,14 @@ class Samples(Section):
     """What is generated from the prompts of prompts.eval."""
 
     models: dict[Name, SampledModel] = Field(
-        min_length=1, description="the columns of the comparison, by a name of your choice"
+        min_length=1, description="the models to compare, by names of your choice"
     )
     num_prompts: Count | None = Field(
-        None, description="the first so many prompts of prompts.eval; null: all of them"
+        None, description="sample only the first so many held-out prompts; null: all"
     )
-    images_per_prompt: Count = Field(
-        1, description="seeds of each prompt: every image has its own noise"
-    )
+    images_per_prompt: Count = Field(1, description="images per prompt, each from its own noise")
     batch_size: BatchSize = Field(
-        8, description="images in one call of the pipeline; auto: as for targets"
+        8, description="images per call of the pipeline; auto: as for targets"
     )
     num_shards: Shards = Field(4, description="independent jobs per model")
 
@@ -223,23 +223,26 @@ class Dataset(Section):
 
     pairs: Literal["none", "all", "neighbours"] = Field(
         "none",
-        description="which two images of a prompt pairs.csv lists, in the order of "
-        "samples.models and of their seeds. all: every two; neighbours: each with the next one",
+        description="which pairs of images of a prompt pairs.csv lists, in the order of "
+        "samples.models and of the seeds. all: every pair; neighbours: each image with the next "
+        "one",
     )
 
 
 class Evaluation(Section):
     """How samples are scored."""
 
-    judge: str = Field(description="a CLIP model in transformers format: folder or hub id")
-    reference: Name = Field("teacher", description="the model of `samples` the others are held to")
+    judge: str = Field(description="a CLIP model in Transformers format: a folder or a hub id")
+    reference: Name = Field(
+        "teacher", description="the model in `samples` that the others are compared with"
+    )
     min_clip_ratio: Annotated[float, Field(gt=0)] = Field(
         0.97,
-        description="share of the reference's CLIP score that the student must exceed, by its "
-        "whole interval; what you would accept, fewer steps keep less",
+        description="the student passes if the whole interval of its CLIP score lies above this "
+        "fraction of the reference's. Choose what you would accept; fewer steps keep less",
     )
     num_resamples: Annotated[int, Field(ge=100, le=100_000)] = Field(
-        2000, description="bootstrap resamples of an interval"
+        2000, description="bootstrap resamples per interval"
     )
 
 
@@ -247,25 +250,25 @@ class Hardware(Section):
     """What the machine gives a job. Nothing here changes a result beyond rounding."""
 
     cpu_threads: Annotated[Small, NoResult] = Field(
-        1, description="threads of a job without GPU; fixes its last bits"
+        1, description="threads per job without a GPU; decides the last bits of its results"
     )
     compile: Annotated[Compile, NoResult] = Field(
         "auto",
-        description="whether networks are compiled on a GPU; auto: large ones in long runs, where "
-        "the minute that it takes is won back",
+        description="whether to compile networks on a GPU; auto: large networks in long runs, "
+        "where it saves more than the minute that it takes",
     )
     num_gpus: Annotated[Small | None, NoResult] = Field(
         None,
-        description="GPUs that the training will get, over all its nodes, for the plan; null: as "
-        "many as Snakemake gives it, else those of the machine that plans",
+        description="for the plan: GPUs that the training will get, over all nodes; null: as "
+        "many as Snakemake gives it, else those of the planning machine",
     )
     gpu_memory_gib: Annotated[Positive | None, NoResult] = Field(
         None,
-        description="memory of each GPU that jobs will get, for the plan on a machine without "
-        "them; null: that of the GPUs found",
+        description="for a plan on a machine without GPUs: memory of each GPU that jobs will "
+        "get; null: that of the GPUs of this machine",
     )
     cpu_processes: Annotated[Small, NoResult] = Field(
-        2, description="training processes where there is no GPU"
+        2, description="training processes on a machine without a GPU"
     )
 
 
@@ -273,7 +276,7 @@ class RunConfig(Section):
     """What every run has."""
 
     run: Name = Field(description="results go to results/{run}")
-    seed: Seed = Field(0, description="of all noise and of the data order")
+    seed: Seed = Field(0, description="seeds all noise and the order of the training data")
     prompts: Prompts
     teacher: Teacher
     embeddings: Embeddings = Embeddings()

@@ -28,22 +28,23 @@ class Unet(Section):
 
     layers_per_block: Count | tuple[Count, ...] | None = Field(
         None,
-        description="pairs of a ResNet and an attention block that each down stage keeps, the up "
-        "stages one more; one number, or one for each down stage; null: all",
+        description="pairs of a ResNet and an attention block to keep per down stage (up stages "
+        "keep one more): one number, or one per down stage; null: all",
     )
     transformer_layers_per_block: Count | tuple[Count | tuple[Count, ...], ...] | None = Field(
         None,
-        description="layers that each kept transformer keeps, where it has more: one number, or "
-        "for each down stage a number or a list with one for each pair; null: all. A kept mid "
-        "block takes the first of the last stage",
+        description="layers to keep per transformer that has more: one number, or one entry per "
+        "down stage, a number or a list with one per pair; null: all. The mid block takes the "
+        "first number of the last stage",
     )
     reverse_transformer_layers_per_block: tuple[Count | tuple[Count, ...], ...] | None = Field(
         None,
-        description="the same for the up stages, in the order they run; required where "
-        "transformer_layers_per_block has lists inside; null: as the down stages",
+        description="the same for the up stages, in the order they run; null: as the down "
+        "stages. Required if transformer_layers_per_block contains lists",
     )
     mid_block: MidBlock = Field(
-        "keep", description="keep: whole; resnet: its first ResNet alone, as SSD-1B; none"
+        "keep",
+        description="keep: all of it; resnet: only its first ResNet, as SSD-1B; none: remove it",
     )
 
     @model_validator(mode="after")
@@ -67,14 +68,17 @@ class Unet(Section):
 class Lora(Section):
     """Low-rank additions to the teacher's weights, which alone are trained (arXiv:2106.09685)."""
 
-    rank: Small = Field(64, description="of each addition, at most the layer's smaller side")
+    rank: Small = Field(
+        64, description="rank of each addition, at most the smaller side of its layer"
+    )
     alpha: Positive | None = Field(
         None, description="additions are scaled by alpha / rank; null: alpha is the rank"
     )
     targets: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         ("to_q", "to_k", "to_v", "to_out.0"),
         min_length=1,
-        description="ends of the names of the linear and convolution layers that get one",
+        description="linear and convolution layers that get an addition, by the ends of their "
+        "names",
     )
 
 
@@ -83,30 +87,30 @@ class Student(Section):
 
     init: Init = Field(
         "teacher",
-        description="teacher: same shape and weights; layers: only the blocks kept; config: a "
-        "shape of your own, copied where names and shapes agree; lora: the teacher itself, of "
-        "which only low-rank additions are trained",
+        description="teacher: same shape and weights. layers: only some of its blocks. config: a "
+        "shape of your own, with the teacher's weights where names and shapes agree. lora: the "
+        "teacher itself, with only low-rank additions trained",
     )
     layers: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
         None, description="indices of the teacher's blocks to keep, for init: layers"
     )
     num_layers: Small | None = Field(
-        None, description="how many blocks to keep instead, chosen by layers_rule"
+        None, description="instead of layers: how many blocks to keep; layers_rule chooses them"
     )
     layers_rule: LayersRule = Field(
         "even",
         description="which blocks are kept: even (spaced, first and last included), first, last, "
         "or ends (half from either end); also for a UNet's transformer layers",
     )
-    unet: Unet | None = Field(None, description="what is kept of a UNet, for init: layers")
+    unet: Unet | None = Field(None, description="what to keep of a UNet, for init: layers")
     config: str | None = Field(
-        None, description="for init: config, a JSON file as config.json of the teacher's network"
+        None, description="for init: config: a JSON file like config.json of the teacher's network"
     )
     lora: Lora | None = Field(None, description="for init: lora; {} takes the defaults")
     expert: str | None = Field(
         None,
-        description="of a teacher with several networks, the one that the student starts from; "
-        "Wan2.2-A14B has transformer (for the noisier states) and transformer_2",
+        description="which of several networks the student starts from. Wan2.2-A14B has "
+        "transformer (for the noisier states) and transformer_2",
     )
     steps: Small = Field(4, description="denoising steps, without guidance")
 

@@ -20,13 +20,13 @@ class Adapter(Section):
         min_length=1,
         description="a safetensors file, a folder that holds one, or the id of a hub repository",
     )
-    scale: float = Field(1.0, description="how strongly it acts; 1.0 is as it was trained")
+    scale: float = Field(1.0, description="strength of the adapter; 1.0 is as trained")
     weight_name: str | None = Field(
         None, description="file name in the folder or repository, if it holds several"
     )
     expert: str | None = Field(
         None,
-        description="of a teacher with several networks, the one it changes; null: the first",
+        description="which of several networks the adapter changes; null: the first",
     )
 
 
@@ -39,56 +39,62 @@ class Teacher(Section):
     revision: str | None = Field(None, description="commit of a hub repository")
     variant: str | None = Field(
         None,
-        description="which of several sets of weights files is read, e.g. fp16 for "
-        "`diffusion_pytorch_model.fp16.safetensors`; a component without it is read from its plain "
-        "ones",
+        description="which set of weight files to read, e.g. fp16 for "
+        "`diffusion_pytorch_model.fp16.safetensors`; a component that lacks it is read from its "
+        "plain files",
     )
-    dtype: Dtype = Field("bfloat16", description="weights and activations; latents stay float32")
+    dtype: Dtype = Field(
+        "bfloat16",
+        description="number type of weights and activations. Samples hold their latents in it, as "
+        "the stock pipeline does; targets are solved in float32",
+    )
     vae_dtype: Dtype = Field(
         "float32",
-        description="of the VAE. Lower ones take less memory and shift colours; an image that "
-        "comes out black or not finite is decoded again in float32",
+        description="number type of the VAE. Lower precision takes less memory and shifts "
+        "colours. An image that comes out black or not finite is decoded again in float32",
     )
     adapters: tuple[Adapter, ...] = Field(
         (),
-        description="LoRA and DoRA adapters, in Diffusers' format or one that it converts: `path` "
-        "(file, folder or hub id), `scale`, `weight_name` (the file, if there are several), "
-        "`expert` (the network, if there are several). The student starts from the adapted teacher",
+        description="LoRA and DoRA adapters, in Diffusers' format or one that it converts. The "
+        "student starts from the adapted teacher",
     )
     fuse_adapters: bool = Field(
         True,
-        description="true: added to the weights in float32; false: computed beside them at each "
-        "call, slower, with the adapter's own weights in float32",
+        description="true: add adapters to the weights, in float32. false: compute them beside "
+        "the weights at each call, which is slower and keeps their own weights in float32",
     )
     attention: str | None = Field(
         None,
-        description="Diffusers' attention backend, e.g. native, flash, sage, _native_cudnn; null: "
-        "Diffusers' own choice. It changes the last bits",
+        description="Diffusers' attention backend, e.g. native, flash, sage, _native_cudnn; "
+        "null: Diffusers chooses. It changes the last bits of a result",
     )
     offload: Annotated[Literal["none", "model", "sequential"], NoResult] = Field(
         "none",
-        description="weights that wait in the host's memory. model: a component is on the GPU "
-        "while it works; sequential: a layer is, which is far slower. Needs a GPU",
+        description="keep weights in host memory. model: a component is on the GPU only while it "
+        "works. sequential: a single layer is, which is far slower. Needs a GPU",
     )
     num_gpus: Annotated[Small, NoResult] = Field(
-        1, description="GPUs of one job; with several the networks are spread over them by blocks"
+        1, description="GPUs per job; with several, the networks' blocks are spread over them"
     )
     height: Small = Field(description="pixels")
     width: Small = Field(description="pixels")
     negative_prompt: str | None = Field(
         None,
-        description="the unconditional branch's prompt; null: what the stock pipeline does without",
+        description="prompt of the unconditional branch; null: what the stock pipeline uses if "
+        "none is given",
     )
     max_sequence_length: Small | None = Field(
-        None, description="text tokens a prompt is padded to; null: the stock pipeline's default"
+        None,
+        description="number of text tokens that prompts are padded to; null: the stock "
+        "pipeline's default",
     )
     long_prompts: Literal["refuse", "truncate"] = Field(
-        "refuse", description="what happens to a prompt of more tokens than the model reads"
+        "refuse", description="what to do with a prompt that has more tokens than the model reads"
     )
     scheduler: dict[str, bool | int | float | str] | None = Field(
         None,
-        description="the solver: `class`, a Diffusers scheduler, and settings of it that differ "
-        "from the released one's; null: the released one",
+        description="the solver: `class`, the name of a Diffusers scheduler, and those of its "
+        "settings that differ from the released ones; null: as released",
     )
 
     @model_validator(mode="after")

@@ -35,104 +35,110 @@ class Training(Section):
 
     objective: Objective = Field(
         "segment",
-        description="what a step is asked for. segment: to land on the trajectory's next knot; "
-        "direct: to land on its clean end from every knot; reflow: the straight line between its "
-        "noise and its clean end; prediction: the teacher's guided prediction there, which is "
-        "guidance distillation: it needs targets.predictions, and a student of many small steps",
+        description="what a student's step should do. segment: land on the trajectory's next "
+        "knot. direct: land on its clean end, from every knot. reflow: follow the straight line "
+        "from its noise to its clean end. prediction: give the teacher's guided prediction "
+        "(guidance distillation), for a student of many small steps; needs targets.predictions",
     )
-    loss: Loss = Field("mse", description="of a prediction against its target")
+    loss: Loss = Field("mse", description="loss of a prediction against its target")
     huber_width: Positive = Field(
         1.0, description="error at which huber and pseudo_huber turn from square to linear"
     )
     timestep_weights: TimestepWeights = Field(
         "uniform",
-        description="of the segments in the gradient, scaled to a mean of one; logged losses stay "
-        "unweighted. uniform; min_snr: by the signal-to-noise ratio, at most 5, in the network's "
-        "own prediction type; or a list of one weight a segment",
+        description="weights of the segments in the gradient, scaled to a mean of one; logged "
+        "losses are unweighted. uniform; min_snr: by the signal-to-noise ratio, at most 5, for "
+        "the network's own prediction type; or a list with one weight per segment",
     )
-    num_samples: Count = Field(description="length of the training")
+    num_samples: Count = Field(description="length of the training, in samples")
     rollout_samples: CountOrNone = Field(
         0,
-        description="the last so many of num_samples are whole trajectories: the student takes all "
-        "its steps from the noise, the loss is on where it ends, its gradient goes through them "
-        "all (student.steps times the activations); 0: none",
+        description="how many of num_samples, at the end, are rollouts: the student takes all "
+        "its steps from the noise, and the loss is on where it ends. The gradient goes through "
+        "all steps, which takes student.steps times the activations; 0: none",
     )
     perceptual_weight: Annotated[float, Field(ge=0, le=1e6)] = Field(
         0.0,
-        description="of the distance in the features of the teacher's VAE decoder, added to the "
-        "loss of rollout_samples; 0: none, and no VAE is loaded",
+        description="weight of the distance in the features of the teacher's VAE decoder, added "
+        "to the loss of rollouts; 0: none, and no VAE is loaded",
     )
     global_batch_size: Small = Field(description="samples per update, over all processes")
     micro_batch_size: Annotated[MicroBatchSize, NoResult] = Field(
         "auto",
-        description="samples a process takes at once; auto: its whole share, halved until it fits "
-        "the GPU's memory",
+        description="samples per forward and backward pass of a process; auto: its whole local "
+        "batch, halved until it fits the GPU",
     )
     learning_rate: Annotated[float, Field(gt=0, le=10)] = Field(
-        1e-4, description="of AdamW; warm-up and schedule multiply it by factors up to 1"
+        1e-4,
+        description="AdamW's highest learning rate; warm-up and schedule multiply it by "
+        "factors up to 1",
     )
     schedule: Literal["constant", "cosine"] = Field(
         "cosine",
-        description="factor of the learning rate. cosine: falls from 1 at the first sample to 0 at "
-        "the last, so that after a warm-up the highest rate is a little below learning_rate",
+        description="factor of the learning rate. cosine: falls from 1 at the first sample to 0 "
+        "at the last, so with a warm-up the rate stays a little below learning_rate",
     )
     warmup_samples: CountOrNone = Field(
-        0, description="samples over which another factor of the learning rate rises from 0 to 1"
+        0, description="samples over which a second factor of the learning rate rises from 0 to 1"
     )
     weight_decay: Annotated[float, Field(ge=0, le=10)] = Field(
-        0.0, description="decoupled, of AdamW"
+        0.0, description="AdamW's decoupled weight decay"
     )
-    betas: tuple[Momentum, Momentum] = Field((0.9, 0.95), description="momenta of AdamW")
-    max_grad_norm: Positive = Field(1.0, description="the gradient's norm is clipped to it")
+    betas: tuple[Momentum, Momentum] = Field((0.9, 0.95), description="AdamW's beta1 and beta2")
+    max_grad_norm: Positive = Field(1.0, description="clip the gradient to this norm")
     ema_half_life_samples: CountOrNone = Field(
         0,
-        description="half-life in samples of the running average of the weights; the average is "
-        "what is exported; 0: no averaging",
+        description="half-life, in samples, of the running average (EMA) of the weights, which "
+        "is what is exported; 0: no averaging",
     )
     dtype: Literal["float32", "bfloat16"] = Field(
         "bfloat16",
-        description="of the forward pass; master weights are float32. float16 would need loss "
-        "scaling, which is not offered",
+        description="number type of the forward pass; master weights are float32. float16 would "
+        "need loss scaling, which is not offered",
     )
     tf32: bool = Field(
         True,
-        description="float32 matrix products of the training on a GPU read 10 bits of mantissa "
-        "(TF32): several times faster; false: all 23",
+        description="allow TF32 in float32 matrix products on a GPU: 10 bits of mantissa instead "
+        "of 23, several times faster",
     )
     parallel: Annotated[Parallel, NoResult] = Field(
         "auto",
-        description="several processes. ddp: a whole student on each; fsdp: each holds a part of "
-        "the weights, their averages and the optimizer; auto: ddp if that fits a GPU",
+        description="how several processes train. ddp: each holds the whole student. fsdp: each "
+        "holds a part of the weights, their average and the optimizer's state. auto: ddp if it "
+        "fits a GPU",
     )
     gradient_checkpointing: Annotated[bool | Literal["auto"], NoResult] = Field(
         "auto",
-        description="blocks are computed again in the backward pass, which takes a third more time "
-        "and little memory for activations; auto: where weights leave little of the GPU, or a "
-        "single sample does not fit",
+        description="compute blocks again in the backward pass: a third more time, little memory "
+        "for activations. auto: if the weights leave little of the GPU, or if a single sample "
+        "does not fit otherwise",
     )
     compile: Annotated[Compile, NoResult] = Field(
         "auto",
-        description="whether the student is compiled; auto: a large one on a GPU in a long "
-        "training, where the minutes that it takes are won back",
+        description="whether to compile the student; auto: a large one on a GPU in a long "
+        "training, where it saves more than the minutes that it takes",
     )
     log_every_samples: Annotated[Count, NoResult] = Field(
-        1024, description="between two rows of the loss table"
+        1024, description="samples between two rows of the loss table"
     )
     save_every_samples: Annotated[Count, NoResult] = Field(
-        16384, description="between two checkpoints"
+        16384, description="samples between two checkpoints"
     )
-    keep_checkpoints: Annotated[Small, NoResult] = Field(2, description="older ones are removed")
+    keep_checkpoints: Annotated[Small, NoResult] = Field(
+        2, description="number of checkpoints to keep; older ones are removed"
+    )
     timeout_s: Annotated[Count, NoResult] = Field(
         1800,
-        description="of a collective; longer than what one process may do alone while others wait "
-        "(15 minutes: checking a checkpoint's files, waiting for the disk)",
+        description="time limit of a collective, in seconds. Must be longer than what one "
+        "process may do alone while others wait (15 minutes: checking a checkpoint's files, "
+        "waiting for the disk)",
     )
     hang_timeout_s: Annotated[CountOrNone, NoResult] = Field(
         45,
-        description="a process without progress for so long (a micro-batch is progress) reports "
-        "where it hangs and ends, a fifth later if it waits for another; three times what it took "
-        "before, if that is longer; 15 minutes until the first update is done and in rollouts. "
-        "0: never, e.g. in a debugger",
+        description="a process that makes no progress for so many seconds (a micro-batch is "
+        "progress) reports where it hangs and ends; one that waits for another gets a fifth "
+        "more. The limit is at least three times what the step took before, and 15 minutes in "
+        "the first update and in rollouts. 0: never, e.g. in a debugger",
     )
 
     @model_validator(mode="after")
