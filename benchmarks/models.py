@@ -190,4 +190,4 @@ def count_teraflops(model: Model, folder: Path) -> float:
             {name: value.float().to("meta") for name, value in padded_prompts(model, 1).items()},
             Setting(model.height, model.width, model.guidance_scale),
         )
-    return counter.get_total_flops() / TERA
+    return float(counter.get_total_flops()) / TERA

@@ -128,10 +128,8 @@ def run_stage(
 ) -> dict[str, Any]:
     """Run a stage as the workflow does, one job per GPU; rates from its own telemetry."""
     run = folder / "run"
-    output = {
-        "targets": lambda part: run / f"targets-{num_gpus}/shard-{part}-of-{num_gpus}.json",
-        "samples": lambda part: run / f"samples-{num_gpus}/few/shard-{part}-of-{num_gpus}.parquet",
-    }[stage]
+    output = run / f"{stage}-{num_gpus}" / ("few" if stage == "samples" else "")
+    ending = "parquet" if stage == "samples" else "json"
     config = {"targets": "targets.json", "samples": "samples-few.json"}[stage]
     devices = visible_ids() or [str(index) for index in range(num_gpus)]
     if not torch.cuda.is_available():
@@ -145,7 +143,7 @@ def run_stage(
                 *("--prompts", str(run / "prompts/table.parquet")),
                 *("--embeddings", str(run / "embeddings/manifest.json")),
                 *("--shard", f"{part}/{num_gpus}"),
-                *("--output", str(output(part))),
+                *("--output", str(output / f"shard-{part}-of-{num_gpus}.{ending}")),
                 *("--compile", compiling),
                 *("--log-file", str(run / f"logs/{stage}-{num_gpus}-{part}.log")),
                 *(("--model", "few") if stage == "samples" else ()),

@@ -37,4 +37,6 @@ def tiny_clip(with_projection: bool = False) -> torch.nn.Module:
         eos_token_id=53,
         pad_token_id=53,
     )
-    return (CLIPTextModelWithProjection if with_projection else CLIPTextModel)(config).eval()
+    encoder: torch.nn.Module
+    encoder = (CLIPTextModelWithProjection if with_projection else CLIPTextModel)(config)
+    return encoder.eval()
