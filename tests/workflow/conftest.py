@@ -17,7 +17,7 @@ def finished(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _make_finished(folder: Path, teacher: Path) -> None:
     from finished_run import make_all, tiny_run
 
-    from checkout import configure, skeleton, succeed
+    from checkout import configure, jobs, skeleton, succeed
     from judging import make_judge
 
     skeleton(folder)
@@ -30,4 +30,5 @@ def _make_finished(folder: Path, teacher: Path) -> None:
     finally:
         os.chdir(before)
     succeed(folder, "--touch")
-    assert "Nothing to be done" in succeed(folder, "--dry-run")
+    left = succeed(folder, "--dry-run")
+    assert "Nothing to be done" in left, f"make_all in finished_run.py leaves out {jobs(left)}"

@@ -173,7 +173,7 @@ def _options(make: Function) -> Iterator[Option]:
         if is_dataclass(hint):
             yield from _fields(hint, is_optional)
         else:
-            yield Option(name, hints[name], parameter.default, helps[name])
+            yield Option(name, hints[name], parameter.default, _help(helps, name, make))
 
 
 def _fields(kind: Any, is_optional: bool) -> Iterator[Option]:
@@ -187,7 +187,16 @@ def _fields(kind: Any, is_optional: bool) -> Iterator[Option]:
             yield from _fields(hint, may_be_none)
         else:
             given = hint | None if is_optional else hints[field.name]
-            yield Option(field.name, given, inspect.Parameter.empty, helps[field.name])
+            yield Option(field.name, given, inspect.Parameter.empty, _help(helps, field.name, kind))
+
+
+def _help(helps: dict[str, str], name: str, of: Any) -> str:
+    """An option's help; raises TypeError where a docstring lacks it."""
+    if name not in helps:
+        raise TypeError(
+            f"{of.__name__}: its docstring says nothing of {name!r}: add a line below Args"
+        )
+    return helps[name]
 
 
 def _read(kind: Any, arguments: argparse.Namespace, is_optional: bool) -> Any:

@@ -30,7 +30,14 @@ from distillery.config.teacher import Teacher
 from distillery.config.training import Training
 from distillery.files import JsonObject, read_json, read_sealed, repair_hint, write_sealed
 
-RECIPE_VERSIONS = {"embeddings": 2, "targets": 3, "student": 1, "training": 3, "samples": 4}
+RECIPE_VERSIONS = {
+    "embeddings": 2,
+    "targets": 3,
+    "student": 1,
+    "training": 3,
+    "samples": 4,
+    "evaluation": 1,
+}
 """Raise a stage's number when its code would give other bytes for the same configuration: that
 makes it run again. A comment must never recompute a week of work, so scripts are not watched."""
 
@@ -128,6 +135,7 @@ class DatasetJob(Section):
 class EvaluationJob(Section):
     """Frozen configuration of the scores."""
 
+    version: int = RECIPE_VERSIONS["evaluation"]
     evaluation: Evaluation
     models: tuple[Name, ...]
 

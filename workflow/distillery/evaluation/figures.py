@@ -208,7 +208,7 @@ def differences_table(quality: Mapping[str, Any] | None, roles: Roles) -> Table 
 
 def _difference(against: Mapping[str, Any], comparison: Comparison) -> Cell:
     """One paired difference; marked where the student is better by its whole interval."""
-    value = read_interval(against[f"{comparison.metric}_difference"])
+    value = read_interval(against.get(f"{comparison.metric}_difference"))
     if value is None:
         return Cell("")
     form = comparison.form
