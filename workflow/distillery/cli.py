@@ -1,9 +1,9 @@
 """The command lines of the stages, made from the typed signatures of their functions.
 
 A parameter of a stage's function is an option of the same name, with the docstring's `Args` as its
-help. Not so for four of them: `job` is what --config holds, `run_folder` the run's folder that it
-lies in, `device` and `reporter` are those of this process; nor for those that are given by keyword
-alone. A dataclass stands for its fields; where it may be None, all of them are given or none.
+help. Four are no options: `job` is read from --config, `run_folder` is the run's folder that this
+file is in, `device` and `reporter` are this process's. Nor are keyword-only parameters. A
+dataclass stands for its fields; where it may be None, all of them are given or none.
 """
 
 import argparse
@@ -72,7 +72,7 @@ def logged_parser(about: str | None) -> argparse.ArgumentParser:
 
 
 def parser_of(make: Function, about: str | None, computes: bool) -> argparse.ArgumentParser:
-    """A parser with the options of a stage's function; one that computes is told its threads."""
+    """A parser with the options of a stage's function; one that computes takes --cpu-threads."""
     parser, hints = logged_parser(about), get_type_hints(make)
     if computes or "job" in hints:
         parser.add_argument(
@@ -88,7 +88,7 @@ def parser_of(make: Function, about: str | None, computes: bool) -> argparse.Arg
 
 
 def values_of(make: Function, arguments: argparse.Namespace) -> dict[str, Any]:
-    """What the command line says of a function's parameters.
+    """The values of a function's parameters from the command line.
 
     Raises ValueError where some options of a dataclass are missing that may be None.
     """
@@ -105,7 +105,7 @@ def values_of(make: Function, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _parameters(make: Function) -> dict[str, inspect.Parameter]:
-    """Those that a command line gives, by their names."""
+    """The parameters that a command line gives, by name."""
     return {
         name: parameter
         for name, parameter in inspect.signature(make).parameters.items()
@@ -186,8 +186,9 @@ def _fields(kind: Any, is_optional: bool) -> Iterator[Option]:
         if is_dataclass(hint):
             yield from _fields(hint, may_be_none)
         else:
-            given = hint | None if is_optional else hints[field.name]
-            yield Option(field.name, given, inspect.Parameter.empty, _help(helps, field.name, kind))
+            option_hint = hint | None if is_optional else hints[field.name]
+            text = _help(helps, field.name, kind)
+            yield Option(field.name, option_hint, inspect.Parameter.empty, text)
 
 
 def _help(helps: dict[str, str], name: str, of: Any) -> str:
@@ -234,10 +235,12 @@ def _without_none(hint: Any) -> tuple[Any, bool]:
 
 def _helps(docstring: str | None) -> dict[str, str]:
     """What a docstring says of each parameter or attribute, in one line each."""
-    found = re.search(
+    section = re.search(
         r"^(?:Args|Attributes):\n((?: .*\n?)+)", inspect.cleandoc(docstring or ""), re.M
     )
-    entries = re.findall(r"^ {4}(\w[\w, ]*): (.*(?:\n {5,}.*)*)", found[1], re.M) if found else []
+    entries = (
+        re.findall(r"^ {4}(\w[\w, ]*): (.*(?:\n {5,}.*)*)", section[1], re.M) if section else []
+    )
     return {
         name: " ".join(text.split()).rstrip(".").replace("%", "%%")
         for names, text in entries

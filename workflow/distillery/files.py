@@ -72,7 +72,7 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: JsonObject, sort_keys: bool = True) -> None:
     """Write a JSON object atomically, one key per line (for people and diffs).
 
-    In a stable order, or as it is where the order says something.
+    Keys are sorted, or stay in their order where that means something.
     """
     write_text(path, json.dumps(value, indent=2, sort_keys=sort_keys, allow_nan=False) + "\n")
 

@@ -200,7 +200,7 @@ def _describe(nvml: Any, index: int, handle: Any) -> Gpu:
 
 
 def _capability(nvml: Any, handle: Any) -> str:
-    """The compute capability of a device, "" where the driver does not tell, as of some instances
+    """The compute capability of a device, "" where the driver does not say, as of some instances
     in MIG mode."""
     try:
         return "{}.{}".format(*nvml.nvmlDeviceGetCudaComputeCapability(handle))
@@ -327,7 +327,7 @@ def describe_hardware() -> Hardware:
 
 
 def _cpu_model() -> str:
-    """The processor's product name where the kernel tells it (x86), else its architecture."""
+    """The processor's product name where the kernel names it (x86), else its architecture."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -343,10 +343,10 @@ def versions() -> dict[str, str]:
     """Versions of what decides a result, read from package metadata; nothing is imported."""
     from importlib.metadata import PackageNotFoundError, version
 
-    found = {"python": platform.python_version(), "distillery": __version__}
+    version_of = {"python": platform.python_version(), "distillery": __version__}
     for package in ("torch", "diffusers", "transformers", "snakemake"):
         try:
-            found[package] = version(package)
+            version_of[package] = version(package)
         except PackageNotFoundError:
-            found[package] = "not installed"
-    return found
+            version_of[package] = "not installed"
+    return version_of

@@ -50,9 +50,9 @@ class Identity:
 
 def cache_folder() -> Path | None:
     """$DISTILLERY_CACHE, else distillery in $XDG_CACHE_HOME or ~/.cache; None without a home."""
-    given = os.environ.get(CACHE_VARIABLE)
-    if given:
-        return Path(given).absolute()
+    chosen_folder = os.environ.get(CACHE_VARIABLE)
+    if chosen_folder:
+        return Path(chosen_folder).absolute()
     shared = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
         return (shared if shared.is_absolute() else Path.home() / ".cache") / "distillery"
@@ -63,21 +63,21 @@ def cache_folder() -> Path | None:
 def hash_large_files(paths: Iterable[Path]) -> dict[Path, str]:
     """A hash of all bytes of each file, as 64 hexadecimal digits; read, or remembered.
 
-    It is the SHA-256 of the SHA-256 of the file's blocks. What takes long is told in the log.
+    It is the SHA-256 of the SHA-256 of the file's blocks. Slow hashing is logged.
     """
     # Before anything is read: what is written to a file meanwhile changes its times.
     identities = {path: _identify(path) for path in paths}
     asked_ns, folder = time.time_ns(), cache_folder()
-    found = {path: _recall(folder, identity) for path, identity in identities.items()}
-    read = _read({path: identities[path].size for path, known in found.items() if known is None})
+    cached = {path: _recall(folder, identity) for path, identity in identities.items()}
+    read = _read({path: identities[path].size for path, known in cached.items() if known is None})
     for path, digest in read.items():
         if _is_worth_it(identities[path], asked_ns):
             _remember(folder, identities[path], digest)
-    return {path: known or read[path] for path, known in found.items()}
+    return {path: known or read[path] for path, known in cached.items()}
 
 
 def _identify(path: Path) -> Identity:
-    """By the open file: a network file system asks its server then, for a path it may not."""
+    """Ask the open file: a network file system then asks its server, for a path it may not."""
     with path.open("rb") as file:
         status = os.fstat(file.fileno())
     return Identity(
@@ -119,7 +119,7 @@ def _remember(folder: Path | None, identity: Identity, digest: str) -> None:
             raise FileNotFoundError("this user has no home folder")
         write_json(_entry_path(folder, identity), _entry(identity, digest))
     except OSError as error:
-        # By its words alone: the whole error names a temporary file, another one each time.
+        # Only its words: the whole error names a temporary file, another one each time.
         reason = error.strerror or str(error)
         _warn_once(
             f"hashes of large files cannot be remembered in {folder} ({reason}), so each job reads "
@@ -138,7 +138,7 @@ def _read(sizes: Mapping[Path, int]) -> dict[Path, str]:
     digests = {path: hashlib.sha256() for path in sizes}
     with ThreadPoolExecutor(MAX_THREADS) as threads:
         hashed = threads.map(_hash_block, *zip(*blocks, strict=True)) if blocks else iter(())
-        for (path, _), digest in zip(blocks, _told(hashed, sum(sizes.values())), strict=True):
+        for (path, _), digest in zip(blocks, _logged(hashed, sum(sizes.values())), strict=True):
             digests[path].update(digest)
     return {path: digest.hexdigest() for path, digest in digests.items()}
 
@@ -154,13 +154,13 @@ def _hash_block(path: Path, start: int) -> bytes:
         return hashlib.sha256(file.read(BLOCK_BYTES)).digest()
 
 
-def _told(digests: Iterable[bytes], num_bytes: int) -> Iterator[bytes]:
-    """Pass digests on, and say from time to time how many bytes they stand for."""
-    begin_s = told_s = time.monotonic()
+def _logged(digests: Iterable[bytes], num_bytes: int) -> Iterator[bytes]:
+    """Pass digests on, and log from time to time how many bytes they stand for."""
+    begin_s = logged_s = time.monotonic()
     for number, digest in enumerate(digests, start=1):
         now_s = time.monotonic()
-        if now_s - told_s > TELL_EVERY_S:
-            told_s, done = now_s, min(number * BLOCK_BYTES, num_bytes) / GIB
+        if now_s - logged_s > TELL_EVERY_S:
+            logged_s, done = now_s, min(number * BLOCK_BYTES, num_bytes) / GIB
             LOG.info(
                 f"hashing weights, once for all jobs: {done:.1f} of {num_bytes / GIB:.1f} GiB, "
                 f"{done / (now_s - begin_s):.2f} GiB/s"

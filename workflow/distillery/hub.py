@@ -1,4 +1,4 @@
-"""Why something could not be had from the hub, in the words of what helps."""
+"""Messages that say why a download from the hub failed, and what helps."""
 
 import re
 from collections.abc import Iterator
@@ -8,10 +8,10 @@ NO_NETWORK = re.compile("Connect|Network|Timeout|Proxy|LocalEntryNotFound")
 """In the names of errors that mean that the hub did not answer."""
 
 
-def explain_missing(given: str, repository: str, error: Exception) -> str:
-    """The message about what is neither a folder nor could be had; `given` names key and value."""
+def explain_missing(setting: str, repository: str, error: Exception) -> str:
+    """The message for a path that is no folder and no download; `setting` names key and value."""
     return (
-        f"{given}: it is no folder here and could not be had from the hub: "
+        f"{setting}: it is no folder here and could not be had from the hub: "
         f"{explain_hub(repository, error)}"
     )
 
@@ -20,10 +20,10 @@ def explain_hub(repository: str, error: Exception) -> str:
     """Why a repository could not be had, and what to do, for the end of an error's message.
 
     Diffusers raises one class for all causes, whose text speaks of an argument that nobody gave;
-    the cause hangs at it.
+    the cause is chained to it.
 
     Args:
-        repository: its id, owner/name; of a folder here only what is said is made short.
+        repository: its id, owner/name; for a local folder the error is only shortened.
         error: as Diffusers or huggingface_hub raised it.
     """
     from huggingface_hub import errors
@@ -62,7 +62,7 @@ def _unreachable(causes: list[BaseException]) -> str:
     """Why the hub was not asked, "" if that is not what failed."""
     from huggingface_hub import constants, errors
 
-    # Of several libraries, which agree on nothing but the names.
+    # Errors of several libraries, which agree only on the names.
     failed = [cause for cause in causes if NO_NETWORK.search(type(cause).__name__)]
     # Transformers does not ask then, and says nothing of the reason.
     is_offline = constants.HF_HUB_OFFLINE and failed

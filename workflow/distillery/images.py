@@ -24,7 +24,7 @@ def as_bytes(images: torch.Tensor) -> torch.Tensor:
 
 
 def write_png(path: Path, image: Pixels, texts: Mapping[str, str]) -> None:
-    """Write a PNG atomically, with text chunks for whoever finds it."""
+    """Write a PNG atomically, with text chunks for people."""
     chunks = PngImagePlugin.PngInfo()
     for name, text in texts.items():
         chunks.add_text(name, text)  # Unicode where Latin-1 does not do
@@ -50,7 +50,7 @@ def moment_folder(root: Path, samples_seen: int) -> Path:
 
 
 def training_of(image: Path) -> str | None:
-    """The training recipe that a preview is of, or None where there is no such image.
+    """The hash of a preview's training recipe, or None where there is no such image.
 
     Only the file's beginning is read; an image gets its name when it is whole.
     """
@@ -73,8 +73,8 @@ def find_moments(root: Path, prompt_ids: Sequence[str], training: str) -> list[P
 def write_sheets(root: Path, samples_seen: int, prompt_ids: Sequence[str], training: str) -> None:
     """Write the sheet of a moment, if its images are all there, and the sheet over time.
 
-    Every process comes here when its images are saved. The lock lets one in at a time, so the
-    last one sees all images, whoever that is.
+    Every process calls this when its images are saved. The lock admits one at a time, so the last
+    one sees all images.
     """
     folder = moment_folder(root, samples_seen)
     with alone(root / ".sheets.lock", quiet):

@@ -139,9 +139,9 @@ def import_run(run: str, flags: Mapping[str, Any], student: Mapping[str, Any] | 
     return imported
 
 
-def _import_flag(imported: Imported, flag: str, given: Any, trains: bool) -> bool:
+def _import_flag(imported: Imported, flag: str, raw_value: Any, trains: bool) -> bool:
     """Take over one setting, or say why not; False for one that is not known."""
-    value = _typed(given)
+    value = _typed(raw_value)
     keys = [key for key, names in TAKEN.items() if flag in names.split()]
     for key in keys:
         known = DTYPES.get(str(value), value) if key == "teacher.dtype" else value
@@ -151,11 +151,11 @@ def _import_flag(imported: Imported, flag: str, given: Any, trains: bool) -> boo
     elif flag in SWITCHES:
         imported.put(flag, *SWITCHES[flag])
     elif flag == "seeds":
-        num_seeds = len(given if isinstance(given, list) else str(given).split(","))
+        num_seeds = len(raw_value if isinstance(raw_value, list) else str(raw_value).split(","))
         imported.put(flag, "samples.images_per_prompt", num_seeds)
         imported.lines.append(f"{flag}: the seeds follow from `seed`; the tables list them")
     elif flag in REFUSED:
-        imported.lines.append(f"{flag}: left out, {REFUSED[flag].format(value=given)}")
+        imported.lines.append(f"{flag}: left out, {REFUSED[flag].format(value=raw_value)}")
     return bool(keys) or flag == "seeds" or flag in SWITCHES or flag in REFUSED
 
 

@@ -1,8 +1,8 @@
-"""Who works on what: locks of files that the kernel frees with the process, however that ends.
+"""Locks of files; the kernel frees them when the process that holds them ends, however it ends.
 
 A lock file says which process holds it. A Snakemake process holds its run, a job what it makes. The
-locks of GPUs (`slots`) have rules of their own. A file system that knows no locks is worth a
-warning, not an error.
+locks of GPUs (`slots`) have rules of their own. A file system without locks causes a warning, no
+error.
 """
 
 import errno
@@ -21,13 +21,13 @@ JOB_LOCKS = ".jobs"
 BUSY = (errno.EACCES, errno.EAGAIN)
 """POSIX allows both where another process holds a lock."""
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-"""What file systems answer that know none, as those of some clusters."""
+"""Errors of file systems without locks, as on some clusters."""
 
 Tell = Callable[[str], None]
 
 
 def quiet(line: str) -> None:
-    """Tell nobody."""
+    """Show nothing."""
 
 
 def say(line: str) -> None:
@@ -93,8 +93,8 @@ def job_lock(run: Path, job: str) -> Path:
 
 @contextmanager
 def alone(path: Path, tell: Tell = say) -> Iterator[bool]:
-    """Hold a lock; yields whether it was waited for. Whoever waits says so with a line: a job may
-    have outlived its Snakemake."""
+    """Hold a lock; yields whether it was waited for. A wait is shown by a line: a job may have
+    outlived its Snakemake."""
     descriptor, waited = _take(path, tell)
     try:
         yield waited
@@ -103,7 +103,7 @@ def alone(path: Path, tell: Tell = say) -> Iterator[bool]:
 
 
 def take(path: Path, tell: Tell = say) -> int:
-    """As `alone`, until the descriptor that is returned is closed."""
+    """As `alone`; the lock is held until the returned descriptor is closed."""
     return _take(path, tell)[0]
 
 
@@ -128,7 +128,7 @@ def _open(path: Path) -> int:
 
 
 def _sign(descriptor: int) -> None:
-    """Say who holds a lock."""
+    """Write into a lock file which process holds it."""
     with suppress(OSError):  # a full disk costs the note, not the work
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()} of {socket.gethostname()}".encode(), 0)
@@ -141,7 +141,7 @@ def _holder(descriptor: int) -> str:
 
 
 def _warn_without_locks(path: Path, error: OSError, tell: Tell) -> None:
-    """Tell that a file system knows no locks; any other error is raised."""
+    """Warn that a file system has no locks; raise any other error."""
     if error.errno not in NO_LOCKS:
         raise error
     tell(

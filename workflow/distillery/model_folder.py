@@ -30,7 +30,7 @@ METADATA = "distillery.json"
 """Beside a student's model: what it is made of, and once it is trained the recipe, its hash and the
 samples seen; `FILES`, and a seal of it all."""
 FILES = "files"
-"""Its key of the hashes of all other files."""
+"""Its key for the hashes of all other files."""
 LINKED_BYTES = 1 << 20
 """Files of this size or more become hard links where they can; people edit the small ones."""
 
@@ -82,7 +82,7 @@ def save_denoiser(denoiser: Denoiser, folder: Path) -> None:
 def copy_permissions(folder: Path) -> None:
     """Give a folder's safetensors the permissions of its JSON files.
 
-    safetensors makes its files readable by their owner alone, whatever the user's umask says.
+    safetensors makes its files readable only by their owner, whatever the user's umask says.
     """
     mode = next(folder.glob("*.json")).stat().st_mode
     for path in folder.glob("*.safetensors"):
@@ -91,17 +91,17 @@ def copy_permissions(folder: Path) -> None:
 
 @contextmanager
 def full_disk_as_os_error(path: Path) -> Iterator[None]:
-    """Let an error of the disk that safetensors meets be an OSError, as for all that writes files.
+    """Turn a disk error inside safetensors into an OSError, as everything that writes files raises.
 
-    safetensors raises an error of its own, which names the number that the system gave.
+    safetensors raises an error of its own, whose text has the system's error number.
     """
     try:
         yield
     except SafetensorError as error:
-        found = re.search(r"\(os error (\d+)\)", str(error))
-        if found is None:
+        match = re.search(r"\(os error (\d+)\)", str(error))
+        if match is None:
             raise
-        number = int(found[1])
+        number = int(match[1])
         raise OSError(number, os.strerror(number), str(path)) from error
 
 
@@ -143,9 +143,9 @@ def find_changes(folder: Path) -> list[str]:
         expected = read_sealed(folder / METADATA)[FILES]
     except (OSError, ValueError, KeyError):
         return [METADATA]
-    found = _hash_folder(folder)
-    names = sorted(found.keys() | expected.keys())
-    return [name for name in names if found.get(name) != expected.get(name)]
+    actual = _hash_folder(folder)
+    names = sorted(actual.keys() | expected.keys())
+    return [name for name in names if actual.get(name) != expected.get(name)]
 
 
 def hash_model(folder: Path) -> str:
@@ -158,7 +158,7 @@ def _hash_folder(folder: Path) -> dict[str, str]:
     """The hashes of a folder's files by their path in it.
 
     Hidden files do not count: Snakemake puts its time stamp into a folder that a rule makes. Nor
-    do `METADATA` itself and texts for people, which these may change.
+    do `METADATA` itself and texts for people, who may change them.
     """
     names = {path: path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()}
     counted = [

@@ -1,4 +1,4 @@
-"""Who a sample is: prompt ids, sample identities, and the noise that belongs to each.
+"""The identity of a sample: prompt ids, sample ids, and the noise that belongs to each.
 
 Noise is a function of (run seed, prompt id, sample index) and of nothing else: not of the rank,
 the shard, the batch or the device. It is drawn on the CPU, since a CUDA generator gives other
@@ -48,16 +48,16 @@ def all_samples(prompt_ids: Iterable[str], samples_per_prompt: int) -> list[Samp
 def check_prompt_id(prompt_id: str) -> None:
     """Raise ValueError unless the id is safe as a folder name on every file system, and is no name
     of a file that the workflow writes beside it."""
-    given = f"prompt id {shorten(prompt_id)} cannot name a folder"
+    problem = f"prompt id {shorten(prompt_id)} cannot name a folder"
     if not PROMPT_ID.fullmatch(prompt_id) or ".." in prompt_id or prompt_id.endswith("."):
         raise ValueError(
-            f"{given}: use 1 to 128 letters, digits, '.', '_' or '-', beginning with a letter or "
+            f"{problem}: use 1 to 128 letters, digits, '.', '_' or '-', beginning with a letter or "
             "digit, without '..' and not ending in '.'"
         )
     if RESERVED_NAMES.fullmatch(prompt_id):
-        raise ValueError(f"{given}: the run writes a file of that name there; rename it")
+        raise ValueError(f"{problem}: the run writes a file of that name there; rename it")
     if DEVICE.fullmatch(prompt_id):
-        raise ValueError(f"{given} on Windows, where it is a device; rename it")
+        raise ValueError(f"{problem} on Windows, where it is a device; rename it")
 
 
 def shorten(prompt_id: str) -> str:

@@ -50,8 +50,8 @@ def read_rows(path: Path) -> tuple[pd.DataFrame, list[int]]:
         raise ValueError(f"{path} cannot be read: {error}") from error
     columns = list(dict.fromkeys([*header, *(name for _, row in rows for name in row)]))
     # A column that no row has is missing, as the caller will say; an empty file has none to check.
-    given = [name for name in columns if not rows or any(name in row for _, row in rows)]
-    return pd.DataFrame([row for _, row in rows], columns=given), [line for line, _ in rows]
+    present = [name for name in columns if not rows or any(name in row for _, row in rows)]
+    return pd.DataFrame([row for _, row in rows], columns=present), [line for line, _ in rows]
 
 
 def _read_text(path: Path) -> str:
@@ -71,10 +71,10 @@ def _read_text(path: Path) -> str:
 
 
 def find_wide_encoding(content: bytes) -> str | None:
-    """The encoding of two or four bytes per character of a file, as iconv calls it; or None.
+    """The encoding of a file with two or four bytes per character, as iconv names it; or None.
 
     Without a byte order mark it shows in the zero bytes of its ASCII characters. UTF-8 with zeros
-    here and there is left to whoever checks the rows.
+    here and there is left to the check of the rows.
     """
     for mark, name in BYTE_ORDER_MARKS:
         if content.startswith(mark):
@@ -165,12 +165,12 @@ def _read_json_lines(text: str) -> Iterator[Row]:
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object; raises ValueError for a key that stands twice, of which JSON keeps one."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    json_object = dict(pairs)
+    if len(json_object) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"the key {twice!r} stands twice: remove one")
-    return found
+    return json_object
 
 
 def _read_lines(text: str) -> Iterator[Row]:

@@ -1,4 +1,4 @@
-"""Prompt files to one checked table, and one file to prompts to learn from and to judge by.
+"""Read prompt files to one checked table, and split one file into train and eval prompts.
 
 A bad row is named with its line, and nothing is generated until all are good. A column that asks
 for something that this workflow would not do is refused, so that no image stands beside a
@@ -29,7 +29,7 @@ RESERVED = (
 )  # fmt: skip
 """Columns of the samples' manifest that are ours; a prompt file's own stand beside them."""
 RESERVED_FOR_PAIRS = ("guidance_scale_2",)
-"""Another of them, where a teacher of two networks is given two scales."""
+"""One more of them, where a teacher of two networks has two scales."""
 RESERVED_BY_DATASET = ("file_name", "device", "seconds")
 """Columns that a data set's tables have beside those."""
 SAID_ELSEWHERE = {
@@ -65,7 +65,7 @@ one image, and what other tools call them."""
 LIKE_PROMPT = ("prompt", "prompts", "caption", "text")
 LIKE_ID = ("prompt_id", "promptid", "id")
 INVISIBLE = ("Cc", "Cf", "Mn", "Zl", "Zp", "Zs")
-"""Unicode categories of what leaves no mark by itself, and letters that do not either."""
+"""Unicode categories that leave no mark by themselves; below, letters that do not either."""
 INVISIBLE_LETTERS = "\u115f\u1160\u2800\u3164\uffa0"
 MAX_PROBLEMS_SHOWN = 20
 
@@ -128,7 +128,7 @@ def texts_of_rows(table: pd.DataFrame, guided: bool) -> list[list[str]]:
 
 
 def held_out(prompts: Sequence[str], fraction: float) -> list[bool]:
-    """Which prompts of one file are to judge by, about `fraction` of them.
+    """Which prompts of one file are held out, about `fraction` of them.
 
     It follows from a prompt's text alone, without case and white space: added or moved rows change
     nothing for the others, prompts that are alike are on the same side, and a larger fraction keeps
@@ -138,23 +138,23 @@ def held_out(prompts: Sequence[str], fraction: float) -> list[bool]:
     """
     places = [_place(prompt) for prompt in prompts]
     chosen = [place < fraction for place in places]
-    given = f"prompts.eval_fraction is {fraction} and holds out"
+    problem = f"prompts.eval_fraction is {fraction} and holds out"
     if not any(chosen):
         least = floor(min(places) * 1000 + 1) / 1000
         raise ValueError(
-            f"{given} none of {len(prompts)} prompts: use {least} or more, add prompts, or name a "
-            "file of its own as prompts.eval"
+            f"{problem} none of {len(prompts)} prompts: use {least} or more, add prompts, or name "
+            "a file of its own as prompts.eval"
         )
     if all(chosen):
         raise ValueError(
-            f"{given} all {len(prompts)} prompts, so that none is left to learn from: lower it, or "
-            "add prompts"
+            f"{problem} all {len(prompts)} prompts, so that none is left to learn from: lower it, "
+            "or add prompts"
         )
     return chosen
 
 
 def _place(prompt: str) -> float:
-    """Where a text stands between 0 and 1."""
+    """A number between 0 and 1 by the hash of a text."""
     text = " ".join(prompt.casefold().split())
     digest = hashlib.sha256(f"held out\n{text}".encode()).digest()
     return int.from_bytes(digest[:6], "big") / 2**48
@@ -204,7 +204,7 @@ def _plain(name: str) -> str:
 
 
 def _without_blanks(column: pd.Series) -> pd.Series:
-    """Texts, the empty one where there is none to be seen; what is no text stays."""
+    """Texts, the empty one where nothing would be seen; what is no text stays."""
     texts = column.astype(object).mask(column.isna(), "")
     return texts.map(lambda text: text if not isinstance(text, str) or _is_visible(text) else "")
 
@@ -247,7 +247,7 @@ def _check_rows(table: pd.DataFrame, lines: list[int], path: Path) -> None:
 
 
 def _same_id(prompt_id: str, other: str, where: str) -> str:
-    """What is wrong with an id that stands already, perhaps in other letters."""
+    """The problem of an id that is there already, perhaps in another case."""
     if prompt_id == other:
         return f"prompt id {shorten(prompt_id)} is already on {where}: each id may stand once"
     return (

@@ -49,7 +49,7 @@ class Schedule:
         if len(self.timesteps) != len(other.timesteps):
             return inf
         pairs = zip(self._levels(), other._levels(), strict=True)
-        return max(abs(ours - theirs) for ours, theirs in pairs)
+        return max(abs(level - other_level) for level, other_level in pairs)
 
     def _levels(self) -> tuple[float, ...]:
         thousandths = (timestep / 1000 for timestep in self.timesteps)

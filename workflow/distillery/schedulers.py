@@ -1,9 +1,9 @@
-"""Diffusers' schedulers: what grid they walk, and who walks a part of it in first-order steps.
+"""Diffusers' schedulers: the grid that each walks, and a first-order one on a part of it.
 
 A teacher may be solved with any deterministic scheduler that is called once a step. Its student
 needs a scheduler of first order whose few states lie on the teacher's grid, because then a secant
-between two stored states is exactly one of its steps. Schedulers are told apart here by class, for
-all families alike.
+between two stored states is exactly one of its steps. Schedulers are distinguished here by class,
+for all families alike.
 """
 
 import inspect
@@ -18,7 +18,7 @@ Scheduler = Any
 """A Diffusers scheduler; Diffusers ships no types."""
 
 GRID_TOLERANCE = 1e-6
-"""Between two grids that count as one, in alpha, sigma and thousandths of a timestep."""
+"""Largest difference of equal grids, in alpha, sigma and thousandths of a timestep."""
 
 MULTISTEP = ("UniPCMultistepScheduler", "DPMSolverMultistepScheduler")
 STATIC_SHIFT_ROUNDS = 20
@@ -51,12 +51,12 @@ def check_settings(class_name: str, settings: Iterable[str]) -> None:
 def _class_named(class_name: str) -> Any:
     import diffusers  # heavy, and the numbers below do not need it
 
-    found = getattr(diffusers, class_name, None)
-    if found is None or not class_name.endswith("Scheduler"):
+    scheduler_class = getattr(diffusers, class_name, None)
+    if scheduler_class is None or not class_name.endswith("Scheduler"):
         raise ValueError(
             f"Diffusers has no scheduler {class_name!r}; supported here: {', '.join(_LEVELS_OF)}"
         )
-    return found
+    return scheduler_class
 
 
 def plain_config(scheduler: Scheduler) -> dict[str, Any]:
@@ -82,18 +82,18 @@ def prediction_type(scheduler: Scheduler) -> PredictionType:
     Raises ValueError for a type that is none of `PredictionType`, or that contradicts the states.
     """
     default = "flow_prediction" if is_flow(scheduler) else "epsilon"
-    found = scheduler.config.get("prediction_type", default)
-    if found == "flow_prediction" and is_flow(scheduler):
+    configured_type = scheduler.config.get("prediction_type", default)
+    if configured_type == "flow_prediction" and is_flow(scheduler):
         return "flow_prediction"
     if not is_flow(scheduler):
-        if found == "epsilon":
+        if configured_type == "epsilon":
             return "epsilon"
-        if found == "v_prediction":
+        if configured_type == "v_prediction":
             return "v_prediction"
-        if found == "sample":
+        if configured_type == "sample":
             return "sample"
     raise ValueError(
-        f"the teacher's {type(scheduler).__name__} has prediction_type {found!r} on "
+        f"the teacher's {type(scheduler).__name__} has prediction_type {configured_type!r} on "
         f"{'flow' if is_flow(scheduler) else 'diffusion'} states: flow_prediction goes with "
         "use_flow_sigmas: true, and epsilon, v_prediction or sample without; " + ADVICE
     )
@@ -174,7 +174,7 @@ _LEVELS_OF: Mapping[str, Callable[[Scheduler], list[Level]]] = {
 def first_order(scheduler: Scheduler, grid: Schedule, steps: int) -> Scheduler:
     """The student's scheduler: deterministic, of first order, on every m-th state of the teacher's.
 
-    Whether its grid really lies on the teacher's is for the caller to check, with `schedule_of`.
+    The caller checks, with `schedule_of`, that its grid really lies on the teacher's.
 
     Args:
         scheduler: the teacher's.
@@ -212,10 +212,10 @@ def _first_order_multistep(name: str, config: Mapping[str, Any], steps: int) -> 
 
 
 def _refuse_clipping(name: str, config: Mapping[str, Any]) -> None:
-    """A secant has no bounds: a student that gives it exactly lands elsewhere once it is clipped.
+    """Raise ValueError for clipping: a student that gives the exact secant would land elsewhere.
 
     With guidance a teacher's clean estimates lie beyond any bound. Stable Diffusion's pipeline, for
-    one, turns `clip_sample` off when it is loaded, so there it would not even be the teacher's.
+    one, turns `clip_sample` off when loaded: not even the teacher would then clip.
     """
     for setting in ("clip_sample", "thresholding"):
         if config.get(setting, False):
@@ -257,11 +257,11 @@ def _sparser_flow(scheduler: Scheduler, grid: Schedule, steps: int) -> dict[str,
     if abs(_unshifted(grid.sigmas[-2], shift) - 1.0 / num_steps) < GRID_TOLERANCE:
         return {}
     spacing = (1.0 - _sigma_min(scheduler, shift)) * stride / (num_steps - 1)
-    found = shift
+    student_shift = shift
     for _ in range(STATIC_SHIFT_ROUNDS):
-        ratio = (1.0 - _sigma_min(scheduler, found)) / (steps - 1) / spacing
-        found = shift * ratio / (shift * ratio - (shift - 1.0))
-    return {"shift": found, "shift_terminal": last}
+        ratio = (1.0 - _sigma_min(scheduler, student_shift)) / (steps - 1) / spacing
+        student_shift = shift * ratio / (shift * ratio - (shift - 1.0))
+    return {"shift": student_shift, "shift_terminal": last}
 
 
 def _shifted(x: float, shift: float) -> float:

@@ -7,7 +7,7 @@ however it ends, so there is nothing to clean up and no lock that outlives its w
 Jobs that wait stand in a queue of ticket files, each locked by its job. A job may take devices when
 no living job before it waits for one of the same devices: so a large job is not overtaken for ever
 by small ones. It takes all it needs at once or nothing: so no two jobs can wait for each other. A
-ticket whose lock is free belongs to a job that was killed, and whoever sees it removes it.
+ticket whose lock is free belongs to a job that was killed; the next job that sees it removes it.
 """
 
 import fcntl
@@ -60,9 +60,9 @@ def default_folder() -> Path:
     Raises:
         PermissionError: the folder in /tmp is not ours.
     """
-    given = os.environ.get("DISTILLERY_SLOTS")
-    if given:
-        return Path(given)
+    chosen_folder = os.environ.get("DISTILLERY_SLOTS")
+    if chosen_folder:
+        return Path(chosen_folder)
     # Not $TMPDIR: all jobs of the host must meet here, and schedulers set TMPDIR for each job.
     folder = Path(f"/tmp/distillery-slots-{os.getuid()}")  # noqa: S108 (ownership is checked)
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -119,7 +119,7 @@ def _wait(
     """Try until the turn has come and the devices are free."""
     begin_s = time.monotonic()
     wait_s = FIRST_WAIT_S
-    told = False
+    was_reported = False
     while True:
         slots = _take(ticket.folder, num_gpus, gpus) if ticket.is_next() else None
         if slots:
@@ -130,10 +130,10 @@ def _wait(
             raise TimeoutError(
                 f"too few GPUs free in {timeout_s:g} s, {num_gpus} needed: {holders}"
             )
-        if waited_s >= TELL_AFTER_S and not told:
+        if waited_s >= TELL_AFTER_S and not was_reported:
             holders = _describe_holders(ticket.folder, gpus)
             tell(f"waiting for free GPUs, {num_gpus} needed: {holders}")
-            told = True
+            was_reported = True
         left_s = wait_s if timeout_s is None else timeout_s - waited_s
         time.sleep(min(left_s, wait_s * random.uniform(0.5, 1.0)))  # noqa: S311 (no secret)
         wait_s = min(2 * wait_s, LONGEST_WAIT_S)
@@ -150,7 +150,7 @@ class _Ticket:
 
     @classmethod
     def draw(cls, folder: Path, gpus: tuple[Gpu, ...]) -> "_Ticket":
-        """Join the queue. The file gets its name when it is locked: a named free one is dead."""
+        """Join the queue. The file gets its name when it is locked; a free named one is dead."""
         name = f"ticket-{time.monotonic_ns():020d}-{os.getpid()}"
         hidden = folder / f".{name}"
         uuids = [gpu.uuid for gpu in gpus]
@@ -210,7 +210,7 @@ def _keep(folder: Path, taken: list[tuple[Gpu, int]]) -> Slots:
         with suppress(OSError):  # a full disk costs the note, not the job
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, note, 0)
-    # systemd-tmpfiles deletes old files in /tmp, but not below a folder that somebody has locked.
+    # systemd-tmpfiles deletes old files in /tmp, but not below a folder that is locked.
     guard = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     os.set_inheritable(guard, True)
     _lock(guard, fcntl.LOCK_SH)
@@ -218,8 +218,8 @@ def _keep(folder: Path, taken: list[tuple[Gpu, int]]) -> Slots:
     environment = {
         "CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in gpus),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        # Whoever holds devices may share them out again (a whole workflow inside one slot); jobs
-        # in there must not wait for the locks of the one that they run in.
+        # A job may share out the devices that it holds (a whole workflow inside one slot); the
+        # jobs inside must not wait for the locks of the job that they run in.
         "DISTILLERY_SLOTS": str(folder.absolute() / f"inside-{os.getpid()}"),
     }
     return Slots(gpus, environment, (*descriptors, guard))
@@ -280,7 +280,7 @@ def _is_still(path: Path, descriptor: int) -> bool:
 
 
 def _describe_holders(folder: Path, gpus: tuple[Gpu, ...]) -> str:
-    """Who holds what, and how many wait, in one line."""
+    """Which process holds each device, and how many jobs wait, in one line."""
     parts = [f"{gpu.index} ({gpu.uuid}) {_holder(_lock_file(folder, gpu))}" for gpu in gpus]
     return f"{'; '.join(parts)}; {len(list(folder.glob('ticket-*')))} in the queue"
 

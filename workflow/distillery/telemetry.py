@@ -1,4 +1,4 @@
-"""What a job tells people: its log file, a progress bar, and events for the report's timeline.
+"""What a job reports to people: its log file, a progress bar, and events for the report's timeline.
 
 Events never enter a manifest: they hold times and host names, and a result must not. Each job
 appends to results/{run}/telemetry/{job}.jsonl, so an interrupted job's first try stays visible.
@@ -150,10 +150,10 @@ def _placement() -> dict[str, Any]:
 
 
 class LogFile(logging.FileHandler):
-    """Leaves out what a full disk does not take; the job's own error says why it ends."""
+    """A log file that drops lines on a full disk; the job's own error says why it ends."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
-        """As in the base class for all other errors, which prints a traceback."""
+        """Ignore an OSError; for all others print a traceback, as the base class does."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handleError(record)
 

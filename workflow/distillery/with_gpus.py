@@ -47,7 +47,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def handed_out(num_gpus: int) -> bool:
-    """Whether SLURM has given this job just the devices that it asks for."""
+    """Whether SLURM has given this job exactly as many devices as it asks for."""
     ids = visible_ids()
     return "SLURM_JOB_ID" in os.environ and ids is not None and len(ids) == num_gpus > 0
 

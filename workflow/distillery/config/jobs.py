@@ -101,8 +101,8 @@ class ExportJob(Section):
 class Sampling(Section):
     """One model's sampling with every default resolved.
 
-    `guidance_scale` is None for a student as it was trained: without guidance, or, where the
-    network takes the scale as an input, told `trained_guidance_scale`, that of its targets.
+    `guidance_scale` is None for a student sampled as it was trained: without guidance, or, where
+    the network takes the scale as an input, with `trained_guidance_scale`, that of its targets.
     `guidance_scale_2` is None where all networks are guided alike.
     """
 
@@ -157,19 +157,19 @@ the whole configuration, which plan and report take; see `read_config`."""
 
 
 NOT_OF_WEIGHTS = {"offload": "none", "num_gpus": 1, "attention": None}
-"""How a teacher's network runs, as by default: no change of it may train a student again."""
+"""Defaults of how a teacher's network runs: changing these must not retrain a student."""
 NOT_OF_SCORES = {"min_clip_ratio": Evaluation.model_fields["min_clip_ratio"].default}
-"""What the report alone asks of the scores, as by default: no change of it may score again."""
+"""Default of what only the report reads: changing it must not score again."""
 WITHOUT_TEACHER: dict[str, dict[str, Any]] = {
     "student": NOT_OF_WEIGHTS | {"vae_dtype": "float32"},
     "training": NOT_OF_WEIGHTS | {"vae_dtype": "float32"},
     "export": NOT_OF_WEIGHTS,
     "previews": NOT_OF_WEIGHTS,
 }
-"""Stages that take the teacher's weights and never run it, to what does not count for them."""
+"""Stages that take the teacher's weights and never run it, to the settings that they ignore."""
 RUNTIME = "runtime.json"
 RUNTIME_SECTIONS = ("teacher", "training")
-"""Those of whose settings some change no result; see `section.NoResult`."""
+"""Sections with settings that change no result; see `section.NoResult`."""
 
 
 def freeze(config: RunConfig, stage: str) -> dict[str, Any]:
@@ -271,7 +271,7 @@ def read_frozen(path: Path) -> dict[str, Any]:
 def read_job(path: Path, job: type[Model]) -> Model:
     """Read a stage's frozen configuration from results/{run}/config/{stage}.json.
 
-    What it leaves out stands in runtime.json beside it; without that file, defaults hold.
+    Settings that it leaves out are in runtime.json beside it; without that file, defaults hold.
     """
     runtime = path.with_name(RUNTIME)
     frozen = read_frozen(path)

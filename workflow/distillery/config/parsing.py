@@ -1,4 +1,4 @@
-"""From what a user wrote to a checked section, or to an error that names key, value and cure."""
+"""Turn what a user wrote into a checked section, or an error that names key, value and cure."""
 
 import json
 import re
@@ -37,16 +37,16 @@ def _refuse(value: object) -> None:
 
 
 def shorten(text: str) -> str:
-    """A value in a message: of a huge one the two ends."""
+    """A value for a message; of a huge one only the two ends."""
     if len(text) <= MAX_SHOWN:
         return text
     return f"{text[: MAX_SHOWN // 2]} … {text[-MAX_SHOWN // 4 :]}"
 
 
 def _explain_all(model: type[BaseModel], errors: Sequence[Any]) -> list[str]:
-    """One line a problem: of several types that a key can have, pydantic tells of each.
+    """One line per problem; pydantic reports every type that a key can have.
 
-    Where one of them got further, into a list, that is what was meant.
+    The type that got further, into a list, is the one that was meant.
     """
     keys = [_key(error) for error in errors]
     lines: dict[str, str] = {}
@@ -72,7 +72,7 @@ def _key(error: Any) -> str:
 def _explain(model: type[BaseModel], details: Any) -> str:
     """One line about one of pydantic's errors: key, value given, what is allowed."""
     key = _key(details)
-    given = details.get("input")
+    value = details.get("input")
     match details["type"]:
         case "extra_forbidden":
             allowed = sorted(_known_keys(model, details["loc"][:-1]))
@@ -84,16 +84,16 @@ def _explain(model: type[BaseModel], details: Any) -> str:
             return f"{key} is missing: add it"
         case "value_error":
             return str(details["ctx"]["error"])
-        case "float_type" | "int_type" if isinstance(given, str) and _is_number(given):
+        case "float_type" | "int_type" if isinstance(value, str) and _is_number(value):
             why = "leave out the quotes"
-            if "e" in given.lower():
+            if "e" in value.lower():
                 why = "YAML 1.1 takes 1e-4 for text, write 1.0e-4, and leave out quotes"
-            return f"{key} is the text {shorten(repr(given))}: {why}"
+            return f"{key} is the text {shorten(repr(value))}: {why}"
         case _:
             message = details["msg"].replace("Input should be", "it should be")
             message = message.replace("String should", "it should")
             message = message.replace("a valid array", "a list")
-            return f"{key} is {'null' if given is None else shorten(repr(given))}: {message}"
+            return f"{key} is {'null' if value is None else shorten(repr(value))}: {message}"
 
 
 def _known_keys(model: type[BaseModel], location: tuple[str | int, ...]) -> set[str]:

@@ -1,4 +1,4 @@
-"""The typed configuration: one frozen model a section, unknown keys refused, defaults here only.
+"""The typed configuration: one frozen model per section, unknown keys refused, defaults here only.
 
 `Config` is what a user writes to distil a student, `GeneratingConfig` to generate images and
 nothing else; `jobs` says which part of it each stage depends on.
@@ -370,7 +370,7 @@ class Config(RunConfig):
 def check_students_steps(samples: Samples, steps: int) -> None:
     """Raise ValueError for a student that is sampled at other steps than its own `steps`.
 
-    Its scheduler is made for their number: with another it walks levels that the student has not
+    Its scheduler is made for this number: with another it walks levels that the student has not
     learned, begins below pure noise, or ends in NaN.
     """
     for name, model in samples.models.items():
@@ -397,10 +397,10 @@ def parse_config(raw: JsonObject, source: str) -> Config | GeneratingConfig:
         )
     # Where a run's frozen configuration is the configuration file.
     raw = {key: value for key, value in raw.items() if key != SEAL}
-    given = [key for key in (*NEEDED_TO_TRAIN, "student") if _is_given(raw, key)]
-    if not given:
+    present = [key for key in (*NEEDED_TO_TRAIN, "student") if _is_given(raw, key)]
+    if not present:
         return parse(GeneratingConfig, raw, source)
-    missing = [key for key in NEEDED_TO_TRAIN if key not in given]
+    missing = [key for key in NEEDED_TO_TRAIN if key not in present]
     try:
         return parse(Config, raw, source)
     except ValueError as error:
@@ -408,7 +408,7 @@ def parse_config(raw: JsonObject, source: str) -> Config | GeneratingConfig:
             raise
         raise ValueError(
             f"{error}\n  To distil a student add {', '.join(missing)}; for a run that only "
-            f"generates images remove {', '.join(given)}"
+            f"generates images remove {', '.join(present)}"
         ) from None
 
 

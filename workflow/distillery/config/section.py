@@ -10,10 +10,10 @@ Split = Literal["train", "eval"]
 Count = Annotated[int, Field(ge=1, le=10**9)]
 CountOrNone = Annotated[int, Field(ge=0, le=10**9)]
 Small = Annotated[int, Field(ge=1, le=2**16)]
-"""What one call, file or machine has of something. All bounds are far beyond what is of use, and
-keep what is counted so far from exhausting a machine."""
+"""A number within one call, file or machine. All bounds are far beyond what is useful, and keep a
+wrong number from exhausting a machine."""
 Shards = Annotated[int, Field(ge=1, le=10_000)]
-"""Snakemake itself takes a minute for ten thousands of jobs."""
+"""Snakemake itself takes a minute for ten thousand jobs."""
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Guidance = Annotated[float, Field(ge=1.0, le=1000.0)]
 Positive = Annotated[float, Field(gt=0, le=1e6)]
@@ -58,5 +58,5 @@ def check_multiple(name: str, value: int, unit_name: str, unit: int) -> None:
 
 
 def _either(values: list[int]) -> str:
-    """The positive ones, as "3 or 6"."""
+    """The positive values, as "3 or 6"."""
     return " or ".join(str(value) for value in values if value)

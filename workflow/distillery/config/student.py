@@ -15,7 +15,7 @@ KEYS_OF: dict[Init, tuple[str, ...]] = {
     "config": ("config",),
     "lora": ("lora",),
 }
-"""For each init the keys of which exactly one is given."""
+"""Each init and its keys, exactly one of which is given."""
 
 
 class Unet(Section):
@@ -135,18 +135,18 @@ class Student(Section):
         """Raise ValueError unless exactly what this init needs is there."""
         wanted = KEYS_OF[self.init]
         keys = [key for allowed in KEYS_OF.values() for key in allowed]
-        given = [key for key in keys if getattr(self, key) is not None]
-        if set(given) <= set(wanted) and len(given) == bool(wanted):
+        present = [key for key in keys if getattr(self, key) is not None]
+        if set(present) <= set(wanted) and len(present) == bool(wanted):
             return
         values = " and ".join(
-            f"student.{key} is {_shown(getattr(self, key))}" for key in given or wanted
+            f"student.{key} is {_shown(getattr(self, key))}" for key in present or wanted
         )
         advice = f"give {' or '.join(wanted) or 'none of these, or choose their init'}"
         raise ValueError(f"student.init is {self.init!r} and {values}: with it {advice}")
 
 
 def _shown(value: object) -> str:
-    """A value in a message, as YAML has it; a section is only said to be given."""
+    """A value for a message, as YAML writes it; a section is only called given."""
     if value is None:
         return "null"
     return "given" if isinstance(value, Section) else str(_listed(value))

@@ -99,7 +99,7 @@ class Teacher(Section):
 
     @model_validator(mode="after")
     def _check_places(self) -> Self:
-        """One way to save memory at a time, and none that a job's other settings forbid."""
+        """Raise ValueError for two ways to save memory, or one that other settings forbid."""
         if self.num_gpus > 1 and self.offload != "none":
             raise ValueError(
                 f"teacher.num_gpus is {self.num_gpus} and teacher.offload is {self.offload!r}: "
@@ -117,7 +117,7 @@ class Teacher(Section):
 
     @model_validator(mode="after")
     def _check_types(self) -> Self:
-        """No numbers that a kernel does not take, and none that cannot be cast back."""
+        """Raise ValueError for types that a kernel does not take, or that cannot be cast back."""
         if self.vae_dtype != "float32" and self.offload == "sequential":
             raise ValueError(
                 f"teacher.vae_dtype is {self.vae_dtype!r} with offload: sequential: a black "

@@ -1,4 +1,4 @@
-"""Configuration files as a user wrote them: what YAML readers pass over in silence is refused."""
+"""Configuration files as a user wrote them: refuse what YAML readers silently accept."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ def check_files(paths: Iterable[Path | str]) -> None:
     """Look at configuration files before they are used.
 
     Raises:
-        ValueError: one is not UTF-8, no YAML, or has a key twice, of which YAML takes the last.
+        ValueError: a file is not UTF-8, not YAML, or has a key twice (YAML takes the last).
     """
     for path in map(Path, paths):
         if path.is_file():
@@ -36,7 +36,7 @@ def _check(path: Path) -> None:
 
 
 def _guess(path: Path) -> str:
-    """UTF-16 begins with a mark of its byte order, or has zeros in ASCII text."""
+    """The likely encoding; UTF-16 begins with a byte order mark, or has zeros in ASCII text."""
     return "UTF-16" if b"\0" in path.read_bytes()[:100] else "LATIN1"
 
 

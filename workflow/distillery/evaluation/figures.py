@@ -175,10 +175,14 @@ def _values(
 def _best(key: str, values: Mapping[str, Mapping[str, ConfidenceInterval | None]]) -> str | None:
     """The model with the best mean; None if fewer than two have one, or if they are level.
 
-    What was measured once, without an interval, as times are, names no best.
+    A value measured once, without an interval, such as a time, is never marked.
     """
-    found = {name: row[key] for name, row in values.items()}
-    means = {name: it.mean for name, it in found.items() if it and it.low is not None}
+    intervals = {name: row[key] for name, row in values.items()}
+    means = {
+        name: interval.mean
+        for name, interval in intervals.items()
+        if interval and interval.low is not None
+    }
     if len(set(means.values())) < 2:
         return None
     return max(means, key=lambda name: COLUMNS[key].direction * means[name])

@@ -76,7 +76,7 @@ def load_judge(judge: str, device: torch.device) -> Judge:
 
 
 def check_judge(judge: str) -> None:
-    """Check what can be known of a judge without its weights; of the hub's config.json is fetched.
+    """Check a judge without its weights; of one on the hub only config.json is fetched.
 
     Raises:
         ValueError: there is no such folder or repository, or what it holds is no CLIP model.
@@ -91,8 +91,8 @@ def check_judge(judge: str) -> None:
         try:
             config = CLIPConfig.get_config_dict(judge)[0]
         except OSError as error:
-            given = f"evaluation.judge is {judge!r}"
-            raise ValueError(explain_missing(given, judge, error)) from error
+            setting = f"evaluation.judge is {judge!r}"
+            raise ValueError(explain_missing(setting, judge, error)) from error
     _check_is_clip(judge, config)
 
 
@@ -107,9 +107,13 @@ def _check_is_clip(judge: str, config: Mapping[str, object]) -> None:
 
     Transformers only warns of it, and scores with random weights in place of those that it lacks.
     """
-    found = config.get("model_type")
-    if found != "clip":
-        what = "a model of the type " + repr(found) if found else "no model in transformers format"
+    model_type = config.get("model_type")
+    if model_type != "clip":
+        what = (
+            "a model of the type " + repr(model_type)
+            if model_type
+            else "no model in transformers format"
+        )
         raise ValueError(f"evaluation.judge is {judge!r}, which is {what}; {GIVE_A_JUDGE}")
 
 
@@ -158,7 +162,7 @@ def read_prompts(judge: Judge, prompts: Iterable[str]) -> Readings:
     """Find the prompts that a judge cannot tell apart: no image finds its own among them."""
     tokenizer, length = judge.processor.tokenizer, judge.max_tokens
     texts = list(dict.fromkeys(prompts))
-    read = [tuple(tokenizer(it, truncation=True, max_length=length).input_ids) for it in texts]
+    read = [tuple(tokenizer(text, truncation=True, max_length=length).input_ids) for text in texts]
     first: dict[tuple[int, ...], str] = {}
     for text, tokens in zip(texts, read, strict=True):
         first.setdefault(tokens, text)

@@ -1,4 +1,4 @@
-"""Read what the samples stage lists: images, final latents, and who made them."""
+"""Read what the samples stage lists: images, final latents, and the models that made them."""
 
 import hashlib
 import io
@@ -134,8 +134,8 @@ def read_samples(model: str, path: Path) -> ModelSamples:
         raise ValueError(f"{path} lists samples twice: {name_ids(table[twice])}")
     for column in ("steps", "guidance_scale", "network_calls"):
         if table[column].nunique() != 1:
-            given = ", ".join(str(value) for value in sorted(table[column].unique()))
-            raise ValueError(f"{path} mixes {column} {given}: one model samples in one way")
+            values = ", ".join(str(value) for value in sorted(table[column].unique()))
+            raise ValueError(f"{path} mixes {column} {values}: one model samples in one way")
     return ModelSamples(model, path.parent, table.sort_values(KEY, ignore_index=True))
 
 

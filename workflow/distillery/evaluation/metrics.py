@@ -94,7 +94,7 @@ def normalise(embeddings_bd: FloatArray) -> FloatArray:
 def retrieval_ranks(
     images_bd: FloatArray, prompts_pd: FloatArray, own_b: IntArray, block: int = 1024
 ) -> IntArray:
-    """RankInfo of each image's own prompt when all prompts are sorted by similarity; 1 is best.
+    """Rank of each image's own prompt when all prompts are sorted by similarity; 1 is best.
 
     Ties count against the image: a judge that cannot tell prompts apart finds nothing.
 

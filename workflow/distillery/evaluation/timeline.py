@@ -18,7 +18,7 @@ MAX_PAUSE_S = 60.0
 """A longer time without any job (a run interrupted at night) is no part of the run."""
 SAMPLES_JOB = re.compile(r"^samples-(?P<model>.+?)(-\d+-of-\d+)?$")
 RANK = re.compile(r"-rank-\d+$")
-"""What a process other than its job's first puts behind the job's name."""
+"""What the processes of a job but the first put behind the job's name."""
 
 
 @dataclass
@@ -182,7 +182,7 @@ def time_stages(attempts: Sequence[Attempt]) -> list[StageTime]:
 
 
 def _time_stage(stage: str, attempts: Sequence[Attempt]) -> StageTime:
-    """A job was started as often as that of its processes which was started most often."""
+    """One stage; a job has as many attempts as its most often started process."""
     processes = Counter(attempt.job for attempt in attempts)
     starts: dict[str, int] = {}
     for process, number in processes.items():

@@ -36,7 +36,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Saves:
-    """The checkpoints: how many, how long each stopped the training, and of all its time."""
+    """The checkpoints: their number, how long each stopped the training, and their share of it."""
 
     number: int
     mean_stall_s: float
@@ -46,7 +46,7 @@ class Saves:
 
 @dataclass(frozen=True)
 class RaisedAlarm:
-    """An alarm as `training.monitoring.alarms.Alarm` has it, and when it rang."""
+    """An alarm as `training.alarms.Alarm` has it, and when it rang."""
 
     name: str
     subject: str
@@ -65,12 +65,12 @@ class RaisedAlarm:
 
 @dataclass(frozen=True)
 class TrainingFacts:
-    """All of it.
+    """The facts of one training.
 
     Attributes:
         speed: (samples seen, samples per second of all processes together), without drawing.
         processes: by rank.
-        saves: None where no checkpoint was told of.
+        saves: None where no checkpoint was reported.
         alarms: in the order they rang.
     """
 
@@ -89,15 +89,17 @@ def gather_training(events: Sequence[Event], recipe_hash: str | None) -> Trainin
 
     An interval that was trained again after an interruption counts once, as it was the last time.
     """
-    mine = [event for event in events if event.facts.get("recipe") == recipe_hash is not None]
+    training_events = [
+        event for event in events if event.facts.get("recipe") == recipe_hash is not None
+    ]
     work = {
         (event.job, event.facts["samples_seen"]): event
-        for event in mine
+        for event in training_events
         if event.kind == "work" and event.stage == STAGE
     }
     if not work:
         return None
-    rung = {_alarm_of(event): None for event in mine if event.kind == "alarm"}
+    rung = {_alarm_of(event): None for event in training_events if event.kind == "alarm"}
     total_s = sum(_seconds(event) for event in work.values() if event.job == STAGE)
     stalls = [
         float(event.facts["stall_s"])
@@ -113,7 +115,7 @@ def gather_training(events: Sequence[Event], recipe_hash: str | None) -> Trainin
 
 
 def _alarm_of(event: Event) -> RaisedAlarm:
-    """An alarm; a resumed training may tell it again, with equal facts."""
+    """An alarm; a resumed training may report it again, with equal facts."""
     return RaisedAlarm(**{name: event.facts[name] for name in RaisedAlarm.__dataclass_fields__})
 
 
@@ -211,9 +213,9 @@ def gather_previews(
         return None
     rows = []
     for name in ids:
-        theirs = run_folder / "samples" / str(teacher) / name / "0.png"
+        teacher_image = run_folder / "samples" / str(teacher) / name / "0.png"
         shown = [_show(moment / f"{name}.png", output_folder) for moment in moments]
-        last = _show(theirs, output_folder) if theirs.is_file() else None
+        last = _show(teacher_image, output_folder) if teacher_image.is_file() else None
         rows.append((str(prompts[name]), shown, last))
     return PreviewSheet([int(moment.name.split("-")[1]) for moment in moments], rows)
 

@@ -68,8 +68,8 @@ class Comparison:
 
 COMPARISONS = (
     Comparison("clip_score", "CLIP score above that of {other}", "{:+.4f}".format, +1),
-    # A mean of squares hangs on the few prompts whose image changes as a whole: its interval says
-    # little of all others. Decibels, as of pixels below, are a mean of logarithms.
+    # A mean of squares depends on the few prompts whose image changes as a whole: its interval
+    # says little of all others. Decibels, as of pixels below, are a mean of logarithms.
     Comparison("latents_mse", None, "{:+.4f}".format, -1),
     Comparison(
         "psnr_db", "Closer to {reference} than {other} is, in pixels", "{:+.2f} dB".format, +1
@@ -78,7 +78,7 @@ COMPARISONS = (
 
 
 def find_roles(config: Config, quality: Mapping[str, Any] | None) -> Roles:
-    """Find the parts by how the models sample, whatever they are called.
+    """Find the roles by how the models sample, whatever they are called.
 
     Args:
         config: of the run.
@@ -118,7 +118,7 @@ def _find_rival(
 
 
 def order_models(samples: Mapping[str, ModelSamples], reference: str) -> list[str]:
-    """The reference first, then by falling cost; the student's place does not hang on its name."""
+    """The reference first, then by falling cost; a name does not change the student's place."""
 
     def cost(name: str) -> tuple[bool, int, str]:
         return name != reference, -samples[name].network_calls, name

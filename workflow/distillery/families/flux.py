@@ -31,7 +31,7 @@ from distillery.schedulers import Scheduler
 class Flux(Family):
     """Adapter of `FluxPipeline`; latents are (tokens, features), as its scheduler sees them.
 
-    A guidance-distilled network (FLUX.1-dev) is told the guidance scale and called once a step.
+    A guidance-distilled network (FLUX.1-dev) receives the guidance scale and is called once a step.
     Any other one (FLUX.1-schnell, or a dev whose distillation was undone) is guided by a second
     call where the scale is above 1, which the stock call names `true_cfg_scale`.
     """
@@ -61,7 +61,7 @@ class Flux(Family):
         return {"max_sequence_length": max_sequence_length}
 
     def readers(self, pipeline: Pipeline, max_sequence_length: int) -> Sequence[Reader]:
-        """T5, which reads on where CLIP has stopped."""
+        """T5, which reads on where CLIP stops."""
         return [Reader("tokenizer_2", pipeline.tokenizer_2, max_sequence_length)]
 
     def stored_tokens(self, max_sequence_length: int) -> int | None:
@@ -87,7 +87,7 @@ class Flux(Family):
         return packed_shape(pipeline, height, width)
 
     def noise(self, pipeline: Pipeline, seeds: Sequence[int], setting: Setting) -> torch.Tensor:
-        """ImageBatch before it is packed."""
+        """Drawn before it is packed."""
         return packed_noise(pipeline, seeds, setting.height, setting.width)
 
     def set_timesteps(
@@ -102,12 +102,12 @@ class Flux(Family):
         retrieve_timesteps(scheduler, steps, sigmas=sigmas, mu=mu)
 
     def has_guidance_embedding(self, denoiser_config: Mapping[str, Any]) -> bool:
-        """FLUX.1-dev's does."""
+        """True for guidance-distilled networks such as FLUX.1-dev."""
         return bool(denoiser_config.get("guidance_embeds", False))
 
-    def stock_timestep(self, told: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    def stock_timestep(self, float32_timestep: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Rounded before it is divided."""
-        return stock_timestep(told, dtype)
+        return stock_timestep(float32_timestep, dtype)
 
     def vae_latents(self, latents: torch.Tensor, setting: Setting) -> torch.Tensor:
         """Unpacked, as `FluxPipeline._unpack_latents`."""
@@ -120,7 +120,7 @@ class Flux(Family):
         is_guided_by_input = self.has_guidance_embedding(pipeline.transformer.config)
         return {
             **pooled_arguments(prompts, negative),
-            "guidance_scale": setting.guidance_scale,  # not looked at by a network not told it
+            "guidance_scale": setting.guidance_scale,  # ignored without guidance embedding
             "true_cfg_scale": 1.0 if is_guided_by_input else setting.guidance_scale,
         }
 

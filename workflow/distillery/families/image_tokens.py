@@ -13,7 +13,7 @@ from distillery.schedulers import Scheduler
 PACKED = 2
 """Rows and columns of latents in one token of FLUX and Qwen-Image."""
 TIMESTEPS = 1000
-"""Their networks are told a timestep between 0 and 1."""
+"""Their networks receive a timestep divided by it, between 0 and 1."""
 
 
 def packed_shape(pipeline: Pipeline, height: int, width: int) -> tuple[int, int]:
@@ -36,25 +36,25 @@ def packed_noise(pipeline: Pipeline, seeds: Sequence[int], height: int, width: i
 
 
 def told_timestep(denoiser: Denoiser, timestep_b: torch.Tensor) -> torch.Tensor:
-    """What the stock calls tell a network for timesteps (b,) of the schedule, between 0 and 1.
+    """The timesteps (b,), between 0 and 1, that stock calls pass to a network for the schedule's.
 
     They hold a timestep in the type of the states, which is the network's: in bfloat16 it is
-    rounded before it is divided, and again after it.
+    rounded before the division, and again after it.
     """
     kind = timestep_b.device.type
     is_autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-    # Not `denoiser.dtype`: what wraps a network that learns on several processes has none.
+    # Not `denoiser.dtype`: the wrapper of a network that learns on several processes has none.
     own = next(denoiser.parameters()).dtype
     dtype = torch.get_autocast_dtype(kind) if is_autocast else own
     return timestep_b.to(dtype) / TIMESTEPS
 
 
-def stock_timestep(told_b: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """`told_timestep` of a network of `dtype`, from what the stock call tells for float32 states.
+def stock_timestep(float32_timestep_b: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """`told_timestep` of a network of `dtype`, from the stock call's for float32 states.
 
     In float64 the product is the schedule's timestep again, to its last bit.
     """
-    return (told_b.double() * TIMESTEPS).float().to(dtype) / TIMESTEPS
+    return (float32_timestep_b.double() * TIMESTEPS).float().to(dtype) / TIMESTEPS
 
 
 def token_grid(num_tokens: int, setting: Setting) -> tuple[int, int]:

@@ -41,8 +41,8 @@ def pad_and_mask(prompts: Sequence[Conditioning], length: int) -> Conditioning:
 
 
 class MaskedText(Family):
-    """What PixArt-Σ and Sana share: masked prompts, patches, and pipelines that change what they
-    are asked for unless told not to."""
+    """What PixArt-Σ and Sana share: masked prompts, patches, and pipelines that change the size
+    and the prompt unless options forbid it."""
 
     def call_options(self, max_sequence_length: int) -> Mapping[str, object]:
         """`AS_ASKED`, and how far prompts are padded."""

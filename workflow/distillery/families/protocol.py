@@ -1,4 +1,4 @@
-"""What the rest of Distillery may ask of a model family, and the words it is asked in.
+"""What the rest of Distillery may ask of a model family, and the types that it uses for that.
 
 A family answers by calling the stock Diffusers pipeline, never by rewriting it. All that differs
 between Wan, SDXL, SD3 or FLUX is behind this protocol; there is no `if family ==` elsewhere.
@@ -26,7 +26,7 @@ Denoiser = torch.nn.Module
 
 @dataclass(frozen=True)
 class Setting:
-    """What a denoiser may be told beside state, timestep and prompt.
+    """What a denoiser may receive beside state, timestep and prompt.
 
     Attributes:
         height, width: pixels.
@@ -88,7 +88,7 @@ class Family(Protocol):
     of its configuration that count them. Empty: blocks cannot be dropped one by one."""
     interface: tuple[str, ...] = ("in_channels", "out_channels", "patch_size")
     """Keys of the denoiser's configuration that say what goes in and comes out: a student of a
-    shape of its own has them from its teacher."""
+    shape of its own takes them from its teacher."""
     compiles_by_block: bool = True
     """Whether the denoiser is compiled by its repeated blocks, which takes seconds and loses
     nothing where all the work is in them; else whole, which takes a minute."""
@@ -109,7 +109,7 @@ class Family(Protocol):
         return {}
 
     def readers(self, pipeline: Pipeline, max_sequence_length: int) -> Sequence[Reader]:
-        """Who reads a prompt and how much of it, for the check that nothing is cut unnoticed."""
+        """The tokenizers, and how much each reads of a prompt, to check that nothing is cut."""
         ...
 
     def encode(
@@ -174,17 +174,17 @@ class Family(Protocol):
     def calls_per_step(self, denoiser_config: Mapping[str, Any], guidance_scale: float) -> int:
         """Forward passes for one sample and step, whichever network makes them.
 
-        A second network's own scale has no say: stock pipelines look at `guidance_scale` alone, and
-        make both passes for a scale of 1.0 too.
+        A second network's own scale does not count: stock pipelines look at `guidance_scale` alone,
+        and make both passes for a scale of 1.0 too.
         """
         return 2 if guidance_scale > 1.0 and not self.has_guidance_embedding(denoiser_config) else 1
 
-    def stock_timestep(self, told: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    def stock_timestep(self, float32_timestep: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """The network's `timestep` as the stock call with states of `dtype` computes it.
 
-        `told`: what the same call computes with float32 states.
+        `float32_timestep`: what the same call computes with float32 states.
         """
-        return told
+        return float32_timestep
 
     def vae_latents(self, latents: torch.Tensor, setting: Setting) -> torch.Tensor:
         """A sampler's latents (b, *latent) in the shape that the VAE takes, (b, c, ...)."""

@@ -27,7 +27,7 @@ from distillery.families.text import Reader
 from distillery.schedulers import Scheduler
 
 NO_NEGATIVE = " "
-"""The stock call does not guide at all without a negative prompt; this is its authors' for none."""
+"""The stock call does not guide without a negative prompt; its authors use this one for none."""
 
 
 class QwenImage(Family):
@@ -83,7 +83,7 @@ class QwenImage(Family):
         return packed_shape(pipeline, height, width)
 
     def noise(self, pipeline: Pipeline, seeds: Sequence[int], setting: Setting) -> torch.Tensor:
-        """ImageBatch before it is packed."""
+        """Drawn before it is packed."""
         return packed_noise(pipeline, seeds, setting.height, setting.width)
 
     def set_timesteps(
@@ -95,9 +95,9 @@ class QwenImage(Family):
         mu = image_shift(scheduler, latent_shape[0])
         retrieve_timesteps(scheduler, steps, sigmas=np.linspace(1.0, 1 / steps, steps), mu=mu)
 
-    def stock_timestep(self, told: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    def stock_timestep(self, float32_timestep: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Rounded before it is divided."""
-        return stock_timestep(told, dtype)
+        return stock_timestep(float32_timestep, dtype)
 
     def vae_latents(self, latents: torch.Tensor, setting: Setting) -> torch.Tensor:
         """Unpacked, as `QwenImagePipeline._unpack_latents`: a video of one frame."""
@@ -107,7 +107,7 @@ class QwenImage(Family):
         self, pipeline: Pipeline, prompts: Conditioning, negative: Conditioning, setting: Setting
     ) -> Mapping[str, object]:
         """Embeddings and masks; the negative ones with guidance only, else each call would warn."""
-        given: dict[str, object] = {
+        arguments: dict[str, object] = {
             "prompt_embeds": prompts["prompt_embeds"],
             "prompt_embeds_mask": prompts["attention_mask"],
             "true_cfg_scale": setting.guidance_scale,
@@ -117,9 +117,9 @@ class QwenImage(Family):
             ),
         }
         if setting.guidance_scale > 1.0:
-            given["negative_prompt_embeds"] = negative["prompt_embeds"]
-            given["negative_prompt_embeds_mask"] = negative["attention_mask"]
-        return given
+            arguments["negative_prompt_embeds"] = negative["prompt_embeds"]
+            arguments["negative_prompt_embeds_mask"] = negative["attention_mask"]
+        return arguments
 
     def predict(
         self,

@@ -53,7 +53,7 @@ class Sana(MaskedText):
     def encode_negative(
         self, pipeline: Pipeline, prompt: str | None, max_sequence_length: int
     ) -> Conditioning:
-        """Without the instruction; none is the empty one."""
+        """Encode without the instruction; no negative prompt is the empty one."""
         return _encode(pipeline, [prompt or ""], max_sequence_length, None)[0]
 
     def predict(
@@ -77,7 +77,7 @@ class Sana(MaskedText):
 
 
 def instruction(pipeline: Pipeline) -> list[str]:
-    """The lines that the stock call puts before a prompt, where it is told no others."""
+    """The lines that the stock call puts before a prompt by default."""
     default = inspect.signature(type(pipeline).__call__).parameters["complex_human_instruction"]
     return list(default.default)
 

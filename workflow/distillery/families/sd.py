@@ -75,7 +75,7 @@ class Sd(Family):
     def set_timesteps(
         self, scheduler: Scheduler, steps: int, latent_shape: tuple[int, ...]
     ) -> None:
-        """Set them, unless `StableDiffusionPipeline` would change the scheduler when it is loaded.
+        """Set the timesteps; refuse a scheduler that `StableDiffusionPipeline` changes when loaded.
 
         It sets `steps_offset` to 1, so that a student's pipeline would not take the steps that the
         student was trained for.

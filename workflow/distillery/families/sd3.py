@@ -27,7 +27,7 @@ class Sd3(Family):
     """Adapter of `StableDiffusion3Pipeline`; latents are (c, h, w).
 
     T5 may be absent: the stock pipeline then feeds zeros in its place. Diffusers itself loads such
-    a pipeline only when told so (`text_encoder_3=None, tokenizer_3=None`).
+    a pipeline only with `text_encoder_3=None, tokenizer_3=None`.
     """
 
     name = "sd3"
@@ -50,7 +50,7 @@ class Sd3(Family):
         return {"max_sequence_length": max_sequence_length}
 
     def readers(self, pipeline: Pipeline, max_sequence_length: int) -> Sequence[Reader]:
-        """T5, which reads on where the CLIP encoders have stopped; without it, they count."""
+        """T5, which reads on where the CLIP encoders stop; without T5, the CLIP encoders."""
         if pipeline.tokenizer_3 is not None:
             return [Reader("tokenizer_3", pipeline.tokenizer_3, max_sequence_length)]
         limit = pipeline.tokenizer_max_length
@@ -153,7 +153,7 @@ class Sd3(Family):
 
 
 def _tell_width(pipeline: Pipeline) -> None:
-    """Give a pipeline that was loaded without its transformer the shape of it.
+    """Give a pipeline that was loaded without its transformer one without weights.
 
     Without T5 the pipeline asks the transformer's configuration how wide the zeros are.
     """

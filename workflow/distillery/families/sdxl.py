@@ -44,8 +44,10 @@ class Sdxl(Family):
     def readers(self, pipeline: Pipeline, max_sequence_length: int) -> Sequence[Reader]:
         """Both CLIP tokenizers; the stock pipeline takes what their encoders can read."""
         names = [name for name in self.text_components[:2] if getattr(pipeline, name) is not None]
-        found = [(name, getattr(pipeline, name)) for name in names]
-        return [Reader(name, tokenizer, tokenizer.model_max_length) for name, tokenizer in found]
+        tokenizers = [(name, getattr(pipeline, name)) for name in names]
+        return [
+            Reader(name, tokenizer, tokenizer.model_max_length) for name, tokenizer in tokenizers
+        ]
 
     def stored_tokens(self, max_sequence_length: int) -> int | None:
         """CLIP's padding is stored."""

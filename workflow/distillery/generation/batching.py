@@ -12,14 +12,14 @@ from distillery.telemetry import Reporter
 
 Result = TypeVar("Result")
 LARGEST = 64
-"""Of what `auto` tries."""
+"""The largest batch that `auto` tries."""
 MIN_GAIN = 0.03
 """Share of samples per second by which a doubled batch must be faster to be worth its memory."""
 DEFAULT_ON_CPU = 2
 
 
 class Batcher:
-    """Runs a work list in batches, and in smaller ones from the moment that one does not fit."""
+    """Runs a work list in batches, and in smaller ones once a batch does not fit."""
 
     def __init__(self, size: BatchSize, largest: int, device: torch.device, reporter: Reporter):
         """Nothing runs yet.
@@ -28,7 +28,7 @@ class Batcher:
             size: samples per batch, or `auto`, which `settle` decides.
             largest: the most that `auto` may choose.
             device: that the work runs on.
-            reporter: is told of every change.
+            reporter: logs every change.
         """
         self._is_open = size == "auto"
         self._largest = min(largest, LARGEST)

@@ -31,8 +31,8 @@ class ChunkPlan:
 
     Attributes:
         index: global number of the chunk.
-        members: digest of who is in it and all they depend on.
-        num_samples: how many they are.
+        members: digest of its members and all they depend on.
+        num_samples: number of its members.
         about: facts for people in its header.
     """
 
@@ -68,10 +68,10 @@ def make_chunks(
     """
     recipe_hash = hash_json(recipe)
     folder = chunk_folder(output.parent, recipe_hash)
-    mine = [plans[index] for index in balanced_range(len(plans), *shard)]
+    shard_plans = [plans[index] for index in balanced_range(len(plans), *shard)]
     records, failures, num_made = [], [], 0
-    with reporter.progress(sum(plan.num_samples for plan in mine), unit) as bar:
-        for plan in mine:
+    with reporter.progress(sum(plan.num_samples for plan in shard_plans), unit) as bar:
+        for plan in shard_plans:
             identity = ChunkIdentity(recipe_hash, plan.members)
             try:
                 num_made += _make_missing(plan, folder, identity, make, reporter)
@@ -84,10 +84,10 @@ def make_chunks(
                 reporter.warning(f"chunk {plan.index}: {error}")
                 failures.append(str(error))
             bar.update(plan.num_samples)
-    reporter.info(f"{num_made} of {len(mine)} chunks made, the others were there or failed")
+    reporter.info(f"{num_made} of {len(shard_plans)} chunks made, the others were there or failed")
     if failures:
         raise NotFiniteError(
-            f"{len(failures)} of {len(mine)} chunks could not be made, the others are saved:"
+            f"{len(failures)} of {len(shard_plans)} chunks could not be made, the others are saved:"
             + "".join(f"\n  {failure}" for failure in failures[:MAX_FAILURES_SHOWN])
         )
     Manifest(recipe, recipe_hash, tuple(records), len(plans)).write(output)

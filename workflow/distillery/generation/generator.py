@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Calls:
-    """What a stock pipeline is called with for the samples of a run; a row counts them.
+    """What a stock pipeline is called with for a run's samples; a row is an index into them.
 
     Attributes:
         family: of the pipeline.
@@ -101,7 +101,7 @@ class Generator:
 
     @property
     def pipeline(self) -> Pipeline:
-        """The pipeline; at the first time it is loaded, its batch size found, and it is compiled
+        """The pipeline; on first use it is loaded, its batch size is found, and it is compiled
         where that pays."""
         if self._pipeline is None:
             with loading_timed(self._reporter):

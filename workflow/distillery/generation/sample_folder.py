@@ -39,7 +39,7 @@ class SampleFolder:
         samples: in their global order; a row number of the methods below counts them.
         images_per_prompt: samples of each prompt.
         recipe_hash: of the images.
-        guided: whether negative prompts have a say.
+        guided: whether negative prompts count.
     """
 
     root: Path
@@ -67,7 +67,7 @@ class SampleFolder:
         return self.root / sample.prompt_id / f"{sample.index}.png"
 
     def latents(self, row: int) -> Path:
-        """Where its latents lie."""
+        """Where a sample's latents lie."""
         return self.image(row).with_suffix(".safetensors")
 
     def identity(self, row: int) -> ChunkIdentity:
@@ -85,7 +85,7 @@ class SampleFolder:
         return latents_done and identity_in(self.image(row)) == identity
 
     def save(self, row: int, image: Pixels, latents: torch.Tensor) -> None:
-        """Save latents (*latent), then the image: who finds the image finds both."""
+        """Save latents (*latent), then the image: where the image is, both are."""
         identity = self.identity(row)
         write_chunk(
             self.latents(row), {"latents": latents}, identity, {"samples": [self.name(row)]}
@@ -98,7 +98,7 @@ class SampleFolder:
         write_png(self.image(row), image, texts)
 
     def is_black(self, row: int) -> bool:
-        """Whether every pixel of an image that is there is 0; reads its texts alone."""
+        """Whether every pixel of an image that is there is 0; reads only its texts."""
         with Image.open(self.image(row)) as image:
             return BLACK in getattr(image, "text", {})
 
@@ -109,7 +109,7 @@ def member_of(sample: SampleId, texts: Sequence[str]) -> str:
 
 
 def identity_in(path: Path) -> ChunkIdentity | None:
-    """Whose image a PNG is; None where it is none of ours, or damaged (a CRC does not hold)."""
+    """The identity in a PNG; None where it is none of ours, or damaged (a CRC does not hold)."""
     try:
         with Image.open(path) as image:
             image.verify()
@@ -139,7 +139,7 @@ class SaveThreads:
         return self
 
     def submit(self, work: Callable[[], None]) -> None:
-        """Do `work` soon; waits where too much is waiting already. Raises what earlier work did."""
+        """Queue `work`; waits while too much is queued. Raises what earlier work raised."""
         self._waiting.append(self._pool.submit(work))
         while self._waiting and (self._waiting[0].done() or len(self._waiting) > MAX_WAITING):
             self._waiting.popleft().result()

@@ -30,7 +30,7 @@ from distillery.telemetry import Reporter
 AUTO_UNIT = 32
 """Images that are made together where `batch_size` is `auto`, in batches of what fits."""
 NOT_IN_RECIPE = {"num_prompts", "guidance_scale", "guidance_scale_2", "trained_guidance_scale"}
-"""How many prompts there are decides which images are made; the scales used are written
+"""`num_prompts` only decides which images are made; the scales that are used are written
 themselves."""
 
 
@@ -55,7 +55,7 @@ class ImageBatch:
         return ~is_finite(self.latents) | ~self.is_decoded | is_black
 
     def cpu(self) -> "ImageBatch":
-        """On the host."""
+        """A copy on the host."""
         return ImageBatch(self.pixels.cpu(), self.latents.cpu(), self.is_decoded.cpu())
 
     def replaced(self, which: torch.Tensor, again: "ImageBatch") -> "ImageBatch":
@@ -157,7 +157,7 @@ class SampleMaker:
         )
 
     def _guidance_scale(self) -> float:
-        """The one asked for; without, a student is told no other than it was trained with."""
+        """The one asked for; without, the trained scale where the network takes one, else 1.0."""
         sampling = self.job.sampling
         is_guided_by_input = self.family.has_guidance_embedding(self.folder.denoiser_config)
         trained = sampling.trained_guidance_scale if is_guided_by_input else None
@@ -261,9 +261,9 @@ def _check_source(job: SamplesJob, pipeline: Path | None) -> None:
     """Raise ValueError where the teacher would be sampled for the student, or the reverse."""
     source = job.sampling.source
     if (source != "teacher") != (pipeline is not None):
-        given = "none is given" if pipeline is None else f"{pipeline} is given"
+        pipeline_text = "none is given" if pipeline is None else f"{pipeline} is given"
         raise ValueError(
-            f"this model samples the {source} and as its pipeline {given}: use --pipeline with "
-            "results/{run}/student/pipeline for the student, with student/untrained for the "
+            f"this model samples the {source} and as its pipeline {pipeline_text}: use --pipeline "
+            "with results/{run}/student/pipeline for the student, with student/untrained for the "
             "untrained one, and not at all for the teacher"
         )

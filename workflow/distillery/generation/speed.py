@@ -30,8 +30,8 @@ PROBE_STEPS = 2
 
 @dataclass(frozen=True)
 class Workload:
-    """How much a whole run generates, over all shards: what decides rounding, compiling or not,
-    must not follow the number of shards.
+    """How much a whole run generates, over all shards. It decides compiling and thereby rounding,
+    which must not depend on the number of shards.
 
     Attributes:
         num_samples: of the run.
@@ -45,7 +45,7 @@ class Workload:
 
     @property
     def num_calls(self) -> int:
-        """Of the denoiser."""
+        """Calls of the denoiser."""
         return ceil(self.num_samples / self.batch_size) * self.steps
 
 
@@ -65,7 +65,7 @@ def maybe_compile(
         device: nothing is done on a CPU.
         choice: `hardware.compile`.
         amount: of the whole run.
-        reporter: is told.
+        reporter: logs the choice.
     """
     denoisers = denoisers_of(pipeline, family).values()
     num_parameters = sum(

@@ -40,7 +40,7 @@ class Sizes:
 
     Attributes:
         stages: what each stage leaves.
-        passing: beside it for a while, a checkpoint that is written before an old one goes.
+        passing: beside it for a while: a checkpoint that is written before an old one is removed.
     """
 
     stages: Mapping[str, int]
@@ -55,7 +55,7 @@ class Sizes:
 def embeddings_bytes(
     teacher: Teacher, folder: PipelineFolder, prompts: Mapping[str, pd.DataFrame]
 ) -> int:
-    """Of all splits' text embeddings, each distinct prompt and the negative one once a split."""
+    """Bytes of all text embeddings: each distinct prompt and the negative one, once per split."""
     config = folder.denoiser_config
     width = next((int(config[name]) for name in TEXT_WIDTHS if config.get(name)), 0)
     texts = [list(dict.fromkeys(table["prompt"])) for table in prompts.values()]
@@ -65,7 +65,7 @@ def embeddings_bytes(
 
 
 def _mean_tokens(teacher: Teacher, folder: PipelineFolder, texts: list[str]) -> float:
-    """Of a stored prompt: all that it is padded to, or its own where the padding is left out."""
+    """Tokens of a stored prompt: its padded length, or its own where padding is not stored."""
     family = folder.family
     length = teacher.max_sequence_length or family.max_sequence_length
     padded = family.stored_tokens(length)
@@ -84,7 +84,7 @@ def _mean_tokens(teacher: Teacher, folder: PipelineFolder, texts: list[str]) -> 
 def student_bytes(
     config: Config, student: StudentInfo, folder: PipelineFolder, run_folder: Path
 ) -> int:
-    """Of the untrained and the trained student, and of each as a pipeline where it is sampled."""
+    """Bytes of the untrained and the trained student, and of their pipelines where sampled."""
     additions = student.trained_parameters if student.init == "lora" else 0
     whole = (student.num_parameters + additions) * MASTER_BYTES
     network = student.num_parameters * ITEM_BYTES[config.teacher.dtype]
@@ -94,8 +94,8 @@ def student_bytes(
 
 
 def _shared_bytes(folder: PipelineFolder, run_folder: Path) -> int:
-    """Of the teacher's other components in the student's pipeline: large files are hard links,
-    which take no space, unless they lie on another file system."""
+    """Bytes of the teacher's other components in the student's pipeline: large files are hard
+    links, which take no space, unless they lie on another file system."""
     networks = {folder.path / name for name in folder.denoisers}
     total = 0
     for path in (path.resolve() for path in _files(folder.path) if path.parent not in networks):
@@ -106,7 +106,7 @@ def _shared_bytes(folder: PipelineFolder, run_folder: Path) -> int:
 
 
 def checkpoint_bytes(training: Training, num_trained: int) -> int:
-    """Of one checkpoint: weights, two moments and, with averaging, the average, in float32."""
+    """Bytes of one checkpoint: weights, two moments and, if kept, the average, in float32."""
     return num_trained * MASTER_BYTES * (3 + bool(training.ema_half_life_samples))
 
 
@@ -117,7 +117,7 @@ def num_checkpoints(training: Training) -> tuple[int, int]:
 
 
 def samples_bytes(config: RunConfig, num_prompts: int, shape: tuple[int, ...]) -> int:
-    """Of all models' images and latents."""
+    """Bytes of all models' images and latents."""
     samples = config.samples
     each = image_bytes(config.teacher) + prod(shape) * LATENT_BYTES
     per_model = min(samples.num_prompts or num_prompts, num_prompts) * samples.images_per_prompt
@@ -125,12 +125,12 @@ def samples_bytes(config: RunConfig, num_prompts: int, shape: tuple[int, ...]) -
 
 
 def image_bytes(teacher: Teacher) -> int:
-    """Of one image."""
+    """Bytes of one image."""
     return teacher.height * teacher.width * CHANNELS
 
 
 def previews_bytes(config: Config, num_prompts: int) -> int:
-    """Of all moments' previews, the untrained student's among them."""
+    """Bytes of all moments' previews, the untrained student's among them."""
     every = config.previews.every_samples
     if not every:
         return 0
@@ -180,8 +180,8 @@ def check_disk(sizes: Sizes, run_folder: Path, chunks: Path) -> dict[str, Any]:
     Raises:
         ValueError: too little space.
     """
-    found = _present(run_folder, chunks)
-    present = sum(min(size, found[stage]) for stage, size in sizes.stages.items())
+    written_bytes = _present(run_folder, chunks)
+    present = sum(min(size, written_bytes[stage]) for stage, size in sizes.stages.items())
     free = shutil.disk_usage(run_folder).free
     if sizes.peak > free + present:
         raise ValueError(
@@ -216,7 +216,7 @@ def _advise(stages: Mapping[str, int]) -> str:
 
 
 def _present(run_folder: Path, chunks: Path) -> dict[str, int]:
-    """What lies there already, by stage."""
+    """Bytes that lie there already, by stage."""
     student = run_folder / "student"
     return {
         "embeddings": _size(_files(run_folder / "embeddings")),
@@ -235,5 +235,5 @@ def _files(folder: Path) -> Iterable[Path]:
 
 def _size(paths: Iterable[Path]) -> int:
     """Bytes of files; a hard link takes none."""
-    found = (path.lstat() for path in paths)
-    return sum(status.st_size for status in found if status.st_nlink == 1)
+    statuses = (path.lstat() for path in paths)
+    return sum(status.st_size for status in statuses if status.st_nlink == 1)

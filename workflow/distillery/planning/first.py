@@ -1,11 +1,11 @@
-"""Have a run planned before its first job, and stopped where the plan refuses it.
+"""Plan a run before its first job, and stop it where the plan refuses it.
 
-Snakemake asks before the first job (`onstart`), but in the main workflow alone. So the jobs that
-all others come from ask too: those that freeze the configuration and those that read prompt files.
+Snakemake asks before the first job (`onstart`), but only in the main workflow. So the jobs that all
+others come from ask too: those that freeze the configuration and those that read prompt files.
 
-The plan is no input of other jobs. As one that may be old (`ancient`) it would hide what stands
-behind it: Snakemake does not look at jobs behind one that runs, so after any change of the plan the
-same command would make the plan alone and end well.
+The plan is no input of other jobs. As one that may be old (`ancient`) it would hide the jobs behind
+it: Snakemake does not look at jobs behind one that runs, so after any change of the plan the same
+command would only make the plan, and succeed.
 """
 
 import json
@@ -121,10 +121,10 @@ def _is_current(plan: Path, config_hash: str, num_gpus: int | None) -> bool:
     """Whether a plan is of this configuration, and for so many GPUs; a plan that was refused leaves
     the one before it."""
     try:
-        made = read_json(plan)
+        planned = read_json(plan)
     except (FileNotFoundError, ValueError):
         return False
-    return made.get("config") == config_hash and num_gpus in (None, made.get("num_gpus"))
+    return planned.get("config") == config_hash and num_gpus in (None, planned.get("num_gpus"))
 
 
 def check_folder(sources: Sequence[str], checkout: Path) -> None:
@@ -144,8 +144,7 @@ def check_folder(sources: Sequence[str], checkout: Path) -> None:
 
 
 def _is_newer(plan: Path, sources: Sequence[str]) -> bool:
-    """Whether a plan is no older than any of its sources; one that is missing is told by the plan
-    itself."""
+    """Whether a plan is no older than any of its sources; the plan itself reports a missing one."""
     written = plan.stat().st_mtime_ns
     return all(
         Path(source).is_file() and Path(source).stat().st_mtime_ns <= written for source in sources

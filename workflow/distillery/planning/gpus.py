@@ -29,7 +29,7 @@ class Gpus:
 
 
 def plan_gpus(
-    hardware: Hardware, found: Sequence[Mapping[str, Any]], num_gpus: int | None = None
+    hardware: Hardware, local_gpus: Sequence[Mapping[str, Any]], num_gpus: int | None = None
 ) -> Gpus:
     """The GPUs that the jobs of a run will get.
 
@@ -37,16 +37,16 @@ def plan_gpus(
 
     Args:
         hardware: section of the configuration.
-        found: on this machine, as in `hardware.describe_hardware`.
+        local_gpus: on this machine, as in `hardware.describe_hardware`.
         num_gpus: that Snakemake gives the training, if it is to train.
     """
-    count = num_gpus or hardware.num_gpus or len(found)
+    count = num_gpus or hardware.num_gpus or len(local_gpus)
     capabilities = [
         tuple(int(part) for part in str(gpu["capability"]).split("."))
-        for gpu in found
+        for gpu in local_gpus
         if gpu.get("capability")
     ]
-    memory = min((int(gpu["memory_bytes"]) for gpu in found), default=None)
+    memory = min((int(gpu["memory_bytes"]) for gpu in local_gpus), default=None)
     if hardware.gpu_memory_gib is not None:
         memory, capabilities = int(hardware.gpu_memory_gib * GIB), []
     major, minor = min(capabilities, default=(0, 0))
@@ -54,7 +54,7 @@ def plan_gpus(
 
 
 def advise_gpus(gpus: Gpus) -> list[str]:
-    """That the memory of GPUs elsewhere is not known here."""
+    """Note that the memory of GPUs elsewhere is not known here."""
     if not gpus.is_unknown:
         return []
     return [

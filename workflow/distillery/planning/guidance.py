@@ -1,4 +1,4 @@
-"""The plan of guidance: a second scale is only for a teacher whose pipeline looks at it."""
+"""The plan of guidance: a second scale is only for a teacher whose pipeline uses it."""
 
 from distillery.config.jobs import resolve_sampling
 from distillery.config.run import Config, RunConfig
@@ -30,15 +30,15 @@ def _check_pair(
     """Raise ValueError for a second scale that the stock pipeline would refuse or not look at."""
     if second is None:
         return
-    given = f"{section}.guidance_scale_2 is {second}"
+    setting = f"{section}.guidance_scale_2 is {second}"
     if draws_with_one_network(folder):
         raise ValueError(
-            f"{given}: the teacher draws with one network, guidance_scale is all of its guidance; "
-            "remove guidance_scale_2"
+            f"{setting}: the teacher draws with one network, guidance_scale is all of its "
+            "guidance; remove guidance_scale_2"
         )
     if first == 1.0 and second != 1.0:
         raise ValueError(
-            f"{given} and guidance_scale is 1.0, with which the stock pipeline guides neither "
+            f"{setting} and guidance_scale is 1.0, with which the stock pipeline guides neither "
             "network; raise guidance_scale, or remove guidance_scale_2"
         )
 

@@ -29,7 +29,7 @@ def advise_precision(config: Config, grid: Schedule, prediction_type: Prediction
 
 
 def _advise_dtype(config: Config, grid: Schedule, prediction_type: PredictionType) -> list[str]:
-    """That short segments are the difference of two rounded states."""
+    """Note that short segments are the difference of two rounded states."""
     dtype = config.targets.dtype
     if dtype == "float32" or config.training.objective != "segment":
         return []
@@ -69,7 +69,7 @@ def rounding_errors(dtype: Dtype, grid: Schedule, prediction_type: PredictionTyp
 
 
 def _advise_average(config: Config) -> list[str]:
-    """That an average of a long half-life is still in part the untrained student."""
+    """Note that an average of a long half-life is still in part the untrained student."""
     half_life, length = config.training.ema_half_life_samples, config.training.num_samples
     share = 0.5 ** (length / half_life) if half_life else 0.0
     if share <= NOTED_SHARE:

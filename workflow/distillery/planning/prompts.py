@@ -20,7 +20,7 @@ WEIGHTS = re.compile(
 def check_negatives(
     config: RunConfig, prompts: Mapping[str, pd.DataFrame], folder: PipelineFolder
 ) -> list[str]:
-    """What negative prompts of single prompts would not do.
+    """Find negative prompts of single prompts that nothing uses.
 
     Args:
         config: of the run.
@@ -33,9 +33,9 @@ def check_negatives(
     Raises:
         ValueError: nothing uses any of them.
     """
-    given = [split for split, table in prompts.items() if any(own_negatives(table))]
+    with_negatives = [split for split, table in prompts.items() if any(own_negatives(table))]
     guided = _guided_splits(config, folder)
-    idle = [split for split in given if split not in guided]
+    idle = [split for split in with_negatives if split not in guided]
     why = (
         "without guidance (a guidance_scale of 1.0, or a network that is told its scale) a "
         "negative prompt changes nothing"
@@ -57,18 +57,18 @@ def _guided_splits(config: RunConfig, folder: PipelineFolder) -> set[str]:
     family, network = folder.family, folder.denoiser_config
     return {
         split
-        for split, given in scales.items()
-        if any(family.calls_per_step(network, scale or 1.0) > 1 for scale in given)
+        for split, split_scales in scales.items()
+        if any(family.calls_per_step(network, scale or 1.0) > 1 for scale in split_scales)
     }
 
 
 def advise_weights(prompts: Mapping[str, pd.DataFrame]) -> list[str]:
     """How many prompts hold attention weights, which other tools read and Diffusers does not."""
     texts = {
-        text: found[0]
+        text: match[0]
         for table in prompts.values()
         for text in (*table["prompt"], *filter(None, own_negatives(table)))
-        if (found := WEIGHTS.search(text)) is not None
+        if (match := WEIGHTS.search(text)) is not None
     }
     if not texts:
         return []

@@ -117,9 +117,9 @@ def _tf32(training: Training, machine: Machine) -> tuple[str, str]:
 
 
 def advise_batch_size(training: Training, machine: Machine) -> list[str]:
-    """That this machine's processes outnumber the samples of an update.
+    """Note that this machine's processes outnumber the samples of an update.
 
-    A note, since the training may get fewer; `plan_first` knows how many and refuses.
+    Only a note, since the training may get fewer; `plan_first` knows how many and refuses.
     """
     try:
         check_batch_size(training, machine.world_size)

@@ -104,7 +104,7 @@ def metadata(samples: pd.DataFrame) -> pd.DataFrame:
 
 def describe(samples: pd.DataFrame, folder: Path, making: Mapping[Image, Making]) -> pd.DataFrame:
     """A model's rows of the manifest: paths below `folder`, device and seconds where known."""
-    found = [
+    makings = [
         making.get((recipe, model, str(SampleId(prompt_id, index))), (None, float("nan")))
         for recipe, model, prompt_id, index in zip(
             samples["recipe"],
@@ -117,13 +117,13 @@ def describe(samples: pd.DataFrame, folder: Path, making: Mapping[Image, Making]
     return samples.assign(
         file=[(folder / name).as_posix() for name in samples["file"]],
         latents_file=[(folder / name).as_posix() for name in samples["latents_file"]],
-        device=pd.Series([device for device, _ in found], dtype="string"),
-        seconds=[seconds for _, seconds in found],
+        device=pd.Series([device for device, _ in makings], dtype="string"),
+        seconds=[seconds for _, seconds in makings],
     )
 
 
 def find_making(events: Iterable[Event]) -> dict[Image, Making]:
-    """Who made each image, and its share of the seconds of its batch; the last making counts.
+    """The device of each image, and its share of its batch's seconds; the last making counts.
 
     The first batch of a job also loads the model. An image saved by a batch that was then killed
     has no event and is not found here.

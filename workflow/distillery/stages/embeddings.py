@@ -49,14 +49,14 @@ def check_prompt_lengths(
 
     Args:
         teacher: of the run; with `long_prompts: truncate` nothing is looked at.
-        family: its.
+        family: of the teacher.
         pipeline: with the tokenizers at least.
         texts: the prompts, and the negative prompt if there is one.
     """
     if teacher.long_prompts == "refuse":
         length = teacher.max_sequence_length or family.max_sequence_length
-        given = [text for text in texts if text is not None]
-        check_lengths(family.readers(pipeline, length), given)
+        texts_to_check = [text for text in texts if text is not None]
+        check_lengths(family.readers(pipeline, length), texts_to_check)
 
 
 def make_embeddings(

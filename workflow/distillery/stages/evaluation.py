@@ -145,7 +145,7 @@ def score_model(
         readings: the prompts as the judge reads them; `prompts_pd`: embeddings of the distinct.
     """
     images_bd = embed_images(judge, _read_images(model))
-    own_b = np.array([readings.row_of[it] for it in model.table["prompt"]], dtype=np.int64)
+    own_b = np.array([readings.row_of[prompt] for prompt in model.table["prompt"]], dtype=np.int64)
     scores = model.table[["prompt_id", "index"]].assign(
         model=model.model,
         clip_score=metrics.cosine_similarity(images_bd, prompts_pd[own_b]),

@@ -160,7 +160,7 @@ def _copy_tree(source: Path, target: Path, variant: str | None) -> None:
 
 
 def _link_or_copy(path: Path, copy: Path) -> None:
-    """Hard links do not cross file systems, and some have none."""
+    """Link a file, or copy it: hard links do not cross file systems, and some have none."""
     if path.stat().st_size >= LINKED_BYTES:
         try:
             os.link(path, copy)
@@ -202,7 +202,7 @@ def lora_call(folder: PipelineFolder, network: str, scheduler: Scheduler) -> dic
 
     Args:
         folder: of the teacher.
-        network: of its networks, the one that they belong to.
+        network: the one of its networks that they belong to.
         scheduler: of the student, which replaces the teacher's.
 
     Returns:

@@ -67,9 +67,9 @@ def _verify(shard: Path, part: pd.DataFrame, folder: Path) -> None:
     """Compare every file of a shard with its hash."""
     for kind, digest in (("file", "sha256"), ("latents_file", "latents_sha256")):
         paths = [folder / name for name in part[kind]]
-        found = hash_files(path for path in paths if path.is_file())
+        digests = hash_files(path for path in paths if path.is_file())
         for path, expected in zip(paths, part[digest], strict=True):
-            if found.get(path) != expected:
+            if digests.get(path) != expected:
                 raise ValueError(f"{path} is missing or damaged: {repair_hint(path, shard)}")
 
 

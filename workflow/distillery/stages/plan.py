@@ -131,7 +131,9 @@ def check_steps(config: RunConfig, folder: PipelineFolder) -> None:
     Some schedulers refuse it, hours later; others repeat timesteps.
     """
     most = int(load_scheduler(folder, config.teacher).config.num_train_timesteps)
-    steps = {f"samples.models.{name}.steps": it.steps for name, it in config.samples.models.items()}
+    steps = {
+        f"samples.models.{name}.steps": model.steps for name, model in config.samples.models.items()
+    }
     if isinstance(config, Config):
         steps["targets.steps"] = config.targets.steps
     for key, number in steps.items():
@@ -150,8 +152,8 @@ def check_all_lengths(
     """
     if teacher.long_prompts == "refuse":
         tables = prompts.values()
-        texts = [teacher.negative_prompt, *(text for it in tables for text in it.prompt)]
-        texts += [text for it in tables for text in own_negatives(it)]
+        texts = [teacher.negative_prompt, *(text for table in tables for text in table.prompt)]
+        texts += [text for table in tables for text in own_negatives(table)]
         pipeline = load_tokenizers(folder)
         check_prompt_lengths(teacher, folder.family, pipeline, dict.fromkeys(texts))
 
@@ -213,7 +215,7 @@ def check_segments(config: Config, recipe: TargetsRecipe) -> Schedule:
 
 
 def vae_bytes(config: Config, num_parameters: int) -> int:
-    """Of the VAE's weights beside the student: once for previews, once for the perceptual loss."""
+    """Bytes of the VAE beside the student: once for previews, once for the perceptual loss."""
     previews = ITEM_BYTES[config.teacher.vae_dtype] * bool(config.previews.every_samples)
     perceptual = ITEM_BYTES["float32"] * bool(config.training.perceptual_weight)
     return num_parameters * (previews + perceptual)
@@ -248,7 +250,7 @@ def count_jobs(config: Config) -> dict[str, int]:
 
 
 def advise_prompts(prompts: Mapping[str, pd.DataFrame]) -> list[str]:
-    """What of the held-out prompts, and of their noise, the student also learns from."""
+    """Notes on held-out prompts, and their noise, that the student also learns from."""
     texts, ids = (
         len(set(prompts["train"][column]) & set(prompts["eval"][column]))
         for column in ("prompt", "prompt_id")
@@ -293,8 +295,8 @@ def advise(config: Config, work: Work) -> list[str]:
 
 
 def advise_guidance(config: Config, folder: PipelineFolder) -> list[str]:
-    """Students that would be guided once more, by calls for it; a network that is told a scale is
-    told one anyway."""
+    """Notes on students that would be guided once more, by extra calls; a network that takes the
+    scale as an input gets one anyway."""
     return [
         f"samples.models.{name}.guidance_scale is {model.guidance_scale:g}: the student learns the "
         "guided teacher's answers and is best without guidance of its own, which doubles its "

@@ -66,7 +66,7 @@ LAST_SHARE = 0.1
 
 @dataclass(frozen=True)
 class Findings:
-    """Everything a run left behind that the report tells; None or empty where there is nothing."""
+    """Everything a run left behind that the report shows; None or empty where there is nothing."""
 
     config: Config
     roles: Roles
@@ -170,15 +170,20 @@ def _read_all_samples(config: Config, run_folder: Path) -> dict[str, ModelSample
     """The samples that there are, in the report's order."""
     folder = run_folder / "samples"
     paths = {name: folder / name / "manifest.parquet" for name in config.samples.models}
-    found = {name: read_samples(name, path) for name, path in paths.items() if path.is_file()}
-    samples = {name: found[name] for name in order_models(found, config.evaluation.reference)}
+    samples_by_name = {
+        name: read_samples(name, path) for name, path in paths.items() if path.is_file()
+    }
+    samples = {
+        name: samples_by_name[name]
+        for name in order_models(samples_by_name, config.evaluation.reference)
+    }
     for model in samples.values():
         check_pairs(next(iter(samples.values())), model)
     return samples
 
 
 def _recipe(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a store's manifest the report repeats."""
+    """What the report repeats of a store's manifest."""
     kept = {key: manifest.get(key) for key in ("recipe_hash", "num_samples", "recipe")}
     return kept | {"num_chunks": len(manifest.get("chunks", []))}
 

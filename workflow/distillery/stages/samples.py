@@ -79,11 +79,11 @@ def make_samples(
         job, table, inputs.embeddings, inputs.pipeline, output.parent, device, reporter, compile_
     )
     units = maker.units()
-    mine = [units[index] for index in balanced_range(len(units), *shard)]
-    rows = [row for unit in mine for row in unit]
+    shard_units = [units[index] for index in balanced_range(len(units), *shard)]
+    rows = [row for unit in shard_units for row in unit]
     failures: list[str] = []
     with reporter.progress(len(rows), "image") as bar, SaveThreads() as savers:
-        for unit in mine:
+        for unit in shard_units:
             failures += _make_unit(maker, model, unit, savers, reporter)
             bar.update(len(unit))
     for failure in failures:

@@ -40,7 +40,7 @@ from distillery.telemetry import Reporter
 
 
 def setting_of(job: TargetsJob) -> Setting:
-    """What the teacher is told beside state, timestep and prompt."""
+    """What the teacher receives beside state, timestep and prompt."""
     teacher, targets = job.teacher, job.targets
     return Setting(teacher.height, teacher.width, targets.guidance_scale, targets.guidance_scale_2)
 

@@ -36,7 +36,7 @@ from distillery.training import checkpoint
 MAX_THREADS = 8
 STUDENTS = ("initial", "trained", "pipeline", "untrained")
 Claims = list[tuple[ChunkIdentity, str]]
-"""What manifests say of one file: whose it is, and its SHA-256."""
+"""What manifests say of one file: its identity, and its SHA-256."""
 
 
 @dataclass(frozen=True)
@@ -75,16 +75,16 @@ def verify(run: Path, reporter: Reporter) -> tuple[list[Damage], int]:
         What is damaged, and the number of files and folders that were read.
     """
     items = list(_find_items(run))
-    found = []
+    damages = []
     with (
         reporter.progress(len(items), "file") as bar,
         ThreadPoolExecutor(MAX_THREADS) as threads,
     ):
         for item, why in zip(items, threads.map(_read, items), strict=True):
             if why is not None:
-                found.append(Damage(item, why))
+                damages.append(Damage(item, why))
             bar.update()
-    return found, len(items)
+    return damages, len(items)
 
 
 def commands(damages: Iterable[Damage], run: Path) -> list[str]:
@@ -107,7 +107,7 @@ def commands(damages: Iterable[Damage], run: Path) -> list[str]:
 
 
 def _read(item: Item) -> str | None:
-    """Why an item is damaged; a file that cannot be read is."""
+    """Why an item is damaged or cannot be read; None if it is whole."""
     try:
         return item.find_problem()
     except OSError as error:
@@ -192,7 +192,7 @@ def _find_images(folder: Path) -> Iterator[Item]:
 
 
 def _identities(claims: Mapping[str, Claims]) -> set[ChunkIdentity]:
-    """All that manifests list, wherever."""
+    """All identities that manifests list."""
     return {identity for listed in claims.values() for identity, _ in listed}
 
 
@@ -204,14 +204,14 @@ def _problem_of_file(
 ) -> str | None:
     """Why a chunk, an image or its latents is damaged.
 
-    One that is whole is not where no manifest lists it: it was made since for another
-    configuration or other prompts, and the job that makes it has not ended yet.
+    A whole one that no manifest lists is not damaged: it was made since for another configuration
+    or other prompts, and the job that makes it has not ended yet.
 
     Args:
         path: of the file.
         claims: what manifests say of it.
-        listed: whose files they list in all.
-        identify: reads whose it is.
+        listed: the identities of all files that they list.
+        identify: reads a file's identity.
     """
     if not path.is_file():
         return "it is missing"
@@ -229,7 +229,7 @@ def _problem_of_file(
 
 
 def _identify_chunk(path: Path) -> ChunkIdentity | None:
-    """Whose chunk a file is; None where it is none, or damaged."""
+    """The identity of a chunk's file; None where it is no chunk, or damaged."""
     try:
         identity = read_identity(path)
         read_chunk(path, identity)

@@ -1,7 +1,7 @@
 """The durable unit: a chunk is one safetensors file of a fixed group of samples.
 
-A chunk's header carries the recipe's hash, the digest of who is in it, and a checksum of all that
-and of its tensors. So a truncated, damaged or foreign file is refused by name.
+A chunk's header carries the recipe's hash, the digest of its members, and a checksum of the header
+and the tensors. So a truncated, damaged or foreign file is refused by name.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ class StaleChunkError(ForeignChunkError):
 
 @dataclass(frozen=True)
 class ChunkIdentity:
-    """What a chunk must be to be used: by which recipe, of which members.
+    """What a chunk must match to be used: its recipe and its members.
 
     Attributes:
         recipe: hash of the recipe (`files.hash_json`).
@@ -86,13 +86,13 @@ def check_header(path: Path, identity: ChunkIdentity) -> None:
         ForeignChunkError: of another recipe.
         StaleChunkError: of other members.
     """
-    found = read_identity(path)
-    if found.recipe != identity.recipe:
+    actual = read_identity(path)
+    if actual.recipe != identity.recipe:
         raise ForeignChunkError(
-            f"{path} was made by recipe {found.recipe[:12]}, this run's recipe is "
+            f"{path} was made by recipe {actual.recipe[:12]}, this run's recipe is "
             f"{identity.recipe[:12]}: move the file away, or restore its configuration"
         )
-    if found.members != identity.members:
+    if actual.members != identity.members:
         raise StaleChunkError(
             f"{path} holds other prompts or samples than the prompt table now gives for its place"
         )
@@ -117,7 +117,7 @@ def read_chunk(path: Path, identity: ChunkIdentity) -> dict[str, torch.Tensor]:
 
 
 def read_identity(path: Path) -> ChunkIdentity:
-    """What a chunk says it is, whatever was asked for; raises DamagedChunkError."""
+    """The identity in a chunk's header, whatever was asked for; raises DamagedChunkError."""
     header = _read_header(path)
     return ChunkIdentity(header["recipe"], header["members"])
 

@@ -23,7 +23,7 @@ from distillery.store.shards import Manifest, chunk_repair_hint
 
 @dataclass(frozen=True)
 class Negative:
-    """A negative prompt, which a family may encode otherwise than a prompt of the same text.
+    """A negative prompt; a family may encode it differently from a prompt of the same text.
 
     None stands for what the stock pipeline does without one.
     """
@@ -36,12 +36,12 @@ Text = str | Negative
 
 @dataclass(frozen=True)
 class Texts:
-    """What is encoded of a prompt table, each text once.
+    """The texts of a prompt table to encode, each once.
 
     Attributes:
         texts: the run's negative prompt, the prompts, then negative prompts of single prompts.
         prompt_of_row: for each row of the table the place of its prompt in `texts`.
-        negative_of_row: the same of its negative prompt.
+        negative_of_row: the same for its negative prompt.
     """
 
     texts: list[Text]
@@ -50,7 +50,7 @@ class Texts:
 
 
 def distinct_texts(table: pd.DataFrame, negative_prompt: str | None) -> Texts:
-    """The texts to encode; those of negative prompts last, so that they move no others.
+    """The texts to encode; negative prompts of rows come last, so that they move no others.
 
     Args:
         table: of the prompts.
@@ -87,8 +87,8 @@ def pack(prompts: Sequence[Conditioning]) -> dict[str, torch.Tensor]:
 class EmbeddingStore:
     """Random access to the embeddings of one prompt table; memory-mapped, nothing is preloaded.
 
-    No merge has looked at their bytes, so each chunk is hashed when the first row of it is read,
-    or all of them by `verify`.
+    No merge has checked their bytes, so a chunk is hashed when its first row is read, or all of
+    them by `verify`.
     """
 
     def __init__(self, manifest_path: Path, table: pd.DataFrame, is_verified: bool = False) -> None:
@@ -97,7 +97,7 @@ class EmbeddingStore:
         Args:
             manifest_path: of the embeddings.
             table: of the prompts.
-            is_verified: another process of this job calls `verify`, so this one need not look.
+            is_verified: another process of this job calls `verify`, so this one need not hash.
 
         Raises:
             ValueError: they are of another table than this, or a chunk is damaged.
@@ -131,7 +131,7 @@ class EmbeddingStore:
         return self._text(self._texts.prompt_of_row[row])
 
     def negative_row(self, row: int) -> Conditioning:
-        """Those of its negative prompt: its own, or the run's."""
+        """The embeddings of a row's negative prompt: its own, or the run's."""
         return self._text(self._texts.negative_of_row[row])
 
     def verify(self) -> None:
@@ -154,20 +154,20 @@ class EmbeddingStore:
         number, row = self._where[text]
         if number not in self._verified:
             self._compare(number, hash_file(self._root / self._chunks[number].file))
-        found = {}
+        tensors = {}
         for name in self._names:
             ends = self._ends[number][name]
             begin = ends[row - 1] if row else 0
-            found[name] = self._files[number].get_slice(f"{name}.values")[begin : ends[row]]
-        return found
+            tensors[name] = self._files[number].get_slice(f"{name}.values")[begin : ends[row]]
+        return tensors
 
 
 def _check_texts(manifest: Manifest, texts: Sequence[Text], path: Path) -> None:
     """Raise ValueError unless the chunks hold exactly these texts, in this order."""
     ends = list(accumulate(chunk.num_samples for chunk in manifest.chunks))
     starts = [0, *ends[:-1]]
-    found = [members_of(texts[start:end]) for start, end in zip(starts, ends, strict=True)]
-    if ends[-1] != len(texts) or found != [chunk.members for chunk in manifest.chunks]:
+    member_digests = [members_of(texts[start:end]) for start, end in zip(starts, ends, strict=True)]
+    if ends[-1] != len(texts) or member_digests != [chunk.members for chunk in manifest.chunks]:
         raise ValueError(
             f"{path} holds the embeddings of other prompts than the table's: {repair_hint(path)}"
         )

@@ -16,8 +16,8 @@ from distillery.schedule import PredictionType, Schedule
 
 
 class Recipe(BaseModel):
-    """Base of all: frozen, no unknown keys. A field with a default is written where it differs, so
-    that a later field leaves the hashes of earlier files as they are."""
+    """Base of all: frozen, no unknown keys. A field with a default is written only where it
+    differs, so that a later field leaves the hashes of earlier files as they are."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -27,7 +27,7 @@ class Recipe(BaseModel):
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Self:
-        """The inverse; raises ValueError for what another version of Distillery wrote."""
+        """The inverse of `to_json`; raises ValueError for what another version wrote."""
         try:
             return cls.model_validate(dict(raw))
         except ValidationError as error:
@@ -57,7 +57,7 @@ class EmbeddingsRecipe(Recipe):
 
 
 class Scheduled(Recipe):
-    """What has the grid of a scheduler."""
+    """A recipe with a scheduler's grid."""
 
     schedule: Schedule
     latent_shape: tuple[int, ...]
@@ -107,12 +107,12 @@ class TrainingRecipe(Scheduled):
     seed: int
     steps: int
     guidance_scale: float
-    """Of the targets, which a network with a guidance embedding is told."""
+    """Of the targets; a network with a guidance embedding receives it."""
     initial: str
     """Hash of the untrained student, `model_folder.hash_model`."""
     targets: str
     """Hash of the targets' recipe."""
     samples: str = ""
-    """Hash of which samples they are of: prompts' ids and texts, in order."""
+    """Hash of the targets' samples: prompts' ids and texts, in order."""
     training: dict[str, Any]
-    """The settings of that section that change a result."""
+    """Settings of the section `training` that change a result."""

@@ -54,7 +54,7 @@ class Manifest:
         recipe: everything that the tensors depend on.
         recipe_hash: its hash, which every chunk carries.
         chunks: in the order of their index, without gaps.
-        num_chunks: how many the whole set has, which a shard is a part of; None: these are all.
+        num_chunks: of the whole set that a shard is a part of; None: these are all.
     """
 
     recipe: dict[str, Any]
@@ -104,7 +104,7 @@ class Manifest:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Read a manifest to use its chunks: all are listed, there, and of its recipe.
+        """Read a manifest and check that all its chunks are listed, present and of its recipe.
 
         Only headers are read; `merge_shards` verified the bytes of targets, readers of embeddings
         verify them.
@@ -129,10 +129,10 @@ class Manifest:
 
 
 def chunk_repair_hint(root: Path, chunk: ChunkRecord) -> str:
-    """How one chunk is made again: without it, and without all manifests that list it.
+    """The advice to make one chunk again: remove it, and all manifests that list it.
 
-    The shard's as well as the merged one: whoever asks for one file by name, and not for `all`,
-    would find the shard missing behind a manifest that is there, which Snakemake overlooks.
+    Both the shard's and the merged one: when one file is asked for by name, and not `all`,
+    Snakemake overlooks a missing shard behind a merged manifest that is there.
     """
     return repair_hint(root / chunk.file, *manifests_listing(root, chunk.file))
 

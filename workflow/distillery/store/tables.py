@@ -15,7 +15,7 @@ from distillery.files import atomic_path, repair_hint
 
 KEY = "distillery-sha256"
 BLANK = b"0" * 64
-"""Stands in the place of the hash while it is taken."""
+"""Stands in place of the hash while the file is hashed."""
 _SEALED = re.compile(re.escape(KEY.encode()) + rb"\x18\x40([0-9a-f]{64})")
 """Key and value of the footer: in Thrift's compact protocol a text's type and length precede it."""
 

@@ -27,7 +27,7 @@ class TrajectoryStore:
 
     Attributes:
         recipe: of the targets, with its schedule at the knots.
-        samples_hash: of which samples they are: ids and texts, in order.
+        samples_hash: of their samples: ids and texts, in order.
         num_samples, num_knots, latent_shape: sizes.
     """
 

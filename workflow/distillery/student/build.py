@@ -48,17 +48,17 @@ def make_student(
         FileNotFoundError, ValueError: as `build_student`.
     """
     teacher_parameters = _count(teacher)
-    made, layers, not_copied = teacher, None, list[str]()
+    denoiser, layers, not_copied = teacher, None, list[str]()
     if student.config is not None:
-        made = make_shape(teacher, read_shape(Path(student.config), teacher, family), seed)
-        not_copied = copy_weights(made, teacher)
+        denoiser = make_shape(teacher, read_shape(Path(student.config), teacher, family), seed)
+        not_copied = copy_weights(denoiser, teacher)
     elif student.init == "layers":
         layers = _drop(student, teacher, family, network)
     elif student.lora is not None:
         check_lora(teacher, student.lora, family)
-    num_parameters = _count(made)
-    sizes = {name: parameter.numel() for name, parameter in made.named_parameters()}
-    return made, StudentInfo(
+    num_parameters = _count(denoiser)
+    sizes = {name: parameter.numel() for name, parameter in denoiser.named_parameters()}
+    return denoiser, StudentInfo(
         init=student.init,
         network=network,
         layers=layers,
@@ -67,7 +67,7 @@ def make_student(
         copied_parameters=num_parameters - sum(sizes.get(name, 0) for name in not_copied),
         trained_parameters=num_parameters
         if student.lora is None
-        else count_lora(made, student.lora),
+        else count_lora(denoiser, student.lora),
         not_copied=tuple(not_copied),
     )
 
@@ -99,8 +99,8 @@ def choose_expert(present: Sequence[str], chosen: str | None) -> str:
         return str(chosen)
     if chosen is None and len(present) == 1:
         return present[0]
-    given = "null" if chosen is None else repr(chosen)
+    shown = "null" if chosen is None else repr(chosen)
     raise ValueError(
-        f"student.expert is {given}: the teacher has the networks {', '.join(present)}, the "
+        f"student.expert is {shown}: the teacher has the networks {', '.join(present)}, the "
         "student is one network for all steps; say which of them it starts from"
     )

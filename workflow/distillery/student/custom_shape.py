@@ -50,7 +50,7 @@ def read_shape(path: Path, teacher: Denoiser, family: Family) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A user's JSON object, which nobody makes again for them."""
+    """A user's JSON object, which the workflow cannot make again."""
     try:
         shape = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -64,7 +64,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _check_no_dropout(path: Path, shape: Mapping[str, Any]) -> None:
-    """Raise ValueError for a network whose training is drawn by lot."""
+    """Raise ValueError for a network with dropout."""
     for key, value in shape.items():
         if "dropout" in key.lower() and isinstance(value, int | float) and value > 0:
             raise ValueError(
@@ -80,11 +80,11 @@ def _check_interface(
     """Raise ValueError unless what goes in and out is the teacher's."""
     parameters = inspect.signature(type(teacher).__init__).parameters
     for key in family.interface:
-        given = shape.get(key, parameters[key].default)
+        value = shape.get(key, parameters[key].default)
         wanted = teacher.config[key]  # type: ignore[index]
-        if _plain(given) != _plain(wanted):
+        if _plain(value) != _plain(wanted):
             raise ValueError(
-                f"student.config: {path} has {key} {_plain(given)}, the teacher's network has "
+                f"student.config: {path} has {key} {_plain(value)}, the teacher's network has "
                 f"{_plain(wanted)}: both see the same latents and prompts, so write "
                 f"{key}: {_plain(wanted)}"
             )
@@ -114,10 +114,10 @@ def copy_weights(student: Denoiser, teacher: Denoiser) -> list[str]:
 
     A row of blocks that is shorter than the teacher's takes the teacher's first ones.
     """
-    theirs = teacher.state_dict()
+    teacher_tensors = teacher.state_dict()
     left: list[str] = []
     for name, tensor in student.state_dict().items():
-        source = theirs.get(name)
+        source = teacher_tensors.get(name)
         if source is None or source.shape != tensor.shape:
             left.append(name)
         else:

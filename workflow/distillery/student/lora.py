@@ -1,4 +1,4 @@
-"""A student that is its teacher plus low-rank additions, which alone are trained and stored.
+"""A student that is its teacher plus low-rank additions; only these are trained and stored.
 
 The file beside a student's model folder has the names and the metadata that Diffusers gives a LoRA,
 so `pipeline.load_lora_weights(folder)` reads it. The folder's own weights have it fused; before the
@@ -127,7 +127,7 @@ def add_lora(denoiser: Denoiser, lora: Lora, seed: int) -> None:
 
 
 def _add_adapter(denoiser: Denoiser, config: Mapping[str, Any]) -> None:
-    """Additions of a configuration, in float32 whatever the weights' type is.
+    """Put in additions by a configuration, in float32 whatever the weights' type.
 
     PEFT freezes everything else.
     """
@@ -143,12 +143,12 @@ def save_lora(denoiser: Denoiser, folder: Path, family: Family) -> None:
     """Write a network's additions as Diffusers writes them; the folder is made if need be."""
     from peft import get_peft_model_state_dict
 
-    given: Any = denoiser.peft_config[ADAPTER]  # type: ignore[index]
+    peft_config: Any = denoiser.peft_config[ADAPTER]  # type: ignore[index]
     # PEFT's whole configuration has sets, whose order differs between processes, and versions.
     config = {
-        "r": given.r,
-        "lora_alpha": given.lora_alpha,
-        "target_modules": sorted(given.target_modules),
+        "r": peft_config.r,
+        "lora_alpha": peft_config.lora_alpha,
+        "target_modules": sorted(peft_config.target_modules),
     }
     tensors = get_peft_model_state_dict(denoiser, adapter_name=ADAPTER)
     prefix = family.denoisers[0]
@@ -162,7 +162,7 @@ def save_lora(denoiser: Denoiser, folder: Path, family: Family) -> None:
 
 
 def _keep_one_key(path: Path) -> None:
-    """Leave the adapter's configuration alone in the header: safetensors writes several keys in an
+    """Keep only the adapter's configuration in the header: safetensors writes several keys in an
     order that changes from call to call."""
     with safe_open(path, framework="pt") as file:
         metadata = {METADATA: file.metadata()[METADATA]}
@@ -175,7 +175,7 @@ def has_lora(folder: Path) -> bool:
 
 
 def load_trainable(folder: Path, dtype: torch.dtype) -> Denoiser:
-    """The student in a folder, ready to learn: what learns is float32 and alone wants a gradient.
+    """The student in a folder, ready to train; only the trained weights, float32, need a gradient.
 
     Args:
         folder: of the untrained student.

@@ -55,7 +55,7 @@ def down_pairs(num_pairs: int, num_kept: int) -> tuple[int, ...]:
 
 
 def up_pairs(num_pairs: int, num_kept: int) -> tuple[int, ...]:
-    """The pairs that the up stage keeps which answers a down stage of `num_pairs`.
+    """The pairs that an up stage keeps, the counterpart of a down stage of `num_pairs`.
 
     The last takes the stage's input, the first the channels from below; the others are those that
     take the kept states of the down stage. Of three pairs kept as two these are the first and the
@@ -84,7 +84,7 @@ def _pairs_of_stages(unet: UNet2DConditionModel, keep: Unet) -> tuple[int, ...]:
 
 
 def _keep_pairs(stage: torch.nn.Module, pairs: Sequence[int]) -> None:
-    """Keep some pairs of a stage; stages without attention have ResNets alone."""
+    """Keep some pairs of a stage; stages without attention have only ResNets."""
     for name in ("resnets", "attentions"):
         blocks = getattr(stage, name, None)
         if blocks is not None:
@@ -92,7 +92,7 @@ def _keep_pairs(stage: torch.nn.Module, pairs: Sequence[int]) -> None:
 
 
 def _smaller_mid_block(unet: UNet2DConditionModel) -> UNetMidBlock2D:
-    """The mid block's first ResNet alone."""
+    """Only the mid block's first ResNet."""
     if unet.mid_block is None:
         raise ValueError(
             "student.unet.mid_block is 'resnet': the teacher's unet has no mid block; leave it out"

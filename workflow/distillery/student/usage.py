@@ -40,14 +40,14 @@ def student_code(
 
 
 def lora_code(lora: Mapping[str, Any], call: Mapping[str, Any], teacher: Teacher) -> str:
-    """The same with the teacher's pipeline and the student's additions, from `export.lora_call`."""
+    """The same for the teacher's pipeline with the student's additions, from `export.lora_call`."""
     source = {"revision": teacher.revision, "variant": teacher.variant}
     return "\n".join(
         [
             "import torch",
             f"from diffusers import DiffusionPipeline, {lora['scheduler']}",
             "",
-            *_loading(teacher.path, call, {name: it for name, it in source.items() if it}),
+            *_loading(teacher.path, call, {name: value for name, value in source.items() if value}),
             *_one_network(lora),
             *(
                 f"# Fuse first what the teacher had: {adapter.path!r}"

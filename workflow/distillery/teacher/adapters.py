@@ -76,12 +76,12 @@ def find_adapter(adapter: Adapter) -> Path:
 
 def _in_folder(folder: Path, weight_name: str | None) -> Path:
     """The one adapter of a folder, or the one that is named."""
-    found = sorted(path.name for path in folder.glob("*.safetensors"))
-    name = weight_name or (found[0] if len(found) == 1 else None)
+    names = sorted(path.name for path in folder.glob("*.safetensors"))
+    name = weight_name or (names[0] if len(names) == 1 else None)
     if name is None or not (folder / name).is_file():
         raise FileNotFoundError(
             f"teacher.adapters: weight_name is {weight_name!r} in {folder}, which has "
-            f"{', '.join(found) or 'no safetensors files'}: name one of them"
+            f"{', '.join(names) or 'no safetensors files'}: name one of them"
         )
     return folder / name
 
@@ -95,7 +95,7 @@ def teacher_hash(teacher: Teacher, folder: PipelineFolder) -> str:
 
 
 def text_hash(teacher: Teacher, folder: PipelineFolder) -> str:
-    """As `teacher_hash`, for the text encoders: what leaves them alone does not count."""
+    """As `teacher_hash`, for the text encoders: without adapters that do not change them."""
     files = [(adapter, path) for adapter, path in _find_all(teacher) if has_text(path)]
     return _hash(teacher, folder, files, attention=None)
 
@@ -111,7 +111,7 @@ def _hash(
     adapters: Iterable[tuple[Adapter, Path]],
     attention: str | None,
 ) -> str:
-    """The folder's fingerprint alone where nothing is added to it."""
+    """A hash of the folder and of what is added to it; without that, the folder's fingerprint."""
     adapters = list(adapters)
     hashes = hash_large_files(path for _, path in adapters)
     named = [
@@ -124,8 +124,8 @@ def _hash(
         "fused": teacher.fuse_adapters if named else None,
         "attention": attention,
     }
-    found = folder.fingerprint()
-    return hash_json({"folder": found, **added}) if any(added.values()) else found
+    fingerprint = folder.fingerprint()
+    return hash_json({"folder": fingerprint, **added}) if any(added.values()) else fingerprint
 
 
 def has_text(path: Path) -> bool:
@@ -215,8 +215,8 @@ def choose_components(adapter: Adapter, weights: Weights, folder: PipelineFolder
             f"networks {', '.join(present)}"
         )
     takes_text = hasattr(folder.pipeline_class, "load_lora_into_text_encoder")
-    given = family.text_components if takes_text else ()
-    texts = [name for name in given if folder.index.get(name)]
+    candidates = family.text_components if takes_text else ()
+    texts = [name for name in candidates if folder.index.get(name)]
     known = {family.denoisers[0]: expert} | dict(zip(texts, texts, strict=True))
     prefixes = {key.partition(".")[0] for key in weights.tensors}
     unknown = [key for key in weights.tensors if key.partition(".")[0] not in known]
@@ -243,8 +243,8 @@ def adapt(
     """Load the teacher's adapters into some of its components, in place.
 
     Args:
-        components: by name, in float32; others that an adapter changes are skipped. On the
-            meta device whether everything fits is found out just as well.
+        components: by name, in float32; others that an adapter changes are skipped. The meta
+            device is enough to check that everything fits.
         teacher: section of the configuration.
         folder: of the teacher.
         fuse: add them to the weights; otherwise they stay beside them, active.
@@ -297,7 +297,7 @@ def _load(
 
 
 def _first_problems(error: Exception) -> str:
-    """PyTorch names each tensor of another size, of hundreds on a line of its own; here a few."""
+    """The first lines of an error; PyTorch has one per tensor of another size, maybe hundreds."""
     heading, *lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
     more = f" and {len(lines) - MAX_NAMED} more" if len(lines) > MAX_NAMED else ""
     return " ".join([heading, *lines[:MAX_NAMED]]) + more
@@ -309,11 +309,11 @@ def _check_all_loaded(
     """Raise ValueError unless the model took each tensor of the file, and lacks none."""
     from peft import get_peft_model_state_dict
 
-    found = set(get_peft_model_state_dict(model, adapter_name=name))
-    given = _in_peft_names(weights, prefix, model)
-    if found == given:
+    loaded_names = set(get_peft_model_state_dict(model, adapter_name=name))
+    file_names = _in_peft_names(weights, prefix, model)
+    if loaded_names == file_names:
         return
-    strange, lacking = name_some(given - found), name_some(found - given)
+    strange, lacking = name_some(file_names - loaded_names), name_some(loaded_names - file_names)
     problems = [f"the model has no place for {strange}"] if strange else []
     problems += [f"the file lacks {lacking}"] if lacking else []
     raise ValueError(
@@ -361,7 +361,7 @@ def _activate(model: torch.nn.Module, scales: Mapping[str, float], fuse: bool) -
             f"{type(model).__name__} are not finite ({error}): lower them, or leave an adapter out"
         ) from error
     recurse_remove_peft_layers(model)
-    # A model that seems to have an adapter would save that alone.
+    # A model that seems to have an adapter would save only that.
     del model.peft_config
     model._hf_peft_config_loaded = False  # type: ignore[assignment]
 

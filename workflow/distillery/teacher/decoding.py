@@ -1,7 +1,6 @@
-"""Images that a VAE spoils: of a lower precision they are decoded again in float32.
+"""Decode images again in float32 that a VAE of lower precision spoils.
 
-float16 overflows in some VAEs, and what is not finite becomes a black image without a word, or
-where it is infinite a white one.
+float16 overflows in some VAEs: NaN silently becomes a black image, infinity a white one.
 """
 
 import logging
@@ -36,8 +35,8 @@ class DecodeGuard:
     def __call__(self, latents: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """Decode as the VAE does; again in float32 what it spoils in a lower precision.
 
-        An image that is not finite even so is returned as NaN throughout: whoever drew it finds
-        it, also where the stock pipeline clamps infinite values to white.
+        An image that is not finite even so is returned as NaN throughout: the caller finds it,
+        also where the stock pipeline clamps infinite values to white.
         """
         # Not all stock pipelines cast them.
         result = self._decode(latents.to(self._vae.dtype), *args, **kwargs)

@@ -37,7 +37,7 @@ CONFIGS = {
 """Part of a component's class name to the file that describes it; a model has `MODEL_CONFIG`."""
 LIBRARIES = ("diffusers", "transformers")
 OTHER_USES = ("Img2Img", "Inpaint")
-"""What names of classes have more that take the same networks for another use."""
+"""Parts of the names of pipeline classes that use the same networks otherwise."""
 SINGLE_FILES = (".safetensors", ".ckpt", ".gguf", ".pt", ".pth")
 """Suffixes of files that hold a whole pipeline."""
 PREFIX = "model.diffusion_model."
@@ -47,7 +47,7 @@ MARKS = {
     "joint_blocks.": "StableDiffusion3Pipeline",
     "double_blocks.0.img_attn.norm.": "FluxPipeline",
 }
-"""How tensors are called that a pipeline's single files have, and those of the others do not."""
+"""Beginnings of tensors' names that only this pipeline's single files have."""
 
 
 @dataclass(frozen=True)
@@ -69,20 +69,20 @@ class PipelineFolder:
 
     @property
     def class_name(self) -> str:
-        """Of the pipeline."""
+        """The name of the pipeline's class."""
         name: str = self.index["_class_name"]
         return name
 
     @property
     def pipeline_class(self) -> Any:
-        """Of Diffusers."""
+        """The pipeline's class in Diffusers."""
         import diffusers
 
         return getattr(diffusers, self.class_name)
 
     @cached_property
     def family(self) -> Family:
-        """Raises ValueError where none has the pipeline's class."""
+        """The family of the pipeline's class; raises ValueError where there is none."""
         return family_of(self.class_name)
 
     @cached_property
@@ -98,8 +98,8 @@ class PipelineFolder:
     def components_left_out(self) -> list[str]:
         """Components that the pipeline's class takes and the folder says it does not have.
 
-        Diffusers loads such a folder only if it is told so for those that the class does not call
-        optional, T5 of SD3 for one.
+        These are the ones that the class does not call optional, such as T5 of SD3: Diffusers loads
+        such a folder only with an explicit None for each.
         """
         optional = self.pipeline_class._optional_components
         absent = [name for name, value in self.index.items() if value == [None, None]]
@@ -107,7 +107,7 @@ class PipelineFolder:
 
     @property
     def denoisers(self) -> list[str]:
-        """Names of those that are present."""
+        """Names of the denoisers that are present."""
         return [name for name in self.family.denoisers if name in self.components]
 
     @cached_property
@@ -120,12 +120,12 @@ class PipelineFolder:
         """The Diffusers class of the denoisers."""
         import diffusers
 
-        found: type = getattr(diffusers, self.denoiser_config["_class_name"])
-        return found
+        network_class: type = getattr(diffusers, self.denoiser_config["_class_name"])
+        return network_class
 
     @cached_property
     def sizes(self) -> Mapping[str, Size]:
-        """Of each component's weights, read from the headers of the files that are loaded.
+        """The sizes of each component's weights, from the headers of the files that are loaded.
 
         Raises ValueError for a truncated file, or one that Git LFS has not fetched.
         """
@@ -133,7 +133,7 @@ class PipelineFolder:
 
     @property
     def parameters(self) -> dict[str, int]:
-        """How many each component has; raises as `sizes`."""
+        """Number of parameters of each component; raises as `sizes`."""
         return {name: size.num_parameters for name, size in self.sizes.items()}
 
     def chosen_variant(self, component: str) -> str | None:
@@ -149,7 +149,7 @@ class PipelineFolder:
         """
         hashes = hash_large_files(self._files_read())
         return hash_json(
-            {file.relative_to(self.path).as_posix(): it for file, it in hashes.items()}
+            {file.relative_to(self.path).as_posix(): digest for file, digest in hashes.items()}
         )
 
     def _files_read(self) -> Iterator[Path]:
@@ -199,7 +199,7 @@ class PipelineFolder:
         )
 
     def _missing(self, variant: str | None) -> list[str]:
-        """What the components lack of what is read, as paths from the folder."""
+        """Files of the components that are read and missing, as paths from the folder."""
         return [
             file
             for name, class_name in self.components.items()
@@ -235,13 +235,13 @@ def _download(teacher: Teacher) -> Path:
 
     Raises FileNotFoundError for what is no hub id, and for one that cannot be had.
     """
-    given = f"teacher.path is {teacher.path!r}"
+    setting = f"teacher.path is {teacher.path!r}"
     if _is_single_file(teacher.path):
-        raise FileNotFoundError(f"{given}: {_explain_single_file(teacher.path)}")
+        raise FileNotFoundError(f"{setting}: {_explain_single_file(teacher.path)}")
     if not could_be_hub_id(teacher.path):
         tilde = " (~ is not expanded here)" if teacher.path.startswith("~") else ""
         raise FileNotFoundError(
-            f"{given}: there is no such folder{tilde}; give a Diffusers folder (with a "
+            f"{setting}: there is no such folder{tilde}; give a Diffusers folder (with a "
             "model_index.json) or the id of a hub repository, owner/name"
         )
     from diffusers import DiffusionPipeline
@@ -250,14 +250,14 @@ def _download(teacher: Teacher) -> Path:
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # its warnings tell of causes that the error names
     try:
-        found = DiffusionPipeline.download(
+        downloaded = DiffusionPipeline.download(
             teacher.path, revision=teacher.revision, variant=teacher.variant
         )
     except (OSError, ValueError) as error:
-        raise FileNotFoundError(explain_missing(given, teacher.path, error)) from error
+        raise FileNotFoundError(explain_missing(setting, teacher.path, error)) from error
     finally:
         logging.set_verbosity(verbosity)
-    return Path(found)
+    return Path(downloaded)
 
 
 # Classes: of a known family, and without code of their own.
@@ -297,7 +297,7 @@ def _own_code(path: Path, name: str, value: Any) -> str:
 
 
 def _text_to_image_class(folder: PipelineFolder, pipeline: str) -> str | None:
-    """The text-to-image class of a family for the networks of another class, if they are such.
+    """The text-to-image class for the networks of an image-to-image class, if they fit it.
 
     Networks for inpainting take more channels than they give, and SDXL's refiner, which asks for
     an aesthetic score, makes no image from text alone.
@@ -322,15 +322,15 @@ def _is_single_file(path: str) -> bool:
 
 
 def _single_file_in(folder: Path) -> Path | None:
-    """The file of weights at the top of a folder that is no pipeline, if there is one alone.
+    """The file of weights at the top of a folder that is no pipeline, if there is exactly one.
 
     A config.json beside it says that it is one network in another library's format, as a CLIP model
     is, and not a whole pipeline.
     """
     if (folder / MODEL_CONFIG).is_file():
         return None
-    found = [path for path in folder.iterdir() if path.suffix.lower() in SINGLE_FILES]
-    return found[0] if len(found) == 1 else None
+    weights_files = [path for path in folder.iterdir() if path.suffix.lower() in SINGLE_FILES]
+    return weights_files[0] if len(weights_files) == 1 else None
 
 
 def _explain_single_file(path: str) -> str:
@@ -355,5 +355,5 @@ def guess_pipeline(file: Path) -> str | None:
             names = {name.removeprefix(PREFIX) for name in opened.keys()}  # noqa: SIM118
     except SafetensorError:
         return None
-    found = (MARKS[mark] for mark in MARKS if any(name.startswith(mark) for name in names))
-    return next(found, None)
+    class_names = (MARKS[mark] for mark in MARKS if any(name.startswith(mark) for name in names))
+    return next(class_names, None)

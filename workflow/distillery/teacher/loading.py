@@ -38,9 +38,9 @@ def load_scheduler(folder: PipelineFolder, teacher: Teacher | None = None) -> Sc
 
 def torch_dtype(name: Dtype) -> torch.dtype:
     """The torch type of a configuration's `dtype`."""
-    found = getattr(torch, name)
-    assert isinstance(found, torch.dtype)
-    return found
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
 
 
 def load_teacher(
@@ -78,7 +78,7 @@ def load_teacher(
 def load_exact_teacher(
     teacher: Teacher, folder: PipelineFolder, device: torch.device, leave_out: tuple[str, ...] = ()
 ) -> Pipeline:
-    """The same for a call with float32 states, which are the student's targets.
+    """`load_teacher` for calls with float32 states, which become the student's targets.
 
     See `keep_states_in_float32`.
     """
@@ -102,7 +102,7 @@ def load_student(
 
 
 def _set_up(pipeline: Pipeline, teacher: Teacher, family: Family, device: torch.device) -> Pipeline:
-    """What the configuration asks of a loaded pipeline beside its weights."""
+    """Set up a loaded pipeline as the configuration asks: attention, decoding, placement."""
     for denoiser in denoisers_of(pipeline, family).values():
         if teacher.attention is not None:
             set_attention(denoiser, teacher.attention)
@@ -143,7 +143,7 @@ def load_adapted_text(teacher: Teacher, folder: PipelineFolder) -> dict[str, Any
     """The text encoders that the teacher's adapters change, fused and cast, by component."""
     import transformers
 
-    found = {}
+    encoders = {}
     texts = adapted_components(teacher, folder) & set(folder.family.text_components)
     for name in sorted(texts):
         model = getattr(transformers, folder.components[name])
@@ -152,23 +152,24 @@ def load_adapted_text(teacher: Teacher, folder: PipelineFolder) -> dict[str, Any
         )
         adapt({name: encoder}, teacher, folder, fuse=True)
         cast(encoder, torch_dtype(teacher.dtype))
-        found[name] = encoder
-    return found
+        encoders[name] = encoder
+    return encoders
 
 
 def denoisers_of(pipeline: Pipeline, family: Family) -> dict[str, Denoiser]:
     """The denoisers that a pipeline has, by their component's name."""
-    found = {name: getattr(pipeline, name, None) for name in family.denoisers}
-    return {name: denoiser for name, denoiser in found.items() if denoiser is not None}
+    components = {name: getattr(pipeline, name, None) for name in family.denoisers}
+    return {name: denoiser for name, denoiser in components.items() if denoiser is not None}
 
 
 def keep_states_in_float32(denoiser: Denoiser, dtype: torch.dtype, family: Family) -> None:
     """Let a network that computes in `dtype` take and return float32, so that no sampler rounds.
 
     Stock pipelines hold the states in the network's type. With bfloat16 every step then rounds to
-    three digits, and guidance multiplies the rounding. Hooks that cast at the network's door keep
-    states, guidance and scheduler in float32 at no cost. Timesteps, of one dimension or none, are
-    left alone, since bfloat16 knows no odd number above 256, but where the stock call rounds them.
+    three digits, and guidance multiplies the rounding. Hooks that cast the network's inputs and
+    outputs keep states, guidance and scheduler in float32 at no cost. Timesteps, of one dimension
+    or none, are not cast, since bfloat16 has no odd number above 256, but where the stock call
+    rounds them.
     """
 
     def enter(
@@ -186,16 +187,16 @@ def keep_states_in_float32(denoiser: Denoiser, dtype: torch.dtype, family: Famil
 
 
 def cast_timestep(kwargs: dict[str, Any], dtype: torch.dtype, family: Family) -> dict[str, Any]:
-    """A network's arguments from a stock call with float32 states, with the timestep of the stock
-    call in `dtype`."""
-    told = kwargs.get("timestep")
-    if dtype == torch.float32 or told is None or told.dtype != torch.float32:
+    """Give a network's arguments from a stock call with float32 states the timestep of a call in
+    `dtype`."""
+    timestep = kwargs.get("timestep")
+    if dtype == torch.float32 or timestep is None or timestep.dtype != torch.float32:
         return kwargs
-    return kwargs | {"timestep": family.stock_timestep(told, dtype)}
+    return kwargs | {"timestep": family.stock_timestep(timestep, dtype)}
 
 
 def can_be_in_float32(denoiser: Denoiser) -> bool:
-    """Whether `in_float32` would change anything and can: weights of less, all on one device."""
+    """Whether `in_float32` is possible and of use: weights of lower precision, on one device."""
     is_low = any(parameter.dtype in LOW_PRECISION for parameter in denoiser.parameters())
     return is_low and not hasattr(denoiser, "_hf_hook")
 

@@ -13,7 +13,7 @@ GIB = 1 << 30
 def place(pipeline: Pipeline, teacher: Teacher, device: torch.device) -> Pipeline:
     """Move a pipeline that was loaded on the CPU to where the configuration wants it.
 
-    Offloading comes before any `.to(device)`: what has been on the GPU whole has needed its memory.
+    Offload before any `.to(device)`: a pipeline that was whole on the GPU has needed its memory.
 
     Raises:
         ValueError: there are too few GPUs, or the networks do not fit on them.
@@ -37,11 +37,12 @@ def check_devices(teacher: Teacher, device: torch.device) -> None:
             f"teacher.offload is {teacher.offload!r} and this job has no GPU, so all weights are "
             "in the host's memory anyway: set offload: none"
         )
-    found = torch.cuda.device_count() if device.type == "cuda" else 0
-    if found < teacher.num_gpus > 1:
+    num_visible = torch.cuda.device_count() if device.type == "cuda" else 0
+    if num_visible < teacher.num_gpus > 1:
         raise ValueError(
-            f"teacher.num_gpus is {teacher.num_gpus} and this job sees {found}: set num_gpus: "
-            f"{max(found, 1)}, or give the job more (on a cluster by the profile's set-resources)"
+            f"teacher.num_gpus is {teacher.num_gpus} and this job sees {num_visible}: set "
+            f"num_gpus: {max(num_visible, 1)}, or give the job more (on a cluster by the profile's "
+            "set-resources)"
         )
 
 
@@ -50,7 +51,7 @@ def spread(pipeline: Pipeline, num_gpus: int, device: torch.device) -> None:
 
     Diffusers' own `device_map="balanced"` gives whole components to GPUs, so the denoiser, by far
     the largest, would still have to fit on one. The VAE stays whole: `decode` is no `forward`, and
-    hooks move the inputs of `forward` alone.
+    hooks move only the inputs of `forward`.
     """
     from accelerate import dispatch_model
 
@@ -104,10 +105,10 @@ def plan_blocks(
     """
     from accelerate import infer_auto_device_map
 
-    found: dict[str, int] = infer_auto_device_map(
+    gpu_of_part: dict[str, int] = infer_auto_device_map(
         model, max_memory=dict(memory), no_split_module_classes=list(blocks)
     )
-    outside = [name for name, place in found.items() if place not in memory]
+    outside = [name for name, place in gpu_of_part.items() if place not in memory]
     if outside:
         sizes = ", ".join(f"{size / GIB:.2f}" for size in memory.values())
         raise ValueError(
@@ -115,13 +116,13 @@ def plan_blocks(
             f"{len(outside)} parts remain; raise teacher.num_gpus, or use teacher.offload with "
             "num_gpus: 1"
         )
-    return found
+    return gpu_of_part
 
 
 def check_attention(denoiser: Denoiser, name: str) -> None:
-    """Raise ValueError unless a denoiser's attention can be told to take the kernels of this name.
+    """Raise ValueError unless a denoiser's attention can take the kernels of this name.
 
-    Denoisers with Diffusers' older attention processors ignore the setting without a word.
+    Denoisers with Diffusers' older attention processors silently ignore the setting.
     """
     from diffusers.models.attention_dispatch import AttentionBackendName
 

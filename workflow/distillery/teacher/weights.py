@@ -60,7 +60,7 @@ def variants_in(component: Path) -> set[str | None]:
 
 
 def choose_variant(component: Path, wanted: str | None) -> str | None:
-    """The set that is read: as in Diffusers the wanted one where there is one, else the plain."""
+    """The set that is read: the wanted one where there is one, else the plain, as in Diffusers."""
     return wanted if wanted in variants_in(component) else None
 
 
@@ -88,8 +88,8 @@ def missing_weights(component: Path, wanted: str | None) -> list[str]:
 
 def list_variants(folder: Path) -> list[str]:
     """The variants of a pipeline's folder that have a name."""
-    found = {name for path in folder.iterdir() if path.is_dir() for name in variants_in(path)}
-    return sorted(name for name in found if name)
+    variants = {name for path in folder.iterdir() if path.is_dir() for name in variants_in(path)}
+    return sorted(name for name in variants if name)
 
 
 def measure(folder: Path, variant: str | None) -> dict[str, Size]:

@@ -1,7 +1,7 @@
 """Signs that a training goes wrong, each with what it means and what to do about it.
 
-What a judge says depends on nothing but what was measured; `Alarms` tells each finding once, when
-it begins. Nothing here changes a weight. Thresholds were chosen on the demo: see docs/design.md.
+What a judge says depends only on what was measured; `Alarms` reports each finding once, when it
+begins. Nothing here changes a weight. Thresholds were chosen on the demo: see docs/design.md.
 """
 
 import time
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from distillery.telemetry import Reporter
 
 Row = Mapping[str, float]
-"""Of loss.parquet."""
+"""A row of loss.parquet."""
 
 MIN_VARIATION = 0.02
 """Healthy demo: 0.2 and more; with zeroed prompts or a constant output: below 1e-3."""
@@ -35,7 +35,7 @@ WINDOW_SAMPLES = 128
 NUM_BEFORE_SPIKE = 8
 """Rows that a spike is held against; half of them must be there."""
 FIRST_SHARE = 0.25
-"""Of the training, before a student may be called baseline: one that begins at random is."""
+"""Of the training, before losses are held against the baseline: a random student is no better."""
 SEGMENT = "loss_segment_"
 ROLLOUT = "loss_rollout"
 
@@ -71,10 +71,10 @@ class Alarm:
 
 
 class Alarms:
-    """Tells each alarm once, when it begins; an alarm that ended may ring again."""
+    """Reports each alarm once, when it begins; an alarm that ended may ring again."""
 
     def __init__(self, reporter: Reporter, recipe_hash: str) -> None:
-        """`recipe_hash` says of which training the alarms are; `reporter` is of who measures."""
+        """`recipe_hash` names the training; `reporter` is of the process that measures."""
         self._reporter = reporter
         self._recipe_hash = recipe_hash
         self._ringing: set[tuple[str, str]] = set()
@@ -82,7 +82,7 @@ class Alarms:
     def tell(
         self,
         names: Sequence[str],
-        found: Sequence[Alarm],
+        alarms: Sequence[Alarm],
         samples_seen: int,
         subject: str | None = None,
     ) -> list[Alarm]:
@@ -90,7 +90,7 @@ class Alarms:
 
         Args:
             names: the kinds of alarms that the measurement could have found.
-            found: those that it has found.
+            alarms: those that it has found.
             samples_seen: position in the training.
             subject: the only one that was measured; None: all of them were.
         """
@@ -99,8 +99,8 @@ class Alarms:
             for name, about in self._ringing
             if name in names and subject in (None, about)
         }
-        now = {(alarm.name, alarm.subject) for alarm in found}
-        new = [alarm for alarm in found if (alarm.name, alarm.subject) not in before]
+        now = {(alarm.name, alarm.subject) for alarm in alarms}
+        new = [alarm for alarm in alarms if (alarm.name, alarm.subject) not in before]
         self._ringing = self._ringing - before | now
         for alarm in new:
             self._reporter.warning(f"after {samples_seen} samples: {alarm.text}")
@@ -118,8 +118,8 @@ LOSS_ALARMS = ("loss_spike", "loss_growth", "no_better_than_constant")
 class LossJudge:
     """Takes in one row after another, and says what the last one means.
 
-    A row costs the same however long the training is: of the rows before it only the last windows
-    and the lowest mean are kept.
+    A row costs the same however long the training is: only the last windows and the lowest mean of
+    the rows before it are kept.
     """
 
     def __init__(self, baseline: Sequence[float], log_every_samples: int, num_samples: int) -> None:
@@ -141,24 +141,24 @@ class LossJudge:
         self._phase, self._samples_seen = self._phases[0], 0.0
 
     def add(self, row: Row) -> None:
-        """Take the next row in."""
+        """Add the next row."""
         self._phase = self._phases[isfinite(row.get(ROLLOUT, nan))]
         self._samples_seen = row["samples_seen"]
         for column, course in self._phase.items():
             course.add(row.get(column, nan))
 
     def judge(self) -> list[Alarm]:
-        """What the loss says, overall and by segment."""
+        """The alarms of the loss, overall and by segment."""
         growing = {column: course.growth for column, course in self._phase.items()}
-        found = spikes(self._phase["loss"].last(1 + NUM_BEFORE_SPIKE))
+        alarms = spikes(self._phase["loss"].last(1 + NUM_BEFORE_SPIKE))
         for column, ratio in growing.items():
             if ratio > MAX_GROWTH:
                 others = [growing[other] for other in self._segments if other != column]
-                found.append(_growth_alarm(column, ratio, others))
+                alarms.append(_growth_alarm(column, ratio, others))
         if self._samples_seen >= self._first_judged:
             windows = {column: self._phase[column].window for column in self._segments}
-            found += _ignorance(windows, self._ignorant)
-        return found
+            alarms += _ignorance(windows, self._ignorant)
+        return alarms
 
 
 class Course:
@@ -175,7 +175,7 @@ class Course:
         self._lowest = inf
 
     def add(self, loss: float) -> None:
-        """Take the next row in."""
+        """Add the next row."""
         self._rows.append(loss)
         if len(self._rows) >= 2 * self.size:
             mean = fmean(self.last(2 * self.size)[: self.size])
@@ -231,7 +231,7 @@ def _growth_alarm(column: str, ratio: float, others: Sequence[float]) -> Alarm:
 
 
 def _ignorance(windows: Mapping[str, Sequence[float]], baseline: Sequence[float]) -> list[Alarm]:
-    """Segments whose loss is no better than that of a student which looks at nothing."""
+    """Segments whose loss is no better than the constant-output baseline."""
     ratios = {}
     for (column, window), worst in zip(windows.items(), baseline, strict=True):
         values = [value for value in window if isfinite(value)]
@@ -278,9 +278,9 @@ VARIATION_ALARMS = ("state_ignored", "prompt_ignored")
 
 def judge_variation(variation: Variation) -> list[Alarm]:
     """Whether the student still answers to its states and to its prompts."""
-    found = []
+    alarms = []
     if variation.state is not None and not variation.state >= MIN_VARIATION:
-        found.append(
+        alarms.append(
             Alarm(
                 "state_ignored", "", variation.state, MIN_VARIATION,
                 "with one prompt the student's answers to different states vary by this share of "
@@ -289,7 +289,7 @@ def judge_variation(variation: Variation) -> list[Alarm]:
             )
         )  # fmt: skip
     if variation.prompt is not None and not variation.prompt >= MIN_VARIATION:
-        found.append(
+        alarms.append(
             Alarm(
                 "prompt_ignored", "", variation.prompt, MIN_VARIATION,
                 "with one noise the student's answers to different prompts vary by this share of "
@@ -298,7 +298,7 @@ def judge_variation(variation: Variation) -> list[Alarm]:
                 "out or is zero",
             )
         )  # fmt: skip
-    return found
+    return alarms
 
 
 # ---- images ----------------------------------------------------------------------------------

@@ -103,7 +103,7 @@ def write(snapshot: Snapshot, root: Path, recipe_hash: str, keep: int) -> Path:
         )
         copy_permissions(temporary)
     # A newer one was damaged, or this one would not have been made: it must not count.
-    for old in [found for found in _all(root) if found.name < path.name][keep - 1 :]:
+    for old in [other for other in _all(root) if other.name < path.name][keep - 1 :]:
         remove(old)
     return path
 
@@ -161,13 +161,13 @@ def claim(root: Path, reporter: Reporter) -> None:
 
 
 def clean_up(root: Path) -> None:
-    """Remove what a killed process left half written; only who has claimed the folder may."""
+    """Remove what a killed process left half written; only after `claim`."""
     for path in root.glob(".samples-*.tmp"):
         remove(path)
 
 
 def load(state: TrainingState, path: Path) -> None:
-    """Bring `state`, made anew for the same configuration, to what the checkpoint holds."""
+    """Load a checkpoint into `state`, which was made anew for the same configuration."""
     about = read_sealed(path / STATE)
     _fill(state.trainable, load_file(path / WEIGHTS))
     _fill(state.average, load_file(path / AVERAGE))
@@ -186,7 +186,7 @@ def read_student(root: Path, samples_seen: int, recipe_hash: str) -> dict[str, t
     path = checkpoint_path(root, samples_seen)
     problem = find_problem(path, recipe_hash)
     if problem is not None:
-        kept = [str(int(found.name.removeprefix("samples-"))) for found in _all(root)]
+        kept = [str(int(folder.name.removeprefix("samples-"))) for folder in _all(root)]
         raise ValueError(
             f"the checkpoint {path} cannot be used: {problem}; kept are those after "
             f"{', '.join(reversed(kept)) or 'no'} samples, see training.keep_checkpoints"
@@ -225,8 +225,8 @@ def find_problem(path: Path, recipe_hash: str | None = None) -> str | None:
     for file in files:
         if not (path / file).is_file():
             return f"{file} is missing"
-    found = hash_files(path / file for file in files)
-    damaged = [file for file, digest in files.items() if found[path / file] != digest]
+    digests = hash_files(path / file for file in files)
+    damaged = [file for file, digest in files.items() if digests[path / file] != digest]
     return f"{', '.join(damaged)} is damaged" if damaged else None
 
 

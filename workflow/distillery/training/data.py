@@ -99,7 +99,7 @@ class TargetSource(Dataset[Batch], ABC):
     Attributes:
         recipe: of the targets.
         recipe_hash: its hash.
-        samples_hash: of which samples the targets are of: ids and texts, in order.
+        samples_hash: of the targets' samples: ids and texts, in order.
         family: of the teacher.
         grid: the student's schedule, one step per segment.
         setting: size and guidance of the targets.
@@ -168,7 +168,7 @@ class SegmentDataset(TargetSource):
         self.recipe_hash: str = self._trajectories.recipe_hash
         self.samples_hash: str = self._trajectories.samples_hash
         self._table = read_table(prompts)
-        # Those that read ahead are forked from here: each would look for itself, chunk by chunk.
+        # The processes that read ahead are forked: each would verify for itself, chunk by chunk.
         self._embeddings = EmbeddingStore(embeddings, self._table, is_verified=True)
         if verify:
             self._embeddings.verify()
@@ -249,7 +249,10 @@ class SegmentDataset(TargetSource):
     def _predictions(self, trajectories: list[int], segments: list[int]) -> torch.Tensor:
         """The teacher's guided predictions (b, *latent) in float32 where segments begin."""
         pairs = zip(trajectories, segments, strict=True)
-        stored = [self._trajectories.prediction(it, at * self._stride) for it, at in pairs]
+        stored = [
+            self._trajectories.prediction(trajectory, segment * self._stride)
+            for trajectory, segment in pairs
+        ]
         return torch.stack(stored).float()
 
     def _levels(self, knot: torch.Tensor, like: torch.Tensor) -> Levels:
@@ -307,13 +310,13 @@ class Order:
 
     def items(self, start: int, stop: int) -> list[int]:
         """The items at the positions [start, stop) of the stream."""
-        found: list[int] = []
+        items: list[int] = []
         while start < stop:
             epoch, first = divmod(start, self.num_items)
             count = min(stop - start, self.num_items - first)
-            found += _permutation(self.num_items, self.seed, epoch)[first : first + count].tolist()
+            items += _permutation(self.num_items, self.seed, epoch)[first : first + count].tolist()
             start += count
-        return found
+        return items
 
 
 @lru_cache(maxsize=2)
@@ -378,7 +381,10 @@ class Batches:
         if start < begin:
             return Order(self.dataset.num_items, self.seed).items(start, stop)
         order = Order(self.dataset.num_trajectories, self.seed)
-        return [self.dataset.num_items + it for it in order.items(start - begin, stop - begin)]
+        return [
+            self.dataset.num_items + trajectory
+            for trajectory in order.items(start - begin, stop - begin)
+        ]
 
     def read(self, samples_seen: int, device: torch.device) -> Iterator[Batch]:
         """This process's part of each global batch; on CUDA read ahead by other processes.
@@ -401,7 +407,7 @@ class Batches:
 
 @contextmanager
 def signals_blocked() -> Iterator[None]:
-    """Have processes that are started in here never receive the signals to stop.
+    """Keep the signals to stop away from processes that are started in here.
 
     torchrun, SLURM and a terminal signal whole groups of processes. PyTorch's workers would die of
     SIGTERM, and their death is an error of the training, which could then not save. Blocked signals

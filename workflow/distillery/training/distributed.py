@@ -30,7 +30,7 @@ class RankInfo:
 
     Attributes:
         rank: its number among all, from 0.
-        num_processes: how many there are.
+        world_size: how many there are.
         local_rank: its number among those of its machine.
         address: (host, port) of rank 0 where the launcher leaves it to us, else None.
     """
@@ -77,9 +77,9 @@ def _rank_of_variables(environ: Mapping[str, str]) -> RankInfo:
         needed += ["MASTER_ADDR", "MASTER_PORT"]
     missing = [name for name in needed if name not in environ]
     if missing:
-        given = {name: environ[name] for name in needed if name in environ}
+        present = {name: environ[name] for name in needed if name in environ}
         raise ValueError(
-            f"the environment has {given} but no {', '.join(missing)}: every process needs RANK "
+            f"the environment has {present} but no {', '.join(missing)}: every process needs RANK "
             "(0, 1, ...), WORLD_SIZE (how many), MASTER_ADDR (host of rank 0) and MASTER_PORT (a "
             "free port there, e.g. 29500); torchrun --standalone --nproc-per-node N sets them all"
         )
@@ -138,7 +138,7 @@ def start(ranks: RankInfo, device: torch.device, timeout_s: int) -> torch.device
 
 
 def _gpu_of(ranks: RankInfo, num_gpus: int) -> int:
-    """The visible GPU of a process; each process may also see its own alone."""
+    """The visible GPU of a process; each process may also see only its own."""
     if num_gpus == 1 or ranks.local_rank < num_gpus:
         return ranks.local_rank % num_gpus
     raise ValueError(
@@ -148,7 +148,7 @@ def _gpu_of(ranks: RankInfo, num_gpus: int) -> int:
 
 
 def stop() -> None:
-    """Leave the group after success. Nobody waits: each process goes when it is done."""
+    """Leave the group after success, without waiting for other processes."""
     if dist.is_initialized():
         dist.destroy_process_group()
 

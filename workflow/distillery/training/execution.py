@@ -9,8 +9,8 @@ from distillery.files import readable
 from distillery.teacher.memory import ITEM_BYTES, ROOMY, TIGHT
 
 GATHERED_SHARE = 0.1
-"""Of a sharded student's weights that are whole on a device at once: two of 20 or more blocks, the
-one computed with and the next. A rule of thumb, not measured."""
+"""Share of a sharded student's weights that are whole on a device at once: two of 20 or more
+blocks, the one computed with and the next. A rule of thumb, not measured."""
 MIN_PARAMETERS = 500_000_000
 MIN_UPDATES = 2_000
 """Compiling pays for networks as large as generation compiles, in trainings of this many updates:
@@ -19,7 +19,7 @@ an update costs three forward passes, so it is as long as the 8,000 calls of gen
 
 @dataclass(frozen=True)
 class Machine:
-    """What decides, of each device; bytes and capability, never a name.
+    """What the choice depends on, by device: bytes and capability, never a name.
 
     Attributes:
         world_size: of the training, one per device.

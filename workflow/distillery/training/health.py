@@ -1,8 +1,8 @@
 """Stop politely at a signal, notice that another process is gone, end a process that hangs.
 
 A collective on GPUs never learns that the other side is dead: its kernel waits for ever. torchrun
-tells the rest by SIGTERM, which asks for a checkpoint and cannot interrupt a wait, and then has
-patience for 30 seconds and more. So each process watches the others of its host by their pidfd.
+sends the rest SIGTERM, which asks for a checkpoint and cannot interrupt a wait, and then waits 30
+seconds or more. So each process watches the others of its host by their pidfd.
 
 Ranks depend on each other: where one hangs, all others soon wait for it inside a collective. The
 one that hangs in its own work reports first and ends. The others end when they see that it is gone;
@@ -41,7 +41,7 @@ class Stopped(Exception):  # noqa: N818 (nothing is wrong)
 
 
 class StopRequest:
-    """Whether somebody asked this process to stop; the training loop looks once an update."""
+    """Whether this process was asked to stop; the training loop looks once per update."""
 
     def __init__(self) -> None:
         """Not asked yet."""
@@ -64,7 +64,7 @@ class StopRequest:
                 signal.signal(number, handler)
 
     def _handle(self, number: int, _: FrameType | None) -> None:
-        """Note the first signal; of the others a later second Ctrl-C alone ends the process.
+        """Note the first signal; after it only a later second Ctrl-C ends the process.
 
         Machines repeat themselves: SLURM sends SIGTERM again at the limit, torchrun when the first
         of its processes has left. A checkpoint that is being written must survive that.
@@ -81,7 +81,7 @@ class StopRequest:
 
 
 def _to_take() -> list[signal.Signals]:
-    """All of them, but not a SIGHUP that `nohup` has this process ignore."""
+    """All of `SIGNALS`, without a SIGHUP that this process ignores because of `nohup`."""
     hung_up = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [number for number in SIGNALS if not (hung_up and number == signal.SIGHUP)]
 
@@ -126,14 +126,14 @@ def meet() -> Peers:
     """Exchange process ids; a collective where there is a group."""
     if not dist.is_initialized():
         return Peers()
-    mine = (_host(), os.getpid())
+    own_id = (_host(), os.getpid())
     everyone: list[tuple[str, int]] = [("", 0)] * dist.get_world_size()
-    dist.all_gather_object(everyone, mine)
+    dist.all_gather_object(everyone, own_id)
     return Peers(
         {
             rank: pid
             for rank, (host, pid) in enumerate(everyone)
-            if mine[0] and host == mine[0] and pid != mine[1]
+            if own_id[0] and host == own_id[0] and pid != own_id[1]
         }
     )
 
@@ -150,11 +150,11 @@ def _host() -> str:
 START_LIMIT_S = 900.0
 """For opening data, compiling, the first update, and what only one rank does at the end."""
 HEAD_START = 0.2
-"""Share of its limit by which a rank that waits for others lets the one to blame go first."""
+"""Share of its limit that a waiting rank waits longer, so that the rank to blame ends first."""
 SLOWER = 3.0
 """A phase may take so many times what it last took: a large micro-batch takes minutes each time."""
 PATIENCE_S = 10.0
-"""A checkpoint under way is given so long when the training fails; then nobody is made to wait."""
+"""Time that a checkpoint under way is given when the training fails; then the process ends."""
 TICK_S = 0.5
 STDERR = 2
 """Python's `sys.stderr` may be replaced by something without a file."""
@@ -216,7 +216,7 @@ class Watchdog:
     def heartbeat(
         self, name: str, *, waits: bool = False, joint: bool = False, limit_s: float | None = None
     ) -> None:
-        """Something else begins.
+        """Report that a new phase begins.
 
         Args:
             name: what it is.
@@ -224,8 +224,8 @@ class Watchdog:
             joint: it is work with collectives in it, in any of which it may have to wait.
             limit_s: a longer one than the setting; of the two the longer counts. Until the first
                 update is done none is shorter than `START_LIMIT_S`: networks may be compiled in it.
-                Who waits for others has the longest limit since the last update, for they may
-                still be in that phase.
+                A rank that waits for others has the longest limit since the last update, for they
+                may still be in that phase.
         """
         now_s, before = time.monotonic(), self.phase
         self._took[before.name] = now_s - before.begin_s
@@ -269,9 +269,9 @@ class Watchdog:
         faulthandler.cancel_dump_traceback_later()
 
     def _look_for_the_gone(self, in_vain: Phase | None) -> Phase | None:
-        """End if this process still waits, as `in_vain`, for one that is gone.
+        """End if this process still waits, in the phase `in_vain`, for one that is gone.
 
-        Returns the phase in which it does so now: it may be about to leave it.
+        Returns the phase in which it waits so now: it may be about to leave it.
         """
         gone, phase = self.peers.gone(), self.phase
         needs = phase.waits or phase.joint
@@ -325,7 +325,7 @@ class Watchdog:
 
 
 def _report_gone(rank: int, phase: Phase, gone: list[int]) -> str:
-    """Who waits for whom, and what to do."""
+    """Which rank waits for which, and what to do."""
     return (
         f"\nrank {rank} waits in: {phase.name}, for rank {', '.join(map(str, gone))}, whose "
         "process has ended; its own lines say why. The job ends, start it again to resume from the "

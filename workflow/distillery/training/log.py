@@ -1,4 +1,4 @@
-"""What a training tells: rows of loss.parquet, telemetry, points of TensorBoard's curves."""
+"""What a training reports: rows of loss.parquet, telemetry, points of TensorBoard's curves."""
 
 import os
 import resource
@@ -25,18 +25,18 @@ FLUSH_S = 10
 MAX_QUEUE = 100
 """Points that wait for the library's own thread."""
 ROOM_S = 10.0
-"""That a full queue is given; a thread that still writes nothing then is on a disk that hangs."""
+"""Time that a full queue is given; a thread that writes nothing in it is on a disk that hangs."""
 POLL_S = 0.01
 
 
 class TensorBoard:
     """A writer for one process's attempt; `close` it at the end.
 
-    Curves are dispensable: where they cannot be written, on a full disk say, one warning is told,
+    Curves are dispensable: where they cannot be written, on a full disk say, one warning is logged,
     and nothing more of this attempt is written.
 
     tensorboardX writes event files without TensorBoard, its server and gRPC, which PyTorch's own
-    writer needs for the file format alone. Whoever looks at the curves installs TensorBoard there.
+    writer needs for the file format alone. Install TensorBoard where the curves are looked at.
     """
 
     def __init__(self, folder: Path, samples_seen: int, warn: Callable[[str], None]) -> None:
@@ -92,8 +92,8 @@ class TensorBoard:
     def _has_room(self) -> bool:
         """Whether a point may be put in the queue; waits for room, and drops the board if in vain.
 
-        Nobody would ever take it out, and the next `put` would wait for ever, if the thread that
-        does is gone: it ends at the first error of the disk.
+        The thread that takes points out ends at the first error of the disk: the next `put` into a
+        full queue would then wait for ever.
         """
         if self._writer is None:
             return False
@@ -146,14 +146,14 @@ def tags_of(row: Mapping[str, float]) -> dict[str, float]:
 
 GIB = 1 << 30
 MEMORY_RISE = 1.05
-"""A rank other than 0 tells its peak memory when it has risen by this factor."""
+"""A rank other than 0 logs its peak memory when it has risen by this factor."""
 
 
 class ProgressLog:
-    """Collects updates to one row an interval, and tells what is to be seen; a context manager.
+    """Collects updates to one row an interval, and reports it; a context manager.
 
     Nothing that it does changes a weight, and no process waits for another in here. Its own failure
-    ends no training that has one already.
+    is raised only where the training has none.
     """
 
     def __init__(self, state: TrainingState, run: Run, previews: PreviewPaths | None) -> None:
@@ -167,7 +167,7 @@ class ProgressLog:
             folder = run.reporter.path.parent / "tensorboard"
             self._board = TensorBoard(folder, state.samples_seen, run.reporter.warning)
         self._interval = LogWindow(time.time())
-        self._told_bytes = 0
+        self._logged_bytes = 0
 
     def __enter__(self) -> Self:
         """The first interval begins."""
@@ -180,7 +180,7 @@ class ProgressLog:
         error: BaseException | None,
         where: TracebackType | None,
     ) -> None:
-        """Tell the rest; after an error of the training, that one alone is raised."""
+        """Report the rest; after an error of the training, only that one is raised."""
         try:
             self._close(wait=error is None)
         except Exception as second:
@@ -189,7 +189,7 @@ class ProgressLog:
             self._run.reporter.warning(f"the log of the training was not ended: {second!r}")
 
     def _close(self, wait: bool) -> None:
-        """Tell the rest, and let go of everything."""
+        """Report the rest, and close everything."""
         if self._interval.num_mine:
             self._emit()
         self._previews.close(wait=wait)
@@ -198,7 +198,7 @@ class ProgressLog:
         self._bar.close()
 
     def add(self, totals: UpdateTotals, num_mine: int, waiting_s: float) -> None:
-        """Take one update in; at the end of an interval add a row to the history and report.
+        """Add one update; at the end of an interval add a row to the history and report.
 
         The training's end is one too, so no update is left out of the history.
 
@@ -245,8 +245,8 @@ class ProgressLog:
                 f"samples/s, {left} left, waited {100 * interval.waiting_s / seconds:.1f} % of the "
                 f"time for data, {_memory(self._run.device)}"
             )
-        elif memory > MEMORY_RISE * self._told_bytes:
-            self._told_bytes = memory
+        elif memory > MEMORY_RISE * self._logged_bytes:
+            self._logged_bytes = memory
             self._run.reporter.info(
                 f"after {state.samples_seen} samples {_memory(self._run.device)}"
             )
@@ -268,9 +268,9 @@ class ProgressLog:
             self._board.text("alarms", alarm.text, seen)
 
     def draw(self) -> bool:
-        """Draw previews, if this moment is to be shown; whether it is, on all processes alike.
+        """Draw previews, if this moment is to be shown; returns whether it is, alike on all ranks.
 
-        One that is asked to stop leaves the rest for the next start: see `LivePreviews`.
+        A process that is asked to stop leaves the rest for the next start: see `LivePreviews`.
         """
         begin_s = time.time()
         for path, pixels in self._previews.draw_if_due().items():

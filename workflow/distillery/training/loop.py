@@ -41,10 +41,10 @@ PASSES = 2
 def wrap_student(state: TrainingState, run: Run) -> nn.Module:
     """The student whose backward passes sum the gradients of all processes.
 
-    DDP is shown one sample before the first update. Without its copy it says whether some
-    parameters that should learn get no gradient, as those of Qwen-Image's last block that make a
-    text which nothing reads: DDP would wait for them. With it DDP makes the buckets that gradients
-    stay in: made in the midst of an update they take as much memory again, beside its activations.
+    One sample is passed before the first update. Without DDP it shows whether some trainable
+    parameters get no gradient, for which DDP would wait: in Qwen-Image's last block some make a
+    text that nothing reads. With DDP it makes the buckets that gradients stay in: made in the midst
+    of an update they take as much memory again, beside its activations.
 
     Args:
         state: before an update; its weights are not changed.
@@ -135,7 +135,7 @@ def loop(state: TrainingState, run: Run, previews: PreviewPaths | None = None) -
             saves = totals.stop or finished or state.samples_seen % training.save_every_samples == 0
             if saves:
                 saver.save(state)
-            # Who is asked to stop has no time for images; who is finished draws its last ones.
+            # A stopped training has no time for images; a finished one draws its last ones.
             if (totals.stop and not finished) or stopped_while_drawing(log, state, run):
                 if not saves:
                     saver.save(state)
@@ -144,21 +144,21 @@ def loop(state: TrainingState, run: Run, previews: PreviewPaths | None = None) -
 
 
 def wait_for_checkpoint(run: Run) -> None:
-    """Return, on every rank, when rank 0 has left `loop`, and so has its checkpoint on disk.
+    """Wait, on every rank, until rank 0 has left `loop` and so has its checkpoint on disk.
 
     Launchers signal or kill the other processes when one has left. After a training's end they do
     not, for its status is 0.
     """
     run.watchdog.heartbeat("the last checkpoint, by rank 0", waits=True, limit_s=START_LIMIT_S)
-    # On a GPU it is the reading of the sum that waits.
+    # On a GPU reading the sum is what waits.
     distributed.all_reduce(torch.zeros(1, device=run.device)).item()
     run.watchdog.heartbeat("the end of a stopped training")
 
 
 def stopped_while_drawing(log: ProgressLog, state: TrainingState, run: Run) -> bool:
-    """Draw previews, if they are due; whether any process was asked to stop by the end of it.
+    """Draw previews, if they are due; returns whether any process was asked to stop meanwhile.
 
-    All learn of it here and not after another update: what is left undrawn is drawn when the
+    All processes learn it here, not after another update: what is left undrawn is drawn when the
     training resumes from this very moment. A finished training leaves nothing, and does not stop.
     """
     was_due = log.draw()
@@ -178,8 +178,8 @@ def resume(state: TrainingState, run: Run) -> None:
     if run.ranks.is_main:
         checkpoint.claim(run.checkpoints, run.reporter)
         checkpoint.clean_up(run.checkpoints)
-        found = checkpoint.find_newest(run.checkpoints, run.recipe_hash, run.reporter)
-        newest = str(found or "")
+        newest_path = checkpoint.find_newest(run.checkpoints, run.recipe_hash, run.reporter)
+        newest = str(newest_path or "")
     newest = distributed.from_main(newest, run.device)
     if newest:
         run.watchdog.heartbeat(f"load of {newest}")

@@ -25,8 +25,8 @@ from distillery.training.run import Run
 from distillery.training.update import LocalUpdate, TrainingState, accumulate_gradients, backward
 
 NOTES = {False: "micro_batch.json", True: "micro_batch_of_rollouts.json"}
-"""Beside the checkpoints: the size that did not run out of memory, for the next attempt. Of
-rollouts, which take several times the activations, another."""
+"""Beside the checkpoints: the size that did not run out of memory, for the next attempt. Rollouts,
+which take several times the activations, have another."""
 ADVICE = (
     "A single sample does not fit: set training.gradient_checkpointing: true, training.parallel: "
     "fsdp on several GPUs, or a smaller student"
@@ -182,11 +182,11 @@ def _read_note(path: Path, circumstances: dict[str, Any]) -> int | None:
 
 
 ESTIMATE_RESERVE = 0.1
-"""Of a GPU's memory, left free: steeper lines, and what PyTorch's allocator does not tell."""
+"""Share of a GPU's memory left free: for steeper lines, and what the allocator does not report."""
 
 
 class Memory(Protocol):
-    """A device's."""
+    """The memory of a device."""
 
     @property
     def limit(self) -> int:
@@ -209,9 +209,9 @@ class GpuMemory:
     def limit(self) -> int:
         """All that this process holds or could get, less the reserve."""
         free, _ = torch.cuda.mem_get_info(self._device)
-        mine = usable_bytes(self._device)
+        usable = usable_bytes(self._device)
         held = torch.cuda.memory_reserved(self._device)
-        return int(min(held + free, mine) - ESTIMATE_RESERVE * mine)
+        return int(min(held + free, usable) - ESTIMATE_RESERVE * usable)
 
     def peak_of(self, work: Callable[[], object]) -> int:
         """Do some work; the most bytes that tensors took meanwhile."""
@@ -266,10 +266,10 @@ def lower_by_estimates(
 
 
 def room_for_moments(state: TrainingState) -> list[torch.Tensor]:
-    """What AdamW will make in its first update; nothing after it."""
+    """Tensors like those that AdamW will make in its first update; none after it."""
     if state.optimizer.state:
         return []
-    return [torch.empty_like(it) for it in state.trainable.values() for _ in range(2)]
+    return [torch.empty_like(parameter) for parameter in state.trainable.values() for _ in range(2)]
 
 
 def _extend(points: list[tuple[int, int]], size: int) -> float:
@@ -284,7 +284,7 @@ def _pass(state: TrainingState, batch: Batch, run: Run) -> None:
 
 
 def _nothing() -> None:
-    """What weights, gradients and moments take while nothing is computed."""
+    """No work: its peak is what weights, gradients and moments take."""
 
 
 RESERVE = 0.03
@@ -293,17 +293,17 @@ above all), small pieces between, the previews' decoder. A rule of thumb, not me
 
 
 def micro_batches_for(state: TrainingState, run: Run) -> Mapping[bool, MicroBatches]:
-    """How a process cuts its share of an update: of segments and, True, of rollouts.
+    """How a process cuts its local batch: of segments (False) and of rollouts (True).
 
     What does not fit is found before the first update, of rollouts too, which come last.
     """
     kinds = (False, True) if run.training.rollout_samples else (False,)
     sharded, checkpointing = parallel.is_sharded(state.denoiser), uses_checkpointing(state.denoiser)
-    found = {}
+    micro_batches = {}
     for for_rollouts in kinds:
-        found[for_rollouts] = MicroBatches(run, sharded, for_rollouts, checkpointing)
-        find_micro_batch_size(state, found[for_rollouts], run)
-    return found
+        micro_batches[for_rollouts] = MicroBatches(run, sharded, for_rollouts, checkpointing)
+        find_micro_batch_size(state, micro_batches[for_rollouts], run)
+    return micro_batches
 
 
 def find_micro_batch_size(state: TrainingState, micro_batches: MicroBatches, run: Run) -> None:
@@ -325,7 +325,7 @@ def find_micro_batch_size(state: TrainingState, micro_batches: MicroBatches, run
         lower_by_estimates(state, batch, micro_batches, run, GpuMemory(run.device))
     else:
         find_fitting(state, batch, micro_batches, run)
-    # What failed has filled the GPU; the training's own peak is to be told.
+    # What failed has filled the GPU; the training's own peak is to be reported.
     torch.cuda.reset_peak_memory_stats(run.device)
     if run.ranks.is_main:
         of_what = " of rollouts" if micro_batches.for_rollouts else ""

@@ -35,7 +35,7 @@ def ends_of(objective: Objective, segment: int, steps: int) -> tuple[int, int]:
     from its beginning to the clean end, so that one step from anywhere ends there. reflow: the
     trajectory's two ends, for states on the straight line between them (Liu et al. 2023,
     arXiv:2209.03003, algorithm 1, with the teacher's own pairing of noise and image). prediction:
-    those of the segment, of which the first alone matters.
+    those of the segment, of which only the first matters.
 
     Args:
         objective: which.
@@ -113,11 +113,11 @@ def sample_losses(
     pseudo_huber: sqrt(mean square + width²) - width, by sample (Song & Dhariwal 2023,
     arXiv:2310.14189, eq. 7, with c = width times the root of the number of elements).
     """
-    ours, theirs = prediction.float(), target.float()
+    predicted, wanted = prediction.float(), target.float()
     if loss == "huber":
-        elements = F.huber_loss(ours, theirs, reduction="none", delta=width)
+        elements = F.huber_loss(predicted, wanted, reduction="none", delta=width)
         return elements.flatten(1).mean(dim=1)
-    squares = F.mse_loss(ours, theirs, reduction="none").flatten(1).mean(dim=1)
+    squares = F.mse_loss(predicted, wanted, reduction="none").flatten(1).mean(dim=1)
     # Small errors would cancel in the difference of the docstring; this is the same number.
     return squares if loss == "mse" else squares / ((squares + width**2).sqrt() + width)
 
@@ -142,12 +142,12 @@ def segment_weights(
         return (1.0,) * len(grid.timesteps)
     if weights == "min_snr":
         levels = list(zip(grid.alphas[:-1], grid.sigmas[:-1], strict=True))
-        found = [min_snr_weight(prediction_type, alpha, sigma) for alpha, sigma in levels]
-        _check_all_learned(found, prediction_type)
+        unscaled = [min_snr_weight(prediction_type, alpha, sigma) for alpha, sigma in levels]
+        _check_all_learned(unscaled, prediction_type)
     else:
-        found = [float(weight) for weight in weights]
-    mean = sum(found) / len(found)
-    return tuple(weight / mean for weight in found)
+        unscaled = [float(weight) for weight in weights]
+    mean = sum(unscaled) / len(unscaled)
+    return tuple(weight / mean for weight in unscaled)
 
 
 def min_snr_weight(prediction_type: PredictionType, alpha: float, sigma: float) -> float:
@@ -172,7 +172,7 @@ def min_snr_weight(prediction_type: PredictionType, alpha: float, sigma: float) 
 def _check_all_learned(weights: list[float], prediction_type: PredictionType) -> None:
     """Raise ValueError for a segment of no weight: where there is only noise, SNR is 0."""
     mean = sum(weights) / len(weights)
-    faint = [str(number) for number, it in enumerate(weights) if it <= MIN_WEIGHT * mean]
+    faint = [str(number) for number, weight in enumerate(weights) if weight <= MIN_WEIGHT * mean]
     if faint:
         raise ValueError(
             f"training.timestep_weights is 'min_snr', which gives segment {', '.join(faint)} of "
@@ -191,8 +191,8 @@ def roll_out(
     """Where the student's own first-order steps end, (b, *latent) float32, with their graph.
 
     A step solves its prediction for (clean, noise) and mixes them again at the next level, which is
-    DDIM (Song et al. 2021, arXiv:2010.02502, eq. 12 with sigma_t = 0) and, for a flow, Euler: what
-    the exported scheduler does: one that clips is refused with the targets.
+    DDIM (Song et al. 2021, arXiv:2010.02502, eq. 12 with sigma_t = 0) and, for a flow, Euler. The
+    exported scheduler does the same: one that clips is refused with the targets.
 
     Args:
         predict: the student for these prompts.
@@ -236,18 +236,21 @@ class PerceptualLoss:
     def __call__(self, latents: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """The distance (b,) of latents to their targets, both (b, *latent) float32, normalised."""
         with torch.no_grad():
-            theirs = self.features(target)
-        ours = self.features(latents)
-        distances = [_distance(left, right) for left, right in zip(ours, theirs, strict=True)]
+            target_features = self.features(target)
+        latents_features = self.features(latents)
+        distances = [
+            _distance(left, right)
+            for left, right in zip(latents_features, target_features, strict=True)
+        ]
         return torch.stack(distances).mean(dim=0)
 
     def features(self, latents: torch.Tensor) -> list[torch.Tensor]:
         """What the decoder's blocks give while it decodes, each (b, c, ...)."""
-        found: list[torch.Tensor] = []
+        outputs: list[torch.Tensor] = []
         decoder = self.vae.decoder
         blocks = [getattr(decoder, "mid_block", None), *decoder.up_blocks]
         hooks = [
-            block.register_forward_hook(lambda _block, _given, output: found.append(output))
+            block.register_forward_hook(lambda _block, _inputs, output: outputs.append(output))
             for block in blocks
             if block is not None
         ]
@@ -256,7 +259,7 @@ class PerceptualLoss:
         finally:
             for hook in hooks:
                 hook.remove()
-        return found
+        return outputs
 
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
         """The images (b, 3, ...) in [-1, 1] of a sampler's latents (b, *latent)."""
@@ -291,11 +294,13 @@ def load_perceptual(
     return PerceptualLoss(vae.to(device).requires_grad_(False), folder.family, setting)
 
 
-def _distance(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
-    """Mean square (b,) of the difference of features (b, c, ...), in units of theirs' variance.
+def _distance(features: torch.Tensor, target_features: torch.Tensor) -> torch.Tensor:
+    """Mean square (b,) of the difference of features (b, c, ...), in units of target variance.
 
     The mean, by which features are standardised too, cancels.
     """
-    pixels = tuple(range(2, theirs.ndim))
-    std = (theirs.var(dim=pixels, keepdim=True, correction=0) + EPSILON).sqrt()
-    return F.mse_loss(ours / std, theirs / std, reduction="none").flatten(1).mean(dim=1)
+    pixels = tuple(range(2, target_features.ndim))
+    std = (target_features.var(dim=pixels, keepdim=True, correction=0) + EPSILON).sqrt()
+    return (
+        F.mse_loss(features / std, target_features / std, reduction="none").flatten(1).mean(dim=1)
+    )

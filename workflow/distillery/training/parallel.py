@@ -1,8 +1,8 @@
 """The student as the loop runs it: compiled, recomputed, and on several devices.
 
-There it is a copy on each (DDP), or its parts are dealt out (FSDP). Either way the gradients of all
-processes are *summed*: the loop divides each sample's loss by the global batch size, so a sample
-counts the same on every process.
+Each device has a copy (DDP), or a part (FSDP). Either way the gradients of all processes are
+*summed*: the loop divides each sample's loss by the global batch size, so a sample counts the
+same on every process.
 """
 
 import contextlib
@@ -50,11 +50,11 @@ def shard(denoiser: Denoiser, ranks: RankInfo, device: torch.device, dtype: torc
 
     Args:
         denoiser: on the CPU or the device; its parameters become float32 `DTensor`s on the device.
-        ranks: one of at least two.
+        ranks: of this process; there are at least two.
         device: of this process.
         dtype: of the forward pass.
     """
-    # We change no output in ranks, which is what it warns of at every forward pass.
+    # We change no output in place, which is what it warns of at every forward pass.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view", UserWarning)
     mesh = init_device_mesh(device.type, (ranks.world_size,))
     policy = MixedPrecisionPolicy(
@@ -142,8 +142,8 @@ def synchronising(model: nn.Module, wanted: bool) -> Iterator[None]:
     """Whether backward passes prepared in here sum the gradients over the processes.
 
     It must surround the forward pass too: DDP decides there (setting it after `backward`
-    synchronises the wrong micro-batch). A sharded model sums after every micro-batch, for the whole
-    gradient of all parameters would be what there is no room for.
+    synchronises the wrong micro-batch). A sharded model sums after every micro-batch, for there is
+    no room for the whole gradient of all parameters.
     """
     if wanted or not isinstance(model, DistributedDataParallel):
         yield
@@ -158,7 +158,7 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> torch
 
 
 def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """All of a tensor on each process; of a sharded one all processes must ask at once."""
+    """The whole tensor on each process; all must call this together for a sharded one."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
@@ -184,7 +184,7 @@ def load_full(target: torch.Tensor, value: torch.Tensor) -> None:
 def gather_denoiser(denoiser: Denoiser, ranks: RankInfo) -> None:
     """Make a sharded network of rank 0 whole again, in place and on the CPU, to be written.
 
-    All processes must take part; one parameter is gathered at a time. Of the other processes the
+    All processes must take part; one parameter is gathered at a time. On the other processes the
     network is of no more use. One that is not sharded stays as it is.
     """
     if not is_sharded(denoiser):
@@ -206,7 +206,7 @@ micro-batches. PyTorch gives up after 8, and then runs the rest without compiled
 
 
 def arrange(denoiser: Denoiser, run: Run) -> Execution:
-    """Bring a student onto this process's device, in ranks, as fits the hardware.
+    """Bring a student onto this process's device, in place, as fits the hardware.
 
     To be called once, after what learns is set and before the optimizer is made: sharding replaces
     the parameters.
@@ -241,12 +241,12 @@ def arrange(denoiser: Denoiser, run: Run) -> Execution:
 
 
 def machine_of(run: Run) -> Machine:
-    """What decides, as rank 0 sees it: all processes must choose alike."""
+    """The machine as rank 0 sees it: all processes must choose alike."""
     if run.device.type != "cuda":
         return Machine(run.ranks.world_size)
-    found = torch.cuda.get_device_properties(run.device)
-    gpu_bytes = int(distributed.from_main(str(found.total_memory), run.device))
-    return Machine(run.ranks.world_size, gpu_bytes, (found.major, found.minor))
+    properties = torch.cuda.get_device_properties(run.device)
+    gpu_bytes = int(distributed.from_main(str(properties.total_memory), run.device))
+    return Machine(run.ranks.world_size, gpu_bytes, (properties.major, properties.minor))
 
 
 def compile_student(denoiser: Denoiser) -> None:

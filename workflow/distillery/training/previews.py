@@ -69,7 +69,7 @@ class PreviewPipeline:
         device: torch.device,
         dtype: Dtype,
     ) -> Self:
-        """Build the pipeline; of the teacher's weights the VAE's alone are read.
+        """Build the pipeline; of the teacher's weights only the VAE's are read.
 
         Raises:
             FileNotFoundError: the teacher's folder is not whole.
@@ -140,7 +140,7 @@ class PreviewPipeline:
             hook.remove()
 
     def _setting(self) -> Setting:
-        """Without guidance; a network that takes the scale as an input is told its targets'."""
+        """Without guidance; a network that takes the scale as an input gets its targets'."""
         is_guided_by_input = self.family.has_guidance_embedding(self.denoiser.config)  # type: ignore[arg-type]
         scale = self.recipe.guidance_scale if is_guided_by_input else 1.0
         return Setting(self.recipe.height, self.recipe.width, scale)
@@ -211,8 +211,8 @@ class Previews:
         ]
 
     def draw(self, drawer: PreviewPipeline, row: int, samples_seen: int) -> Pixels:
-        """Draw one prompt (h, w, 3), and say so if nothing is on it."""
-        prompt_id, samples = self.prompt_ids[row], [SampleId(it, 0) for it in self.prompt_ids]
+        """Draw one prompt (h, w, 3), and raise an alarm if nothing is on it."""
+        prompt_id, samples = self.prompt_ids[row], [SampleId(name, 0) for name in self.prompt_ids]
         pixels = drawer.draw(drawer.calls(self._store, samples, self.job.seed).request([row]))
         self._alarms.tell(IMAGE_ALARMS, judge_image(prompt_id, pixels), samples_seen, prompt_id)
         return pixels
@@ -243,8 +243,8 @@ class LivePreviews:
     """One process's previews; `close` it at the end.
 
     Every process draws between the same two updates and then meets the others in the next
-    collective, so the training stands still for as long as the largest share takes: with a number
-    of prompts that the number of processes divides, nobody waits for anybody.
+    collective, so the training stands still for as long as the largest share takes. No process
+    waits for another where their number divides the number of prompts.
     """
 
     def __init__(self, state: TrainingState, run: Run, paths: PreviewPaths | None) -> None:
@@ -269,22 +269,22 @@ class LivePreviews:
             )
 
     def close(self, wait: bool) -> None:
-        """End; after an error of the training nobody waits for images."""
+        """End; after an error of the training without waiting for images."""
         self._thread.shutdown(wait=wait)
         if wait:
             self._check_saved()
 
     @property
     def is_due(self) -> bool:
-        """Whether this moment is to be shown, which all processes agree in."""
+        """Whether this moment is to be shown; all processes agree on it."""
         seen, previews = self._state.samples_seen, self._previews
         return previews is not None and previews.is_due(seen, self._run.training.num_samples)
 
     def draw_if_due(self) -> dict[Path, Pixels]:
         """Draw what is missing of this moment, if it is to be shown; images (h, w, 3) by path.
 
-        Who is asked to stop leaves the rest for the next start, unless the training is finished:
-        then there may be none. A failure is told in the log, and the training continues.
+        A process asked to stop leaves the rest for the next start, unless the training is finished:
+        then there may be none. A failure is logged, and the training continues.
         """
         seen, previews = self._state.samples_seen, self._previews
         if previews is None or not self.is_due or self._must_stop():
@@ -325,7 +325,7 @@ class LivePreviews:
         return self._drawer
 
     def _check_saved(self) -> None:
-        """Wait for the images under way; what went wrong with them is told in the log."""
+        """Wait for the images under way; what went wrong with them is logged."""
         saving, self._saving = self._saving, None
         error = saving.exception() if saving is not None and not saving.cancelled() else None
         if error is not None:

@@ -157,7 +157,7 @@ def open_dataset(job: TrainingJob, inputs: Inputs, verify: bool = True) -> Targe
 def _perceptual(
     job: TrainingJob, dataset: TargetSource, device: torch.device
 ) -> PerceptualLoss | None:
-    """What rollouts need beside the student: the VAE, only if it is felt."""
+    """What rollouts need beside the student: the VAE, if `perceptual_weight` is positive."""
     if job.training.perceptual_weight == 0:
         return None
     return load_perceptual(find_teacher(job.teacher), dataset.setting, device)

@@ -196,9 +196,9 @@ class Saver:
 
     def prepare(self, state: TrainingState) -> None:
         """Take memory for copies of a state in the background; to be called after each update, when
-        all is there that is saved.
+        all that is saved exists.
 
-        Raises RuntimeError if the memory was not to be had.
+        Raises RuntimeError if there is not enough memory.
         """
         if self._host is None and self._run.ranks.is_main:
             self._host = self._thread.submit(self._take, list(checkpoint.tensors_of(state)))
@@ -206,7 +206,7 @@ class Saver:
             self._host.result()
 
     def wait(self) -> None:
-        """Until the checkpoint under way is on disk; what went wrong there is raised here."""
+        """Wait until the checkpoint under way is on disk; what went wrong there is raised here."""
         if self._writing is not None:
             # Other ranks meet this one in the next collective, and have as long.
             self._run.watchdog.heartbeat("a checkpoint's last bytes", limit_s=START_LIMIT_S)
@@ -239,7 +239,7 @@ class Saver:
             self.wait()
 
     def _last_failed(self) -> bool:
-        """Whether the checkpoint under way, waited for, could not be written; `_write` said so.
+        """Wait for the checkpoint under way; whether it could not be written, as `_write` logged.
 
         Any other error is raised.
         """

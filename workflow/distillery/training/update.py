@@ -214,10 +214,10 @@ def backward(model: torch.nn.Module, batch: Batch, run: Run) -> torch.Tensor:
 def batch_losses(model: torch.nn.Module, batch: Batch, run: Run) -> torch.Tensor:
     """The loss (b,) of each sample of a micro-batch, with its graph, without its weight."""
     training = run.training
-    found = (roll_out_student if batch.is_rollout else predict)(model, batch, run)
-    loss_b = sample_losses(found, batch.target, training.loss, training.huber_width)
+    output = (roll_out_student if batch.is_rollout else predict)(model, batch, run)
+    loss_b = sample_losses(output, batch.target, training.loss, training.huber_width)
     if batch.is_rollout and run.perceptual is not None:
-        loss_b = loss_b + training.perceptual_weight * run.perceptual(found, batch.target)
+        loss_b = loss_b + training.perceptual_weight * run.perceptual(output, batch.target)
     return loss_b
 
 
@@ -255,7 +255,7 @@ def computing(run: Run) -> torch.autocast:
 def reduce_totals(local: LocalUpdate, grad_norm: torch.Tensor, run: Run) -> UpdateTotals:
     """Losses by segment, and of rollouts, over all processes; and whether any was asked to stop.
 
-    One small collective per update. It carries the wish to stop, so that all ranks stop at the same
+    One small collective per update. It carries the request to stop, so all ranks stop at the same
     update without a barrier.
 
     Args:
@@ -303,7 +303,7 @@ def update_average(state: TrainingState, training: Training) -> None:
 def inspecting(denoiser: Denoiser, device: torch.device, dtype: torch.dtype) -> Iterator[None]:
     """Evaluate a network in `dtype` without gradients; its mode and all random numbers come back.
 
-    Compiled code is passed by: it would be compiled once more, for other shapes and no gradients.
+    Compiled code is not used: it would be compiled once more, for other shapes and no gradients.
 
     Args:
         denoiser: as it is trained, float32 where it learns.

@@ -1,4 +1,4 @@
-"""Does the student still answer to its states and to its prompts? Asked on a small fixed grid.
+"""Measure on a small fixed grid whether the student still answers to its states and prompts.
 
 A collapsed student often has a falling loss: it has learned the mean. What gives it away is that
 its answers no longer differ. So a few states and a few prompts are crossed, every state with every
@@ -34,7 +34,7 @@ from distillery.training.update import TrainingState, inspecting
 NUM_VARIED, NUM_HELD = 4, 2
 """States or prompts that are varied, and how many of the other kind they are crossed with."""
 NUM_MEASURED = 32
-"""Items of each segment whose targets tell what a student that knows nothing would lose."""
+"""Items of each segment whose targets give the constant-output baseline."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def prompt_variation(grid: torch.Tensor, batch: Batch, dataset: TargetSource) ->
 
 
 def _ratio(answers: float, targets: float) -> float | None:
-    """One spread as a share of the other; nothing is a share of none."""
+    """One spread as a share of the other; None where the other is 0."""
     return answers / targets if targets else None
 
 
@@ -176,14 +176,14 @@ def spread(values: torch.Tensor, dim: int) -> float:
 
 
 def constant_baseline_losses(dataset: TargetSource, training: Training) -> list[float]:
-    """By segment, the loss of the better of two students that look at nothing.
+    """By segment, the loss of the constant-output baseline: the better of two such students.
 
     One has a constant output, the mean of the targets; the other always answers the same image,
     the mean of the targets' clean images. A student that does not do better has learned nothing
     of a segment but its mean, as it does from targets that belong to other noise or other prompts.
     """
     rows = spread_evenly(dataset.num_trajectories, NUM_MEASURED)
-    found = []
+    baselines = []
     for segment in range(dataset.steps):
         # One by one: the prompts, which are not needed here, can be large.
         items = [dataset.__getitems__([row * dataset.steps + segment]) for row in rows]
@@ -197,8 +197,8 @@ def constant_baseline_losses(dataset: TargetSource, training: Training) -> list[
             sample_losses(answer, target, training.loss, training.huber_width).mean()
             for answer in answers
         )
-        found.append(min(map(float, losses)))
-    return found
+        baselines.append(min(map(float, losses)))
+    return baselines
 
 
 def _same_image(
@@ -235,7 +235,7 @@ class Watch:
         self._begin_s, self._spent_s = time.perf_counter(), 0.0
 
     def look(self) -> tuple[list[Alarm], Variation | None]:
-        """Judge the last row: alarms that begin to ring, and what a probe found if one was made."""
+        """Judge the last row: alarms that begin to ring, and the variation if it was measured."""
         seen = self._state.samples_seen
         new = self._look_at_losses()
         variation = self._measure(is_last=seen == self._run.training.num_samples)
@@ -258,11 +258,11 @@ class Watch:
         return self._alarms.tell(LOSS_ALARMS, self._judge.judge(), self._state.samples_seen)
 
     def _measure(self, is_last: bool) -> Variation | None:
-        """A probe, if it may be made now."""
+        """The variation, if a probe may be made now."""
         begin_s = time.perf_counter()
         may = is_last or self._spent_s <= MAX_SHARE * (begin_s - self._begin_s)
         if self._probe is None or not may:
             return None
-        found = self._probe.measure(self._state.denoiser, self._run)
+        variation = self._probe.measure(self._state.denoiser, self._run)
         self._spent_s += time.perf_counter() - begin_s
-        return found
+        return variation
