@@ -59,7 +59,7 @@ def test_a_prompt_that_cannot_be_seen_is_empty(tmp_path: Path, text: str) -> Non
 
 def test_ids_that_differ_in_case_alone_are_one_folder_elsewhere(tmp_path: Path) -> None:
     message = refused(write(tmp_path, "prompt_id,prompt\nFox,a\nfox,b\n"))
-    assert "line 3: prompt id 'fox' is 'Fox' of line 2 but for its case" in message
+    assert "line 3: prompt id 'fox' differs from 'Fox' on line 2 only in case" in message
 
 
 def test_a_very_long_id_is_cut_in_the_message(tmp_path: Path) -> None:

@@ -163,11 +163,11 @@ def test_a_bad_json_line_is_named(tmp_path: Path, line: str, problem: str) -> No
 @pytest.mark.parametrize(
     ("values", "line", "problem"),
     [
-        ([1, 2, "three"], 5, 'score is "three", which does not go with those before it'),
-        (["one", 2, 3], 3, "score is 2, which does not go with"),
-        ([1, None, True], 5, "score is true, which does not go with"),
-        ([[1], "a", [2]], 3, 'score is "a", which does not go with'),
-        ([{"a": 1}, {"a": "x"}, {}], 3, 'score is {"a": "x"}, which does not go with'),
+        ([1, 2, "three"], 5, 'score is "three", which has another type than those before it'),
+        (["one", 2, 3], 3, "score is 2, which has another type than"),
+        ([1, None, True], 5, "score is true, which has another type than"),
+        ([[1], "a", [2]], 3, 'score is "a", which has another type than'),
+        ([{"a": 1}, {"a": "x"}, {}], 3, 'score is {"a": "x"}, which has another type than'),
         ([1, 2, 10**30], 5, "score is 1000000"),
         ([[1, "a"], [1], [1]], 1, 'score is [1, "a"], which fits no column of a table'),
         ([{}, {}, {}], 1, "score is {}, which fits no column of a table"),

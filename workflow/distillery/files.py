@@ -133,7 +133,7 @@ def repair_hint(*paths: Path) -> str:
         paths: what is damaged, and the files that list it; those that are there are named.
     """
     named = shlex.join(str(path) for path in paths if path.exists())
-    return f"run `rm -r {named}` and start the workflow again, what is whole is kept"
+    return f"run `rm -r {named}` and start the workflow again; undamaged files are kept"
 
 
 def canonical_json(value: JsonObject) -> str:

@@ -11,7 +11,7 @@ NO_NETWORK = re.compile("Connect|Network|Timeout|Proxy|LocalEntryNotFound")
 def explain_missing(setting: str, repository: str, error: Exception) -> str:
     """The message for a path that is no folder and no download; `setting` names key and value."""
     return (
-        f"{setting}: it is no folder here and could not be had from the hub: "
+        f"{setting}: there is no such folder, and it could not be downloaded from the hub: "
         f"{explain_hub(repository, error)}"
     )
 

@@ -79,8 +79,8 @@ def hold_run(run: Path, tell: Tell = say) -> None:
 
     def in_use(holder: str) -> ValueError:
         return ValueError(
-            f"{run} is being made by another snakemake, {holder}: wait for its end, or end it, and "
-            "run again; a run beside it needs another `run`"
+            f"{run} is being made by another snakemake, {holder}: wait for it or end it, then run "
+            "again; to make two at once, give this one another `run` name"
         )
 
     hold(run / RUN_LOCK, in_use, tell)

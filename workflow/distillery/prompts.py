@@ -251,8 +251,8 @@ def _same_id(prompt_id: str, other: str, where: str) -> str:
     if prompt_id == other:
         return f"prompt id {shorten(prompt_id)} is already on {where}: each id may stand once"
     return (
-        f"prompt id {shorten(prompt_id)} is {shorten(other)} of {where} but for its case: they "
-        "would be one folder on some file systems"
+        f"prompt id {shorten(prompt_id)} differs from {shorten(other)} on {where} only in case: "
+        "both would be one folder on some file systems; rename one"
     )
 
 
@@ -268,7 +268,7 @@ def _check_types(table: pd.DataFrame, lines: list[int], path: Path) -> None:
             range(1, len(column)), True, key=lambda count: not _is_storable(column.head(count))
         )
         value = json.dumps(column.iloc[row], ensure_ascii=False, default=str)
-        problem = "does not go with those before it" if row else "fits no column of a table"
+        problem = "has another type than those before it" if row else "fits no column of a table"
         raise ValueError(
             f"{path} cannot be read: line {lines[row]}: {name} is {value:.80}, which {problem}; "
             f"write values of one type in all rows of {name}, as text if need be"

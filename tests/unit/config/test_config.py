@@ -97,7 +97,7 @@ def test_every_shipped_configuration_is_valid(path: Path) -> None:
         ({"prompts__eval": None}, ["prompts.eval is missing: add it, or prompts.eval_fraction"]),
         (
             {"prompts__eval_fraction": 0.1},
-            ["prompts.eval is 'eval.csv' and prompts.eval_fraction 0.1", "remove one key"],
+            ["prompts.eval is 'eval.csv' and prompts.eval_fraction 0.1", "remove one of the keys"],
         ),
         ({"prompts": {"train": "a", "eval_fraction": 1}}, ["prompts.eval_fraction is 1: "]),
         ({"prompts": {"train": "a", "eval_fraction": 0.0}}, ["prompts.eval_fraction is 0.0: "]),

@@ -57,6 +57,12 @@ def test_a_difference_is_marked_where_its_whole_interval_is_better():
         assert [cell.is_best for cell in table.rows["fast"]] == is_better
 
 
+def test_a_comparison_that_older_scores_lack_is_an_empty_cell():
+    models = {"student": {"against": {"fast": {}}, "network_calls": 4}, "fast": {"network_calls": 4}}
+    table = figures.differences_table({"models": models}, verdict.Roles("student", "teacher"))
+    assert [cell.text for cell in table.rows["fast"]] == [""] * len(verdict.COMPARISONS)
+
+
 def test_the_best_of_a_column_needs_intervals():
     """Times are measured once: which of three equal ones came out least says nothing."""
     names = ("slow", "fast", "odd")

@@ -299,11 +299,11 @@ def test_saved_latents_are_the_end_of_the_trajectory(finished: Run) -> None:
 def test_a_student_without_pipeline_is_not_sampled_from_the_teacher(
     finished: Run, teacher: Path
 ) -> None:
-    with pytest.raises(ValueError, match="samples the student and as its pipeline none is given"):
+    with pytest.raises(ValueError, match="source is 'student', but no --pipeline was given"):
         finished.samples(model="student")
-    with pytest.raises(ValueError, match=r"samples the teacher and as its pipeline .* is given"):
+    with pytest.raises(ValueError, match=r"source is 'teacher', but --pipeline is .*pipeline"):
         finished.samples(model="teacher", pipeline=teacher)
-    with pytest.raises(ValueError, match="samples the untrained and as its pipeline none is given"):
+    with pytest.raises(ValueError, match="source is 'untrained', but no --pipeline was given"):
         finished.samples(model="untrained")
 
 

@@ -111,10 +111,10 @@ def test_more_blocks_than_there_are(data: Path) -> None:
     ("section", "problem"),
     [
         ({"init": "layers", "layers": [0], "num_layers": 1}, "give layers or num_layers or unet"),
-        ({"init": "lora"}, "student.lora is null: with it give lora"),
-        ({"init": "lora", "config": "x.json"}, "student.config is x.json: with it give lora"),
-        ({"init": "teacher", "lora": {}}, "student.lora is given: with it give none of these"),
-        ({"layers_rule": "last"}, "nothing is chosen by it"),
+        ({"init": "lora"}, "student.lora is null: give lora"),
+        ({"init": "lora", "config": "x.json"}, "student.config is x.json: give lora"),
+        ({"init": "teacher", "lora": {}}, "student.lora is given: remove it, or"),
+        ({"layers_rule": "last"}, "but has no effect"),
         ({"init": "layers", "unet": {}}, "keeps everything"),
         (
             {"init": "layers", "unet": {"transformer_layers_per_block": [1, [1, 2]]}},

@@ -82,7 +82,7 @@ class Prompts(Section):
         if self.eval is not None and self.eval_fraction is not None:
             raise ValueError(
                 f"prompts.eval is {self.eval!r} and prompts.eval_fraction {self.eval_fraction}: "
-                "the prompts to judge by are a file, or a share of prompts.train; remove one key"
+                "held-out prompts come from a file or from prompts.train; remove one of the keys"
             )
         if self.eval is None and self.train is None:
             raise ValueError(
@@ -355,9 +355,9 @@ class Config(RunConfig):
         check_students_steps(self.samples, self.student.steps)
         if self.training.objective == "prediction" and not self.targets.predictions:
             raise ValueError(
-                "training.objective is 'prediction' and targets.predictions is false: the teacher "
-                "is not there while the student learns; set targets.predictions: true, which makes "
-                "the targets again, or use another objective"
+                "training.objective is 'prediction' and targets.predictions is false: no teacher "
+                "is loaded during the training, so its predictions must be stored; set "
+                "targets.predictions: true (the targets are made again), or use another objective"
             )
         if self.evaluation.reference not in self.samples.models:
             raise ValueError(

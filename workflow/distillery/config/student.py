@@ -126,8 +126,8 @@ class Student(Section):
         of_unet = self.unet is not None and self.unet.transformer_layers_per_block is not None
         if self.layers_rule != "even" and self.num_layers is None and not of_unet:
             raise ValueError(
-                f"student.layers_rule is {self.layers_rule!r} and nothing is chosen by it: give "
-                "num_layers or unet.transformer_layers_per_block, or leave it out"
+                f"student.layers_rule is {self.layers_rule!r} but has no effect: set num_layers "
+                "or unet.transformer_layers_per_block, or remove layers_rule"
             )
         return self
 
@@ -141,8 +141,8 @@ class Student(Section):
         values = " and ".join(
             f"student.{key} is {_shown(getattr(self, key))}" for key in present or wanted
         )
-        advice = f"give {' or '.join(wanted) or 'none of these, or choose their init'}"
-        raise ValueError(f"student.init is {self.init!r} and {values}: with it {advice}")
+        advice = f"give {' or '.join(wanted)}" if wanted else "remove it, or choose another init"
+        raise ValueError(f"student.init is {self.init!r} and {values}: {advice}")
 
 
 def _shown(value: object) -> str:

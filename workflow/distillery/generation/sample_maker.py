@@ -77,9 +77,9 @@ class ImageBatch:
             return "its latents are not finite"
         if not self.is_decoded[place]:
             return (
-                "its decoded values are not finite, in float32 neither, though its latents are, up "
-                f"to {latents.abs().max():.3g}: if that is of the usual size, the VAE is damaged; "
-                "copy the teacher again"
+                "its decoded values are not finite, not even in float32, although its latents are "
+                f"(the largest is {latents.abs().max():.3g}): if that is a usual size, the VAE is "
+                "damaged; copy the teacher again"
             )
         return None
 
@@ -261,9 +261,8 @@ def _check_source(job: SamplesJob, pipeline: Path | None) -> None:
     """Raise ValueError where the teacher would be sampled for the student, or the reverse."""
     source = job.sampling.source
     if (source != "teacher") != (pipeline is not None):
-        pipeline_text = "none is given" if pipeline is None else f"{pipeline} is given"
+        given = "no --pipeline was given" if pipeline is None else f"--pipeline is {pipeline}"
         raise ValueError(
-            f"this model samples the {source} and as its pipeline {pipeline_text}: use --pipeline "
-            "with results/{run}/student/pipeline for the student, with student/untrained for the "
-            "untrained one, and not at all for the teacher"
+            f"this model's source is {source!r}, but {given}: use results/{{run}}/student/pipeline "
+            "for the student, student/untrained for the untrained one, and none for the teacher"
         )

@@ -88,7 +88,7 @@ def summarise_generation(plan: dict[str, Any]) -> list[str]:
     work, disk = plan["work"], plan["disk"]
     return [
         f"  prompts       {work['num_prompts']['eval']}",
-        f"  images      {work['num_images']} in {plan['jobs']['samples']} jobs, "
+        f"  images        {work['num_images']} in {plan['jobs']['samples']} jobs, "
         f"{work['teacher_calls']} network calls",
         f"  disk          at most {readable(disk['planned_bytes'])} "
         f"({summarise_sizes(disk['stages'])}), {readable(disk['free_bytes'])} free",

@@ -37,7 +37,7 @@ def check_negatives(
     guided = _guided_splits(config, folder)
     idle = [split for split in with_negatives if split not in guided]
     why = (
-        "without guidance (a guidance_scale of 1.0, or a network that is told its scale) a "
+        "without guidance (guidance_scale is 1.0, or the network takes the scale as an input) a "
         "negative prompt changes nothing"
     )
     if idle and not guided:

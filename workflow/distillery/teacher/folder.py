@@ -189,8 +189,8 @@ class PipelineFolder:
         whole = [name for name in variants if not self._missing(name)]
         if whole:
             raise FileNotFoundError(
-                f"the teacher in {self.path} has not all weights of teacher.variant "
-                f"{self.variant or 'null'}, and all of {' and of '.join(whole)}: "
+                f"the teacher in {self.path} lacks weights of teacher.variant "
+                f"{self.variant or 'null'}, and has all of {' and of '.join(whole)}: "
                 f"set teacher.variant: {whole[0]}"
             )
         raise FileNotFoundError(

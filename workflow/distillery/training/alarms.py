@@ -212,7 +212,7 @@ def spikes(losses: Sequence[float]) -> list[Alarm]:
     return [
         Alarm(
             "loss_spike", "", ratio, MAX_SPIKE,
-            f"the last row's loss is so many times the median of the {len(before)} before",
+            f"ratio of the last row's loss to the median of the {len(before)} rows before",
             "if it comes back, lower training.learning_rate or training.max_grad_norm",
         )
     ]  # fmt: skip
@@ -224,7 +224,7 @@ def _growth_alarm(column: str, ratio: float, others: Sequence[float]) -> Alarm:
     alone = f", while {steady} other segments hold" if column != "loss" and steady else ""
     return Alarm(
         "loss_growth", _subject(column), ratio, MAX_GROWTH,
-        f"the loss is so many times its lowest so far{alone}: the training diverges",
+        f"ratio of the loss to its lowest so far{alone}: the training diverges",
         "lower training.learning_rate, lengthen training.warmup_samples, or go back to an earlier "
         "checkpoint",
     )  # fmt: skip
@@ -242,8 +242,8 @@ def _ignorance(windows: Mapping[str, Sequence[float]], baseline: Sequence[float]
     return [
         Alarm(
             "no_better_than_constant", subject, ratio, MAX_OF_BASELINE,
-            "the loss is so many times that of one answer to everything: the student has learned "
-            "a mean, or nothing",
+            "ratio of the loss to that of one answer to everything: the student has learned a "
+            "mean, or nothing",
             "check that states, targets and prompts belong together; lower training.learning_rate "
             "if the loss was lower before",
         )

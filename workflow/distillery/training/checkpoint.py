@@ -143,8 +143,8 @@ def claim(root: Path, reporter: Reporter) -> None:
 
     def in_use(holder: str) -> BlockingIOError:
         return BlockingIOError(
-            f"another training, {holder}, writes its checkpoints to {root}: wait for its end, or "
-            "end it, and run again; a training beside it needs another `run`"
+            f"another training, {holder}, writes its checkpoints to {root}: wait for it or "
+            "end it, then run again; to train two at once, give this one another `run` name"
         )
 
     path = root / LOCK

@@ -287,8 +287,8 @@ class Saver:
             )
         except OSError as error:
             run.reporter.warning(
-                f"no checkpoint after {snapshot.samples_seen} samples: {error}; fix it before the "
-                "next save, the training ends when two in a row, or the last, cannot be written"
+                f"no checkpoint after {snapshot.samples_seen} samples: {error}; fix this before "
+                "the next save: the training ends if two saves in a row fail, or the last one"
             )
             raise
         write_s = time.perf_counter() - begin
