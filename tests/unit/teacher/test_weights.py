@@ -101,7 +101,7 @@ def test_a_variant_that_is_not_there(teacher: Path, both: Path) -> None:
 
 
 def test_plain_weights_that_are_not_there(fp16_alone: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"and has all of fp16: set teacher\.variant: fp16$"):
+    with pytest.raises(FileNotFoundError, match=r"has all of fp16: set teacher\.variant: fp16$"):
         PipelineFolder(fp16_alone).check_complete()
     for path in (fp16_alone / "vae").glob("*.safetensors"):
         path.unlink()

@@ -94,7 +94,7 @@ def check_header(path: Path, identity: ChunkIdentity) -> None:
         )
     if actual.members != identity.members:
         raise StaleChunkError(
-            f"{path} was made from other prompts or samples than the prompt table now has at its place"
+            f"{path} was made from other prompts or samples than the prompt table now has there"
         )
 
 
