@@ -19,7 +19,10 @@ SLOW = (
     "unit/teacher/test_placement", "unit/training/test_previews", "unit/training/test_saving",
     "unit/test_slots", "unit/student/test_lora", "unit/student/test_unet",
     "unit/training/test_distributed", "unit/training/test_loop",
-    "unit/training/test_training_rollout",
+    "unit/training/test_training_rollout", "unit/stages/test_stages", "unit/evaluation/test_judge",
+    "numerics/test_family_hooks", "unit/test_hash_cache", "unit/training/test_microbatch",
+    "unit/training/test_log", "unit/teacher/test_decoding", "unit/stages/test_own_negatives",
+    "numerics/test_clipping",
 )  # fmt: skip
 """Begins of the files that `make test-fast` leaves out: five seconds of a core and more each. The
 first have the most; workers begin with these."""
