@@ -27,7 +27,7 @@ def plain(data, tmp_path_factory):
 
 
 SMALL = {"num_samples": 32, "global_batch_size": 4}
-"""What each of two processes has of a batch of 8: the compiler keeps what it made for them."""
+"""A short training: the compiler takes far longer than the updates."""
 
 
 @pytest.fixture(scope="module")
