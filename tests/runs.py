@@ -38,11 +38,12 @@ from distillery.stages.targets import make_targets
 from distillery.teacher.folder import find_teacher
 from distillery.teacher.loading import load_exact_teacher
 from distillery.telemetry import Reporter
-from distillery.training.distributed import detect_rank
+from distillery.training.distributed import RankInfo, detect_rank
 from distillery.training.health import StopRequest, Watchdog
 from distillery.training.loop import train
 from distillery.training.run import Paths, PreviewPaths, prepare
-from tiny import HEIGHT, MAX_TOKENS, WIDTH, tiny_prompts
+from distillery.training.run import Run as TrainingRun
+from tiny import HEIGHT, MAX_TOKENS, WIDTH, tiny_prompts, write_training_job
 
 CPU = torch.device("cpu")
 SETTINGS: dict[str, Any] = {
@@ -279,3 +280,27 @@ def times(run: Run) -> dict[Path, int]:
 def rewritten(before: Mapping[Path, int], after: Mapping[Path, int]) -> set[str]:
     """The names of files that are new or were written again."""
     return {path.name for path, time in after.items() if before.get(path) != time}
+
+
+def open_run(
+    data: Path,
+    output: Path,
+    ranks: RankInfo | None = None,
+    device: torch.device = CPU,
+    **settings: Any,
+) -> TrainingRun:
+    """What a process of a training works with; `settings` are keys of the section `training`."""
+    ranks = ranks or RankInfo()
+    write_training_job(output, **settings)
+    job = read_job(output / "config/training.json", TrainingJob)
+    paths = Paths(
+        student=data / "student/initial",
+        targets=data / "targets/manifest.json",
+        embeddings=data / "embeddings/train/manifest.json",
+        prompts=data / "prompts/train.parquet",
+        trained=output / "trained",
+        losses=output / "loss.parquet",
+        checkpoints=output / "checkpoints",
+    )
+    reporter = Reporter(output / "telemetry", "training", "training", "cpu")
+    return prepare(job, paths, ranks, device, reporter, StopRequest(), Watchdog(ranks.rank, 0))

@@ -23,7 +23,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from distillery.evaluation.manifests import ModelSamples, read_samples
 from distillery.evaluation.usage import loading_code
 from distillery.families import family_named
-from distillery.families.image_tokens import stock_timestep, told_timestep
+from distillery.families.image_tokens import network_timestep, stock_timestep
 from distillery.files import read_json
 from distillery.model_folder import METADATA
 from distillery.store.trajectories import TrajectoryStore
@@ -247,10 +247,10 @@ def test_a_timestep_is_rounded_as_the_network_computes() -> None:
     timestep = torch.tensor([997.3, 37.25])
     exact, rounded = timestep / 1000, timestep.bfloat16() / 1000
     network = torch.nn.Linear(1, 1)
-    assert told_timestep(network, timestep).equal(exact)
+    assert network_timestep(network, timestep).equal(exact)
     with torch.autocast("cpu", torch.bfloat16):
-        assert told_timestep(network, timestep).equal(rounded)
-    assert told_timestep(network.bfloat16(), timestep).equal(rounded)
+        assert network_timestep(network, timestep).equal(rounded)
+    assert network_timestep(network.bfloat16(), timestep).equal(rounded)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -11,25 +11,7 @@ import pytest
 from distillery.evaluation.manifests import read_samples
 from distillery.generation import sample_maker as maker_module
 from distillery.store.chunks import DamagedChunkError
-from runs import Run, fresh, make_run, rewritten, times
-
-
-@pytest.fixture(scope="module")
-def finished(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A run with targets and samples; tests must not change it."""
-    run = make_run(tmp_path_factory.mktemp("finished"), teacher)
-    run.encode("train")
-    run.encode("eval")
-    run.all_targets()
-    run.all_samples()
-    return run
-
-
-@pytest.fixture
-def run(finished: Run, tmp_path: Path) -> Run:
-    """A copy of the finished run that a test may change."""
-    shutil.copytree(finished.folder, tmp_path / "results")
-    return Run(tmp_path / "results", finished.config)
+from runs import Run, fresh, rewritten, times
 
 
 @pytest.fixture

@@ -28,24 +28,6 @@ from runs import Run, fresh, make_run, rewritten, times
 from tiny import tiny_prompts
 
 
-@pytest.fixture(scope="module")
-def finished(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A run with targets and samples made by one shard each; tests must not change it."""
-    run = make_run(tmp_path_factory.mktemp("finished"), teacher)
-    run.encode("train")
-    run.encode("eval")
-    run.all_targets()
-    run.all_samples()
-    return run
-
-
-@pytest.fixture
-def run(finished: Run, tmp_path: Path) -> Run:
-    """A copy of the finished run that a test may change."""
-    shutil.copytree(finished.folder, tmp_path / "results")
-    return Run(tmp_path / "results", finished.config)
-
-
 def spoil(monkeypatch: pytest.MonkeyPatch, spoiled_row: int, error: Exception | None) -> None:
     """Let the stored embedding of a prompt be NaN, or reading it raise an error."""
     original = EmbeddingStore.row

@@ -7,14 +7,12 @@ import torch
 from safetensors.torch import load_file
 
 import tiny
-from distillery.config.jobs import TrainingJob, read_job
 from distillery.files import read_json
-from distillery.telemetry import Reporter, read_events
+from distillery.telemetry import read_events
 from distillery.training import loop, microbatch, update
 from distillery.training.distributed import RankInfo
-from distillery.training.health import StopRequest, Watchdog
 from distillery.training.microbatch import NOTES, GpuMemory, MicroBatches, lower_by_estimates
-from distillery.training.run import Paths, prepare
+from runs import open_run
 
 ALONE, CPU = RankInfo(), torch.device("cpu")
 WEIGHTS = "student/trained/diffusion_pytorch_model.safetensors"
@@ -79,24 +77,6 @@ def test_a_single_sample_that_does_not_fit_is_an_error_that_says_what_to_do(
     assert train(data, tmp_path) == 1
     assert limited[1] == [8, 4, 2, 1]
     assert "set training.gradient_checkpointing: true" in capsys.readouterr().err
-
-
-def open_run(data, folder, ranks=ALONE, device=CPU, **settings):
-    """What a training is made from, as process `place` of its group sees it."""
-    tiny.write_training_job(folder, **settings)
-    job = read_job(folder / "config/training.json", TrainingJob)
-    paths = Paths(
-        student=data / "student/initial",
-        targets=data / "targets/manifest.json",
-        embeddings=data / "embeddings/train/manifest.json",
-        prompts=data / "prompts/train.parquet",
-        trained=folder / "trained",
-        losses=folder / "loss.parquet",
-        checkpoints=folder / "checkpoints",
-    )
-    reporter = Reporter(folder / "telemetry", "training", "training", "cpu")
-    watchdog = Watchdog(ranks.rank, job.training.hang_timeout_s)
-    return prepare(job, paths, ranks, device, reporter, StopRequest(), watchdog)
 
 
 @pytest.mark.parametrize(

@@ -10,38 +10,18 @@ import torch
 from safetensors.torch import load_file
 
 import tiny
-from distillery.config.jobs import TrainingJob, read_job
-from distillery.telemetry import Reporter, read_events
+from distillery.telemetry import read_events
 from distillery.training import checkpoint, saving
-from distillery.training.distributed import RankInfo
-from distillery.training.health import StopRequest, Watchdog
-from distillery.training.run import Paths, prepare
 from distillery.training.saving import HostCopy, Saver
 from distillery.training.update import TrainingState, Window
+from runs import open_run
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture
 def run(data, tmp_path):
-    tiny.write_training_job(tmp_path)
-    return prepare(
-        read_job(tmp_path / "config/training.json", TrainingJob),
-        Paths(
-            student=data / "student/initial",
-            targets=data / "targets/manifest.json",
-            embeddings=data / "embeddings/train/manifest.json",
-            prompts=data / "prompts/train.parquet",
-            trained=tmp_path / "trained",
-            losses=tmp_path / "loss.parquet",
-            checkpoints=tmp_path / "checkpoints",
-        ),
-        RankInfo(),
-        CPU,
-        Reporter(tmp_path / "telemetry", "training", "training", "cpu"),
-        StopRequest(),
-        Watchdog(0, 0),
-    )
+    return open_run(data, tmp_path)
 
 
 def make_state(num_features):

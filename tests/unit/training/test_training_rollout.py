@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import load_file
 
 import tiny
-from distillery.config.jobs import TrainingJob, read_job
 from distillery.config.run import parse_config
 from distillery.config.training import Training
 from distillery.files import read_json
@@ -17,15 +16,13 @@ from distillery.model_folder import load_denoiser
 from distillery.schedule import Schedule, from_prediction
 from distillery.stages.plan import plan_work
 from distillery.store.chunks import chunk_folder
-from distillery.telemetry import Reporter
 from distillery.training.data import Batches, Order, SegmentDataset
 from distillery.training.distributed import RankInfo
-from distillery.training.health import START_LIMIT_S, StopRequest, Watchdog
+from distillery.training.health import START_LIMIT_S
 from distillery.training.microbatch import MicroBatches, accumulate_what_fits
 from distillery.training.objectives import min_snr_weight, segment_weights
-from distillery.training.run import Paths, prepare
 from distillery.training.update import batch_losses, roll_out_student
-from runs import make_run, settings
+from runs import make_run, open_run, settings
 
 WEIGHTS = "student/trained/diffusion_pytorch_model.safetensors"
 CPU = torch.device("cpu")
@@ -42,19 +39,7 @@ def train(data, output, **changes):
 
 def prepared(data, output, **changes):
     """What a training is made from, and the untrained student."""
-    tiny.write_training_job(output, **changes)
-    job = read_job(output / "config/training.json", TrainingJob)
-    paths = Paths(
-        student=data / "student/initial",
-        targets=data / "targets/manifest.json",
-        embeddings=data / "embeddings/train/manifest.json",
-        prompts=data / "prompts/train.parquet",
-        trained=output / "trained",
-        losses=output / "loss.parquet",
-        checkpoints=output / "checkpoints",
-    )
-    reporter = Reporter(output / "telemetry", "training", "training", "cpu")
-    run = prepare(job, paths, RankInfo(), CPU, reporter, StopRequest(), Watchdog(0, 0))
+    run = open_run(data, output, **changes)
     return run, load_denoiser(data / "student/initial", torch.float32)
 
 

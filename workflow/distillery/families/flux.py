@@ -9,11 +9,11 @@ import torch
 
 from distillery.families.image_tokens import (
     image_shift,
+    network_timestep,
     packed_noise,
     packed_shape,
     stock_timestep,
     token_grid,
-    told_timestep,
     unpacked,
 )
 from distillery.families.pooled import pooled_arguments, stack_pooled, with_pooled
@@ -138,7 +138,7 @@ class Flux(Family):
             guidance = torch.full_like(timestep, setting.guidance_scale, dtype=torch.float32)
         prediction: torch.Tensor = denoiser(
             hidden_states=noisy,
-            timestep=told_timestep(denoiser, timestep),
+            timestep=network_timestep(denoiser, timestep),
             guidance=guidance,
             pooled_projections=conditioning["pooled"],
             encoder_hidden_states=embeds,

@@ -35,7 +35,7 @@ def packed_noise(pipeline: Pipeline, seeds: Sequence[int], height: int, width: i
     return packed
 
 
-def told_timestep(denoiser: Denoiser, timestep_b: torch.Tensor) -> torch.Tensor:
+def network_timestep(denoiser: Denoiser, timestep_b: torch.Tensor) -> torch.Tensor:
     """The timesteps (b,), between 0 and 1, that stock calls pass to a network for the schedule's.
 
     They hold a timestep in the type of the states, which is the network's: in bfloat16 it is
@@ -50,7 +50,7 @@ def told_timestep(denoiser: Denoiser, timestep_b: torch.Tensor) -> torch.Tensor:
 
 
 def stock_timestep(float32_timestep_b: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """`told_timestep` of a network of `dtype`, from the stock call's for float32 states.
+    """`network_timestep` of a network of `dtype`, from the stock call's for float32 states.
 
     In float64 the product is the schedule's timestep again, to its last bit.
     """

@@ -8,11 +8,11 @@ import torch
 
 from distillery.families.image_tokens import (
     image_shift,
+    network_timestep,
     packed_noise,
     packed_shape,
     stock_timestep,
     token_grid,
-    told_timestep,
     unpacked,
 )
 from distillery.families.masked import pad_and_mask, unmasked
@@ -134,7 +134,7 @@ class QwenImage(Family):
         rows, columns = token_grid(noisy.shape[1], setting)
         prediction: torch.Tensor = denoiser(
             hidden_states=noisy,
-            timestep=told_timestep(denoiser, timestep),
+            timestep=network_timestep(denoiser, timestep),
             encoder_hidden_states=conditioning["prompt_embeds"],
             encoder_hidden_states_mask=None if mask.all() else mask,  # attention is faster without
             img_shapes=[[(1, rows, columns)]] * len(noisy),

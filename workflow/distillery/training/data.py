@@ -381,10 +381,8 @@ class Batches:
         if start < begin:
             return Order(self.dataset.num_items, self.seed).items(start, stop)
         order = Order(self.dataset.num_trajectories, self.seed)
-        return [
-            self.dataset.num_items + trajectory
-            for trajectory in order.items(start - begin, stop - begin)
-        ]
+        trajectories = order.items(start - begin, stop - begin)
+        return [self.dataset.num_items + trajectory for trajectory in trajectories]
 
     def read(self, samples_seen: int, device: torch.device) -> Iterator[Batch]:
         """This process's part of each global batch; on CUDA read ahead by other processes.
