@@ -36,6 +36,8 @@ from runs import Run, loaded, make_run
 NUM_PROMPTS = 9
 CLOSE = 2e-5
 """Between texts encoded in batches of different size."""
+LANDED = 1e-4
+"""Of a knot: as far from it may a step with its target end."""
 
 
 @dataclass
@@ -261,6 +263,14 @@ def test_the_teacher_is_its_own_perfect_student(subject: Subject) -> None:
 @pytest.mark.parametrize("steps", [1, 2, 4])
 def test_a_step_with_the_target_lands_on_the_next_knot(subject: Subject, steps: int) -> None:
     """With the scheduler that the student is exported with."""
+    missed = misses(subject, steps)
+    assert len(missed) == steps
+    assert all(distance < LANDED for distance in missed)
+
+
+def misses(subject: Subject, steps: int) -> list[float]:
+    """How far each step with its target ends from the next knot, as a fraction of that state."""
+    distances = []
     folder = subject.run.folder
     dataset = SegmentDataset(
         folder / "targets" / "manifest.json",
@@ -281,7 +291,8 @@ def test_a_step_with_the_target_lands_on_the_next_knot(subject: Subject, steps: 
             batch.target, timestep, batch.noisy * scales[segment], return_dict=False
         )[0]
         expected = subject.states((segment + 1) * subject.case.steps // steps)
-        assert float((landed - expected).norm() / expected.norm()) < 1e-4
+        distances.append(float((landed - expected).norm() / expected.norm()))
+    return distances
 
 
 def test_the_students_pipeline_is_stock_and_draws_the_stages_image(subject: Subject) -> None:
