@@ -7,7 +7,7 @@
 # config/jobs.py, so that a wording remakes nothing that took days.
 
 
-RUN = f"results/{CONFIG.run}"
+RUN = RunFolder(Path("results") / CONFIG.run)
 MODELS = list(CONFIG.samples.models)
 SPLITS = ["train", "eval"] if isinstance(CONFIG, Config) else ["eval"]
 GPUS_A_JOB = min(NUM_GPUS, 1)
@@ -35,8 +35,8 @@ EXPORTS = ["pipeline", *SOURCES & {"untrained"}]
 # What the models of each source are sampled with.
 PIPELINES = {
     "teacher": [],
-    "student": f"{RUN}/student/pipeline",
-    "untrained": f"{RUN}/student/untrained",
+    "student": RUN.student("pipeline"),
+    "untrained": RUN.student("untrained"),
 }
 
 

@@ -7,21 +7,21 @@ localrules:
 
 rule dataset:
     input:
-        config=f"{RUN}/config/dataset.json",
-        manifests=expand(f"{RUN}/samples/{{model}}/manifest.parquet", model=MODELS),
+        config=RUN.config("dataset"),
+        manifests=expand(RUN.samples("{model}"), model=MODELS),
     output:
         manifest=report(
-            f"{RUN}/dataset/manifest.parquet",
+            RUN.dataset,
             caption="../workflow/report/dataset.rst",
             category="Data",
             labels={"file": "all images"},
         ),
-        metadata=expand(f"{RUN}/samples/{{model}}/metadata.csv", model=MODELS),
-        pairs=[] if CONFIG.dataset.pairs == "none" else f"{RUN}/dataset/pairs.csv",
+        metadata=expand(RUN.metadata("{model}"), model=MODELS),
+        pairs=[] if CONFIG.dataset.pairs == "none" else RUN.pairs,
     log:
-        f"{RUN}/logs/dataset.log",
+        RUN.log("dataset"),
     benchmark:
-        f"{RUN}/benchmarks/dataset.tsv"
+        RUN.benchmark("dataset")
     shell:
         """
         exec python -m distillery.stages.dataset \

@@ -16,7 +16,7 @@ except ValueError as error:
 # for itself. By the rules themselves, since a module's have other names.
 onstart:
     try:
-        hold_run(Path(RUN))
+        hold_run(RUN.path)
     except ValueError as error:
         raise WorkflowError(str(error))
     needed = jobs_to_run(workflow)
@@ -33,7 +33,7 @@ onstart:
                 default=None,
             )
         try:
-            plan_first(CONFIG, Path(RUN), PLANNED, processes, gpus)
+            plan_first(CONFIG, RUN, PLANNED, processes, gpus)
         except ValueError as error:
             raise WorkflowError(str(error))
 
@@ -45,9 +45,9 @@ PLANNING = lambda wildcards, output: asked_to_plan(CONFIG, RUN, PLANNED, output[
 
 rule freeze:
     output:
-        f"{RUN}/config/{{stage}}.json",
+        RUN.config("{stage}"),
     log:
-        f"{RUN}/logs/freeze-{{stage}}.log",
+        RUN.log("freeze-{stage}"),
     params:
         content=lambda wildcards: json.dumps(freeze(CONFIG, wildcards.stage)),
         planned=PLANNING,
@@ -63,14 +63,14 @@ rule freeze:
 
 rule plan:
     input:
-        config=f"{RUN}/config/run.json",
+        config=RUN.config("run"),
         sources=PLANNED,
     output:
-        f"{RUN}/plan.json",
+        RUN.plan,
     log:
-        f"{RUN}/logs/plan.log",
+        RUN.log("plan"),
     benchmark:
-        f"{RUN}/benchmarks/plan.tsv"
+        RUN.benchmark("plan")
     shell:
         """
         exec python -m distillery.stages.plan \

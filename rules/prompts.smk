@@ -3,12 +3,12 @@
 
 rule prompts:
     input:
-        config=f"{RUN}/config/prompts.json",
+        config=RUN.config("prompts"),
         source=lambda wildcards: CONFIG.prompts.file(wildcards.split),
     output:
-        f"{RUN}/prompts/{{split}}.parquet",
+        RUN.prompts("{split}"),
     log:
-        f"{RUN}/logs/prompts-{{split}}.log",
+        RUN.log("prompts-{split}"),
     params:
         planned=PLANNING,
     shell:
@@ -24,14 +24,14 @@ rule prompts:
 
 rule embeddings:
     input:
-        config=f"{RUN}/config/embeddings.json",
-        prompts=f"{RUN}/prompts/{{split}}.parquet",
+        config=RUN.config("embeddings"),
+        prompts=RUN.prompts("{split}"),
     output:
-        f"{RUN}/embeddings/{{split}}/manifest.json",
+        RUN.embeddings("{split}"),
     log:
-        f"{RUN}/logs/embeddings-{{split}}.log",
+        RUN.log("embeddings-{split}"),
     benchmark:
-        f"{RUN}/benchmarks/embeddings-{{split}}.tsv"
+        RUN.benchmark("embeddings-{split}")
     threads: CONFIG.hardware.cpu_threads
     resources:
         gpu=min(NUM_GPUS, CONFIG.teacher.num_gpus),

@@ -3,25 +3,25 @@
 
 rule evaluation:
     input:
-        config=f"{RUN}/config/evaluation.json",
-        manifests=expand(f"{RUN}/samples/{{model}}/manifest.parquet", model=MODELS),
+        config=RUN.config("evaluation"),
+        manifests=expand(RUN.samples("{model}"), model=MODELS),
     output:
         quality=report(
-            f"{RUN}/evaluation/quality.json",
+            RUN.quality,
             caption="../workflow/report/quality.rst",
             category="Data",
             labels={"file": "metrics with intervals"},
         ),
         scores=report(
-            f"{RUN}/evaluation/scores.parquet",
+            RUN.scores,
             caption="../workflow/report/scores.rst",
             category="Data",
             labels={"file": "scores of each image"},
         ),
     log:
-        f"{RUN}/logs/evaluation.log",
+        RUN.log("evaluation"),
     benchmark:
-        f"{RUN}/benchmarks/evaluation.tsv"
+        RUN.benchmark("evaluation")
     threads: CONFIG.hardware.cpu_threads
     resources:
         gpu=GPUS_A_JOB,
@@ -41,29 +41,29 @@ rule evaluation:
 
 rule report:
     input:
-        config=f"{RUN}/config/run.json",
-        quality=f"{RUN}/evaluation/quality.json",
-        scores=f"{RUN}/evaluation/scores.parquet",
-        manifests=expand(f"{RUN}/samples/{{model}}/manifest.parquet", model=MODELS),
-        loss=f"{RUN}/student/loss.parquet",
-        targets=f"{RUN}/targets/manifest.json",
+        config=RUN.config("run"),
+        quality=RUN.quality,
+        scores=RUN.scores,
+        manifests=expand(RUN.samples("{model}"), model=MODELS),
+        loss=RUN.loss,
+        targets=RUN.targets,
     output:
         html=report(
-            f"{RUN}/report/index.html",
+            RUN.report,
             caption="../workflow/report/report.rst",
             category="Report",
             labels={"file": "comparison of student and teacher"},
         ),
         metrics=report(
-            f"{RUN}/report/metrics.json",
+            RUN.metrics,
             caption="../workflow/report/metrics.rst",
             category="Report",
             labels={"file": "its numbers"},
         ),
     log:
-        f"{RUN}/logs/report.log",
+        RUN.log("report"),
     benchmark:
-        f"{RUN}/benchmarks/report.tsv"
+        RUN.benchmark("report")
     shell:
         """
         exec python -m distillery.stages.report \

@@ -1,21 +1,23 @@
 # Images of the held-out prompts, one independent job per shard and model: no process group.
 
+SAMPLES_SHARD = f"{{shard}}-of-{CONFIG.samples.num_shards}"
+
 
 rule samples:
     input:
-        config=f"{RUN}/config/samples-{{model}}.json",
-        prompts=f"{RUN}/prompts/eval.parquet",
-        embeddings=f"{RUN}/embeddings/eval/manifest.json",
+        config=RUN.config("samples-{model}"),
+        prompts=RUN.prompts("eval"),
+        embeddings=RUN.embeddings("eval"),
         # The pipeline of a student, trained or not; nothing for the teacher's models.
         pipeline=lambda wildcards: PIPELINES[
             CONFIG.samples.models[wildcards.model].source
         ],
     output:
-        f"{RUN}/samples/{{model}}/shard-{{shard}}-of-{CONFIG.samples.num_shards}.parquet",
+        RUN.samples_shard("{model}", SAMPLES_SHARD),
     log:
-        f"{RUN}/logs/samples-{{model}}-{{shard}}-of-{CONFIG.samples.num_shards}.log",
+        RUN.log("samples-{model}-" + SAMPLES_SHARD),
     benchmark:
-        f"{RUN}/benchmarks/samples-{{model}}-{{shard}}-of-{CONFIG.samples.num_shards}.tsv"
+        RUN.benchmark("samples-{model}-" + SAMPLES_SHARD)
     threads: CONFIG.hardware.cpu_threads
     resources:
         gpu=min(NUM_GPUS, CONFIG.teacher.num_gpus),
@@ -44,20 +46,21 @@ rule samples:
 rule merge_samples:
     input:
         shards=expand(
-            f"{RUN}/samples/{{{{model}}}}/shard-{{shard}}-of-{CONFIG.samples.num_shards}.parquet",
+            RUN.samples_shard("{model}", SAMPLES_SHARD),
             shard=range(CONFIG.samples.num_shards),
+            allow_missing=True,
         ),
     output:
         report(
-            f"{RUN}/samples/{{model}}/manifest.parquet",
+            RUN.samples("{model}"),
             caption="../workflow/report/manifest.rst",
             category="Data",
             labels={"file": "images of {model}"},
         ),
     log:
-        f"{RUN}/logs/merge-samples-{{model}}.log",
+        RUN.log("merge-samples-{model}"),
     benchmark:
-        f"{RUN}/benchmarks/merge-samples-{{model}}.tsv"
+        RUN.benchmark("merge-samples-{model}")
     shell:
         """
         exec python -m distillery.stages.merge_samples \

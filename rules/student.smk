@@ -2,22 +2,22 @@
 
 
 PREVIEW_INPUTS = [
-    f"{RUN}/config/previews.json",
-    f"{RUN}/prompts/eval.parquet",
-    f"{RUN}/embeddings/eval/manifest.json",
+    RUN.config("previews"),
+    RUN.prompts("eval"),
+    RUN.embeddings("eval"),
 ]
 
 
 rule student:
     input:
-        config=f"{RUN}/config/student.json",
+        config=RUN.config("student"),
         shape=CONFIG.student.config or [],
     output:
-        directory(f"{RUN}/student/initial"),
+        directory(RUN.student("initial")),
     log:
-        f"{RUN}/logs/student.log",
+        RUN.log("student"),
     benchmark:
-        f"{RUN}/benchmarks/student.tsv"
+        RUN.benchmark("student")
     shell:
         """
         exec python -m distillery.stages.student \
@@ -29,26 +29,26 @@ rule student:
 
 rule training:
     input:
-        config=f"{RUN}/config/training.json",
-        student=f"{RUN}/student/initial",
-        prompts=f"{RUN}/prompts/train.parquet",
-        embeddings=f"{RUN}/embeddings/train/manifest.json",
-        targets=f"{RUN}/targets/manifest.json",
+        config=RUN.config("training"),
+        student=RUN.student("initial"),
+        prompts=RUN.prompts("train"),
+        embeddings=RUN.embeddings("train"),
+        targets=RUN.targets,
         # Images on the way change no weight, so that nothing about them trains again. They are
         # inputs without previews too: with other inputs a job runs again.
         previews=list(map(ancient, PREVIEW_INPUTS)),
     output:
-        student=directory(f"{RUN}/student/trained"),
+        student=directory(RUN.student("trained")),
         loss=report(
-            f"{RUN}/student/loss.parquet",
+            RUN.loss,
             caption="../workflow/report/loss.rst",
             category="Student",
             labels={"file": "losses"},
         ),
     log:
-        f"{RUN}/logs/training.log",
+        RUN.log("training"),
     benchmark:
-        f"{RUN}/benchmarks/training.tsv"
+        RUN.benchmark("training")
     threads: CONFIG.hardware.cpu_processes * CONFIG.hardware.cpu_threads
     resources:
         gpu=NUM_GPUS,
@@ -56,9 +56,9 @@ rule training:
         cpu_processes=CONFIG.hardware.cpu_processes,
     params:
         processes=lambda wildcards, resources: resources.gpu or resources.cpu_processes,
-        lock=str(job_lock(Path(RUN), "training")),
-        checkpoints=f"{RUN}/student/checkpoints",
-        previews=f"{RUN}/student/previews",
+        lock=str(job_lock(RUN.path, "training")),
+        checkpoints=str(RUN.checkpoints),
+        previews=str(RUN.previews),
     shell:
         """
         # torchrun kills what a signal has not ended after 30 s: too soon for a large checkpoint.
@@ -87,18 +87,18 @@ rule training:
 # Images of any kept checkpoint, by their file; the checkpoints are not declared.
 rule previews:
     input:
-        training=f"{RUN}/config/training.json",
-        student=f"{RUN}/student/initial",
-        prompts=f"{RUN}/prompts/train.parquet",
-        embeddings=f"{RUN}/embeddings/train/manifest.json",
-        targets=f"{RUN}/targets/manifest.json",
+        training=RUN.config("training"),
+        student=RUN.student("initial"),
+        prompts=RUN.prompts("train"),
+        embeddings=RUN.embeddings("train"),
+        targets=RUN.targets,
         previews=PREVIEW_INPUTS,
     output:
-        f"{RUN}/student/previews/samples-{{seen}}/sheet.png",
+        RUN.previews / "samples-{seen}" / "sheet.png",
     log:
-        f"{RUN}/logs/previews-{{seen}}.log",
+        RUN.log("previews-{seen}"),
     benchmark:
-        f"{RUN}/benchmarks/previews-{{seen}}.tsv"
+        RUN.benchmark("previews-{seen}")
     wildcard_constraints:
         seen=r"\d{12}",
     threads: CONFIG.hardware.cpu_threads
@@ -106,7 +106,7 @@ rule previews:
         gpu=GPUS_A_JOB,
         cpu_threads=CONFIG.hardware.cpu_threads,
     params:
-        checkpoints=f"{RUN}/student/checkpoints",
+        checkpoints=str(RUN.checkpoints),
         folder=subpath(output[0], ancestor=2),
     shell:
         """
@@ -130,20 +130,20 @@ rule previews:
 
 rule export:
     input:
-        config=f"{RUN}/config/export.json",
-        student=lambda wildcards: f"{RUN}/student/{EXPORTED[wildcards.exported]}",
+        config=RUN.config("export"),
+        student=lambda wildcards: RUN.student(EXPORTED[wildcards.exported]),
     output:
         report(
-            directory(f"{RUN}/student/{{exported}}"),
+            directory(RUN.student("{exported}")),
             patterns=["{card}.md"],
             caption="../workflow/report/card.rst",
             category="Student",
             labels={"file": "model card of student/{exported}"},
         ),
     log:
-        f"{RUN}/logs/export-{{exported}}.log",
+        RUN.log("export-{exported}"),
     benchmark:
-        f"{RUN}/benchmarks/export-{{exported}}.tsv"
+        RUN.benchmark("export-{exported}")
     wildcard_constraints:
         exported="|".join(EXPORTED),
     shell:

@@ -2,21 +2,24 @@
 # a shard's manifest is. Changing the number of shards recomputes no chunk.
 
 
+TARGETS_SHARD = f"{{shard}}-of-{CONFIG.targets.num_shards}"
+
+
 localrules:
     merge_targets,
 
 
 rule targets:
     input:
-        config=f"{RUN}/config/targets.json",
-        prompts=f"{RUN}/prompts/train.parquet",
-        embeddings=f"{RUN}/embeddings/train/manifest.json",
+        config=RUN.config("targets"),
+        prompts=RUN.prompts("train"),
+        embeddings=RUN.embeddings("train"),
     output:
-        f"{RUN}/targets/shard-{{shard}}-of-{CONFIG.targets.num_shards}.json",
+        RUN.targets_shard(TARGETS_SHARD),
     log:
-        f"{RUN}/logs/targets-{{shard}}-of-{CONFIG.targets.num_shards}.log",
+        RUN.log("targets-" + TARGETS_SHARD),
     benchmark:
-        f"{RUN}/benchmarks/targets-{{shard}}-of-{CONFIG.targets.num_shards}.tsv"
+        RUN.benchmark("targets-" + TARGETS_SHARD)
     threads: CONFIG.hardware.cpu_threads
     resources:
         gpu=min(NUM_GPUS, CONFIG.teacher.num_gpus),
@@ -43,15 +46,15 @@ rule targets:
 rule merge_targets:
     input:
         shards=expand(
-            f"{RUN}/targets/shard-{{shard}}-of-{CONFIG.targets.num_shards}.json",
+            RUN.targets_shard(TARGETS_SHARD),
             shard=range(CONFIG.targets.num_shards),
         ),
     output:
-        f"{RUN}/targets/manifest.json",
+        RUN.targets,
     log:
-        f"{RUN}/logs/merge-targets.log",
+        RUN.log("merge-targets"),
     benchmark:
-        f"{RUN}/benchmarks/merge-targets.tsv"
+        RUN.benchmark("merge-targets")
     shell:
         """
         exec python -m distillery.stages.merge_targets \

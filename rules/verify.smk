@@ -3,10 +3,10 @@
 
 rule verify:
     log:
-        f"{RUN}/logs/verify.log",
+        RUN.log("verify"),
     threads: CONFIG.hardware.cpu_threads
     params:
-        run=RUN,
+        run=str(RUN),
     shell:
         """
         exec python -m distillery.stages.verify --run {params.run} --log-file {log}

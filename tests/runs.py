@@ -25,6 +25,7 @@ from distillery.config.run import Config, parse_config
 from distillery.config.section import Section, Split
 from distillery.config.teacher import Teacher
 from distillery.files import read_json, write_json
+from distillery.run_folder import RunFolder
 from distillery.stages.embeddings import make_embeddings
 from distillery.stages.export import export_student
 from distillery.stages.freeze import write_frozen
@@ -130,23 +131,29 @@ class Run:
 
     def job(self, stage: str, model: type[Section]) -> Any:
         """The frozen configuration of a stage, through its file."""
-        path = self.folder / "config" / f"{stage}.json"
+        path = self.files.config(stage)
         write_frozen(freeze(self.config, stage), path)
-        write_json(path.with_name(RUNTIME), freeze(self.config, "runtime"))
+        write_json(self.files.config(RUNTIME), freeze(self.config, RUNTIME))
         return read_job(path, model)
 
+    @property
+    def files(self) -> RunFolder:
+        """Where they are."""
+        return RunFolder(self.folder)
+
     def reporter(self, job: str = "job") -> Reporter:
-        return Reporter(self.folder / "telemetry", "stage", job, "cpu")
+        return Reporter(self.files.telemetry, "stage", job, "cpu")
 
     def prompts(self, split: str) -> Path:
-        return self.folder / "prompts" / f"{split}.parquet"
+        return self.files.prompts(split)
 
     def embeddings(self, split: str) -> Path:
-        return self.folder / "embeddings" / split / "manifest.json"
+        return self.files.embeddings(split)
 
     def encode(self, split: Split) -> Path:
         """Prompts and their embeddings; returns the manifest."""
-        make_prompt_table(self.job("prompts", PromptsJob), split, self.prompts(split))
+        job = self.job("prompts", PromptsJob)
+        make_prompt_table(job, split, self.files, self.prompts(split))
         make_embeddings(
             self.job("embeddings", EmbeddingsJob),
             self.prompts(split),
@@ -158,7 +165,7 @@ class Run:
 
     def targets(self, part: int = 0, num_shards: int = 1) -> Path:
         """One shard of trajectories; returns its manifest."""
-        output = self.folder / "targets" / f"shard-{part}-of-{num_shards}.json"
+        output = self.files.targets_shard(f"{part}-of-{num_shards}")
         make_targets(
             self.job("targets", TargetsJob),
             self.prompts("train"),
@@ -173,12 +180,12 @@ class Run:
     def all_targets(self, num_shards: int = 1) -> Path:
         """All shards, merged; returns the manifest."""
         shards = [self.targets(part, num_shards) for part in range(num_shards)]
-        merge_targets(shards, self.folder / "targets" / "manifest.json")
-        return self.folder / "targets" / "manifest.json"
+        merge_targets(shards, self.files.targets)
+        return self.files.targets
 
     def chunks(self) -> dict[str, bytes]:
         """Every chunk of trajectories by its name."""
-        paths = (self.folder / "targets").glob("*/chunk-*.safetensors")
+        paths = self.files.target_folder.glob("*/chunk-*.safetensors")
         return {path.name: path.read_bytes() for path in paths}
 
     def samples(
@@ -189,7 +196,7 @@ class Run:
         pipeline: Path | None = None,
     ) -> Path:
         """One shard of images; returns its table."""
-        output = self.folder / "samples" / model / f"shard-{part}-of-{num_shards}.parquet"
+        output = self.files.samples_shard(model, f"{part}-of-{num_shards}")
         make_samples(
             self.job(f"samples-{model}", SamplesJob),
             model,
@@ -204,49 +211,50 @@ class Run:
     def all_samples(self, num_shards: int = 1) -> Path:
         """All shards of the teacher's images, merged; returns the manifest."""
         shards = [self.samples(part, num_shards) for part in range(num_shards)]
-        merge_samples(shards, shards[0].parent / "manifest.parquet")
-        return shards[0].parent / "manifest.parquet"
+        merge_samples(shards, self.files.samples("teacher"))
+        return self.files.samples("teacher")
 
     def train_and_export(self, previews: bool = False) -> Path:
         """Train for `SETTINGS["training"]`, export; returns the pipeline's folder."""
-        folder = self.folder / "student"
+        files = self.files
         job = self.job("training", TrainingJob)
-        build_student(job, folder / "initial")
+        build_student(job, files.student("initial"))
         paths = Paths(
-            student=folder / "initial",
-            targets=self.folder / "targets" / "manifest.json",
+            student=files.student("initial"),
+            targets=files.targets,
             embeddings=self.embeddings("train"),
             prompts=self.prompts("train"),
-            trained=folder / "trained",
-            losses=folder / "loss.parquet",
-            checkpoints=folder / "checkpoints",
+            trained=files.student("trained"),
+            losses=files.loss,
+            checkpoints=files.checkpoints,
             previews=self.preview_paths() if previews else None,
         )
         reporter, watchdog = self.reporter("training"), Watchdog(0, 0)
         run = prepare(job, paths, detect_rank({}), CPU, reporter, StopRequest(), watchdog)
         assert train(run, paths)
-        export_student(self.job("export", ExportJob), folder / "trained", folder / "pipeline")
-        return folder / "pipeline"
+        pipeline = files.student("pipeline")
+        export_student(self.job("export", ExportJob), files.student("trained"), pipeline)
+        return pipeline
 
     def export_untrained(self) -> Path:
         """Export the student as it was built; returns the pipeline's folder."""
-        folder = self.folder / "student"
-        export_student(self.job("export", ExportJob), folder / "initial", folder / "untrained")
-        return folder / "untrained"
+        initial, untrained = map(self.files.student, ("initial", "untrained"))
+        export_student(self.job("export", ExportJob), initial, untrained)
+        return untrained
 
     def preview_paths(self) -> PreviewPaths:
         """What previews of the eval prompts need."""
         self.job("previews", PreviewsJob)
         return PreviewPaths(
-            previews=self.folder / "student" / "previews",
-            previews_config=self.folder / "config" / "previews.json",
+            previews=self.files.previews,
+            previews_config=self.files.config("previews"),
             eval_prompts=self.prompts("eval"),
             eval_embeddings=self.embeddings("eval"),
         )
 
     def images(self) -> dict[str, bytes]:
         """Every image and its latents, by path."""
-        folder = self.folder / "samples"
+        folder = self.files.sample_folder
         paths = [*folder.glob("*/*/*.png"), *folder.glob("*/*/*.safetensors")]
         return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 

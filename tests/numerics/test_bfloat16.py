@@ -26,6 +26,7 @@ from distillery.families import family_named
 from distillery.families.image_tokens import network_timestep, stock_timestep
 from distillery.files import read_json
 from distillery.model_folder import METADATA
+from distillery.run_folder import RunFolder
 from distillery.store.trajectories import TrajectoryStore
 from distillery.student.usage import CAST
 from distillery.teacher.folder import find_teacher
@@ -181,7 +182,7 @@ def test_the_given_code_draws_the_samples_image(
     """Model card and report, run where Distillery is not, with the seed of the manifest."""
     samples = read_samples("student", subject.samples)
     (card,) = code_in(subject.run.folder / "student/pipeline/README.md")
-    report = loading_code(subject.run.folder, samples)
+    report = loading_code(RunFolder(subject.run.folder), samples)
     assert report is not None
     for code in (filled_in(card, **first_of(samples, subject.run)), report):
         stranger.run(code, tmp_path)

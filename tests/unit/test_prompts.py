@@ -14,6 +14,7 @@ from distillery.prompts import (
     RESERVED_FOR_PAIRS,
     read_prompts,
 )
+from distillery.run_folder import RunFolder
 from distillery.stages.prompts import make_prompt_table
 from prompt_texts import GOOD, TEXTS, refused, write
 
@@ -225,15 +226,15 @@ def test_the_stage_writes_a_split_with_its_extra_columns(tmp_path: Path) -> None
     held_out = write(tmp_path, "prompt_id,prompt,style\nc,a bird,oil\n", "eval.csv")
     job = PromptsJob(prompts=Prompts(train=str(train), eval=str(held_out)))
     for split, ids in (("train", ["a", "b"]), ("eval", ["c"])):
-        make_prompt_table(job, split, tmp_path / f"{split}.parquet")  # type: ignore[arg-type]
+        make_prompt_table(job, split, RunFolder(tmp_path), tmp_path / f"{split}.parquet")  # type: ignore[arg-type]
         assert pd.read_parquet(tmp_path / f"{split}.parquet")["prompt_id"].tolist() == ids
     assert pd.read_parquet(tmp_path / "eval.parquet")["style"].tolist() == ["oil"]
     first = (tmp_path / "eval.parquet").read_bytes()
-    make_prompt_table(job, "eval", tmp_path / "eval.parquet")
+    make_prompt_table(job, "eval", RunFolder(tmp_path), tmp_path / "eval.parquet")
     assert (tmp_path / "eval.parquet").read_bytes() == first
 
 
 def test_the_stage_asks_for_prompts_that_a_generating_run_has_not(tmp_path: Path) -> None:
     job = PromptsJob(prompts=Prompts(eval=str(write(tmp_path, GOOD, "eval.csv"))))
     with pytest.raises(ValueError, match=r"prompts.train is missing"):
-        make_prompt_table(job, "train", tmp_path / "train.parquet")
+        make_prompt_table(job, "train", RunFolder(tmp_path), tmp_path / "train.parquet")

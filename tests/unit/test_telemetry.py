@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from distillery.cli import folder_of_run, parser_of, shard_argument
+from distillery.run_folder import RunFolder
 from distillery.stages.targets import make_targets
 from distillery.telemetry import LogFile, Reporter, explain_errors, read_events, reporting
 
@@ -130,7 +131,7 @@ def test_bad_shards_are_refused(text: str) -> None:
 def test_the_run_is_found_from_its_configuration() -> None:
     given = "--prompts p --embeddings e --shard 1/2 --output o --config results/demo/config/x.json"
     arguments = parser_of(make_targets, "x", computes=True).parse_args(given.split())
-    assert folder_of_run(arguments) == Path("results/demo")
+    assert folder_of_run(arguments) == RunFolder(Path("results/demo"))
     assert (arguments.cpu_threads, arguments.shard, arguments.compile_) == (1, (1, 2), "auto")
 
 

@@ -60,7 +60,7 @@ def score(run: Run) -> None:
 def report(run: Run) -> None:
     assert isinstance(run.config, Config)
     pages = (TINY / "report" / name for name in ("index.html", "metrics.json"))
-    write_report(run.config, TINY, *pages)
+    write_report(run.config, run.files, *pages)
 
 
 def in_copy(finished: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -19,6 +19,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from distillery.config.jobs import read_job
 from distillery.hardware import device_label, select_device, use_cpu
 from distillery.locks import alone, job_lock
+from distillery.run_folder import RunFolder
 from distillery.telemetry import explain_errors, reporting
 
 Shard = tuple[int, int]
@@ -49,10 +50,10 @@ def run(
         device = (select_device if "device" in takes else use_cpu)(arguments.cpu_threads)
         values = values_of(make, arguments)
         name, run_folder = job.format(**vars(arguments)), folder_of_run(arguments)
-        telemetry, stage, label = run_folder / "telemetry", job.split("-")[0], device_label(device)
+        stage, label = job.split("-")[0], device_label(device)
         with (
-            alone(job_lock(run_folder, name)),
-            reporting(telemetry, stage, name, label, arguments.log) as reporter,
+            alone(job_lock(run_folder.path, name)),
+            reporting(run_folder.telemetry, stage, name, label, arguments.log) as reporter,
         ):
             process = {"device": device, "reporter": reporter}
             make(**values, **{name: process[name] for name in process.keys() & takes.keys()})
@@ -113,10 +114,9 @@ def _parameters(make: Function) -> dict[str, inspect.Parameter]:
     }
 
 
-def folder_of_run(arguments: argparse.Namespace) -> Path:
+def folder_of_run(arguments: argparse.Namespace) -> RunFolder:
     """results/{run}, from --config results/{run}/config/{stage}.json."""
-    config: Path = arguments.config
-    return config.parent.parent
+    return RunFolder.of_config(arguments.config)
 
 
 def shard_argument(text: str) -> Shard:

@@ -6,6 +6,7 @@ import pytest
 from PIL import Image, PngImagePlugin
 
 from distillery.evaluation.training_facts import gather_previews, gather_training
+from distillery.run_folder import RunFolder
 from distillery.telemetry import Event
 
 GIB = 1 << 30
@@ -101,9 +102,9 @@ def test_whole_moments_of_this_training_are_shown_with_the_teachers_image(tmp_pa
         for name in ids:
             write_preview(previews / f"samples-{seen:012d}/{name}.png", training)
     write_preview(tmp_path / "samples/teacher/a/0.png", "")
-    sheet = gather_previews(tmp_path, "ours", "teacher", tmp_path / "report")
+    sheet = gather_previews(RunFolder(tmp_path), "ours", "teacher", tmp_path / "report")
     assert sheet.moments == [0]
     assert [prompt for prompt, *_ in sheet.rows] == ["one", "two"]
     assert [last is not None for *_, last in sheet.rows] == [True, False]
     assert sheet.rows[0][1][0].link == "../student/previews/samples-000000000000/a.png"
-    assert gather_previews(tmp_path, "nobody's", "teacher", tmp_path / "report") is None
+    assert gather_previews(RunFolder(tmp_path), "nobody's", "teacher", tmp_path / "report") is None

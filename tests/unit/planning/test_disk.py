@@ -11,6 +11,7 @@ import tiny
 from distillery.config.training import Training
 from distillery.files import readable
 from distillery.planning.disk import Sizes, check_disk, checkpoint_bytes, num_checkpoints
+from distillery.run_folder import RunFolder
 from runs import make_run, planned, settings
 
 FOLDERS = {
@@ -113,13 +114,13 @@ def test_the_sum_is_compared_with_what_is_free_and_there(tmp_path: Path) -> None
     (tmp_path / "embeddings").mkdir()
     (tmp_path / "embeddings/chunk").write_bytes(bytes(1000))
     small = Sizes({"embeddings": 600, "targets": 50, "student": 0, "checkpoints": 7, "samples": 0})
-    found = check_disk(small, tmp_path, tmp_path / "targets/recipe")
+    found = check_disk(small, RunFolder(tmp_path), tmp_path / "targets/recipe")
     assert (found["planned_bytes"], found["present_bytes"]) == (657, 600)
     large = Sizes(dict(small.stages) | {"checkpoints": 10**18}, passing=10**18)
     with pytest.raises(
         ValueError, match=r"the run needs 1862645149 GiB of disk \(.*checkpoints 9"
     ) as no:
-        check_disk(large, tmp_path, tmp_path / "targets/recipe")
+        check_disk(large, RunFolder(tmp_path), tmp_path / "targets/recipe")
     assert "lower training.keep_checkpoints" in str(no.value)
     assert re.search(r"has \d+(\.\d)? GiB free and holds 0.6 KiB of it", str(no.value))
 

@@ -17,6 +17,7 @@ from distillery.config.run import RunConfig, parse_config
 from distillery.files import hash_json, read_json, read_sealed, write_json
 from distillery.planning import first
 from distillery.planning.first import asked_to_plan, check_folder, plan_as_asked, plan_first
+from distillery.run_folder import RunFolder
 from distillery.stages.freeze import write_frozen
 from runs import generating_settings, settings
 
@@ -59,7 +60,7 @@ def test_ctrl_c_while_it_is_planned_is_told_in_one_line(
 
     monkeypatch.setattr(subprocess, "run", interrupted)
     with pytest.raises(ValueError, match=r"^stopped while the run was planned; "):
-        plan_first(config_of(folder.parent), folder, [], num_processes=0, num_gpus=0)
+        plan_first(config_of(folder.parent), RunFolder(folder), [], num_processes=0, num_gpus=0)
 
 
 def test_the_order_of_models_is_kept(folder: Path, commands: list[list[str]]) -> None:
@@ -68,7 +69,7 @@ def test_the_order_of_models_is_kept(folder: Path, commands: list[list[str]]) ->
     config = config_of(folder.parent, samples={"models": models})
     content, written = freeze(config, "run"), folder / "config/run.json"
     for write in (
-        lambda: plan_first(config, folder, [], num_processes=0, num_gpus=0),
+        lambda: plan_first(config, RunFolder(folder), [], num_processes=0, num_gpus=0),
         lambda: write_frozen(content, written),
     ):
         write()
@@ -79,14 +80,14 @@ def test_the_order_of_models_is_kept(folder: Path, commands: list[list[str]]) ->
 def test_it_is_planned_once_by_a_command(folder: Path, commands: list[list[str]]) -> None:
     config = config_of(folder.parent)
     for _ in range(2):
-        plan_first(config, folder, [], num_processes=2, num_gpus=2)
+        plan_first(config, RunFolder(folder), [], num_processes=2, num_gpus=2)
     frozen, output, log = folder / "config/run.json", folder / "plan.json", folder / "logs/plan.log"
     expected = [sys.executable, "-m", "distillery.stages.plan", "--config", str(frozen)]
     expected += ["--output", str(output), "--num-gpus", "2", "--log-file", str(log)]
     assert commands == [expected]
     assert read_sealed(frozen) == freeze(config, "run")
     assert read_json(folder / "config/runtime.json") == freeze(config, "runtime")
-    plan_first(config, folder, [])
+    plan_first(config, RunFolder(folder), [])
     assert len(commands) == 1, "who knows of no GPUs takes the plan that there is"
 
 
@@ -100,7 +101,7 @@ def test_what_the_plan_depends_on_is_planned_again(
         tmp_path / "a.csv",
     )
     source.touch()
-    plan_first(config, folder, [str(source)], 1, num_gpus)
+    plan_first(config, RunFolder(folder), [str(source)], 1, num_gpus)
     frozen = (folder / "config/run.json").stat().st_mtime_ns
     changes = ("nothing", "source", "GPUs", "configuration", "plan", "no source")
     for number, change in enumerate(changes, 1):
@@ -116,17 +117,17 @@ def test_what_the_plan_depends_on_is_planned_again(
             plan.write_text("{")
         elif change == "no source":
             source.unlink()
-        plan_first(config, folder, [str(source)], 1, num_gpus)
+        plan_first(config, RunFolder(folder), [str(source)], 1, num_gpus)
         assert len(commands) == number, change
 
 
 def test_a_plan_that_refuses_ends_the_run(folder: Path, commands: list[list[str]]) -> None:
-    plan_first(config_of(folder.parent), folder, [])
+    plan_first(config_of(folder.parent), RunFolder(folder), [])
     before = (folder / "plan.json").read_bytes()
     config = config_of(folder.parent, teacher={"height": 7})
     for _ in range(2):
         with pytest.raises(ValueError, match=r"refuses this run, nothing was started; .*plan\.log"):
-            plan_first(config, folder, [])
+            plan_first(config, RunFolder(folder), [])
     assert len(commands) == 3
     assert (folder / "plan.json").read_bytes() == before
 
@@ -141,7 +142,7 @@ def test_what_another_job_was_refused_is_not_asked_again(
 
     monkeypatch.setattr(first, "alone", waited)
     with pytest.raises(ValueError, match="the plan refuses this run; another job says why"):
-        plan_first(config_of(folder.parent), folder, [])
+        plan_first(config_of(folder.parent), RunFolder(folder), [])
     assert commands == []
 
 
@@ -150,11 +151,11 @@ def test_more_processes_than_samples_of_an_update_are_refused(
 ) -> None:
     config = config_of(folder.parent, training={"global_batch_size": 8})
     with pytest.raises(ValueError, match=r"global_batch_size is 8 and there are 9 processes"):
-        plan_first(config, folder, [], num_processes=9)
+        plan_first(config, RunFolder(folder), [], num_processes=9)
     assert not folder.exists()
-    plan_first(config, folder, [], num_processes=8)
+    plan_first(config, RunFolder(folder), [], num_processes=8)
     generating = parse_config(generating_settings(folder.parent, Path("teacher")), "tiny")
-    plan_first(generating, folder, [], num_processes=9)
+    plan_first(generating, RunFolder(folder), [], num_processes=9)
     assert len(commands) == 2
 
 
@@ -162,8 +163,8 @@ def test_a_job_that_others_come_from_plans_what_it_was_given(
     folder: Path, commands: list[list[str]]
 ) -> None:
     config = config_of(folder.parent)
-    asked = asked_to_plan(config, str(folder), ["train.csv"], f"{folder}/config/targets.json")
-    plan_as_asked(json.loads(asked), folder)
+    asked = asked_to_plan(config, RunFolder(folder), ["train.csv"], f"{folder}/config/targets.json")
+    plan_as_asked(json.loads(asked), RunFolder(folder))
     assert len(commands) == 1
     assert read_sealed(folder / "config/run.json") == freeze(config, "run")
     assert json.loads(asked)["sources"] == ["train.csv"]
@@ -172,8 +173,10 @@ def test_a_job_that_others_come_from_plans_what_it_was_given(
 def test_the_job_that_writes_what_the_plan_reads_does_not_plan(
     folder: Path, commands: list[list[str]]
 ) -> None:
-    asked = asked_to_plan(config_of(folder.parent), "results", [], "results/config/run.json")
-    plan_as_asked(json.loads(asked), folder)
+    asked = asked_to_plan(
+        config_of(folder.parent), RunFolder(Path("results")), [], "results/config/run.json"
+    )
+    plan_as_asked(json.loads(asked), RunFolder(folder))
     assert commands == []
 
 

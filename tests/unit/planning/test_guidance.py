@@ -55,7 +55,7 @@ def finished(two_networks: Path, tmp_path_factory: pytest.TempPathFactory) -> Ru
     for model, manifest in zip(MODELS, manifests, strict=True):
         merge_samples([run.samples(model=model)], manifest)
     output = run.folder / "dataset" / "manifest.parquet"
-    make_dataset(run.job("dataset", DatasetJob), manifests, run.folder, output)
+    make_dataset(run.job("dataset", DatasetJob), manifests, run.files, output)
     return run
 
 

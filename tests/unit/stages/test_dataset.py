@@ -26,7 +26,7 @@ def make_tables(run: Run, *models: str) -> Path:
     """The stage on what the models have sampled; returns the manifest."""
     output = run.folder / "dataset" / "manifest.parquet"
     manifests = [run.folder / "samples" / model / "manifest.parquet" for model in models]
-    make_dataset(run.job("dataset", DatasetJob), manifests, run.folder, output)
+    make_dataset(run.job("dataset", DatasetJob), manifests, run.files, output)
     return output
 
 

@@ -96,7 +96,8 @@ def test_the_stage_writes_what_the_plan_counts(teacher: Path, tmp_path: Path) ->
     counted = {}
     for name in ("train", "eval"):
         output = tmp_path / f"{name}.parquet"
-        make_prompt_table(run.job("prompts", PromptsJob), name, output)  # type: ignore[arg-type]
+        job, folder = run.job("prompts", PromptsJob), run.files
+        make_prompt_table(job, name, folder, output)  # type: ignore[arg-type]
         counted[name] = len(pd.read_parquet(output))
     plan = run.folder / "plan.json"
     make_plan(run.config, plan)

@@ -13,6 +13,7 @@ import pytest
 
 from distillery.evaluation import verdict
 from distillery.files import read_sealed, write_json, write_sealed
+from distillery.run_folder import RunFolder
 from distillery.stages import report
 from distillery.student.info import StudentInfo
 from events import job_events, run_events, training_twice
@@ -82,7 +83,7 @@ def write_loss(path):
 def written(folder):
     """(page, metrics) of the whole run."""
     html, metrics = folder / "report/index.html", folder / "report/metrics.json"
-    report.write_report(make_config(), folder, html, metrics)
+    report.write_report(make_config(), RunFolder(folder), html, metrics)
     return html.read_text(), json.loads(metrics.read_text())
 
 
@@ -228,7 +229,7 @@ def test_both_guidance_scales_are_shown(tmp_path, folder):
 
 
 def write(config, folder):
-    report.write_report(config, folder, folder / "index.html", folder / "metrics.json")
+    report.write_report(config, RunFolder(folder), folder / "index.html", folder / "metrics.json")
     return (folder / "index.html").read_text(), json.loads((folder / "metrics.json").read_text())
 
 

@@ -167,7 +167,7 @@ WITHOUT_TEACHER: dict[str, dict[str, Any]] = {
     "previews": NOT_OF_WEIGHTS,
 }
 """Stages that take the teacher's weights and never run it, to the settings that they ignore."""
-RUNTIME = "runtime.json"
+RUNTIME = "runtime"
 RUNTIME_SECTIONS = ("teacher", "training")
 """Sections with settings that change no result; see `section.NoResult`."""
 
@@ -273,7 +273,7 @@ def read_job(path: Path, job: type[Model]) -> Model:
 
     Settings that it leaves out are in runtime.json beside it; without that file, defaults hold.
     """
-    runtime = path.with_name(RUNTIME)
+    runtime = path.with_name(f"{RUNTIME}.json")
     frozen = read_frozen(path)
     raw = complete(frozen, read_json(runtime) if runtime.is_file() else {})
     try:

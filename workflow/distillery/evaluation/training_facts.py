@@ -9,6 +9,7 @@ from PIL import Image
 
 from distillery.evaluation.image_grid import inline, link_to
 from distillery.images import find_moments, thin_out, training_of
+from distillery.run_folder import RunFolder
 from distillery.store.tables import read_table
 from distillery.telemetry import Event
 
@@ -189,17 +190,16 @@ class PreviewSheet:
 
 
 def gather_previews(
-    run_folder: Path, recipe_hash: str | None, teacher: str | None, output_folder: Path
+    run_folder: RunFolder, recipe_hash: str | None, teacher: str | None, output_folder: Path
 ) -> PreviewSheet | None:
     """The previews of this training, thinned out; None without any.
 
     Args:
-        run_folder: results/{run}.
         recipe_hash: of the training.
         teacher: the model whose samples have the same noise and many steps, for the last column.
         output_folder: where the report will lie; links are relative to it.
     """
-    root, table = run_folder / "student" / "previews", run_folder / "prompts" / "eval.parquet"
+    root, table = run_folder.previews, run_folder.prompts("eval")
     if recipe_hash is None or not table.is_file():
         return None
     prompts = read_table(table).set_index("prompt_id")["prompt"]
@@ -213,7 +213,7 @@ def gather_previews(
         return None
     rows = []
     for name in ids:
-        teacher_image = run_folder / "samples" / str(teacher) / name / "0.png"
+        teacher_image = run_folder.sample_folder / str(teacher) / name / "0.png"
         shown = [_show(moment / f"{name}.png", output_folder) for moment in moments]
         last = _show(teacher_image, output_folder) if teacher_image.is_file() else None
         rows.append((str(prompts[name]), shown, last))

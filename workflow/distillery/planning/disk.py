@@ -18,6 +18,7 @@ from distillery.config.teacher import Teacher
 from distillery.config.training import Training
 from distillery.files import readable
 from distillery.model_folder import LINKED_BYTES
+from distillery.run_folder import RunFolder
 from distillery.student.info import StudentInfo
 from distillery.teacher.folder import PipelineFolder
 from distillery.teacher.loading import load_tokenizers
@@ -145,7 +146,7 @@ def plan_disk(
     targets: int,
     shape: tuple[int, ...],
     folder: PipelineFolder,
-    run_folder: Path,
+    run_folder: RunFolder,
 ) -> Sizes:
     """What a run that distils writes.
 
@@ -163,7 +164,7 @@ def plan_disk(
     stages = {
         "embeddings": embeddings_bytes(config.teacher, folder, prompts),
         "targets": targets,
-        "student": student_bytes(config, student, folder, run_folder),
+        "student": student_bytes(config, student, folder, run_folder.path),
         "checkpoints": kept * one,
         "samples": samples_bytes(config, len(prompts["eval"]), shape),
         "previews": previews_bytes(config, len(prompts["eval"])),
@@ -171,7 +172,7 @@ def plan_disk(
     return Sizes(stages, (most - kept) * one)
 
 
-def check_disk(sizes: Sizes, run_folder: Path, chunks: Path) -> dict[str, Any]:
+def check_disk(sizes: Sizes, run_folder: RunFolder, chunks: Path) -> dict[str, Any]:
     """Compare what is planned with the disk of a run.
 
     What a stage has written already needs no more space: of the targets those of this recipe, in
@@ -182,7 +183,7 @@ def check_disk(sizes: Sizes, run_folder: Path, chunks: Path) -> dict[str, Any]:
     """
     written_bytes = _present(run_folder, chunks)
     present = sum(min(size, written_bytes[stage]) for stage, size in sizes.stages.items())
-    free = shutil.disk_usage(run_folder).free
+    free = shutil.disk_usage(run_folder.path).free
     if sizes.peak > free + present:
         raise ValueError(
             f"the run needs {readable(sizes.peak)} of disk ({summarise_sizes(sizes.stages)}), "
@@ -215,16 +216,17 @@ def _advise(stages: Mapping[str, int]) -> str:
     }[max(stages, key=lambda stage: stages[stage])]
 
 
-def _present(run_folder: Path, chunks: Path) -> dict[str, int]:
+def _present(run_folder: RunFolder, chunks: Path) -> dict[str, int]:
     """Bytes that lie there already, by stage."""
-    student = run_folder / "student"
     return {
-        "embeddings": _size(_files(run_folder / "embeddings")),
+        "embeddings": _size(_files(run_folder.embedding_folder)),
         "targets": _size(chunks.glob("chunk-*.safetensors")),
-        "student": sum(_size(_files(student / n)) for n in ("initial", "trained", "pipeline")),
-        "checkpoints": _size(_files(student / "checkpoints")),
-        "samples": _size(_files(run_folder / "samples")),
-        "previews": _size(_files(student / "previews")),
+        "student": sum(
+            _size(_files(run_folder.student(name))) for name in ("initial", "trained", "pipeline")
+        ),
+        "checkpoints": _size(_files(run_folder.checkpoints)),
+        "samples": _size(_files(run_folder.sample_folder)),
+        "previews": _size(_files(run_folder.previews)),
     }
 
 

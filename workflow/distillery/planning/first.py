@@ -21,11 +21,12 @@ from distillery.config.run import Config, RunConfig, parse_config
 from distillery.config.training import check_batch_size
 from distillery.files import JsonObject, hash_json, read_json, write_json
 from distillery.locks import alone, quiet
+from distillery.run_folder import RunFolder
 
 
 def plan_first(
     config: RunConfig,
-    folder: Path,
+    run: RunFolder,
     sources: Sequence[str],
     num_processes: int = 0,
     num_gpus: int | None = None,
@@ -34,7 +35,7 @@ def plan_first(
 
     Args:
         config: of the run.
-        folder: results/{run}.
+        run: its folder.
         sources: files beside the configuration that the plan reads.
         num_processes: that Snakemake gives the training; 0 if no training is to be done.
         num_gpus: the same of GPUs; None if no training is to be done.
@@ -45,44 +46,44 @@ def plan_first(
     """
     if isinstance(config, Config):
         check_batch_size(config.training, num_processes)
-    with alone(folder / "config" / ".planning", quiet) as waited:
-        _plan(config, folder, sources, num_gpus, waited)
+    with alone(run.config(".planning").with_suffix(""), quiet) as waited:
+        _plan(config, run, sources, num_gpus, waited)
 
 
-def plan_as_asked(planned: Mapping[str, Any] | None, folder: Path) -> None:
+def plan_as_asked(planned: Mapping[str, Any] | None, run: RunFolder) -> None:
     """`plan_first` for a job that others come from, of what `asked_to_plan` gave it.
 
     Args:
         planned: {"config": {...}, "sources": [files]}, or None: nothing is planned.
-        folder: results/{run}.
+        run: its folder.
     """
     if planned is not None:
         config = parse_config(planned["config"], "the configuration")
-        plan_first(config, folder, planned["sources"])
+        plan_first(config, run, planned["sources"])
 
 
-def asked_to_plan(config: RunConfig, run: str, sources: Sequence[str], output: str) -> str:
+def asked_to_plan(config: RunConfig, run: RunFolder, sources: Sequence[str], output: str) -> str:
     """JSON by which a first job plans its run, null for the job that writes what the plan reads.
 
     Args:
         config: of the run.
-        run: results/{run}.
+        run: its folder.
         sources: files beside the configuration that the plan reads.
         output: of the job.
     """
-    if output == f"{run}/config/run.json":
+    if Path(output) == run.config("run"):
         return "null"
     return json.dumps({"config": freeze(config, "run"), "sources": list(sources)})
 
 
 def _plan(
-    config: RunConfig, folder: Path, sources: Sequence[str], num_gpus: int | None, waited: bool
+    config: RunConfig, run: RunFolder, sources: Sequence[str], num_gpus: int | None, waited: bool
 ) -> None:
     """`waited` says that another job has just planned: what it refused is not asked again."""
-    frozen, plan = folder / "config" / "run.json", folder / "plan.json"
+    frozen, plan = run.config("run"), run.plan
     # No job declares it, since its changes shall rerun none. Through a rule and `ancient` it would
     # hide what stands behind it, as the plan would.
-    write_json(folder / "config" / RUNTIME, freeze(config, "runtime"))
+    write_json(run.config(RUNTIME), freeze(config, "runtime"))
     content = freeze(config, "run")
     if not _is_written(frozen, content):
         save_frozen(frozen, content)
@@ -93,7 +94,7 @@ def _plan(
     script = ["-m", "distillery.stages.plan", "--config", str(frozen), "--output", str(plan)]
     if num_gpus is not None:
         script += ["--num-gpus", str(num_gpus)]
-    log = folder / "logs" / "plan.log"
+    log = run.log("plan")
     command = [sys.executable, *script, "--log-file", str(log)]
     # Ctrl-C is for this process, which ends the other; Snakemake, which expects it while jobs run
     # alone, and a Python that still imports would each print a traceback.

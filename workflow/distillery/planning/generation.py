@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -11,6 +10,7 @@ from distillery.config.jobs import resolve_sampling
 from distillery.config.run import RunConfig
 from distillery.files import readable
 from distillery.planning.disk import embeddings_bytes, samples_bytes, summarise_sizes
+from distillery.run_folder import RunFolder
 from distillery.teacher.folder import PipelineFolder
 from distillery.teacher.loading import load_scheduler, load_skeleton
 
@@ -19,7 +19,7 @@ def plan_generation(
     config: RunConfig,
     prompts: Mapping[str, pd.DataFrame],
     folder: PipelineFolder,
-    run_folder: Path,
+    run_folder: RunFolder,
 ) -> dict[str, Any]:
     """What a run that only generates needs.
 
@@ -50,7 +50,7 @@ def plan_generation(
     disk = {
         "stages": stages,
         "planned_bytes": sum(stages.values()),
-        "free_bytes": shutil.disk_usage(run_folder).free,
+        "free_bytes": shutil.disk_usage(run_folder.path).free,
     }
     return {
         "latent_shape": list(shape),

@@ -19,6 +19,7 @@ from distillery.config.jobs import DatasetJob
 from distillery.files import atomic_path
 from distillery.noise import SampleId
 from distillery.prompts import REQUIRED, RESERVED
+from distillery.run_folder import RunFolder
 from distillery.store.tables import read_table
 from distillery.telemetry import Event, read_events
 
@@ -40,7 +41,7 @@ Making = tuple[str, float]
 
 
 def make_dataset(
-    job: DatasetJob, manifests: Sequence[Path], run_folder: Path, output: Path
+    job: DatasetJob, manifests: Sequence[Path], run_folder: RunFolder, output: Path
 ) -> None:
     """Write each model's metadata.csv, and the run's manifest and pairs.
 
@@ -59,12 +60,12 @@ def make_dataset(
             f"the manifests of {', '.join(job.models)} are needed, given are "
             f"{', '.join(map(str, manifests))}: give each model's samples/MODEL/manifest.parquet"
         )
-    making = find_making(read_events(run_folder / "telemetry"))
+    making = find_making(read_events(run_folder.telemetry))
     parts = []
     for model in job.models:
         table = read_table(by_model[model])
         write_csv(by_model[model].with_name(METADATA), metadata(table))
-        parts.append(describe(table, by_model[model].parent.relative_to(run_folder), making))
+        parts.append(describe(table, by_model[model].parent.relative_to(run_folder.path), making))
     manifest = pd.concat(parts, ignore_index=True)
     if job.dataset.pairs == "none":
         output.with_name(PAIRS).unlink(missing_ok=True)

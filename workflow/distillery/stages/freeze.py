@@ -10,6 +10,7 @@ from typing import Any
 from distillery import cli
 from distillery.config.jobs import save_frozen
 from distillery.planning.first import plan_as_asked
+from distillery.run_folder import RunFolder
 
 
 def write_frozen(
@@ -22,7 +23,7 @@ def write_frozen(
         output: results/{run}/config/{stage}.json.
         planned: the run to plan first, see `planning.first.plan_as_asked`.
     """
-    plan_as_asked(planned, output.parent.parent)
+    plan_as_asked(planned, RunFolder.of_config(output))
     save_frozen(output, content)
 
 

@@ -29,6 +29,7 @@ from distillery.planning.precision import advise_precision
 from distillery.planning.prompts import advise_weights, check_negatives
 from distillery.planning.training import plan_training, summarise_training
 from distillery.prompts import own_negatives
+from distillery.run_folder import RunFolder
 from distillery.schedule import Schedule
 from distillery.stages.embeddings import check_prompt_lengths, embeddings_recipe
 from distillery.stages.prompts import read_splits
@@ -91,6 +92,7 @@ def make_plan(config: RunConfig, output: Path, num_gpus: int | None = None) -> N
             timesteps that leave a step out, previews that the training could not draw, or too
             little disk space.
     """
+    run_folder = RunFolder(output.parent)
     prompts = read_splits(config.prompts)
     folder = find_teacher(config.teacher)
     check_options(config.teacher, folder)
@@ -114,9 +116,9 @@ def make_plan(config: RunConfig, output: Path, num_gpus: int | None = None) -> N
     }
     output.parent.mkdir(parents=True, exist_ok=True)
     if isinstance(config, Config):
-        plan |= plan_distillation(config, prompts, folder, output.parent, gpus)
+        plan |= plan_distillation(config, prompts, folder, run_folder, gpus)
     else:
-        plan |= plan_generation(config, prompts, folder, output.parent)
+        plan |= plan_generation(config, prompts, folder, run_folder)
     memory = estimate(config.teacher, folder, gpus.memory_bytes, gpus.is_unknown)
     plan["memory"] = vars(memory)
     plan["advice"] += of_prompts + advise_gpus(gpus) + advise_memory(config.teacher, memory)
@@ -162,7 +164,7 @@ def plan_distillation(
     config: Config,
     prompts: Mapping[str, pd.DataFrame],
     folder: PipelineFolder,
-    run_folder: Path,
+    run_folder: RunFolder,
     gpus: Gpus,
 ) -> dict[str, Any]:
     """What a run that distils needs; see `make_plan` for what it raises."""
@@ -176,7 +178,7 @@ def plan_distillation(
         folder.denoiser_config, config.targets.guidance_scale
     )
     work = plan_work(config, num_prompts, shape, calls_per_step)
-    chunks = chunk_folder(run_folder / "targets", recipe.hash)
+    chunks = chunk_folder(run_folder.target_folder, recipe.hash)
     sizes = plan_disk(config, student, prompts, work.targets_bytes, shape, folder, run_folder)
     vae = vae_bytes(config, folder.parameters["vae"])
     training = plan_training(config, student, folder.denoiser_class, gpus, vae)

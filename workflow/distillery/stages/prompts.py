@@ -15,6 +15,7 @@ from distillery.config.run import Prompts
 from distillery.config.section import Split
 from distillery.planning.first import plan_as_asked
 from distillery.prompts import held_out, read_prompts
+from distillery.run_folder import RunFolder
 from distillery.store.tables import write_table
 
 NUMBERED: dict[Split, str] = {"train": "t", "eval": "p"}
@@ -22,17 +23,22 @@ NUMBERED: dict[Split, str] = {"train": "t", "eval": "p"}
 
 
 def make_prompt_table(
-    job: PromptsJob, split: Split, output: Path, planned: dict[str, Any] | None = None
+    job: PromptsJob,
+    split: Split,
+    run_folder: RunFolder,
+    output: Path,
+    planned: dict[str, Any] | None = None,
 ) -> None:
     """Check a split's prompt file and write it as Parquet; see `prompts.read_prompts`.
 
     Args:
         job: frozen configuration.
         split: whose prompt file is read.
+        run_folder: planned first.
         output: results/{run}/prompts/{split}.parquet.
         planned: the run to plan first, see `planning.first.plan_as_asked`.
     """
-    plan_as_asked(planned, output.parent.parent)
+    plan_as_asked(planned, run_folder)
     write_table(read_split(job.prompts, split), output)
 
 

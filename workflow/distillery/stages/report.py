@@ -7,10 +7,10 @@ What the run does not have (no training, no scores) is left out.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 import yaml
@@ -54,11 +54,13 @@ from distillery.evaluation.verdict import (
 from distillery.files import JsonObject, read_json, read_sealed, write_json, write_text
 from distillery.hardware import describe_hardware, versions
 from distillery.model_folder import METADATA, read_metadata
+from distillery.run_folder import RunFolder
 from distillery.store.tables import read_table
 from distillery.student.info import StudentInfo, describe_student, read_student_info
 from distillery.telemetry import read_events
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "evaluation" / "templates"
+Content = TypeVar("Content")
 OWN_STAGE = "report"
 LAST_SHARE = 0.1
 """Of a training's log, averaged to its final loss."""
@@ -89,7 +91,7 @@ class Findings:
         return check_student(self.quality, self.roles, self.config.evaluation.min_clip_ratio)
 
 
-def write_report(job: Config, run_folder: Path, output: Path, metrics: Path) -> None:
+def write_report(job: Config, run_folder: RunFolder, output: Path, metrics: Path) -> None:
     """Write the report and its numbers; what a run does not have is left out, never guessed.
 
     Args:
@@ -130,46 +132,42 @@ def write_report(job: Config, run_folder: Path, output: Path, metrics: Path) -> 
     write_json(metrics, facts)
 
 
-def gather(config: Config, run_folder: Path) -> Findings:
+def gather(config: Config, run_folder: RunFolder) -> Findings:
     """Read all there is of a run."""
-    scores = run_folder / "evaluation" / "scores.parquet"
-    loss = run_folder / "student" / "loss.parquet"
     manifests = {
-        "targets": run_folder / "targets" / "manifest.json",
-        "embeddings, train": run_folder / "embeddings" / "train" / "manifest.json",
-        "embeddings, eval": run_folder / "embeddings" / "eval" / "manifest.json",
+        "targets": run_folder.targets,
+        "embeddings, train": run_folder.embeddings("train"),
+        "embeddings, eval": run_folder.embeddings("eval"),
     }
-    events = read_events(run_folder / "telemetry")
-    trained = run_folder / "student" / "trained"
+    events = read_events(run_folder.telemetry)
+    trained = run_folder.student("trained")
     is_trained = (trained / METADATA).is_file()
     trained_recipe = read_metadata(trained)["recipe_hash"] if is_trained else None
-    quality_path = run_folder / "evaluation" / "quality.json"
-    quality = read_sealed(quality_path) if quality_path.is_file() else None
+    quality = _read_optional(read_sealed, run_folder.quality)
     return Findings(
         config=config,
         roles=find_roles(config, quality),
         quality=quality,
-        scores=read_table(scores) if scores.is_file() else None,
+        scores=_read_optional(read_table, run_folder.scores),
         samples=_read_all_samples(config, run_folder),
-        loss=read_table(loss) if loss.is_file() else None,
+        loss=_read_optional(read_table, run_folder.loss),
         training=gather_training(events, trained_recipe),
         trained_recipe=trained_recipe,
         attempts=find_attempts(event for event in events if event.stage != OWN_STAGE),
         manifests={name: read_sealed(path) for name, path in manifests.items() if path.is_file()},
-        plan=_read_optional(run_folder / "plan.json"),
-        student_info=read_student_info(run_folder / "student" / "initial"),
+        plan=_read_optional(read_json, run_folder.plan),
+        student_info=read_student_info(run_folder.student("initial")),
     )
 
 
-def _read_optional(path: Path) -> dict[str, Any] | None:
-    """A JSON object, or None where there is no file."""
-    return read_json(path) if path.is_file() else None
+def _read_optional(read: Callable[[Path], Content], path: Path) -> Content | None:
+    """What a file holds, or None where there is none."""
+    return read(path) if path.is_file() else None
 
 
-def _read_all_samples(config: Config, run_folder: Path) -> dict[str, ModelSamples]:
+def _read_all_samples(config: Config, run_folder: RunFolder) -> dict[str, ModelSamples]:
     """The samples that there are, in the report's order."""
-    folder = run_folder / "samples"
-    paths = {name: folder / name / "manifest.parquet" for name in config.samples.models}
+    paths = {name: run_folder.samples(name) for name in config.samples.models}
     samples_by_name = {
         name: read_samples(name, path) for name, path in paths.items() if path.is_file()
     }

@@ -25,6 +25,7 @@ from pathlib import Path
 from distillery import cli
 from distillery.config.jobs import TrainingJob
 from distillery.hardware import device_label, select_device
+from distillery.run_folder import RunFolder
 from distillery.telemetry import explain_errors, reporting
 from distillery.training import distributed
 from distillery.training.health import EXIT_INTERRUPTED, Peers, Stopped, StopRequest, Watchdog, meet
@@ -56,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
 def train_here(
     job: TrainingJob,
     paths: Paths,
-    run_folder: Path,
+    run_folder: RunFolder,
     telemetry: Path | None = None,
     *,
     stop: StopRequest,
@@ -79,7 +80,7 @@ def train_here(
     with watchdog.watching():
         device = distributed.start(ranks, select_device(cpu_threads), job.training.timeout_s)
         watchdog.peers = meet()
-        folder = telemetry or run_folder / "telemetry"
+        folder = telemetry or run_folder.telemetry
         name = "training" if ranks.is_main else f"training-rank-{ranks.rank}"
         label, finished = device_label(device), False
         # What was stopped is not done, and must not be reported so: `Stopped` goes through.

@@ -27,6 +27,7 @@ from distillery.generation.sample_folder import identity_in, member_of
 from distillery.model_folder import find_changes
 from distillery.noise import SampleId
 from distillery.prompts import texts_of_rows
+from distillery.run_folder import RunFolder
 from distillery.store.chunks import ChunkIdentity, DamagedChunkError, read_chunk, read_identity
 from distillery.store.shards import Manifest, manifests_listing
 from distillery.store.tables import find_problem, read_table
@@ -64,11 +65,11 @@ class Damage:
     why: str
 
 
-def verify(run: Path, reporter: Reporter) -> tuple[list[Damage], int]:
+def verify(run: RunFolder, reporter: Reporter) -> tuple[list[Damage], int]:
     """Read all there is of a run; a run that is not finished has less.
 
     Args:
-        run: results/{run}.
+        run: its folder.
         reporter: shows the progress.
 
     Returns:
@@ -87,7 +88,7 @@ def verify(run: Path, reporter: Reporter) -> tuple[list[Damage], int]:
     return damages, len(items)
 
 
-def commands(damages: Iterable[Damage], run: Path) -> list[str]:
+def commands(damages: Iterable[Damage], run: RunFolder) -> list[str]:
     """The shell commands that make again what is damaged, to be run where the workflow runs.
 
     The run's frozen configuration is a configuration file like any other; where it is damaged
@@ -95,7 +96,7 @@ def commands(damages: Iterable[Damage], run: Path) -> list[str]:
     """
     damaged = [damage.item for damage in damages]
     paths = dict.fromkeys(path for item in damaged for path in (item.path, *item.manifests()))
-    config = run / "config" / "run.json"
+    config = run.config("run")
     if config in paths or not config.is_file():
         config = Path("config/mine.yaml")
     named = [str(item.path) for item in damaged if not item.is_asked_for]
@@ -114,28 +115,34 @@ def _read(item: Item) -> str | None:
         return _unreadable(error)
 
 
-def _find_items(run: Path) -> Iterator[Item]:
+def _find_items(run: RunFolder) -> Iterator[Item]:
     """All there is to read."""
-    for path in sorted([*run.glob("config/*.json"), *run.glob("plan.json")]):
+    for path in [*_matches(run.config("*"), run), *_matches(run.plan, run)]:
         yield Item(path, partial(_problem_of, read_frozen, path), is_asked_for=False)
-    for root in (*sorted(run.glob("embeddings/*")), run / "targets"):
-        yield from _find_chunks(root)
-    for kind in ("prompts/*", "samples/*/*", "student/loss", "evaluation/scores"):
-        for path in sorted(run.glob(f"{kind}.parquet")):
+    for manifest in (run.embeddings("*"), run.targets):
+        for root in _matches(manifest.parent, run):
+            yield from _find_chunks(root)
+    for tables in (run.prompts("*"), run.samples("*").with_stem("*"), run.loss, run.scores):
+        for path in _matches(tables, run):
             yield Item(path, partial(_problem_of_table, path))
-    for folder in sorted(run.glob("samples/*")):
+    for folder in _matches(run.sample_folder / "*", run):
         yield from _find_images(folder)
-    yield from _find_students(run / "student")
-    for path in run.glob("evaluation/quality.json"):
+    yield from _find_students(run)
+    for path in _matches(run.quality, run):
         yield Item(path, partial(_problem_of, read_sealed, path))
 
 
-def _find_students(root: Path) -> Iterator[Item]:
+def _matches(pattern: Path, run: RunFolder) -> list[Path]:
+    """What there is of a path of the run, whose names may be `*`."""
+    return sorted(run.path.glob(str(pattern.relative_to(run.path))))
+
+
+def _find_students(run: RunFolder) -> Iterator[Item]:
     """The student's folders and checkpoints."""
-    for folder in (root / name for name in STUDENTS):
+    for folder in map(run.student, STUDENTS):
         if folder.is_dir():
             yield Item(folder, partial(_problem_of_student, folder))
-    for folder in sorted(root.glob("checkpoints/*/samples-*")):
+    for folder in _matches(run.checkpoints / "*" / "samples-*", run):
         if checkpoint.is_one(folder):
             yield Item(folder, partial(checkpoint.find_problem, folder))
 
@@ -267,14 +274,14 @@ def _problem_of_student(folder: Path) -> str | None:
     return f"not as they were written: {', '.join(changes)}" if changes else None
 
 
-def tell(run: Path) -> bool:
+def tell(run: RunFolder) -> bool:
     """Verify a run and print the result; True where nothing is damaged.
 
     Raises ValueError where there is no such run.
     """
-    if not run.is_dir():
+    if not run.path.is_dir():
         raise ValueError(f"there is no run in {run}: give results/NAME, NAME as `run` has it")
-    damages, num_read = verify(run, Reporter(run / "telemetry", "verify", "verify", "cpu"))
+    damages, num_read = verify(run, Reporter(run.telemetry, "verify", "verify", "cpu"))
     for damage in damages:
         print(f"{damage.item.path}: {damage.why}")
     if not damages:
@@ -295,7 +302,7 @@ def main(argv: list[str] | None = None) -> int:
 
     def body() -> None:
         nonlocal is_whole
-        is_whole = tell(arguments.run)
+        is_whole = tell(RunFolder(arguments.run))
 
     return explain_errors(body, arguments.log) or (0 if is_whole else 1)
 

@@ -1,0 +1,152 @@
+"""Where the files of a run are: every path below results/{run}, written once.
+
+The rules build their inputs and outputs from it, with wildcards as names, as in
+`run.prompts("{split}")`; the stages that look at a whole run read from it.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The folder of a run.
+
+    Attributes:
+        path: results/{run}.
+    """
+
+    path: Path
+
+    @classmethod
+    def of_config(cls, config: Path) -> "RunFolder":
+        """The run of a frozen configuration, results/{run}/config/{stage}.json."""
+        return cls(config.parent.parent)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    # ---- what is planned, and what jobs leave beside their results ----------------------------
+
+    def config(self, stage: str) -> Path:
+        """What a stage depends on, frozen."""
+        return self.path / "config" / f"{stage}.json"
+
+    @property
+    def plan(self) -> Path:
+        """What the run will do and cost."""
+        return self.path / "plan.json"
+
+    @property
+    def telemetry(self) -> Path:
+        """Times and devices; no result is made from them."""
+        return self.path / "telemetry"
+
+    def log(self, job: str) -> Path:
+        """What a job says."""
+        return self.path / "logs" / f"{job}.log"
+
+    def benchmark(self, job: str) -> Path:
+        """Snakemake's measurements of a job."""
+        return self.path / "benchmarks" / f"{job}.tsv"
+
+    # ---- prompts, embeddings, targets ---------------------------------------------------------
+
+    def prompts(self, split: str) -> Path:
+        """The table of a split, train or eval."""
+        return self.path / "prompts" / f"{split}.parquet"
+
+    @property
+    def embedding_folder(self) -> Path:
+        """The stores of both splits."""
+        return self.path / "embeddings"
+
+    def embeddings(self, split: str) -> Path:
+        """The manifest of a split's embeddings."""
+        return self.embedding_folder / split / "manifest.json"
+
+    @property
+    def target_folder(self) -> Path:
+        """Shards, chunks and the manifest of the trajectories."""
+        return self.path / "targets"
+
+    def targets_shard(self, shard: str) -> Path:
+        """The manifest of one job, `i-of-n`."""
+        return self.target_folder / f"shard-{shard}.json"
+
+    @property
+    def targets(self) -> Path:
+        """The manifest of all trajectories."""
+        return self.target_folder / "manifest.json"
+
+    # ---- the student --------------------------------------------------------------------------
+
+    def student(self, name: str) -> Path:
+        """A folder: the networks `initial` and `trained`, the pipelines `pipeline`, `untrained`."""
+        return self.path / "student" / name
+
+    @property
+    def loss(self) -> Path:
+        """The training's log as a table."""
+        return self.path / "student" / "loss.parquet"
+
+    @property
+    def checkpoints(self) -> Path:
+        """What a training resumes from."""
+        return self.path / "student" / "checkpoints"
+
+    @property
+    def previews(self) -> Path:
+        """Images that the student generates while it is trained."""
+        return self.path / "student" / "previews"
+
+    # ---- images -------------------------------------------------------------------------------
+
+    @property
+    def sample_folder(self) -> Path:
+        """A folder for each model."""
+        return self.path / "samples"
+
+    def samples_shard(self, model: str, shard: str) -> Path:
+        """The table of one job, `i-of-n`."""
+        return self.sample_folder / model / f"shard-{shard}.parquet"
+
+    def samples(self, model: str) -> Path:
+        """The manifest of a model's images."""
+        return self.sample_folder / model / "manifest.parquet"
+
+    def metadata(self, model: str) -> Path:
+        """The table by which `datasets` loads a model's images."""
+        return self.sample_folder / model / "metadata.csv"
+
+    @property
+    def dataset(self) -> Path:
+        """The manifest of all images."""
+        return self.path / "dataset" / "manifest.parquet"
+
+    @property
+    def pairs(self) -> Path:
+        """Pairs of images of two models."""
+        return self.path / "dataset" / "pairs.csv"
+
+    # ---- scores and report --------------------------------------------------------------------
+
+    @property
+    def quality(self) -> Path:
+        """Metrics with intervals."""
+        return self.path / "evaluation" / "quality.json"
+
+    @property
+    def scores(self) -> Path:
+        """Scores of each image."""
+        return self.path / "evaluation" / "scores.parquet"
+
+    @property
+    def report(self) -> Path:
+        """The page."""
+        return self.path / "report" / "index.html"
+
+    @property
+    def metrics(self) -> Path:
+        """The page's numbers."""
+        return self.path / "report" / "metrics.json"
