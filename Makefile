@@ -7,6 +7,8 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 ifeq ($(LC_ALL),C)
 export LC_ALL := C.UTF-8
 endif
+# Every job begins with the same imports, which Python would compile each time.
+unexport PYTHONDONTWRITEBYTECODE
 # Snakemake and the hub keep caches in the home folder: where it cannot be written, they lie here.
 export XDG_CACHE_HOME ?= $(shell mkdir -p "$$HOME/.cache" 2>/dev/null && test -w "$$HOME/.cache" && \
 	echo "$$HOME/.cache" || echo "$(CURDIR)/.cache")

@@ -40,6 +40,7 @@ def serve(folder: Path, user: int) -> None:
         import_module(name)
     gc.collect()
     gc.freeze()  # forks then share the pages of what is there
+    gc.set_threshold(200_000, 10, 10)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(folder / "socket"))
