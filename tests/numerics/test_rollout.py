@@ -10,9 +10,12 @@ import pytest
 import torch
 
 from distillery.families import Request, Setting
+from distillery.generation.teacher_walk import TeacherWalk
 from distillery.generation.trajectory import record
 from distillery.model_folder import load_denoiser
 from distillery.noise import SampleId, noise_seed
+from distillery.schedule import add_noise, from_prediction
+from distillery.schedulers import MULTISTEP
 from distillery.store.embeddings import EmbeddingStore
 from distillery.teacher.folder import PipelineFolder, find_teacher
 from distillery.teacher.loading import load_student
@@ -139,6 +142,48 @@ def test_a_stored_prediction_is_what_the_guided_teacher_gives_there(
         lengths = conditional.norm(dim=-1, keepdim=True) / expected.norm(dim=-1, keepdim=True)
         expected = expected * lengths
     torch.testing.assert_close(batch.target, expected, rtol=1e-4, atol=1e-4)
+
+
+def walk_of(subject: Subject, steps: int | None) -> TeacherWalk:
+    run, dataset = subject.run, subject.dataset
+    store = EmbeddingStore(run.embeddings("train"), dataset._table)
+    return TeacherWalk.load(run.config.teacher, dataset.recipe, store, STEPS, steps, CPU)
+
+
+@pytest.mark.parametrize("segment", range(STEPS))
+def test_the_teacher_walks_on_from_a_stored_state_to_the_next(
+    subject: Subject, segment: int
+) -> None:
+    """A multistep solver begins anew in the second segment, so it ends elsewhere there."""
+    trajectories = subject.dataset._trajectories
+    before, after = (
+        torch.stack(states)
+        for states in zip(
+            *(trajectories.states(row, segment, segment + 1) for row in ROWS), strict=True
+        )
+    )
+    walk = walk_of(subject, None)
+    found = walk.advance(before, segment, ROWS)
+    if segment == 0 or type(walk.pipeline.scheduler).__name__ not in MULTISTEP:
+        torch.testing.assert_close(found, after, rtol=1e-5, atol=1e-5)
+    else:
+        assert found.isfinite().all()
+        assert (found - after).square().mean() < 0.1 * (before - after).square().mean()
+
+
+@pytest.mark.parametrize("segment", range(STEPS))
+def test_one_step_of_the_teacher_is_that_of_its_stored_prediction(
+    subject: Subject, segment: int
+) -> None:
+    dataset = subject.dataset
+    batch = dataset.__getitems__([row * STEPS + segment for row in ROWS])
+    grid, kind = dataset.grid, dataset.recipe.prediction_type
+    alpha, sigma = (torch.tensor(values) for values in (grid.alphas, grid.sigmas))
+    clean, noise = from_prediction(kind, batch.target, batch.noisy, alpha[segment], sigma[segment])
+    expected = add_noise(clean, noise, alpha[segment + 1], sigma[segment + 1])
+    found = walk_of(subject, 1).advance(batch.noisy * grid.scales[segment], segment, ROWS)
+    found = found / grid.scales[segment + 1]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_rollout_ends_where_the_exported_pipeline_does(subject: Subject) -> None:

@@ -59,6 +59,7 @@ class Request:
         setting: size and guidance.
         decode: whether images are wanted, or the latents alone.
         dtype: of the embeddings. Stock pipelines hold the states in it, too.
+        latents: (b, *latent) float32, what the call starts from instead of its seeds' noise.
     """
 
     seeds: Sequence[int]
@@ -68,6 +69,7 @@ class Request:
     setting: Setting
     decode: bool
     dtype: torch.dtype
+    latents: torch.Tensor | None = None
 
 
 class Family(Protocol):
@@ -211,11 +213,13 @@ class Family(Protocol):
         device, setting = pipeline._execution_device, request.setting
         prompts = on(request.conditioning, device, request.dtype)
         negative = on(request.negative, device, request.dtype)
-        noise = self.noise(pipeline, request.seeds, setting)
+        latents = request.latents
+        if latents is None:
+            latents = self.noise(pipeline, request.seeds, setting)
         dtype = torch.float32 if self.starts_in_float32 else request.dtype
         result: torch.Tensor = pipeline(
             **self.call_arguments(pipeline, prompts, negative, setting),
-            latents=noise.to(device, dtype),
+            latents=latents.to(device, dtype),
             height=setting.height,
             width=setting.width,
             num_inference_steps=request.steps,

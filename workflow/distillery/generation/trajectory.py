@@ -1,8 +1,10 @@
-"""Record a stock pipeline's trajectory at the one place all share: the scheduler's `step`."""
+"""Record a stock pipeline's trajectory, or let it walk a part of one, at the one place that all
+share: their scheduler."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import Any
 
 import torch
@@ -66,8 +68,52 @@ def record(
             trajectory.states[index + 1] = result[0].detach().float().clone()
         return result
 
-    scheduler.step = step
-    try:
+    with _replaced(scheduler, step=step):
         yield trajectory
+
+
+@contextmanager
+def walking(scheduler: Scheduler, start: int, stop: int) -> Iterator[None]:
+    """Let a stock pipeline with this scheduler instance take the steps [start, stop) alone.
+
+    The call's `latents` are then the state before step `start`, divided by `init_noise_sigma`, with
+    which pipelines multiply what they take for noise. So guidance, negative prompts and the choice
+    of a network are the stock call's own, whatever the family. A multistep solver begins with
+    first order, as it does at the noise.
+    """
+    set_timesteps, step = scheduler.set_timesteps, scheduler.step
+    begin = getattr(scheduler, "set_begin_index", None)
+    whole: list[Any] = []
+
+    @wraps(set_timesteps)  # pipelines look at its signature
+    def set_part(*args: Any, **kwargs: Any) -> None:
+        set_timesteps(*args, **kwargs)
+        whole[:] = [scheduler.timesteps]
+        scheduler.timesteps = scheduler.timesteps[start:stop]
+        if begin is not None:
+            begin(start)
+
+    def step_in_whole(*args: Any, **kwargs: Any) -> Any:
+        # Solvers count from the end of all timesteps; the pipeline holds its part already.
+        (scheduler.timesteps,) = whole
+        return step(*args, **kwargs)
+
+    methods: dict[str, Callable[..., Any]] = {"set_timesteps": set_part, "step": step_in_whole}
+    if begin is not None:
+        methods["set_begin_index"] = lambda index=0: begin(start + index)
+    with _replaced(scheduler, **methods):
+        yield
+
+
+@contextmanager
+def _replaced(scheduler: Scheduler, **methods: Callable[..., Any]) -> Iterator[None]:
+    """Give one instance other methods for a while."""
+    own: dict[str, Any] = scheduler.__dict__
+    before = {name: own[name] for name in methods if name in own}
+    own.update(methods)
+    try:
+        yield
     finally:
-        del scheduler.step
+        for name in methods:
+            del own[name]
+        own.update(before)

@@ -1,0 +1,141 @@
+"""Ask the teacher where it goes from a state: a part of its trajectory, walked by the stock call."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+import torch
+
+from distillery.config.teacher import Teacher
+from distillery.families import Request, Setting, family_named
+from distillery.families.protocol import Family, Pipeline
+from distillery.generation.trajectory import record, walking
+from distillery.schedulers import Scheduler, make_scheduler
+from distillery.store.embeddings import EmbeddingStore
+from distillery.store.recipes import TargetsRecipe
+from distillery.student.schedule import few_step_scheduler
+from distillery.teacher.adapters import teacher_hash
+from distillery.teacher.folder import find_teacher
+from distillery.teacher.loading import load_exact_teacher
+
+
+@dataclass
+class TeacherWalk:
+    """A guided teacher that walks from any of the student's states to the next.
+
+    Attributes:
+        pipeline: without text encoders, its states in float32.
+        recipe: of the targets that it stands beside.
+        store: embeddings of the prompts.
+        segments: the student's steps.
+        steps: that the teacher takes in a segment.
+    """
+
+    pipeline: Pipeline
+    recipe: TargetsRecipe
+    store: EmbeddingStore
+    segments: int
+    steps: int
+    family: Family = field(init=False)
+
+    def __post_init__(self) -> None:
+        """With the scheduler that takes so many steps."""
+        self.family = family_named(self.recipe.family)
+        self.pipeline.scheduler = scheduler_of(self.recipe, self.segments * self.steps)
+
+    @classmethod
+    def load(
+        cls,
+        teacher: Teacher,
+        recipe: TargetsRecipe,
+        store: EmbeddingStore,
+        segments: int,
+        steps: int | None,
+        device: torch.device,
+    ) -> Self:
+        """Load the teacher that the targets were made with, without its text encoders.
+
+        Args:
+            teacher: the section of the configuration.
+            recipe: of the targets.
+            store: embeddings of the prompts.
+            segments: the student's steps.
+            steps: that the teacher takes in a segment; None: all of its own.
+            device: for the teacher.
+
+        Raises:
+            ValueError: the teacher is not that of the targets, or it has no such steps.
+        """
+        folder = find_teacher(teacher)
+        if teacher_hash(teacher, folder) != recipe.teacher:
+            raise ValueError(
+                f"the teacher in {folder.path} is not the one that the targets were made with: "
+                "restore it, or make the targets again"
+            )
+        steps = check_steps(recipe.steps, segments, steps)
+        # With the VAE, which stock calls ask for the size of latents.
+        absent = folder.family.text_components
+        pipeline = load_exact_teacher(teacher, folder, device, absent)
+        return cls(pipeline, recipe, store, segments, steps)
+
+    def advance(
+        self, states: torch.Tensor, segment: int, prompt_rows: Sequence[int]
+    ) -> torch.Tensor:
+        """The states (b, *latent) float32 at the end of a segment, from those at its beginning.
+
+        Args:
+            states: (b, *latent) float32, the scheduler's own, with their scale.
+            segment: of the student, the same for all.
+            prompt_rows: b rows of the prompt table.
+        """
+        recipe, scheduler = self.recipe, self.pipeline.scheduler
+        num_steps = self.segments * self.steps
+        self.family.set_timesteps(scheduler, num_steps, recipe.latent_shape)
+        scale = float(getattr(scheduler, "init_noise_sigma", 1.0))
+        length = recipe.max_sequence_length
+        request = Request(
+            seeds=(),
+            conditioning=self.family.pad([self.store.row(row) for row in prompt_rows], length),
+            negative=self.family.pad([self.store.negative_row(row) for row in prompt_rows], length),
+            steps=num_steps,
+            setting=Setting(
+                recipe.height, recipe.width, recipe.guidance_scale, recipe.guidance_scale_2
+            ),
+            decode=False,
+            dtype=torch.float32,
+            latents=states / scale,
+        )
+        first = segment * self.steps
+        with (
+            walking(scheduler, first, first + self.steps),
+            record(scheduler, (self.steps,)) as trajectory,
+        ):
+            self.family.generate(self.pipeline, request)
+        return trajectory.states[self.steps]
+
+
+def check_steps(teacher_steps: int, segments: int, steps: int | None) -> int:
+    """How many steps the teacher takes in each of the student's segments.
+
+    Raises ValueError for a number that does not divide those it has there.
+    """
+    most = teacher_steps // segments
+    if steps is None:
+        return most
+    if most % steps:
+        allowed = [count for count in range(1, most + 1) if most % count == 0]
+        raise ValueError(
+            f"training.online_steps is {steps}, and the teacher has {most} steps in each of the "
+            f"student's {segments}: use {' or '.join(map(str, allowed))}, or null for all"
+        )
+    return steps
+
+
+def scheduler_of(recipe: TargetsRecipe, steps: int) -> Scheduler:
+    """The teacher's own scheduler if it takes all its steps, else one of first order."""
+    config = dict(recipe.scheduler)
+    scheduler = make_scheduler(config.pop("class"), config)
+    if steps == recipe.steps:
+        return scheduler
+    family = family_named(recipe.family)
+    return few_step_scheduler(family, scheduler, recipe.steps, steps, recipe.latent_shape)
