@@ -16,7 +16,8 @@ from distillery.model_folder import load_denoiser
 from distillery.schedule import Schedule, from_prediction
 from distillery.stages.plan import plan_work
 from distillery.store.chunks import chunk_folder
-from distillery.training.data import Batches, Order, SegmentDataset
+from distillery.training.batches import Batches, Order
+from distillery.training.data import SegmentDataset
 from distillery.training.distributed import RankInfo
 from distillery.training.health import START_LIMIT_S
 from distillery.training.microbatch import MicroBatches, accumulate_what_fits

@@ -18,6 +18,8 @@ from distillery.config.section import (
 
 Objective = Literal["segment", "direct", "reflow", "prediction"]
 Parallel = Literal["auto", "ddp", "fsdp"]
+TargetsFrom = Literal["stored", "online"]
+TeacherResidence = Literal["every_rank", "one_rank"]
 Loss = Literal["mse", "huber", "pseudo_huber"]
 TimestepWeights = (
     Literal["uniform", "min_snr"]
@@ -39,6 +41,30 @@ class Training(Section):
         "knot. direct: land on its clean end, from every knot. reflow: follow the straight line "
         "from its noise to its clean end. prediction: give the teacher's guided prediction "
         "(guidance distillation), for a student of many small steps; needs targets.predictions",
+    )
+    targets: TargetsFrom = Field(
+        "stored",
+        description="where targets come from. stored: the teacher's trajectories. online: the "
+        "student walks from the stored noise by its own steps, and a teacher beside it says where "
+        "to go from there, which costs its steps in every update",
+    )
+    finish_samples: Count | None = Field(
+        None,
+        description="how many of num_samples, before the rollouts, have online targets; null: "
+        "all. Needs targets: online",
+    )
+    online_steps: Count | None = Field(
+        None,
+        description="steps of the teacher from a visited state to the next knot, of first order; "
+        "null: all that it has there, with its own solver. Needs targets: online",
+    )
+    teacher_residence: Annotated[TeacherResidence, NoResult] = Field(
+        "every_rank",
+        description="where the teacher of online targets is. every_rank: each process has its own "
+        "beside the student. one_rank: one process has it and answers all, which then wait",
+    )
+    teacher_rank: Annotated[CountOrNone, NoResult] = Field(
+        0, description="the process that has the teacher with teacher_residence: one_rank"
     )
     loss: Loss = Field("mse", description="loss of a prediction against its target")
     huber_width: Positive = Field(
@@ -161,8 +187,50 @@ class Training(Section):
                 f"{self.num_samples}: the rate would never rise; use a tenth of it or less"
             )
         self._check_rollout()
+        self._check_online()
         self._check_weights()
         return self
+
+    @property
+    def online_samples(self) -> int:
+        """How many samples have online targets."""
+        if self.targets == "stored":
+            return 0
+        most = self.num_samples - self.rollout_samples
+        return most if self.finish_samples is None else self.finish_samples
+
+    def _check_online(self) -> None:
+        if self.targets == "stored":
+            for key in ("finish_samples", "online_steps"):
+                if getattr(self, key) is not None:
+                    raise ValueError(
+                        f"training.{key} is {getattr(self, key)} and training.targets is stored: "
+                        "no teacher is asked; set training.targets: online, or leave it out"
+                    )
+            return
+        if self.objective != "segment":
+            raise ValueError(
+                f"training.objective is {self.objective!r} and training.targets is online: the "
+                "teacher is asked for the next knot; use segment, or stored targets"
+            )
+        if self.parallel == "fsdp":
+            raise ValueError(
+                "training.parallel is fsdp and training.targets is online: ranks walk different "
+                "numbers of steps, and a sharded student needs all for each; use ddp"
+            )
+        if self.finish_samples is not None:
+            check_multiple(
+                "training.finish_samples",
+                self.finish_samples,
+                "training.global_batch_size",
+                self.global_batch_size,
+            )
+        most = self.num_samples - self.rollout_samples
+        if self.online_samples > most:
+            raise ValueError(
+                f"training.finish_samples is {self.finish_samples}, and {most} of "
+                f"training.num_samples are no rollouts: use {most} or fewer"
+            )
 
     def _check_rollout(self) -> None:
         if self.rollout_samples > self.num_samples:

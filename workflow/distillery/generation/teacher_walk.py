@@ -1,4 +1,4 @@
-"""Ask the teacher where it goes from a state: a part of its trajectory, walked by the stock call."""
+"""Ask the teacher where it goes from a state: a part of a trajectory, walked by the stock call."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

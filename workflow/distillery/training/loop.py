@@ -15,7 +15,8 @@ from distillery.store.tables import write_table
 from distillery.student.info import read_student_info
 from distillery.student.lora import save_trained
 from distillery.training import checkpoint, distributed, parallel
-from distillery.training.data import next_timed, rows
+from distillery.training.batches import next_timed
+from distillery.training.data import rows
 from distillery.training.execution import supports_checkpointing
 from distillery.training.health import START_LIMIT_S
 from distillery.training.log import ProgressLog
@@ -25,6 +26,7 @@ from distillery.training.run import Paths, PreviewPaths, Run
 from distillery.training.saving import Saver
 from distillery.training.update import (
     TrainingState,
+    add_targets,
     backward,
     check_finite,
     learning_rate_at,
@@ -116,6 +118,7 @@ def loop(state: TrainingState, run: Run, previews: PreviewPaths | None = None) -
         while state.samples_seen < training.num_samples:
             batch, waiting_s = next_timed(batches)
             cut = micro_batches[batch.is_rollout]
+            batch = add_targets(batch, state, cut.size, run)
             if cut is not arranged_for:
                 set_checkpointing(state.denoiser, cut.checkpointing)
                 arranged_for = cut

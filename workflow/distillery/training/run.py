@@ -14,10 +14,15 @@ from distillery.store.recipes import TrainingRecipe
 from distillery.teacher.folder import find_teacher
 from distillery.telemetry import Reporter
 from distillery.training import distributed
-from distillery.training.data import Batches, SegmentDataset, TargetSource
+from distillery.training.batches import Batches
+from distillery.training.data import SegmentDataset, TargetSource
 from distillery.training.distributed import RankInfo
 from distillery.training.health import StopRequest, Watchdog
 from distillery.training.objectives import PerceptualLoss, load_perceptual
+from distillery.training.online import OnlineDataset, load_target_teacher
+
+OF_ONLINE = ("targets", "finish_samples", "online_steps")
+"""Settings of online targets."""
 
 
 @dataclass(frozen=True)
@@ -119,16 +124,19 @@ def prepare(
     """
     # Hashing embeddings and a large student takes seconds; one process does it for all.
     dataset = open_dataset(job, paths, verify=ranks.is_main)
+    batches = Batches(dataset, job.training, job.seed, ranks)
     initial = hash_model(paths.student) if ranks.is_main else ""
     recipe = training_recipe(job, dataset, distributed.from_main(initial, device))
     reporter.info(
         f"training recipe {recipe.hash[:12]}: {dataset.num_items} items, {ranks.world_size} "
         f"processes, objective {job.training.objective}"
     )
+    if isinstance(dataset, OnlineDataset):
+        dataset.teacher = load_target_teacher(job, dataset, batches, device, watchdog)
     return Run(
         training=job.training,
         dataset=dataset,
-        batches=Batches(dataset, job.training, job.seed, ranks),
+        batches=batches,
         perceptual=_perceptual(job, dataset, device),
         ranks=ranks,
         device=device,
@@ -143,7 +151,8 @@ def prepare(
 
 def open_dataset(job: TrainingJob, inputs: Inputs, verify: bool = True) -> TargetSource:
     """What a training learns from; see `SegmentDataset` for arguments and errors."""
-    return SegmentDataset(
+    source = OnlineDataset if job.training.targets == "online" else SegmentDataset
+    return source(
         inputs.targets,
         inputs.embeddings,
         inputs.prompts,
@@ -169,6 +178,8 @@ def training_recipe(job: TrainingJob, dataset: TargetSource, initial: str) -> Tr
     Settings that change no weight are not in it: a training may be resumed with others.
     """
     settings = job.training.model_dump(mode="json", exclude=set(without_result(Training)))
+    if job.training.targets == "stored":  # as in recipes from before there was a choice
+        settings = {name: value for name, value in settings.items() if name not in OF_ONLINE}
     return TrainingRecipe(
         kind="training",
         version=job.version,

@@ -173,6 +173,27 @@ class LocalUpdate:
     losses: torch.Tensor
 
 
+def add_targets(batch: Batch, state: TrainingState, size: int, run: Run) -> Batch:
+    """This rank's batch with its targets, if they are not stored; see `online`.
+
+    Args:
+        batch: of one update.
+        state: whose student walks; its whole weights are on the device.
+        size: samples that the student may take at once.
+        run: settings and device.
+    """
+    if not batch.is_online:
+        return batch
+
+    def student(part: Batch) -> torch.Tensor:
+        with inspecting(state.denoiser, run.device, torch_dtype(run.training.dtype)):
+            return predict(state.denoiser, part, run)
+
+    run.watchdog.heartbeat("states that the student visits", joint=True)
+    with torch.no_grad():
+        return run.dataset.with_targets(batch.to(run.device), student, size)
+
+
 def accumulate_gradients(
     model: torch.nn.Module, micro_batches: list[Batch], run: Run
 ) -> LocalUpdate:

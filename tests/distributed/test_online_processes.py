@@ -1,0 +1,73 @@
+"""Online targets on several processes: each rank's own, wherever the teacher is."""
+
+import processes
+import pytest
+from trainings import assert_same_training, log_of, saved
+
+import tiny
+from distillery.config.jobs import TrainingJob
+from distillery.files import read_json, write_json
+from distillery.stages.student import build_student
+from runs import make_run
+
+TRAINING = {
+    "num_samples": 64, "global_batch_size": 8, "targets": "online", "finish_samples": 48,
+    "learning_rate": 1e-3, "tf32": False, "log_every_samples": 8, "save_every_samples": 16,
+    "timeout_s": 60,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def ready(tmp_path_factory, teacher):
+    """A run whose prompts have different lengths, ready to train."""
+    run = make_run(
+        tmp_path_factory.mktemp("online"),
+        teacher,
+        targets={"steps": 8, "num_segments": 4},
+        student={"steps": 4},
+        training=TRAINING,
+    )
+    run.encode("train")
+    run.all_targets()
+    build_student(run.job("training", TrainingJob), run.files.student("initial"))
+    return run.folder
+
+
+def train(ready, output, num_processes, faults=None, **settings):
+    write_json(output / "config/training.json", read_json(ready / "config/training.json"))
+    runtime = read_json(ready / "config/runtime.json")
+    runtime["training"] |= settings
+    write_json(output / "config/runtime.json", runtime)
+    return processes.run(num_processes, tiny.train_arguments(ready, output), faults)
+
+
+@pytest.fixture(scope="module")
+def alone(ready, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("alone")
+    assert train(ready, folder, 1) == [0], log_of(folder)[-2000:]
+    return folder
+
+
+OF_LAST = {"teacher_residence": "one_rank", "teacher_rank": 1}
+
+
+# 3 processes share a batch of 8 as 3, 3 and 2.
+@pytest.mark.parametrize(
+    ("num_processes", "settings"),
+    [(2, {}), (2, OF_LAST), (3, {"teacher_residence": "one_rank"}), (4, OF_LAST)],
+)
+def test_many_processes_learn_what_one_does(ready, alone, tmp_path, num_processes, settings):
+    assert train(ready, tmp_path, num_processes, **settings) == [0] * num_processes, log_of(
+        tmp_path
+    )[-2000:]
+    assert_same_training(tmp_path, alone, rtol=1e-4, atol=2e-5)
+
+
+def test_a_finish_resumes_with_another_number_of_processes(ready, alone, tmp_path):
+    """Killed in the online phase with two processes, whose one teacher dies with them."""
+    settings = {"teacher_residence": "one_rank"}
+    assert 0 not in train(ready, tmp_path, 2, {0: "kill:7"}, **settings)
+    assert saved(tmp_path)
+    assert train(ready, tmp_path, 1) == [0]
+    assert "resumes from" in log_of(tmp_path)
+    assert_same_training(tmp_path, alone, rtol=1e-4, atol=2e-5)

@@ -1,0 +1,219 @@
+"""Online targets: the student walks by its own steps, the teacher says where to go from there."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from distillery.config.jobs import TrainingJob
+from distillery.config.training import Training
+from distillery.generation.teacher_walk import check_steps
+from distillery.schedule import add_noise, from_prediction
+from distillery.stages.student import build_student
+from distillery.training.batches import Batches
+from distillery.training.data import Batch, SegmentDataset, rows
+from distillery.training.distributed import RankInfo
+from distillery.training.health import Watchdog
+from distillery.training.online import OnlineDataset, OwnTeacher, load_target_teacher
+from distillery.training.run import training_recipe
+from families.sdxl import CASE as SDXL
+from runs import CPU, Run, make_run
+
+STEPS = 4
+TRAINING = {"num_samples": 32, "global_batch_size": 8, "targets": "online", "learning_rate": 1e-3}
+
+
+EULER_FLOW = {"class": "FlowMatchEulerDiscreteScheduler", "shift": 3.0}
+
+
+@pytest.fixture(scope="module", params=["wan", "sdxl"])
+def run(request: Any, tmp_path_factory: pytest.TempPathFactory, teacher: Path) -> Run:
+    """Teachers of first order; SDXL's states have a scale."""
+    folder = tmp_path_factory.mktemp("online")
+    section: dict[str, Any] = {"scheduler": EULER_FLOW}
+    if request.param == "sdxl":
+        SDXL.make(folder / "teacher")
+        teacher, section = folder / "teacher", {"max_sequence_length": SDXL.max_tokens}
+    made = make_run(
+        folder,
+        teacher,
+        teacher=section,
+        targets={"steps": 8, "num_segments": STEPS, "samples_per_prompt": 2},
+        student={"steps": STEPS},
+        training=TRAINING,
+    )
+    made.encode("train")
+    made.all_targets()
+    build_student(made.job("training", TrainingJob), made.files.student("initial"))
+    return made
+
+
+def dataset_of(run: Run, kind: type[SegmentDataset] = OnlineDataset) -> Any:
+    files = run.files
+    return kind(files.targets, files.embeddings("train"), files.prompts("train"), STEPS)
+
+
+@pytest.fixture(scope="module")
+def dataset(run: Run) -> OnlineDataset:
+    found: OnlineDataset = dataset_of(run)
+    job = run.job("training", TrainingJob)
+    batches = Batches(found, job.training, 0, RankInfo())
+    found.teacher = load_target_teacher(job, found, batches, CPU, Watchdog(0, 0))
+    return found
+
+
+def test_a_student_that_follows_the_teacher_gets_the_stored_targets(
+    run: Run, dataset: OnlineDataset
+) -> None:
+    """Its steps are then the secants, so it stands on the teacher's states. First-order teacher."""
+    stored = dataset_of(run, SegmentDataset)
+    items = list(range(3 * STEPS))
+    expected = stored.__getitems__(items)
+
+    def perfect(batch: Batch) -> torch.Tensor:
+        step = dataset.grid.timesteps.index(float(batch.timestep[0]))
+        own = [item - dataset.first_online for item in batch.items]
+        return stored.__getitems__([item // STEPS * STEPS + step for item in own]).target
+
+    online = dataset.__getitems__([dataset.first_online + item for item in items])
+    assert online.is_online
+    assert not expected.is_online
+    found = dataset.with_targets(online, perfect, size=5)
+    torch.testing.assert_close(found.noisy, expected.noisy, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found.target, expected.target, rtol=1e-3, atol=1e-3)
+    assert found.timestep.equal(expected.timestep)
+    assert found.weight.equal(expected.weight)
+
+
+def test_another_student_stands_elsewhere_and_the_target_leads_on_from_there(
+    dataset: OnlineDataset,
+) -> None:
+    items = [dataset.first_online + item for item in range(STEPS)]
+
+    def lost(batch: Batch) -> torch.Tensor:
+        return 0.3 * batch.noisy
+
+    online = dataset.__getitems__(items)
+    found = dataset.with_targets(online, lost, size=8)
+    assert found.noisy[0].equal(online.noisy[0]), "the first step begins at the noise"
+    grid, kind = dataset.grid, dataset.recipe.prediction_type
+    noisy = online.noisy[:1]
+    for step in range(STEPS):
+        torch.testing.assert_close(found.noisy[step], noisy[0], rtol=1e-5, atol=1e-5)
+        level = (torch.tensor(grid.alphas[step]), torch.tensor(grid.sigmas[step]))
+        beyond = (torch.tensor(grid.alphas[step + 1]), torch.tensor(grid.sigmas[step + 1]))
+        clean, noise = from_prediction(kind, found.target[step : step + 1], noisy, *level)
+        row = dataset._trajectories.prompt_row(0)
+        ends = dataset.teacher.walk.advance(noisy * grid.scales[step], step, [row])  # type: ignore[attr-defined]
+        landed = add_noise(clean, noise, *beyond) * grid.scales[step + 1]
+        torch.testing.assert_close(landed, ends, rtol=1e-4, atol=1e-4)
+        clean, noise = from_prediction(kind, 0.3 * noisy, noisy, *level)
+        noisy = add_noise(clean, noise, *beyond)
+
+
+class Recording:
+    """A teacher that adds each row's number, and notes what it was called with."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, list[int]]] = []
+
+    def advance(self, states: torch.Tensor, segment: int, rows: Sequence[int]) -> torch.Tensor:
+        self.calls.append((segment, list(rows)))
+        return states + torch.tensor(rows).view(-1, 1) + 100 * segment
+
+
+def test_each_state_gets_the_answer_of_its_own_prompt_and_segment() -> None:
+    walk = Recording()
+    states, segments, prompts = torch.arange(5.0).view(-1, 1), [1, 0, 1, 1, 0], [7, 8, 9, 7, 6]
+    ends = OwnTeacher(walk, 2).advance(states, segments, prompts)  # type: ignore[arg-type]
+    assert ends.flatten().tolist() == [107, 9, 111, 110, 10]
+    assert walk.calls == [(0, [8, 6]), (1, [7, 9]), (1, [7])]
+
+
+def test_a_finish_goes_on_in_the_stream_and_rollouts_follow(dataset: OnlineDataset) -> None:
+    training = Training(
+        num_samples=40, global_batch_size=8, targets="online", finish_samples=16, rollout_samples=8
+    )
+    ranks = RankInfo()
+    updates = list(Batches(dataset, training, 0, ranks).positions(0))
+    all_stored = Training(num_samples=40, global_batch_size=8)
+    stored = list(Batches(dataset, all_stored, 0, ranks).positions(0))
+    assert updates[:2] == stored[:2]
+    first = dataset.first_online
+    assert updates[2:4] == [[first + item for item in batch] for batch in stored[2:4]]
+    assert all(dataset.first_rollout <= item < first for item in updates[4])
+    assert "(online)" in dataset.name(updates[2][0])
+    assert dataset.sample(updates[2][0]) == dataset.sample(stored[2][0])
+
+
+def test_parts_of_a_batch_stay_online(dataset: OnlineDataset) -> None:
+    batch = dataset.__getitems__([dataset.first_online + item for item in (5, 2, 7)])
+    part = rows(batch, [2, 0])
+    assert part.is_online
+    assert part.items == [batch.items[2], batch.items[0]]
+    assert part.noisy.equal(batch.noisy[[2, 0]])
+
+
+def test_the_student_learns_by_it(run: Run) -> None:
+    """To the end, from a student that walks as it is at each update."""
+    found = run.train_and_export()
+    assert (found / "model_index.json").is_file()
+
+
+def test_stored_recipes_are_those_of_before(dataset: OnlineDataset, run: Run) -> None:
+    job = run.job("training", TrainingJob)
+    plain = Training(num_samples=32, global_batch_size=8)
+    stored = training_recipe(job.model_copy(update={"training": plain}), dataset, "x")
+    assert not {"targets", "finish_samples", "online_steps"} & stored.training.keys()
+    online = [
+        training_recipe(job.model_copy(update={"training": training}), dataset, "x").hash
+        for training in (
+            plain.model_copy(update={"targets": "online"}),
+            plain.model_copy(update={"targets": "online", "finish_samples": 8}),
+            plain.model_copy(update={"targets": "online", "online_steps": 1}),
+        )
+    ]
+    assert len({stored.hash, *online}) == 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"finish_samples": 8}, "training.finish_samples is 8 and training.targets is stored"),
+        ({"online_steps": 2}, "training.online_steps is 2 and training.targets is stored"),
+        ({"targets": "online", "objective": "direct"}, "use segment, or stored targets"),
+        ({"targets": "online", "parallel": "fsdp"}, "a sharded student needs all for each"),
+        ({"targets": "online", "finish_samples": 12}, "12 must be a multiple of 8"),
+        ({"targets": "online", "finish_samples": 40}, "use 32 or fewer"),
+        (
+            {"targets": "online", "finish_samples": 32, "rollout_samples": 8},
+            "24 of training.num_samples are no rollouts: use 24 or fewer",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Training(num_samples=32, global_batch_size=8, **settings)
+
+
+def test_steps_that_the_teacher_has_not_are_refused() -> None:
+    assert check_steps(24, 4, None) == 6
+    assert check_steps(24, 4, 3) == 3
+    with pytest.raises(ValueError, match="use 1 or 2 or 3 or 6, or null for all"):
+        check_steps(24, 4, 4)
+
+
+def test_another_teacher_is_refused(run: Run, dataset: OnlineDataset) -> None:
+    job = run.job("training", TrainingJob)
+    dataset = replace_recipe(dataset_of(run), teacher="0" * 64)
+    batches = Batches(dataset, job.training, 0, RankInfo())
+    with pytest.raises(ValueError, match="is not the one that the targets were made with"):
+        load_target_teacher(job, dataset, batches, CPU, Watchdog(0, 0))
+
+
+def replace_recipe(dataset: OnlineDataset, **changes: Any) -> OnlineDataset:
+    dataset.recipe = dataset.recipe.model_copy(update=changes)
+    return dataset

@@ -1,0 +1,172 @@
+"""In which order a training takes its items, and how a process reads its part of each update.
+
+Epochs follow one another without an end, each a permutation of all items, and global batch i is the
+items [i * G, (i + 1) * G) of that stream, for any number of processes and any micro-batch.
+"""
+
+import hashlib
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from distillery.config.training import Training, check_batch_size
+from distillery.store.shards import balanced_range
+from distillery.training.data import Batch, TargetSource
+from distillery.training.distributed import RankInfo
+from distillery.training.health import SIGNALS
+
+NUM_CUDA_WORKERS = 2
+"""Processes that read ahead for one GPU. None on a CPU, which they would take time from."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """The endless stream of items.
+
+    An epoch's permutation is `torch.randperm` with a generator seeded by (seed, epoch): nothing is
+    carried from one epoch to the next, so any position is found at once. It takes 8 bytes per item;
+    100 million items are 0.8 GB and some seconds an epoch, in each process.
+    """
+
+    num_items: int
+    seed: int
+
+    def items(self, start: int, stop: int) -> list[int]:
+        """The items at the positions [start, stop) of the stream."""
+        items: list[int] = []
+        while start < stop:
+            epoch, first = divmod(start, self.num_items)
+            count = min(stop - start, self.num_items - first)
+            items += _permutation(self.num_items, self.seed, epoch)[first : first + count].tolist()
+            start += count
+        return items
+
+
+@lru_cache(maxsize=2)
+def _permutation(num_items: int, seed: int, epoch: int) -> torch.Tensor:
+    """One epoch's order; a batch may lie in two epochs, so two are kept."""
+    digest = hashlib.sha256(f"order\n{seed}\n{epoch}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+    return torch.randperm(num_items, generator=generator)
+
+
+@dataclass(frozen=True)
+class Batches:
+    """What one process learns from in each update.
+
+    Attributes:
+        dataset: where they come from.
+        training: sizes.
+        seed: of the order.
+        ranks: which part of each global batch is this process's.
+    """
+
+    dataset: TargetSource
+    training: Training
+    seed: int
+    ranks: RankInfo
+
+    def __post_init__(self) -> None:
+        """Every process must have something to do in every update."""
+        check_batch_size(self.training, self.ranks.world_size)
+
+    @property
+    def local_range(self) -> range:
+        """This process's contiguous part of a global batch; parts differ by one item at most."""
+        return balanced_range(
+            self.training.global_batch_size, self.ranks.rank, self.ranks.world_size
+        )
+
+    @property
+    def largest_local_batch(self) -> int:
+        """Samples per update of the process that has most of them."""
+        return -(-self.training.global_batch_size // self.ranks.world_size)
+
+    @property
+    def rollouts_begin(self) -> int:
+        """Samples seen before the first rollout."""
+        return self.training.num_samples - self.training.rollout_samples
+
+    @property
+    def online_begins(self) -> int:
+        """Samples seen before the first online target, which rollouts may follow."""
+        return self.rollouts_begin - self.training.online_samples
+
+    def sizes(self) -> list[int]:
+        """Samples of each rank in an update."""
+        total, ranks = self.training.global_batch_size, self.ranks.world_size
+        return [len(balanced_range(total, rank, ranks)) for rank in range(ranks)]
+
+    def positions(self, samples_seen: int) -> Iterator[list[int]]:
+        """The items of this process in each update from a position on, to the training's end."""
+        for start in range(
+            samples_seen, self.training.num_samples, self.training.global_batch_size
+        ):
+            yield self._items(start + self.local_range.start, start + self.local_range.stop)
+
+    def _items(self, start: int, stop: int) -> list[int]:
+        """The items at the positions [start, stop), which lie in one phase.
+
+        Online items are the next ones of the stream. Rollouts are whole trajectories, in an order
+        of their own that begins with the phase.
+        """
+        dataset, begin = self.dataset, self.rollouts_begin
+        if start < begin:
+            items = Order(dataset.num_items, self.seed).items(start, stop)
+            first = dataset.first_online if start >= self.online_begins else 0
+            return [first + item for item in items]
+        order = Order(dataset.num_trajectories, self.seed)
+        trajectories = order.items(start - begin, stop - begin)
+        return [dataset.first_rollout + trajectory for trajectory in trajectories]
+
+    def read(self, samples_seen: int, device: torch.device) -> Iterator[Batch]:
+        """This process's part of each global batch; on CUDA read ahead by other processes.
+
+        Micro-batches are cut from it later, so their size may change while others read ahead.
+        """
+        on_cuda = device.type == "cuda"
+        loader = DataLoader(
+            self.dataset,
+            batch_sampler=self.positions(samples_seen),
+            num_workers=NUM_CUDA_WORKERS if on_cuda else 0,
+            pin_memory=on_cuda,
+            collate_fn=_as_it_is,
+            # Forked, so that the memory maps are shared; workers never touch CUDA.
+            multiprocessing_context="fork" if on_cuda else None,
+        )
+        with signals_blocked():
+            return iter(loader)
+
+
+@contextmanager
+def signals_blocked() -> Iterator[None]:
+    """Keep the signals to stop away from processes that are started in here.
+
+    torchrun, SLURM and a terminal signal whole groups of processes. PyTorch's workers would die of
+    SIGTERM, and their death is an error of the training, which could then not save. Blocked signals
+    are inherited, so there is no moment at which a worker is not yet safe.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _as_it_is(batch: Any) -> Any:
+    """The dataset already returns whole batches, which PyTorch's types do not foresee."""
+    return batch
+
+
+def next_timed(batches: Iterator[Batch]) -> tuple[Batch, float]:
+    """The next local batch, and the seconds that were waited for it."""
+    begin_s = time.perf_counter()
+    batch = next(batches)
+    return batch, time.perf_counter() - begin_s
