@@ -151,3 +151,12 @@ def test_the_scales_of_two_networks_are_a_pair(
     sampling = jobs["samples-teacher"]["sampling"]
     assert (sampling["guidance_scale"], sampling["guidance_scale_2"]) == resolved
     assert jobs["samples-student"]["sampling"]["guidance_scale_2"] is None
+
+
+def test_how_the_teacher_runs_is_of_a_training_with_online_targets_alone() -> None:
+    teacher = {"teacher__attention": "native", "teacher__offload": "model"}
+    stored = frozen(changed(**teacher))["training"]["teacher"]
+    assert (stored["attention"], stored["offload"]) == (None, "none")
+    online = frozen(changed(**teacher, training__targets="online"))["training"]["teacher"]
+    assert online["attention"] == "native"
+    assert "offload" not in online, "it changes no result: runtime.json has it"

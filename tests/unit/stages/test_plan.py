@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from distillery.config.run import parse_config
-from distillery.stages.plan import check_steps, main, make_plan, summary
+from distillery.stages.plan import check_all_steps, main, make_plan, summary
 from distillery.teacher.folder import PipelineFolder
 from runs import make_run, settings
 from tiny import tiny_prompts
@@ -146,7 +146,7 @@ def test_more_steps_than_the_scheduler_has(
 
 def test_as_many_steps_as_the_scheduler_has_are_not_refused(teacher: Path, tmp_path: Path) -> None:
     config = parse_config(settings(tmp_path, teacher, targets={"steps": 1000}), "tiny")
-    check_steps(config, PipelineFolder(teacher))
+    check_all_steps(config, PipelineFolder(teacher))
 
 
 def test_layers_that_the_teacher_lacks(teacher: Path, tmp_path: Path) -> None:
@@ -266,6 +266,36 @@ def test_guidance_alone_is_not_taken_for_fewer_steps(teacher: Path, tmp_path: Pa
         student={"steps": 4},
     )
     assert not any("without guidance" in line for line in many["advice"])
+
+
+def test_the_teacher_of_online_targets_is_told(teacher: Path, tmp_path: Path) -> None:
+    without = plan(tmp_path, teacher)
+    assert without["training"]["teacher_bytes"] == 0
+    assert "online" not in summary(without)
+    beside = plan(tmp_path, teacher, training={"targets": "online"})
+    parameters = beside["teacher"]["parameters"]
+    expected = 4 * (parameters["transformer"] + parameters["vae"])
+    assert beside["training"]["teacher_bytes"] == expected
+    assert re.search(r"teacher of online targets \d+\.\d [KM]iB more where it is", summary(beside))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"training": {"online_steps": 3}}, "use 1 or 2, or null for all"),
+        (
+            {"training": {"teacher_residence": "one_rank", "teacher_rank": 9}},
+            r"training.teacher_rank is 9 and there are \d processes: use a number up to",
+        ),
+        ({"teacher": {"num_gpus": 2}}, "the teacher must fit beside a student"),
+    ],
+)
+def test_online_targets_that_cannot_be_made_are_refused(
+    teacher: Path, tmp_path: Path, changes: dict[str, dict[str, Any]], message: str
+) -> None:
+    training = {"targets": "online"} | changes.get("training", {})
+    with pytest.raises(ValueError, match=message):
+        plan(tmp_path, teacher, **changes | {"training": training})
 
 
 def test_the_vae_beside_the_student_is_told(teacher: Path, tmp_path: Path) -> None:

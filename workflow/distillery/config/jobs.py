@@ -166,7 +166,8 @@ WITHOUT_TEACHER: dict[str, dict[str, Any]] = {
     "export": NOT_OF_WEIGHTS,
     "previews": NOT_OF_WEIGHTS,
 }
-"""Stages that take the teacher's weights and never run it, to the settings that they ignore."""
+"""Stages that take the teacher's weights and never run it, to the settings that they ignore. A
+training with online targets runs it."""
 RUNTIME = "runtime"
 RUNTIME_SECTIONS = ("teacher", "training")
 """Sections with settings that change no result; see `section.NoResult`."""
@@ -184,9 +185,15 @@ def freeze(config: RunConfig, stage: str) -> dict[str, Any]:
     if stage == "run":
         return job.model_dump(mode="json")
     left_out = _runtime(job)
-    if stage in WITHOUT_TEACHER:
-        left_out.pop("teacher")
+    if not _runs_teacher(config, stage):
+        left_out.pop("teacher", None)
     return job.model_dump(mode="json", exclude=left_out)
+
+
+def _runs_teacher(config: RunConfig, stage: str) -> bool:
+    """Whether how the teacher runs can matter to a stage."""
+    is_online = isinstance(config, Config) and config.training.targets == "online"
+    return stage not in WITHOUT_TEACHER or (stage == "training" and is_online)
 
 
 def _runtime(sections: Section) -> dict[str, set[str]]:
@@ -213,7 +220,7 @@ def _job(config: RunConfig, stage: str) -> Section:
         job = config
     elif stage in JOBS and _sections(stage) <= set(type(config).model_fields):
         sections = {name: getattr(config, name) for name in _sections(stage)}
-        if stage in WITHOUT_TEACHER:
+        if not _runs_teacher(config, stage):
             sections["teacher"] = config.teacher.model_copy(update=WITHOUT_TEACHER[stage])
         job = JOBS[stage](**sections)
     else:

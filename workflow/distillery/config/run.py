@@ -359,6 +359,12 @@ class Config(RunConfig):
                 "is loaded during the training, so its predictions must be stored; set "
                 "targets.predictions: true (the targets are made again), or use another objective"
             )
+        if self.training.targets == "online" and self.teacher.num_gpus > 1:
+            raise ValueError(
+                f"teacher.num_gpus is {self.teacher.num_gpus} and training.targets is online: the "
+                "other GPUs have ranks of their own, so the teacher must fit beside a student; set "
+                "teacher.num_gpus: 1, or training.targets: stored"
+            )
         if self.evaluation.reference not in self.samples.models:
             raise ValueError(
                 f"evaluation.reference is {self.evaluation.reference!r}: it must be one of "

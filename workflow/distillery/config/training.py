@@ -265,6 +265,16 @@ def check_batch_size(training: Training, num_processes: int) -> None:
         )
 
 
+def check_teacher_rank(training: Training, num_processes: int) -> None:
+    """Raise ValueError where no process has the number of the one with the teacher."""
+    is_of_one = training.targets == "online" and training.teacher_residence == "one_rank"
+    if is_of_one and training.teacher_rank >= num_processes:
+        raise ValueError(
+            f"training.teacher_rank is {training.teacher_rank} and there are {num_processes} "
+            f"processes: use a number up to {num_processes - 1}"
+        )
+
+
 def check_num_weights(weights: TimestepWeights, steps: int) -> None:
     """Raise ValueError where listed weights are not one for each of the student's `steps`."""
     if not isinstance(weights, str) and len(weights) != steps:

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from distillery.config.run import Config
-from distillery.config.training import Training, check_batch_size
+from distillery.config.training import Training, check_batch_size, check_teacher_rank
 from distillery.files import readable
 from distillery.planning.gpus import Gpus
 from distillery.student.info import StudentInfo
@@ -27,6 +27,7 @@ def plan_training(
     denoiser_class: type,
     gpus: Gpus,
     vae_bytes: int,
+    teacher_bytes: int = 0,
 ) -> dict[str, Any]:
     """What a training on the planned GPUs does, one process each, or on a CPU.
 
@@ -36,10 +37,11 @@ def plan_training(
         denoiser_class: of Diffusers.
         gpus: that it will get.
         vae_bytes: of weights that previews and the perceptual loss hold beside the student.
+        teacher_bytes: of the weights that online targets hold beside it; 0 with stored ones.
 
     Raises:
-        ValueError: gradient checkpointing of a network that does not offer it, or previews of a
-            sharded student.
+        ValueError: gradient checkpointing of a network that does not offer it, or previews or
+            online targets of a sharded student.
     """
     machine = Machine(
         gpus.count or config.hardware.cpu_processes, gpus.memory_bytes, gpus.capability
@@ -53,6 +55,8 @@ def plan_training(
         supports_checkpointing(denoiser_class),
     )
     check_previews(config, execution)
+    check_online(config.training, execution)
+    check_teacher_rank(config.training, machine.world_size)
     choices = list_choices(config.training, execution, machine)
     if gpus.is_unknown:  # the rest follows from the memory
         choices = [("processes", str(gpus.count), "one per GPU")]
@@ -60,6 +64,7 @@ def plan_training(
         "machine": asdict(machine),
         "bytes_per_device": execution.bytes_per_device,
         "vae_bytes": vae_bytes,
+        "teacher_bytes": teacher_bytes,
         "choices": [
             {"setting": setting, "value": value, "reason": reason}
             for setting, value, reason in choices
@@ -161,6 +166,16 @@ def check_previews(config: Config, execution: Execution) -> None:
         )
 
 
+def check_online(training: Training, execution: Execution) -> None:
+    """Raise ValueError for online targets of a sharded student, which the training would refuse."""
+    if execution.parallel == "fsdp" and training.targets == "online":
+        raise ValueError(
+            f"training.targets is online and these GPUs train with fsdp "
+            f"({execution.reasons['parallel']}), under which no rank can walk alone: use stored "
+            "targets, a smaller student, or student.init: lora"
+        )
+
+
 def _remedy(execution: Execution, machine: Machine, init: str) -> str:
     """The next thing to try for a student that does not fit."""
     if execution.parallel == "ddp":
@@ -188,6 +203,8 @@ def summarise_training(plan: Mapping[str, Any]) -> list[str]:
     first = f"  training      {size} on each device, without activations"
     if plan["vae_bytes"]:
         first += f"; VAE {readable(plan['vae_bytes'])} more, and what decoding takes"
+    if plan["teacher_bytes"]:
+        first += f"; teacher of online targets {readable(plan['teacher_bytes'])} more where it is"
     width = max(len(choice["setting"]) for choice in plan["choices"])
     lines = [
         f"    {choice['setting']:<{width}}  {choice['value']} ({choice['reason']})"

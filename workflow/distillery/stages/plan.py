@@ -20,6 +20,7 @@ from distillery.config.run import Config, RunConfig
 from distillery.config.teacher import Teacher
 from distillery.evaluation.judge import check_judge
 from distillery.files import hash_json, read_json, readable, write_json
+from distillery.generation.teacher_walk import check_steps
 from distillery.hardware import describe_hardware
 from distillery.planning.disk import check_disk, plan_disk, summarise_sizes
 from distillery.planning.generation import plan_generation, summarise_generation
@@ -97,7 +98,7 @@ def make_plan(config: RunConfig, output: Path, num_gpus: int | None = None) -> N
     folder = find_teacher(config.teacher)
     check_options(config.teacher, folder)
     check_second_scale(config, folder)
-    check_steps(config, folder)
+    check_all_steps(config, folder)
     check_all_lengths(config.teacher, folder, prompts)
     of_prompts = check_negatives(config, prompts, folder) + advise_weights(prompts)
     hardware = describe_hardware()
@@ -127,7 +128,7 @@ def make_plan(config: RunConfig, output: Path, num_gpus: int | None = None) -> N
     write_json(output, plan)
 
 
-def check_steps(config: RunConfig, folder: PipelineFolder) -> None:
+def check_all_steps(config: RunConfig, folder: PipelineFolder) -> None:
     """Raise ValueError for more steps than the teacher's scheduler was trained with.
 
     Some schedulers refuse it, hours later; others repeat timesteps.
@@ -181,7 +182,9 @@ def plan_distillation(
     chunks = chunk_folder(run_folder.target_folder, recipe.hash)
     sizes = plan_disk(config, student, prompts, work.targets_bytes, shape, folder, run_folder)
     vae = vae_bytes(config, folder.parameters["vae"])
-    training = plan_training(config, student, folder.denoiser_class, gpus, vae)
+    training = plan_training(
+        config, student, folder.denoiser_class, gpus, vae, teacher_bytes(config, folder)
+    )
     return {
         "latent_shape": list(shape),
         "student": asdict(student) | {"summary": describe_student(student)},
@@ -208,11 +211,13 @@ def _recipe(config: Config, folder: PipelineFolder) -> TargetsRecipe:
 def check_segments(config: Config, recipe: TargetsRecipe) -> Schedule:
     """The student's grid.
 
-    Raises ValueError for a grid or weights of its steps that the training would refuse, hours
-    later, when the targets are made.
+    Raises ValueError for a grid, weights of its steps or steps of the teacher that the training
+    would refuse, hours later, when the targets are made.
     """
     grid = student_grid(recipe, config.student.steps)
     segment_weights(config.training.timestep_weights, grid, recipe.prediction_type)
+    if config.training.targets == "online":
+        check_steps(recipe.steps, config.student.steps, config.training.online_steps)
     return grid
 
 
@@ -221,6 +226,15 @@ def vae_bytes(config: Config, num_parameters: int) -> int:
     previews = ITEM_BYTES[config.teacher.vae_dtype] * bool(config.previews.every_samples)
     perceptual = ITEM_BYTES["float32"] * bool(config.training.perceptual_weight)
     return num_parameters * (previews + perceptual)
+
+
+def teacher_bytes(config: Config, folder: PipelineFolder) -> int:
+    """Bytes of the teacher that online targets want beside the student, without text encoders."""
+    if config.training.targets == "stored":
+        return 0
+    size, vae = (ITEM_BYTES[dtype] for dtype in (config.teacher.dtype, config.teacher.vae_dtype))
+    networks = sum(folder.parameters[name] for name in folder.denoisers)
+    return networks * size + folder.parameters["vae"] * vae
 
 
 def plan_work(

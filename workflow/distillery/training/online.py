@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from distillery.config.jobs import TrainingJob
+from distillery.config.training import check_teacher_rank
 from distillery.generation.teacher_walk import TeacherWalk
 from distillery.schedule import add_noise, from_prediction
 from distillery.training.batches import Batches
@@ -205,9 +206,11 @@ def load_target_teacher(
 ) -> TargetTeacher:
     """The teacher where `training.teacher_residence` wants it.
 
-    Raises ValueError if it is not the one that the targets were made with.
+    Raises ValueError if it is not the one that the targets were made with, or if no process has
+    the number `training.teacher_rank`.
     """
     ranks, training = batches.ranks, job.training
+    check_teacher_rank(training, ranks.world_size)
     is_of_one = training.teacher_residence == "one_rank" and ranks.world_size > 1
     own = None
     if not is_of_one or ranks.rank == training.teacher_rank:
