@@ -7,8 +7,7 @@ The arithmetic does not depend on the weights or on what is learned, so random o
 peak      a large bfloat16 matrix product on the same GPU, short and sustained
 stored    distillery.stages.training as the workflow starts it, on each number of GPUs: samples/s,
           memory, waiting for data, and the stall of one checkpoint
-in-loop   the usual way beside it: the teacher on every rank, the same student, batch and update
-          (benchmarks/in_loop.py)
+online    the same with `training.targets: online`: the teacher on every rank, or on one
 
 MFU is three forward passes' FLOPs a sample over the peak; what is computed again for gradient
 checkpointing does not count.
@@ -60,6 +59,7 @@ WAN_SMALL = replace(
 TRAINED: Mapping[str, Model] = {**MODELS, "wan-1.3b": WAN_SMALL}
 STUDENT_STEPS = 4
 CHUNK_SIZE = 16
+MODULE = ("-m", "distillery.stages.training")
 PEAKS = ("peaks_tflops", "sustained_tflops")
 """Of each GPU: a product that takes a moment, and one that meets the power limit."""
 MOSTLY_FREE = 0.9
@@ -133,13 +133,8 @@ def training_job(model: Model, folder: Path, settings: Mapping[str, Any]) -> Tra
     )
 
 
-def training_command(
-    folder: Path, run: Path, num_processes: int, teacher_steps: int | None
-) -> list[str]:
-    """torchrun over `distillery.stages.training`, or over the same with the teacher in the loop."""
-    script = ["-m", "distillery.stages.training"]
-    if teacher_steps is not None:
-        script = [str(ROOT / "benchmarks/in_loop.py"), "--teacher-steps", str(teacher_steps)]
+def training_command(folder: Path, run: Path, num_processes: int) -> list[str]:
+    """torchrun over `distillery.stages.training`."""
     places = {
         "--config": run / "config/training.json",
         "--student": folder / "student/initial",
@@ -154,7 +149,7 @@ def training_command(
     }
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     options = [word for name, place in places.items() for word in (name, str(place))]
-    return [*launcher, f"--nproc-per-node={num_processes}", *script, *options]
+    return [*launcher, f"--nproc-per-node={num_processes}", *MODULE, *options]
 
 
 def run_training(
@@ -164,7 +159,6 @@ def run_training(
     num_gpus: int,
     settings: Mapping[str, Any],
     wanted: int,
-    teacher_steps: int | None = None,
 ) -> list[Event]:
     """Start a training, let it log so many intervals, and kill it; returns its events.
 
@@ -177,7 +171,7 @@ def run_training(
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(ids[:num_gpus])}
     begin_s = time.time()
     job = subprocess.Popen(
-        training_command(folder, run, max(num_gpus, 1), teacher_steps),
+        training_command(folder, run, max(num_gpus, 1)),
         env=environment,
         start_new_session=True,
     )
@@ -240,10 +234,10 @@ def speed(events: list[Event], num_gpus: int, teraflops: float, warm: int) -> di
         "intervals": len(rates),
         "seconds": seconds,
         "tflops_per_gpu": 3 * teraflops * samples_per_s / num_gpus,
-        "peak_memory_gib": max(
-            event.facts["peak_memory_bytes"] for found in counted.values() for event in found
-        )
-        / 2**30,
+        "peak_memory_gib": {
+            job: max(event.facts["peak_memory_bytes"] for event in found) / 2**30
+            for job, found in counted.items()
+        },
         "waiting_share": sum(event.facts.get("waiting_s", 0.0) for event in main) / seconds,
     }
 
@@ -297,7 +291,13 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         type=int,
         nargs="*",
         default=[],
-        help="the usual way beside it, with so many teacher steps a target",
+        help="online targets beside it, with so many teacher steps for each",
+    )
+    parser.add_argument(
+        "--residences",
+        nargs="+",
+        default=["every_rank"],
+        help="where the teacher of online targets is",
     )
     parser.add_argument(
         "--trajectories-per-s",
@@ -347,10 +347,17 @@ def measurements(
     """What is measured, by name, in the order of the command line."""
     found: dict[str, Callable[[], dict[str, Any]]] = {}
     for num_gpus in arguments.num_gpus:
-        for steps in (None, *arguments.teacher_steps):
-            way = "stored" if steps is None else f"in-loop-{steps}"
+        ways: dict[str, dict[str, Any]] = {"stored": {}}
+        for steps in arguments.teacher_steps:
+            for residence in arguments.residences:
+                ways[f"online-{residence}-{steps}"] = {
+                    "targets": "online",
+                    "online_steps": steps,
+                    "teacher_residence": residence,
+                }
+        for way, settings in ways.items():
             name = f"{way}-{num_gpus}"
-            found[name] = partial(measure_one, model, arguments, results, name, num_gpus, steps)
+            found[name] = partial(measure_one, model, arguments, results, name, num_gpus, settings)
     return found
 
 
@@ -360,9 +367,9 @@ def measure_one(
     results: Mapping[str, Any],
     name: str,
     num_gpus: int,
-    teacher_steps: int | None,
+    way: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """One training on one number of GPUs."""
+    """One training on one number of GPUs; `way` are settings of its targets."""
     batch, updates = arguments.batch, arguments.updates
     last = updates + arguments.warm
     # Half-way: after the save some updates must run beside the writing.
@@ -372,11 +379,12 @@ def measure_one(
         "log_every_samples": batch,
         "save_every_samples": batch * save_every,
         **arguments.settings,
+        **way,
     }
     settings["num_samples"] = batch * last * 4
     run = arguments.folder / "runs" / arguments.output.stem / name
     remove(run)
-    events = run_training(model, arguments.folder, run, num_gpus, settings, last, teacher_steps)
+    events = run_training(model, arguments.folder, run, num_gpus, settings, last)
     found = speed(events, max(num_gpus, 1), results["teraflops_forward"], arguments.warm)
     peaks = {name: results["peaks"][name] for name in PEAKS if name in results["peaks"]}
     found["mfu"] = {name: found["tflops_per_gpu"] / min(peak) for name, peak in peaks.items()}

@@ -136,7 +136,7 @@ def test_the_released_configurations_are_known_to_diffusers(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_trainings_from_stored_targets_and_with_the_teacher_in_the_loop_are_measured(
+def test_trainings_from_stored_and_from_online_targets_are_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(training_speed.TRAINED, "sdxl", TINY["sdxl"])
@@ -146,7 +146,7 @@ def test_trainings_from_stored_targets_and_with_the_teacher_in_the_loop_are_meas
     folder = ["--folder", str(tmp_path), "--output", str(output)]
     assert training_speed.main(["sdxl", *folder, *sizes, *options]) == 0
     found = read_json(output)["trainings"]
-    assert found.keys() == {"stored-0", "in-loop-1-0"}
+    assert found.keys() == {"stored-0", "online-every_rank-1-0"}
     assert all(result["samples_per_s"] > 0 for result in found.values())
     assert all(0 <= result["waiting_share"] < 1 for result in found.values())
     assert found["stored-0"]["saves"]
@@ -154,7 +154,7 @@ def test_trainings_from_stored_targets_and_with_the_teacher_in_the_loop_are_meas
 
 def test_storing_has_paid_for_itself_when_it_has_saved_what_it_cost() -> None:
     """2.5 trajectories/s are 0.4 s for each; 4 samples of it save 0.1 s each in every epoch."""
-    rates = {"stored-1": 10.0, "in-loop-5-1": 5.0, "stored-2": 20.0, "in-loop-5-2": 8.0}
+    rates = {"stored-1": 10.0, "online-5-1": 5.0, "stored-2": 20.0, "online-5-2": 8.0}
     trainings = {name: {"samples_per_s": rate} for name, rate in rates.items()}
     found = training_speed.break_even(trainings, trajectories_per_s=2.5)
-    assert found == pytest.approx({"in-loop-5-1": 1.0, "in-loop-5-2": 0.2 / (4 * 0.075)})
+    assert found == pytest.approx({"online-5-1": 1.0, "online-5-2": 0.2 / (4 * 0.075)})

@@ -196,7 +196,10 @@ def add_targets(batch: Batch, state: TrainingState, size: int, run: Run) -> Batc
 
     run.watchdog.heartbeat("states that the student visits", joint=True)
     with torch.no_grad():
-        return run.dataset.with_targets(batch.to(run.device), student, size)
+        complete = run.dataset.with_targets(batch.to(run.device), student, size)
+    # On the host again, as stored ones: on the device they would split the blocks that activations
+    # need, which ended a training that filled its GPU.
+    return replace(batch, noisy=complete.noisy.cpu(), target=complete.target.cpu())
 
 
 def accumulate_gradients(
