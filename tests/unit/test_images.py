@@ -13,7 +13,9 @@ from distillery.images import SHEET, moment_folder, write_png, write_sheets
 
 def draw(root: Path, samples_seen: int) -> None:
     image = np.zeros((32, 32, 3), np.uint8)
-    write_png(moment_folder(root, samples_seen) / "p0.png", image, {"training": "ours"})
+    write_png(
+        moment_folder(root, samples_seen) / "p0.png", image, {"training": "ours", "prompt": "one"}
+    )
 
 
 def test_who_comes_later_waits_so_that_no_moment_is_lost(
@@ -31,11 +33,11 @@ def test_who_comes_later_waits_so_that_no_moment_is_lost(
 
     monkeypatch.setattr(images, "find_moments", slow_find)
     draw(tmp_path, 0)
-    first = threading.Thread(target=write_sheets, args=(tmp_path, 0, ["p0"], "ours"))
+    first = threading.Thread(target=write_sheets, args=(tmp_path, 0, {"p0": "one"}, "ours"))
     first.start()
     assert looked.wait(5)
     draw(tmp_path, 8)
-    write_sheets(tmp_path, 8, ["p0"], "ours")
+    write_sheets(tmp_path, 8, {"p0": "one"}, "ours")
     second_wrote.set()
     first.join()
     with (

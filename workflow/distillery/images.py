@@ -49,36 +49,39 @@ def moment_folder(root: Path, samples_seen: int) -> Path:
     return root / f"samples-{samples_seen:012d}"
 
 
-def training_of(image: Path) -> str | None:
-    """The hash of a preview's training recipe, or None where there is no such image.
+def is_preview(image: Path, training: str, prompt: str) -> bool:
+    """Whether an image is there, of this training (the hash of its recipe) and of this text.
 
     Only the file's beginning is read; an image gets its name when it is whole.
     """
     try:
         with Image.open(image) as opened:
-            return opened.info.get("training")
+            info = opened.info
     except (OSError, SyntaxError, ValueError):
-        return None
+        return False
+    return (info.get("training"), info.get("prompt")) == (training, prompt)
 
 
-def find_moments(root: Path, prompt_ids: Sequence[str], training: str) -> list[Path]:
-    """The folders that hold a training's images of all these prompts, in order."""
+def find_moments(root: Path, prompts: Mapping[str, str], training: str) -> list[Path]:
+    """The folders that hold a training's images of all these prompts, texts by id, in order."""
     return [
         folder
         for folder in sorted(root.glob("samples-*"))
-        if all(training_of(folder / f"{name}.png") == training for name in prompt_ids)
+        if all(is_preview(folder / f"{name}.png", training, prompts[name]) for name in prompts)
     ]
 
 
-def write_sheets(root: Path, samples_seen: int, prompt_ids: Sequence[str], training: str) -> None:
+def write_sheets(root: Path, samples_seen: int, prompts: Mapping[str, str], training: str) -> None:
     """Write the sheet of a moment, if its images are all there, and the sheet over time.
+
+    `prompts` are texts by id.
 
     Every process calls this when its images are saved. The lock admits one at a time, so the last
     one sees all images.
     """
-    folder = moment_folder(root, samples_seen)
+    folder, prompt_ids = moment_folder(root, samples_seen), list(prompts)
     with alone(root / ".sheets.lock", quiet):
-        moments = find_moments(root, prompt_ids, training)
+        moments = find_moments(root, prompts, training)
         if folder not in moments:
             return
         size = ceil(sqrt(len(prompt_ids)))

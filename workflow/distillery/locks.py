@@ -15,6 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 NOTE_BYTES = 256
+LAUNCHER = "DISTILLERY_LAUNCHER"
+"""The variable with the number of the process that a job was started as, see `with_gpus`."""
 RUN_LOCK = ".lock"
 JOB_LOCKS = ".jobs"
 
@@ -123,7 +125,14 @@ def _take(path: Path, tell: Tell) -> tuple[int, bool]:
 
 
 def _open(path: Path) -> int:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise ValueError(
+            f"{path.parent} cannot be made, since something on the way is no folder, or a link to "
+            "one that is not there (a disk that is not mounted?): remove it, or bring the folder "
+            "back"
+        ) from error
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
 

@@ -228,10 +228,10 @@ def _disk_full(error: BaseException) -> str:
 
 
 def read_events(folder: Path) -> list[Event]:
-    """All events of a run by their begin; the torn last line of a killed job is skipped."""
+    """All events of a run by their begin; a line that is torn or damaged is skipped."""
     events = []
     for path in sorted(folder.glob("*.jsonl")):
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
                 events.append(Event(**json.loads(line)))
             except (json.JSONDecodeError, TypeError):

@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 
 from distillery.hardware import visible_ids
-from distillery.locks import say, take
+from distillery.locks import LAUNCHER, say, take
 from distillery.slots import acquire, default_folder
 
 NO_GPUS = 125
@@ -57,6 +57,7 @@ def run(command: list[str]) -> int:
     # Python ignores these two, and a command that it becomes would inherit that.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    os.environ[LAUNCHER] = str(os.getpid())
     try:
         os.execvp(command[0], command)  # noqa: S606 (no shell on purpose)
     except FileNotFoundError:

@@ -86,11 +86,23 @@ def test_another_training_or_none_has_nothing_to_tell():
     assert gather_training([work("training", 64, 0, 4)], None) is None
 
 
-def write_preview(path, training):
+def write_preview(path, training, prompt=""):
     path.parent.mkdir(parents=True, exist_ok=True)
     text = PngImagePlugin.PngInfo()
     text.add_text("training", training)
+    text.add_text("prompt", prompt)
     Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(path, pnginfo=text)
+
+
+def test_images_of_an_earlier_text_are_not_shown_under_the_new_one(tmp_path):
+    (tmp_path / "prompts").mkdir()
+    table = pd.DataFrame({"prompt_id": ["a", "b"], "prompt": ["one", "a very large two"]})
+    table.to_parquet(tmp_path / "prompts/eval.parquet")
+    for name, prompt in (("a", "one"), ("b", "two")):
+        path = tmp_path / f"student/previews/samples-000000000000/{name}.png"
+        write_preview(path, "ours", prompt)
+    sheet = gather_previews(RunFolder(tmp_path), "ours", None, tmp_path / "report")
+    assert [prompt for prompt, *_ in sheet.rows] == ["one"]
 
 
 def test_whole_moments_of_this_training_are_shown_with_the_teachers_image(tmp_path):
@@ -100,7 +112,8 @@ def test_whole_moments_of_this_training_are_shown_with_the_teachers_image(tmp_pa
     previews = tmp_path / "student/previews"
     for seen, ids, training in ((0, "ab", "ours"), (8, "a", "ours"), (16, "ab", "theirs")):
         for name in ids:
-            write_preview(previews / f"samples-{seen:012d}/{name}.png", training)
+            prompt = {"a": "one", "b": "two"}[name]
+            write_preview(previews / f"samples-{seen:012d}/{name}.png", training, prompt)
     write_preview(tmp_path / "samples/teacher/a/0.png", "")
     sheet = gather_previews(RunFolder(tmp_path), "ours", "teacher", tmp_path / "report")
     assert sheet.moments == [0]

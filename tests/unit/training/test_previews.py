@@ -15,7 +15,7 @@ import runs
 import tiny
 from distillery.config.run import parse_config
 from distillery.files import write_json
-from distillery.images import MAX_COLUMNS, thin_out, training_of
+from distillery.images import MAX_COLUMNS, is_preview, thin_out
 from distillery.telemetry import Reporter, read_events
 from distillery.training import loop
 from distillery.training.previews import Previews
@@ -284,10 +284,15 @@ def test_a_sheet_shows_the_first_and_the_last_moment_of_many():
     assert thin_out(moments[:3], MAX_COLUMNS) == moments[:3]
 
 
-def test_what_is_no_image_is_of_no_training(tmp_path):
+def test_a_preview_is_of_its_training_and_its_text(tmp_path):
     (tmp_path / "p0.png").write_bytes(b"half a pic")
-    assert training_of(tmp_path / "p0.png") is None
-    assert training_of(tmp_path / "none.png") is None
+    assert not is_preview(tmp_path / "p0.png", "ours", "a bird")
+    assert not is_preview(tmp_path / "none.png", "ours", "a bird")
+    texts = {"training": "ours", "prompt": "a bird"}
+    write_png(tmp_path / "p1.png", np.zeros((4, 4, 3), np.uint8), texts)
+    assert is_preview(tmp_path / "p1.png", "ours", "a bird")
+    assert not is_preview(tmp_path / "p1.png", "ours", "a very large bird")
+    assert not is_preview(tmp_path / "p1.png", "theirs", "a bird")
 
 
 # ---- stops -------------------------------------------------------------------------------------

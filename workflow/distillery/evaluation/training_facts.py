@@ -8,7 +8,7 @@ from typing import Any
 from PIL import Image
 
 from distillery.evaluation.image_grid import inline, link_to
-from distillery.images import find_moments, thin_out, training_of
+from distillery.images import find_moments, is_preview, thin_out
 from distillery.run_folder import RunFolder
 from distillery.store.tables import read_table
 from distillery.telemetry import Event
@@ -202,21 +202,21 @@ def gather_previews(
     root, table = run_folder.previews, run_folder.prompts("eval")
     if recipe_hash is None or not table.is_file():
         return None
-    prompts = read_table(table).set_index("prompt_id")["prompt"]
-    ids = [
-        name
-        for name in prompts.index[:MAX_PROMPTS]
-        if any(training_of(path) == recipe_hash for path in root.glob(f"samples-*/{name}.png"))
-    ]
-    moments = thin_out(find_moments(root, ids, recipe_hash), MAX_MOMENTS) if ids else []
+    texts = read_table(table).set_index("prompt_id")["prompt"].head(MAX_PROMPTS)
+    prompts = {
+        str(name): str(text)
+        for name, text in texts.items()
+        if any(is_preview(path, recipe_hash, text) for path in root.glob(f"samples-*/{name}.png"))
+    }
+    moments = thin_out(find_moments(root, prompts, recipe_hash), MAX_MOMENTS) if prompts else []
     if not moments:
         return None
     rows = []
-    for name in ids:
+    for name, text in prompts.items():
         teacher_image = run_folder.sample_folder / str(teacher) / name / "0.png"
         shown = [_show(moment / f"{name}.png", output_folder) for moment in moments]
         last = _show(teacher_image, output_folder) if teacher_image.is_file() else None
-        rows.append((str(prompts[name]), shown, last))
+        rows.append((text, shown, last))
     return PreviewSheet([int(moment.name.split("-")[1]) for moment in moments], rows)
 
 

@@ -13,13 +13,18 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
+from distillery.locks import LAUNCHER
+
 PR_SET_PDEATHSIG = 1
 """From Linux's <sys/prctl.h>."""
+ADOPTED = 1
+"""The parent of a process whose own has ended."""
 SLURM_PORTS = range(20000, 40000)
 """One of these is chosen by the job's number, so that jobs that share a node do not meet."""
 
@@ -51,9 +56,16 @@ def die_with_launcher(environ: Mapping[str, str]) -> None:
 
     Workers that outlive a killed torchrun would hold their GPUs, whose locks are already free, and
     would go on writing checkpoints beside those of the next try.
+
+    Raises SystemExit where it has ended already, while this process imported.
     """
-    if "TORCHELASTIC_RUN_ID" in environ and sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if "TORCHELASTIC_RUN_ID" not in environ or sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    launcher = environ.get(LAUNCHER)
+    is_gone = launcher is not None and not Path(f"/proc/{launcher}").exists()
+    if os.getppid() == ADOPTED or is_gone:
+        raise SystemExit("torchrun has ended, and this process with it")
 
 
 def detect_rank(environ: Mapping[str, str]) -> RankInfo:

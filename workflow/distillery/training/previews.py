@@ -20,7 +20,7 @@ from distillery.config.teacher import Teacher
 from distillery.families import Family, Request, Setting, family_named
 from distillery.families.protocol import Denoiser, Pipeline
 from distillery.generation.generator import Calls
-from distillery.images import Pixels, as_bytes, moment_folder, training_of, write_png, write_sheets
+from distillery.images import Pixels, as_bytes, is_preview, moment_folder, write_png, write_sheets
 from distillery.noise import SampleId
 from distillery.store.embeddings import EmbeddingStore
 from distillery.store.recipes import TargetsRecipe
@@ -194,9 +194,15 @@ class Previews:
         return every > 0 and (samples_seen % every == 0 or samples_seen == num_samples)
 
     @property
+    def prompts(self) -> dict[str, str]:
+        """Texts by id, of all previews, those of other processes too."""
+        ids, texts = (self._table[name].astype(str).tolist() for name in ("prompt_id", "prompt"))
+        return dict(zip(ids, texts, strict=True))
+
+    @property
     def prompt_ids(self) -> list[str]:
-        """Of all previews, those of other processes too."""
-        return self._table["prompt_id"].astype(str).tolist()
+        """Of all previews."""
+        return list(self.prompts)
 
     def image(self, row: int, samples_seen: int) -> Path:
         """Where the image of a prompt lies."""
@@ -204,10 +210,11 @@ class Previews:
 
     def missing(self, samples_seen: int) -> list[int]:
         """This process's prompts without a whole image of this training at this moment."""
+        texts = list(self.prompts.values())
         return [
             row
             for row in self._mine
-            if training_of(self.image(row, samples_seen)) != self._training
+            if not is_preview(self.image(row, samples_seen), self._training, texts[row])
         ]
 
     def draw(self, drawer: PreviewPipeline, row: int, samples_seen: int) -> Pixels:
@@ -234,9 +241,9 @@ class Previews:
     def save(self, pixels: dict[int, Pixels], samples_seen: int) -> None:
         """Save images by row, then the contact sheets."""
         for row, image in pixels.items():
-            texts = {"training": self._training, "prompt": str(self._table["prompt"].iloc[row])}
+            texts = {"training": self._training, "prompt": self.prompts[self.prompt_ids[row]]}
             write_png(self.image(row, samples_seen), image, texts)
-        write_sheets(self._root, samples_seen, self.prompt_ids, self._training)
+        write_sheets(self._root, samples_seen, self.prompts, self._training)
 
 
 class LivePreviews:
