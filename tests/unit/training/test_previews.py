@@ -15,7 +15,7 @@ import runs
 import tiny
 from distillery.config.run import parse_config
 from distillery.files import write_json
-from distillery.images import MAX_COLUMNS, is_preview, thin_out
+from distillery.images import MAX_COLUMNS, is_preview, thin_out, write_png
 from distillery.telemetry import Reporter, read_events
 from distillery.training import loop
 from distillery.training.previews import Previews
