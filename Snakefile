@@ -10,6 +10,7 @@ from distillery.config.run import Config, parse_config
 from distillery.config.jobs import freeze
 from distillery.config.yaml_files import check_files
 from distillery.hardware import count_gpus
+from distillery.planning.first import sources_of
 from distillery.run_folder import RunFolder
 from distillery.snakemake_private import config_files, limit_on_this_machine
 
@@ -79,3 +80,4 @@ rule all:
     default_target: True
     input:
         RESULTS,
+        nothing_more,

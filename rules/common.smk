@@ -23,9 +23,7 @@ wildcard_constraints:
 
 
 # Files beside the configuration that a run is planned from.
-PLANNED = list(CONFIG.prompts.files)
-if isinstance(CONFIG, Config) and CONFIG.student.config:
-    PLANNED.append(CONFIG.student.config)
+PLANNED = sources_of(CONFIG)
 
 # The student's pipeline, and, where it is sampled, that of the student before its training.
 EXPORTED = {"pipeline": "trained", "untrained": "initial"}

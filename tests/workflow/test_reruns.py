@@ -1,5 +1,6 @@
 """On a finished run, settings that change no result make nothing again but the report."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,8 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from checkout import configure, jobs, skeleton, succeed
-from distillery.config.jobs import freeze
+from checkout import configure, jobs, skeleton, snakemake, succeed
+from distillery.config.jobs import freeze, save_frozen
 from distillery.config.run import Config, parse_config
 from distillery.config.section import without_result
 from distillery.files import hash_json, write_json, write_text
@@ -27,6 +28,8 @@ OTHERS: dict[str, dict[str, Any]] = {
     "training.save_every_samples": {"training": {"save_every_samples": 16}},
     "training.keep_checkpoints": {"training": {"keep_checkpoints": 1}},
     "training.timeout_s": {"training": {"timeout_s": 100}},
+    "training.teacher_residence": {"training": {"teacher_residence": "one_rank"}},
+    "training.teacher_rank": {"training": {"teacher_rank": 1}},
     "training.hang_timeout_s": {"training": {"hang_timeout_s": 0}},
     "previews.every_samples": {"previews": {"every_samples": 16}},
     "previews.num_prompts": {"previews": {"num_prompts": 2}},
@@ -68,12 +71,14 @@ def finished(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     listed = succeed(folder, "--dry-run", "--summary").splitlines()
     outputs = [line.split("\t")[0] for line in listed if line.startswith("results/")]
     assert len(outputs) > 30
+    config = parse_config(yaml.safe_load((folder / "config/config.yaml").read_text()), "tiny")
     for output in outputs:
         path = folder / output if Path(output).suffix else folder / output / "file"
-        write_text(path, "{}")
-    config = parse_config(yaml.safe_load((folder / "config/config.yaml").read_text()), "tiny")
+        if path.parent.name == "config":
+            save_frozen(path, freeze(config, path.stem))
+        else:
+            write_text(path, "{}")
     frozen = freeze(config, "run")
-    write_json(folder / "results/tiny/config/run.json", frozen)
     plan = {"config": hash_json(frozen), "num_gpus": 0}
     write_json(folder / "results/tiny/plan.json", plan)
     succeed(folder, "--touch", "--forceall")
@@ -106,3 +111,21 @@ def test_the_length_of_a_training_builds_no_student(finished: Path) -> None:
     assert "training" in found
     assert not found & {"student", "targets", "embeddings", "prompts"}
     assert "student" in rerun_by(finished, {"student": {"steps": 1}})
+
+
+def test_results_that_were_moved_without_snakemakes_notes_are_not_taken_for_others(
+    finished: Path, tmp_path: Path
+) -> None:
+    """Snakemake compares settings with its notes; without them any would seem to be the same."""
+    moved = skeleton(tmp_path)
+    for name in ("results", "config", "inputs"):
+        shutil.copytree(finished / name, moved / name, copy_function=shutil.copy2)
+    config = moved / "config/other.yaml"
+    raw = yaml.safe_load((moved / "config/config.yaml").read_text())
+    for options, status in (({}, 0), ({"seed": 1}, 1)):
+        config.write_text(yaml.safe_dump(raw | options))
+        done = snakemake(moved, "--dry-run", "--configfile", str(config))
+        assert done.returncode == status, done.stdout
+        assert ("moved without the folder .snakemake" in done.stdout) == bool(status)
+    shutil.copytree(finished / ".snakemake", moved / ".snakemake", dirs_exist_ok=True)
+    assert "targets" in jobs(succeed(moved, "--dry-run", "--configfile", str(config)))

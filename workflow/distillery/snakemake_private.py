@@ -31,6 +31,15 @@ def jobs_to_run(workflow: Workflow) -> dict[Any, Any]:
     return {job.rule: job for job in workflow.dag.needrun_jobs()}
 
 
+def has_noted(workflow: Workflow, output: str) -> bool:
+    """Whether Snakemake knows how a file was made; `persistence`, known when jobs are found.
+
+    Also `_read_record` of it, in versions whose `metadata` wants Snakemake's own type of paths.
+    """
+    notes = workflow.persistence
+    return bool(getattr(notes, "_read_record", notes.metadata)(output))
+
+
 def rules_folder(workflow: Workflow) -> Path:
     """The folder of the file that is being read; `current_basedir`."""
     return Path(str(workflow.current_basedir))

@@ -9,19 +9,26 @@ command would only make the plan, and succeed.
 """
 
 import json
+import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from distillery.config.jobs import RUNTIME, freeze, read_frozen, save_frozen
 from distillery.config.run import Config, RunConfig, parse_config
 from distillery.config.training import check_batch_size
-from distillery.files import JsonObject, hash_json, read_json, write_json
+from distillery.files import JsonObject, hash_file, hash_json, read_json, write_json
 from distillery.locks import alone, quiet
 from distillery.run_folder import RunFolder
+
+
+def sources_of(config: RunConfig) -> list[str]:
+    """The files beside the configuration that a run is planned from."""
+    shape = config.student.config if isinstance(config, Config) else None
+    return [*config.prompts.files, *([shape] if shape else [])]
 
 
 def plan_first(
@@ -46,6 +53,7 @@ def plan_first(
     """
     if isinstance(config, Config):
         check_batch_size(config.training, num_processes)
+    check_contents(run.plan, sources)
     with alone(run.config(".planning").with_suffix(""), quiet) as waited:
         _plan(config, run, sources, num_gpus, waited)
 
@@ -121,11 +129,56 @@ def _is_written(path: Path, content: JsonObject) -> bool:
 def _is_current(plan: Path, config_hash: str, num_gpus: int | None) -> bool:
     """Whether a plan is of this configuration, and for so many GPUs; a plan that was refused leaves
     the one before it."""
-    try:
-        planned = read_json(plan)
-    except (FileNotFoundError, ValueError):
-        return False
+    planned = _read_plan(plan)
     return planned.get("config") == config_hash and num_gpus in (None, planned.get("num_gpus"))
+
+
+def check_noted(frozen: Path, content: JsonObject, has_noted: Callable[[], bool]) -> None:
+    """Raise ValueError where Snakemake would overlook that the configuration has changed.
+
+    It compares settings with its notes in `.snakemake`; results that were moved without them would
+    be taken for those of any configuration.
+
+    Args:
+        frozen: a stage's configuration in the run.
+        content: what it shall say.
+        has_noted: whether Snakemake has a note of it.
+    """
+    if frozen.is_file() and not _is_written(frozen, content) and not has_noted():
+        folder = frozen.parent
+        raise ValueError(
+            f"{frozen} is of another configuration, and Snakemake has no note of how it was made, "
+            f"so it would change nothing: was {folder.parent} moved without the folder .snakemake "
+            f"beside results/? Bring that too, or run `rm -r {folder}` and start again: jobs run "
+            "again and keep what fits"
+        )
+
+
+def check_contents(plan: Path, sources: Sequence[str]) -> None:
+    """Raise ValueError for a file that was exchanged for an older one since it was planned.
+
+    Snakemake compares dates, so nothing would be made again.
+    """
+    planned = _read_plan(plan).get("sources", {})
+    for source in map(Path, sources):
+        known = planned.get(str(source))
+        if known is None or not source.is_file():
+            continue
+        is_older = source.stat().st_mtime_ns <= plan.stat().st_mtime_ns
+        if is_older and hash_file(source) != known:
+            raise ValueError(
+                f"{source} has another content than when this run was planned, and an older date "
+                "than what was made from it, which Snakemake overlooks: run "
+                f"`touch {shlex.quote(str(source))}` and start again"
+            )
+
+
+def _read_plan(plan: Path) -> dict[str, Any]:
+    """A plan, or nothing where there is none, or a damaged one."""
+    try:
+        return read_json(plan)
+    except (FileNotFoundError, ValueError):
+        return {}
 
 
 def check_folder(sources: Sequence[str], checkout: Path) -> None:

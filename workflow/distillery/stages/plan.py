@@ -5,6 +5,7 @@ python -m distillery.stages.plan --config results/demo/config/run.json \\
 """
 
 import logging
+import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -17,12 +18,14 @@ import pandas as pd
 from distillery.cli import logged_parser
 from distillery.config.jobs import EmbeddingsJob, TargetsJob, freeze, read_config
 from distillery.config.run import Config, RunConfig
+from distillery.config.section import without_result
 from distillery.config.teacher import Teacher
 from distillery.evaluation.judge import check_judge
-from distillery.files import hash_json, read_json, readable, write_json
+from distillery.files import hash_file, hash_json, read_json, readable, write_json
 from distillery.generation.teacher_walk import check_steps
 from distillery.hardware import describe_hardware
 from distillery.planning.disk import check_disk, plan_disk, summarise_sizes
+from distillery.planning.first import sources_of
 from distillery.planning.generation import plan_generation, summarise_generation
 from distillery.planning.gpus import Gpus, advise_gpus, plan_gpus, summarise_gpus
 from distillery.planning.guidance import check_second_scale
@@ -114,6 +117,7 @@ def make_plan(config: RunConfig, output: Path, num_gpus: int | None = None) -> N
         },
         "hardware": hardware,
         "planned_gpus": vars(gpus),
+        "sources": {source: hash_file(Path(source)) for source in sources_of(config)},
     }
     output.parent.mkdir(parents=True, exist_ok=True)
     if isinstance(config, Config):
@@ -124,8 +128,38 @@ def make_plan(config: RunConfig, output: Path, num_gpus: int | None = None) -> N
     plan["memory"] = vars(memory)
     plan["advice"] += of_prompts + advise_gpus(gpus) + advise_memory(config.teacher, memory)
     # Last, as the slowest: it reads the whole teacher, once for all jobs.
-    plan["teacher"]["hash"] = teacher_hash(config.teacher, folder)
+    plan["teacher"] |= {
+        "hash": teacher_hash(config.teacher, folder),
+        "settings": hash_json(_settings(config.teacher)),
+    }
+    check_same_teacher(plan["teacher"], run_folder)
     write_json(output, plan)
+
+
+def _settings(teacher: Teacher) -> dict[str, Any]:
+    """Those that its results depend on."""
+    return teacher.model_dump(mode="json", exclude=set(without_result(Teacher)))
+
+
+def check_same_teacher(teacher: Mapping[str, Any], run_folder: RunFolder) -> None:
+    """Raise ValueError for a teacher that was exchanged under the same settings.
+
+    Snakemake does not look at its files, so what was made before would stay, and what is made now
+    would be of another teacher.
+    """
+    plan = run_folder.plan
+    before = read_json(plan).get("teacher", {}) if plan.is_file() else {}
+    if before.get("settings") != teacher["settings"] or before["hash"] == teacher["hash"]:
+        return
+    folders = (run_folder.embedding_folder, run_folder.target_folder, run_folder.sample_folder)
+    made = [str(path) for path in (*folders, run_folder.student("initial").parent) if path.exists()]
+    if made:
+        raise ValueError(
+            f"the teacher in {teacher['folder']} is not the one that this run was planned with, "
+            f"though its settings are: put that one back, give this run another name (`run`), or "
+            f"make all of it again: run `{shlex.join(['rm', '-r', str(plan), *made])}` and start "
+            "again"
+        )
 
 
 def check_all_steps(config: RunConfig, folder: PipelineFolder) -> None:

@@ -1,0 +1,91 @@
+"""What Snakemake overlooks is refused: other contents under older dates, results without notes."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from distillery.config.jobs import freeze, save_frozen
+from distillery.planning.first import check_contents, check_noted
+from distillery.stages.plan import make_plan
+from runs import Run, make_run
+from tiny import make_tiny_wan
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    make_tiny_wan(tmp_path / "teacher")
+    made = make_run(tmp_path / "run", tmp_path / "teacher")
+    made.encode("train")
+    make_plan(made.config, made.files.plan)
+    return made
+
+
+def exchange(teacher: Path) -> None:
+    (weights,) = (teacher / "transformer").glob("*.safetensors")
+    tensors = load_file(weights)
+    tensors[next(iter(tensors))] *= 1.3
+    save_file(tensors, weights, {"format": "pt"})
+
+
+def test_another_teacher_under_the_same_settings_is_refused(run: Run, tmp_path: Path) -> None:
+    make_plan(run.config, run.files.plan)
+    planned = run.files.plan.read_bytes()
+    exchange(tmp_path / "teacher")
+    with pytest.raises(ValueError, match="is not the one that this run was planned with") as told:
+        make_plan(run.config, run.files.plan)
+    assert run.files.plan.read_bytes() == planned, "the last good plan stays"
+    assert f"rm -r {run.files.plan} {run.files.embedding_folder}" in str(told.value)
+
+
+def test_the_command_of_that_message_lets_the_new_teacher_in(run: Run, tmp_path: Path) -> None:
+    exchange(tmp_path / "teacher")
+    with pytest.raises(ValueError, match="make all of it again") as told:
+        make_plan(run.config, run.files.plan)
+    command = str(told.value).split("`")[-2]
+    assert os.system(command) == 0
+    make_plan(run.config, run.files.plan)
+
+
+def test_other_settings_of_a_teacher_are_another_teacher(run: Run, tmp_path: Path) -> None:
+    exchange(tmp_path / "teacher")
+    teacher = run.config.teacher.model_copy(update={"attention": "native"})
+    make_plan(run.config.model_copy(update={"teacher": teacher}), run.files.plan)
+
+
+def test_how_weights_are_placed_hides_no_exchange(run: Run, tmp_path: Path) -> None:
+    exchange(tmp_path / "teacher")
+    teacher = run.config.teacher.model_copy(update={"offload": "model"})
+    with pytest.raises(ValueError, match="is not the one that this run was planned with"):
+        make_plan(run.config.model_copy(update={"teacher": teacher}), run.files.plan)
+
+
+def test_prompts_exchanged_for_older_ones_are_refused(run: Run) -> None:
+    (source,) = [path for path in run.config.prompts.files if path.endswith("train.csv")]
+    path, plan = Path(source), run.files.plan
+    check_contents(plan, [source])
+    before = path.stat()
+    path.write_text(path.read_text().replace("red", "blue"))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(ValueError, match=r"an older date .* run `touch "):
+        check_contents(plan, [source])
+    os.utime(path)
+    check_contents(plan, [source])  # Snakemake sees it now, and the plan is made again
+
+
+def test_results_without_snakemakes_notes_are_refused_where_settings_differ(
+    run: Run, tmp_path: Path
+) -> None:
+    frozen, content = tmp_path / "x/config/targets.json", freeze(run.config, "targets")
+
+    def check(wanted: dict[str, Any], noted: bool) -> None:
+        check_noted(frozen, wanted, lambda: noted)
+
+    check(content, False)
+    save_frozen(frozen, content)
+    check(content, False)
+    check(content | {"seed": 1}, True)
+    with pytest.raises(ValueError, match=r"was .*x moved without the folder .snakemake"):
+        check(content | {"seed": 1}, False)
