@@ -40,6 +40,12 @@ def kill(process: "subprocess.Popen[str]") -> None:
     process.stdout.close()
 
 
+def test_a_link_to_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
+    (tmp_path / "results").symlink_to(tmp_path / "unmounted")
+    with pytest.raises(ValueError, match="a link to one that is not there"):
+        hold_run(tmp_path / "results" / "demo")
+
+
 def test_a_run_has_one_snakemake_until_that_is_killed(tmp_path: Path) -> None:
     process = holder("hold_run", tmp_path)
     with pytest.raises(ValueError, match=f"another snakemake, process {process.pid} of ") as no:

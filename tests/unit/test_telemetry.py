@@ -73,6 +73,8 @@ def test_a_second_try_is_appended_and_a_torn_line_skipped(tmp_path: Path) -> Non
     reporter.emit("start", 1.0, 1.0)
     reporter.emit("start", 3.0, 3.0)
     (tmp_path / "other.jsonl").write_text('{"kind": "start", "stage": "x"}\n7\n{"kind": "st')
+    with (tmp_path / "job.jsonl").open("ab") as file:
+        file.write(b"\xff\xfe\n")  # no UTF-8
     Reporter(tmp_path, "samples", "early", "cpu").emit("work", 2.0, 2.5, 4, memory_bytes=1)
     assert [event.begin_s for event in read_events(tmp_path)] == [1.0, 2.0, 3.0]
 

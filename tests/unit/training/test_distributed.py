@@ -5,12 +5,15 @@ import multiprocessing
 import os
 import signal
 import socket
+import subprocess
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from distillery.locks import LAUNCHER
 from distillery.training import distributed
 from distillery.training.distributed import RankInfo, detect_rank, first_node
 from distillery.training.health import SIGNALS, StopRequest
@@ -174,3 +177,19 @@ def test_nohup_is_respected():
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_a_worker_whose_torchrun_was_killed_while_it_imported_ends(monkeypatch):
+    """The kernel tells of a parent's end only if it is asked before."""
+    monkeypatch.setattr(distributed.ctypes, "CDLL", lambda _: SimpleNamespace(prctl=print))
+    launcher = subprocess.Popen(["sleep", "60"])
+    environ = {"TORCHELASTIC_RUN_ID": "x", LAUNCHER: str(launcher.pid)}
+    distributed.die_with_launcher(environ)
+    launcher.kill()
+    os.waitid(os.P_PID, launcher.pid, os.WEXITED | os.WNOWAIT)  # a zombie now
+    with pytest.raises(SystemExit, match="torchrun has ended"):
+        distributed.die_with_launcher(environ)
+    launcher.wait()
+    with pytest.raises(SystemExit, match="torchrun has ended"):
+        distributed.die_with_launcher(environ)
+    distributed.die_with_launcher({LAUNCHER: str(launcher.pid)})  # no torchrun's

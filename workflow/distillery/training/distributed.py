@@ -23,8 +23,6 @@ from distillery.locks import LAUNCHER
 
 PR_SET_PDEATHSIG = 1
 """From Linux's <sys/prctl.h>."""
-ADOPTED = 1
-"""The parent of a process whose own has ended."""
 SLURM_PORTS = range(20000, 40000)
 """One of these is chosen by the job's number, so that jobs that share a node do not meet."""
 
@@ -57,15 +55,23 @@ def die_with_launcher(environ: Mapping[str, str]) -> None:
     Workers that outlive a killed torchrun would hold their GPUs, whose locks are already free, and
     would go on writing checkpoints beside those of the next try.
 
-    Raises SystemExit where it has ended already, while this process imported.
+    Raises SystemExit where it has ended already, while this process imported; `with_gpus` tells its
+    number.
     """
     if "TORCHELASTIC_RUN_ID" not in environ or sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    launcher = environ.get(LAUNCHER)
-    is_gone = launcher is not None and not Path(f"/proc/{launcher}").exists()
-    if os.getppid() == ADOPTED or is_gone:
+    # The parent's number would not tell: in a container torchrun may be process 1 itself.
+    if LAUNCHER in environ and _has_ended(environ[LAUNCHER]):
         raise SystemExit("torchrun has ended, and this process with it")
+
+
+def _has_ended(process: str) -> bool:
+    """Whether a process is gone, or only not yet asked for its status."""
+    try:
+        return "\nState:\tZ" in Path(f"/proc/{process}/status").read_text()
+    except OSError:
+        return True
 
 
 def detect_rank(environ: Mapping[str, str]) -> RankInfo:
