@@ -1,6 +1,7 @@
 """Distillery: from a text-to-image teacher to a few-step student, or to a data set of images."""
 
 import re
+from functools import partial
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
@@ -10,9 +11,9 @@ from distillery.config.run import Config, parse_config
 from distillery.config.jobs import freeze
 from distillery.config.yaml_files import check_files
 from distillery.hardware import count_gpus
-from distillery.planning.first import sources_of
+from distillery.planning.first import check_noted, sources_of
 from distillery.run_folder import RunFolder
-from distillery.snakemake_private import config_files, limit_on_this_machine
+from distillery.snakemake_private import config_files, has_noted, limit_on_this_machine
 
 min_version("9.20")
 
@@ -80,4 +81,5 @@ rule all:
     default_target: True
     input:
         RESULTS,
-        nothing_more,
+        # Of `all`: an error in the inputs of another rule is none where its output is there.
+        lambda wildcards: check_noted(CONFIG, RUN, partial(has_noted, workflow)),

@@ -1,14 +1,12 @@
 import json
 
-from distillery.config.jobs import JOBS
 from distillery.locks import hold_run, job_lock
 from distillery.planning.first import (
     asked_to_plan,
     check_folder,
-    check_noted,
     plan_first,
 )
-from distillery.snakemake_private import has_noted, jobs_to_run, rules_folder
+from distillery.snakemake_private import jobs_to_run, rules_folder
 
 # What each stage depends on, and whether the run can work at all.
 
@@ -47,27 +45,6 @@ onstart:
 # The run that a first job plans, unless it was. A value that comes from `output` is none that
 # Snakemake compares: it reruns nothing.
 PLANNING = lambda wildcards, output: asked_to_plan(CONFIG, RUN, PLANNED, output[0])
-
-
-def nothing_more(wildcards):
-    """No input; refuses results that were moved without what Snakemake knows of them.
-
-    Of `all`, since an error in the inputs of another rule is no error where its output is there.
-    """
-    stages = [path.stem for path in RUN.path.glob("config/*.json")]
-    for stage in {*stages} & {*JOBS, *(f"samples-{model}" for model in MODELS)} - {
-        "run"
-    }:
-        frozen = RUN.config(stage)
-        try:
-            check_noted(
-                frozen,
-                freeze(CONFIG, stage),
-                lambda: has_noted(workflow, str(frozen)),
-            )
-        except ValueError as error:
-            raise WorkflowError(str(error))
-    return []
 
 
 rule freeze:

@@ -75,17 +75,17 @@ def test_prompts_exchanged_for_older_ones_are_refused(run: Run) -> None:
     check_contents(plan, [source])  # Snakemake sees it now, and the plan is made again
 
 
-def test_results_without_snakemakes_notes_are_refused_where_settings_differ(
-    run: Run, tmp_path: Path
-) -> None:
-    frozen, content = tmp_path / "x/config/targets.json", freeze(run.config, "targets")
+def test_results_without_snakemakes_notes_are_refused_where_settings_differ(run: Run) -> None:
+    def check(noted: bool, **changes: Any) -> None:
+        config = run.config.model_copy(update=changes)
+        assert check_noted(config, run.files, lambda _: noted) == []
 
-    def check(wanted: dict[str, Any], noted: bool) -> None:
-        check_noted(frozen, wanted, lambda: noted)
-
-    check(content, False)
-    save_frozen(frozen, content)
-    check(content, False)
-    check(content | {"seed": 1}, True)
-    with pytest.raises(ValueError, match=r"was .*x moved without the folder .snakemake"):
-        check(content | {"seed": 1}, False)
+    frozen = run.files.config("targets")
+    check(False, seed=1)  # nothing is there yet
+    save_frozen(frozen, freeze(run.config, "targets"))
+    check(False)
+    check(True, seed=1)
+    with pytest.raises(ValueError, match=r"targets.json is of another .* without the folder .snak"):
+        check(False, seed=1)
+    frozen.write_text("{")
+    check(False, seed=1)  # the stage that reads it says what it is

@@ -25,7 +25,7 @@ from distillery.files import hash_file, hash_json, read_json, readable, write_js
 from distillery.generation.teacher_walk import check_steps
 from distillery.hardware import describe_hardware
 from distillery.planning.disk import check_disk, plan_disk, summarise_sizes
-from distillery.planning.first import sources_of
+from distillery.planning.first import read_plan, sources_of
 from distillery.planning.generation import plan_generation, summarise_generation
 from distillery.planning.gpus import Gpus, advise_gpus, plan_gpus, summarise_gpus
 from distillery.planning.guidance import check_second_scale
@@ -117,7 +117,6 @@ def make_plan(config: RunConfig, output: Path, num_gpus: int | None = None) -> N
         },
         "hardware": hardware,
         "planned_gpus": vars(gpus),
-        "sources": {source: hash_file(Path(source)) for source in sources_of(config)},
     }
     output.parent.mkdir(parents=True, exist_ok=True)
     if isinstance(config, Config):
@@ -127,6 +126,7 @@ def make_plan(config: RunConfig, output: Path, num_gpus: int | None = None) -> N
     memory = estimate(config.teacher, folder, gpus.memory_bytes, gpus.is_unknown)
     plan["memory"] = vars(memory)
     plan["advice"] += of_prompts + advise_gpus(gpus) + advise_memory(config.teacher, memory)
+    plan["sources"] = {source: hash_file(Path(source)) for source in sources_of(config)}
     # Last, as the slowest: it reads the whole teacher, once for all jobs.
     plan["teacher"] |= {
         "hash": teacher_hash(config.teacher, folder),
@@ -148,7 +148,7 @@ def check_same_teacher(teacher: Mapping[str, Any], run_folder: RunFolder) -> Non
     would be of another teacher.
     """
     plan = run_folder.plan
-    before = read_json(plan).get("teacher", {}) if plan.is_file() else {}
+    before = read_plan(plan).get("teacher", {})
     if before.get("settings") != teacher["settings"] or before["hash"] == teacher["hash"]:
         return
     folders = (run_folder.embedding_folder, run_folder.target_folder, run_folder.sample_folder)
