@@ -37,7 +37,7 @@ from torch.distributed.run import main as run_torch  # noqa: E402
 
 import tiny  # noqa: E402, F401 - imports what the processes would otherwise each import again
 from distillery.stages import training as script  # noqa: E402
-from distillery.training import checkpoint, distributed, loop, microbatch, update  # noqa: E402
+from distillery.training import checkpoint, distributed, loop, microbatch, online, update  # noqa: E402
 
 HUNG = "killed by the watchdog"
 
@@ -242,25 +242,36 @@ def _wait_for_a_listener(port, limit_s=10):
 def _break(fault):
     """Arrange a fault `kind:update`, in the middle of the update of this number, from 1."""
     kind, _, number = fault.partition(":")
+    at_number = {
+        "perturb": _perturb_at, "room": _limit_room, "wait": _wait_at, "estimate": _estimate,
+        "teacher": _fail_as_teacher,
+    }  # fmt: skip
     match kind:
-        case "perturb":
-            _perturb_at(int(number))
+        case _ if kind in at_number:
+            at_number[kind](int(number))
         case "kill-in-save" | "slow-save":
             _in_save(int(number), ACTS_IN_SAVE[kind])
-        case "room":
-            _limit_room(int(number))
         case "record":
             _record(Path(number))
-        case "wait":
-            _wait_at(int(number))
         case "hold":
             _hold_gradients()
-        case "estimate":
-            _estimate(int(number))
         case "no-kernels":
             torch.compile = partial(torch.compile, backend="aot_eager")
         case _ if kind in ACTS:
             _at_update(int(number), ACTS[kind])
+
+
+def _fail_as_teacher(number):
+    """Raise in the teacher's n-th answer, while the other ranks wait for it."""
+    original, calls = online.OwnTeacher.advance, []
+
+    def advance(teacher, *arguments):
+        calls.append(1)
+        if len(calls) == number:
+            _raise()
+        return original(teacher, *arguments)
+
+    online.OwnTeacher.advance = advance
 
 
 def _raise():

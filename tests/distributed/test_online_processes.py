@@ -1,5 +1,7 @@
 """Online targets on several processes: each rank's own, wherever the teacher is."""
 
+import time
+
 import processes
 import pytest
 from trainings import assert_same_training, log_of, saved
@@ -61,6 +63,17 @@ def test_many_processes_learn_what_one_does(ready, alone, tmp_path, num_processe
         tmp_path
     )[-2000:]
     assert_same_training(tmp_path, alone, rtol=1e-4, atol=2e-5)
+
+
+def test_a_teacher_that_fails_ends_all_ranks(ready, tmp_path):
+    """Those that wait for its answer end soon too, and the next try goes on."""
+    begin_s = time.monotonic()
+    status = train(ready, tmp_path, 3, {1: "teacher:3"}, **OF_LAST)
+    assert time.monotonic() - begin_s < 40
+    assert 0 not in status
+    assert processes.HUNG not in status
+    assert "this rank was broken on purpose" in log_of(tmp_path)
+    assert train(ready, tmp_path, 2) == [0, 0]
 
 
 def test_a_finish_resumes_with_another_number_of_processes(ready, alone, tmp_path):

@@ -60,7 +60,8 @@ SWITCHES = {
 }
 """The key and the value that a flag stands for where it is on."""
 REFUSED = {
-    "teacher_rank": "no training process holds a teacher: it runs before, in jobs of its own",
+    "teacher_rank": "the teacher runs before the training, in jobs of its own; to have it beside "
+    "the student: training.targets: online, teacher_residence: one_rank, teacher_rank: {value}",
     "share_teacher": "each job loads a teacher of its own, and training needs none to share",
     "gpu_ids": "a matter of the machine: CUDA_VISIBLE_DEVICES={value} snakemake ...",
     "max_workers": "a matter of the machine: snakemake --resources gpu={value} ...",
