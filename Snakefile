@@ -11,7 +11,8 @@ from distillery.config.run import Config, parse_config
 from distillery.config.jobs import freeze
 from distillery.config.yaml_files import check_files
 from distillery.hardware import count_gpus
-from distillery.planning.first import check_noted, sources_of
+from distillery.planning.first import sources_of
+from distillery.planning.overlooked import check_noted
 from distillery.run_folder import RunFolder
 from distillery.snakemake_private import config_files, has_noted, limit_on_this_machine
 

@@ -1,11 +1,7 @@
 import json
 
 from distillery.locks import hold_run, job_lock
-from distillery.planning.first import (
-    asked_to_plan,
-    check_folder,
-    plan_first,
-)
+from distillery.planning.first import asked_to_plan, check_folder, plan_first
 from distillery.snakemake_private import jobs_to_run, rules_folder
 
 # What each stage depends on, and whether the run can work at all.

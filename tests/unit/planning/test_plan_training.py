@@ -84,6 +84,14 @@ def test_a_network_that_cannot_recompute() -> None:
         choose_execution(training(gradient_checkpointing=True), SDXL, SDXL, machine, False)
 
 
+def test_online_targets_of_a_student_that_must_be_sharded_are_refused() -> None:
+    """Where sizes decide, the settings alone do not show it; plan and training both ask here."""
+    online, machine = training(targets="online"), Machine(4, H200)
+    with pytest.raises(ValueError, match="targets is online and the student is to be trained with"):
+        choose_execution(online, WAN_14B, WAN_14B, machine)
+    assert choose_execution(online, SDXL, SDXL, machine).parallel == "ddp"
+
+
 def gpu(memory_bytes: int, capability: str = "9.0") -> dict[str, Any]:
     return {
         "uuid": "GPU-a",

@@ -10,7 +10,7 @@ import torch
 
 from distillery.config.section import BatchSize, Compile
 from distillery.families import Family, Request, Setting
-from distillery.families.protocol import Denoiser, Pipeline
+from distillery.families.protocol import Conditioning, Denoiser, Pipeline
 from distillery.generation.batching import Batcher
 from distillery.generation.speed import PROBE_STEPS, Workload, loading_timed, maybe_compile
 from distillery.noise import SampleId, noise_seed
@@ -55,16 +55,25 @@ class Calls:
 
         Raises DamagedChunkError for embeddings that are not as their manifest lists them.
         """
-        prompts, length = [row // self.samples_per_prompt for row in rows], self.max_sequence_length
+        prompts = [row // self.samples_per_prompt for row in rows]
+        conditioning, negative = padded(self.family, self.store, prompts, self.max_sequence_length)
         return Request(
             seeds=[noise_seed(self.seed, self.samples[row]) for row in rows],
-            conditioning=self.family.pad([self.store.row(row) for row in prompts], length),
-            negative=self.family.pad([self.store.negative_row(row) for row in prompts], length),
+            conditioning=conditioning,
+            negative=negative,
             steps=self.steps,
             setting=self.setting,
             decode=self.decode,
             dtype=self.dtype,
         )
+
+
+def padded(
+    family: Family, store: EmbeddingStore, prompt_rows: Sequence[int], length: int
+) -> tuple[Conditioning, Conditioning]:
+    """Batches of prompts and of their negative prompts, padded to `length` text tokens."""
+    prompts = family.pad([store.row(row) for row in prompt_rows], length)
+    return prompts, family.pad([store.negative_row(row) for row in prompt_rows], length)
 
 
 class Generator:

@@ -9,11 +9,11 @@ import torch
 from distillery.config.teacher import Teacher
 from distillery.families import Request, Setting, family_named
 from distillery.families.protocol import Family, Pipeline
+from distillery.generation.generator import padded
 from distillery.generation.trajectory import record, walking
-from distillery.schedulers import Scheduler, make_scheduler
 from distillery.store.embeddings import EmbeddingStore
 from distillery.store.recipes import TargetsRecipe
-from distillery.student.schedule import few_step_scheduler
+from distillery.student.schedule import divisors_of, student_scheduler, teacher_scheduler
 from distillery.teacher.adapters import teacher_hash
 from distillery.teacher.folder import find_teacher
 from distillery.teacher.loading import load_exact_teacher
@@ -39,9 +39,13 @@ class TeacherWalk:
     family: Family = field(init=False)
 
     def __post_init__(self) -> None:
-        """With the scheduler that takes so many steps."""
+        """With the teacher's own scheduler if it takes all its steps, else one of first order."""
         self.family = family_named(self.recipe.family)
-        self.pipeline.scheduler = scheduler_of(self.recipe, self.segments * self.steps)
+        recipe, num_steps = self.recipe, self.segments * self.steps
+        takes_all = num_steps == recipe.steps
+        self.pipeline.scheduler = (
+            teacher_scheduler(recipe) if takes_all else student_scheduler(recipe, num_steps)
+        )
 
     @classmethod
     def load(
@@ -92,11 +96,13 @@ class TeacherWalk:
         num_steps = self.segments * self.steps
         self.family.set_timesteps(scheduler, num_steps, recipe.latent_shape)
         scale = float(getattr(scheduler, "init_noise_sigma", 1.0))
-        length = recipe.max_sequence_length
+        conditioning, negative = padded(
+            self.family, self.store, prompt_rows, recipe.max_sequence_length
+        )
         request = Request(
             seeds=(),
-            conditioning=self.family.pad([self.store.row(row) for row in prompt_rows], length),
-            negative=self.family.pad([self.store.negative_row(row) for row in prompt_rows], length),
+            conditioning=conditioning,
+            negative=negative,
             steps=num_steps,
             setting=Setting(
                 recipe.height, recipe.width, recipe.guidance_scale, recipe.guidance_scale_2
@@ -123,19 +129,8 @@ def check_steps(teacher_steps: int, segments: int, steps: int | None) -> int:
     if steps is None:
         return most
     if most % steps:
-        allowed = [count for count in range(1, most + 1) if most % count == 0]
         raise ValueError(
             f"training.online_steps is {steps}, and the teacher has {most} steps in each of the "
-            f"student's {segments}: use {' or '.join(map(str, allowed))}, or null for all"
+            f"student's {segments}: use {divisors_of(most)}, or null for all"
         )
     return steps
-
-
-def scheduler_of(recipe: TargetsRecipe, steps: int) -> Scheduler:
-    """The teacher's own scheduler if it takes all its steps, else one of first order."""
-    config = dict(recipe.scheduler)
-    scheduler = make_scheduler(config.pop("class"), config)
-    if steps == recipe.steps:
-        return scheduler
-    family = family_named(recipe.family)
-    return few_step_scheduler(family, scheduler, recipe.steps, steps, recipe.latent_shape)

@@ -9,19 +9,19 @@ command would only make the plan, and succeed.
 """
 
 import json
-import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from distillery.config.jobs import JOBS, RUNTIME, freeze, read_frozen, save_frozen
+from distillery.config.jobs import RUNTIME, freeze, read_frozen, save_frozen
 from distillery.config.run import Config, RunConfig, parse_config
 from distillery.config.training import check_batch_size
-from distillery.files import JsonObject, hash_file, hash_json, read_json, write_json
+from distillery.files import JsonObject, hash_json, write_json
 from distillery.locks import alone, quiet
+from distillery.planning.overlooked import check_contents, read_plan
 from distillery.run_folder import RunFolder
 
 
@@ -131,72 +131,6 @@ def _is_current(plan: Path, config_hash: str, num_gpus: int | None) -> bool:
     the one before it."""
     planned = read_plan(plan)
     return planned.get("config") == config_hash and num_gpus in (None, planned.get("num_gpus"))
-
-
-def check_noted(config: RunConfig, run: RunFolder, has_noted: Callable[[str], bool]) -> list[str]:
-    """Refuse a run where Snakemake would overlook that the configuration has changed.
-
-    It compares settings with its notes in `.snakemake`; results that were moved without them would
-    be taken for those of any configuration. `run.json` is written before the first job, and a
-    damaged file is told by the job that reads it.
-
-    Args:
-        config: of the run.
-        run: its folder.
-        has_noted: whether Snakemake has a note of how a file was made.
-
-    Returns:
-        Nothing, as the inputs that a rule has by it.
-
-    Raises:
-        ValueError: a stage's frozen configuration is another one, and there is no note of it.
-    """
-    stages = {*JOBS, *(f"samples-{model}" for model in config.samples.models)} - {"run"}
-    for frozen in sorted(run.config("x").parent.glob("*.json")):
-        if frozen.stem not in stages or has_noted(str(frozen)) or not _is_other(frozen, config):
-            continue
-        raise ValueError(
-            f"{frozen} is of another configuration, and Snakemake has no note of how it was made, "
-            f"so it would change nothing: was {run} moved without the folder .snakemake beside "
-            f"results/? Bring that too, or run `rm -r {frozen.parent}` and start again: jobs run "
-            "again and keep what fits"
-        )
-    return []
-
-
-def _is_other(frozen: Path, config: RunConfig) -> bool:
-    """Whether a frozen configuration is whole and not what this one gives."""
-    try:
-        return read_frozen(frozen) != freeze(config, frozen.stem)
-    except ValueError:  # damaged, or a stage that this kind of run has not
-        return False
-
-
-def check_contents(plan: Path, sources: Sequence[str]) -> None:
-    """Raise ValueError for a file that was exchanged for an older one since it was planned.
-
-    Snakemake compares dates, so nothing would be made again.
-    """
-    planned = read_plan(plan).get("sources", {})
-    for source in map(Path, sources):
-        known = planned.get(str(source))
-        if known is None or not source.is_file():
-            continue
-        is_older = source.stat().st_mtime_ns <= plan.stat().st_mtime_ns
-        if is_older and hash_file(source) != known:
-            raise ValueError(
-                f"{source} has another content than when this run was planned, and an older date "
-                "than what was made from it, which Snakemake overlooks: run "
-                f"`touch {shlex.quote(str(source))}` and start again"
-            )
-
-
-def read_plan(plan: Path) -> dict[str, Any]:
-    """A plan, or nothing where there is none, or a damaged one."""
-    try:
-        return read_json(plan)
-    except (FileNotFoundError, ValueError):
-        return {}
 
 
 def check_folder(sources: Sequence[str], checkout: Path) -> None:

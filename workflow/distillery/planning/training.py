@@ -55,7 +55,6 @@ def plan_training(
         supports_checkpointing(denoiser_class),
     )
     check_previews(config, execution)
-    check_online(config.training, execution)
     check_teacher_rank(config.training, machine.world_size)
     choices = list_choices(config.training, execution, machine)
     if gpus.is_unknown:  # the rest follows from the memory
@@ -163,16 +162,6 @@ def check_previews(config: Config, execution: Execution) -> None:
             "previews.every_samples: 0, and draw from a checkpoint with snakemake --cores all "
             "results/{run}/student/previews/samples-000000003200/sheet.png "
             "--configfile config/mine.yaml"
-        )
-
-
-def check_online(training: Training, execution: Execution) -> None:
-    """Raise ValueError for online targets of a sharded student, which the training would refuse."""
-    if execution.parallel == "fsdp" and training.targets == "online":
-        raise ValueError(
-            f"training.targets is online and these GPUs train with fsdp "
-            f"({execution.reasons['parallel']}), under which no rank can walk alone: use stored "
-            "targets, a smaller student, or student.init: lora"
         )
 
 

@@ -5,7 +5,6 @@ python -m distillery.stages.plan --config results/demo/config/run.json \\
 """
 
 import logging
-import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -18,17 +17,17 @@ import pandas as pd
 from distillery.cli import logged_parser
 from distillery.config.jobs import EmbeddingsJob, TargetsJob, freeze, read_config
 from distillery.config.run import Config, RunConfig
-from distillery.config.section import without_result
 from distillery.config.teacher import Teacher
 from distillery.evaluation.judge import check_judge
-from distillery.files import hash_file, hash_json, read_json, readable, write_json
+from distillery.files import hash_json, read_json, readable, write_json
 from distillery.generation.teacher_walk import check_steps
 from distillery.hardware import describe_hardware
 from distillery.planning.disk import check_disk, plan_disk, summarise_sizes
-from distillery.planning.first import read_plan, sources_of
+from distillery.planning.first import sources_of
 from distillery.planning.generation import plan_generation, summarise_generation
 from distillery.planning.gpus import Gpus, advise_gpus, plan_gpus, summarise_gpus
 from distillery.planning.guidance import check_second_scale
+from distillery.planning.overlooked import check_same_teacher, hash_settings, hash_sources
 from distillery.planning.precision import advise_precision
 from distillery.planning.prompts import advise_weights, check_negatives
 from distillery.planning.training import plan_training, summarise_training
@@ -126,40 +125,14 @@ def make_plan(config: RunConfig, output: Path, num_gpus: int | None = None) -> N
     memory = estimate(config.teacher, folder, gpus.memory_bytes, gpus.is_unknown)
     plan["memory"] = vars(memory)
     plan["advice"] += of_prompts + advise_gpus(gpus) + advise_memory(config.teacher, memory)
-    plan["sources"] = {source: hash_file(Path(source)) for source in sources_of(config)}
+    plan["sources"] = hash_sources(sources_of(config))
     # Last, as the slowest: it reads the whole teacher, once for all jobs.
     plan["teacher"] |= {
         "hash": teacher_hash(config.teacher, folder),
-        "settings": hash_json(_settings(config.teacher)),
+        "settings": hash_settings(config.teacher),
     }
     check_same_teacher(plan["teacher"], run_folder)
     write_json(output, plan)
-
-
-def _settings(teacher: Teacher) -> dict[str, Any]:
-    """Those that its results depend on."""
-    return teacher.model_dump(mode="json", exclude=set(without_result(Teacher)))
-
-
-def check_same_teacher(teacher: Mapping[str, Any], run_folder: RunFolder) -> None:
-    """Raise ValueError for a teacher that was exchanged under the same settings.
-
-    Snakemake does not look at its files, so what was made before would stay, and what is made now
-    would be of another teacher.
-    """
-    plan = run_folder.plan
-    before = read_plan(plan).get("teacher", {})
-    if before.get("settings") != teacher["settings"] or before["hash"] == teacher["hash"]:
-        return
-    folders = (run_folder.embedding_folder, run_folder.target_folder, run_folder.sample_folder)
-    made = [str(path) for path in (*folders, run_folder.student("initial").parent) if path.exists()]
-    if made:
-        raise ValueError(
-            f"the teacher in {teacher['folder']} is not the one that this run was planned with, "
-            f"though its settings are: put that one back, give this run another name (`run`), or "
-            f"make all of it again: run `{shlex.join(['rm', '-r', str(plan), *made])}` and start "
-            "again"
-        )
 
 
 def check_all_steps(config: RunConfig, folder: PipelineFolder) -> None:

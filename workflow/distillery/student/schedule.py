@@ -24,11 +24,15 @@ def few_step_scheduler(
     return first_order(scheduler, grid, steps)
 
 
+def teacher_scheduler(recipe: TargetsRecipe) -> Scheduler:
+    """The teacher's own, from the targets' recipe alone."""
+    config = dict(recipe.scheduler)
+    return make_scheduler(config.pop("class"), config)
+
+
 def student_scheduler(recipe: TargetsRecipe, steps: int) -> Scheduler:
     """The scheduler that the student will be exported with, from the targets' recipe alone."""
-    config = dict(recipe.scheduler)
-    teacher = make_scheduler(config.pop("class"), config)
-    family = family_named(recipe.family)
+    teacher, family = teacher_scheduler(recipe), family_named(recipe.family)
     return few_step_scheduler(family, teacher, recipe.steps, steps, recipe.latent_shape)
 
 
@@ -68,10 +72,9 @@ def student_grid(recipe: TargetsRecipe, steps: int) -> Schedule:
     stored = recipe.schedule
     num_segments = len(stored.timesteps)
     if num_segments % steps:
-        allowed = [count for count in range(1, num_segments + 1) if num_segments % count == 0]
         raise ValueError(
             f"student.steps is {steps}, the trajectories are stored in {num_segments} segments: "
-            f"use {' or '.join(map(str, allowed))} steps, or other targets.num_segments"
+            f"use {divisors_of(num_segments)} steps, or other targets.num_segments"
         )
     family = family_named(recipe.family)
     grid = grid_of(family, student_scheduler(recipe, steps), steps, recipe.latent_shape)
@@ -86,6 +89,11 @@ def student_grid(recipe: TargetsRecipe, steps: int) -> Schedule:
             "the teacher's, and make the targets again"
         )
     return grid
+
+
+def divisors_of(number: int) -> str:
+    """All of them, in words."""
+    return " or ".join(str(count) for count in range(1, number + 1) if number % count == 0)
 
 
 def _rounded(values: tuple[float, ...]) -> list[float]:

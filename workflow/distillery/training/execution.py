@@ -68,7 +68,8 @@ def choose_execution(
         supports_checkpointing: whether the network offers gradient checkpointing.
 
     Raises:
-        ValueError: gradient checkpointing of a network that does not offer it.
+        ValueError: gradient checkpointing of a network that does not offer it, or online targets
+            of a student that is sharded.
     """
     whole = state_bytes(training, num_parameters, num_trainable)
     parallel, why_parallel = _choose_parallel(training, whole, machine)
@@ -76,6 +77,12 @@ def choose_execution(
     if parallel == "fsdp":
         needed = sharded_bytes(training, whole, num_parameters, machine.world_size)
     sharded = parallel == "fsdp"
+    if sharded and training.targets == "online":
+        raise ValueError(
+            f"training.targets is online and the student is to be trained with fsdp "
+            f"({why_parallel}), under which no rank can walk alone: use stored targets, a smaller "
+            "student, or student.init: lora"
+        )
     recompute, why_recompute = _choose_checkpointing(
         training, needed, machine, sharded, supports_checkpointing
     )

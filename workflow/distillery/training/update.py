@@ -125,11 +125,6 @@ def new_state(student: Path, run: Run) -> TrainingState:
     """The state before the first update."""
     denoiser = load_trainable(student, torch_dtype(run.training.dtype))
     arrange(denoiser, run)
-    if run.training.targets == "online" and parallel.is_sharded(denoiser):
-        raise ValueError(
-            "training.targets is online and the student is sharded over the ranks (fsdp), so that "
-            "none can walk alone: use stored targets, a smaller student, or student.init: lora"
-        )
     trainable = (parameter for parameter in denoiser.parameters() if parameter.requires_grad)
     state = TrainingState(
         denoiser=denoiser,

@@ -1,4 +1,4 @@
-"""What Snakemake overlooks is refused: other contents under older dates, results without notes."""
+"""What Snakemake overlooks is refused: other contents under old dates, results without notes."""
 
 import os
 from pathlib import Path
@@ -8,7 +8,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from distillery.config.jobs import freeze, save_frozen
-from distillery.planning.first import check_contents, check_noted
+from distillery.files import read_json
+from distillery.planning.overlooked import check_contents, check_noted
 from distillery.stages.plan import make_plan
 from runs import Run, make_run
 from tiny import make_tiny_wan
@@ -52,7 +53,11 @@ def test_the_command_of_that_message_lets_the_new_teacher_in(run: Run, tmp_path:
 def test_other_settings_of_a_teacher_are_another_teacher(run: Run, tmp_path: Path) -> None:
     exchange(tmp_path / "teacher")
     teacher = run.config.teacher.model_copy(update={"attention": "native"})
+    before = read_json(run.files.plan)["teacher"]
     make_plan(run.config.model_copy(update={"teacher": teacher}), run.files.plan)
+    after = read_json(run.files.plan)["teacher"]
+    assert before["settings"] != after["settings"]
+    assert before["hash"] != after["hash"]
 
 
 def test_how_weights_are_placed_hides_no_exchange(run: Run, tmp_path: Path) -> None:

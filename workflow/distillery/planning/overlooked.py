@@ -1,0 +1,110 @@
+"""What Snakemake overlooks: other contents under old names and dates, results without its notes."""
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from distillery.config.jobs import JOBS, freeze, read_frozen
+from distillery.config.run import RunConfig
+from distillery.config.section import without_result
+from distillery.config.teacher import Teacher
+from distillery.files import hash_json, read_json
+from distillery.hash_cache import hash_large_files
+from distillery.run_folder import RunFolder
+
+
+def check_noted(config: RunConfig, run: RunFolder, has_noted: Callable[[str], bool]) -> list[str]:
+    """Refuse a run where Snakemake would overlook that the configuration has changed.
+
+    It compares settings with its notes in `.snakemake`; results that were moved without them would
+    be taken for those of any configuration. `run.json` is written before the first job, and a
+    damaged file is told by the job that reads it.
+
+    Args:
+        config: of the run.
+        run: its folder.
+        has_noted: whether Snakemake has a note of how a file was made.
+
+    Returns:
+        Nothing, as the inputs that a rule has by it.
+
+    Raises:
+        ValueError: a stage's frozen configuration is another one, and there is no note of it.
+    """
+    stages = {*JOBS, *(f"samples-{model}" for model in config.samples.models)} - {"run"}
+    for frozen in sorted(run.config("x").parent.glob("*.json")):
+        if frozen.stem not in stages or has_noted(str(frozen)) or not _is_other(frozen, config):
+            continue
+        raise ValueError(
+            f"{frozen} is of another configuration, and Snakemake has no note of how it was made, "
+            f"so it would change nothing: was {run} moved without the folder .snakemake beside "
+            f"results/? Bring that too, or run `rm -r {frozen.parent}` and start again: jobs run "
+            "again and keep what fits"
+        )
+    return []
+
+
+def _is_other(frozen: Path, config: RunConfig) -> bool:
+    """Whether a frozen configuration is whole and not what this one gives."""
+    try:
+        return read_frozen(frozen) != freeze(config, frozen.stem)
+    except ValueError:  # damaged, or a stage that this kind of run has not
+        return False
+
+
+def check_contents(plan: Path, sources: Sequence[str]) -> None:
+    """Raise ValueError for a file that was exchanged for an older one since it was planned.
+
+    Snakemake compares dates, so nothing would be made again.
+    """
+    planned = read_plan(plan).get("sources", {})
+    known = [source for source in sources if source in planned and Path(source).is_file()]
+    for source, digest in hash_sources(known).items():
+        is_older = Path(source).stat().st_mtime_ns <= plan.stat().st_mtime_ns
+        if is_older and digest != planned[source]:
+            raise ValueError(
+                f"{source} has another content than when this run was planned, and an older date "
+                "than what was made from it, which Snakemake overlooks: run "
+                f"`touch {shlex.quote(source)}` and start again"
+            )
+
+
+def hash_sources(sources: Sequence[str]) -> dict[str, str]:
+    """Hashes of files; those of large ones are remembered, since many jobs ask."""
+    hashes = hash_large_files(map(Path, sources))
+    return {source: hashes[Path(source)] for source in sources}
+
+
+def read_plan(plan: Path) -> dict[str, Any]:
+    """A plan, or nothing where there is none, or a damaged one."""
+    try:
+        return read_json(plan)
+    except (FileNotFoundError, ValueError):
+        return {}
+
+
+def hash_settings(teacher: Teacher) -> str:
+    """Of those that its results depend on."""
+    return hash_json(teacher.model_dump(mode="json", exclude=set(without_result(Teacher))))
+
+
+def check_same_teacher(teacher: Mapping[str, Any], run_folder: RunFolder) -> None:
+    """Raise ValueError for a teacher that was exchanged under the same settings.
+
+    Snakemake does not look at its files, so what was made before would stay, and what is made now
+    would be of another teacher.
+    """
+    plan = run_folder.plan
+    before = read_plan(plan).get("teacher", {})
+    if before.get("settings") != teacher["settings"] or before["hash"] == teacher["hash"]:
+        return
+    folders = (run_folder.embedding_folder, run_folder.target_folder, run_folder.sample_folder)
+    made = [str(path) for path in (*folders, run_folder.student("initial").parent) if path.exists()]
+    if made:
+        raise ValueError(
+            f"the teacher in {teacher['folder']} is not the one that this run was planned with, "
+            f"though its settings are: put that one back, give this run another name (`run`), or "
+            f"make all of it again: run `{shlex.join(['rm', '-r', str(plan), *made])}` and start "
+            "again"
+        )
