@@ -66,8 +66,7 @@ RESULTS = [
 ]
 if isinstance(CONFIG, Config):
     RESULTS += [
-        rules.merge_targets.input.shards,
-        rules.merge_targets.output,
+        [rules.merge_targets.input.shards, TARGETS] if TARGETS else [],
         rules.student.output,
         rules.training.output,
         expand(rules.export.output, exported=EXPORTS),

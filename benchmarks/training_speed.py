@@ -38,9 +38,9 @@ from distillery.config.student import Student
 from distillery.config.teacher import Teacher
 from distillery.config.training import Training
 from distillery.files import hash_json, read_json, remove, write_json
+from distillery.generation.targets import targets_recipe
 from distillery.hardware import describe_hardware, versions, visible_ids
 from distillery.stages.student import build_student
-from distillery.stages.targets import targets_recipe
 from distillery.store.chunks import ChunkIdentity, chunk_folder, chunk_path, write_chunk
 from distillery.store.shards import Manifest, describe_chunk
 from distillery.store.trajectories import knots_of

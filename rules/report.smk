@@ -46,7 +46,7 @@ rule report:
         scores=RUN.scores,
         manifests=expand(RUN.samples("{model}"), model=MODELS),
         loss=RUN.loss,
-        targets=RUN.targets,
+        targets=TARGETS,
     output:
         html=report(
             RUN.report,

@@ -33,7 +33,7 @@ rule training:
         student=RUN.student("initial"),
         prompts=RUN.prompts("train"),
         embeddings=RUN.embeddings("train"),
-        targets=RUN.targets,
+        targets=TARGETS,
         # Images on the way change no weight, so that nothing about them trains again. They are
         # inputs without previews too: with other inputs a job runs again.
         previews=list(map(ancient, PREVIEW_INPUTS)),
@@ -71,7 +71,7 @@ rule training:
             --student {input.student} \
             --prompts {input.prompts} \
             --embeddings {input.embeddings} \
-            --targets {input.targets} \
+            --targets "{input.targets}" \
             --checkpoints {params.checkpoints} \
             --trained {output.student} \
             --losses {output.loss} \
@@ -91,7 +91,7 @@ rule previews:
         student=RUN.student("initial"),
         prompts=RUN.prompts("train"),
         embeddings=RUN.embeddings("train"),
-        targets=RUN.targets,
+        targets=TARGETS,
         previews=PREVIEW_INPUTS,
     output:
         RUN.previews / "samples-{seen}" / "sheet.png",
@@ -116,7 +116,7 @@ rule previews:
             --student {input.student} \
             --prompts {input.prompts} \
             --embeddings {input.embeddings} \
-            --targets {input.targets} \
+            --targets "{input.targets}" \
             --checkpoints {params.checkpoints} \
             --samples-seen {wildcards.seen} \
             --previews {params.folder} \

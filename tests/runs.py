@@ -3,7 +3,7 @@
 import copy
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -219,22 +219,31 @@ class Run:
         files = self.files
         job = self.job("training", TrainingJob)
         build_student(job, files.student("initial"))
-        paths = Paths(
-            student=files.student("initial"),
-            targets=files.targets,
-            embeddings=self.embeddings("train"),
-            prompts=self.prompts("train"),
-            trained=files.student("trained"),
-            losses=files.loss,
-            checkpoints=files.checkpoints,
-            previews=self.preview_paths() if previews else None,
+        paths = replace(
+            self.training_paths(self.folder), previews=self.preview_paths() if previews else None
         )
-        reporter, watchdog = self.reporter("training"), Watchdog(0, 0)
-        run = prepare(job, paths, detect_rank({}), CPU, reporter, StopRequest(), watchdog)
-        assert train(run, paths)
+        assert train(self.open_training(job, paths), paths)
         pipeline = files.student("pipeline")
         export_student(self.job("export", ExportJob), files.student("trained"), pipeline)
         return pipeline
+
+    def training_paths(self, output: Path) -> Paths:
+        """What a training takes from this run and where it writes, without previews."""
+        files, written = self.files, RunFolder(output)
+        return Paths(
+            student=files.student("initial"),
+            targets=files.targets if self.config.training.reads_trajectories else None,
+            embeddings=self.embeddings("train"),
+            prompts=self.prompts("train"),
+            trained=written.student("trained"),
+            losses=written.loss,
+            checkpoints=written.checkpoints,
+        )
+
+    def open_training(self, job: TrainingJob, paths: Paths) -> TrainingRun:
+        """What a process that trains alone works with."""
+        reporter, watchdog = self.reporter("training"), Watchdog(0, 0)
+        return prepare(job, paths, detect_rank({}), CPU, reporter, StopRequest(), watchdog)
 
     def export_untrained(self) -> Path:
         """Export the student as it was built; returns the pipeline's folder."""

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from distillery.config.jobs import TargetsJob
 from distillery.families import Request, Setting
+from distillery.generation.targets import DrawnNoise
 from distillery.generation.teacher_walk import TeacherWalk
 from distillery.generation.trajectory import record
 from distillery.model_folder import load_denoiser
@@ -17,6 +19,7 @@ from distillery.noise import SampleId, noise_seed
 from distillery.schedule import add_noise, from_prediction
 from distillery.schedulers import MULTISTEP
 from distillery.store.embeddings import EmbeddingStore
+from distillery.store.tables import read_table
 from distillery.teacher.folder import PipelineFolder, find_teacher
 from distillery.teacher.loading import load_student
 from distillery.training.data import SegmentDataset
@@ -148,6 +151,17 @@ def walk_of(subject: Subject, steps: int | None) -> TeacherWalk:
     run, dataset = subject.run, subject.dataset
     store = EmbeddingStore(run.embeddings("train"), dataset._table)
     return TeacherWalk.load(run.config.teacher, dataset.recipe, store, STEPS, steps, CPU)
+
+
+def test_noise_that_is_drawn_again_is_the_stored_one(subject: Subject) -> None:
+    run, stored = subject.run, subject.dataset._trajectories
+    table = read_table(run.prompts("train"))
+    drawn = DrawnNoise(run.job("targets", TargetsJob), table, stored.recipe.embeddings)
+    for name in ("recipe", "recipe_hash", "samples_hash", "num_samples"):
+        assert getattr(drawn, name) == getattr(stored, name)
+    for row in range(drawn.num_samples):
+        assert drawn.prompt_row(row) == stored.prompt_row(row)
+        assert drawn.states(row, 0, 0)[0].equal(stored.states(row, 0, 0)[0])
 
 
 @pytest.mark.parametrize("segment", range(STEPS))

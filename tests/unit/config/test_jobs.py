@@ -95,12 +95,21 @@ def test_a_frozen_job_survives_its_file(tmp_path: Path) -> None:
         path = tmp_path / f"{stage}.json"
         job = read_job(path, JOBS.get(stage, SamplesJob)).model_dump(mode="json")
         runtime = freeze(config, "runtime")
+        if stage == "training":
+            assert job.pop("targets") is None, "it learns from stored trajectories"
         assert job == complete(json.loads(path.read_text()), runtime)
         if stage in ("targets", "training"):
             assert job["teacher"].keys() == type(config.teacher).model_fields.keys()
     assert read_job(tmp_path / "training.json", TrainingJob).student.layers == (0, 1)
     assert read_job(tmp_path / "run.json", Config) == config
     assert read_config(tmp_path / "run.json") == config
+
+
+def test_a_training_that_is_online_alone_carries_what_its_targets_depend_on() -> None:
+    online = frozen(changed(training__targets="online"))
+    assert online["training"]["targets"] == online["targets"]["targets"]
+    finish = frozen(changed(training__targets="online", training__finish_samples=32))
+    assert "targets" not in finish["training"]
 
 
 @pytest.mark.parametrize(

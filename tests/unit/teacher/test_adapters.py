@@ -14,9 +14,9 @@ from distillery.config.jobs import TargetsJob
 from distillery.config.teacher import Adapter, Teacher
 from distillery.families import family_named
 from distillery.files import hash_json
+from distillery.generation.targets import targets_recipe
 from distillery.hash_cache import hash_large_files
 from distillery.stages.student import build_student
-from distillery.stages.targets import targets_recipe
 from distillery.teacher.adapters import (
     adapt,
     cast,

@@ -1,12 +1,14 @@
 """Online targets: the student walks by its own steps, the teacher says where to go from there."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from pydantic import ValidationError
+from safetensors.torch import load_file
 
 from distillery.config.jobs import TrainingJob
 from distillery.config.training import Training
@@ -17,12 +19,15 @@ from distillery.training.batches import Batches
 from distillery.training.data import Batch, SegmentDataset, rows
 from distillery.training.distributed import RankInfo
 from distillery.training.health import Watchdog
+from distillery.training.loop import train
 from distillery.training.online import OnlineDataset, OwnTeacher, load_target_teacher
 from distillery.training.run import training_recipe
+from distillery.training.variation import constant_baseline_losses
 from families.sdxl import CASE as SDXL
 from runs import CPU, Run, make_run
 
 STEPS = 4
+WEIGHTS = "diffusion_pytorch_model.safetensors"
 TRAINING = {"num_samples": 32, "global_batch_size": 8, "targets": "online", "learning_rate": 1e-3}
 
 
@@ -161,6 +166,28 @@ def test_the_student_learns_by_it(run: Run) -> None:
     """To the end, from a student that walks as it is at each update."""
     found = run.train_and_export()
     assert (found / "model_index.json").is_file()
+
+
+def test_without_stored_trajectories_it_learns_the_same(run: Run, tmp_path: Path) -> None:
+    """From noise that is drawn again; the alarms measure by trajectories that are walked again."""
+    learned = {}
+    for name, targets in (("stored", run.files.targets), ("drawn", None)):
+        paths = replace(run.training_paths(tmp_path / name), targets=targets)
+        opened = run.open_training(run.job("training", TrainingJob), paths)
+        baseline = constant_baseline_losses(opened.dataset, opened.training)
+        assert train(opened, paths)
+        learned[name] = load_file(paths.trained / WEIGHTS), baseline, opened.recipe_hash
+    (ours, baseline, recipe), (theirs, expected, same) = learned["drawn"], learned["stored"]
+    assert recipe == same
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    torch.testing.assert_close(baseline, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_stored_trajectories_that_are_missing_are_asked_for(run: Run) -> None:
+    job = run.job("training", TrainingJob).model_copy(update={"targets": None})
+    paths = replace(run.training_paths(run.folder), targets=None)
+    with pytest.raises(ValueError, match="there are no --targets, and this training learns"):
+        run.open_training(job, paths)
 
 
 def test_stored_recipes_are_those_of_before(dataset: OnlineDataset, run: Run) -> None:

@@ -75,10 +75,14 @@ class StudentJob(Section):
 
 
 class TrainingJob(StudentJob):
-    """Frozen configuration of the student's training."""
+    """Frozen configuration of the student's training.
+
+    `targets` is there where no stage stores any: see `Training.reads_trajectories`.
+    """
 
     version: int = RECIPE_VERSIONS["training"]
     training: Training
+    targets: Targets | None = None
 
 
 class PreviewsJob(Section):
@@ -184,9 +188,11 @@ def freeze(config: RunConfig, stage: str) -> dict[str, Any]:
     job = _job(config, stage)
     if stage == "run":
         return job.model_dump(mode="json")
-    left_out = _runtime(job)
+    left_out: dict[str, set[str] | bool] = {**_runtime(job)}
     if not _runs_teacher(config, stage):
         left_out.pop("teacher", None)
+    if isinstance(job, TrainingJob) and job.targets is None:
+        left_out["targets"] = True
     return job.model_dump(mode="json", exclude=left_out)
 
 
@@ -194,6 +200,11 @@ def _runs_teacher(config: RunConfig, stage: str) -> bool:
     """Whether how the teacher runs can matter to a stage."""
     is_online = isinstance(config, Config) and config.training.targets == "online"
     return stage not in WITHOUT_TEACHER or (stage == "training" and is_online)
+
+
+def _reads_trajectories(config: RunConfig) -> bool:
+    """Whether its training needs the stage `targets`."""
+    return isinstance(config, Config) and config.training.reads_trajectories
 
 
 def _runtime(sections: Section) -> dict[str, set[str]]:
@@ -222,6 +233,8 @@ def _job(config: RunConfig, stage: str) -> Section:
         sections = {name: getattr(config, name) for name in _sections(stage)}
         if not _runs_teacher(config, stage):
             sections["teacher"] = config.teacher.model_copy(update=WITHOUT_TEACHER[stage])
+        if stage == "training" and _reads_trajectories(config):
+            del sections["targets"]
         job = JOBS[stage](**sections)
     else:
         known = ", ".join([*JOBS, "runtime"])

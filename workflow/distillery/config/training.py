@@ -102,7 +102,8 @@ class Training(Section):
     schedule: Literal["constant", "cosine"] = Field(
         "cosine",
         description="factor of the learning rate. cosine: falls from 1 at the first sample to 0 "
-        "at the last, so with a warm-up the rate stays a little below learning_rate",
+        "at the last, so with a warm-up the rate stays a little below learning_rate; with "
+        "finish_samples once over the stored targets, and once more from there",
     )
     warmup_samples: CountOrNone = Field(
         0, description="samples over which a second factor of the learning rate rises from 0 to 1"
@@ -196,8 +197,23 @@ class Training(Section):
         """How many samples have online targets."""
         if self.targets == "stored":
             return 0
-        most = self.num_samples - self.rollout_samples
+        most = self.rollouts_begin
         return most if self.finish_samples is None else self.finish_samples
+
+    @property
+    def rollouts_begin(self) -> int:
+        """Samples seen before the first rollout."""
+        return self.num_samples - self.rollout_samples
+
+    @property
+    def online_begins(self) -> int:
+        """Samples seen before the first online target, which rollouts may follow."""
+        return self.rollouts_begin - self.online_samples
+
+    @property
+    def reads_trajectories(self) -> bool:
+        """Whether it learns anything from the teacher's stored trajectories."""
+        return self.online_samples < self.num_samples
 
     def _check_online(self) -> None:
         if self.targets == "stored":
@@ -225,7 +241,7 @@ class Training(Section):
                 "training.global_batch_size",
                 self.global_batch_size,
             )
-        most = self.num_samples - self.rollout_samples
+        most = self.rollouts_begin
         if self.online_samples > most:
             raise ValueError(
                 f"training.finish_samples is {self.finish_samples}, and {most} of "

@@ -20,6 +20,7 @@ from distillery.config.run import Config, RunConfig
 from distillery.config.teacher import Teacher
 from distillery.evaluation.judge import check_judge
 from distillery.files import hash_json, read_json, readable, write_json
+from distillery.generation.targets import targets_recipe
 from distillery.generation.teacher_walk import check_steps
 from distillery.hardware import describe_hardware
 from distillery.planning.disk import check_disk, plan_disk, summarise_sizes
@@ -36,7 +37,6 @@ from distillery.run_folder import RunFolder
 from distillery.schedule import Schedule
 from distillery.stages.embeddings import check_prompt_lengths, embeddings_recipe
 from distillery.stages.prompts import read_splits
-from distillery.stages.targets import targets_recipe
 from distillery.store.chunks import chunk_folder
 from distillery.store.recipes import TargetsRecipe
 from distillery.student.build import plan_student
@@ -250,6 +250,8 @@ def plan_work(
     """Count trajectories, bytes and network calls."""
     targets = config.targets
     num_trajectories = num_prompts["train"] * targets.samples_per_prompt
+    if not config.training.reads_trajectories:
+        num_trajectories = 0
     return Work(
         num_prompts=num_prompts,
         num_trajectories=num_trajectories,
@@ -266,7 +268,7 @@ def count_jobs(config: Config) -> dict[str, int]:
     num_models = len(config.samples.models)
     return {
         "embeddings": 2,
-        "targets": config.targets.num_shards,
+        "targets": config.targets.num_shards * config.training.reads_trajectories,
         "training": 1,
         "samples": num_models * config.samples.num_shards,
     }
@@ -295,7 +297,9 @@ def advise_prompts(prompts: Mapping[str, pd.DataFrame]) -> list[str]:
 
 def advise(config: Config, work: Work) -> list[str]:
     """What a user would want to know, though it stops nothing."""
-    advice = []
+    advice: list[str] = []
+    if not config.training.reads_trajectories:
+        return advice
     if work.num_chunks < config.targets.num_shards:
         advice.append(
             f"targets.num_shards is {config.targets.num_shards} for {work.num_chunks} chunks: some "
@@ -351,7 +355,9 @@ def _summarise_distillation(plan: dict[str, Any]) -> list[str]:
         f"{work['num_prompts']['eval']} held out",
         f"  student       {plan['student']['summary']}",
         f"  trajectories  {work['num_trajectories']} in {work['num_chunks']} chunks, "
-        f"{work['teacher_calls']} network calls",
+        f"{work['teacher_calls']} network calls"
+        if work["num_trajectories"]
+        else "  trajectories  none stored: all targets are online",
         f"  disk          {readable(disk['planned_bytes'])} at the most, "
         f"{readable(disk['free_bytes'])} free, {readable(disk['present_bytes'])} of it there",
         f"    {summarise_sizes(disk['stages'])}",

@@ -15,93 +15,16 @@ import torch
 from distillery import cli
 from distillery.config.jobs import TargetsJob
 from distillery.config.section import Compile
-from distillery.families import Setting, grid_of
-from distillery.files import hash_json
 from distillery.generation.chunked import ChunkPlan, NotFiniteError, make_chunks
 from distillery.generation.generator import Calls, Generator
+from distillery.generation.targets import plan_chunks, setting_of, targets_recipe
 from distillery.generation.trajectory import record
 from distillery.noise import all_samples
-from distillery.prompts import texts_of_rows
-from distillery.schedulers import plain_config, prediction_type
 from distillery.store.embeddings import EmbeddingStore
-from distillery.store.recipes import TargetsRecipe
 from distillery.store.tables import read_table
-from distillery.store.trajectories import knots_of
-from distillery.student.schedule import check_student_grid
-from distillery.teacher.adapters import teacher_hash
 from distillery.teacher.folder import PipelineFolder, find_teacher
-from distillery.teacher.loading import (
-    load_exact_teacher,
-    load_scheduler,
-    load_skeleton,
-    torch_dtype,
-)
+from distillery.teacher.loading import load_exact_teacher, torch_dtype
 from distillery.telemetry import Reporter
-
-
-def setting_of(job: TargetsJob) -> Setting:
-    """What the teacher receives beside state, timestep and prompt."""
-    teacher, targets = job.teacher, job.targets
-    return Setting(teacher.height, teacher.width, targets.guidance_scale, targets.guidance_scale_2)
-
-
-def targets_recipe(job: TargetsJob, folder: PipelineFolder, embeddings_hash: str) -> TargetsRecipe:
-    """Everything that a trajectory depends on beside its sample's identity.
-
-    Raises ValueError for a size the teacher cannot make, or if the student's scheduler could not
-    walk the same knots.
-    """
-    targets, teacher, family = job.targets, job.teacher, folder.family
-    scheduler = load_scheduler(folder, teacher)
-    shape = family.latent_shape(load_skeleton(folder), teacher.height, teacher.width)
-    knots = knots_of(targets.steps, targets.num_segments)
-    schedule = grid_of(family, scheduler, targets.steps, shape).subset(knots)
-    check_student_grid(family, scheduler, schedule, targets.steps, shape)
-    return TargetsRecipe(
-        kind="targets",
-        version=job.version,
-        family=family.name,
-        teacher=teacher_hash(teacher, folder),
-        embeddings=embeddings_hash,
-        scheduler=plain_config(scheduler),
-        prediction_type=prediction_type(scheduler),
-        steps=targets.steps,
-        guidance_scale=targets.guidance_scale,
-        guidance_scale_2=targets.guidance_scale_2,
-        knots=knots,
-        schedule=schedule,
-        latent_shape=shape,
-        height=teacher.height,
-        width=teacher.width,
-        max_sequence_length=teacher.max_sequence_length or family.max_sequence_length,
-        negative_prompt=teacher.negative_prompt,
-        dtype=teacher.dtype,
-        stored_dtype=targets.dtype,
-        seed=job.seed,
-        samples_per_prompt=targets.samples_per_prompt,
-        batch_size=targets.batch_size,
-        chunk_size=targets.chunk_size,
-        predictions=targets.predictions,
-    )
-
-
-def plan_chunks(
-    table: pd.DataFrame, samples_per_prompt: int, chunk_size: int, guided: bool
-) -> list[ChunkPlan]:
-    """All chunks of a prompt table; a chunk depends on its own prompts and on no others, and on
-    their own negative prompts where the teacher is guided away from them."""
-    samples = all_samples(table["prompt_id"], samples_per_prompt)
-    texts = texts_of_rows(table, guided)
-    plans = []
-    for index, start in enumerate(range(0, len(samples), chunk_size)):
-        rows = range(start, min(start + chunk_size, len(samples)))
-        named = [
-            [samples[row].prompt_id, samples[row].index, *texts[row // samples_per_prompt]]
-            for row in rows
-        ]
-        ids = [str(samples[row]) for row in rows]
-        plans.append(ChunkPlan(index, hash_json({"samples": named}), len(rows), {"samples": ids}))
-    return plans
 
 
 def make_targets(

@@ -7,6 +7,7 @@ States are the scheduler's own: `scale * (alpha * clean + sigma * noise)`. A rec
 guidance, at all knots but the last.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -20,6 +21,11 @@ from distillery.store.shards import Manifest
 def knots_of(steps: int, num_segments: int) -> tuple[int, ...]:
     """Step indices of the stored states: 0, steps / num_segments, ..., steps."""
     return tuple(range(0, steps + 1, steps // num_segments))
+
+
+def hash_samples(members: Iterable[str]) -> str:
+    """One digest of all samples and what they depend on, from those of their chunks."""
+    return hash_json({"chunks": list(members)})
 
 
 class TrajectoryStore:
@@ -36,7 +42,7 @@ class TrajectoryStore:
         manifest = Manifest.open(manifest_path)
         self.recipe = TargetsRecipe.from_json(manifest.recipe)
         self.recipe_hash = manifest.recipe_hash
-        self.samples_hash = hash_json({"chunks": [chunk.members for chunk in manifest.chunks]})
+        self.samples_hash = hash_samples(chunk.members for chunk in manifest.chunks)
         self.num_samples = manifest.num_samples
         self.num_knots = len(self.recipe.schedule.sigmas)
         self._files = [

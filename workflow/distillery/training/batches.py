@@ -89,16 +89,6 @@ class Batches:
         """Samples per update of the process that has most of them."""
         return -(-self.training.global_batch_size // self.ranks.world_size)
 
-    @property
-    def rollouts_begin(self) -> int:
-        """Samples seen before the first rollout."""
-        return self.training.num_samples - self.training.rollout_samples
-
-    @property
-    def online_begins(self) -> int:
-        """Samples seen before the first online target, which rollouts may follow."""
-        return self.rollouts_begin - self.training.online_samples
-
     def sizes(self) -> list[int]:
         """Samples of each rank in an update."""
         total, ranks = self.training.global_batch_size, self.ranks.world_size
@@ -117,10 +107,10 @@ class Batches:
         Online items are the next ones of the stream. Rollouts are whole trajectories, in an order
         of their own that begins with the phase.
         """
-        dataset, begin = self.dataset, self.rollouts_begin
+        dataset, begin = self.dataset, self.training.rollouts_begin
         if start < begin:
             items = Order(dataset.num_items, self.seed).items(start, stop)
-            first = dataset.first_online if start >= self.online_begins else 0
+            first = dataset.first_online if start >= self.training.online_begins else 0
             return [first + item for item in items]
         order = Order(dataset.num_trajectories, self.seed)
         trajectories = order.items(start - begin, stop - begin)

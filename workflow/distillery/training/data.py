@@ -18,6 +18,7 @@ from distillery.config.training import Objective, TimestepWeights
 from distillery.families import Family, Setting, family_named
 from distillery.families.protocol import Conditioning
 from distillery.files import repair_hint
+from distillery.generation.targets import DrawnNoise
 from distillery.noise import SampleId
 from distillery.schedule import Schedule
 from distillery.store.embeddings import EmbeddingStore
@@ -27,6 +28,9 @@ from distillery.store.tables import read_table
 from distillery.store.trajectories import TrajectoryStore
 from distillery.student.schedule import student_grid
 from distillery.training.objectives import Levels, ends_of, segment_weights, task_of
+
+NUM_MEASURED = 32
+"""Trajectories of the teacher that the alarms hold the student against."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +151,11 @@ class TargetSource(Dataset[Batch], ABC):
         """The item that is the first step with an online target."""
         return self.num_items + self.num_trajectories
 
+    @property
+    def measured_trajectories(self) -> list[int]:
+        """Those that the alarms look at, whose segments have stored targets in any case."""
+        return spread_evenly(self.num_trajectories, NUM_MEASURED)
+
     @abstractmethod
     def __getitems__(self, items: list[int]) -> Batch:
         """What the network sees and should output; the items are of one kind."""
@@ -170,12 +179,18 @@ class TargetSource(Dataset[Batch], ABC):
         """The sample whose trajectory an item is of."""
 
 
+def spread_evenly(num_items: int, count: int) -> list[int]:
+    """Up to `count` of the numbers below `num_items`, at equal distances, 0 among them."""
+    count = min(count, num_items)
+    return [number * num_items // count for number in range(count)]
+
+
 class SegmentDataset(TargetSource):
     """All segments of a run's stored trajectories with their prompts; memory-mapped."""
 
     def __init__(
         self,
-        targets: Path,
+        targets: Path | DrawnNoise,
         embeddings: Path,
         prompts: Path,
         steps: int,
@@ -186,7 +201,9 @@ class SegmentDataset(TargetSource):
         """Open both stores and check that they belong together.
 
         Args:
-            targets, embeddings: the manifests.
+            targets: manifest of the trajectories; or their noise alone, which is enough for an
+                `OnlineDataset` all of whose samples are online.
+            embeddings: manifest.
             prompts: the train table (Parquet).
             steps: of the student.
             objective: what is asked at each segment's beginning.
@@ -199,7 +216,7 @@ class SegmentDataset(TargetSource):
                 that the objective needs, or weights that do not fit the steps.
             DamagedChunkError: a chunk is missing or truncated, or an embedding has changed.
         """
-        self._trajectories = TrajectoryStore(targets)
+        self._trajectories = TrajectoryStore(targets) if isinstance(targets, Path) else targets
         self.recipe: TargetsRecipe = self._trajectories.recipe
         self.recipe_hash: str = self._trajectories.recipe_hash
         self.samples_hash: str = self._trajectories.samples_hash
@@ -209,6 +226,7 @@ class SegmentDataset(TargetSource):
         if verify:
             self.embeddings.verify()
         if self.embeddings.recipe_hash != self.recipe.embeddings:
+            assert isinstance(targets, Path), "noise is drawn for these very embeddings"
             manifests = sorted(targets.parent.glob("*.json"))
             raise ValueError(
                 f"{embeddings} is of recipe {self.embeddings.recipe_hash[:12]}, but {targets} was "
@@ -221,7 +239,7 @@ class SegmentDataset(TargetSource):
         self.steps = steps
         self.objective: Objective = objective
         if objective == "prediction":
-            self._trajectories.check_predictions()
+            self._store.check_predictions()
         self.num_trajectories = self._trajectories.num_samples
         self.num_items = self.num_trajectories * steps
         kind = self.recipe.prediction_type
@@ -286,10 +304,16 @@ class SegmentDataset(TargetSource):
         """The teacher's guided predictions (b, *latent) in float32 where segments begin."""
         pairs = zip(trajectories, segments, strict=True)
         stored = [
-            self._trajectories.prediction(trajectory, segment * self._stride)
+            self._store.prediction(trajectory, segment * self._stride)
             for trajectory, segment in pairs
         ]
         return torch.stack(stored).float()
+
+    @property
+    def _store(self) -> TrajectoryStore:
+        """The stored trajectories, which objectives of the teacher's own states read."""
+        assert isinstance(self._trajectories, TrajectoryStore)
+        return self._trajectories
 
     def _levels(self, knot: torch.Tensor, like: torch.Tensor) -> Levels:
         """alpha and sigma of the grid at knots (b,), shaped to multiply states (b, *latent)."""

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -22,6 +21,7 @@ from distillery.training.health import START_LIMIT_S
 from distillery.training.log import ProgressLog
 from distillery.training.microbatch import accumulate_what_fits, micro_batches_for
 from distillery.training.parallel import set_checkpointing, uses_checkpointing
+from distillery.training.resuming import resume
 from distillery.training.run import Paths, PreviewPaths, Run
 from distillery.training.saving import Saver
 from distillery.training.update import (
@@ -172,22 +172,6 @@ def stopped_while_drawing(log: ProgressLog, state: TrainingState, run: Run) -> b
     stop = bool(distributed.all_reduce(asked))
     run.watchdog.heartbeat("log, checkpoint or next batch")
     return stop
-
-
-def resume(state: TrainingState, run: Run) -> None:
-    """Go on from the newest whole checkpoint of this recipe; rank 0 says which that is."""
-    newest = ""
-    run.watchdog.heartbeat("search of the last checkpoint", waits=not run.ranks.is_main)
-    if run.ranks.is_main:
-        checkpoint.claim(run.checkpoints, run.reporter)
-        checkpoint.clean_up(run.checkpoints)
-        newest_path = checkpoint.find_newest(run.checkpoints, run.recipe_hash, run.reporter)
-        newest = str(newest_path or "")
-    newest = distributed.from_main(newest, run.device)
-    if newest:
-        run.watchdog.heartbeat(f"load of {newest}")
-        checkpoint.load(state, Path(newest))
-        run.reporter.info(f"resumes from {newest}")
 
 
 def write_outputs(state: TrainingState, run: Run, paths: Paths) -> None:

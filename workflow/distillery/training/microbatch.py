@@ -313,8 +313,8 @@ def find_micro_batch_size(state: TrainingState, micro_batches: MicroBatches, run
     """
     begin = state.samples_seen
     if micro_batches.for_rollouts:
-        begin = max(begin, run.batches.rollouts_begin)
-    elif begin >= run.batches.rollouts_begin:
+        begin = max(begin, run.training.rollouts_begin)
+    elif begin >= run.training.rollouts_begin:
         return
     wanted = run.training.micro_batch_size == "auto" and is_cuda(run.device)
     items = next(run.batches.positions(begin), None)

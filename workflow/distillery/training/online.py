@@ -18,6 +18,7 @@ from distillery.config.jobs import TrainingJob
 from distillery.config.training import check_teacher_rank
 from distillery.generation.teacher_walk import TeacherWalk
 from distillery.schedule import add_noise, from_prediction
+from distillery.store.trajectories import TrajectoryStore
 from distillery.training.batches import Batches
 from distillery.training.data import Batch, SegmentDataset, Student, rows
 from distillery.training.health import START_LIMIT_S, Watchdog
@@ -37,6 +38,12 @@ class TargetTeacher(Protocol):
             segments: b of the student's.
             prompt_rows: b rows of the prompt table.
         """
+        ...
+
+    def advance_all(
+        self, states: torch.Tensor, segment: int, prompt_rows: Sequence[int]
+    ) -> torch.Tensor:
+        """As `advance`, for the same states of one segment on every rank."""
         ...
 
 
@@ -64,6 +71,12 @@ class OwnTeacher:
                 prompts = [prompt_rows[row] for row in part]
                 ends[part] = self.walk.advance(states[part], segment, prompts)
         return ends
+
+    def advance_all(
+        self, states: torch.Tensor, segment: int, prompt_rows: Sequence[int]
+    ) -> torch.Tensor:
+        """Each rank for itself."""
+        return self.advance(states, [segment] * len(states), prompt_rows)
 
 
 @dataclass(frozen=True)
@@ -104,6 +117,16 @@ class TeacherOfOneRank:
         received = self._padded(torch.empty_like(states))
         dist.scatter(received, ends, src=self.rank)
         return received[: len(states)]
+
+    def advance_all(
+        self, states: torch.Tensor, segment: int, prompt_rows: Sequence[int]
+    ) -> torch.Tensor:
+        """The teacher's rank for all."""
+        ends = torch.empty_like(states)
+        if self.own is not None:
+            ends = self.own.advance_all(states, segment, prompt_rows)
+        dist.broadcast(ends, src=self.rank)
+        return ends
 
     def _gather(self, values: torch.Tensor) -> list[torch.Tensor] | None:
         """The values of every rank without their padding, on the teacher's rank."""
@@ -162,6 +185,26 @@ class OnlineDataset(SegmentDataset):
         levels = (*self._levels(first, noisy), *self._levels(first + 1, noisy))
         kind = self.recipe.prediction_type
         return replace(batch, noisy=noisy, target=segment_target(kind, noisy, ends, *levels))
+
+    def walk_measured(self, device: torch.device, watchdog: Watchdog) -> None:
+        """Walk with the teacher alone from the noise that the alarms look at; where no trajectories
+        are stored they have its states from here. All ranks call it together."""
+        if isinstance(self._trajectories, TrajectoryStore):
+            return
+        samples = self.measured_trajectories
+        prompts = [self._trajectories.prompt_row(sample) for sample in samples]
+        states = torch.stack([self._states(sample, 0, 0)[0] for sample in samples])
+        states = states.float().to(device)
+        for segment in range(self.steps):
+            watchdog.heartbeat(
+                f"the teacher's step {segment + 1} of {self.steps} for the alarms",
+                joint=True,
+                limit_s=START_LIMIT_S,
+            )
+            states = self.teacher.advance_all(states, segment, prompts)
+            knot = (segment + 1) * self._stride
+            for sample, state in zip(samples, states.cpu(), strict=True):
+                self._trajectories.known[sample, knot] = state
 
     def name(self, item: int) -> str:
         """An item in words."""

@@ -5,12 +5,15 @@ from pathlib import Path
 
 import torch
 
-from distillery.config.jobs import TrainingJob
+from distillery.config.jobs import TargetsJob, TrainingJob
 from distillery.config.section import without_result
 from distillery.config.training import Training
+from distillery.generation.targets import DrawnNoise
 from distillery.model_folder import hash_model
 from distillery.store.chunks import chunk_folder
 from distillery.store.recipes import TrainingRecipe
+from distillery.store.shards import Manifest
+from distillery.store.tables import read_table
 from distillery.teacher.folder import find_teacher
 from distillery.telemetry import Reporter
 from distillery.training import distributed
@@ -31,14 +34,14 @@ class Inputs:
 
     Attributes:
         student: the untrained student's folder.
-        targets: manifest.
+        targets: manifest; None where all targets are online, and only noise is needed.
         embeddings: manifest of the train split.
         prompts: table of the train split.
         checkpoints: folder of all recipes' checkpoints, kept between runs.
     """
 
     student: Path
-    targets: Path
+    targets: Path | None
     embeddings: Path
     prompts: Path
     checkpoints: Path
@@ -92,6 +95,8 @@ class Run:
     checkpoints: Path
     recipe: TrainingRecipe
     recipe_hash: str
+    stored_part: TrainingRecipe | None = None
+    """Of the training that does its first part from stored targets alone, if there is such."""
 
     @property
     def num_losses(self) -> int:
@@ -126,13 +131,15 @@ def prepare(
     dataset = open_dataset(job, paths, verify=ranks.is_main)
     batches = Batches(dataset, job.training, job.seed, ranks)
     initial = hash_model(paths.student) if ranks.is_main else ""
-    recipe = training_recipe(job, dataset, distributed.from_main(initial, device))
+    initial = distributed.from_main(initial, device)
+    recipe, part = training_recipe(job, dataset, initial), stored_part(job)
     reporter.info(
         f"training recipe {recipe.hash[:12]}: {dataset.num_items} items, {ranks.world_size} "
         f"processes, objective {job.training.objective}"
     )
     if isinstance(dataset, OnlineDataset):
         dataset.teacher = load_target_teacher(job, dataset, batches, device, watchdog)
+        dataset.walk_measured(device, watchdog)
     return Run(
         training=job.training,
         dataset=dataset,
@@ -146,6 +153,7 @@ def prepare(
         checkpoints=chunk_folder(paths.checkpoints, recipe.hash),
         recipe=recipe,
         recipe_hash=recipe.hash,
+        stored_part=training_recipe(part, dataset, initial) if part else None,
     )
 
 
@@ -153,7 +161,7 @@ def open_dataset(job: TrainingJob, inputs: Inputs, verify: bool = True) -> Targe
     """What a training learns from; see `SegmentDataset` for arguments and errors."""
     source = OnlineDataset if job.training.targets == "online" else SegmentDataset
     return source(
-        inputs.targets,
+        inputs.targets or draw_noise(job, inputs),
         inputs.embeddings,
         inputs.prompts,
         job.student.steps,
@@ -161,6 +169,18 @@ def open_dataset(job: TrainingJob, inputs: Inputs, verify: bool = True) -> Targe
         job.training.timestep_weights,
         verify,
     )
+
+
+def draw_noise(job: TrainingJob, inputs: Inputs) -> DrawnNoise:
+    """What a training without stored targets begins from."""
+    if job.targets is None:
+        raise ValueError(
+            "there are no --targets, and this training learns from stored trajectories: give their "
+            "manifest"
+        )
+    targets = TargetsJob(seed=job.seed, teacher=job.teacher, targets=job.targets)
+    embeddings_hash = Manifest.open(inputs.embeddings).recipe_hash
+    return DrawnNoise(targets, read_table(inputs.prompts), embeddings_hash)
 
 
 def _perceptual(
@@ -193,3 +213,20 @@ def training_recipe(job: TrainingJob, dataset: TargetSource, initial: str) -> Tr
         samples=dataset.samples_hash,
         training=settings,
     )
+
+
+def stored_part(job: TrainingJob) -> TrainingJob | None:
+    """The training from stored targets alone that does the first part of one that finishes online.
+
+    It has the same samples in the same order at the same learning rates; None where there is none.
+    """
+    training = job.training
+    if not training.online_samples or not training.online_begins:
+        return None
+    settings = {
+        **{name: Training.model_fields[name].default for name in OF_ONLINE},
+        "num_samples": training.online_begins,
+        "rollout_samples": 0,
+        "perceptual_weight": 0.0,
+    }
+    return job.model_copy(update={"training": training.model_copy(update=settings)})

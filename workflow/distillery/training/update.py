@@ -41,13 +41,16 @@ def learning_rate_at(samples_seen: int, training: Training) -> float:
 
     A linear rise over `warmup_samples`, times 1 or half a cosine from 1 to 0 over `num_samples`.
     Both are taken in the middle of the batch, so that neither the first nor the last update is
-    wasted.
+    wasted. A finish with online targets has a cosine of its own (warm restart, Loshchilov and
+    Hutter 2017, arXiv:1608.03983), so that the part before it is a whole training.
     """
     middle = samples_seen + training.global_batch_size / 2
     rise = min(1.0, middle / training.warmup_samples) if training.warmup_samples else 1.0
     fall = 1.0
     if training.schedule == "cosine":
-        fall = 0.5 * (1.0 + math.cos(math.pi * middle / training.num_samples))
+        restart = training.online_begins if training.online_samples else training.num_samples
+        begin, end = (0, restart) if samples_seen < restart else (restart, training.num_samples)
+        fall = 0.5 * (1.0 + math.cos(math.pi * (middle - begin) / (end - begin)))
     return training.learning_rate * rise * fall
 
 

@@ -26,15 +26,13 @@ from distillery.training.alarms import (
     Variation,
     judge_variation,
 )
-from distillery.training.data import Batch, TargetSource
+from distillery.training.data import Batch, TargetSource, spread_evenly
 from distillery.training.objectives import sample_losses
 from distillery.training.run import Run
 from distillery.training.update import TrainingState, inspecting
 
 NUM_VARIED, NUM_HELD = 4, 2
 """States or prompts that are varied, and how many of the other kind they are crossed with."""
-NUM_MEASURED = 32
-"""Items of each segment whose targets give the constant-output baseline."""
 
 
 @dataclass(frozen=True)
@@ -77,12 +75,6 @@ class CollapseProbe:
             state=state_variation(over_states, self.last, dataset),
             prompt=prompt_variation(over_prompts, self.first, dataset),
         )
-
-
-def spread_evenly(num_items: int, count: int) -> list[int]:
-    """Up to `count` of the numbers below `num_items`, at equal distances, 0 among them."""
-    count = min(count, num_items)
-    return [number * num_items // count for number in range(count)]
 
 
 def crossed(
@@ -182,7 +174,7 @@ def constant_baseline_losses(dataset: TargetSource, training: Training) -> list[
     the mean of the targets' clean images. A student that does not do better has learned nothing
     of a segment but its mean, as it does from targets that belong to other noise or other prompts.
     """
-    rows = spread_evenly(dataset.num_trajectories, NUM_MEASURED)
+    rows = dataset.measured_trajectories
     baselines = []
     for segment in range(dataset.steps):
         # One by one: the prompts, which are not needed here, can be large.

@@ -1,0 +1,139 @@
+"""What the teacher's trajectories depend on, and where they begin: at noise that is drawn again as
+it was stored."""
+
+import pandas as pd
+import torch
+
+from distillery.config.jobs import TargetsJob
+from distillery.families import Setting, grid_of
+from distillery.files import hash_json
+from distillery.generation.chunked import ChunkPlan
+from distillery.noise import all_samples, noise_seed
+from distillery.prompts import texts_of_rows
+from distillery.schedulers import plain_config, prediction_type
+from distillery.store.recipes import TargetsRecipe
+from distillery.store.trajectories import hash_samples, knots_of
+from distillery.student.schedule import check_student_grid
+from distillery.teacher.adapters import teacher_hash
+from distillery.teacher.folder import PipelineFolder, find_teacher
+from distillery.teacher.loading import load_scheduler, load_skeleton, torch_dtype
+
+
+def setting_of(job: TargetsJob) -> Setting:
+    """What the teacher receives beside state, timestep and prompt."""
+    teacher, targets = job.teacher, job.targets
+    return Setting(teacher.height, teacher.width, targets.guidance_scale, targets.guidance_scale_2)
+
+
+def targets_recipe(job: TargetsJob, folder: PipelineFolder, embeddings_hash: str) -> TargetsRecipe:
+    """Everything that a trajectory depends on beside its sample's identity.
+
+    Raises ValueError for a size the teacher cannot make, or if the student's scheduler could not
+    walk the same knots.
+    """
+    targets, teacher, family = job.targets, job.teacher, folder.family
+    scheduler = load_scheduler(folder, teacher)
+    shape = family.latent_shape(load_skeleton(folder), teacher.height, teacher.width)
+    knots = knots_of(targets.steps, targets.num_segments)
+    schedule = grid_of(family, scheduler, targets.steps, shape).subset(knots)
+    check_student_grid(family, scheduler, schedule, targets.steps, shape)
+    return TargetsRecipe(
+        kind="targets",
+        version=job.version,
+        family=family.name,
+        teacher=teacher_hash(teacher, folder),
+        embeddings=embeddings_hash,
+        scheduler=plain_config(scheduler),
+        prediction_type=prediction_type(scheduler),
+        steps=targets.steps,
+        guidance_scale=targets.guidance_scale,
+        guidance_scale_2=targets.guidance_scale_2,
+        knots=knots,
+        schedule=schedule,
+        latent_shape=shape,
+        height=teacher.height,
+        width=teacher.width,
+        max_sequence_length=teacher.max_sequence_length or family.max_sequence_length,
+        negative_prompt=teacher.negative_prompt,
+        dtype=teacher.dtype,
+        stored_dtype=targets.dtype,
+        seed=job.seed,
+        samples_per_prompt=targets.samples_per_prompt,
+        batch_size=targets.batch_size,
+        chunk_size=targets.chunk_size,
+        predictions=targets.predictions,
+    )
+
+
+def plan_chunks(
+    table: pd.DataFrame, samples_per_prompt: int, chunk_size: int, guided: bool
+) -> list[ChunkPlan]:
+    """All chunks of a prompt table; a chunk depends on its own prompts and on no others, and on
+    their own negative prompts where the teacher is guided away from them."""
+    samples = all_samples(table["prompt_id"], samples_per_prompt)
+    texts = texts_of_rows(table, guided)
+    plans = []
+    for index, start in enumerate(range(0, len(samples), chunk_size)):
+        rows = range(start, min(start + chunk_size, len(samples)))
+        named = [
+            [samples[row].prompt_id, samples[row].index, *texts[row // samples_per_prompt]]
+            for row in rows
+        ]
+        ids = [str(samples[row]) for row in rows]
+        plans.append(ChunkPlan(index, hash_json({"samples": named}), len(rows), {"samples": ids}))
+    return plans
+
+
+class DrawnNoise:
+    """The noise where trajectories begin, as their store would hold it.
+
+    It is what targets of the student's own states need; no stage has to store it for them. Behind
+    it there is nothing but the few states that are put into `known`.
+
+    Attributes:
+        recipe: that stored trajectories would have.
+        recipe_hash: its hash.
+        samples_hash: of their samples: ids and texts, in order.
+        num_samples: as many as there would be.
+        known: (sample, knot) to a state (*latent).
+    """
+
+    def __init__(self, job: TargetsJob, table: pd.DataFrame, embeddings_hash: str) -> None:
+        """Read the teacher's configuration, no weights.
+
+        Args:
+            job: the configuration of the targets.
+            table: prompts of the train split.
+            embeddings_hash: of the recipe of their embeddings.
+        """
+        teacher, targets = job.teacher, job.targets
+        folder = find_teacher(teacher)
+        family, scheduler = folder.family, load_scheduler(folder, teacher)
+        self.recipe = targets_recipe(job, folder, embeddings_hash)
+        self.recipe_hash = self.recipe.hash
+        guided = family.calls_per_step(folder.denoiser_config, targets.guidance_scale) > 1
+        plans = plan_chunks(table, targets.samples_per_prompt, targets.chunk_size, guided)
+        self.samples_hash = hash_samples(plan.members for plan in plans)
+        self._samples = all_samples(table["prompt_id"], targets.samples_per_prompt)
+        self.num_samples = len(self._samples)
+        self.known: dict[tuple[int, int], torch.Tensor] = {}
+        self._job, self._family, self._pipeline = job, family, load_skeleton(folder)
+        # Some schedulers know the scale of their first state only with their timesteps.
+        family.set_timesteps(scheduler, targets.steps, self.recipe.latent_shape)
+        self._scale = getattr(scheduler, "init_noise_sigma", 1.0)
+
+    def prompt_row(self, sample: int) -> int:
+        """The row of the prompt table that a sample is made from."""
+        return sample // self.recipe.samples_per_prompt
+
+    def states(self, sample: int, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `TrajectoryStore.states`, for the first knot and those that are known."""
+        return self._state(sample, first), self._state(sample, last)
+
+    def _state(self, sample: int, knot: int) -> torch.Tensor:
+        if knot:
+            return self.known[sample, knot]
+        seed = noise_seed(self._job.seed, self._samples[sample])
+        (noise,) = self._family.noise(self._pipeline, [seed], setting_of(self._job))
+        state: torch.Tensor = (noise * self._scale).to(torch_dtype(self._job.targets.dtype))
+        return state
