@@ -53,6 +53,17 @@ def test_a_second_run_has_nothing_to_do(ran: Path) -> None:
     assert "Nothing to be done" in succeed(ran, "--dry-run", TARGETS, SAMPLES)
 
 
+def test_a_training_that_is_online_alone_needs_no_targets(teacher: Path, tmp_path: Path) -> None:
+    folder = skeleton(tmp_path)
+    configure(folder, teacher, training={"targets": "online"})
+    assert not {"targets", "merge_targets"} & jobs(succeed(folder, "--dry-run"))
+    succeed(folder, "results/tiny/student/loss.parquet")
+    assert not (folder / "results/tiny/targets").exists()
+    finish = {"targets": "online", "num_samples": 16, "finish_samples": 8}
+    configure(folder, teacher, training=finish)
+    assert {"targets", "merge_targets", "training"} <= jobs(succeed(folder, "--dry-run"))
+
+
 def test_samples_settings_rerun_no_targets(ran: Path, teacher: Path) -> None:
     configure(ran, teacher, targets={"num_shards": 1}, samples={"num_shards": 1, "batch_size": 3})
     listed = jobs(succeed(ran, "--dry-run", TARGETS, SAMPLES))
