@@ -21,19 +21,20 @@ onstart:
         raise WorkflowError(str(error))
     needed = jobs_to_run(workflow)
     if rules.plan.rule not in needed:
-        processes, gpus = 0, None
+        processes, gpus, nodes = 0, None, 1
         train = (
             needed.get(rules.training.rule) if isinstance(CONFIG, Config) else None
         )
         if train:
-            processes, gpus = train.params.processes, train.resources.gpu
+            processes = train.params.processes
+            gpus, nodes = train.resources.gpu, train.resources.nodes
         elif not isinstance(CONFIG, Config):
             gpus = max(
                 (job.resources.get("gpu", 0) for job in needed.values()),
                 default=None,
             )
         try:
-            plan_first(CONFIG, RUN, PLANNED, processes, gpus)
+            plan_first(CONFIG, RUN, PLANNED, processes, gpus, nodes)
         except ValueError as error:
             raise WorkflowError(str(error))
 

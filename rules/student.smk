@@ -51,11 +51,23 @@ rule training:
         RUN.benchmark("training")
     threads: CONFIG.hardware.cpu_processes * CONFIG.hardware.cpu_threads
     resources:
+        # Over all nodes. Several of them are a matter of the cluster's profile: docs/slurm.md.
         gpu=NUM_GPUS,
+        nodes=1,
+        cpus_per_gpu=8,
         cpu_threads=CONFIG.hardware.cpu_threads,
         cpu_processes=CONFIG.hardware.cpu_processes,
     params:
-        processes=lambda wildcards, resources: resources.gpu or resources.cpu_processes,
+        processes=lambda wildcards, resources: (
+            resources.gpu or resources.nodes * resources.cpu_processes
+        ),
+        gpus=lambda wildcards, resources: gpus_per_node(resources.gpu, resources.nodes),
+        launcher=lambda wildcards, resources: launch_with(
+            resources.gpu,
+            resources.nodes,
+            resources.cpu_processes,
+            resources.cpus_per_gpu,
+        ),
         lock=str(job_lock(RUN.path, "training")),
         checkpoints=str(RUN.checkpoints),
         previews=str(RUN.previews),
@@ -63,10 +75,8 @@ rule training:
         """
         # torchrun kills what a signal has not ended after 30 s: too soon for a large checkpoint.
         export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=900
-        exec python -m distillery.with_gpus --num-gpus {resources.gpu} \
-            --alone {params.lock} -- \
-            python -m torch.distributed.run --standalone --nproc-per-node={params.processes} \
-            --signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 -m distillery.stages.training \
+        exec python -m distillery.with_gpus --num-gpus {params.gpus} --alone {params.lock} -- \
+            {params.launcher} -m distillery.stages.training \
             --config {input.config} \
             --student {input.student} \
             --prompts {input.prompts} \

@@ -37,7 +37,15 @@ from torch.distributed.run import main as run_torch  # noqa: E402
 
 import tiny  # noqa: E402, F401 - imports what the processes would otherwise each import again
 from distillery.stages import training as script  # noqa: E402
-from distillery.training import checkpoint, distributed, loop, microbatch, online, update  # noqa: E402
+from distillery.training import (  # noqa: E402
+    checkpoint,
+    distributed,
+    loop,
+    microbatch,
+    nodes,
+    online,
+    update,
+)
 
 HUNG = "killed by the watchdog"
 
@@ -46,8 +54,8 @@ def run(num_processes, arguments, faults=None, launcher="bare", limit_s=60):
     """Run distillery.stages.training in processes that find each other by environment variables.
 
     `faults` maps a rank to what goes wrong there, see `_break`; `launcher` says whose variables
-    they have, "bare" or "slurm". Returns the exit codes by rank: -9 after SIGKILL, `HUNG` if it had
-    to be killed from here.
+    they have, "bare" or "slurm", or names each one's node, as srun does. Returns the exit codes by
+    rank: -9 after SIGKILL, `HUNG` if it had to be killed from here.
     """
     context = _forking()
     with _python_path():
@@ -215,9 +223,15 @@ def _end_after(work):
 def _variables(launcher, rank, num_processes, port):
     """What a launcher puts into the environment of one process."""
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    if launcher == "slurm":
-        tasks = {"SLURM_PROCID": str(rank), "SLURM_STEP_NUM_TASKS": str(num_processes)}
-        return meeting | tasks | {"SLURM_LOCALID": str(rank), "SLURM_JOB_ID": "7"}
+    if launcher != "bare":
+        names = ["n1"] * num_processes if launcher == "slurm" else launcher
+        return meeting | {
+            "SLURM_PROCID": str(rank),
+            "SLURM_STEP_NUM_TASKS": str(num_processes),
+            "SLURM_LOCALID": str(names[:rank].count(names[rank])),
+            "SLURMD_NODENAME": names[rank],
+            "SLURM_JOB_ID": "7",
+        }
     return meeting | {"RANK": str(rank), "WORLD_SIZE": str(num_processes)}
 
 
@@ -251,6 +265,10 @@ def _break(fault):
             at_number[kind](int(number))
         case "kill-in-save" | "slow-save":
             _in_save(int(number), ACTS_IN_SAVE[kind])
+        case "version":
+            nodes.__version__ = number
+        case "folder":
+            os.chdir(number)
         case "record":
             _record(Path(number))
         case "hold":

@@ -4,11 +4,14 @@ import os
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from distillery.training import health as peers_module
-from distillery.training.health import Peers, Watchdog, meet
+from distillery.training.distributed import RankInfo
+from distillery.training.health import Peers, Watchdog
+from distillery.training.nodes import meet
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="Linux alone")
 
@@ -46,7 +49,7 @@ def test_one_that_ended_before_it_could_be_watched_is_gone():
 
 
 def test_a_process_alone_has_no_peers():
-    assert meet().gone() == []
+    assert meet(RankInfo(), Path())[1].gone() == []
 
 
 def test_where_the_system_lets_nobody_look_there_are_no_peers(monkeypatch):
@@ -55,9 +58,9 @@ def test_where_the_system_lets_nobody_look_there_are_no_peers(monkeypatch):
     def refuse(_pid):
         raise PermissionError(1, "Operation not permitted")
 
-    assert peers_module._host()
+    assert peers_module.host_id()
     monkeypatch.setattr(os, "pidfd_open", refuse)
-    assert peers_module._host() == ""
+    assert peers_module.host_id() == ""
 
 
 def watched(action, **phase):

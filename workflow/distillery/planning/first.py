@@ -37,6 +37,7 @@ def plan_first(
     sources: Sequence[str],
     num_processes: int = 0,
     num_gpus: int | None = None,
+    num_nodes: int = 1,
 ) -> None:
     """Write runtime.json, and plan.json unless it is that of this configuration and of these files.
 
@@ -46,6 +47,7 @@ def plan_first(
         sources: files beside the configuration that the plan reads.
         num_processes: that Snakemake gives the training; 0 if no training is to be done.
         num_gpus: the same of GPUs; None if no training is to be done.
+        num_nodes: that these are on.
 
     Raises:
         ValueError: the training gets more processes than an update has samples, or the plan
@@ -55,7 +57,7 @@ def plan_first(
         check_batch_size(config.training, num_processes)
     check_contents(run.plan, sources)
     with alone(run.config(".planning").with_suffix(""), quiet) as waited:
-        _plan(config, run, sources, num_gpus, waited)
+        _plan(config, run, sources, num_gpus, num_nodes, waited)
 
 
 def plan_as_asked(planned: Mapping[str, Any] | None, run: RunFolder) -> None:
@@ -85,7 +87,12 @@ def asked_to_plan(config: RunConfig, run: RunFolder, sources: Sequence[str], out
 
 
 def _plan(
-    config: RunConfig, run: RunFolder, sources: Sequence[str], num_gpus: int | None, waited: bool
+    config: RunConfig,
+    run: RunFolder,
+    sources: Sequence[str],
+    num_gpus: int | None,
+    num_nodes: int,
+    waited: bool,
 ) -> None:
     """`waited` says that another job has just planned: what it refused is not asked again."""
     frozen, plan = run.config("run"), run.plan
@@ -95,13 +102,13 @@ def _plan(
     content = freeze(config, "run")
     if not _is_written(frozen, content):
         save_frozen(frozen, content)
-    if _is_current(plan, hash_json(content), num_gpus) and _is_newer(plan, sources):
+    if _is_current(plan, hash_json(content), num_gpus, num_nodes) and _is_newer(plan, sources):
         return
     if waited:
         raise ValueError("the plan refuses this run; another job says why")
     script = ["-m", "distillery.stages.plan", "--config", str(frozen), "--output", str(plan)]
     if num_gpus is not None:
-        script += ["--num-gpus", str(num_gpus)]
+        script += ["--num-gpus", str(num_gpus), "--num-nodes", str(num_nodes)]
     log = run.log("plan")
     command = [sys.executable, *script, "--log-file", str(log)]
     # Ctrl-C is for this process, which ends the other; Snakemake, which expects it while jobs run
@@ -126,11 +133,13 @@ def _is_written(path: Path, content: JsonObject) -> bool:
         return False
 
 
-def _is_current(plan: Path, config_hash: str, num_gpus: int | None) -> bool:
+def _is_current(plan: Path, config_hash: str, num_gpus: int | None, num_nodes: int) -> bool:
     """Whether a plan is of this configuration, and for so many GPUs; a plan that was refused leaves
     the one before it."""
     planned = read_plan(plan)
-    return planned.get("config") == config_hash and num_gpus in (None, planned.get("num_gpus"))
+    machine = (planned.get("num_gpus"), planned.get("num_nodes", 1))
+    is_for_these = num_gpus is None or machine == (num_gpus, num_nodes)
+    return planned.get("config") == config_hash and is_for_these
 
 
 def check_folder(sources: Sequence[str], checkout: Path) -> None:

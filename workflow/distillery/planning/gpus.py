@@ -16,11 +16,13 @@ class Gpus:
         count: of the training; 0 trains on the CPU.
         memory_bytes: of the smallest; None where there is none, or it is not known.
         capability: CUDA's compute capability of the oldest, e.g. (9, 0); None if not known.
+        num_nodes: that the training's are on, the same number on each.
     """
 
     count: int = 0
     memory_bytes: int | None = None
     capability: tuple[int, int] | None = None
+    num_nodes: int = 1
 
     @property
     def is_unknown(self) -> bool:
@@ -29,7 +31,10 @@ class Gpus:
 
 
 def plan_gpus(
-    hardware: Hardware, local_gpus: Sequence[Mapping[str, Any]], num_gpus: int | None = None
+    hardware: Hardware,
+    local_gpus: Sequence[Mapping[str, Any]],
+    num_gpus: int | None = None,
+    num_nodes: int = 1,
 ) -> Gpus:
     """The GPUs that the jobs of a run will get.
 
@@ -39,6 +44,7 @@ def plan_gpus(
         hardware: section of the configuration.
         local_gpus: on this machine, as in `hardware.describe_hardware`.
         num_gpus: that Snakemake gives the training, if it is to train.
+        num_nodes: that these are on.
     """
     count = num_gpus or hardware.num_gpus or len(local_gpus)
     capabilities = [
@@ -50,7 +56,8 @@ def plan_gpus(
     if hardware.gpu_memory_gib is not None:
         memory, capabilities = int(hardware.gpu_memory_gib * GIB), []
     major, minor = min(capabilities, default=(0, 0))
-    return Gpus(count, memory if count else None, (major, minor) if capabilities else None)
+    capability = (major, minor) if capabilities else None
+    return Gpus(count, memory if count else None, capability, num_nodes)
 
 
 def advise_gpus(gpus: Gpus) -> list[str]:
@@ -68,4 +75,5 @@ def summarise_gpus(gpus: Mapping[str, Any]) -> str:
     if not gpus["count"]:
         return "planned for the CPU"
     memory = readable(gpus["memory_bytes"]) if gpus["memory_bytes"] else "unknown memory"
-    return f"planned for {gpus['count']} GPU of {memory}"
+    nodes = f" on {gpus['num_nodes']} nodes" if gpus["num_nodes"] > 1 else ""
+    return f"planned for {gpus['count']} GPU of {memory}{nodes}"

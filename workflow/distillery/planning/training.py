@@ -44,7 +44,10 @@ def plan_training(
             online targets of a sharded student.
     """
     machine = Machine(
-        gpus.count or config.hardware.cpu_processes, gpus.memory_bytes, gpus.capability
+        gpus.count or gpus.num_nodes * config.hardware.cpu_processes,
+        gpus.memory_bytes,
+        gpus.capability,
+        gpus.num_nodes,
     )
     additions = student.trained_parameters if student.init == "lora" else 0
     execution = choose_execution(

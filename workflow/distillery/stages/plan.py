@@ -79,13 +79,16 @@ class Work:
         return self.num_trajectories * self.trajectory_bytes
 
 
-def make_plan(config: RunConfig, output: Path, num_gpus: int | None = None) -> None:
+def make_plan(
+    config: RunConfig, output: Path, num_gpus: int | None = None, num_nodes: int = 1
+) -> None:
     """Check everything that can be known beforehand, and write the plan.
 
     Args:
         config: of the run.
         output: plan.json.
         num_gpus: that Snakemake gives the training; None where it is not to train.
+        num_nodes: that these are on.
 
     Raises:
         FileNotFoundError: a prompt file, the teacher or a part of it is missing.
@@ -104,11 +107,12 @@ def make_plan(config: RunConfig, output: Path, num_gpus: int | None = None) -> N
     check_all_lengths(config.teacher, folder, prompts)
     of_prompts = check_negatives(config, prompts, folder) + advise_weights(prompts)
     hardware = describe_hardware()
-    gpus = plan_gpus(config.hardware, hardware["gpus"], num_gpus)
+    gpus = plan_gpus(config.hardware, hardware["gpus"], num_gpus, num_nodes)
     plan: dict[str, Any] = {
         "run": config.run,
         "config": hash_json(freeze(config, "run")),
         "num_gpus": num_gpus,
+        "num_nodes": num_nodes,
         "teacher": {
             "folder": str(folder.path),
             "family": folder.family.name,
@@ -371,12 +375,18 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--config", type=Path, required=True, help="the whole configuration")
     parser.add_argument("--output", type=Path, required=True, help="plan.json")
     parser.add_argument("--num-gpus", type=int, help="that Snakemake gives the training")
+    parser.add_argument("--num-nodes", type=int, default=1, help="that these are on")
     arguments = parser.parse_args(argv)
     # On the terminal, as the plan itself: reading a large teacher takes minutes.
     logging.basicConfig(format="%(message)s")
     logging.getLogger("distillery").setLevel(logging.INFO)
     status = explain_errors(
-        lambda: make_plan(read_config(arguments.config), arguments.output, arguments.num_gpus),
+        lambda: make_plan(
+            read_config(arguments.config),
+            arguments.output,
+            arguments.num_gpus,
+            arguments.num_nodes,
+        ),
         arguments.log,
     )
     if status == 0:

@@ -28,8 +28,9 @@ from distillery.hardware import device_label, select_device
 from distillery.run_folder import RunFolder
 from distillery.telemetry import explain_errors, reporting
 from distillery.training import distributed
-from distillery.training.health import EXIT_INTERRUPTED, Peers, Stopped, StopRequest, Watchdog, meet
+from distillery.training.health import EXIT_INTERRUPTED, Peers, Stopped, StopRequest, Watchdog
 from distillery.training.loop import train
+from distillery.training.nodes import check_seen, meet
 from distillery.training.run import Paths, Run, prepare
 
 
@@ -41,6 +42,7 @@ def main(argv: list[str] | None = None) -> int:
 
     def body() -> None:
         nonlocal finished
+        check_seen(arguments.config, distributed.detect_rank(os.environ))
         stop = StopRequest()
         with stop.listening():
             finished = train_here(
@@ -79,7 +81,7 @@ def train_here(
     watchdog = Watchdog(ranks.rank, job.training.hang_timeout_s, log)
     with watchdog.watching():
         device = distributed.start(ranks, select_device(cpu_threads), job.training.timeout_s)
-        watchdog.peers = meet()
+        ranks, watchdog.peers = meet(ranks, run_folder.path)
         folder = telemetry or run_folder.telemetry
         name = "training" if ranks.is_main else f"training-rank-{ranks.rank}"
         label, finished = device_label(device), False

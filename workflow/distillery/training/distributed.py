@@ -9,18 +9,24 @@ import ctypes
 import os
 import re
 import signal
+import socket
+import subprocess
 import sys
+import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
 
-from distillery.locks import LAUNCHER
+from distillery.locks import LAUNCHER, say
 
+LATE_S = 30.0
+"""After so long a process says for whom it waits."""
 PR_SET_PDEATHSIG = 1
 """From Linux's <sys/prctl.h>."""
 SLURM_PORTS = range(20000, 40000)
@@ -36,12 +42,19 @@ class RankInfo:
         world_size: how many there are.
         local_rank: its number among those of its machine.
         address: (host, port) of rank 0 where the launcher leaves it to us, else None.
+        nodes: the ranks of each node, once they have met; see `nodes.meet`.
     """
 
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
     address: tuple[str, int] | None = None
+    nodes: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def num_nodes(self) -> int:
+        """How many nodes there are, as far as is known."""
+        return max(1, len(self.nodes))
 
     @property
     def is_main(self) -> bool:
@@ -137,22 +150,80 @@ def start(ranks: RankInfo, device: torch.device, timeout_s: int) -> torch.device
         ranks: see `detect_rank`.
         device: of the job, as `hardware.select_device` gives it.
         timeout_s: after this a collective that others do not join is an error.
+
+    Raises:
+        ValueError: the address of rank 0 cannot be used.
     """
     if device.type == "cuda":
         device = torch.device("cuda", _gpu_of(ranks, torch.cuda.device_count()))
         torch.cuda.set_device(device)
     if ranks.world_size > 1:
-        options: dict[str, Any] = {}
-        if ranks.address is not None:
-            options = {"init_method": "tcp://{}:{}".format(*ranks.address)}
+        _join(ranks, "nccl" if device.type == "cuda" else "gloo", timedelta(seconds=timeout_s))
+    return device
+
+
+def _join(ranks: RankInfo, backend: str, timeout: timedelta) -> None:
+    """Start the group at the address of rank 0."""
+    if ranks.address is None:
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        method = "env://"
+    else:
+        host, port = find_host(ranks.address[0]), ranks.address[1]
+        method = f"tcp://{host}:{port}"
+    check_host(host)
+    waits = threading.Timer(LATE_S, _tell_late, (ranks, host, port))
+    waits.daemon = True
+    waits.start()
+    try:
         dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo",
+            backend,
+            init_method=method,
             rank=ranks.rank,
             world_size=ranks.world_size,
-            timeout=timedelta(seconds=timeout_s),
-            **options,
+            timeout=timeout,
         )
-    return device
+    except dist.DistNetworkError as error:
+        if "EADDRINUSE" not in str(error):
+            raise
+        raise ValueError(
+            f"port {port} of {host} is in use by another process: export MASTER_PORT with a free "
+            "one, the same for all processes"
+        ) from error
+    finally:
+        waits.cancel()
+
+
+def _tell_late(ranks: RankInfo, host: str, port: int) -> None:
+    """Say for whom this process waits."""
+    others = f"the other {ranks.world_size - 1} processes" if ranks.is_main else "rank 0"
+    say(
+        f"rank {ranks.rank} has waited {LATE_S:.0f} s for {others} at {host}, port {port}: do they "
+        "all run, and may they connect there (MASTER_ADDR and MASTER_PORT name another place)?"
+    )
+
+
+def find_host(name: str) -> str:
+    """A SLURM node's name, or its address where the name does not resolve."""
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError:
+        with suppress(OSError):
+            words = ["scontrol", "show", "node", name]
+            shown = subprocess.run(words, capture_output=True, text=True, check=False).stdout
+            if match := re.search(r"NodeAddr=(\S+)", shown):
+                return match[1]
+    return name
+
+
+def check_host(name: str) -> None:
+    """Raise ValueError for one that does not resolve."""
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError as error:
+        raise ValueError(
+            f"the host of rank 0, {name}, cannot be found from {socket.gethostname()} "
+            f"({error.strerror}): export MASTER_ADDR with its address"
+        ) from error
 
 
 def _gpu_of(ranks: RankInfo, num_gpus: int) -> int:

@@ -25,11 +25,13 @@ class Machine:
         world_size: of the training, one per device.
         gpu_bytes: all memory of the smallest GPU; None without one.
         capability: of that GPU, e.g. (9, 0); None if it is not known.
+        num_nodes: that the devices are on, the same number on each.
     """
 
     world_size: int
     gpu_bytes: int | None = None
     capability: tuple[int, int] | None = None
+    num_nodes: int = 1
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,8 @@ def choose_execution(
     parallel, why_parallel = _choose_parallel(training, whole, machine)
     needed = whole
     if parallel == "fsdp":
-        needed = sharded_bytes(training, whole, num_parameters, machine.world_size)
+        parts = machine.world_size // machine.num_nodes
+        needed = sharded_bytes(training, whole, num_parameters, parts)
     sharded = parallel == "fsdp"
     if sharded and training.targets == "online":
         raise ValueError(
@@ -115,11 +118,11 @@ def state_bytes(training: Training, num_parameters: int, num_trainable: int) -> 
     return (num_parameters - num_trainable) * item + num_trainable * learning
 
 
-def sharded_bytes(training: Training, whole: int, num_parameters: int, world_size: int) -> int:
+def sharded_bytes(training: Training, whole: int, num_parameters: int, num_parts: int) -> int:
     """Bytes on each device where `whole`, as in `state_bytes`, is dealt out: a part of all, and the
     weights and gradients that are gathered at once."""
     gathered = num_parameters * (ITEM_BYTES[training.dtype] + 4)
-    return -(-whole // world_size) + int(GATHERED_SHARE * gathered)
+    return -(-whole // num_parts) + int(GATHERED_SHARE * gathered)
 
 
 def _choose_parallel(

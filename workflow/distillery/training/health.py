@@ -25,8 +25,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import torch.distributed as dist
-
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
 AGAIN_S = 3.0
 """Ctrl-C reaches a torchrun worker twice at nearly once, from the terminal and from torchrun."""
@@ -122,27 +120,12 @@ class Peers:
         self._never_seen.clear()
 
 
-def meet() -> Peers:
-    """Exchange process ids; a collective where there is a group."""
-    if not dist.is_initialized():
-        return Peers()
-    own_id = (_host(), os.getpid())
-    everyone: list[tuple[str, int]] = [("", 0)] * dist.get_world_size()
-    dist.all_gather_object(everyone, own_id)
-    return Peers(
-        {
-            rank: pid
-            for rank, (host, pid) in enumerate(everyone)
-            if own_id[0] and host == own_id[0] and pid != own_id[1]
-        }
-    )
-
-
-def _host() -> str:
+def host_id() -> str:
     """What processes must share to see each other; empty where the system does not let them."""
     try:
         os.close(os.pidfd_open(os.getpid()))
-        return f"{BOOT.read_text().strip()} {PID_NAMESPACE.readlink()}"
+        node = os.environ.get("SLURMD_NODENAME", "")  # test clusters have several on one machine
+        return f"{BOOT.read_text().strip()} {PID_NAMESPACE.readlink()} {node}"
     except (AttributeError, OSError):
         return ""
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import GradBucket
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -42,7 +42,7 @@ def blocks_of(denoiser: Denoiser) -> list[nn.Module]:
 
 
 def shard(denoiser: Denoiser, ranks: RankInfo, device: torch.device, dtype: torch.dtype) -> None:
-    """Deal the parameters out over all processes, in place (FSDP2, Zhao et al. 2023,
+    """Deal the parameters out over the processes of a node, in place (FSDP2, Zhao et al. 2023,
     arXiv:2304.11277): each block's, and the rest's, are gathered while they are computed with.
 
     Gathered in `dtype`, summed in float32. Inputs are not cast: autocast does that where it is
@@ -56,7 +56,7 @@ def shard(denoiser: Denoiser, ranks: RankInfo, device: torch.device, dtype: torc
     """
     # We change no output in place, which is what it warns of at every forward pass.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view", UserWarning)
-    mesh = init_device_mesh(device.type, (ranks.world_size,))
+    mesh = _mesh(ranks, device)
     policy = MixedPrecisionPolicy(
         param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
@@ -66,6 +66,14 @@ def shard(denoiser: Denoiser, ranks: RankInfo, device: torch.device, dtype: torc
         sharded = fully_shard(module, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
         sharded.set_gradient_divide_factor(1.0)
         sharded.set_force_sum_reduction_for_comms(True)
+
+
+def _mesh(ranks: RankInfo, device: torch.device) -> DeviceMesh:
+    """Over all processes; on several nodes dealt out within each, whose links are the fast ones,
+    and copied from node to node (HSDP)."""
+    if ranks.num_nodes == 1:
+        return init_device_mesh(device.type, (ranks.world_size,))
+    return DeviceMesh(device.type, torch.tensor(ranks.nodes), mesh_dim_names=("copies", "parts"))
 
 
 def is_sharded(denoiser: nn.Module) -> bool:
@@ -243,10 +251,11 @@ def arrange(denoiser: Denoiser, run: Run) -> Execution:
 def machine_of(run: Run) -> Machine:
     """The machine as rank 0 sees it: all processes must choose alike."""
     if run.device.type != "cuda":
-        return Machine(run.ranks.world_size)
+        return Machine(run.ranks.world_size, num_nodes=run.ranks.num_nodes)
     properties = torch.cuda.get_device_properties(run.device)
     gpu_bytes = int(distributed.from_main(str(properties.total_memory), run.device))
-    return Machine(run.ranks.world_size, gpu_bytes, (properties.major, properties.minor))
+    capability = (properties.major, properties.minor)
+    return Machine(run.ranks.world_size, gpu_bytes, capability, run.ranks.num_nodes)
 
 
 def compile_student(denoiser: Denoiser) -> None:

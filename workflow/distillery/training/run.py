@@ -133,9 +133,10 @@ def prepare(
     initial = hash_model(paths.student) if ranks.is_main else ""
     initial = distributed.from_main(initial, device)
     recipe, part = training_recipe(job, dataset, initial), stored_part(job)
+    on_nodes = f" on {ranks.num_nodes} nodes" if ranks.num_nodes > 1 else ""
     reporter.info(
         f"training recipe {recipe.hash[:12]}: {dataset.num_items} items, {ranks.world_size} "
-        f"processes, objective {job.training.objective}"
+        f"processes{on_nodes}, objective {job.training.objective}"
     )
     if isinstance(dataset, OnlineDataset):
         dataset.teacher = load_target_teacher(job, dataset, batches, device, watchdog)

@@ -1,0 +1,99 @@
+"""Trainings over several nodes: the same weights, and what the nodes must have in common.
+
+All nodes are this machine; processes of different ones do not see each other end, as on a cluster.
+"""
+
+import shutil
+import socket
+import time
+
+import processes
+import pytest
+from trainings import assert_same_training, log_of, saved, train
+
+import tiny
+from distillery.files import read_json
+
+TWO_BY_TWO = ("n1", "n1", "n2", "n2")
+THREE = ("n1", "n2", "n3")
+SAVED_ONCE = {"save_every_samples": 64}
+
+
+@pytest.mark.parametrize("nodes", [TWO_BY_TWO, THREE, ("n2", "n1", "n2", "n1")])
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_nodes_learn_what_one_process_does(data, alone, tmp_path, nodes, parallel):
+    """With fsdp each node has the whole student, dealt out over its processes."""
+    status = train(data, tmp_path, len(nodes), launcher=nodes, parallel=parallel, **SAVED_ONCE)
+    assert status == [0] * len(nodes), log_of(tmp_path)[-2000:]
+    assert f"{len(set(nodes))} nodes" in log_of(tmp_path)
+    assert_same_training(tmp_path, alone)
+    config = "student/trained/config.json"
+    assert read_json(tmp_path / config) == read_json(alone / config)
+
+
+def test_a_node_that_dies_ends_the_others_and_another_number_of_nodes_goes_on(
+    data, alone, tmp_path
+):
+    """Two nodes, then one, then three."""
+    status = train(data, tmp_path, 4, {2: "kill:3", 3: "kill:3"}, launcher=TWO_BY_TWO)
+    assert 0 not in status
+    assert processes.HUNG not in status
+    before = saved(tmp_path)
+    assert train(data, tmp_path, 2, {0: "terminate:2"}, launcher="slurm") == [75, 75]
+    assert len(saved(tmp_path)) > len(before)
+    assert train(data, tmp_path, 3, launcher=THREE) == [0, 0, 0]
+    assert log_of(tmp_path).count("resumes from") >= 2
+    assert_same_training(tmp_path, alone)
+
+
+def test_a_node_that_is_silent_ends_the_others_in_time(data, tmp_path):
+    """As after a power failure: no connection is closed, nobody says anything."""
+    begin_s = time.monotonic()
+    faults = {2: "freeze:3", 3: "freeze:3"}
+    status = train(data, tmp_path, 4, faults, launcher=TWO_BY_TWO, hang_timeout_s=3, timeout_s=600)
+    assert status[:2] == [1, 1]
+    assert time.monotonic() - begin_s < 20
+    assert "was waiting for another rank" in log_of(tmp_path)
+
+
+def test_nodes_of_unequal_numbers_are_refused(data, tmp_path):
+    assert train(data, tmp_path, 3, launcher=("n1", "n1", "n2")) == [1, 1, 1]
+    assert "unequal numbers of processes (n1 2, n2 1): ask for the same" in log_of(tmp_path)
+
+
+def test_another_version_on_a_node_is_refused(data, tmp_path):
+    assert train(data, tmp_path, 2, {1: "version:0.0.1"}, launcher=("n1", "n2")) == [1, 1]
+    assert "rank 1 on n2 runs distillery 0.0.1, rank 0 on n1 runs" in log_of(tmp_path)
+
+
+def test_a_node_that_does_not_see_the_folder_is_named(data, tmp_path, monkeypatch):
+    """It has files of the same names, or none."""
+    for folder in ("shared", "other"):
+        tiny.write_training_job(tmp_path / folder / "run")
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "shared")
+    arguments = tiny.train_arguments(data, tmp_path / "shared/run")
+    absolute, log = str(tmp_path / "shared/run"), tmp_path / "log"
+    arguments = [word.replace(absolute, "run") for word in arguments]
+    arguments[-1] = str(log)
+    faults = {0: f"folder:{tmp_path / 'shared'}", 1: f"folder:{tmp_path / 'other'}"}
+    assert processes.run(2, arguments, faults, ("n1", "n2")) == [1, 1]
+    assert "n2 does not see run of n1: the nodes of a training need a file" in log.read_text()
+    assert not list((tmp_path / "shared/run").glob(".seen-by-all*"))
+    shutil.rmtree(tmp_path / "other")
+    status = processes.run(
+        2, arguments, faults | {1: f"folder:{tmp_path / 'empty'}"}, ("n1", "n2"), 8
+    )
+    assert status[1] == 1
+    assert "training.json is not there for rank 1 on n2" in log.read_text()
+
+
+def test_a_port_in_use_is_named(data, tmp_path, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        monkeypatch.setattr(processes, "_free_port", lambda: port)
+        begin_s = time.monotonic()
+        status = train(data, tmp_path, 2, launcher=("n1", "n2"), limit_s=15)
+    assert status[0] == 1
+    assert time.monotonic() - begin_s < 30
+    assert f"port {port} of 127.0.0.1 is in use by another process" in log_of(tmp_path)

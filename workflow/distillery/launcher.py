@@ -1,0 +1,48 @@
+"""What starts the processes of a training: torchrun on one machine, SLURM's srun on several.
+
+A Snakefile imports this module while it is parsed, so nothing heavy is imported.
+"""
+
+TORCHRUN = (
+    "python -m torch.distributed.run --standalone --nproc-per-node={processes} "
+    "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
+)
+SRUN = (
+    "srun --nodes={nodes} --ntasks-per-node={processes} {resources} --cpu-bind=none "
+    "--kill-on-bad-exit=1 --label python"
+)
+"""One task per GPU, which find each other by SLURM's variables; all end with the first that fails.
+The executor plugin takes SLURM's variables from a job, so nothing may be left to defaults."""
+
+
+def launch_with(num_gpus: int, num_nodes: int, cpu_processes: int, cpus_per_gpu: int) -> str:
+    """The words before `-m distillery.stages.training`.
+
+    Args:
+        num_gpus: over all nodes; 0: none.
+        num_nodes: of the job.
+        cpu_processes: on each node where there are no GPUs.
+        cpus_per_gpu: of a job on several nodes.
+
+    Raises:
+        ValueError: GPUs that cannot be the same number on each node.
+    """
+    per_node = gpus_per_node(num_gpus, num_nodes)
+    processes = per_node or cpu_processes
+    if num_nodes == 1:
+        return TORCHRUN.format(processes=processes)
+    resources = f"--cpus-per-task={cpus_per_gpu}"
+    if per_node:
+        resources += f" --gpus-per-node={per_node}"
+    return SRUN.format(nodes=num_nodes, processes=processes, resources=resources)
+
+
+def gpus_per_node(num_gpus: int, num_nodes: int) -> int:
+    """How many of a job's GPUs are on each of its nodes; raises ValueError for unequal numbers."""
+    if num_gpus % num_nodes:
+        raise ValueError(
+            f"the training's resources are gpu={num_gpus} and nodes={num_nodes}: gpu counts the "
+            f"GPUs of all nodes, the same number on each; use "
+            f"gpu={(num_gpus // num_nodes + 1) * num_nodes}"
+        )
+    return num_gpus // num_nodes
