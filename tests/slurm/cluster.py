@@ -1,4 +1,4 @@
-"""A real SLURM on one machine, for tests: one controller and two nodes of four pretend GPUs each.
+"""A real SLURM on one machine, for tests: one controller and three nodes of two pretend GPUs each.
 
     python tests/slurm/cluster.py up      # needs root and Debian's packages, named below
     python tests/slurm/cluster.py down
@@ -11,18 +11,20 @@ The configuration must lie in /etc/slurm: the executor plugin strips SLURM_CONF 
 
 import os
 import shutil
+import signal
 import socket
 import stat
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins", "munge")
 ETC = Path("/etc/slurm")
 STATE = Path("/tmp/distillery-slurm")
-NODES = {"n1": 17001, "n2": 17002}
-NUM_GPUS = 4
+NODES = {"n1": 17001, "n2": 17002, "n3": 17003}
+NUM_GPUS = 2
 START_TIMEOUT_S = 60
 SLURM_CONF = """\
 ClusterName=distillery
@@ -49,6 +51,8 @@ SelectTypeParameters=CR_Core_Memory
 SchedulerType=sched/backfill
 SchedulerParameters=sched_interval=2,bf_interval=2
 ReturnToService=2
+# A node that says nothing for so many seconds is down, and its jobs have failed.
+SlurmdTimeout=15
 MinJobAge=600
 GresTypes=gpu
 # The nodes claim more cores than the machine has.
@@ -65,7 +69,7 @@ def missing_tools() -> list[str]:
 
 
 def up() -> None:
-    """Write the configuration, start all daemons, wait until both nodes are idle."""
+    """Write the configuration, start all daemons, wait until all nodes are idle."""
     STATE.mkdir(parents=True, exist_ok=True)
     (STATE / "state").mkdir(exist_ok=True)
     ETC.mkdir(parents=True, exist_ok=True)
@@ -90,8 +94,32 @@ def up() -> None:
     _start_munge()
     subprocess.run(["/usr/sbin/slurmctld"], check=True)
     for name in NODES:
-        subprocess.run(["/usr/sbin/slurmd", "-N", name], check=True)
+        start_node(name)
     _wait_for_nodes()
+
+
+def start_node(name: str) -> None:
+    """Start a node's daemon."""
+    subprocess.run(["/usr/sbin/slurmd", "-N", name], check=True)
+
+
+def lose_node(name: str) -> None:
+    """Kill a node's daemon and all that its jobs run, at once, as a power failure does."""
+    pid_file = STATE / f"slurmd.{name}.pid"
+    lost = {int(pid_file.read_text())}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            environ = (process / "environ").read_text().split("\0")
+            parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+            is_step = "slurmstepd" in Path(f"/proc/{parent}/cmdline").read_text()
+        except OSError:  # it has ended
+            continue
+        if f"SLURMD_NODENAME={name}" in environ:
+            lost |= {int(process.name), *([parent] if is_step else [])}
+    for pid in lost:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    pid_file.unlink()
 
 
 def _start_munge() -> None:

@@ -83,7 +83,8 @@ def test_it_is_planned_once_by_a_command(folder: Path, commands: list[list[str]]
         plan_first(config, RunFolder(folder), [], num_processes=2, num_gpus=2)
     frozen, output, log = folder / "config/run.json", folder / "plan.json", folder / "logs/plan.log"
     expected = [sys.executable, "-m", "distillery.stages.plan", "--config", str(frozen)]
-    expected += ["--output", str(output), "--num-gpus", "2", "--log-file", str(log)]
+    expected += ["--output", str(output), "--num-gpus", "2", "--num-nodes", "1"]
+    expected += ["--log-file", str(log)]
     assert commands == [expected]
     assert read_sealed(frozen) == freeze(config, "run")
     assert read_json(folder / "config/runtime.json") == freeze(config, "runtime")
@@ -103,13 +104,16 @@ def test_what_the_plan_depends_on_is_planned_again(
     source.touch()
     plan_first(config, RunFolder(folder), [str(source)], 1, num_gpus)
     frozen = (folder / "config/run.json").stat().st_mtime_ns
-    changes = ("nothing", "source", "GPUs", "configuration", "plan", "no source")
+    num_nodes = 1
+    changes = ("nothing", "source", "GPUs", "nodes", "configuration", "plan", "no source")
     for number, change in enumerate(changes, 1):
         if change in {"nothing", "source"}:  # that is as old as the plan, or younger
             planned = source.stat().st_mtime_ns - (change == "source")
             os.utime(plan, ns=(planned, planned))
         elif change == "GPUs":
             num_gpus = 2
+        elif change == "nodes":
+            num_nodes = 2
         elif change == "configuration":
             assert (folder / "config/run.json").stat().st_mtime_ns == frozen, "no need to write it"
             config = config_of(tmp_path, targets={"steps": 8})
@@ -117,7 +121,7 @@ def test_what_the_plan_depends_on_is_planned_again(
             plan.write_text("{")
         elif change == "no source":
             source.unlink()
-        plan_first(config, RunFolder(folder), [str(source)], 1, num_gpus)
+        plan_first(config, RunFolder(folder), [str(source)], 1, num_gpus, num_nodes)
         assert len(commands) == number, change
 
 

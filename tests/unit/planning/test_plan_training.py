@@ -77,6 +77,15 @@ def test_bytes_a_parameter() -> None:
     assert whole / 4 < sharded_bytes(training(), whole, SDXL, 4) < whole / 3
 
 
+def test_a_student_is_dealt_out_within_a_node() -> None:
+    settings = training(parallel="fsdp")
+    found = [
+        choose_execution(settings, SDXL, SDXL, machine).bytes_per_device
+        for machine in (Machine(4, H200), Machine(8, H200), Machine(8, H200, num_nodes=2))
+    ]
+    assert found[1] < found[0] == found[2]
+
+
 def test_a_network_that_cannot_recompute() -> None:
     machine = Machine(1, A100_40)
     assert not choose_execution(training(), SDXL, SDXL, machine, False).gradient_checkpointing
@@ -159,7 +168,7 @@ def test_the_plan_on_gpus(teacher: Path, tmp_path: Path, monkeypatch: pytest.Mon
         "optimizer": "fused AdamW",
         "attention": "SDPA",
     }
-    machine = {"world_size": 4, "gpu_bytes": H200, "capability": [9, 0]}
+    machine = {"world_size": 4, "gpu_bytes": H200, "capability": [9, 0], "num_nodes": 1}
     assert plan["training"]["machine"] == machine
     counted = plan["student"]["num_parameters"]
     assert plan["training"]["bytes_per_device"] == counted * 18

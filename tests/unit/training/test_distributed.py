@@ -75,6 +75,33 @@ def test_the_first_of_a_node_list(nodes, first):
     assert first_node(nodes) == first
 
 
+def test_a_host_that_cannot_be_found_is_named(monkeypatch):
+    monkeypatch.setenv("PATH", "")  # no scontrol
+    name = "no-such-host.invalid"
+    assert distributed.find_host(name) == name
+    with pytest.raises(ValueError, match=f"the host of rank 0, {name}, cannot be found from"):
+        distributed.start(RankInfo(1, 2, 0, (name, 29500)), torch.device("cpu"), TIMEOUT_S)
+
+
+def test_the_address_of_a_node_whose_name_does_not_resolve_is_slurms(monkeypatch, tmp_path):
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text('#!/bin/sh\necho "NodeName=$3 NodeAddr=127.0.0.9 NodeHostName=x"\n')
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert distributed.find_host("no-such-host.invalid") == "127.0.0.9"
+    assert distributed.find_host("localhost") == "localhost"
+
+
+def test_a_wait_for_rank_0_is_told(monkeypatch, capfd):
+    """Only if it is long; what joins the group is in its place, since it counts groups."""
+    monkeypatch.setattr(distributed, "LATE_S", 0.2)
+    for takes_s, is_told in ((0.0, False), (0.5, True)):
+        monkeypatch.setattr(dist, "init_process_group", lambda *_, s=takes_s, **__: time.sleep(s))
+        distributed.start(RankInfo(1, 2, 1, ("127.0.0.1", 29500)), torch.device("cpu"), 1)
+        told = capfd.readouterr().err
+        assert ("rank 1 has waited 0 s for rank 0 at 127.0.0.1, port 29500" in told) == is_told
+
+
 def test_each_process_gets_its_gpu():
     assert distributed._gpu_of(RankInfo(5, 8, 1), num_gpus=4) == 1
     assert distributed._gpu_of(RankInfo(5, 8, 3), num_gpus=1) == 0

@@ -1,0 +1,27 @@
+"""What starts a training's processes, on one machine and on several."""
+
+import pytest
+
+from distillery.launcher import gpus_per_node, launch_with
+
+
+def test_one_machine_has_torchrun() -> None:
+    words = launch_with(num_gpus=4, num_nodes=1, cpu_processes=2, cpus_per_gpu=8)
+    assert "torch.distributed.run --standalone --nproc-per-node=4 " in words
+    assert "--nproc-per-node=2 " in launch_with(0, 1, 2, 8)
+
+
+def test_several_nodes_have_srun_with_nothing_left_to_defaults() -> None:
+    words = launch_with(num_gpus=8, num_nodes=2, cpu_processes=2, cpus_per_gpu=6)
+    assert words.startswith("srun --nodes=2 --ntasks-per-node=4 --cpus-per-task=6 ")
+    assert "--gpus-per-node=4 " in words
+    assert "--kill-on-bad-exit=1" in words
+    without = launch_with(0, 3, 2, 6)
+    assert "--nodes=3 --ntasks-per-node=2 " in without
+    assert "gpus" not in without
+
+
+def test_gpus_that_do_not_divide_are_refused() -> None:
+    assert gpus_per_node(6, 3) == 2
+    with pytest.raises(ValueError, match=r"gpu=5 and nodes=2.*use gpu=6"):
+        gpus_per_node(5, 2)
