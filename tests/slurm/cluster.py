@@ -95,7 +95,7 @@ def up() -> None:
     subprocess.run(["/usr/sbin/slurmctld"], check=True)
     for name in NODES:
         start_node(name)
-    _wait_for_nodes()
+    wait_for_nodes()
 
 
 def start_node(name: str) -> None:
@@ -136,7 +136,8 @@ def _start_munge() -> None:
     subprocess.run(["runuser", "-u", "munge", "--", "/usr/sbin/munged"], check=True)
 
 
-def _wait_for_nodes() -> None:
+def wait_for_nodes() -> None:
+    """Until all are idle."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         idle = subprocess.run(

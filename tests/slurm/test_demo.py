@@ -8,7 +8,6 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,17 +20,6 @@ REPOSITORY = Path(__file__).parents[2]
 RUN = "slurm-demo"
 TIMEOUT_S = 1500
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(TIMEOUT_S)]
-
-
-@pytest.fixture(scope="module")
-def slurm() -> Iterator[None]:
-    missing = cluster.missing_tools()
-    if missing or os.geteuid() != 0:
-        pytest.skip(f"needs root and the packages {' '.join(cluster.PACKAGES)} (no {missing})")
-    cluster.down()
-    cluster.up()
-    yield
-    cluster.down()
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,8 @@ def test_snakemake_has_each_attribute_that_is_read() -> None:
     read = set(re.findall(r"\bworkflow\.(\w+)", inspect.getsource(snakemake_private)))
     read -= {"Workflow"}  # `snakemake.workflow.Workflow`
     assert read == {
-        "configfiles", "nodes", "global_resources", "dag", "current_basedir", "persistence",
+        "configfiles", "nodes", "is_main_process", "global_resources", "dag", "current_basedir",
+        "persistence",
     }  # fmt: skip
     workflow = snakemake.workflow.Workflow
     has = {*dir(workflow), *re.findall(r"self\.(\w+)", inspect.getsource(workflow))}

@@ -18,11 +18,12 @@ def config_files(workflow: Workflow) -> list[str]:
 
 def limit_on_this_machine(workflow: Workflow, resource: str, number: int) -> None:
     """Limit a resource where jobs run on this machine, unless the user has; `nodes`,
-    `global_resources`.
+    `is_main_process`, `global_resources`.
 
-    On a cluster the scheduler counts, and a limit here would only throttle.
+    On a cluster the scheduler counts, and a limit here would only throttle. In its job a limit
+    would lower what the job has: one node has but a part of its GPUs.
     """
-    if workflow.nodes is None:
+    if workflow.nodes is None and workflow.is_main_process:
         workflow.global_resources.setdefault(resource, number)
 
 
