@@ -56,7 +56,14 @@ OF_LAST = {"teacher_residence": "one_rank", "teacher_rank": 1}
 # 3 processes share a batch of 8 as 3, 3 and 2.
 @pytest.mark.parametrize(
     ("num_processes", "settings"),
-    [(2, {}), (2, OF_LAST), (3, {"teacher_residence": "one_rank"}), (4, OF_LAST)],
+    [
+        (2, {}),
+        (2, OF_LAST),
+        (2, {"teacher_residence": "cpu"}),
+        (3, {"teacher_residence": "one_rank"}),
+        (3, {"teacher_residence": "shared"}),
+        (4, OF_LAST),
+    ],
 )
 def test_many_processes_learn_what_one_does(ready, alone, tmp_path, num_processes, settings):
     assert train(ready, tmp_path, num_processes, **settings) == [0] * num_processes, log_of(

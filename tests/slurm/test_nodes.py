@@ -33,6 +33,11 @@ PATIENCE_S = 400
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1200)]
 
 
+def environ(checkout: Path) -> dict[str, str]:
+    """With the clone's own library."""
+    return os.environ | {"PYTHONPATH": str(checkout / "workflow")}
+
+
 @pytest.fixture(scope="module")
 def checkout(slurm: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A clone with a run that is ready to train."""
@@ -45,7 +50,9 @@ def checkout(slurm: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     config["previews"] = {"every_samples": 0}
     (folder / CONFIG).write_text(yaml.safe_dump(config))
     words = [*(str(RUN / name) for name in INPUTS), "--configfile", CONFIG]
-    subprocess.run(["snakemake", "--cores", "2", *words], cwd=folder, check=True)
+    subprocess.run(
+        ["snakemake", "--cores", "2", *words], cwd=folder, env=environ(folder), check=True
+    )
     return folder
 
 
@@ -56,7 +63,7 @@ def alone(checkout: Path) -> Path:
     shutil.copytree(checkout / RUN / "config", folder / "config")
     words = tiny.train_arguments(checkout / RUN, folder)
     command = [sys.executable, "-m", "distillery.stages.training", *words]
-    subprocess.run(command, cwd=checkout, check=True)
+    subprocess.run(command, cwd=checkout, env=environ(checkout), check=True)
     return folder
 
 
@@ -77,11 +84,7 @@ def on_nodes(checkout: Path, count: int) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
         ["snakemake", *words, "--profile", "test-profile"],
         cwd=checkout,
-        env=os.environ
-        | {
-            "PYTHONPATH": str(checkout / "workflow"),
-            "DISTILLERY_PRETEND_GPUS": str(cluster.NUM_GPUS),
-        },
+        env=environ(checkout) | {"DISTILLERY_PRETEND_GPUS": str(cluster.NUM_GPUS)},
     )
 
 

@@ -74,6 +74,29 @@ def test_a_student_config_makes_a_run_that_trains() -> None:
         assert any(line.startswith(f"{key}: left out, a shape") for line in imported.lines)
 
 
+@pytest.mark.parametrize(
+    ("flags", "residence"),
+    [
+        ({"teacher_rank": "1"}, {"teacher_residence": "one_rank", "teacher_rank": 1}),
+        ({"teacher_on_cpu": "true"}, {"teacher_residence": "cpu"}),
+        ({"share_teacher": "true"}, {"teacher_residence": "shared"}),
+    ],
+)
+def test_an_old_trainers_place_of_its_teacher_is_kept(
+    flags: dict[str, str], residence: dict[str, object]
+) -> None:
+    imported = import_run("mine", flags, {"student_steps": 4})
+    assert imported.config["training"] == {"targets": "online"} | residence
+    assert any("training.targets: stored needs no teacher" in line for line in imported.lines)
+    assert "training" not in import_run("mine", flags, None).config
+
+
+def test_a_teacher_over_the_gpus_that_train_is_explained() -> None:
+    imported = import_run("mine", {"balance_teacher": "true"}, {"student_steps": 4})
+    assert imported.config["teacher"] == {"num_gpus": 2}
+    assert any("each has a rank of its own" in line for line in imported.lines)
+
+
 def run_script(*arguments: str) -> tuple[int, str]:
     """Exit status, and what it said."""
     done = subprocess.run(

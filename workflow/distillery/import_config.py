@@ -59,10 +59,19 @@ SWITCHES = {
     "enable_sequential_cpu_offload": ("teacher.offload", "sequential"),
 }
 """The key and the value that a flag stands for where it is on."""
+RESIDENCES = {
+    "teacher_rank": "one_rank",
+    "teacher_on_cpu": "cpu",
+    "share_teacher": "shared",
+}
+"""Flags of a trainer that has its teacher beside the student, and our `teacher_residence`."""
+BALANCED = (
+    "left out: over the GPUs that train there is no room, each has a rank of its own; the targets "
+    "are stored before the training, by a teacher over several GPUs"
+)
 REFUSED = {
-    "teacher_rank": "the teacher runs before the training, in jobs of its own; to have it beside "
-    "the student: training.targets: online, teacher_residence: one_rank, teacher_rank: {value}",
-    "share_teacher": "each job loads a teacher of its own, and training needs none to share",
+    "teacher_rank": "no student is trained here: add --student student_config.json",
+    "share_teacher": "each job loads a teacher of its own, and there is no training to share it",
     "gpu_ids": "a matter of the machine: CUDA_VISIBLE_DEVICES={value} snakemake ...",
     "max_workers": "a matter of the machine: snakemake --resources gpu={value} ...",
     "num_gpus": "found, not typed; fewer with snakemake --resources gpu={value} ...",
@@ -147,10 +156,15 @@ def _import_flag(imported: Imported, flag: str, raw_value: Any, trains: bool) ->
     for key in keys:
         known = DTYPES.get(str(value), value) if key == "teacher.dtype" else value
         imported.put(flag, IN_TRAINING.get(key, key) if trains else key, known)
-    if flag in SWITCHES and value is not True:
+    is_off = value is False and flag != "teacher_rank"
+    if trains and flag in RESIDENCES and not is_off:
+        _put_residence(imported, flag, value)
+    elif flag in SWITCHES and value is not True:
         imported.lines.append(f"{flag}: left out, it is off")
     elif flag in SWITCHES:
         imported.put(flag, *SWITCHES[flag])
+        if trains and flag == "balance_teacher":
+            imported.lines.append(f"{flag} in the training: {BALANCED}")
     elif flag == "seeds":
         num_seeds = len(raw_value if isinstance(raw_value, list) else str(raw_value).split(","))
         imported.put(flag, "samples.images_per_prompt", num_seeds)
@@ -158,6 +172,18 @@ def _import_flag(imported: Imported, flag: str, raw_value: Any, trains: bool) ->
     elif flag in REFUSED:
         imported.lines.append(f"{flag}: left out, {REFUSED[flag].format(value=raw_value)}")
     return bool(keys) or flag == "seeds" or flag in SWITCHES or flag in REFUSED
+
+
+def _put_residence(imported: Imported, flag: str, value: Any) -> None:
+    """Have the teacher beside the student, as the old trainer had."""
+    imported.put(flag, "training.targets", "online")
+    imported.put(flag, "training.teacher_residence", RESIDENCES[flag])
+    if flag == "teacher_rank":
+        imported.put(flag, "training.teacher_rank", value)
+    imported.lines.append(
+        f"{flag}: training.targets: stored needs no teacher beside the student, and is faster from "
+        "the first epochs on"
+    )
 
 
 def _typed(value: Any) -> Any:

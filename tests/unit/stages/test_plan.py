@@ -268,15 +268,31 @@ def test_guidance_alone_is_not_taken_for_fewer_steps(teacher: Path, tmp_path: Pa
     assert not any("without guidance" in line for line in many["advice"])
 
 
-def test_the_teacher_of_online_targets_is_told(teacher: Path, tmp_path: Path) -> None:
+def test_online_targets_have_a_table_of_places(teacher: Path, tmp_path: Path) -> None:
     without = plan(tmp_path, teacher)
-    assert without["training"]["teacher_bytes"] == 0
+    assert without["training"]["teacher"] is None
     assert "online" not in summary(without)
+    assert "pays after" not in summary(without)
     beside = plan(tmp_path, teacher, training={"targets": "online"})
+    places = beside["training"]["teacher"]["places"]
     parameters = beside["teacher"]["parameters"]
-    expected = 4 * (parameters["transformer"] + parameters["vae"])
-    assert beside["training"]["teacher_bytes"] == expected
-    assert re.search(r"teacher of online targets \d+\.\d [KM]iB more where it is", summary(beside))
+    weights = 4 * (parameters["transformer"] + parameters["vae"])
+    student = beside["training"]["bytes_per_device"]
+    both = student + weights
+    assert places["every_rank"] == {
+        "gpu": both, "other_gpus": both, "host": 0, "cost": 1 + (0.5 + 4) / 3
+    }  # fmt: skip
+    assert places["one_rank"]["other_gpus"] == student
+    assert places["one_rank"]["cost"] == 1 + (0.5 + 8) / 3, "two processes ask it"
+    assert places["cpu"] == {
+        "gpu": student, "other_gpus": student, "host": weights, "cost": None
+    }  # fmt: skip
+    assert student < places["shared"]["gpu"] < student + weights
+    told = summary(beside)
+    assert "teacher  every_rank (no GPU)" in told
+    assert all(re.search(rf"^    {name} ", told, re.MULTILINE) for name in ("stored", *places))
+    # 4 guided steps of a trajectory, of which 2 segments walk half a step and ask for 2.
+    assert beside["training"]["teacher"]["epochs_until_storing_pays"] == 8 / (2 * (0.5 + 4))
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def dataset(run: Run) -> OnlineDataset:
     found: OnlineDataset = dataset_of(run)
     job = run.job("training", TrainingJob)
     batches = Batches(found, job.training, 0, RankInfo())
-    found.teacher = load_target_teacher(job, found, batches, CPU, Watchdog(0, 0))
+    found.teacher = load_target_teacher(job, found, batches, "every_rank", CPU, Watchdog(0, 0))
     return found
 
 
@@ -238,7 +238,7 @@ def test_another_teacher_is_refused(run: Run, dataset: OnlineDataset) -> None:
     dataset = replace_recipe(dataset_of(run), teacher="0" * 64)
     batches = Batches(dataset, job.training, 0, RankInfo())
     with pytest.raises(ValueError, match="is not the one that the targets were made with"):
-        load_target_teacher(job, dataset, batches, CPU, Watchdog(0, 0))
+        load_target_teacher(job, dataset, batches, "every_rank", CPU, Watchdog(0, 0))
 
 
 def replace_recipe(dataset: OnlineDataset, **changes: Any) -> OnlineDataset:

@@ -19,7 +19,8 @@ from distillery.config.section import (
 Objective = Literal["segment", "direct", "reflow", "prediction"]
 Parallel = Literal["auto", "ddp", "fsdp"]
 TargetsFrom = Literal["stored", "online"]
-TeacherResidence = Literal["every_rank", "one_rank"]
+Place = Literal["every_rank", "one_rank", "shared", "cpu"]
+TeacherResidence = Literal["auto"] | Place
 Loss = Literal["mse", "huber", "pseudo_huber"]
 TimestepWeights = (
     Literal["uniform", "min_snr"]
@@ -59,9 +60,12 @@ class Training(Section):
         "null: all that it has there, with its own solver. Needs targets: online",
     )
     teacher_residence: Annotated[TeacherResidence, NoResult] = Field(
-        "every_rank",
+        "auto",
         description="where the teacher of online targets is. every_rank: each process has its own "
-        "beside the student. one_rank: one process has it and answers all, which then wait",
+        "beside the student. one_rank: one process has it and answers all, which then wait. "
+        "shared: in the host's memory, one copy for all processes of a node; layers come to each "
+        "GPU as they run. cpu: there too, and computes there. auto: every_rank if both fit a GPU, "
+        "else shared",
     )
     teacher_rank: Annotated[CountOrNone, NoResult] = Field(
         0, description="the process that has the teacher with teacher_residence: one_rank"

@@ -8,7 +8,9 @@ from distillery.config.run import Config
 from distillery.config.training import Training, check_batch_size, check_teacher_rank
 from distillery.files import readable
 from distillery.planning.gpus import Gpus
+from distillery.planning.residence import plan_residence, summarise_residence
 from distillery.student.info import StudentInfo
+from distillery.teacher.folder import PipelineFolder
 from distillery.teacher.memory import TIGHT
 from distillery.training.execution import (
     Execution,
@@ -24,20 +26,18 @@ TENSOR_CORES = (8, 0)
 def plan_training(
     config: Config,
     student: StudentInfo,
-    denoiser_class: type,
+    folder: PipelineFolder,
     gpus: Gpus,
     vae_bytes: int,
-    teacher_bytes: int = 0,
 ) -> dict[str, Any]:
     """What a training on the planned GPUs does, one process each, or on a CPU.
 
     Args:
         config: of the run.
         student: as planned.
-        denoiser_class: of Diffusers.
+        folder: of the teacher.
         gpus: that it will get.
         vae_bytes: of weights that previews and the perceptual loss hold beside the student.
-        teacher_bytes: of the weights that online targets hold beside it; 0 with stored ones.
 
     Raises:
         ValueError: gradient checkpointing of a network that does not offer it, or previews or
@@ -55,7 +55,7 @@ def plan_training(
         student.num_parameters + additions,
         student.trained_parameters,
         machine,
-        supports_checkpointing(denoiser_class),
+        supports_checkpointing(folder.denoiser_class),
     )
     check_previews(config, execution)
     check_teacher_rank(config.training, machine.world_size)
@@ -66,7 +66,7 @@ def plan_training(
         "machine": asdict(machine),
         "bytes_per_device": execution.bytes_per_device,
         "vae_bytes": vae_bytes,
-        "teacher_bytes": teacher_bytes,
+        "teacher": plan_residence(config, student, folder, execution.bytes_per_device, machine),
         "choices": [
             {"setting": setting, "value": value, "reason": reason}
             for setting, value, reason in choices
@@ -195,11 +195,9 @@ def summarise_training(plan: Mapping[str, Any]) -> list[str]:
     first = f"  training      {size} on each device, without activations"
     if plan["vae_bytes"]:
         first += f"; VAE {readable(plan['vae_bytes'])} more, and what decoding takes"
-    if plan["teacher_bytes"]:
-        first += f"; teacher of online targets {readable(plan['teacher_bytes'])} more where it is"
     width = max(len(choice["setting"]) for choice in plan["choices"])
     lines = [
         f"    {choice['setting']:<{width}}  {choice['value']} ({choice['reason']})"
         for choice in plan["choices"]
     ]
-    return [first, *lines]
+    return [first, *lines, *(summarise_residence(plan["teacher"]) if plan["teacher"] else [])]

@@ -193,9 +193,7 @@ def plan_distillation(
     chunks = chunk_folder(run_folder.target_folder, recipe.hash)
     sizes = plan_disk(config, student, prompts, work.targets_bytes, shape, folder, run_folder)
     vae = vae_bytes(config, folder.parameters["vae"])
-    training = plan_training(
-        config, student, folder.denoiser_class, gpus, vae, teacher_bytes(config, folder)
-    )
+    training = plan_training(config, student, folder, gpus, vae)
     return {
         "latent_shape": list(shape),
         "student": asdict(student) | {"summary": describe_student(student)},
@@ -237,15 +235,6 @@ def vae_bytes(config: Config, num_parameters: int) -> int:
     previews = ITEM_BYTES[config.teacher.vae_dtype] * bool(config.previews.every_samples)
     perceptual = ITEM_BYTES["float32"] * bool(config.training.perceptual_weight)
     return num_parameters * (previews + perceptual)
-
-
-def teacher_bytes(config: Config, folder: PipelineFolder) -> int:
-    """Bytes of the teacher that online targets want beside the student, without text encoders."""
-    if config.training.targets == "stored":
-        return 0
-    size, vae = (ITEM_BYTES[dtype] for dtype in (config.teacher.dtype, config.teacher.vae_dtype))
-    networks = sum(folder.parameters[name] for name in folder.denoisers)
-    return networks * size + folder.parameters["vae"] * vae
 
 
 def plan_work(

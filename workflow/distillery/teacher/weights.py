@@ -21,10 +21,12 @@ class Size:
     Attributes:
         num_parameters: all numbers.
         largest: numbers of its largest tensor.
+        dtypes: of its tensors, as safetensors names them: "F32", "BF16".
     """
 
     num_parameters: int
     largest: int
+    dtypes: frozenset[str] = frozenset()
 
 
 def variant_of(file: str) -> str | None:
@@ -100,17 +102,19 @@ def measure(folder: Path, variant: str | None) -> dict[str, Size]:
     sizes = {}
     for component in sorted(path for path in folder.iterdir() if path.is_dir()):
         files = [path for path in weights_of(component, variant) if path.suffix == SUFFIX]
-        counts = [count for path in files for count in _counts(path)]
-        if counts:
-            sizes[component.name] = Size(sum(counts), max(counts))
+        tensors = [tensor for path in files for tensor in _tensors(path)]
+        if tensors:
+            counts, dtypes = zip(*tensors, strict=True)
+            sizes[component.name] = Size(sum(counts), max(counts), frozenset(dtypes))
     return sizes
 
 
-def _counts(path: Path) -> list[int]:
-    """Numbers in each tensor of a weights file, by its header."""
+def _tensors(path: Path) -> list[tuple[int, str]]:
+    """How many numbers each tensor of a weights file has, and of which type, by its header."""
     try:
         with safe_open(path, framework="pt") as file:
-            return [prod(file.get_slice(name).get_shape()) for name in file.keys()]  # noqa: SIM118
+            slices = [file.get_slice(name) for name in file.keys()]  # noqa: SIM118
+            return [(prod(part.get_shape()), part.get_dtype()) for part in slices]
     except SafetensorError as error:
         raise ValueError(
             f"{path} is damaged ({error}): copy or download it again; if it is tiny, fetch it with "

@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 
 from distillery.locks import LAUNCHER, say
+from distillery.training.execution import Machine
 
 LATE_S = 30.0
 """After so long a process says for whom it waits."""
@@ -269,6 +270,16 @@ def from_main(text: str, device: torch.device) -> str:
     texts = [text]
     dist.broadcast_object_list(texts, src=0, device=device)
     return texts[0]
+
+
+def machine_of(ranks: RankInfo, device: torch.device) -> Machine:
+    """The machine as rank 0 sees it: all processes must choose alike."""
+    if device.type != "cuda":
+        return Machine(ranks.world_size, num_nodes=ranks.num_nodes)
+    properties = torch.cuda.get_device_properties(device)
+    gpu_bytes = int(from_main(str(properties.total_memory), device))
+    capability = (properties.major, properties.minor)
+    return Machine(ranks.world_size, gpu_bytes, capability, ranks.num_nodes)
 
 
 def differing_ranks(fingerprint: torch.Tensor) -> list[int]:

@@ -6,6 +6,7 @@ from typing import Literal
 
 from distillery.config.training import Training
 from distillery.files import readable
+from distillery.student.info import StudentInfo
 from distillery.teacher.memory import ITEM_BYTES, ROOMY, TIGHT
 
 GATHERED_SHARE = 0.1
@@ -116,6 +117,12 @@ def state_bytes(training: Training, num_parameters: int, num_trainable: int) -> 
     item = ITEM_BYTES[training.dtype]
     learning = 16 + 4 * bool(training.ema_half_life_samples) + item % 4
     return (num_parameters - num_trainable) * item + num_trainable * learning
+
+
+def student_state_bytes(training: Training, student: StudentInfo) -> int:
+    """`state_bytes` of a student, with its low-rank additions."""
+    additions = student.trained_parameters if student.init == "lora" else 0
+    return state_bytes(training, student.num_parameters + additions, student.trained_parameters)
 
 
 def sharded_bytes(training: Training, whole: int, num_parameters: int, num_parts: int) -> int:

@@ -7,6 +7,7 @@ target is the secant to that state, as with stored ones. It is DAgger (Ross et a
 arXiv:1011.0686) with the teacher as the expert.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -15,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from distillery.config.jobs import TrainingJob
-from distillery.config.training import check_teacher_rank
+from distillery.config.training import Place, check_teacher_rank
 from distillery.generation.teacher_walk import TeacherWalk
 from distillery.schedule import add_noise, from_prediction
 from distillery.store.trajectories import TrajectoryStore
@@ -69,7 +70,7 @@ class OwnTeacher:
             for start in range(0, len(wanted), self.size):
                 part = wanted[start : start + self.size]
                 prompts = [prompt_rows[row] for row in part]
-                ends[part] = self.walk.advance(states[part], segment, prompts)
+                ends[part] = self.walk.advance(states[part], segment, prompts).to(ends.device)
         return ends
 
     def advance_all(
@@ -244,27 +245,43 @@ def load_target_teacher(
     job: TrainingJob,
     dataset: OnlineDataset,
     batches: Batches,
+    place: Place,
     device: torch.device,
     watchdog: Watchdog,
 ) -> TargetTeacher:
-    """The teacher where `training.teacher_residence` wants it.
+    """The teacher in its place.
 
-    Raises ValueError if it is not the one that the targets were made with, or if no process has
-    the number `training.teacher_rank`.
+    Args:
+        job: of the training.
+        dataset: whose targets it makes.
+        batches: of this process.
+        place: see `residence.choose_place`.
+        device: of this process.
+        watchdog: of this process.
+
+    Raises:
+        ValueError: it is not the one that the targets were made with, or no process has the number
+            `training.teacher_rank`.
     """
-    ranks, training = batches.ranks, job.training
+    ranks, training, teacher = batches.ranks, job.training, job.teacher
     check_teacher_rank(training, ranks.world_size)
-    is_of_one = training.teacher_residence == "one_rank" and ranks.world_size > 1
+    is_of_one = place == "one_rank" and ranks.world_size > 1
+    if place == "shared" and device.type == "cuda":
+        teacher = teacher.model_copy(update={"offload": "sequential"})
+    if place == "cpu" and device.type == "cuda":
+        teacher = teacher.model_copy(update={"offload": "none"})
+        cores = len(os.sched_getaffinity(0)) * ranks.num_nodes // ranks.world_size
+        torch.set_num_threads(max(1, cores))
     own = None
     if not is_of_one or ranks.rank == training.teacher_rank:
         watchdog.heartbeat("teacher onto the device", limit_s=START_LIMIT_S)
         walk = TeacherWalk.load(
-            job.teacher,
+            teacher,
             dataset.recipe,
             dataset.embeddings,
             dataset.steps,
             training.online_steps,
-            device,
+            torch.device("cpu") if place == "cpu" else device,
         )
         size = dataset.recipe.batch_size
         own = OwnTeacher(walk, batches.largest_local_batch if size == "auto" else size)

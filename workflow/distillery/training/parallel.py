@@ -20,11 +20,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from distillery.families.protocol import Denoiser
 from distillery.teacher.loading import torch_dtype
-from distillery.training import distributed, parallel
-from distillery.training.distributed import RankInfo
+from distillery.training import parallel
+from distillery.training.distributed import RankInfo, machine_of
 from distillery.training.execution import (
     Execution,
-    Machine,
     choose_execution,
     supports_checkpointing,
 )
@@ -231,7 +230,7 @@ def arrange(denoiser: Denoiser, run: Run) -> Execution:
         run.training,
         num_parameters=sum(size for size, _ in sizes),
         num_trainable=sum(size for size, learns in sizes if learns),
-        machine=machine_of(run),
+        machine=machine_of(run.ranks, run.device),
         supports_checkpointing=supports_checkpointing(denoiser),
     )
     if run.ranks.is_main:
@@ -246,16 +245,6 @@ def arrange(denoiser: Denoiser, run: Run) -> Execution:
         parallel.shard(denoiser, run.ranks, run.device, torch_dtype(run.training.dtype))
     denoiser.to(run.device)
     return execution
-
-
-def machine_of(run: Run) -> Machine:
-    """The machine as rank 0 sees it: all processes must choose alike."""
-    if run.device.type != "cuda":
-        return Machine(run.ranks.world_size, num_nodes=run.ranks.num_nodes)
-    properties = torch.cuda.get_device_properties(run.device)
-    gpu_bytes = int(distributed.from_main(str(properties.total_memory), run.device))
-    capability = (properties.major, properties.minor)
-    return Machine(run.ranks.world_size, gpu_bytes, capability, run.ranks.num_nodes)
 
 
 def compile_student(denoiser: Denoiser) -> None:

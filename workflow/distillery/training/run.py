@@ -7,22 +7,25 @@ import torch
 
 from distillery.config.jobs import TargetsJob, TrainingJob
 from distillery.config.section import without_result
-from distillery.config.training import Training
+from distillery.config.training import Place, Training
 from distillery.generation.targets import DrawnNoise
 from distillery.model_folder import hash_model
 from distillery.store.chunks import chunk_folder
 from distillery.store.recipes import TrainingRecipe
 from distillery.store.shards import Manifest
 from distillery.store.tables import read_table
+from distillery.student.info import read_student_info
 from distillery.teacher.folder import find_teacher
 from distillery.telemetry import Reporter
 from distillery.training import distributed
 from distillery.training.batches import Batches
 from distillery.training.data import SegmentDataset, TargetSource
 from distillery.training.distributed import RankInfo
+from distillery.training.execution import student_state_bytes
 from distillery.training.health import StopRequest, Watchdog
 from distillery.training.objectives import PerceptualLoss, load_perceptual
 from distillery.training.online import OnlineDataset, load_target_teacher
+from distillery.training.residence import choose_place, demands
 
 OF_ONLINE = ("targets", "finish_samples", "online_steps")
 """Settings of online targets."""
@@ -139,7 +142,10 @@ def prepare(
         f"processes{on_nodes}, objective {job.training.objective}"
     )
     if isinstance(dataset, OnlineDataset):
-        dataset.teacher = load_target_teacher(job, dataset, batches, device, watchdog)
+        place, reason = _choose_place(job, paths.student, ranks, device)
+        if ranks.is_main:
+            reporter.info(f"teacher_residence: {place} ({reason})")
+        dataset.teacher = load_target_teacher(job, dataset, batches, place, device, watchdog)
         dataset.walk_measured(device, watchdog)
     return Run(
         training=job.training,
@@ -170,6 +176,16 @@ def open_dataset(job: TrainingJob, inputs: Inputs, verify: bool = True) -> Targe
         job.training.timestep_weights,
         verify,
     )
+
+
+def _choose_place(
+    job: TrainingJob, student: Path, ranks: RankInfo, device: torch.device
+) -> tuple[Place, str]:
+    """Where the teacher of online targets goes, and why."""
+    machine, folder = distributed.machine_of(ranks, device), find_teacher(job.teacher)
+    info = read_student_info(student)
+    whole = student_state_bytes(job.training, info) if info else 0
+    return choose_place(job.training, demands(job.teacher, folder, whole, machine), machine)
 
 
 def draw_noise(job: TrainingJob, inputs: Inputs) -> DrawnNoise:
