@@ -51,7 +51,7 @@ rule training:
         RUN.benchmark("training")
     threads: CONFIG.hardware.cpu_processes * CONFIG.hardware.cpu_threads
     resources:
-        # Over all nodes. Several of them are a matter of the cluster's profile: docs/slurm.md.
+        # Over all nodes. Several of them are a matter of the cluster's profile: docs/clusters.md.
         gpu=NUM_GPUS,
         nodes=1,
         cpus_per_gpu=8,
