@@ -15,7 +15,12 @@ from distillery.launcher import gpus_per_node, launch_with
 from distillery.planning.first import sources_of
 from distillery.planning.overlooked import check_noted
 from distillery.run_folder import RunFolder
-from distillery.snakemake_private import config_files, has_noted, limit_on_this_machine
+from distillery.snakemake_private import (
+    config_files,
+    has_noted,
+    limit_on_this_machine,
+    runs_elsewhere,
+)
 
 min_version("9.20")
 

@@ -10,10 +10,16 @@
 RUN = RunFolder(Path("results") / CONFIG.run)
 MODELS = list(CONFIG.samples.models)
 SPLITS = ["train", "eval"] if isinstance(CONFIG, Config) else ["eval"]
-GPUS_A_JOB = min(NUM_GPUS, 1)
 
 # Where jobs run on this machine, no more of them than it has GPUs; --resources gpu=N overrides it.
 limit_on_this_machine(workflow, "gpu", NUM_GPUS)
+
+# A cluster's jobs ask for GPUs whatever the machine has that submits them; a profile may say how many.
+GPUS_TO_ASK_FOR = (
+    max(NUM_GPUS, CONFIG.teacher.num_gpus) if runs_elsewhere(workflow) else NUM_GPUS
+)
+GPUS_A_JOB = min(GPUS_TO_ASK_FOR, 1)
+GPUS_OF_TEACHER = min(GPUS_TO_ASK_FOR, CONFIG.teacher.num_gpus)
 
 
 wildcard_constraints:

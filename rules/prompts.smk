@@ -34,7 +34,7 @@ rule embeddings:
         RUN.benchmark("embeddings-{split}")
     threads: CONFIG.hardware.cpu_threads
     resources:
-        gpu=min(NUM_GPUS, CONFIG.teacher.num_gpus),
+        gpu=GPUS_OF_TEACHER,
         cpu_threads=CONFIG.hardware.cpu_threads,
     shell:
         """

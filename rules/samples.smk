@@ -20,7 +20,7 @@ rule samples:
         RUN.benchmark("samples-{model}-" + SAMPLES_SHARD)
     threads: CONFIG.hardware.cpu_threads
     resources:
-        gpu=min(NUM_GPUS, CONFIG.teacher.num_gpus),
+        gpu=GPUS_OF_TEACHER,
         cpu_threads=CONFIG.hardware.cpu_threads,
         # Here, since a resource that changes reruns nothing.
         compile=CONFIG.hardware.compile,

@@ -52,7 +52,7 @@ rule training:
     threads: CONFIG.hardware.cpu_processes * CONFIG.hardware.cpu_threads
     resources:
         # Over all nodes. Several of them are a matter of the cluster's profile: docs/clusters.md.
-        gpu=NUM_GPUS,
+        gpu=GPUS_TO_ASK_FOR,
         nodes=1,
         cpus_per_gpu=8,
         cpu_threads=CONFIG.hardware.cpu_threads,

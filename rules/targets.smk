@@ -26,7 +26,7 @@ rule targets:
         RUN.benchmark("targets-" + TARGETS_SHARD)
     threads: CONFIG.hardware.cpu_threads
     resources:
-        gpu=min(NUM_GPUS, CONFIG.teacher.num_gpus),
+        gpu=GPUS_OF_TEACHER,
         cpu_threads=CONFIG.hardware.cpu_threads,
         # Here, since a resource that changes reruns nothing.
         compile=CONFIG.hardware.compile,

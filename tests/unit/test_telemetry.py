@@ -50,6 +50,25 @@ def test_a_job_leaves_its_times_and_its_log(tmp_path: Path) -> None:
     assert all("targets-0-of-2 [cpu]" in line for line in lines), "every line names job and device"
 
 
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_milestones_are_told_where_no_terminal_shows_a_bar(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    is_terminal: bool,
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    with reporting(tmp_path, "training", "training", "cpu", tmp_path / "log") as reporter:
+        reporter.info("chosen")
+        reporter.milestone("320 samples")
+        reporter.warning("careful")
+    assert all(word in (tmp_path / "log").read_text() for word in ("chosen", "320", "careful"))
+    told = capsys.readouterr().err
+    assert ("320 samples" in told) == (not is_terminal)
+    assert "careful" in told
+    assert "chosen" not in told
+
+
 def test_a_bar_begins_with_what_was_done_before(tmp_path: Path) -> None:
     reporter = Reporter(tmp_path, "training", "training", "cpu")
     for bar, done in ((reporter.progress(8, "file"), 0), (reporter.progress(8, "file", 3), 3)):

@@ -1,5 +1,6 @@
 """Snakemake on a tiny run: what runs, what does not run again, and what a mistake looks like."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,28 @@ def test_a_training_that_is_online_alone_needs_no_targets(teacher: Path, tmp_pat
     finish = {"targets": "online", "num_samples": 16, "finish_samples": 8}
     configure(folder, teacher, training=finish)
     assert {"targets", "merge_targets", "training"} <= jobs(succeed(folder, "--dry-run"))
+
+
+def gpus_of_rules(output: str) -> dict[str, str]:
+    """What each rule of a dry run asks for, of those that ask for GPUs."""
+    asked = {}
+    for job in re.split(r"\n(?:local)?rule ", output)[1:]:
+        if found := re.search(r"resources: .*\bgpu=(\d)", job):
+            asked[job.partition(":")[0]] = found[1]
+    return asked
+
+
+def test_a_clusters_jobs_ask_for_gpus_that_the_submitting_machine_lacks(
+    teacher: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("snakemake_executor_plugin_slurm")
+    folder = skeleton(tmp_path)
+    configure(folder, teacher)
+    here = gpus_of_rules(succeed(folder, "--dry-run"))
+    there = gpus_of_rules(succeed(folder, "--dry-run", "--executor", "slurm", "--jobs", "4"))
+    assert {"embeddings", "targets", "training", "samples", "evaluation"} <= here.keys()
+    assert set(here.values()) == {"0"}
+    assert set(there.values()) == {"1"}
 
 
 def test_samples_settings_rerun_no_targets(ran: Path, teacher: Path) -> None:

@@ -16,6 +16,11 @@ def config_files(workflow: Workflow) -> list[str]:
     return [str(path) for path in workflow.configfiles]
 
 
+def runs_elsewhere(workflow: Workflow) -> bool:
+    """Whether this process submits jobs to other machines; `nodes`, `is_main_process`."""
+    return workflow.nodes is not None and bool(workflow.is_main_process)
+
+
 def limit_on_this_machine(workflow: Workflow, resource: str, number: int) -> None:
     """Limit a resource where jobs run on this machine, unless the user has; `nodes`,
     `is_main_process`, `global_resources`.

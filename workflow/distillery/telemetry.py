@@ -52,6 +52,10 @@ class Event:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
+SHOWN = "shown"
+"""Attribute of a log record that goes to stderr though it is no warning."""
+
+
 class Reporter:
     """The voice of one job. Make it with `reporting`."""
 
@@ -112,6 +116,10 @@ class Reporter:
         """A line in the job's log."""
         self.logger.info(message)
 
+    def milestone(self, message: str) -> None:
+        """A line in the job's log; on stderr too where no terminal shows a bar instead."""
+        self.logger.info(message, extra={SHOWN: not sys.stderr.isatty()})
+
     def warning(self, message: str) -> None:
         """A line in the job's log and on the terminal."""
         self.logger.warning(message)
@@ -159,20 +167,25 @@ class LogFile(logging.FileHandler):
 
 
 def _set_up_logging(reporter: Reporter, log: Path | None) -> None:
-    """Everything to the log file; warnings also to stderr. Every line names job and device."""
+    """Everything to the log file; warnings and milestones also to stderr. Every line names job and
+    device."""
     form = logging.Formatter(
         f"%(asctime)s %(levelname)s {reporter.job} [{reporter.device}] %(message)s"
     )
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
     if log is not None:
         log.parent.mkdir(parents=True, exist_ok=True)
-        handlers[0].setLevel(logging.WARNING)
+        handlers[0].addFilter(_is_for_stderr)
         handlers.append(LogFile(log, encoding="utf-8"))
     for handler in handlers:
         handler.setFormatter(form)
     logging.basicConfig(level=logging.INFO, handlers=handlers, force=True)
     for noisy in ("httpx", "matplotlib", "PIL", "huggingface_hub"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def _is_for_stderr(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.WARNING or getattr(record, SHOWN, False)
 
 
 def explain_errors(main: Callable[[], None], log: Path | None = None) -> int:

@@ -239,7 +239,7 @@ class ProgressLog:
         if self._run.ranks.is_main:
             self._bar.set_postfix(loss=f"{row['loss']:.4f}")
             left = tqdm.format_interval((training.num_samples - state.samples_seen) / speed)
-            self._run.reporter.info(
+            self._run.reporter.milestone(
                 f"{state.samples_seen} samples, loss {row['loss']:.5f}, gradient norm "
                 f"{row['grad_norm']:.3f}, learning rate {row['learning_rate']:.2e}, {speed:.1f} "
                 f"samples/s, {left} left, waited {100 * interval.waiting_s / seconds:.1f} % of the "
