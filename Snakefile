@@ -11,7 +11,7 @@ from distillery.config.run import Config, parse_config
 from distillery.config.jobs import freeze
 from distillery.config.yaml_files import check_files
 from distillery.hardware import count_gpus
-from distillery.launcher import gpus_per_node, launch_with
+from distillery.launcher import gpus_per_node, launch_with, num_processes
 from distillery.planning.first import sources_of
 from distillery.planning.overlooked import check_noted
 from distillery.run_folder import RunFolder

@@ -58,8 +58,8 @@ rule training:
         cpu_threads=CONFIG.hardware.cpu_threads,
         cpu_processes=CONFIG.hardware.cpu_processes,
     params:
-        processes=lambda wildcards, resources: (
-            resources.gpu or resources.nodes * resources.cpu_processes
+        processes=lambda wildcards, resources: num_processes(
+            resources.gpu, resources.nodes, resources.cpu_processes, CONFIG.own_gpus
         ),
         gpus=lambda wildcards, resources: gpus_per_node(resources.gpu, resources.nodes),
         launcher=lambda wildcards, resources: launch_with(
@@ -67,6 +67,7 @@ rule training:
             resources.nodes,
             resources.cpu_processes,
             resources.cpus_per_gpu,
+            CONFIG.own_gpus,
         ),
         lock=str(job_lock(RUN.path, "training")),
         checkpoints=str(RUN.checkpoints),

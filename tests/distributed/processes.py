@@ -43,7 +43,7 @@ from distillery.training import (  # noqa: E402
     loop,
     microbatch,
     nodes,
-    online,
+    own_teacher,
     update,
 )
 
@@ -281,7 +281,7 @@ def _break(fault):
 
 def _fail_as_teacher(number):
     """Raise in the teacher's n-th answer, while the other ranks wait for it."""
-    original, calls = online.OwnTeacher.advance, []
+    original, calls = own_teacher.OwnTeacher.advance, []
 
     def advance(teacher, *arguments):
         calls.append(1)
@@ -289,7 +289,7 @@ def _fail_as_teacher(number):
             _raise()
         return original(teacher, *arguments)
 
-    online.OwnTeacher.advance = advance
+    own_teacher.OwnTeacher.advance = advance
 
 
 def _raise():
@@ -300,7 +300,14 @@ def _run_out_of_memory():
     raise torch.OutOfMemoryError("CUDA out of memory on purpose")
 
 
+def _kill_teacher():
+    """The process that this rank has started."""
+    (teacher,) = multiprocessing.active_children()
+    teacher.kill()
+
+
 ACTS = {
+    "kill-teacher": _kill_teacher,
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "terminate": lambda: os.kill(os.getpid(), signal.SIGTERM),
     "freeze": lambda: os.kill(os.getpid(), signal.SIGSTOP),

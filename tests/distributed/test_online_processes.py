@@ -1,10 +1,12 @@
 """Online targets on several processes: each rank's own, wherever the teacher is."""
 
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import processes
 import pytest
-from trainings import assert_same_training, log_of, saved
+from trainings import assert_same_training, log_of, saved, wait_until
 
 import tiny
 from distillery.config.jobs import TrainingJob
@@ -36,11 +38,15 @@ def ready(tmp_path_factory, teacher):
 
 
 def train(ready, output, num_processes, faults=None, **settings):
+    copy_of_config(ready, output, **settings)
+    return processes.run(num_processes, tiny.train_arguments(ready, output), faults)
+
+
+def copy_of_config(ready, output, **settings):
     write_json(output / "config/training.json", read_json(ready / "config/training.json"))
     runtime = read_json(ready / "config/runtime.json")
     runtime["training"] |= settings
     write_json(output / "config/runtime.json", runtime)
-    return processes.run(num_processes, tiny.train_arguments(ready, output), faults)
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +68,7 @@ OF_LAST = {"teacher_residence": "one_rank", "teacher_rank": 1}
         (2, {"teacher_residence": "cpu"}),
         (3, {"teacher_residence": "one_rank"}),
         (3, {"teacher_residence": "shared"}),
+        (2, {"teacher_residence": "own_gpus"}),
         (4, OF_LAST),
     ],
 )
@@ -81,6 +88,45 @@ def test_a_teacher_that_fails_ends_all_ranks(ready, tmp_path):
     assert processes.HUNG not in status
     assert "this rank was broken on purpose" in log_of(tmp_path)
     assert train(ready, tmp_path, 2) == [0, 0]
+
+
+OWN = {"teacher_residence": "own_gpus"}
+
+
+def test_a_teachers_process_that_dies_ends_all_ranks(ready, alone, tmp_path):
+    assert train(ready, tmp_path, 2, {0: "kill-teacher:5"}, **OWN) == [1, 1]
+    assert "the teacher's process has ended" in log_of(tmp_path)
+    assert train(ready, tmp_path, 3, **OWN) == [0, 0, 0]
+    assert_same_training(tmp_path, alone, rtol=1e-4, atol=2e-5)
+
+
+def test_a_teachers_process_that_cannot_load_says_why(ready, tmp_path):
+    """Here on a CPU, where it cannot have two GPUs."""
+    copy_of_config(ready, tmp_path, **OWN)
+    runtime = tmp_path / "config/runtime.json"
+    settings = read_json(runtime)
+    settings["teacher"]["num_gpus"] = 2
+    write_json(runtime, settings)
+    status = processes.run(2, tiny.train_arguments(ready, tmp_path))
+    assert status[0] == 1
+    assert 0 not in status
+    assert "the teacher's process has ended with status 1" in log_of(tmp_path)
+
+
+def test_a_teachers_process_ends_with_a_killed_rank(ready, tmp_path):
+    before = teachers()
+    assert 0 not in train(ready, tmp_path, 2, {0: "kill:7"}, **OWN)
+    wait_until(lambda: teachers() <= before, limit_s=10)
+
+
+def teachers():
+    """Processes that were spawned, whoever did it."""
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if "multiprocessing.spawn" in (process / "cmdline").read_text():
+                found.add(process.name)
+    return found
 
 
 def test_a_finish_resumes_with_another_number_of_processes(ready, alone, tmp_path):

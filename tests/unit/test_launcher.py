@@ -2,7 +2,7 @@
 
 import pytest
 
-from distillery.launcher import gpus_per_node, launch_with
+from distillery.launcher import gpus_per_node, launch_with, num_processes
 
 
 def test_one_machine_has_torchrun() -> None:
@@ -19,6 +19,15 @@ def test_several_nodes_have_srun_with_nothing_left_to_defaults() -> None:
     without = launch_with(0, 3, 2, 6)
     assert "--nodes=3 --ntasks-per-node=2 " in without
     assert "gpus" not in without
+
+
+def test_the_teachers_own_gpus_train_nobody() -> None:
+    assert num_processes(8, 2, 2, own_gpus=1) == 6
+    assert "--ntasks-per-node=3 " in launch_with(8, 2, 2, 8, own_gpus=1)
+    assert "--gpus-per-node=4 " in launch_with(8, 2, 2, 8, own_gpus=1)
+    assert num_processes(0, 1, 2, own_gpus=1) == 2, "on a CPU it takes nothing from them"
+    with pytest.raises(ValueError, match=r"the teacher takes 2 .* of the 2 GPUs that the training"):
+        launch_with(2, 1, 2, 8, own_gpus=2)
 
 
 def test_gpus_that_do_not_divide_are_refused() -> None:

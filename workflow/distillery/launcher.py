@@ -15,7 +15,9 @@ SRUN = (
 The executor plugin takes SLURM's variables from a job, so nothing may be left to defaults."""
 
 
-def launch_with(num_gpus: int, num_nodes: int, cpu_processes: int, cpus_per_gpu: int) -> str:
+def launch_with(
+    num_gpus: int, num_nodes: int, cpu_processes: int, cpus_per_gpu: int, own_gpus: int = 0
+) -> str:
     """The words before `-m distillery.stages.training`.
 
     Args:
@@ -23,18 +25,31 @@ def launch_with(num_gpus: int, num_nodes: int, cpu_processes: int, cpus_per_gpu:
         num_nodes: of the job.
         cpu_processes: on each node where there are no GPUs.
         cpus_per_gpu: of a job on several nodes.
+        own_gpus: of each node, that are the teacher's alone.
 
     Raises:
-        ValueError: GPUs that cannot be the same number on each node.
+        ValueError: GPUs that cannot be the same number on each node, or none is left to train on.
     """
     per_node = gpus_per_node(num_gpus, num_nodes)
-    processes = per_node or cpu_processes
+    processes = num_processes(num_gpus, num_nodes, cpu_processes, own_gpus) // num_nodes
     if num_nodes == 1:
         return TORCHRUN.format(processes=processes)
     resources = f"--cpus-per-task={cpus_per_gpu}"
     if per_node:
         resources += f" --gpus-per-node={per_node}"
     return SRUN.format(nodes=num_nodes, processes=processes, resources=resources)
+
+
+def num_processes(num_gpus: int, num_nodes: int, cpu_processes: int, own_gpus: int = 0) -> int:
+    """How many processes train, over all nodes; arguments and errors as of `launch_with`."""
+    per_node = gpus_per_node(num_gpus, num_nodes)
+    if 0 < per_node <= own_gpus:
+        raise ValueError(
+            f"training.teacher_residence is own_gpus and the teacher takes {own_gpus} "
+            f"(teacher.num_gpus) of the {per_node} GPUs that the training has on a node: give it "
+            "more, or put the teacher elsewhere"
+        )
+    return num_nodes * (per_node - own_gpus if per_node else cpu_processes)
 
 
 def gpus_per_node(num_gpus: int, num_nodes: int) -> int:

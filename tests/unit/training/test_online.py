@@ -20,8 +20,10 @@ from distillery.training.data import Batch, SegmentDataset, rows
 from distillery.training.distributed import RankInfo
 from distillery.training.health import Watchdog
 from distillery.training.loop import train
-from distillery.training.online import OnlineDataset, OwnTeacher, load_target_teacher
+from distillery.training.online import OnlineDataset
+from distillery.training.own_teacher import OwnTeacher
 from distillery.training.run import training_recipe
+from distillery.training.target_teacher import load_target_teacher
 from distillery.training.variation import constant_baseline_losses
 from families.sdxl import CASE as SDXL
 from runs import CPU, Run, make_run
@@ -66,7 +68,9 @@ def dataset(run: Run) -> OnlineDataset:
     found: OnlineDataset = dataset_of(run)
     job = run.job("training", TrainingJob)
     batches = Batches(found, job.training, 0, RankInfo())
-    found.teacher = load_target_teacher(job, found, batches, "every_rank", CPU, Watchdog(0, 0))
+    found.teacher = load_target_teacher(
+        job, found, run.training_paths(run.folder), batches, "every_rank", CPU, Watchdog(0, 0)
+    )
     return found
 
 
@@ -238,7 +242,9 @@ def test_another_teacher_is_refused(run: Run, dataset: OnlineDataset) -> None:
     dataset = replace_recipe(dataset_of(run), teacher="0" * 64)
     batches = Batches(dataset, job.training, 0, RankInfo())
     with pytest.raises(ValueError, match="is not the one that the targets were made with"):
-        load_target_teacher(job, dataset, batches, "every_rank", CPU, Watchdog(0, 0))
+        load_target_teacher(
+            job, dataset, run.training_paths(run.folder), batches, "every_rank", CPU, Watchdog(0, 0)
+        )
 
 
 def replace_recipe(dataset: OnlineDataset, **changes: Any) -> OnlineDataset:

@@ -14,8 +14,10 @@ from distillery.training.batches import Batches
 from distillery.training.distributed import RankInfo
 from distillery.training.execution import Machine
 from distillery.training.health import Watchdog
-from distillery.training.online import OnlineDataset, OwnTeacher, load_target_teacher
+from distillery.training.online import OnlineDataset
+from distillery.training.own_teacher import OwnTeacher
 from distillery.training.residence import choose_place, demands, is_mapped
+from distillery.training.target_teacher import load_target_teacher
 from runs import CPU, make_run
 
 ONLINE = Training(num_samples=8, global_batch_size=8, targets="online")
@@ -36,11 +38,11 @@ def test_auto_goes_by_bytes(folder: PipelineFolder) -> None:
     for gpu_bytes, expected in ((None, "every_rank"), (2 * whole, "every_rank"), (whole, "shared")):
         machine = Machine(2, gpu_bytes)
         needed = demands(section, folder, student, machine)
-        place, reason = choose_place(ONLINE, needed, machine)
+        place, reason = choose_place(ONLINE, 1, needed, machine)
         assert place == expected
         assert reason
     as_set = ONLINE.model_copy(update={"teacher_residence": "cpu"})
-    assert choose_place(as_set, needed, machine) == ("cpu", "as set")
+    assert choose_place(as_set, 1, needed, machine) == ("cpu", "as set")
 
 
 def test_weights_of_another_type_are_no_shared_copy(folder: PipelineFolder) -> None:
@@ -65,7 +67,9 @@ def test_a_teacher_in_the_hosts_memory_is_mapped_from_its_file(
     files = run.files
     dataset = OnlineDataset(files.targets, files.embeddings("train"), files.prompts("train"), 2)
     batches = Batches(dataset, job.training, 0, RankInfo())
-    found = load_target_teacher(job, dataset, batches, "cpu", CPU, Watchdog(0, 0))
+    found = load_target_teacher(
+        job, dataset, run.training_paths(tmp_path), batches, "cpu", CPU, Watchdog(0, 0)
+    )
     assert isinstance(found, OwnTeacher)
     largest = max(found.walk.pipeline.transformer.parameters(), key=torch.numel)
     assert file_at(largest.data_ptr()).startswith(f"{find_teacher(job.teacher).path}/transformer/")

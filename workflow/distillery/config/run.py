@@ -359,10 +359,12 @@ class Config(RunConfig):
                 "is loaded during the training, so its predictions must be stored; set "
                 "targets.predictions: true (the targets are made again), or use another objective"
             )
-        if self.training.targets == "online" and self.teacher.num_gpus > 1:
+        residence = self.training.teacher_residence
+        if self.training.targets == "online" and self.teacher.num_gpus > 1 and not self.own_gpus:
             raise ValueError(
-                f"teacher.num_gpus is {self.teacher.num_gpus} and training.targets is online: the "
-                "other GPUs have ranks of their own, so the teacher must fit beside a student; set "
+                f"teacher.num_gpus is {self.teacher.num_gpus} and training.teacher_residence is "
+                f"{residence}: each GPU has a rank of its own there, so the teacher cannot be "
+                "spread over several; use own_gpus, which takes GPUs from the training, set "
                 "teacher.num_gpus: 1, or training.targets: stored"
             )
         if self.evaluation.reference not in self.samples.models:
@@ -371,6 +373,15 @@ class Config(RunConfig):
                 f"samples.models ({', '.join(self.samples.models)})"
             )
         return self
+
+    @property
+    def own_gpus(self) -> int:
+        """GPUs of each node on which the teacher of online targets is alone; 0: none."""
+        training, several = self.training, self.teacher.num_gpus > 1
+        is_alone = training.teacher_residence == "own_gpus" or (
+            training.teacher_residence == "auto" and several
+        )
+        return self.teacher.num_gpus if training.targets == "online" and is_alone else 0
 
 
 def check_students_steps(samples: Samples, steps: int) -> None:

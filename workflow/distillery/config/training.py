@@ -19,7 +19,7 @@ from distillery.config.section import (
 Objective = Literal["segment", "direct", "reflow", "prediction"]
 Parallel = Literal["auto", "ddp", "fsdp"]
 TargetsFrom = Literal["stored", "online"]
-Place = Literal["every_rank", "one_rank", "shared", "cpu"]
+Place = Literal["every_rank", "one_rank", "own_gpus", "shared", "cpu"]
 TeacherResidence = Literal["auto"] | Place
 Loss = Literal["mse", "huber", "pseudo_huber"]
 TimestepWeights = (
@@ -64,8 +64,9 @@ class Training(Section):
         description="where the teacher of online targets is. every_rank: each process has its own "
         "beside the student. one_rank: one process has it and answers all, which then wait. "
         "shared: in the host's memory, one copy for all processes of a node; layers come to each "
-        "GPU as they run. cpu: there too, and computes there. auto: every_rank if both fit a GPU, "
-        "else shared",
+        "GPU as they run. cpu: there too, and computes there. own_gpus: in a process of its own on "
+        "each node, on teacher.num_gpus GPUs that train no student. auto: own_gpus if "
+        "teacher.num_gpus is more than 1, else every_rank if both fit a GPU, else shared",
     )
     teacher_rank: Annotated[CountOrNone, NoResult] = Field(
         0, description="the process that has the teacher with teacher_residence: one_rank"

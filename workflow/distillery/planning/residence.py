@@ -38,12 +38,16 @@ def plan_residence(
     if config.training.targets == "stored":
         return None
     needed = demands(config.teacher, folder, student_bytes, machine)
-    place, reason = choose_place(config.training, needed, machine)
+    place, reason = choose_place(config.training, config.teacher.num_gpus, needed, machine)
     visit, answer = _passes(config, student, folder)
     update = TRAINING_PASSES + visit + answer
+    ranks = machine.world_size // machine.num_nodes
+    gpus = ranks + (config.own_gpus or config.teacher.num_gpus)
     costs = {
         "every_rank": update,
         "one_rank": update + (machine.world_size - 1) * answer,
+        # Of all GPUs of a node, those of the teacher among them; one waits for the other.
+        "own_gpus": gpus * ((update - answer) / ranks + answer),
     }
     storing = _storing(config, student, folder)
     return {

@@ -44,7 +44,9 @@ def plan_training(
             online targets of a sharded student.
     """
     machine = Machine(
-        gpus.count or gpus.num_nodes * config.hardware.cpu_processes,
+        gpus.count - gpus.num_nodes * config.own_gpus
+        if gpus.count
+        else gpus.num_nodes * config.hardware.cpu_processes,
         gpus.memory_bytes,
         gpus.capability,
         gpus.num_nodes,

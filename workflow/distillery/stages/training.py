@@ -89,6 +89,7 @@ def train_here(
         with suppress(Stopped), reporting(folder, "training", name, label, log) as reporter:
             run = prepare(job, paths, ranks, device, reporter, stop, watchdog)
             train_or_stop(run, paths)
+            run.dataset.close()
             finished = True
         watchdog.peers = Peers()  # from here on each goes when it is done
         distributed.stop()

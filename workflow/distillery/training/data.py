@@ -170,6 +170,9 @@ class TargetSource(Dataset[Batch], ABC):
         """
         raise NotImplementedError
 
+    def close(self) -> None:
+        """The training has ended, and no more is asked for."""
+
     @abstractmethod
     def name(self, item: int) -> str:
         """An item in words, for messages."""

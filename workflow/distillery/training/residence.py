@@ -46,7 +46,9 @@ def demands(
     """
     names = [*folder.denoisers, "vae"]  # stock calls ask the VAE for the size of latents
     whole, streamed = (
-        on_one_gpu(teacher.model_copy(update={"offload": offload}), folder.sizes, names)
+        on_one_gpu(
+            teacher.model_copy(update={"offload": offload, "num_gpus": 1}), folder.sizes, names
+        )
         for offload in ("none", "sequential")
     )
     processes = machine.world_size // machine.num_nodes
@@ -55,6 +57,7 @@ def demands(
     return {
         "every_rank": Demand(here, here, 0),
         "one_rank": Demand(here, there, 0),
+        "own_gpus": Demand(-(-whole // teacher.num_gpus), there, 0),
         "shared": Demand(there + streamed, there + streamed, copies * whole),
         "cpu": Demand(there, there, copies * whole),
     }
@@ -67,11 +70,13 @@ def is_mapped(teacher: Teacher, folder: PipelineFolder) -> bool:
 
 
 def choose_place(
-    training: Training, needed: Mapping[Place, Demand], machine: Machine
+    training: Training, num_gpus: int, needed: Mapping[Place, Demand], machine: Machine
 ) -> tuple[Place, str]:
-    """Where the teacher is put, and why."""
+    """Where the teacher is put, and why; `num_gpus`: `teacher.num_gpus`."""
     if training.teacher_residence != "auto":
         return training.teacher_residence, "as set"
+    if num_gpus > 1:
+        return "own_gpus", f"teacher.num_gpus is {num_gpus}"
     if machine.gpu_bytes is None:
         return "every_rank", "no GPU"
     gpu = needed["every_rank"].gpu

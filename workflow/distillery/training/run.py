@@ -24,8 +24,9 @@ from distillery.training.distributed import RankInfo
 from distillery.training.execution import student_state_bytes
 from distillery.training.health import StopRequest, Watchdog
 from distillery.training.objectives import PerceptualLoss, load_perceptual
-from distillery.training.online import OnlineDataset, load_target_teacher
+from distillery.training.online import OnlineDataset
 from distillery.training.residence import choose_place, demands
+from distillery.training.target_teacher import load_target_teacher
 
 OF_ONLINE = ("targets", "finish_samples", "online_steps")
 """Settings of online targets."""
@@ -145,7 +146,7 @@ def prepare(
         place, reason = _choose_place(job, paths.student, ranks, device)
         if ranks.is_main:
             reporter.info(f"teacher_residence: {place} ({reason})")
-        dataset.teacher = load_target_teacher(job, dataset, batches, place, device, watchdog)
+        dataset.teacher = load_target_teacher(job, dataset, paths, batches, place, device, watchdog)
         dataset.walk_measured(device, watchdog)
     return Run(
         training=job.training,
@@ -185,7 +186,8 @@ def _choose_place(
     machine, folder = distributed.machine_of(ranks, device), find_teacher(job.teacher)
     info = read_student_info(student)
     whole = student_state_bytes(job.training, info) if info else 0
-    return choose_place(job.training, demands(job.teacher, folder, whole, machine), machine)
+    needed = demands(job.teacher, folder, whole, machine)
+    return choose_place(job.training, job.teacher.num_gpus, needed, machine)
 
 
 def draw_noise(job: TrainingJob, inputs: Inputs) -> DrawnNoise:

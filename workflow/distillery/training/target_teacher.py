@@ -1,0 +1,225 @@
+"""The teacher of online targets, wherever it is."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+from uuid import uuid4
+
+import torch
+import torch.distributed as dist
+
+from distillery.config.jobs import TrainingJob
+from distillery.config.training import Place, check_teacher_rank
+from distillery.generation.teacher_walk import TeacherWalk
+from distillery.training.batches import Batches
+from distillery.training.data import SegmentDataset
+from distillery.training.distributed import RankInfo, from_main
+from distillery.training.health import START_LIMIT_S, Watchdog
+from distillery.training.own_teacher import OwnTeacher
+from distillery.training.teacher_process import TeacherProcess, Work, start_or_join
+
+
+class TeachersInputs(Protocol):
+    """What of a training's inputs a teacher in a process of its own reads itself."""
+
+    @property
+    def embeddings(self) -> Path:
+        """Manifest of the train split."""
+        ...
+
+    @property
+    def prompts(self) -> Path:
+        """Table of the train split."""
+        ...
+
+
+class TargetTeacher(Protocol):
+    """A teacher, wherever it is."""
+
+    def advance(
+        self, states: torch.Tensor, segments: Sequence[int], prompt_rows: Sequence[int]
+    ) -> torch.Tensor:
+        """The states (b, *latent) float32 at the ends of segments; all ranks call it together.
+
+        Args:
+            states: (b, *latent) float32 at their beginnings, with their scale.
+            segments: b of the student's.
+            prompt_rows: b rows of the prompt table.
+        """
+        ...
+
+    def advance_all(
+        self, states: torch.Tensor, segment: int, prompt_rows: Sequence[int]
+    ) -> torch.Tensor:
+        """As `advance`, for the same states of one segment on every rank."""
+        ...
+
+    def close(self) -> None:
+        """No more will be asked."""
+
+
+@dataclass(frozen=True)
+class TeacherOfOneRank:
+    """A teacher in one process, which answers all: each rank gets the targets of its own states.
+
+    Attributes:
+        rank: that has the teacher.
+        own: that teacher, on this rank; None on the others.
+        sizes: samples of each rank in an update.
+        this_rank: this process's number.
+        watchdog: of this process.
+    """
+
+    rank: int
+    own: OwnTeacher | None
+    sizes: Sequence[int]
+    this_rank: int
+    watchdog: Watchdog
+
+    def advance(
+        self, states: torch.Tensor, segments: Sequence[int], prompt_rows: Sequence[int]
+    ) -> torch.Tensor:
+        """Gather all states, padded to the longest batch, and scatter where the teacher goes."""
+        numbers = torch.tensor([segments, prompt_rows], device=states.device).T.contiguous()
+        self.watchdog.heartbeat("states for the teacher", waits=True)
+        all_states = self._gather(states)
+        all_numbers = self._gather(numbers)
+        ends: list[torch.Tensor] | None = None
+        if self.own is not None:
+            assert all_states is not None
+            assert all_numbers is not None
+            self.watchdog.heartbeat("targets of all ranks", joint=True, limit_s=START_LIMIT_S)
+            of_all = torch.cat(all_numbers).T.tolist()
+            answers = self.own.advance(torch.cat(all_states), *of_all)
+            ends = [self._padded(part) for part in torch.split(answers, list(self.sizes))]
+        self.watchdog.heartbeat("targets from the teacher", waits=True, limit_s=START_LIMIT_S)
+        received = self._padded(torch.empty_like(states))
+        dist.scatter(received, ends, src=self.rank)
+        return received[: len(states)]
+
+    def advance_all(
+        self, states: torch.Tensor, segment: int, prompt_rows: Sequence[int]
+    ) -> torch.Tensor:
+        """The teacher's rank for all."""
+        ends = torch.empty_like(states)
+        if self.own is not None:
+            ends = self.own.advance_all(states, segment, prompt_rows)
+        dist.broadcast(ends, src=self.rank)
+        return ends
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+    def _gather(self, values: torch.Tensor) -> list[torch.Tensor] | None:
+        """The values of every rank without their padding, on the teacher's rank."""
+        padded, is_here = self._padded(values), self.this_rank == self.rank
+        received = [torch.empty_like(padded) for _ in self.sizes] if is_here else None
+        dist.gather(padded, received, dst=self.rank)
+        if received is None:
+            return None
+        return [part[:size] for part, size in zip(received, self.sizes, strict=True)]
+
+    def _padded(self, values: torch.Tensor) -> torch.Tensor:
+        """As many rows as the largest part has."""
+        missing = max(self.sizes) - len(values)
+        return torch.cat([values, values.new_zeros(missing, *values.shape[1:])])
+
+
+def load_target_teacher(
+    job: TrainingJob,
+    dataset: SegmentDataset,
+    inputs: TeachersInputs,
+    batches: Batches,
+    place: Place,
+    device: torch.device,
+    watchdog: Watchdog,
+) -> TargetTeacher:
+    """The teacher in its place; all ranks call it together.
+
+    Args:
+        job: of the training.
+        dataset: whose targets it makes.
+        inputs: what it reads itself where it is a process of its own.
+        batches: of this process.
+        place: see `residence.choose_place`.
+        device: of this process.
+        watchdog: of this process.
+
+    Raises:
+        ValueError: it is not the one that the targets were made with, or no process has the number
+            `training.teacher_rank`.
+    """
+    ranks, training, teacher = batches.ranks, job.training, job.teacher
+    check_teacher_rank(training, ranks.world_size)
+    size = dataset.recipe.batch_size
+    if size == "auto":
+        size = batches.largest_local_batch
+    if place == "own_gpus":
+        check_own_gpus(teacher.num_gpus, ranks, device)
+        return _in_its_own_process(job, dataset, inputs, batches, size, device, watchdog)
+    is_of_one = place == "one_rank" and ranks.world_size > 1
+    if place == "shared" and device.type == "cuda":
+        teacher = teacher.model_copy(update={"offload": "sequential"})
+    if place == "cpu" and device.type == "cuda":
+        teacher = teacher.model_copy(update={"offload": "none"})
+        cores = len(os.sched_getaffinity(0)) * ranks.num_nodes // ranks.world_size
+        torch.set_num_threads(max(1, cores))
+    own = None
+    if not is_of_one or ranks.rank == training.teacher_rank:
+        watchdog.heartbeat("teacher onto the device", limit_s=START_LIMIT_S)
+        walk = TeacherWalk.load(
+            teacher,
+            dataset.recipe,
+            dataset.embeddings,
+            dataset.steps,
+            training.online_steps,
+            torch.device("cpu") if place == "cpu" else device,
+        )
+        own = OwnTeacher(walk, size)
+    if not is_of_one:
+        assert own is not None
+        return own
+    return TeacherOfOneRank(training.teacher_rank, own, batches.sizes(), ranks.rank, watchdog)
+
+
+def _in_its_own_process(
+    job: TrainingJob,
+    dataset: SegmentDataset,
+    inputs: TeachersInputs,
+    batches: Batches,
+    size: int,
+    device: torch.device,
+    watchdog: Watchdog,
+) -> TeacherProcess:
+    """The process of this node, started by its first rank."""
+    ranks = batches.ranks
+    local = next((node for node in ranks.nodes if ranks.rank in node), (ranks.rank,))
+    # Other trainings, and on test clusters other nodes, share the folder of sockets.
+    name = f"{from_main(uuid4().hex[:16], device)}-{local[0]}"
+    work = Work(
+        teacher=job.teacher,
+        recipe=dataset.recipe,
+        embeddings=inputs.embeddings,
+        prompts=inputs.prompts,
+        segments=dataset.steps,
+        steps=job.training.online_steps,
+        size=size,
+        num_clients=len(local),
+        cpu_threads=torch.get_num_threads(),
+    )
+    return start_or_join(work, name, ranks.rank == local[0], device, watchdog)
+
+
+def check_own_gpus(num_gpus: int, ranks: RankInfo, device: torch.device) -> None:
+    """Raise ValueError where ranks train on the GPUs that the teacher is to have."""
+    if device.type != "cuda":
+        return
+    training, there = ranks.world_size // ranks.num_nodes, torch.cuda.device_count()
+    if training + num_gpus > there:
+        raise ValueError(
+            f"training.teacher_residence is own_gpus: of this node's {there} GPUs {training} train "
+            f"and the teacher wants {num_gpus} (teacher.num_gpus): start {there - num_gpus} "
+            "processes, or use more GPUs"
+        )
