@@ -265,6 +265,8 @@ def _break(fault):
             at_number[kind](int(number))
         case "kill-in-save" | "slow-save":
             _in_save(int(number), ACTS_IN_SAVE[kind])
+        case "count-teachers":
+            _at_update(1, partial(_count_teachers, int(number)))
         case "version":
             nodes.__version__ = number
         case "folder":
@@ -298,6 +300,10 @@ def _raise():
 
 def _run_out_of_memory():
     raise torch.OutOfMemoryError("CUDA out of memory on purpose")
+
+
+def _count_teachers(number):
+    assert len(multiprocessing.active_children()) == number
 
 
 def _kill_teacher():

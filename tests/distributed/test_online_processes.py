@@ -37,9 +37,9 @@ def ready(tmp_path_factory, teacher):
     return run.folder
 
 
-def train(ready, output, num_processes, faults=None, **settings):
+def train(ready, output, num_processes, faults=None, launcher="bare", **settings):
     copy_of_config(ready, output, **settings)
-    return processes.run(num_processes, tiny.train_arguments(ready, output), faults)
+    return processes.run(num_processes, tiny.train_arguments(ready, output), faults, launcher)
 
 
 def copy_of_config(ready, output, **settings):
@@ -91,6 +91,13 @@ def test_a_teacher_that_fails_ends_all_ranks(ready, tmp_path):
 
 
 OWN = {"teacher_residence": "own_gpus"}
+
+
+def test_each_node_has_a_teachers_process_of_its_own(ready, alone, tmp_path):
+    faults = {0: "count-teachers:1", 1: "count-teachers:0", 2: "count-teachers:1"}
+    nodes = ("n1", "n1", "n2", "n2")
+    assert train(ready, tmp_path, 4, faults, launcher=nodes, **OWN) == [0] * 4
+    assert_same_training(tmp_path, alone, rtol=1e-4, atol=2e-5)
 
 
 def test_a_teachers_process_that_dies_ends_all_ranks(ready, alone, tmp_path):

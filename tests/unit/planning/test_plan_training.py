@@ -193,6 +193,20 @@ def test_more_gpus_than_samples_in_an_update_are_noted(
         assert len(told) == is_guided_by_input
 
 
+def test_the_teachers_own_gpus_are_taken_from_the_training(
+    teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    online = {"targets": "online", "teacher_residence": "own_gpus"}
+    plan, text = planned(tmp_path, teacher, monkeypatch, [gpu(H200)] * 4, **online)
+    assert plan["training"]["machine"]["world_size"] == 3
+    assert "teacher  own_gpus (as set)" in text
+    # Three GPUs learn, half a step and three passes each, while the fourth waits; then it answers.
+    cost = plan["training"]["teacher"]["places"]["own_gpus"]["cost"]
+    assert cost == pytest.approx(4 * (3.5 / 3 + 4) / 3)
+    with pytest.raises(ValueError, match=r"the teacher takes 1 .* of the 1 GPUs"):
+        planned(tmp_path, teacher, monkeypatch, [gpu(H200)], **online)
+
+
 def test_the_plan_on_gpus_that_are_too_small_or_too_old(
     teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -303,7 +303,10 @@ def test_online_targets_have_a_table_of_places(teacher: Path, tmp_path: Path) ->
             {"training": {"teacher_residence": "one_rank", "teacher_rank": 9}},
             r"training.teacher_rank is 9 and there are \d processes: use a number up to",
         ),
-        ({"teacher": {"num_gpus": 2}}, "the teacher must fit beside a student"),
+        (
+            {"teacher": {"num_gpus": 2}, "training": {"teacher_residence": "shared"}},
+            "teacher.num_gpus is 2 and training.teacher_residence is shared: each GPU has a rank",
+        ),
     ],
 )
 def test_online_targets_that_cannot_be_made_are_refused(

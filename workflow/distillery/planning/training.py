@@ -7,6 +7,7 @@ from typing import Any
 from distillery.config.run import Config
 from distillery.config.training import Training, check_batch_size, check_teacher_rank
 from distillery.files import readable
+from distillery.launcher import num_processes
 from distillery.planning.gpus import Gpus
 from distillery.planning.residence import plan_residence, summarise_residence
 from distillery.student.info import StudentInfo
@@ -40,13 +41,11 @@ def plan_training(
         vae_bytes: of weights that previews and the perceptual loss hold beside the student.
 
     Raises:
-        ValueError: gradient checkpointing of a network that does not offer it, or previews or
-            online targets of a sharded student.
+        ValueError: gradient checkpointing of a network that does not offer it, previews or online
+            targets of a sharded student, or no GPU left beside those of the teacher.
     """
     machine = Machine(
-        gpus.count - gpus.num_nodes * config.own_gpus
-        if gpus.count
-        else gpus.num_nodes * config.hardware.cpu_processes,
+        num_processes(gpus.count, gpus.num_nodes, config.hardware.cpu_processes, config.own_gpus),
         gpus.memory_bytes,
         gpus.capability,
         gpus.num_nodes,
