@@ -7,8 +7,6 @@ torchrun and the processes that it starts. Every wait has a limit, after which a
 Alone, under a real torchrun: `torchrun ... tests/distributed/processes.py FAULT ARGUMENTS...`
 """
 
-import ctypes
-import json
 import multiprocessing
 import os
 import re
@@ -20,7 +18,6 @@ import threading
 import time
 import traceback
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +26,7 @@ sys.path[:0] = [str(room) for room in ROOMS if str(room) not in sys.path]
 
 import pyarrow.dataset  # noqa: E402, F401 - as `tiny`
 import tensorboardX  # noqa: E402, F401 - the same
-import torch  # noqa: E402
+from faults import arrange  # noqa: E402
 from torch.distributed.elastic.multiprocessing.subprocess_handler import (  # noqa: E402
     subprocess_handler,
 )
@@ -37,15 +34,7 @@ from torch.distributed.run import main as run_torch  # noqa: E402
 
 import tiny  # noqa: E402, F401 - imports what the processes would otherwise each import again
 from distillery.stages import training as script  # noqa: E402
-from distillery.training import (  # noqa: E402
-    checkpoint,
-    distributed,
-    loop,
-    microbatch,
-    nodes,
-    own_teacher,
-    update,
-)
+from distillery.training import distributed  # noqa: E402
 
 HUNG = "killed by the watchdog"
 
@@ -53,7 +42,7 @@ HUNG = "killed by the watchdog"
 def run(num_processes, arguments, faults=None, launcher="bare", limit_s=60):
     """Run distillery.stages.training in processes that find each other by environment variables.
 
-    `faults` maps a rank to what goes wrong there, see `_break`; `launcher` says whose variables
+    `faults` maps a rank to what goes wrong there, see `arrange`; `launcher` says whose variables
     they have, "bare" or "slurm", or names each one's node, as srun does. Returns the exit codes by
     rank: -9 after SIGKILL, `HUNG` if it had to be killed from here.
     """
@@ -240,7 +229,7 @@ def _work(rank, variables, arguments, fault):
     os.environ |= variables
     if rank:
         _wait_for_a_listener(int(variables["MASTER_PORT"]))
-    _break(fault)
+    arrange(fault)
     distributed.leave(script.main(arguments))
 
 
@@ -253,209 +242,12 @@ def _wait_for_a_listener(port, limit_s=10):
         time.sleep(0.01)
 
 
-def _break(fault):
-    """Arrange a fault `kind:update`, in the middle of the update of this number, from 1."""
-    kind, _, number = fault.partition(":")
-    at_number = {
-        "perturb": _perturb_at, "room": _limit_room, "wait": _wait_at, "estimate": _estimate,
-        "teacher": _fail_as_teacher,
-    }  # fmt: skip
-    match kind:
-        case _ if kind in at_number:
-            at_number[kind](int(number))
-        case "kill-in-save" | "slow-save":
-            _in_save(int(number), ACTS_IN_SAVE[kind])
-        case "count-teachers":
-            _at_update(1, partial(_count_teachers, int(number)))
-        case "version":
-            nodes.__version__ = number
-        case "folder":
-            os.chdir(number)
-        case "record":
-            _record(Path(number))
-        case "hold":
-            _hold_gradients()
-        case "no-kernels":
-            torch.compile = partial(torch.compile, backend="aot_eager")
-        case _ if kind in ACTS:
-            _at_update(int(number), ACTS[kind])
-
-
-def _fail_as_teacher(number):
-    """Raise in the teacher's n-th answer, while the other ranks wait for it."""
-    original, calls = own_teacher.OwnTeacher.advance, []
-
-    def advance(teacher, *arguments):
-        calls.append(1)
-        if len(calls) == number:
-            _raise()
-        return original(teacher, *arguments)
-
-    own_teacher.OwnTeacher.advance = advance
-
-
-def _raise():
-    raise RuntimeError("this rank was broken on purpose")
-
-
-def _run_out_of_memory():
-    raise torch.OutOfMemoryError("CUDA out of memory on purpose")
-
-
-def _count_teachers(number):
-    assert len(multiprocessing.active_children()) == number
-
-
-def _kill_teacher():
-    """The process that this rank has started."""
-    (teacher,) = multiprocessing.active_children()
-    teacher.kill()
-
-
-ACTS = {
-    "kill-teacher": _kill_teacher,
-    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "terminate": lambda: os.kill(os.getpid(), signal.SIGTERM),
-    "freeze": lambda: os.kill(os.getpid(), signal.SIGSTOP),
-    "raise": _raise,
-    "out-of-memory": _run_out_of_memory,
-    "hang": lambda: time.sleep(600),
-    # As native code that never gives Python's lock back.
-    "hang-with-lock": lambda: ctypes.PyDLL(None).sleep(600),
-}
-
-SLOW_SAVE_S = 5.0
-ACTS_IN_SAVE = {"kill-in-save": ACTS["kill"], "slow-save": lambda: time.sleep(SLOW_SAVE_S)}
-
-
-def _limit_room(num_samples):
-    """A device with memory for so many samples at once."""
-    original = update.batch_losses
-
-    def compute(model, batch, run):
-        if len(batch.items) > num_samples:
-            _run_out_of_memory()
-        return original(model, batch, run)
-
-    update.batch_losses = compute
-
-
-class _Memory:
-    """A device with room for so many samples at once: 100 bytes each, and 1000 for the rest."""
-
-    def __init__(self, num_samples):
-        self.limit = 1000 + 100 * num_samples
-
-    def peak_of(self, work):
-        work()
-        return 1000 + (100 * len(work.args[1].items) if hasattr(work, "args") else 0)
-
-
-def _estimate(num_samples):
-    """Size micro-batches as on GPUs with sharded weights."""
-
-    def sized(state, micro_batches, run):
-        share = run.dataset.__getitems__(next(run.batches.positions(0)))
-        microbatch.lower_by_estimates(state, share, micro_batches, run, _Memory(num_samples))
-        assert all(parameter.grad is None for parameter in state.denoiser.parameters())
-        run.reporter.info(f"estimated: {micro_batches.size}")
-
-    microbatch.find_micro_batch_size = sized
-
-
-def _record(folder):
-    """Note the items of each update of this rank."""
-    original = loop.accumulate_what_fits
-
-    def accumulate(*arguments):
-        share = original(*arguments)
-        with (folder / f"items-{os.environ['RANK']}.jsonl").open("a") as file:
-            file.write(json.dumps(share.items) + "\n")
-        return share
-
-    loop.accumulate_what_fits = accumulate
-
-
-def _hold_gradients():
-    """Fail in an update that makes its gradients anywhere but where they were."""
-    original = loop.accumulate_what_fits
-
-    def accumulate(model, *arguments):
-        before = _addresses(model)
-        share = original(model, *arguments)
-        assert before == _addresses(model), "the gradients moved"
-        return share
-
-    loop.accumulate_what_fits = accumulate
-
-
-def _addresses(model):
-    return [parameter.grad.data_ptr() for parameter in model.parameters()]
-
-
-def _at_update(number, act):
-    calls = []
-    original = loop.accumulate_what_fits
-
-    def accumulate(*arguments):
-        calls.append(1)
-        if len(calls) == number:
-            act()
-        return original(*arguments)
-
-    loop.accumulate_what_fits = accumulate
-
-
-def _wait_at(number):
-    """Wait for the other ranks as a GPU's collective does, which never learns that one is gone."""
-    calls = []
-    original = loop.accumulate_what_fits
-
-    def accumulate(*arguments):
-        calls.append(1)
-        if len(calls) == number:
-            arguments[-1].watchdog.heartbeat("gradients of all ranks", waits=True)
-            time.sleep(600)
-        return original(*arguments)
-
-    loop.accumulate_what_fits = accumulate
-
-
-def _perturb_at(number):
-    """Change one weight of this rank, as a broken memory or a forgotten seed would."""
-    calls = []
-    original = loop.update_average
-
-    def update(state, training):
-        calls.append(1)
-        if len(calls) == number:
-            with torch.no_grad():
-                next(iter(state.denoiser.parameters())).flatten()[0] += 1e-3
-        original(state, training)
-
-    loop.update_average = update
-
-
-def _in_save(number, act):
-    """Act while the files of the checkpoint of this number are written but not yet renamed."""
-    calls = []
-    original = checkpoint.write_sealed
-
-    def write(path, value):
-        calls.append(1)
-        if len(calls) == number:
-            act()
-        original(path, value)
-
-    checkpoint.write_sealed = write
-
-
-def _main(faults, *arguments):
+def _main(wanted, *arguments):
     """What a process under torchrun does."""
-    for one in faults.split(","):
+    for one in wanted.split(","):
         rank, _, fault = one.partition("=")
         if os.environ["RANK"] == rank:
-            _break(fault)
+            arrange(fault)
     distributed.leave(script.main(list(arguments)))
 
 

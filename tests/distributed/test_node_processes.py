@@ -23,7 +23,9 @@ SAVED_ONCE = {"save_every_samples": 64}
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_nodes_learn_what_one_process_does(data, alone, tmp_path, nodes, parallel):
     """With fsdp each node has the whole student, dealt out over its processes."""
-    status = train(data, tmp_path, len(nodes), launcher=nodes, parallel=parallel, **SAVED_ONCE)
+    faults = {0: f"mesh:{nodes.count(nodes[0])}"} if parallel == "fsdp" else {}
+    settings = {"launcher": nodes, "parallel": parallel, **SAVED_ONCE}
+    status = train(data, tmp_path, len(nodes), faults, **settings)
     assert status == [0] * len(nodes), log_of(tmp_path)[-2000:]
     assert f"{len(set(nodes))} nodes" in log_of(tmp_path)
     assert_same_training(tmp_path, alone)
