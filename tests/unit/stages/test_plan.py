@@ -272,7 +272,7 @@ def test_online_targets_have_a_table_of_places(teacher: Path, tmp_path: Path) ->
     without = plan(tmp_path, teacher)
     assert without["training"]["teacher"] is None
     assert "online" not in summary(without)
-    assert "pays after" not in summary(without)
+    assert "the faster way" not in summary(without)
     beside = plan(tmp_path, teacher, training={"targets": "online"})
     places = beside["training"]["teacher"]["places"]
     parameters = beside["teacher"]["parameters"]
@@ -290,7 +290,7 @@ def test_online_targets_have_a_table_of_places(teacher: Path, tmp_path: Path) ->
     assert student < places["shared"]["gpu"] < student + weights
     told = summary(beside)
     assert "teacher  every_rank (no GPU)" in told
-    assert all(re.search(rf"^    {name} ", told, re.MULTILINE) for name in ("stored", *places))
+    assert all(re.search(rf"^      {name} ", told, re.MULTILINE) for name in ("stored", *places))
     # 4 guided steps of a trajectory, of which 2 segments walk half a step and ask for 2.
     assert beside["training"]["teacher"]["epochs_until_storing_pays"] == 8 / (2 * (0.5 + 4))
 

@@ -6,9 +6,10 @@ two of them. That leaves out what the passes wait for, so `shared` and `cpu` hav
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, get_args
 
 from distillery.config.run import Config
+from distillery.config.training import Place
 from distillery.files import readable
 from distillery.student.info import StudentInfo
 from distillery.teacher.folder import PipelineFolder
@@ -85,14 +86,18 @@ def summarise_residence(plan: Mapping[str, Any]) -> list[str]:
     """The lines of the plan's summary: a table of all places."""
     lines = [
         f"    teacher  {plan['place']} ({plan['reason']})",
-        f"    {'':<10}  {'GPU with it':>11}  {'other GPUs':>10}  {'host':>9}  cost of a sample",
+        f"      {'targets':<10}  {'GPU with it':>11}  {'other GPUs':>10}  {'host':>8}  time",
     ]
-    rows = {"stored": plan["stored"], **plan["places"]}
+    rows = {"stored": plan["stored"]} | {name: plan["places"][name] for name in get_args(Place)}
     for name, row in rows.items():
-        cost = "waits for weights" if row["cost"] is None else f"{row['cost']:.1f}"
+        time = "waits for weights" if row["cost"] is None else f"{row['cost']:.1f}"
+        host = readable(row["host"]) if row["host"] else "-"
         lines.append(
-            f"    {name:<10}  {readable(row['gpu']):>11}  {readable(row['other_gpus']):>10}  "
-            f"{readable(row['host']):>9}  {cost}"
+            f"      {name:<10}  {readable(row['gpu']):>11}  {readable(row['other_gpus']):>10}  "
+            f"{host:>8}  {time}"
         )
     epochs = plan["epochs_until_storing_pays"]
-    return [*lines, f"    storing all targets pays after {epochs:.1f} epochs at the most"]
+    return [
+        *lines,
+        f"      after {epochs:.1f} epochs at the most, stored targets are the faster way",
+    ]
