@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from distillery import cli
 from distillery.training import (
     checkpoint,
     loop,
@@ -36,6 +37,8 @@ def arrange(fault):
             _in_save(int(number), ACTS_IN_SAVE[kind])
         case "version":
             nodes.__version__ = number
+        case "config":
+            _read_other(Path(number))
         case "folder":
             os.chdir(number)
         case "record":
@@ -46,6 +49,12 @@ def arrange(fault):
             torch.compile = partial(torch.compile, backend="aot_eager")
         case _ if kind in ACTS:
             _at_update(int(number), ACTS[kind])
+
+
+def _read_other(folder):
+    """Read the frozen configuration of another run, as where one was edited."""
+    original = cli.read_job
+    cli.read_job = lambda path, job: original(folder / path.name, job)
 
 
 def _fail_as_teacher(number):

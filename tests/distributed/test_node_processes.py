@@ -3,13 +3,18 @@
 All nodes are this machine; processes of different ones do not see each other end, as on a cluster.
 """
 
+import os
 import shutil
+import signal
 import socket
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import processes
 import pytest
-from trainings import assert_same_training, log_of, saved, train
+from trainings import assert_same_training, log_of, saved, train, wait_until
 
 import tiny
 from distillery.files import read_json
@@ -80,7 +85,9 @@ def test_a_node_that_does_not_see_the_folder_is_named(data, tmp_path, monkeypatc
     arguments[-1] = str(log)
     faults = {0: f"folder:{tmp_path / 'shared'}", 1: f"folder:{tmp_path / 'other'}"}
     assert processes.run(2, arguments, faults, ("n1", "n2")) == [1, 1]
-    assert "n2 does not see run of n1: the nodes of a training need a file" in log.read_text()
+    told = log.read_text()
+    assert f"rank 1 on n2, in {tmp_path / 'other'}, does not see run of rank 0 on n1" in told
+    assert "start all processes of a training in one folder" in told
     assert not list((tmp_path / "shared/run").glob(".seen-by-all*"))
     shutil.rmtree(tmp_path / "other")
     status = processes.run(
@@ -88,6 +95,44 @@ def test_a_node_that_does_not_see_the_folder_is_named(data, tmp_path, monkeypatc
     )
     assert status[1] == 1
     assert "training.json is not there for rank 1 on n2" in log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"learning_rate": 1e-4}, "rank 1 has training.learning_rate 0.0001, rank 0 has"),
+        ({"micro_batch_size": 1}, "rank 1 has training.micro_batch_size 1, rank 0 has"),
+    ],
+)
+def test_processes_of_different_trainings_are_refused(data, tmp_path, settings, message):
+    """Else they would learn together what neither is to learn."""
+    tiny.write_training_job(tmp_path)
+    tiny.write_training_job(tmp_path / "other", **settings)
+    other = tmp_path / "other/config"
+    faults = {1: f"config:{other}"}
+    assert processes.run(2, tiny.train_arguments(data, tmp_path), faults) == [1, 1]
+    assert message in log_of(tmp_path)
+
+
+def test_a_wait_for_the_others_ends_by_a_signal(data, tmp_path):
+    """PyTorch waits where no handler of Python's runs."""
+    tiny.write_training_job(tmp_path)
+    environ = os.environ | {
+        "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(processes._free_port()),
+    }  # fmt: skip
+    words = [sys.executable, "-m", "distillery.stages.training"]
+    waiting = subprocess.Popen(
+        [*words, *tiny.train_arguments(data, tmp_path)], env=environ, stderr=subprocess.DEVNULL
+    )
+    listening = f":{int(environ['MASTER_PORT']):04X} "
+    wait_until(
+        lambda: listening in Path("/proc/net/tcp6").read_text() + Path("/proc/net/tcp").read_text(),
+        limit_s=60,
+    )
+    time.sleep(0.5)
+    waiting.terminate()
+    assert waiting.wait(10) == -signal.SIGTERM
 
 
 def test_a_port_in_use_is_named(data, tmp_path, monkeypatch):

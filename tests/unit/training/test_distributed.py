@@ -60,6 +60,19 @@ def test_a_batch_script_without_srun_is_one_process():
     assert detect_rank(in_batch_script) == RankInfo()
 
 
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"RANK": "x"}, "RANK is 'x' in the environment: it must be a number"),
+        ({"RANK": "4"}, "RANK is 4 and WORLD_SIZE is 4: ranks go from 0 to WORLD_SIZE - 1"),
+        ({"LOCAL_RANK": "-1"}, "LOCAL_RANK is '-1'"),
+    ],
+)
+def test_variables_that_cannot_be_are_named(variables, message):
+    with pytest.raises(ValueError, match=message):
+        detect_rank(TORCHRUN | variables)
+
+
 @pytest.mark.parametrize("missing", ["MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"])
 def test_a_missing_variable_is_explained(missing):
     environ = {name: value for name, value in TORCHRUN.items() if name != missing}

@@ -63,6 +63,30 @@ def test_a_finish_takes_up_a_stored_training_and_learns_what_one_training_does(
     pd.testing.assert_frame_equal(found_losses, losses)
 
 
+def test_a_finish_with_rollouts_takes_it_up_too(
+    run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The stored training has no column of losses for them."""
+    caplog.set_level("INFO")
+    finish = FINISH | {"num_samples": 56, "rollout_samples": 8}
+    expected, losses = learn(run, tmp_path / "whole", **finish)
+    learn(run, tmp_path / "parts")
+    found, found_losses = learn(run, tmp_path / "parts", **finish)
+    assert "of a training from stored targets alone" in caplog.text
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    pd.testing.assert_frame_equal(found_losses, losses)
+
+
+def test_a_stored_training_of_another_length_is_named(
+    run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    learn(run, tmp_path)
+    learn(run, tmp_path, **FINISH | {"num_samples": 56})
+    (line,) = [line for line in caplog.messages if "are not taken up" in line]
+    assert line.endswith("their training is another: training.num_samples is 32 there and 40 here")
+
+
 def test_the_reverse_begins_anew_and_says_why(
     run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

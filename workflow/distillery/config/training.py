@@ -247,6 +247,11 @@ class Training(Section):
                 self.global_batch_size,
             )
         most = self.rollouts_begin
+        if most == 0:
+            raise ValueError(
+                "training.targets is online and all of training.num_samples are rollouts, which "
+                "have stored targets: lower training.rollout_samples, or write targets: stored"
+            )
         if self.online_samples > most:
             raise ValueError(
                 f"training.finish_samples is {self.finish_samples}, and {most} of "

@@ -13,8 +13,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -26,6 +26,7 @@ import torch.distributed as dist
 from distillery.locks import LAUNCHER, say
 from distillery.training.execution import Machine
 
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 LATE_S = 30.0
 """After so long a process says for whom it waits."""
 PR_SET_PDEATHSIG = 1
@@ -115,8 +116,20 @@ def _rank_of_variables(environ: Mapping[str, str]) -> RankInfo:
             "(0, 1, ...), WORLD_SIZE (how many), MASTER_ADDR (host of rank 0) and MASTER_PORT (a "
             "free port there, e.g. 29500); torchrun --standalone --nproc-per-node N sets them all"
         )
-    rank = int(environ["RANK"])
-    return RankInfo(rank, int(environ["WORLD_SIZE"]), int(environ.get("LOCAL_RANK", rank)))
+    rank, world_size = (_number(environ, name) for name in ("RANK", "WORLD_SIZE"))
+    if not rank < world_size:
+        raise ValueError(
+            f"RANK is {rank} and WORLD_SIZE is {world_size}: ranks go from 0 to WORLD_SIZE - 1"
+        )
+    local_rank = _number(environ, "LOCAL_RANK") if "LOCAL_RANK" in environ else rank
+    return RankInfo(rank, world_size, local_rank)
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    """A variable that must be a number from 0."""
+    if not environ[name].isdecimal():
+        raise ValueError(f"{name} is {environ[name]!r} in the environment: it must be a number")
+    return int(environ[name])
 
 
 def _rank_of_slurm(environ: Mapping[str, str]) -> RankInfo:
@@ -176,13 +189,14 @@ def _join(ranks: RankInfo, backend: str, timeout: timedelta) -> None:
     waits.daemon = True
     waits.start()
     try:
-        dist.init_process_group(
-            backend,
-            init_method=method,
-            rank=ranks.rank,
-            world_size=ranks.world_size,
-            timeout=timeout,
-        )
+        with _ended_by_signals():
+            dist.init_process_group(
+                backend,
+                init_method=method,
+                rank=ranks.rank,
+                world_size=ranks.world_size,
+                timeout=timeout,
+            )
     except dist.DistNetworkError as error:
         if "EADDRINUSE" not in str(error):
             raise
@@ -194,9 +208,24 @@ def _join(ranks: RankInfo, backend: str, timeout: timedelta) -> None:
         waits.cancel()
 
 
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Let a signal that is handled in Python end the process: PyTorch waits for the others in C++,
+    where no handler runs, and nothing is to be saved yet."""
+    handled = {number: signal.getsignal(number) for number in ENDING}
+    for number, handler in handled.items():
+        if callable(handler):
+            signal.signal(number, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        for number, handler in handled.items():
+            signal.signal(number, handler)
+
+
 def _tell_late(ranks: RankInfo, host: str, port: int) -> None:
     """Say for whom this process waits."""
-    others = f"the other {ranks.world_size - 1} processes" if ranks.is_main else "rank 0"
+    others = f"the others of {ranks.world_size} processes" if ranks.is_main else "rank 0"
     say(
         f"rank {ranks.rank} has waited {LATE_S:.0f} s for {others} at {host}, port {port}: do they "
         "all run, and may they connect there (MASTER_ADDR and MASTER_PORT name another place)?"

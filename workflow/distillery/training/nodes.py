@@ -24,12 +24,14 @@ class Member:
         host: what processes share that see each other, see `health.host_id`.
         pid: process id there.
         versions: of what must be the same everywhere.
+        folder: that it works in.
     """
 
     node: str
     host: str
     pid: int
     versions: Mapping[str, str]
+    folder: str
 
 
 def node_name() -> str:
@@ -58,19 +60,19 @@ def meet(ranks: RankInfo, folder: Path) -> tuple[RankInfo, Peers]:
         `ranks` with its nodes, and the processes that this one can watch.
 
     Raises:
-        ValueError: nodes with unequal numbers of processes, with other versions, or that do not see
-            the folder; on every rank.
+        ValueError: nodes with unequal numbers of processes, or processes with other versions, or
+            that do not see the folder; on every rank.
     """
     if not dist.is_initialized():
         return ranks, Peers()
     versions = {"distillery": __version__, "torch": torch.__version__}
-    own = Member(node_name(), host_id(), os.getpid(), versions)
+    own = Member(node_name(), host_id(), os.getpid(), versions, str(Path.cwd()))
     members: list[Member] = [own] * ranks.world_size
     dist.all_gather_object(members, own)
     check_versions(members)
     nodes = group_by_node(members)
     check_sizes(nodes, members)
-    if len(nodes) > 1:
+    if ranks.world_size > 1:
         _check_shared(folder, ranks, members)
     pids = {
         rank: member.pid
@@ -78,6 +80,26 @@ def meet(ranks: RankInfo, folder: Path) -> tuple[RankInfo, Peers]:
         if own.host and member.host == own.host and rank != ranks.rank
     }
     return replace(ranks, nodes=nodes), Peers(pids)
+
+
+def check_alike(ranks: RankInfo, settings: Mapping[str, object]) -> None:
+    """Raise ValueError, on every rank, where one has other settings than rank 0; a collective.
+
+    Each process reads its own configuration. With others they would hang, or learn together what
+    none of them is to learn.
+    """
+    if ranks.world_size == 1:
+        return
+    own = {name: str(value) for name, value in settings.items()}
+    everyone = [own] * ranks.world_size
+    dist.all_gather_object(everyone, own)
+    for rank, theirs in enumerate(everyone):
+        for name, value in everyone[0].items():
+            if theirs.get(name) != value:
+                raise ValueError(
+                    f"rank {rank} has {name} {theirs.get(name)}, rank 0 has {value}: start all "
+                    "processes of a training in the same folder with the same arguments"
+                )
 
 
 def group_by_node(members: Sequence[Member]) -> tuple[tuple[int, ...], ...]:
@@ -122,9 +144,11 @@ def _check_shared(folder: Path, ranks: RankInfo, members: Sequence[Member]) -> N
     dist.all_gather_object(sees, path.exists())
     if ranks.is_main:
         path.unlink()
-    blind = sorted({member.node for member, seen in zip(members, sees, strict=True) if not seen})
+    blind = [rank for rank, seen in enumerate(sees) if not seen]
     if blind:
+        first = members[blind[0]]
         raise ValueError(
-            f"{', '.join(blind)} does not see {folder} of {members[0].node}: the nodes of a "
-            "training need a file system that they share, under the same path on each"
+            f"rank {blind[0]} on {first.node}, in {first.folder}, does not see {folder} of rank 0 "
+            f"on {members[0].node}, in {members[0].folder}: start all processes of a training in "
+            "one folder, on a file system that the nodes share under the same path"
         )

@@ -1,11 +1,14 @@
 """Where a training goes on: its own newest checkpoint, or one that it would have made itself."""
 
+from dataclasses import replace
+from math import nan
 from pathlib import Path
 from typing import Any
 
 from distillery.files import JsonObject, read_sealed, write_sealed
 from distillery.store.chunks import chunk_folder
 from distillery.training import checkpoint, distributed
+from distillery.training.alarms import ROLLOUT
 from distillery.training.run import Run
 from distillery.training.update import TrainingState
 
@@ -27,7 +30,21 @@ def resume(state: TrainingState, run: Run) -> None:
     if newest:
         run.watchdog.heartbeat(f"load of {newest}")
         checkpoint.load(state, Path(newest))
+        _add_columns(state, run)
         run.reporter.info(f"resumes from {newest}")
+
+
+def _add_columns(state: TrainingState, run: Run) -> None:
+    """Make room for the losses of rollouts, which the stored part of a training has none of."""
+    missing = run.num_losses - len(state.window.losses)
+    state.window = replace(
+        state.window,
+        losses=[*state.window.losses, *[0.0] * missing],
+        counts=[*state.window.counts, *[0.0] * missing],
+    )
+    if run.training.rollout_samples:
+        for row in state.history:
+            row.setdefault(ROLLOUT, nan)
 
 
 def find_start(run: Run) -> Path | None:
@@ -60,7 +77,10 @@ def list_misfits(run: Run) -> list[str]:
             theirs = read_sealed(folder)
         except ValueError:
             continue
-        changes = differences(theirs, run.recipe.to_json())
+        ours = run.recipe
+        if run.stored_part is not None and "targets" not in theirs.get("training", {}):
+            ours = run.stored_part  # which is what could have been taken up
+        changes = differences(theirs, ours.to_json())
         more = f" and {len(changes) - MAX_SHOWN} more" if len(changes) > MAX_SHOWN else ""
         lines.append(
             f"the checkpoints in {folder.parent} are not taken up, their training is another: "

@@ -23,6 +23,7 @@ from distillery.training.data import SegmentDataset, TargetSource
 from distillery.training.distributed import RankInfo
 from distillery.training.execution import student_state_bytes
 from distillery.training.health import StopRequest, Watchdog
+from distillery.training.nodes import check_alike
 from distillery.training.objectives import PerceptualLoss, load_perceptual
 from distillery.training.online import OnlineDataset
 from distillery.training.residence import choose_place, demands
@@ -137,6 +138,8 @@ def prepare(
     initial = hash_model(paths.student) if ranks.is_main else ""
     initial = distributed.from_main(initial, device)
     recipe, part = training_recipe(job, dataset, initial), stored_part(job)
+    settings = {f"training.{name}": value for name, value in job.training}
+    check_alike(ranks, settings | {"the training recipe": recipe.hash})
     on_nodes = f" on {ranks.num_nodes} nodes" if ranks.num_nodes > 1 else ""
     reporter.info(
         f"training recipe {recipe.hash[:12]}: {dataset.num_items} items, {ranks.world_size} "
