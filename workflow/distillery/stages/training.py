@@ -1,4 +1,4 @@
-"""Train the student from stored trajectories, on one process or many; resumes where it stopped.
+"""Train the student from its targets, on one process or many; resumes where it stopped.
 
 python -m distillery.stages.training --config results/demo/config/training.json \\
     --student results/demo/student/initial --targets results/demo/targets/manifest.json \\
