@@ -111,8 +111,7 @@ def start_or_join(
     Raises:
         RuntimeError: the process has ended before it could answer.
     """
-    address = str(Path(tempfile.gettempdir()) / f"distillery-teacher-{name}")
-    process = _start(work, address, device) if starts else None
+    process, address = _start(work, name, device) if starts else None, _address(name)
     watchdog.heartbeat("start of the teacher's process", waits=not starts, limit_s=START_LIMIT_S)
     while True:
         try:
@@ -126,14 +125,20 @@ def start_or_join(
             time.sleep(POLL_S)
 
 
-def _start(work: Work, address: str, device: torch.device) -> multiprocessing.context.SpawnProcess:
+def _address(name: str) -> str:
+    """Where a node's teacher listens: on Linux no file, which would have a longest name."""
+    file = f"distillery-teacher-{name}"
+    return f"\0{file}" if sys.platform == "linux" else str(Path(tempfile.gettempdir()) / file)
+
+
+def _start(work: Work, name: str, device: torch.device) -> multiprocessing.context.SpawnProcess:
     """Start the process on the last GPUs that are visible here."""
     before = os.environ.get("CUDA_VISIBLE_DEVICES")
     if device.type == "cuda":
         ids = visible_ids() or tuple(map(str, range(torch.cuda.device_count())))
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(ids[-work.teacher.num_gpus :])
     process = multiprocessing.get_context("spawn").Process(
-        target=_serve, args=(work, address, device.type, os.getpid()), daemon=True
+        target=_serve, args=(work, name, device.type, os.getpid()), daemon=True
     )
     try:
         process.start()
@@ -145,7 +150,7 @@ def _start(work: Work, address: str, device: torch.device) -> multiprocessing.co
     return process
 
 
-def _serve(work: Work, address: str, device: str, parent: int) -> None:
+def _serve(work: Work, name: str, device: str, parent: int) -> None:
     """What the process does."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -166,17 +171,14 @@ def _serve(work: Work, address: str, device: str, parent: int) -> None:
         torch.device(device, 0) if device == "cuda" else torch.device(device),
     )
     own = OwnTeacher(walk, work.size)
-    key = address.rpartition("distillery-teacher-")[2].encode()
-    try:
-        with Listener(address, "AF_UNIX", backlog=work.num_clients, authkey=key) as listener:
-            clients = [listener.accept() for _ in range(work.num_clients)]
-        while clients:
-            for client in wait(clients):
-                assert isinstance(client, Connection)
-                if not _answer(own, client):
-                    clients.remove(client)
-    finally:
-        Path(address).unlink(missing_ok=True)
+    size, key = work.num_clients, name.encode()
+    with Listener(_address(name), "AF_UNIX", backlog=size, authkey=key) as listener:
+        clients = [listener.accept() for _ in range(size)]
+    while clients:
+        for client in wait(clients):
+            assert isinstance(client, Connection)
+            if not _answer(own, client):
+                clients.remove(client)
 
 
 def _answer(own: OwnTeacher, client: Connection) -> bool:
