@@ -49,30 +49,18 @@ def learn(run: Run, output: Path, **settings: Any) -> tuple[dict[str, Any], pd.D
     return load_file(paths.trained / WEIGHTS), pd.read_parquet(paths.losses)
 
 
+@pytest.mark.parametrize("then", [{}, {"num_samples": 56, "rollout_samples": 8}])
 def test_a_finish_takes_up_a_stored_training_and_learns_what_one_training_does(
-    run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture, then: dict[str, int]
 ) -> None:
+    """Also with rollouts, for whose losses the stored training has no column."""
     caplog.set_level("INFO")
-    expected, losses = learn(run, tmp_path / "whole", **FINISH)
+    expected, losses = learn(run, tmp_path / "whole", **FINISH | then)
     assert "takes up" not in caplog.text
     learn(run, tmp_path / "parts")
     caplog.clear()
-    found, found_losses = learn(run, tmp_path / "parts", **FINISH)
+    found, found_losses = learn(run, tmp_path / "parts", **FINISH | then)
     assert "samples-000000000032, of a training from stored targets alone" in caplog.text
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
-    pd.testing.assert_frame_equal(found_losses, losses)
-
-
-def test_a_finish_with_rollouts_takes_it_up_too(
-    run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The stored training has no column of losses for them."""
-    caplog.set_level("INFO")
-    finish = FINISH | {"num_samples": 56, "rollout_samples": 8}
-    expected, losses = learn(run, tmp_path / "whole", **finish)
-    learn(run, tmp_path / "parts")
-    found, found_losses = learn(run, tmp_path / "parts", **finish)
-    assert "of a training from stored targets alone" in caplog.text
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
     pd.testing.assert_frame_equal(found_losses, losses)
 

@@ -25,8 +25,8 @@ import torch.distributed as dist
 
 from distillery.locks import LAUNCHER, say
 from distillery.training.execution import Machine
+from distillery.training.health import SIGNALS
 
-ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 LATE_S = 30.0
 """After so long a process says for whom it waits."""
 PR_SET_PDEATHSIG = 1
@@ -64,6 +64,12 @@ class RankInfo:
         return self.rank == 0
 
 
+def die_with_parent() -> None:
+    """Have the kernel end this process when the one that started it ends (Linux only)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def die_with_launcher(environ: Mapping[str, str]) -> None:
     """Have the kernel end this process when its torchrun ends, even by SIGKILL (Linux only).
 
@@ -75,7 +81,7 @@ def die_with_launcher(environ: Mapping[str, str]) -> None:
     """
     if "TORCHELASTIC_RUN_ID" not in environ or sys.platform != "linux":
         return
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     # The parent's number would not tell: in a container torchrun may be process 1 itself.
     if LAUNCHER in environ and _has_ended(environ[LAUNCHER]):
         raise SystemExit("torchrun has ended, and this process with it")
@@ -212,7 +218,7 @@ def _join(ranks: RankInfo, backend: str, timeout: timedelta) -> None:
 def _ended_by_signals() -> Iterator[None]:
     """Let a signal that is handled in Python end the process: PyTorch waits for the others in C++,
     where no handler runs, and nothing is to be saved yet."""
-    handled = {number: signal.getsignal(number) for number in ENDING}
+    handled = {number: signal.getsignal(number) for number in SIGNALS}
     for number, handler in handled.items():
         if callable(handler):
             signal.signal(number, signal.SIG_DFL)

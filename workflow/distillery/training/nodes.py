@@ -72,8 +72,7 @@ def meet(ranks: RankInfo, folder: Path) -> tuple[RankInfo, Peers]:
     check_versions(members)
     nodes = group_by_node(members)
     check_sizes(nodes, members)
-    if ranks.world_size > 1:
-        _check_shared(folder, ranks, members)
+    _check_shared(folder, ranks, members)
     pids = {
         rank: member.pid
         for rank, member in enumerate(members)

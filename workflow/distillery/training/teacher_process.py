@@ -5,7 +5,6 @@ of their group, so it may wait for hours while they learn from stored targets. I
 of them has gone, and with the one that has started it.
 """
 
-import ctypes
 import multiprocessing
 import os
 import signal
@@ -26,7 +25,7 @@ from distillery.hardware import visible_ids
 from distillery.store.embeddings import EmbeddingStore
 from distillery.store.recipes import TargetsRecipe
 from distillery.store.tables import read_table
-from distillery.training.distributed import PR_SET_PDEATHSIG
+from distillery.training.distributed import die_with_parent
 from distillery.training.health import SIGNALS, START_LIMIT_S, Watchdog
 from distillery.training.own_teacher import OwnTeacher
 
@@ -152,8 +151,7 @@ def _start(work: Work, name: str, device: torch.device) -> multiprocessing.conte
 
 def _serve(work: Work, name: str, device: str, parent: int) -> None:
     """What the process does."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     if os.getppid() != parent:
         return
     # It answers until the ranks, which are signalled too, have saved and left.
