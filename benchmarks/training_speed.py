@@ -7,7 +7,8 @@ The arithmetic does not depend on the weights or on what is learned, so random o
 peak      a large bfloat16 matrix product on the same GPU, short and sustained
 stored    distillery.stages.training as the workflow starts it, on each number of GPUs: samples/s,
           memory, waiting for data, and the stall of one checkpoint
-online    the same with `training.targets: online`: the teacher on every rank, or on one
+online    the same with `training.targets: online`, the teacher in each place that is asked for;
+          with `own_gpus` one GPU less trains
 
 MFU is three forward passes' FLOPs a sample over the peak; what is computed again for gradient
 checkpointing does not count.
@@ -21,12 +22,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import psutil
 import torch
 from models import MODELS, WAN, Model, count_teraflops
 from stages import make_teacher, write_embeddings
@@ -159,8 +162,8 @@ def run_training(
     num_gpus: int,
     settings: Mapping[str, Any],
     wanted: int,
-) -> list[Event]:
-    """Start a training, let it log so many intervals, and kill it; returns its events.
+) -> tuple[list[Event], "MostMemory"]:
+    """Start a training, let it log so many intervals, and kill it; its events, and its memory.
 
     Nothing is lost by that but the end, which would write a student of random numbers.
     """
@@ -170,14 +173,17 @@ def run_training(
     ids = visible_ids() or tuple(map(str, range(num_gpus)))
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(ids[:num_gpus])}
     begin_s = time.time()
+    apart = settings.get("teacher_residence") == "own_gpus"
+    memory = MostMemory(num_gpus)
     job = subprocess.Popen(
-        training_command(folder, run, max(num_gpus, 1)),
+        training_command(folder, run, max(num_gpus - apart, 1)),
         env=environment,
         start_new_session=True,
     )
     try:
         while job.poll() is None and len(intervals(run, "training")) < wanted:
             time.sleep(1.0)
+            memory.look(job.pid)
     finally:
         if job.poll() is None:
             os.killpg(job.pid, signal.SIGKILL)
@@ -186,7 +192,38 @@ def run_training(
     events = [event for event in read_events(run / "telemetry") if event.begin_s >= begin_s]
     if len(intervals(run, "training")) < wanted:
         raise SystemExit(f"the training ended with {job.returncode}: see {run / 'logs'}")
-    return events
+    return events, memory
+
+
+class MostMemory:
+    """The most memory that a training and all its processes took, looked at now and then.
+
+    Attributes:
+        host: bytes; a page that several processes map counts once (PSS).
+        gpus: bytes of each GPU, with what CUDA itself takes.
+    """
+
+    def __init__(self, num_gpus: int) -> None:
+        """Before it starts."""
+        self.host = 0
+        self._free = [torch.cuda.mem_get_info(index)[0] for index in range(num_gpus)]
+        self.gpus = [0] * num_gpus
+
+    def look(self, pid: int) -> None:
+        """At the processes that `pid` has started."""
+        host = 0
+        with suppress(psutil.Error):
+            for process in psutil.Process(pid).children(recursive=True):
+                with suppress(psutil.Error):
+                    host += process.memory_full_info().pss
+        self.host = max(self.host, host)
+        for index, free in enumerate(self._free):
+            used = free - torch.cuda.mem_get_info(index)[0]
+            self.gpus[index] = max(self.gpus[index], used)
+
+    def to_json(self) -> dict[str, Any]:
+        """In GiB."""
+        return {"host_gib": self.host / 2**30, "gpus_gib": [used / 2**30 for used in self.gpus]}
 
 
 def wait_for_memory(num_gpus: int) -> None:
@@ -384,10 +421,11 @@ def measure_one(
     settings["num_samples"] = batch * last * 4
     run = arguments.folder / "runs" / arguments.output.stem / name
     remove(run)
-    events = run_training(model, arguments.folder, run, num_gpus, settings, last)
+    events, memory = run_training(model, arguments.folder, run, num_gpus, settings, last)
     found = speed(events, max(num_gpus, 1), results["teraflops_forward"], arguments.warm)
     peaks = {name: results["peaks"][name] for name in PEAKS if name in results["peaks"]}
     found["mfu"] = {name: found["tflops_per_gpu"] / min(peak) for name, peak in peaks.items()}
+    found["most_memory"] = memory.to_json()
     saves = [event.facts for event in events if event.kind == "save"]
     return found | ({"saves": saves} if saves else {})
 

@@ -198,6 +198,39 @@ def test_the_gpu_has_its_settings_and_a_label(monkeypatch: pytest.MonkeyPatch) -
     assert label.removeprefix("cuda:") in {gpu.uuid[:12] for gpu in hardware.find_gpus()}
 
 
+@pytest.mark.parametrize("before", [None, "/tmp/torchinductor_somebody"])
+def test_compiled_code_is_kept_for_the_jobs_of_all_nodes(
+    before: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DISTILLERY_CACHE", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", before or "")
+    if before is None:
+        monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    hardware.keep_compiled_code()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "compiled")
+    assert (tmp_path / "compiled").is_dir()
+
+
+def test_a_chosen_folder_of_compiled_code_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DISTILLERY_CACHE", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/scratch/mine")
+    hardware.keep_compiled_code()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/scratch/mine"
+    assert not list(tmp_path.iterdir())
+
+
+def test_compiled_code_stays_in_tmp_where_the_cache_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "compiled").touch()
+    monkeypatch.setenv("DISTILLERY_CACHE", str(tmp_path))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    hardware.keep_compiled_code()
+    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
+
+
 def test_describing_the_machine_gives_json() -> None:
     description = json.loads(json.dumps(hardware.describe_hardware()))
     assert description["cpu"]

@@ -12,11 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from distillery import __version__
+from distillery.hash_cache import cache_folder
 
 if TYPE_CHECKING:
     import torch
 
 PRETEND_VARIABLE = "DISTILLERY_PRETEND_GPUS"
+COMPILED_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+"""PyTorch's own; Triton's folder follows it."""
+DEFAULT_COMPILED = "torchinductor_"
+"""What its value begins with in /tmp where PyTorch, which then sets it for its children, chose."""
 PRETEND_BYTES = 16 * 2**30
 """Memory that a pretend GPU claims to have."""
 
@@ -235,6 +240,7 @@ def select_device(cpu_threads: int) -> "torch.device":
         torch.set_num_threads(MAX_THREADS_OF_GPU_JOB)
         # cuDNN's benchmark picks another kernel from run to run.
         torch.backends.cudnn.benchmark = False
+        keep_compiled_code()
         return torch.device("cuda", 0)
     if visible_ids() and not os.environ.get(PRETEND_VARIABLE):
         raise OSError(
@@ -242,6 +248,22 @@ def select_device(cpu_threads: int) -> "torch.device":
             f"but {_why_no_cuda()}; to work on the CPU set CUDA_VISIBLE_DEVICES to nothing"
         )
     return use_cpu(cpu_threads)
+
+
+def keep_compiled_code() -> None:
+    """Have PyTorch keep the code that it compiles in our cache folder, for the jobs of all nodes.
+
+    By itself it would take /tmp, which each node has its own of and empties. It finds its code by a
+    hash of the graph, the device and its own version, so different ones do not meet. A folder that
+    was chosen by TORCHINDUCTOR_CACHE_DIR stays; without one that can be written to, /tmp serves.
+    """
+    folder, chosen = cache_folder(), Path(os.environ.get(COMPILED_VARIABLE, DEFAULT_COMPILED))
+    if folder is None or not chosen.name.startswith(DEFAULT_COMPILED):
+        return
+    with suppress(OSError):
+        (folder / "compiled").mkdir(parents=True, exist_ok=True)
+        if os.access(folder / "compiled", os.W_OK):
+            os.environ[COMPILED_VARIABLE] = str(folder / "compiled")
 
 
 def use_cpu(cpu_threads: int) -> "torch.device":
