@@ -24,12 +24,16 @@ TRAINING = {
 @pytest.fixture(scope="module")
 def ready(tmp_path_factory, teacher):
     """A run whose prompts have different lengths, ready to train."""
+    return make_ready(tmp_path_factory.mktemp("online"), teacher, TRAINING)
+
+
+def make_ready(folder, teacher, training):
     run = make_run(
-        tmp_path_factory.mktemp("online"),
+        folder,
         teacher,
         targets={"steps": 8, "num_segments": 4},
         student={"steps": 4},
-        training=TRAINING,
+        training=training,
     )
     run.encode("train")
     run.all_targets()
@@ -144,3 +148,33 @@ def test_a_finish_resumes_with_another_number_of_processes(ready, alone, tmp_pat
     assert train(ready, tmp_path, 1) == [0]
     assert "resumes from" in log_of(tmp_path)
     assert_same_training(tmp_path, alone, rtol=1e-4, atol=2e-5)
+
+
+@pytest.fixture(scope="module")
+def matched(tmp_path_factory, teacher):
+    """The same with distribution matching, and what one process learns from it."""
+    matching = {"distribution_matching": {"weight": 0.5, "learning_rate": 1e-3, "updates": 2}}
+    ready = make_ready(tmp_path_factory.mktemp("matched"), teacher, TRAINING | matching)
+    alone = tmp_path_factory.mktemp("matched-alone")
+    assert train(ready, alone, 1) == [0], log_of(alone)[-2000:]
+    return ready, alone
+
+
+@pytest.mark.parametrize(
+    ("num_processes", "settings"),
+    [(2, {}), (4, OF_LAST), (3, {"teacher_residence": "own_gpus"})],
+)
+def test_matching_does_not_depend_on_the_processes(matched, tmp_path, num_processes, settings):
+    """Of four ranks with two samples each some have none that ends on an image."""
+    ready, alone = matched
+    status = train(ready, tmp_path, num_processes, **settings)
+    assert status == [0] * num_processes, log_of(tmp_path)[-2000:]
+    assert_same_training(tmp_path, alone, rtol=1e-3, atol=1e-4)
+
+
+def test_matching_resumes_with_another_number_of_processes(matched, tmp_path):
+    ready, alone = matched
+    assert 0 not in train(ready, tmp_path, 2, {0: "kill:7"}, **OF_LAST)
+    assert saved(tmp_path)
+    assert train(ready, tmp_path, 1) == [0]
+    assert_same_training(tmp_path, alone, rtol=1e-3, atol=1e-4)

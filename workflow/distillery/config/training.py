@@ -33,6 +33,18 @@ MicroBatchSize = Annotated[
 Momentum = Annotated[float, Field(ge=0, lt=1)]
 
 
+class DistributionMatching(Section):
+    """How a student's images are drawn towards the teacher's as a whole, beside its targets."""
+
+    weight: Positive = Field(
+        0.1, description="of this gradient, beside one of the targets' loss in the same images"
+    )
+    learning_rate: Annotated[float, Field(gt=0, le=10)] = Field(
+        1e-4, description="AdamW's, of the network that learns what the student draws; constant"
+    )
+    updates: Small = Field(5, description="of that network, for each of the student's")
+
+
 class Training(Section):
     """How the student learns. Progress is counted in samples: one stored segment is one sample."""
 
@@ -70,6 +82,13 @@ class Training(Section):
     )
     teacher_rank: Annotated[CountOrNone, NoResult] = Field(
         0, description="the process that has the teacher with teacher_residence: one_rank"
+    )
+    distribution_matching: DistributionMatching | None = Field(
+        None,
+        description="also draw the student's images towards what the guided teacher draws as a "
+        "whole: a second copy of the student learns to denoise what the student draws, and the "
+        "student moves to where the teacher's denoising differs from that copy's. It acts on its "
+        "last step and on rollouts. null: no. Needs targets: online",
     )
     loss: Loss = Field("mse", description="loss of a prediction against its target")
     huber_width: Positive = Field(
@@ -222,10 +241,12 @@ class Training(Section):
 
     def _check_online(self) -> None:
         if self.targets == "stored":
-            for key in ("finish_samples", "online_steps"):
-                if getattr(self, key) is not None:
+            for key in ("finish_samples", "online_steps", "distribution_matching"):
+                value = getattr(self, key)
+                if value is not None:
+                    shown = "set" if isinstance(value, Section) else value
                     raise ValueError(
-                        f"training.{key} is {getattr(self, key)} and training.targets is stored: "
+                        f"training.{key} is {shown} and training.targets is stored: "
                         "no teacher is asked; set training.targets: online, or leave it out"
                     )
             return

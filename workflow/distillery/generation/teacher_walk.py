@@ -1,4 +1,4 @@
-"""Ask the teacher where it goes from a state: a part of a trajectory, walked by the stock call."""
+"""Ask the teacher about a state, by the stock call: where it goes from there, or what it sees."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,10 +10,17 @@ from distillery.config.teacher import Teacher
 from distillery.families import Request, Setting, family_named
 from distillery.families.protocol import Family, Pipeline
 from distillery.generation.generator import padded
-from distillery.generation.trajectory import record, walking
+from distillery.generation.trajectory import Trajectory, record, walking
+from distillery.schedule import from_prediction
+from distillery.schedulers import Scheduler
 from distillery.store.embeddings import EmbeddingStore
 from distillery.store.recipes import TargetsRecipe
-from distillery.student.schedule import divisors_of, student_scheduler, teacher_scheduler
+from distillery.student.schedule import (
+    divisors_of,
+    student_scheduler,
+    teacher_grid,
+    teacher_scheduler,
+)
 from distillery.teacher.adapters import teacher_hash
 from distillery.teacher.folder import find_teacher
 from distillery.teacher.loading import load_exact_teacher
@@ -21,7 +28,7 @@ from distillery.teacher.loading import load_exact_teacher
 
 @dataclass
 class TeacherWalk:
-    """A guided teacher that walks from any of the student's states to the next.
+    """A guided teacher that walks from any of the student's states to the next, or looks at one.
 
     Attributes:
         pipeline: without text encoders, its states in float32.
@@ -37,15 +44,18 @@ class TeacherWalk:
     segments: int
     steps: int
     family: Family = field(init=False)
+    walker: Scheduler = field(init=False)
+    """The teacher's own if it takes all its steps, else one of first order."""
 
     def __post_init__(self) -> None:
-        """With the teacher's own scheduler if it takes all its steps, else one of first order."""
+        """With the schedulers that it walks and looks with."""
         self.family = family_named(self.recipe.family)
         recipe, num_steps = self.recipe, self.segments * self.steps
         takes_all = num_steps == recipe.steps
-        self.pipeline.scheduler = (
+        self.walker = (
             teacher_scheduler(recipe) if takes_all else student_scheduler(recipe, num_steps)
         )
+        self.looker, self.grid = teacher_scheduler(recipe), teacher_grid(recipe)
 
     @classmethod
     def load(
@@ -92,8 +102,38 @@ class TeacherWalk:
             segment: of the student, the same for all.
             prompt_rows: b rows of the prompt table.
         """
-        recipe, scheduler = self.recipe, self.pipeline.scheduler
         num_steps = self.segments * self.steps
+        steps = range(segment * self.steps, (segment + 1) * self.steps)
+        return self._take(steps, num_steps, self.walker, states, prompt_rows).states[self.steps]
+
+    def clean(self, states: torch.Tensor, step: int, prompt_rows: Sequence[int]) -> torch.Tensor:
+        """The clean latents (b, *latent) float32 that the guided teacher sees in states.
+
+        Args:
+            states: (b, *latent) float32, the scheduler's own, with their scale.
+            step: of the teacher, whose noise level the states have; the same for all.
+            prompt_rows: b rows of the prompt table.
+        """
+        recipe, grid = self.recipe, self.grid
+        looked = self._take(
+            range(step, step + 1), recipe.steps, self.looker, states, prompt_rows
+        ).predictions[0]
+        level = (states.new_tensor(grid.alphas[step]), states.new_tensor(grid.sigmas[step]))
+        noisy = states / grid.scales[step]
+        kind = recipe.prediction_type
+        return from_prediction(kind, looked.to(states.device), noisy, *level)[0]
+
+    def _take(
+        self,
+        steps: range,
+        num_steps: int,
+        scheduler: Scheduler,
+        states: torch.Tensor,
+        prompt_rows: Sequence[int],
+    ) -> Trajectory:
+        """Some of a scheduler's `num_steps` from states at the first of them: the last state, and
+        the prediction at the first."""
+        recipe, self.pipeline.scheduler = self.recipe, scheduler
         self.family.set_timesteps(scheduler, num_steps, recipe.latent_shape)
         scale = float(getattr(scheduler, "init_noise_sigma", 1.0))
         conditioning, negative = padded(
@@ -111,13 +151,12 @@ class TeacherWalk:
             dtype=torch.float32,
             latents=states / scale,
         )
-        first = segment * self.steps
         with (
-            walking(scheduler, first, first + self.steps),
-            record(scheduler, (self.steps,)) as trajectory,
+            walking(scheduler, steps.start, steps.stop),
+            record(scheduler, (0, len(steps)), with_predictions=True) as trajectory,
         ):
             self.family.generate(self.pipeline, request)
-        return trajectory.states[self.steps]
+        return trajectory
 
 
 def check_steps(teacher_steps: int, segments: int, steps: int | None) -> int:

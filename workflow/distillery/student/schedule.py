@@ -30,6 +30,12 @@ def teacher_scheduler(recipe: TargetsRecipe) -> Scheduler:
     return make_scheduler(config.pop("class"), config)
 
 
+def teacher_grid(recipe: TargetsRecipe) -> Schedule:
+    """Its grid at all its steps, of which the recipe's `schedule` has the stored ones."""
+    family, scheduler = family_named(recipe.family), teacher_scheduler(recipe)
+    return grid_of(family, scheduler, recipe.steps, recipe.latent_shape)
+
+
 def student_scheduler(recipe: TargetsRecipe, steps: int) -> Scheduler:
     """The scheduler that the student will be exported with, from the targets' recipe alone."""
     teacher, family = teacher_scheduler(recipe), family_named(recipe.family)

@@ -89,11 +89,6 @@ class Batches:
         """Samples per update of the process that has most of them."""
         return -(-self.training.global_batch_size // self.ranks.world_size)
 
-    def sizes(self) -> list[int]:
-        """Samples of each rank in an update."""
-        total, ranks = self.training.global_batch_size, self.ranks.world_size
-        return [len(balanced_range(total, rank, ranks)) for rank in range(ranks)]
-
     def positions(self, samples_seen: int) -> Iterator[list[int]]:
         """The items of this process in each update from a position on, to the training's end."""
         for start in range(

@@ -30,6 +30,9 @@ STATE = "state.json"
 WEIGHTS = "weights.safetensors"
 AVERAGE = "average.safetensors"
 OPTIMIZER = "optimizer.safetensors"
+COPY_WEIGHTS = "copy.safetensors"
+COPY_OPTIMIZER = "copy_optimizer.safetensors"
+"""Of the copy that learns beside the student in distribution matching; else they are not there."""
 LOSSES = "losses.parquet"
 FORMAT = 2
 NAME = r"samples-\d{12}"
@@ -70,8 +73,14 @@ def tensors_of(state: TrainingState) -> Iterator[tuple[str, str, torch.Tensor]]:
         yield WEIGHTS, name, parameter.detach()
     for name, value in state.average.items():
         yield AVERAGE, name, value
-    for name, value in _optimizer_tensors(state).items():
+    for name, value in _optimizer_tensors(state.trainable, state.optimizer).items():
         yield OPTIMIZER, name, value
+    if state.copy is not None:
+        for name, parameter in state.copy.trainable.items():
+            yield COPY_WEIGHTS, name, parameter.detach()
+        copied = _optimizer_tensors(state.copy.trainable, state.copy.optimizer)
+        for name, value in copied.items():
+            yield COPY_OPTIMIZER, name, value
 
 
 def write(snapshot: Snapshot, root: Path, recipe_hash: str, keep: int) -> Path:
@@ -82,15 +91,16 @@ def write(snapshot: Snapshot, root: Path, recipe_hash: str, keep: int) -> Path:
     path = checkpoint_path(root, snapshot.samples_seen)
     with atomic_path(path) as temporary:
         temporary.mkdir()
+        files = [*_TENSOR_FILES, *(snapshot.tensors.keys() - set(_TENSOR_FILES))]
         with ThreadPoolExecutor() as threads:
             # Lets go of Python's lock since safetensors 0.8: the training continues meanwhile.
             for written in [
                 threads.submit(_save, dict(snapshot.tensors.get(file, {})), temporary / file)
-                for file in _TENSOR_FILES
+                for file in files
             ]:
                 written.result()
         seal_table(loss_table(snapshot.history), temporary / LOSSES)
-        digests = hash_files(temporary / file for file in (*_TENSOR_FILES, LOSSES))
+        digests = hash_files(temporary / file for file in (*files, LOSSES))
         write_sealed(
             temporary / STATE,
             {
@@ -171,7 +181,11 @@ def load(state: TrainingState, path: Path) -> None:
     about = read_sealed(path / STATE)
     _fill(state.trainable, load_file(path / WEIGHTS))
     _fill(state.average, load_file(path / AVERAGE))
-    _restore_optimizer(state, load_file(path / OPTIMIZER))
+    _restore_optimizer(state.trainable, state.optimizer, load_file(path / OPTIMIZER))
+    if state.copy is not None and (path / COPY_WEIGHTS).is_file():
+        trainable = state.copy.trainable
+        _fill(trainable, load_file(path / COPY_WEIGHTS))
+        _restore_optimizer(trainable, state.copy.optimizer, load_file(path / COPY_OPTIMIZER))
     history = read_table(path / LOSSES).to_dict("records") if about["samples_seen"] else []
     state.history = [{str(key): value for key, value in row.items()} for row in history]
     state.samples_seen = about["samples_seen"]
@@ -238,10 +252,12 @@ def _fill(tensors: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor
         load_full(tensor, values[name])
 
 
-def _optimizer_tensors(state: TrainingState) -> dict[str, torch.Tensor]:
+def _optimizer_tensors(
+    trainable: Mapping[str, torch.nn.Parameter], optimizer: torch.optim.Optimizer
+) -> dict[str, torch.Tensor]:
     """The optimizer's state as `{parameter}/{entry}`, e.g. `proj_out.weight/exp_avg`."""
-    names = list(state.trainable)
-    entries: dict[int, dict[str, Any]] = state.optimizer.state_dict()["state"]
+    names = list(trainable)
+    entries: dict[int, dict[str, Any]] = optimizer.state_dict()["state"]
     return {
         f"{names[index]}/{entry}": value
         for index, values in entries.items()
@@ -249,13 +265,16 @@ def _optimizer_tensors(state: TrainingState) -> dict[str, torch.Tensor]:
     }
 
 
-def _restore_optimizer(state: TrainingState, tensors: dict[str, torch.Tensor]) -> None:
+def _restore_optimizer(
+    trainable: Mapping[str, torch.nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    tensors: Mapping[str, torch.Tensor],
+) -> None:
     """The inverse of `_optimizer_tensors`; settings stay those of the configuration."""
-    trainable = state.trainable
     index_of = {name: index for index, name in enumerate(trainable)}
     entries: dict[int, dict[str, torch.Tensor]] = {}
     for key, value in tensors.items():
         name, _, entry = key.rpartition("/")
         entries.setdefault(index_of[name], {})[entry] = shard_like(value, trainable[name])
-    groups = state.optimizer.state_dict()["param_groups"]
-    state.optimizer.load_state_dict({"state": entries, "param_groups": groups})
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": entries, "param_groups": groups})

@@ -26,7 +26,7 @@ from distillery.store.recipes import TargetsRecipe
 from distillery.store.shards import balanced_range
 from distillery.store.tables import read_table
 from distillery.store.trajectories import TrajectoryStore
-from distillery.student.schedule import student_grid
+from distillery.student.schedule import student_grid, teacher_grid
 from distillery.training.objectives import Levels, ends_of, segment_weights, task_of
 
 NUM_MEASURED = 32
@@ -47,6 +47,8 @@ class Batch:
         conditioning: padded as the stock pipeline pads.
         is_rollout: whether the student takes all its steps.
         is_online: whether `noisy` is the noise yet and `target` nothing, see `online`.
+        direction: (b, *latent) float32, where not to go from the end of the last step, see
+            `matching`; None without distribution matching.
     """
 
     items: list[int]
@@ -58,33 +60,24 @@ class Batch:
     conditioning: Conditioning
     is_rollout: bool = False
     is_online: bool = False
+    direction: torch.Tensor | None = None
 
     def pin_memory(self) -> "Batch":
         """A copy in page-locked memory; the data loader calls it on CUDA."""
-        return replace(
-            self,
-            segment=self.segment.pin_memory(),
-            noisy=self.noisy.pin_memory(),
-            timestep=self.timestep.pin_memory(),
-            target=self.target.pin_memory(),
-            weight=self.weight.pin_memory(),
-            conditioning={name: value.pin_memory() for name, value in self.conditioning.items()},
-        )
+        return self._with_tensors(torch.Tensor.pin_memory)
 
     def to(self, device: torch.device) -> "Batch":
         """A copy on the device; from page-locked memory it does not wait."""
-        return replace(
-            self,
-            segment=self.segment.to(device, non_blocking=True),
-            noisy=self.noisy.to(device, non_blocking=True),
-            timestep=self.timestep.to(device, non_blocking=True),
-            target=self.target.to(device, non_blocking=True),
-            weight=self.weight.to(device, non_blocking=True),
-            conditioning={
-                name: value.to(device, non_blocking=True)
-                for name, value in self.conditioning.items()
-            },
-        )
+        return self._with_tensors(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def _with_tensors(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Batch":
+        """A copy with all tensors changed."""
+        values = {part.name: getattr(self, part.name) for part in fields(self)}
+        changed: dict[str, Any] = {
+            name: change(value) for name, value in values.items() if torch.is_tensor(value)
+        }
+        conditioning = {name: change(value) for name, value in self.conditioning.items()}
+        return replace(self, conditioning=conditioning, **changed)
 
 
 def split(batch: Batch, num_parts: int) -> list[Batch]:
@@ -125,6 +118,7 @@ class TargetSource(Dataset[Batch], ABC):
         samples_hash: of the targets' samples: ids and texts, in order.
         family: of the teacher.
         grid: the student's schedule, one step per segment.
+        teacher_grid: the teacher's, of all its steps.
         setting: size and guidance of the targets.
         steps: of the student.
         num_trajectories: samples of the teacher.
@@ -136,6 +130,7 @@ class TargetSource(Dataset[Batch], ABC):
     samples_hash: str
     family: Family
     grid: Schedule
+    teacher_grid: Schedule
     setting: Setting
     steps: int
     num_trajectories: int
@@ -167,6 +162,18 @@ class TargetSource(Dataset[Batch], ABC):
             batch: on the device.
             student: as it is now.
             size: samples that it may take at once.
+        """
+        raise NotImplementedError
+
+    def teachers_view(
+        self, noisy: torch.Tensor, steps: list[int], items: list[int]
+    ) -> torch.Tensor:
+        """The clean latents that the guided teacher sees in noisy ones, see `matching`.
+
+        Args:
+            noisy: (b, *latent) float32 as networks see them, of items on this process; maybe none.
+            steps: b of the teacher's, at whose noise levels they are.
+            items: b of which they are.
         """
         raise NotImplementedError
 
@@ -237,7 +244,7 @@ class SegmentDataset(TargetSource):
                 f"configuration they were made with, or {repair_hint(*manifests)}"
             )
         self.family: Family = family_named(self.recipe.family)
-        self.grid = student_grid(self.recipe, steps)
+        self.grid, self.teacher_grid = student_grid(self.recipe, steps), teacher_grid(self.recipe)
         self.setting = Setting(self.recipe.height, self.recipe.width, self.recipe.guidance_scale)
         self.steps = steps
         self.objective: Objective = objective

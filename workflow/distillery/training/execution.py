@@ -112,11 +112,13 @@ def supports_checkpointing(network: object) -> bool:
 def state_bytes(training: Training, num_parameters: int, num_trainable: int) -> int:
     """Bytes of a whole student in training: a parameter that does not learn is held in
     `training.dtype`; one that does takes 16 (weight, gradient and two moments in float32), 4 more
-    with averaging, 2 more for the copy that bfloat16 computes with.
+    with averaging, 2 more for the copy that bfloat16 computes with. Distribution matching takes a
+    second network, without an average.
     """
     item = ITEM_BYTES[training.dtype]
-    learning = 16 + 4 * bool(training.ema_half_life_samples) + item % 4
-    return (num_parameters - num_trainable) * item + num_trainable * learning
+    networks = 1 + (training.distribution_matching is not None)
+    learning = networks * (16 + item % 4) + 4 * bool(training.ema_half_life_samples)
+    return networks * (num_parameters - num_trainable) * item + num_trainable * learning
 
 
 def student_state_bytes(training: Training, student: StudentInfo) -> int:

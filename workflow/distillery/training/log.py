@@ -211,6 +211,7 @@ class ProgressLog:
         window.losses = [a + b for a, b in zip(window.losses, totals.losses, strict=True)]
         window.counts = [a + b for a, b in zip(window.counts, totals.counts, strict=True)]
         window.grad_norm += totals.grad_norm
+        window.copy_loss += totals.copy_loss
         window.num_updates += 1
         self._interval.num_mine += num_mine
         self._interval.waiting_s += waiting_s
@@ -324,7 +325,8 @@ def row_of(
     """One row of loss.parquet: means over the interval that ends at `samples_seen`, unweighted.
 
     `grad_norm` is before clipping; `learning_rate` is the last update's; a segment without samples
-    in the interval has no loss (NaN). The window's last column is `loss_rollout` if `has_rollouts`.
+    in the interval has no loss (NaN). The window's last column is `loss_rollout` if `has_rollouts`;
+    `loss_copy` is there from where distribution matching begins.
     """
     by_segment = [
         loss / count if count else nan
@@ -332,12 +334,14 @@ def row_of(
     ]
     names = [f"loss_segment_{number}" for number in range(len(by_segment) - has_rollouts)]
     names += ["loss_rollout"] * has_rollouts
+    copied = {"loss_copy": window.copy_loss / window.num_updates} if window.copy_loss else {}
     return {
         "samples_seen": samples_seen,
         "loss": sum(window.losses) / sum(window.counts),
         "grad_norm": window.grad_norm / window.num_updates,
         "learning_rate": learning_rate,
         **dict(zip(names, by_segment, strict=True)),
+        **copied,
     }
 
 

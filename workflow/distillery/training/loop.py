@@ -19,6 +19,7 @@ from distillery.training.data import rows
 from distillery.training.execution import supports_checkpointing
 from distillery.training.health import START_LIMIT_S
 from distillery.training.log import ProgressLog
+from distillery.training.matching import add_directions
 from distillery.training.microbatch import accumulate_what_fits, micro_batches_for
 from distillery.training.parallel import set_checkpointing, uses_checkpointing
 from distillery.training.resuming import resume
@@ -119,12 +120,13 @@ def loop(state: TrainingState, run: Run, previews: PreviewPaths | None = None) -
             batch, waiting_s = next_timed(batches)
             cut = micro_batches[batch.is_rollout]
             batch = add_targets(batch, state, cut.size, run)
+            batch = add_directions(batch, state, cut.size, run)
             if cut is not arranged_for:
                 set_checkpointing(state.denoiser, cut.checkpointing)
                 arranged_for = cut
             local = accumulate_what_fits(model, batch, cut, run)
             grad_norm = parallel.clip_gradients(model.parameters(), training.max_grad_norm)
-            totals = reduce_totals(local, grad_norm, run)
+            totals = reduce_totals(local, grad_norm, run, state.copy)
             check_finite(totals, local, run)
             set_learning_rate(state.optimizer, learning_rate_at(state.samples_seen, training))
             state.optimizer.step()

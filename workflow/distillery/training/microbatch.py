@@ -266,10 +266,14 @@ def lower_by_estimates(
 
 
 def room_for_moments(state: TrainingState) -> list[torch.Tensor]:
-    """Tensors like those that AdamW will make in its first update; none after it."""
-    if state.optimizer.state:
-        return []
-    return [torch.empty_like(parameter) for parameter in state.trainable.values() for _ in range(2)]
+    """Tensors like those that AdamW will make in its first update; none after it.
+
+    And like the gradients of the copy that may learn beside the student.
+    """
+    missing = [] if state.optimizer.state else [*state.trainable.values()] * 2
+    if state.copy is not None:
+        missing += state.copy.trainable.values()
+    return [torch.empty_like(parameter) for parameter in missing]
 
 
 def _extend(points: list[tuple[int, int]], size: int) -> float:

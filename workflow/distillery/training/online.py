@@ -62,6 +62,16 @@ class OnlineDataset(SegmentDataset):
         kind = self.recipe.prediction_type
         return replace(batch, noisy=noisy, target=segment_target(kind, noisy, ends, *levels))
 
+    def teachers_view(
+        self, noisy: torch.Tensor, steps: list[int], items: list[int]
+    ) -> torch.Tensor:
+        """Ask the teacher; see `TargetSource`."""
+        states = noisy * self._at(
+            self.teacher_grid.scales, torch.tensor(steps, dtype=torch.int64), noisy
+        )
+        prompt_rows = [self._trajectories.prompt_row(self._trajectory(item)) for item in items]
+        return self.teacher.clean(states, steps, prompt_rows)
+
     def walk_measured(self, device: torch.device, watchdog: Watchdog) -> None:
         """Walk with the teacher alone from the noise that the alarms look at; where no trajectories
         are stored they have its states from here. All ranks call it together."""

@@ -29,6 +29,8 @@ from distillery.training.execution import (
 )
 from distillery.training.run import Run
 
+BLOCK_ELEMENTS = 1 << 26
+"""Of gradients that are summed at once: 256 MB."""
 CONVOLUTIONAL = "ResnetBlock2D"
 """The half of a UNet's blocks that Diffusers does not list as repeated."""
 
@@ -126,22 +128,60 @@ def _sum_gradients(_: object, bucket: GradBucket) -> torch.futures.Future[torch.
     return work.get_future().then(lambda future: future.value()[0])  # type: ignore[no-any-return]
 
 
+def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Sum gradients over all processes, in place, of a network that DDP does not wrap.
+
+    A process without gradients, which had no samples, gets the others'. In blocks, each of which is
+    copied once.
+    """
+    for block in _blocks(parameters):
+        for parameter in block:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        if not dist.is_initialized():
+            continue
+        gradients = [parameter.grad for parameter in block if parameter.grad is not None]
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        total = flat if flat.is_cuda else _sum_in_order(flat)
+        if flat.is_cuda:
+            dist.all_reduce(total)
+        sums = torch.split(total, [gradient.numel() for gradient in gradients])
+        for gradient, part in zip(gradients, sums, strict=True):
+            gradient.copy_(part.view_as(gradient))
+
+
+def _blocks(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    """Parameters in their order, as many at a time as fill a block, or one that is larger."""
+    block: list[nn.Parameter] = []
+    for parameter in parameters:
+        if block and sum(map(torch.numel, block)) + parameter.numel() > BLOCK_ELEMENTS:
+            yield block
+            block = []
+        block.append(parameter)
+    if block:
+        yield block
+
+
 def _sum_gradients_in_order(_: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """`_sum_in_order` of a bucket of DDP."""
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(_sum_in_order(bucket.buffer()))
+    return future
+
+
+def _sum_in_order(buffer: torch.Tensor) -> torch.Tensor:
     """The sum over ranks 0, 1, 2, ..., always in this order.
 
     A ring reduces each part of a bucket in another order, and DDP regroups its buckets after the
     first update: with three processes a resumed run would differ from an undisturbed one in the
     last bits. On a CPU, where bytes are promised, the order is worth the memory.
     """
-    buffer = bucket.buffer()
     parts = [torch.empty_like(buffer) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, buffer)
     total = parts[0]
     for part in parts[1:]:
         total += part
-    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-    future.set_result(total)
-    return future
+    return total
 
 
 @contextlib.contextmanager

@@ -29,7 +29,7 @@ from distillery.training.online import OnlineDataset
 from distillery.training.residence import choose_place, demands
 from distillery.training.target_teacher import load_target_teacher
 
-OF_ONLINE = ("targets", "finish_samples", "online_steps")
+OF_ONLINE = ("targets", "finish_samples", "online_steps", "distribution_matching")
 """Settings of online targets."""
 
 
@@ -222,6 +222,8 @@ def training_recipe(job: TrainingJob, dataset: TargetSource, initial: str) -> Tr
     settings = job.training.model_dump(mode="json", exclude=set(without_result(Training)))
     if job.training.targets == "stored":  # as in recipes from before there was a choice
         settings = {name: value for name, value in settings.items() if name not in OF_ONLINE}
+    if job.training.distribution_matching is None:  # likewise
+        settings.pop("distribution_matching", None)
     return TrainingRecipe(
         kind="training",
         version=job.version,

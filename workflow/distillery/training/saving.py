@@ -312,7 +312,9 @@ def check_equal_weights(state: TrainingState, device: torch.device) -> None:
     """
     if not dist.is_initialized():
         return
-    whole = [value for value in state.trainable.values() if not isinstance(value, DTensor)]
+    copied = state.copy.trainable if state.copy is not None else {}
+    learning = [*state.trainable.values(), *copied.values()]
+    whole = [value for value in learning if not isinstance(value, DTensor)]
     differing = distributed.differing_ranks(fingerprint(whole, device))
     if differing:
         raise RuntimeError(

@@ -17,7 +17,7 @@ from distillery.training.batches import Batches
 from distillery.training.data import SegmentDataset
 from distillery.training.distributed import RankInfo, from_main
 from distillery.training.health import START_LIMIT_S, Watchdog
-from distillery.training.own_teacher import OwnTeacher
+from distillery.training.own_teacher import OwnTeacher, Question
 from distillery.training.teacher_process import TeacherProcess, Work, start_or_join
 
 
@@ -50,6 +50,19 @@ class TargetTeacher(Protocol):
         """
         ...
 
+    def clean(
+        self, states: torch.Tensor, steps: Sequence[int], prompt_rows: Sequence[int]
+    ) -> torch.Tensor:
+        """The clean latents (b, *latent) float32 that the guided teacher sees in states; all ranks
+        call it together, with as many states as each has, maybe none.
+
+        Args:
+            states: (b, *latent) float32, with their scale.
+            steps: b of the teacher's, at whose noise levels they are.
+            prompt_rows: b rows of the prompt table.
+        """
+        ...
+
     def advance_all(
         self, states: torch.Tensor, segment: int, prompt_rows: Sequence[int]
     ) -> torch.Tensor:
@@ -62,42 +75,33 @@ class TargetTeacher(Protocol):
 
 @dataclass(frozen=True)
 class TeacherOfOneRank:
-    """A teacher in one process, which answers all: each rank gets the targets of its own states.
+    """A teacher in one process, which answers all: each rank gets the answers to its own states.
 
     Attributes:
         rank: that has the teacher.
         own: that teacher, on this rank; None on the others.
-        sizes: samples of each rank in an update.
+        num_ranks: how many there are.
         this_rank: this process's number.
         watchdog: of this process.
     """
 
     rank: int
     own: OwnTeacher | None
-    sizes: Sequence[int]
+    num_ranks: int
     this_rank: int
     watchdog: Watchdog
 
     def advance(
         self, states: torch.Tensor, segments: Sequence[int], prompt_rows: Sequence[int]
     ) -> torch.Tensor:
-        """Gather all states, padded to the longest batch, and scatter where the teacher goes."""
-        numbers = torch.tensor([segments, prompt_rows], device=states.device).T.contiguous()
-        self.watchdog.heartbeat("states for the teacher", waits=True)
-        all_states = self._gather(states)
-        all_numbers = self._gather(numbers)
-        ends: list[torch.Tensor] | None = None
-        if self.own is not None:
-            assert all_states is not None
-            assert all_numbers is not None
-            self.watchdog.heartbeat("targets of all ranks", joint=True, limit_s=START_LIMIT_S)
-            of_all = torch.cat(all_numbers).T.tolist()
-            answers = self.own.advance(torch.cat(all_states), *of_all)
-            ends = [self._padded(part) for part in torch.split(answers, list(self.sizes))]
-        self.watchdog.heartbeat("targets from the teacher", waits=True, limit_s=START_LIMIT_S)
-        received = self._padded(torch.empty_like(states))
-        dist.scatter(received, ends, src=self.rank)
-        return received[: len(states)]
+        """Where it goes from the states of all."""
+        return self._of_all("advance", states, segments, prompt_rows)
+
+    def clean(
+        self, states: torch.Tensor, steps: Sequence[int], prompt_rows: Sequence[int]
+    ) -> torch.Tensor:
+        """What it sees in the states of all."""
+        return self._of_all("clean", states, steps, prompt_rows)
 
     def advance_all(
         self, states: torch.Tensor, segment: int, prompt_rows: Sequence[int]
@@ -112,19 +116,57 @@ class TeacherOfOneRank:
     def close(self) -> None:
         """Nothing to do."""
 
-    def _gather(self, values: torch.Tensor) -> list[torch.Tensor] | None:
+    def _of_all(
+        self,
+        question: Question,
+        states: torch.Tensor,
+        numbers: Sequence[int],
+        prompt_rows: Sequence[int],
+    ) -> torch.Tensor:
+        """Gather all states, padded to the longest part, and scatter the teacher's answers."""
+        about = torch.tensor(
+            [list(numbers), list(prompt_rows)], dtype=torch.int64, device=states.device
+        )
+        self.watchdog.heartbeat("states for the teacher", waits=True)
+        sizes = self._sizes(states)
+        if not max(sizes):
+            return states
+        all_states = self._gather(states, sizes)
+        all_about = self._gather(about.T.contiguous(), sizes)
+        answers: list[torch.Tensor] | None = None
+        if self.own is not None:
+            assert all_states is not None
+            assert all_about is not None
+            self.watchdog.heartbeat("answers for all ranks", joint=True, limit_s=START_LIMIT_S)
+            of_all = torch.cat(all_about).T.tolist()
+            answer = getattr(self.own, question)(torch.cat(all_states), *of_all)
+            answers = [_padded(part, max(sizes)) for part in torch.split(answer, sizes)]
+        self.watchdog.heartbeat("answers of the teacher", waits=True, limit_s=START_LIMIT_S)
+        received = _padded(torch.empty_like(states), max(sizes))
+        dist.scatter(received, answers, src=self.rank)
+        return received[: len(states)]
+
+    def _sizes(self, states: torch.Tensor) -> list[int]:
+        """How many states each rank has."""
+        own = torch.tensor([len(states)], device=states.device)
+        sizes = [torch.empty_like(own) for _ in range(self.num_ranks)]
+        dist.all_gather(sizes, own)
+        return [int(size) for size in torch.cat(sizes).tolist()]
+
+    def _gather(self, values: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor] | None:
         """The values of every rank without their padding, on the teacher's rank."""
-        padded, is_here = self._padded(values), self.this_rank == self.rank
-        received = [torch.empty_like(padded) for _ in self.sizes] if is_here else None
+        padded, is_here = _padded(values, max(sizes)), self.this_rank == self.rank
+        received = [torch.empty_like(padded) for _ in sizes] if is_here else None
         dist.gather(padded, received, dst=self.rank)
         if received is None:
             return None
-        return [part[:size] for part, size in zip(received, self.sizes, strict=True)]
+        return [part[:size] for part, size in zip(received, sizes, strict=True)]
 
-    def _padded(self, values: torch.Tensor) -> torch.Tensor:
-        """As many rows as the largest part has."""
-        missing = max(self.sizes) - len(values)
-        return torch.cat([values, values.new_zeros(missing, *values.shape[1:])])
+
+def _padded(values: torch.Tensor, size: int) -> torch.Tensor:
+    """With as many rows as the largest part has."""
+    missing = size - len(values)
+    return torch.cat([values, values.new_zeros(missing, *values.shape[1:])])
 
 
 def load_target_teacher(
@@ -181,7 +223,7 @@ def load_target_teacher(
     if not is_of_one:
         assert own is not None
         return own
-    return TeacherOfOneRank(training.teacher_rank, own, batches.sizes(), ranks.rank, watchdog)
+    return TeacherOfOneRank(training.teacher_rank, own, ranks.world_size, ranks.rank, watchdog)
 
 
 def _in_its_own_process(

@@ -27,7 +27,7 @@ from distillery.store.recipes import TargetsRecipe
 from distillery.store.tables import read_table
 from distillery.training.distributed import die_with_parent
 from distillery.training.health import SIGNALS, START_LIMIT_S, Watchdog
-from distillery.training.own_teacher import OwnTeacher
+from distillery.training.own_teacher import OwnTeacher, Question
 
 POLL_S = 0.1
 
@@ -69,20 +69,14 @@ class TeacherProcess:
     def advance(
         self, states: torch.Tensor, segments: Sequence[int], prompt_rows: Sequence[int]
     ) -> torch.Tensor:
-        """Ask, and wait for the answer, which may come after those to other ranks."""
-        self.watchdog.heartbeat(
-            "targets from the teacher's process", waits=True, limit_s=START_LIMIT_S
-        )
-        try:
-            self.connection.send((states.cpu().numpy(), list(segments), list(prompt_rows)))
-            answer = self.connection.recv()
-        except (EOFError, OSError) as error:
-            raise RuntimeError(
-                "the teacher's process has ended; its own lines say why. Start again to resume"
-            ) from error
-        if isinstance(answer, str):
-            raise RuntimeError(f"the teacher's process has failed: {answer}")
-        return torch.from_numpy(answer).to(states.device)
+        """Where it goes."""
+        return self._ask("advance", states, segments, prompt_rows)
+
+    def clean(
+        self, states: torch.Tensor, steps: Sequence[int], prompt_rows: Sequence[int]
+    ) -> torch.Tensor:
+        """What it sees."""
+        return self._ask("clean", states, steps, prompt_rows)
 
     def advance_all(
         self, states: torch.Tensor, segment: int, prompt_rows: Sequence[int]
@@ -93,6 +87,29 @@ class TeacherProcess:
     def close(self) -> None:
         """Let the process end, which waits for all ranks of its node."""
         self.connection.close()
+
+    def _ask(
+        self,
+        question: Question,
+        states: torch.Tensor,
+        numbers: Sequence[int],
+        prompt_rows: Sequence[int],
+    ) -> torch.Tensor:
+        """Ask, and wait for the answer, which may come after those to other ranks."""
+        self.watchdog.heartbeat(
+            "answer of the teacher's process", waits=True, limit_s=START_LIMIT_S
+        )
+        about = (list(numbers), list(prompt_rows))
+        try:
+            self.connection.send((question, states.cpu().numpy(), *about))
+            answer = self.connection.recv()
+        except (EOFError, OSError) as error:
+            raise RuntimeError(
+                "the teacher's process has ended; its own lines say why. Start again to resume"
+            ) from error
+        if isinstance(answer, str):
+            raise RuntimeError(f"the teacher's process has failed: {answer}")
+        return torch.from_numpy(answer).to(states.device)
 
 
 def start_or_join(
@@ -182,12 +199,12 @@ def _serve(work: Work, name: str, device: str, parent: int) -> None:
 def _answer(own: OwnTeacher, client: Connection) -> bool:
     """Answer one rank; False if it has gone."""
     try:
-        states, segments, prompt_rows = client.recv()
+        question, states, *about = client.recv()
     except (EOFError, OSError):
         return False
     answer: object
     try:
-        answer = own.advance(torch.from_numpy(states), segments, prompt_rows).cpu().numpy()
+        answer = getattr(own, question)(torch.from_numpy(states), *about).cpu().numpy()
     except Exception as error:
         traceback.print_exc()
         answer = f"{type(error).__name__}: {error}"

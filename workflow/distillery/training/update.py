@@ -11,8 +11,9 @@ from typing import Self
 import torch
 import torch.nn.functional as F
 
-from distillery.config.training import Training
+from distillery.config.training import DistributionMatching, Training
 from distillery.families.protocol import Denoiser
+from distillery.schedule import from_prediction
 from distillery.student.lora import load_trainable
 from distillery.teacher.loading import torch_dtype
 from distillery.training import distributed, parallel
@@ -24,12 +25,15 @@ from distillery.training.run import Run
 
 
 def make_optimizer(
-    parameters: Iterable[torch.nn.Parameter], training: Training, device: torch.device
+    parameters: Iterable[torch.nn.Parameter],
+    training: Training,
+    device: torch.device,
+    learning_rate: float | None = None,
 ) -> torch.optim.AdamW:
     """AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101), fused on CUDA, over all parameters."""
     return torch.optim.AdamW(
         list(parameters),
-        lr=training.learning_rate,
+        lr=training.learning_rate if learning_rate is None else learning_rate,
         betas=training.betas,
         weight_decay=training.weight_decay,
         fused=device.type == "cuda",
@@ -84,17 +88,60 @@ class Window:
         counts: number of samples by segment.
         grad_norm: sum over the updates.
         num_updates: how many they are.
+        copy_loss: sum over the updates of the copy's, see `matching`.
     """
 
     losses: list[float]
     counts: list[float]
     grad_norm: float = 0.0
     num_updates: int = 0
+    copy_loss: float = 0.0
 
     @classmethod
     def empty(cls, num_segments: int) -> Self:
         """No updates yet."""
         return cls([0.0] * num_segments, [0.0] * num_segments)
+
+
+def make_moments(optimizer: torch.optim.Optimizer) -> None:
+    """Make AdamW's state before the first update, so that the first checkpoint has it all."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    set_learning_rate(optimizer, 0.0)
+    optimizer.step()
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    for parameter in parameters:
+        optimizer.state[parameter]["step"].zero_()
+    optimizer.zero_grad(set_to_none=True)
+
+
+@dataclass
+class LearningCopy:
+    """A second copy of the student, which learns what the student draws; see `matching`.
+
+    Attributes:
+        denoiser: as the student is trained, on the device.
+        optimizer: over its trainable parameters, in their order.
+        loss: of its last update, (), over all processes.
+    """
+
+    denoiser: Denoiser
+    optimizer: torch.optim.Optimizer
+    loss: torch.Tensor
+
+    @property
+    def trainable(self) -> dict[str, torch.nn.Parameter]:
+        """The parameters that learn, by their names, in their order."""
+        return trainable_of(self.denoiser)
+
+
+def trainable_of(denoiser: Denoiser) -> dict[str, torch.nn.Parameter]:
+    """The parameters that learn, by their names, in their order; all else stays as it was."""
+    named = denoiser.named_parameters()
+    return {name: parameter for name, parameter in named if parameter.requires_grad}
 
 
 @dataclass
@@ -108,6 +155,7 @@ class TrainingState:
         samples_seen: position in the stream, over all processes.
         window: losses since the last row.
         history: rows of loss.parquet.
+        copy: of the student, for distribution matching.
     """
 
     denoiser: Denoiser
@@ -116,12 +164,12 @@ class TrainingState:
     window: Window
     samples_seen: int = 0
     history: list[dict[str, float]] = field(default_factory=list)
+    copy: LearningCopy | None = None
 
     @property
     def trainable(self) -> dict[str, torch.nn.Parameter]:
-        """The parameters that learn, by their names, in their order; all else stays as it was."""
-        named = self.denoiser.named_parameters()
-        return {name: parameter for name, parameter in named if parameter.requires_grad}
+        """The student's parameters that learn, by their names, in their order."""
+        return trainable_of(self.denoiser)
 
 
 def new_state(student: Path, run: Run) -> TrainingState:
@@ -139,7 +187,19 @@ def new_state(student: Path, run: Run) -> TrainingState:
         state.average = {
             name: parameter.detach().clone() for name, parameter in state.trainable.items()
         }
+    if run.training.distribution_matching is not None:
+        state.copy = new_copy(student, run.training.distribution_matching, run)
     return state
+
+
+def new_copy(student: Path, matching: DistributionMatching, run: Run) -> LearningCopy:
+    """The untrained student once more, which draws as the teacher does where it has its weights."""
+    denoiser = load_trainable(student, torch_dtype(run.training.dtype)).to(run.device)
+    parameters = trainable_of(denoiser).values()
+    rate = matching.learning_rate
+    optimizer = make_optimizer(parameters, run.training, run.device, rate)
+    make_moments(optimizer)
+    return LearningCopy(denoiser, optimizer, torch.zeros((), device=run.device))
 
 
 MAX_ITEMS_NAMED = 16
@@ -154,12 +214,14 @@ class UpdateTotals:
         grad_norm: of the whole gradient, before clipping.
         losses: sum of the samples' losses by segment.
         counts: number of samples by segment.
+        copy_loss: of the copy that learns beside, see `matching`.
     """
 
     stop: bool
     grad_norm: float
     losses: list[float]
     counts: list[float]
+    copy_loss: float = 0.0
 
     @property
     def loss(self) -> float:
@@ -245,7 +307,25 @@ def batch_losses(model: torch.nn.Module, batch: Batch, run: Run) -> torch.Tensor
     loss_b = sample_losses(output, batch.target, training.loss, training.huber_width)
     if batch.is_rollout and run.perceptual is not None:
         loss_b = loss_b + training.perceptual_weight * run.perceptual(output, batch.target)
+    if batch.direction is not None:
+        # Its gradient in what the student draws is the direction; as a number it says nothing.
+        drawn = output if batch.is_rollout else end_of_last_step(output, batch.noisy, run)
+        along_b = (drawn * batch.direction).flatten(1).mean(dim=1)
+        loss_b = loss_b + (along_b - along_b.detach())
     return loss_b
+
+
+def end_of_last_step(output: torch.Tensor, noisy: torch.Tensor, run: Run) -> torch.Tensor:
+    """The clean latents (b, *latent) float32 on which the student's last step ends.
+
+    Args:
+        output: (b, *latent) of the network; where it is of another step the result has no meaning.
+        noisy: (b, *latent) float32, the states before that step.
+        run: with the student's grid.
+    """
+    grid, kind = run.dataset.grid, run.dataset.recipe.prediction_type
+    alpha, sigma = torch.tensor(grid.alphas[-2]), torch.tensor(grid.sigmas[-2])
+    return from_prediction(kind, output.float(), noisy, alpha, sigma)[0]
 
 
 def roll_out_student(model: torch.nn.Module, batch: Batch, run: Run) -> torch.Tensor:
@@ -279,7 +359,9 @@ def computing(run: Run) -> torch.autocast:
     return torch.autocast(run.device.type, dtype, enabled=dtype != torch.float32)
 
 
-def reduce_totals(local: LocalUpdate, grad_norm: torch.Tensor, run: Run) -> UpdateTotals:
+def reduce_totals(
+    local: LocalUpdate, grad_norm: torch.Tensor, run: Run, copy: LearningCopy | None = None
+) -> UpdateTotals:
     """Losses by segment, and of rollouts, over all processes; and whether any was asked to stop.
 
     One small collective per update. It carries the request to stop, so all ranks stop at the same
@@ -289,6 +371,7 @@ def reduce_totals(local: LocalUpdate, grad_norm: torch.Tensor, run: Run) -> Upda
         local: what this process did.
         grad_norm: of the whole gradient, (), the same on all ranks.
         run: settings and device.
+        copy: that learns beside, if there is one.
     """
     num_losses = run.num_losses
     of_segment = F.one_hot(local.segment, num_losses).double()
@@ -296,16 +379,24 @@ def reduce_totals(local: LocalUpdate, grad_norm: torch.Tensor, run: Run) -> Upda
     sums = torch.cat([asked, local.losses.double() @ of_segment, of_segment.sum(0)])
     run.watchdog.heartbeat("losses of all ranks", waits=True)
     values = torch.cat([grad_norm.double().view(1), distributed.all_reduce(sums)])
+    if copy is not None:
+        values = torch.cat([values, copy.loss.double().view(1)])
     # The only wait for the GPU in an update: what is not finite must not reach the weights. On an
     # H200 it costs 1.4 % of an update of 8 samples of Wan2.1-1.3B, 0.2 % of one of 32 samples of
     # SDXL (benchmarks/waits.py).
     norm, stop, *totals = values.tolist()
     run.watchdog.heartbeat("update of the weights")
-    return UpdateTotals(stop > 0, norm, totals[:num_losses], totals[num_losses:])
+    losses, counts = totals[:num_losses], totals[num_losses : 2 * num_losses]
+    return UpdateTotals(stop > 0, norm, losses, counts, sum(totals[2 * num_losses :]))
 
 
 def check_finite(totals: UpdateTotals, local: LocalUpdate, run: Run) -> None:
     """Raise ValueError, before the update, if a loss or the gradient is not finite."""
+    if not isfinite(totals.copy_loss):
+        raise ValueError(
+            f"the loss of distribution matching's copy is {totals.copy_loss}: not finite, nothing "
+            "was updated; lower training.distribution_matching.learning_rate"
+        )
     if isfinite(totals.loss) and isfinite(totals.grad_norm):
         return
     finite = local.losses.isfinite().tolist()

@@ -1,0 +1,255 @@
+"""Distribution matching: which way the student's images are drawn, and what learns beside it."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from pydantic import ValidationError
+from safetensors.torch import load_file
+
+from distillery.config.jobs import TrainingJob
+from distillery.config.training import DistributionMatching, Training
+from distillery.schedule import add_noise, from_prediction
+from distillery.stages.student import build_student
+from distillery.training import matching
+from distillery.training.data import Batch
+from distillery.training.execution import state_bytes
+from distillery.training.loop import train
+from distillery.training.matching import add_directions
+from distillery.training.run import Run as OpenedRun
+from distillery.training.run import training_recipe
+from distillery.training.update import (
+    TrainingState,
+    add_targets,
+    backward,
+    end_of_last_step,
+    new_state,
+    predict,
+)
+from families.sdxl import CASE as SDXL
+from runs import Run, make_run
+
+STEPS = 2
+WEIGHTS = "diffusion_pytorch_model.safetensors"
+EULER_FLOW = {"class": "FlowMatchEulerDiscreteScheduler", "shift": 3.0}
+TRAINING = {
+    "num_samples": 32, "global_batch_size": 8, "targets": "online", "learning_rate": 1e-3,
+    "save_every_samples": 8, "log_every_samples": 8, "dtype": "float32", "tf32": False,
+    "distribution_matching": {"weight": 0.5, "learning_rate": 1e-3, "updates": 2},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=["wan", "sdxl"])
+def run(request: Any, tmp_path_factory: pytest.TempPathFactory, teacher: Path) -> Run:
+    """Teachers of first order without guidance, which are what their student is before it learns;
+    SDXL's states have a scale."""
+    folder = tmp_path_factory.mktemp("matching")
+    section: dict[str, Any] = {"scheduler": EULER_FLOW, "dtype": "float32"}
+    if request.param == "sdxl":
+        SDXL.make(folder / "teacher")
+        teacher = folder / "teacher"
+        section = {"max_sequence_length": SDXL.max_tokens, "dtype": "float32"}
+    made = make_run(
+        folder,
+        teacher,
+        teacher=section,
+        targets={"steps": 8, "num_segments": STEPS, "guidance_scale": 1.0},
+        student={"steps": STEPS},
+        training=TRAINING,
+    )
+    made.encode("train")
+    made.all_targets()
+    build_student(made.job("training", TrainingJob), made.files.student("initial"))
+    return made
+
+
+def opened_with(run: Run, output: Path, **settings: Any) -> tuple[OpenedRun, Any]:
+    job = run.job("training", TrainingJob)
+    job = job.model_copy(update={"training": Training(**TRAINING | settings)})
+    paths = replace(run.training_paths(output), targets=run.files.targets)
+    return run.open_training(job, paths), paths
+
+
+def begun(run: Run, output: Path, **settings: Any) -> tuple[OpenedRun, TrainingState, Batch]:
+    """A training before its first update, and that update's batch with its targets."""
+    opened, paths = opened_with(run, output, **settings)
+    state = new_state(paths.student, opened)
+    items = next(opened.batches.positions(0))
+    batch = add_targets(opened.dataset.__getitems__(items), state, 8, opened)
+    return opened, state, batch
+
+
+def test_the_teacher_sees_what_its_next_step_is_made_of(run: Run, tmp_path: Path) -> None:
+    opened, _, _ = begun(run, tmp_path, online_steps=4)  # all its steps, of first order
+    dataset: Any = opened.dataset
+    grid, rows = dataset.teacher_grid, [0, 1, 2]
+    clean = torch.randn(3, *dataset.recipe.latent_shape)
+    noise = torch.randn_like(clean)
+    for segment in range(STEPS):
+        states = grid.alphas[4 * segment] * clean + grid.sigmas[4 * segment] * noise
+        walked = states
+        for step in range(4 * segment, 4 * segment + 4):
+            seen = dataset.teachers_view(walked, [step] * 3, [0, STEPS, 2 * STEPS])
+            left = (walked - grid.alphas[step] * seen) / grid.sigmas[step]
+            walked = grid.alphas[step + 1] * seen + grid.sigmas[step + 1] * left
+        expected = (
+            dataset.teacher.advance(states * grid.scales[4 * segment], [segment] * 3, rows)
+            / (grid.scales[4 * segment + 4])
+        )
+        torch.testing.assert_close(walked, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_a_copy_that_knows_what_the_teacher_knows_gives_no_direction(
+    run: Run, tmp_path: Path
+) -> None:
+    opened, state, batch = begun(run, tmp_path)
+    opened = replace(opened, training=opened.training.model_copy(update={"tf32": False}))
+    found = add_directions(batch, state, 3, opened)
+    assert found.direction is not None
+    assert float(found.direction.abs().max()) < 1e-2
+    assert state.copy is not None
+    for parameter in state.copy.trainable.values():  # it has learned by now; make it a bad one
+        parameter.data.mul_(0.5)
+    found = add_directions(batch, state, 3, opened)
+    assert found.direction is not None
+    assert float(found.direction.abs().max()) > 0.05
+
+
+def test_it_acts_on_the_last_step_alone_by_the_difference_of_what_both_see(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, state, batch = begun(run, tmp_path)
+    dataset: Any = opened.dataset
+    assert state.copy is not None
+    for parameter in state.copy.trainable.values():
+        parameter.data.mul_(0.9)
+    calls: list[matching.Noised] = []
+    noised = matching._noised
+    monkeypatch.setattr(
+        matching, "_noised", lambda *inputs: calls.append(noised(*inputs)) or calls[-1]
+    )
+    before = {name: value.clone() for name, value in state.copy.trainable.items()}
+    found = add_directions(batch, state, 8, opened)
+    assert found.direction is not None
+    last = [row for row, step in enumerate(batch.segment.tolist()) if step == STEPS - 1]
+    others = [row for row in range(8) if row not in last]
+    assert last
+    assert others
+    assert not found.direction[others].any()
+    assert [len(call.steps) for call in calls] == [len(last)] * 3, "one direction, two updates"
+    assert not calls[0].noise.equal(calls[1].noise)
+    assert not calls[1].noise.equal(calls[2].noise)
+    assert all(0 < step < 8 for call in calls for step in call.steps)
+
+    first = calls[0]
+    with torch.no_grad():
+        for row, place in enumerate(last):
+            drawn = end_of_last_step(
+                predict(state.denoiser, _one(batch, place), opened), batch.noisy[[place]], opened
+            )
+            here = _one(first.batch, row)
+            expected = add_noise(drawn, first.noise[[row]], first.alpha[row], first.sigma[row])
+            torch.testing.assert_close(here.noisy, expected, rtol=1e-4, atol=1e-4)
+            seen = dataset.teachers_view(here.noisy, [first.steps[row]], here.items)
+            learned = dict(state.copy.trainable)
+            now = {name: value.clone() for name, value in learned.items()}
+            for name, value in learned.items():
+                value.copy_(before[name])
+            output = predict(state.copy.denoiser, here, opened)
+            for name, value in learned.items():
+                value.copy_(now[name])
+            kind = dataset.recipe.prediction_type
+            level = (first.alpha[row], first.sigma[row])
+            copied = from_prediction(kind, output, here.noisy, *level)[0]
+            direction = 0.5 * (copied - seen) / (drawn - seen).abs().mean()
+            torch.testing.assert_close(found.direction[[place]], direction, rtol=2e-3, atol=2e-3)
+
+
+def _one(batch: Batch, row: int) -> Batch:
+    return matching.rows(batch, [row])
+
+
+def test_the_gradient_in_what_is_drawn_is_the_direction(run: Run, tmp_path: Path) -> None:
+    opened, state, batch = begun(run, tmp_path)
+    direction = torch.zeros_like(batch.noisy)
+    last = batch.segment == STEPS - 1
+    direction[last] = torch.randn_like(direction[last])
+
+    def gradients(of: Batch) -> list[torch.Tensor]:
+        state.denoiser.zero_grad()
+        losses = backward(state.denoiser, of, opened)
+        assert losses.equal(plain) if of is not batch else True
+        return [value.grad.clone() for value in state.trainable.values() if value.grad is not None]
+
+    plain = backward(state.denoiser, batch, opened)
+    without, together = gradients(batch), gradients(replace(batch, direction=direction))
+    state.denoiser.zero_grad()
+    drawn = end_of_last_step(predict(state.denoiser, batch, opened), batch.noisy, opened)
+    ((drawn[last] * direction[last]).flatten(1).mean(1).sum() / 8).backward()
+    alone = [value.grad for value in state.trainable.values() if value.grad is not None]
+    for one, both, added in zip(without, together, alone, strict=True):
+        torch.testing.assert_close(both - one, added, rtol=1e-3, atol=1e-5)
+
+
+def learn(run: Run, output: Path, **settings: Any) -> tuple[dict[str, Any], pd.DataFrame]:
+    opened, paths = opened_with(run, output, **settings)
+    assert train(opened, paths)
+    return load_file(paths.trained / WEIGHTS), pd.read_parquet(paths.losses)
+
+
+def test_a_resumed_training_goes_on_with_its_copy(run: Run, tmp_path: Path) -> None:
+    whole, losses = learn(run, tmp_path / "whole")
+    assert (losses["loss_copy"] > 0).all()
+    plain, plain_losses = learn(run, tmp_path / "plain", distribution_matching=None)
+    assert "loss_copy" not in plain_losses
+    assert any(not whole[name].equal(plain[name]) for name in whole)
+    opened, paths = opened_with(run, tmp_path / "parts")
+    opened.stop.signal = 15  # stops after an update
+    assert not train(opened, paths)
+    opened, paths = opened_with(run, tmp_path / "parts")
+    assert train(opened, paths)
+    torch.testing.assert_close(load_file(paths.trained / WEIGHTS), whole, rtol=0, atol=0)
+    pd.testing.assert_frame_equal(pd.read_parquet(paths.losses), losses)
+
+
+def test_a_finish_takes_up_a_stored_training_and_begins_a_copy(run: Run, tmp_path: Path) -> None:
+    finish: dict[str, Any] = {"finish_samples": 16, "ema_half_life_samples": 16}
+    expected, losses = learn(run, tmp_path / "whole", **finish)
+    assert losses["loss_copy"].isna().tolist() == [True, True, False, False]
+    stored = {"targets": "stored", "num_samples": 16, "distribution_matching": None}
+    learn(run, tmp_path / "parts", **finish | stored | {"finish_samples": None})
+    found, _ = learn(run, tmp_path / "parts", **finish)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_rollouts_are_drawn_too(run: Run, tmp_path: Path) -> None:
+    rollouts = {"rollout_samples": 16, "ema_half_life_samples": 0}
+    found, losses = learn(run, tmp_path / "with", **rollouts)
+    assert (losses["loss_copy"] > 0).all()
+    plain, _ = learn(run, tmp_path / "without", distribution_matching=None, **rollouts)
+    assert any(not found[name].equal(plain[name]) for name in found)
+
+
+def test_recipes_without_it_are_those_of_before(run: Run, tmp_path: Path) -> None:
+    opened, _ = opened_with(run, tmp_path, distribution_matching=None)
+    assert "distribution_matching" not in opened.recipe.training
+    job = run.job("training", TrainingJob)
+    with_it = training_recipe(job, opened.dataset, "x")
+    assert with_it.training["distribution_matching"]["updates"] == 2
+
+
+def test_the_copy_takes_memory_but_has_no_average() -> None:
+    plain = Training(num_samples=8, global_batch_size=8, targets="online", dtype="float32")
+    with_copy = plain.model_copy(update={"distribution_matching": DistributionMatching()})
+    assert state_bytes(plain, 100, 100) == 1600
+    assert state_bytes(with_copy, 100, 100) == 3200
+    averaged = with_copy.model_copy(update={"ema_half_life_samples": 8})
+    assert state_bytes(averaged, 100, 10) == 2 * 90 * 4 + 10 * (2 * 16 + 4)
+
+
+def test_it_needs_a_teacher_beside_the_student() -> None:
+    with pytest.raises(ValidationError, match=r"is set and training\.targets is stored"):
+        Training(num_samples=8, global_batch_size=8, distribution_matching={"weight": 1.0})
