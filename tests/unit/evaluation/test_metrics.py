@@ -199,3 +199,48 @@ def test_unequal_numbers_of_images_are_weighted_by_image():
     weights = np.array([[1.0, 1.0], [2.0, 0.0], [0.0, 2.0]])
     interval = metrics.bootstrap_mean(np.array([0.0, 4.0, 4.0, 4.0]), groups, weights)
     assert interval.mean == pytest.approx(3.0)
+
+
+def test_laplacian_energy_by_hand():
+    """One pixel of 10 on 0 gives -40 there and 10 at its four neighbours; 3 × 3 are inside."""
+    image = np.zeros((5, 5, 3), dtype=np.uint8)
+    image[2, 2] = 10
+    assert metrics.laplacian_energy(image) == pytest.approx((40**2 + 4 * 10**2) / 9)
+    ramp = np.repeat(np.arange(0, 50, 10, dtype=np.uint8)[:, None, None], 5, axis=1)
+    assert metrics.laplacian_energy(np.repeat(ramp, 3, axis=2)) == 0.0
+
+
+def test_high_frequencies_tell_blur_from_artefacts():
+    generator = np.random.default_rng(5)
+    reference = generator.integers(0, 256, size=(16, 16, 3), dtype=np.uint8)
+    blurred = (reference // 4 + 96).astype(np.uint8)  # a sixteenth of the energy
+    assert metrics.high_frequency_ratio(blurred, reference) == pytest.approx(1 / 16, rel=0.05)
+    assert metrics.high_frequency_ratio(reference, blurred) == pytest.approx(16, rel=0.05)
+    assert metrics.high_frequency_ratio(reference, reference) == 1.0
+    flat = np.zeros_like(reference)
+    assert metrics.high_frequency_ratio(flat, flat) == 1.0
+    assert math.isfinite(metrics.high_frequency_ratio(reference, flat))
+    with pytest.raises(ValueError, match="cannot be compared"):
+        metrics.high_frequency_ratio(reference, reference[:8])
+
+
+def test_the_rounding_energy_is_that_of_rounding():
+    pixels = np.random.default_rng(6).uniform(0, 255, size=(400, 400, 1))
+    errors = np.rint(pixels) - pixels
+    assert metrics.laplacian_energy(errors) == pytest.approx(metrics.ROUNDING_ENERGY, rel=0.02)
+
+
+@pytest.mark.parametrize("num_prompts", [8, 32, 128])
+def test_intervals_of_a_median_cover(num_prompts):
+    generator = np.random.default_rng(8)
+    groups = Groups.of([str(number) for number in range(num_prompts)])
+    intervals = [
+        metrics.median_interval(generator.exponential(size=num_prompts), groups)
+        for _ in range(1000)
+    ]
+    assert 0.92 <= np.mean([it.low <= math.log(2) <= it.high for it in intervals]) <= 0.99
+
+
+def test_a_median_is_not_moved_by_one_image_and_needs_prompts_for_its_interval():
+    interval = metrics.median_interval(np.array([1.0, 2.0, 1e9]), Groups.of(list("abc")))
+    assert interval == metrics.ConfidenceInterval(2.0, None, None)

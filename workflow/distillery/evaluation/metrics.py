@@ -17,6 +17,8 @@ PEAK = 255.0
 """Largest value of a pixel."""
 IDENTICAL_PSNR_DB = 100.0
 """Ceiling of a PSNR: two equal images have an infinite one, which no mean survives."""
+ROUNDING_ENERGY = 20 / 12
+"""Of a Laplacian (its weights have squares of 20 in all), from rounding pixels to whole numbers."""
 CONFIDENCE = 0.95
 NORMAL_QUANTILE = 1.959964
 """Of the standard normal distribution at (1 + CONFIDENCE) / 2."""
@@ -85,7 +87,8 @@ def normalise(embeddings_bd: FloatArray) -> FloatArray:
     lengths = np.linalg.norm(embeddings_bd, axis=-1, keepdims=True)
     if not np.all(lengths > 0):
         raise ValueError(
-            "the judge gave an embedding that is zero or not finite: check its weights"
+            "an embedding is zero or not finite: check the weights of evaluation.judge and "
+            "evaluation.vision_models"
         )
     unit_bd: FloatArray = embeddings_bd / lengths
     return unit_bd
@@ -133,6 +136,28 @@ def latents_mse(latents: npt.NDArray[np.float32], reference: npt.NDArray[np.floa
     return float(np.mean((latents.astype(np.float64) - reference.astype(np.float64)) ** 2))
 
 
+def high_frequency_ratio(image: npt.NDArray[np.uint8], reference: npt.NDArray[np.uint8]) -> float:
+    """Energy of the Laplacian of an image over the reference's, above 0; each (h, w, 3).
+
+    Below 1 the image is blurred, above 1 it has artefacts or more detail. `ROUNDING_ENERGY` is
+    added to both, so that flat images, which have none, have a ratio.
+    """
+    if image.shape != reference.shape:
+        raise ValueError(f"images of {image.shape} and {reference.shape} cannot be compared")
+    energy = laplacian_energy(image) + ROUNDING_ENERGY
+    return energy / (laplacian_energy(reference) + ROUNDING_ENERGY)
+
+
+def laplacian_energy(image: npt.NDArray[np.uint8]) -> float:
+    """Mean square of the discrete Laplacian (four neighbours less four times the pixel) inside.
+
+    The smallest spacing of pixels counts most: it grows as the fourth power of the frequency.
+    """
+    pixels = image.astype(np.float64)
+    down, across = np.diff(pixels, 2, axis=0), np.diff(pixels, 2, axis=1)
+    return float(np.mean((down[:, 1:-1] + across[1:-1]) ** 2))
+
+
 def draw_weights(num_groups: int, num_resamples: int) -> FloatArray:
     """How often each prompt is drawn in each resample (with replacement), shape (r, p).
 
@@ -172,12 +197,33 @@ def wilson_share(hits_b: FloatArray, groups: Groups) -> ConfidenceInterval:
     share = float(np.mean(hits_b))
     if groups.num_groups < MIN_PROMPTS:
         return ConfidenceInterval(round_significant(share), None, None)
-    penalty = NORMAL_QUANTILE**2 / groups.num_groups
-    centre = (share + penalty / 2) / (1 + penalty)
-    variance = share * (1 - share) / groups.num_groups + penalty / (4 * groups.num_groups)
-    reach = NORMAL_QUANTILE * math.sqrt(variance) / (1 + penalty)
-    low, high = max(centre - reach, 0.0), min(centre + reach, 1.0)
+    low, high = _wilson(share, groups.num_groups)
     return ConfidenceInterval(*(round_significant(value) for value in (share, low, high)))
+
+
+def median_interval(values_b: FloatArray, groups: Groups) -> ConfidenceInterval:
+    """Median over images; its interval is the quantiles at Wilson's interval of a share of a half.
+
+    Woodruff 1952: a median lies below a value as surely as half of all values do. The ends are
+    values themselves; those of 4 prompts are the least and the largest, between which the median
+    lies in 7 cases of 8.
+    """
+    median = round_significant(float(np.median(values_b)))
+    if groups.num_groups < MIN_PROMPTS:
+        return ConfidenceInterval(median, None, None)
+    below, above = _wilson(0.5, groups.num_groups)
+    low = float(np.quantile(values_b, below, method="lower"))
+    high = float(np.quantile(values_b, above, method="higher"))
+    return ConfidenceInterval(median, round_significant(low), round_significant(high))
+
+
+def _wilson(share: float, number: int) -> tuple[float, float]:
+    """Wilson's interval of a share of so many prompts."""
+    penalty = NORMAL_QUANTILE**2 / number
+    centre = (share + penalty / 2) / (1 + penalty)
+    variance = share * (1 - share) / number + penalty / (4 * number)
+    reach = NORMAL_QUANTILE * math.sqrt(variance) / (1 + penalty)
+    return max(centre - reach, 0.0), min(centre + reach, 1.0)
 
 
 def _bootstrap_t(

@@ -1,0 +1,354 @@
+"""How near is a model's set of images to the reference's, at other noises? Measures and intervals.
+
+Paired measures (`metrics`) compare images of the same noise. A student may draw another, equally
+good image from it, and loses nothing if it does; so these measures compare sets.
+"""
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from distillery.evaluation import distances, metrics
+from distillery.evaluation.metrics import ConfidenceInterval, FloatArray, Groups
+
+BoolArray = npt.NDArray[np.bool_]
+Vector = tuple[float, ...]
+Intervals = dict[str, ConfidenceInterval | None]
+
+NUM_BLOCKS = 20
+"""Blocks of prompts that are left out in turn for an interval."""
+MAX_IMAGES = 8192
+"""Of each model, in whole prompts, for all but diversity: time and memory grow as the square."""
+ENDS = {
+    "frechet": (0.0, math.inf),
+    "mmd": (-math.inf, math.inf),
+    "density": (0.0, math.inf),
+    "coverage": (0.0, 1.0),
+}
+"""The least and the largest value of each distance; without bias an MMD can be negative."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """The least that a measure takes: images in all, images of each prompt, and prompts."""
+
+    images: int
+    per_prompt: int = 2
+    prompts: int = 1
+
+
+def needs(num_features: int) -> dict[str, Need]:
+    """What each measure takes in a vision model of so many features."""
+    # More images in each half than features: the covariance has full rank. Without a block of
+    # prompts it may just lack it, which is in the interval and not in the number.
+    of_rank = Need(2 * (num_features + 1))
+    # Twice as many in each half as a ball takes, also where a block is left out.
+    of_balls = Need(4 * (distances.NEIGHBOURS + 1))
+    return {
+        "frechet": of_rank,
+        "mmd": Need(2, per_prompt=1, prompts=2),
+        "density": of_balls,
+        "coverage": of_balls,
+        "diversity": Need(2),
+    }
+
+
+def count_prompts(num_prompts: int, per_prompt: int) -> int:
+    """How many of the prompts are in the sets: the first ones, up to `MAX_IMAGES` images."""
+    return min(num_prompts, max(MAX_IMAGES // per_prompt, 1))
+
+
+def find_left_out(num_features: int, num_prompts: int, per_prompt: int) -> dict[str, Need]:
+    """The measures that a run has too few images for, and what they would take.
+
+    Args:
+        num_features: of the vision model.
+        num_prompts, per_prompt: prompts, and images of each.
+    """
+    num_prompts = count_prompts(num_prompts, per_prompt)
+    num_images = num_prompts * per_prompt
+    return {
+        measure: need
+        for measure, need in needs(num_features).items()
+        if num_images < need.images or per_prompt < need.per_prompt or num_prompts < need.prompts
+    }
+
+
+MEASURES = {
+    "frechet": "Fréchet distance",
+    "mmd": "MMD",
+    "density": "density",
+    "coverage": "coverage",
+    "diversity": "diversity",
+}
+"""The keys of `needs`, in words."""
+
+
+def describe_left_out(left_out: Mapping[str, Need]) -> str:
+    """Which measures lack images, and how many they take; empty if none does."""
+    by_need: dict[Need, list[str]] = {}
+    for measure, need in left_out.items():
+        by_need.setdefault(need, []).append(MEASURES[measure])
+    return "; ".join(
+        f"{', '.join(measures)}: at least {need.images} images of each model, {need.per_prompt} of "
+        f"each prompt{f', of {need.prompts} prompts' if need.prompts > 1 else ''}"
+        for need, measures in by_need.items()
+    )
+
+
+def split_halves(groups: Groups) -> BoolArray:
+    """Which images are in the first half, shape (b,): two sets without a common noise.
+
+    Each prompt's images go to the halves in turn, and prompts begin with one half in turn. So both
+    halves have all prompts, which are the larger part of what sets differ by, every image is used,
+    and the halves differ by one image at the most, for odd numbers too. A model's first half is
+    then compared with the reference's second, and its second with the first: each image of the
+    model once, each of the reference once.
+    """
+    number_b = pd.Series(groups.of_image_b).groupby(groups.of_image_b).cumcount().to_numpy()
+    is_first: BoolArray = (number_b + groups.of_image_b) % 2 == 0
+    return is_first
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number of two sets, and the same without each block of prompts, shape (k,)."""
+
+    value: float
+    without_k: FloatArray
+
+    def ratio_to(self, other: "Estimate", num_resamples: int) -> ConfidenceInterval | None:
+        """The ratio of two numbers of the same prompts; None where one of them is not positive.
+
+        Its interval is that of its logarithm: a ratio to a small number has a long upper tail.
+        """
+        both = (self, other)
+        if min(it.value for it in both) <= 0 or any(np.any(it.without_k <= 0) for it in both):
+            return None
+        logarithm = Estimate(
+            math.log(self.value / other.value), np.log(self.without_k / other.without_k)
+        )
+        found = logarithm.interval(num_resamples)
+        return ConfidenceInterval(
+            metrics.round_significant(self.value / other.value),
+            *(
+                None if bound is None else metrics.round_significant(math.exp(bound))
+                for bound in (found.low, found.high)
+            ),
+        )
+
+    def interval(
+        self, num_resamples: int, least: float = -math.inf, most: float = math.inf
+    ) -> ConfidenceInterval:
+        """The number with a 95 % interval: bootstrap-t over the jackknife's pseudo-values.
+
+        It ends where the number itself does, at `least` and `most`.
+
+        Blocks of prompts are left out in turn (delete-a-group jackknife; Efron & Tibshirani 1993,
+        section 11.5), since resampled prompts would put images into a set twice, which makes sets
+        nearer to each other. Pseudo-values are shifted to the number itself: the jackknife would
+        correct a part of its bias, and a ratio to a floor of the same bias needs none.
+        """
+        k = len(self.without_k)
+        if k == 0:
+            return ConfidenceInterval(metrics.round_significant(self.value), None, None)
+        values_k = self.value + (k - 1) * (self.without_k.mean() - self.without_k)
+        blocks = Groups(np.arange(k), k)
+        found = metrics.bootstrap_mean(values_k, blocks, metrics.draw_weights(k, num_resamples))
+        low = max(least, -math.inf if found.low is None else found.low)
+        high = min(most, math.inf if found.high is None else found.high)
+        return ConfidenceInterval(
+            found.mean, *(it if math.isfinite(it) else None for it in (low, high))
+        )
+
+
+def measure_sets(
+    own_bd: FloatArray,
+    reference_bd: FloatArray,
+    groups: Groups,
+    width: float,
+    left_out: Collection[str],
+) -> dict[str, Estimate]:
+    """A model's distances to the reference at other noises, but for those that are left out.
+
+    Args:
+        own_bd, reference_bd: features of the same samples, rows of length one, sorted by prompt.
+        groups: the prompts of the rows.
+        width: of MMD's kernel.
+        left_out: measures of `needs` that the images do not suffice for.
+    """
+    found = {}
+    if "mmd" not in left_out:
+        found["mmd"] = _measure_mmd((own_bd, groups), (reference_bd, groups), width)
+    return found | _measure_halves(own_bd, reference_bd, groups, left_out)
+
+
+def measure_floor(
+    reference_bd: FloatArray, groups: Groups, width: float, left_out: Collection[str]
+) -> dict[str, Estimate]:
+    """The reference's distances to itself at other noises: one half against the other.
+
+    Its sets have the size of a model's, and so the distances have the same bias. See
+    `measure_sets`.
+    """
+    found = {}
+    if "mmd" not in left_out and "diversity" not in left_out:
+        is_first_b = split_halves(groups)
+        first, second = (
+            (reference_bd[chosen_b], Groups(groups.of_image_b[chosen_b], groups.num_groups))
+            for chosen_b in (is_first_b, ~is_first_b)
+        )
+        found["mmd"] = _measure_mmd(first, second, width)
+    return found | _measure_halves(reference_bd, reference_bd, groups, left_out)
+
+
+def _measure_halves(
+    own_bd: FloatArray, reference_bd: FloatArray, groups: Groups, left_out: Collection[str]
+) -> dict[str, Estimate]:
+    """The measures that need sets without a common noise."""
+    found: dict[str, Estimate] = {}
+    if "frechet" not in left_out:
+        found |= _across_halves(("frechet",), _frechet, own_bd, reference_bd, groups)
+    if "density" not in left_out:
+        names = ("density", "coverage")
+        measure = distances.density_and_coverage
+        found |= _across_halves(names, measure, own_bd, reference_bd, groups)
+    return found
+
+
+def _frechet(own_nd: FloatArray, reference_md: FloatArray) -> Vector:
+    return (distances.frechet_distance(own_nd, reference_md),)
+
+
+def _across_halves(
+    names: Sequence[str],
+    measure: Callable[[FloatArray, FloatArray], Vector],
+    own_bd: FloatArray,
+    reference_bd: FloatArray,
+    groups: Groups,
+) -> dict[str, Estimate]:
+    """A measure of a model's half against the reference's other half, averaged over both halves."""
+    is_first_b = split_halves(groups)
+
+    def measure_both(keep_p: BoolArray) -> Vector:
+        keep_b = keep_p[groups.of_image_b]
+        halves = (keep_b & is_first_b, keep_b & ~is_first_b)
+        both = [measure(own_bd[one], reference_bd[two]) for one, two in (halves, halves[::-1])]
+        return tuple(np.mean(both, axis=0))
+
+    return dict(zip(names, _jackknife(measure_both, groups.num_groups), strict=True))
+
+
+def _measure_mmd(
+    own: tuple[FloatArray, Groups], other: tuple[FloatArray, Groups], width: float
+) -> Estimate:
+    """The squared MMD of two sets, each with its prompts.
+
+    It compares different prompts only, so that all images serve at once, in both sets.
+    """
+    terms_pp = distances.mmd_terms(*own, *other, width)
+
+    def measure(keep_p: BoolArray) -> Vector:
+        return (distances.mmd_squared(terms_pp[np.ix_(keep_p, keep_p)]),)
+
+    return _jackknife(measure, len(terms_pp))[0]
+
+
+def _jackknife(measure: Callable[[BoolArray], Vector], num_prompts: int) -> list[Estimate]:
+    """Each number that `measure` gives for all prompts, and without each block of them.
+
+    Args:
+        measure: takes which prompts to keep, shape (p,).
+        num_prompts: of the sets; fewer than `NUM_BLOCKS` are blocks of one.
+    """
+    block_p = np.arange(num_prompts) % NUM_BLOCKS
+    values = measure(np.ones(num_prompts, dtype=bool))
+    # Fewer give no interval, and of two prompts one cannot be left out.
+    blocks = range(block_p.max() + 1) if num_prompts >= metrics.MIN_PROMPTS else ()
+    without = [measure(block_p != block) for block in blocks]
+    return [
+        Estimate(value, np.array([numbers[number] for numbers in without]))
+        for number, value in enumerate(values)
+    ]
+
+
+def summarise_sets(
+    features: Mapping[str, FloatArray],
+    reference: str,
+    groups: Groups,
+    left_out: Collection[str],
+    weights_rp: FloatArray,
+) -> dict[str, Intervals]:
+    """Every measure of every model, with intervals; None for what is left out.
+
+    Args:
+        features: of each model's images (b, d), not normalised, of the same samples.
+        reference: the model that the others are compared with.
+        groups: the prompts of the rows, which are sorted by prompt.
+        left_out: see `measure_sets`.
+        weights_rp: resampled prompts, see `metrics.draw_weights`.
+
+    Returns:
+        Of each model: frechet, mmd, density, coverage (of the reference itself: their floor),
+        diversity, and over the reference's: frechet_ratio, diversity_ratio.
+    """
+    units = {name: metrics.normalise(rows) for name, rows in features.items()}
+    num_kept = count_prompts(groups.num_groups, int(groups.sizes().max()))
+    is_kept_b = groups.of_image_b < num_kept
+    sets = Groups(groups.of_image_b[is_kept_b], num_kept)
+    cut = {name: rows[is_kept_b] for name, rows in units.items()}
+    width = 1.0 if "mmd" in left_out else distances.median_bandwidth(cut[reference])
+    floor = measure_floor(cut[reference], sets, width, left_out)
+    estimates = {
+        name: floor
+        if name == reference
+        else measure_sets(rows, cut[reference], sets, width, left_out)
+        for name, rows in cut.items()
+    }
+    prompts = Groups(np.arange(groups.num_groups), groups.num_groups)
+    diversity = {}
+    if "diversity" not in left_out:
+        diversity = {
+            name: distances.diversity_of_prompts(rows, groups) for name, rows in units.items()
+        }
+    return {
+        name: _intervals(found, floor, len(weights_rp))
+        | _diversity(diversity.get(name), diversity.get(reference), prompts, weights_rp)
+        for name, found in estimates.items()
+    }
+
+
+def _intervals(
+    found: Mapping[str, Estimate], floor: Mapping[str, Estimate], num_resamples: int
+) -> Intervals:
+    """Of a model's distances, and of the Fréchet distance as a multiple of its floor."""
+    intervals: Intervals = {
+        name: found[name].interval(num_resamples, *ends) if name in found else None
+        for name, ends in ENDS.items()
+    }
+    intervals["frechet_ratio"] = None
+    if "frechet" in found and found is not floor:
+        intervals["frechet_ratio"] = found["frechet"].ratio_to(floor["frechet"], num_resamples)
+    return intervals
+
+
+def _diversity(
+    own_p: FloatArray | None,
+    reference_p: FloatArray | None,
+    prompts: Groups,
+    weights_rp: FloatArray,
+) -> Intervals:
+    """Of a model's prompts, and over the reference's."""
+    if own_p is None or reference_p is None:
+        return {"diversity": None, "diversity_ratio": None}
+    is_reference = own_p is reference_p
+    return {
+        "diversity": metrics.bootstrap_mean(own_p, prompts, weights_rp),
+        "diversity_ratio": None
+        if is_reference
+        else metrics.bootstrap_ratio(own_p, reference_p, prompts, weights_rp),
+    }
