@@ -27,8 +27,9 @@ from distillery.config.jobs import (
 )
 from distillery.config.parsing import Model, parse
 from distillery.config.run import Config, parse_config
-from distillery.evaluation.judge import embed_images, embed_prompts, load_judge
+from distillery.evaluation.judge import embed_prompts, load_judge
 from distillery.evaluation.metrics import cosine_similarity
+from distillery.evaluation.vision import embed_images
 from distillery.families import Request, Setting
 from distillery.families.protocol import Pipeline
 from distillery.files import read_json, write_json
@@ -297,7 +298,7 @@ def score(bench: Bench, latents: torch.Tensor, images: torch.Tensor) -> Json:
     reference = load_file(bench.folder / REFERENCE)
     texts = pd.read_parquet(bench.prompts("eval"))["prompt"].tolist()
     judge = load_judge(bench.config().evaluation.judge, device_of(bench))
-    embedded = embed_images(judge, (Image.fromarray(image.numpy()) for image in images))
+    embedded = embed_images(judge.vision, (Image.fromarray(image.numpy()) for image in images))
     prompts = np.repeat(embed_prompts(judge, texts), bench.images_per_prompt, axis=0)
     difference = images.float() - reference["images"].float()
     spread = pairwise_rms(images, bench.images_per_prompt)

@@ -8,8 +8,19 @@ import pandas as pd
 import torch
 from PIL import Image, ImageDraw
 from safetensors.numpy import save_file
-from transformers import CLIPConfig, CLIPModel, CLIPProcessor, CLIPTokenizer
+from transformers import (
+    CLIPConfig,
+    CLIPModel,
+    CLIPProcessor,
+    CLIPTokenizer,
+    Dinov2Config,
+    Dinov2Model,
+    SiglipConfig,
+    SiglipModel,
+)
+from transformers.models.bit.image_processing_pil_bit import BitImageProcessorPil
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
 from distillery.config.jobs import EvaluationJob
 from distillery.config.run import Evaluation
@@ -42,6 +53,26 @@ def make_judge(folder):
         size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}
     )
     CLIPProcessor(images, tokenizer).save_pretrained(folder)
+
+
+def make_dino(folder):
+    """A random DINOv2 of 8 features; as the real ones, made for larger images than it gets."""
+    shared = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    Dinov2Model(Dinov2Config(**shared, image_size=32, patch_size=4)).save_pretrained(folder)
+    sizes = {"size": {"shortest_edge": 16}, "crop_size": {"height": 16, "width": 16}}
+    BitImageProcessorPil(**sizes).save_pretrained(folder)
+
+
+def make_siglip(folder):
+    """A random SigLIP of 8 features, without its tokenizer."""
+    shared = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1}
+    shared |= {"num_attention_heads": 2}
+    vision = shared | {"image_size": 16, "patch_size": 4}
+    torch.manual_seed(0)
+    config = SiglipConfig(text_config=shared | {"vocab_size": 20}, vision_config=vision)
+    SiglipModel(config).save_pretrained(folder)
+    SiglipImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(folder)
 
 
 def draw(prompt, shift):

@@ -73,6 +73,7 @@ def stages_changed_by(**changes: Any) -> set[str]:
         ({"samples__models__student__steps": 4}, set()),
         ({"samples__models__teacher-4-steps__steps": 2}, {"samples-teacher-4-steps"}),
         ({"evaluation__num_resamples": 500}, {"evaluation"}),
+        ({"evaluation__vision_models": {"dino": "facebook/dinov2-base"}}, {"evaluation"}),
         ({"evaluation__min_clip_ratio": 0.9}, set()),
         ({"dataset__pairs": "all"}, {"dataset"}),
         ({"hardware__cpu_threads": 2}, set()),

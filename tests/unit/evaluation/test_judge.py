@@ -5,15 +5,17 @@ import re
 import shutil
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from transformers import CLIPModel, CLIPProcessor
 
-from distillery.evaluation.judge import embed_images, embed_prompts, load_judge, read_prompts
+from distillery.evaluation.judge import check_judge, embed_prompts, load_judge, read_prompts
 from distillery.evaluation.manifests import read_samples
-from distillery.evaluation.metrics import IDENTICAL_PSNR_DB
+from distillery.evaluation.metrics import IDENTICAL_PSNR_DB, cosine_similarity
+from distillery.evaluation.vision import embed_images
 from distillery.stages.evaluation import PAIRED, summarise
-from judging import CPU, PROMPTS, Run, draw, make_judge, make_samples
+from judging import CPU, PROMPTS, Run, draw, make_dino, make_judge, make_samples
 
 
 @pytest.fixture(scope="session")
@@ -45,10 +47,35 @@ def test_clip_score_is_what_transformers_says(run, judge_folder):
         assert row["clip_score"] == pytest.approx(logit / model.logit_scale.exp().item(), abs=1e-5)
 
 
+def test_a_judge_as_pickscore_is_saved(judge_folder, tmp_path):
+    """PickScore is a CLIPModel of a large scale beside the older files of CLIP-H's processor.
+
+    Its score of an image and a prompt is exp(logit_scale) times our cosine.
+    """
+    folder = tmp_path / "pickscore"
+    model = CLIPModel.from_pretrained(judge_folder)
+    model.logit_scale.data.fill_(np.log(100.0))
+    model.save_pretrained(folder)
+    tokenizer = CLIPProcessor.from_pretrained(judge_folder, backend="pil").tokenizer
+    tokenizer.save_pretrained(folder)
+    pixels = {"size": 32, "crop_size": 32, "do_resize": True, "do_center_crop": True}
+    pixels |= {"feature_extractor_type": "CLIPFeatureExtractor", "resample": 3}
+    (folder / "preprocessor_config.json").write_text(json.dumps(pixels))
+    judge = load_judge(str(folder), CPU)
+    images = embed_images(judge.vision, [draw(PROMPTS[0], 1)])
+    cosine = cosine_similarity(images, embed_prompts(judge, [PROMPTS[3]]))
+    processor = CLIPProcessor.from_pretrained(judge_folder)
+    inputs = processor(text=[PROMPTS[3]], images=[draw(PROMPTS[0], 1)], return_tensors="pt")
+    with torch.no_grad():
+        score = model(**inputs).logits_per_image.item()
+    assert 100 * cosine[0] == pytest.approx(score, abs=1e-3)
+    assert check_judge(str(folder)) == images.shape[1] == 16
+
+
 def test_ranks_are_those_of_the_full_similarity_table(run, judge_folder):
     _, scores = run.evaluate()
     judge = load_judge(str(judge_folder), CPU)
-    images = embed_images(judge, [draw(prompt, 1) for prompt in PROMPTS])
+    images = embed_images(judge.vision, [draw(prompt, 1) for prompt in PROMPTS])
     prompts = embed_prompts(judge, PROMPTS)
     similarity = images @ (prompts / np.linalg.norm(prompts, axis=1, keepdims=True)).T
     expected = [1 + int((row > row[own]).sum()) for own, row in enumerate(similarity)]
@@ -69,6 +96,52 @@ def test_distances_to_the_reference(run):
     paired = quality["models"]["student"]["against"]["few"]
     assert paired["latents_mse_difference"]["mean"] == pytest.approx(0.01 - 0.25, rel=1e-4)
     assert paired["psnr_db_difference"]["low"] > 0
+
+
+def test_high_frequencies_are_the_median_of_the_images(run):
+    quality, scores = run.evaluate()
+    found = quality["models"]["student"]["high_frequency"]
+    ratios = scores[scores["model"] == "student"]["high_frequency"]
+    assert found["mean"] == pytest.approx(ratios.median(), rel=1e-5)
+    assert found["low"] <= found["mean"] <= found["high"]
+    assert quality["models"]["teacher"]["high_frequency"] is None
+
+
+def test_sets_are_compared_in_the_judges_features(run, judge_folder):
+    """12 prompts of 2 images: too few for a Fréchet distance in 16 features."""
+    quality, _ = run.evaluate()
+    assert quality["vision_models"] == {
+        "judge": {
+            "path": str(judge_folder),
+            "num_features": 16,
+            "num_prompts": 12,
+            "left_out": {"frechet": {"images": 34, "per_prompt": 2, "prompts": 1}},
+        }
+    }
+    found = quality["models"]["student"]["sets"]["judge"]
+    assert found["frechet"] is found["frechet_ratio"] is None
+    judge = load_judge(str(judge_folder), CPU)
+    images = [draw(prompt, shift) for prompt in PROMPTS for shift in (1, 2)]
+    features = embed_images(judge.vision, images)
+    features /= np.linalg.norm(features, axis=1, keepdims=True)
+    expected = np.mean(1 - (features[::2] * features[1::2]).sum(axis=1))
+    assert found["diversity"]["mean"] == pytest.approx(expected, rel=1e-4)
+    assert all(found[key]["low"] is not None for key in ("mmd", "density", "diversity_ratio"))
+
+
+def test_sets_are_compared_in_other_vision_models(run, tmp_path):
+    """They take the place of the judge's features; the scores stay the judge's."""
+    before, scores = run.evaluate()
+    make_dino(tmp_path / "dino")
+    named = run.job.evaluation.model_copy(update={"vision_models": {"d": str(tmp_path / "dino")}})
+    run.job = run.job.model_copy(update={"evaluation": named})
+    quality, again = run.evaluate()
+    pd.testing.assert_frame_equal(again, scores)
+    assert quality["vision_models"]["d"]["num_features"] == 8
+    found = quality["models"]["student"]["sets"]
+    assert found.keys() == {"d"}
+    assert found["d"]["frechet"]["mean"] > 0
+    assert found["d"]["mmd"] != before["models"]["student"]["sets"]["judge"]["mmd"]
 
 
 def test_summary_matches_the_rows(run):
@@ -101,7 +174,8 @@ def test_retrieval_counts_first_places_only(run):
         )
         for model, found in samples.items()
     }
-    quality = summarise(run.job, samples, scores, len(PROMPTS))
+    features = {"judge": dict.fromkeys(samples, np.eye(24, 4) + 1)}
+    quality = summarise(run.job, samples, scores, features, len(PROMPTS))
     assert quality["models"]["student"]["retrieval_r1"]["mean"] == 0.25
 
 
@@ -120,7 +194,7 @@ def test_prompts_that_the_judge_reads_alike_count_as_one(run, judge_folder, capl
     texts = [twins[PROMPTS[2]], PROMPTS[0], *PROMPTS[4:]]
     prompts = embed_prompts(judge, texts)
     similarity = (
-        embed_images(judge, [draw(PROMPTS[1], 0)])
+        embed_images(judge.vision, [draw(PROMPTS[1], 0)])
         @ (prompts / np.linalg.norm(prompts, axis=1, keepdims=True)).T
     )
     expected = 1 + int((similarity[0] > similarity[0, 1]).sum())

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from distillery.evaluation import figures, image_grid, plots, verdict
+from distillery.evaluation import figures, image_grid, plots, tables, verdict
 
 ENDS = {"low": 0.5, "high": 1.0}
 
@@ -53,14 +53,14 @@ def test_a_difference_is_marked_where_its_whole_interval_is_better():
         models = {"student": {"against": against, "network_calls": 4}}
         models["fast"] = {"network_calls": 4}
         roles = verdict.Roles("student", "teacher")
-        table = figures.differences_table({"models": models}, roles)
+        table = tables.differences_table({"models": models}, roles)
         assert [cell.is_best for cell in table.rows["fast"]] == is_better
 
 
 def test_a_comparison_that_older_scores_lack_is_an_empty_cell():
     models = {"student": {"against": {"fast": {}}, "network_calls": 4}}
     models["fast"] = {"network_calls": 4}
-    table = figures.differences_table({"models": models}, verdict.Roles("student", "teacher"))
+    table = tables.differences_table({"models": models}, verdict.Roles("student", "teacher"))
     assert [cell.text for cell in table.rows["fast"]] == [""] * len(verdict.COMPARISONS)
 
 
@@ -73,12 +73,55 @@ def test_the_best_of_a_column_needs_intervals():
         for name, mean in means.items()
     }
     times = {name: SimpleNamespace(seconds=mean) for name, mean in means.items()}
-    table = figures.metrics_table({"models": models}, verdict.Roles("slow", "fast"), times)
+    table = tables.metrics_table({"models": models}, verdict.Roles("slow", "fast"), times)
     found = {
         title: [name for name in names if table.rows[name][index].is_best]
-        for index, title in enumerate(figures.COLUMNS)
+        for index, title in enumerate(tables.COLUMNS)
     }
-    assert found == {key: [] for key in figures.COLUMNS} | {"clip_score": ["slow"]}
+    assert found == {key: [] for key in tables.COLUMNS} | {"clip_score": ["slow"]}
+
+
+def sets_of(student, left_out):
+    """quality.json of three models with Fréchet distances in one vision model; None: left out."""
+
+    def measures(mean):
+        interval = None if student is None else {"mean": mean} | ENDS
+        return {"judge": dict.fromkeys(tables.SET_COLUMNS) | {"frechet": interval}}
+
+    facts = {"path": "j", "num_features": 64, "num_prompts": 80, "left_out": left_out}
+    return {
+        "vision_models": {"judge": facts},
+        "models": {
+            "teacher": {"network_calls": 48, "sets": measures(0.01)},
+            "few": {"network_calls": 4, "sets": measures(0.3)},
+            "student": {"network_calls": 2, "sets": measures(student)},
+        },
+    }
+
+
+def test_a_table_of_sets_shows_the_floor_and_marks_the_nearest_model():
+    (found,) = tables.set_tables(sets_of(0.02, {}), verdict.Roles("student", "teacher"))
+    assert [column.title for column in found.table.columns] == ["Fréchet distance"]
+    cells = {name: (cell.text, cell.is_best) for name, (cell,) in found.table.rows.items()}
+    floor, few, student = ("0.0100", False), ("0.3000", False), ("0.0200", True)
+    assert cells == {"teacher": floor, "few": few, "student": student}
+    assert found.left_out == ""
+
+
+def test_a_table_of_sets_says_how_many_images_are_needed():
+    needs = {"frechet": {"images": 130, "per_prompt": 2, "prompts": 1}}
+    needs["mmd"] = {"images": 2, "per_prompt": 1, "prompts": 2}
+    (found,) = tables.set_tables(sets_of(None, needs), verdict.Roles("student", "teacher"))
+    assert found.table is None
+    assert found.left_out == (
+        "Fréchet distance: at least 130 images of each model, 2 of each prompt; "
+        "MMD: at least 2 images of each model, 1 of each prompt, of 2 prompts"
+    )
+
+
+def test_older_scores_have_no_tables_of_sets():
+    assert tables.set_tables({"models": {}}, verdict.Roles(None, "teacher")) == []
+    assert tables.set_tables(None, verdict.Roles(None, "teacher")) == []
 
 
 def test_the_loss_over_all_stands_out_among_its_segments(monkeypatch):

@@ -13,6 +13,7 @@ import pytest
 from distillery.config.run import parse_config
 from distillery.stages.plan import check_all_steps, main, make_plan, summary
 from distillery.teacher.folder import PipelineFolder
+from judging import make_dino
 from runs import make_run, settings
 from tiny import tiny_prompts
 
@@ -215,6 +216,36 @@ def test_a_judge_that_is_no_clip(
             (judge / "config.json").write_text(config)
         message = refused(tmp_path, teacher, evaluation={"judge": str(judge)})
         assert f"evaluation.judge is '{judge}', which is {what}; give a folder with" in message
+
+
+def test_a_vision_model_that_cannot_be_used(teacher: Path, tmp_path: Path) -> None:
+    reasons = {"/nowhere": "there is no such folder", str(tmp_path): "cannot be loaded"}
+    for path, what in reasons.items():
+        message = refused(tmp_path, teacher, evaluation={"vision_models": {"other": path}})
+        assert f"evaluation.vision_models.other is '{path}'" in message
+        assert what in message
+
+
+def test_measures_that_lack_images_are_told_with_what_they_need(
+    teacher: Path, tmp_path: Path
+) -> None:
+    """5 held-out prompts; the judge has CLIP's 512 features, the tiny DINOv2 8."""
+    make_dino(tmp_path / "dino")
+    vision: dict[str, Any] = {"vision_models": {"dino": str(tmp_path / "dino")}}
+    of_judge = plan(tmp_path, teacher, samples={"images_per_prompt": 12})
+    assert of_judge["num_features"] == {"judge": 512}
+    (note,) = (line for line in of_judge["advice"] if "images_per_prompt" in line)
+    assert note == (
+        "samples.images_per_prompt is 12, of 5 prompts: too few images for some measures in the "
+        "512 features of judge, which are left out (Fréchet distance: at least 1026 images of each "
+        "model, 2 of each prompt)"
+    )
+    enough = plan(tmp_path, teacher, samples={"images_per_prompt": 12}, evaluation=vision)
+    assert enough["num_features"] == {"dino": 8}
+    assert not any("images_per_prompt" in line for line in enough["advice"])
+    fewer = {"images_per_prompt": 12, "num_prompts": 1}
+    cut = plan(tmp_path, teacher, samples=fewer, evaluation=vision)["advice"]
+    assert any("of 1 prompts" in line and "MMD: " in line for line in cut)
 
 
 def test_bad_prompts_of_either_split(teacher: Path, tmp_path: Path) -> None:

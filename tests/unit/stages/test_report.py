@@ -142,6 +142,19 @@ def test_every_image_has_words(written):
     assert all(drawing["aria-label"] for drawing in page.all("svg"))
 
 
+def test_sets_of_images_are_shown_with_what_was_left_out(written):
+    page = Page(written[0])
+    words = " ".join(" ".join(page.words).split())
+    assert "Sets of images at other noises, in 16 features of judge" in words
+    assert (
+        "Left out for want of images: Fréchet distance: at least 34 images of each model, 2 of "
+        "each prompt." in words
+    )
+    assert "Coverage" in words
+    assert "÷ its floor" not in words
+    assert "High frequencies" in words
+
+
 def test_headline_and_thresholds(written):
     html, metrics = written
     assert "12 times fewer network calls" in html

@@ -236,6 +236,13 @@ class Evaluation(Section):
     reference: Name = Field(
         "teacher", description="the model in `samples` that the others are compared with"
     )
+    vision_models: dict[Name, str] = Field(
+        {},
+        description="vision models in whose features sets of images are compared (Fréchet "
+        "distance, MMD, density, coverage, diversity), by names of your choice: folders or hub "
+        "ids of CLIP, SigLIP, DINOv2 or others in Transformers format; {}: the judge's own image "
+        "features",
+    )
     min_clip_ratio: Annotated[float, Field(gt=0)] = Field(
         0.97,
         description="the student passes if the whole interval of its CLIP score lies above this "

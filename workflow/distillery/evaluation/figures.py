@@ -1,6 +1,6 @@
-"""The report's words, table and plots, made of its numbers."""
+"""The report's words and plots, made of its numbers."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,20 +9,10 @@ from markupsafe import Markup
 
 from distillery.evaluation.manifests import ModelSamples
 from distillery.evaluation.metrics import ConfidenceInterval
-from distillery.evaluation.plots import Line, Point, interval_plot, line_plot, significant
-from distillery.evaluation.timeline import ImageTime, RunClock, StageTime, Worker
+from distillery.evaluation.plots import Line, Point, interval_plot, line_plot
+from distillery.evaluation.timeline import RunClock, StageTime, Worker
 from distillery.evaluation.timeline_plot import stage_colours, timeline_plot
-from distillery.evaluation.verdict import (
-    COMPARISONS,
-    Check,
-    Comparison,
-    Roles,
-    decide,
-    describe_bounds,
-    percent,
-    read_interval,
-    summarise_checks,
-)
+from distillery.evaluation.verdict import Check, Roles, percent, read_interval, summarise_checks
 from distillery.training.alarms import ROLLOUT
 
 MAX_LOSS_POINTS = 600
@@ -93,138 +83,6 @@ def black_images(samples: Mapping[str, ModelSamples]) -> str | None:
     return (
         f"{', '.join(named)}: every pixel is 0. They are scored like all others; two black "
         "images are equal, so a PSNR of 100 dB between them says nothing."
-    )
-
-
-# ---- the table of metrics ----------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One number of the table; empty text where nothing was measured."""
-
-    text: str
-    low_high: str = ""
-    is_best: bool = False
-
-
-@dataclass(frozen=True)
-class Column:
-    """One metric.
-
-    Attributes:
-        title, hint: its head.
-        form: writes a value.
-        direction: +1 if more is better, -1 if less is.
-    """
-
-    title: str
-    hint: str
-    form: Callable[[float], str]
-    direction: int
-
-
-@dataclass(frozen=True)
-class Table:
-    """The metrics of every model."""
-
-    columns: tuple[Column, ...]
-    rows: Mapping[str, tuple[Cell, ...]]
-
-
-COLUMNS = {
-    "clip_score": Column("CLIP score", "of image and prompt", "{:.4f}".format, +1),
-    "ratio": Column("of the reference", "CLIP score, paired", percent, +1),
-    "retrieval_r1": Column("R@1", "own prompt found first", percent, +1),
-    "latents_mse": Column("Latents MSE", "to the reference", "{:.4f}".format, -1),
-    "psnr_db": Column("PSNR", "to the reference", "{:.2f} dB".format, +1),
-    "seconds": Column(
-        "Seconds per image", "one device, measured", lambda seconds: f"{significant(seconds)} s", -1
-    ),
-}
-
-
-def metrics_table(
-    quality: Mapping[str, Any] | None, roles: Roles, images: Mapping[str, ImageTime]
-) -> Table | None:
-    """Means with intervals; the best of each column is marked where models differ."""
-    if quality is None:
-        return None
-    names = _in_order(quality, roles)
-    values = {name: _values(quality["models"][name], name, roles, images) for name in names}
-    best = {key: _best(key, values) for key in COLUMNS}
-    rows = {
-        name: tuple(_cell(key, values[name][key], best[key] == name) for key in COLUMNS)
-        for name in names
-    }
-    return Table(tuple(COLUMNS.values()), rows)
-
-
-def _values(
-    facts: Mapping[str, Any], name: str, roles: Roles, images: Mapping[str, ImageTime]
-) -> dict[str, ConfidenceInterval | None]:
-    """One model's numbers by column."""
-    values = {key: read_interval(facts.get(key)) for key in COLUMNS}
-    against = facts["against"].get(roles.reference, {})
-    values["ratio"] = read_interval(against.get("clip_score_ratio"))
-    seconds = images[name].seconds if name in images else None
-    values["seconds"] = None if seconds is None else ConfidenceInterval(seconds, None, None)
-    return values
-
-
-def _best(key: str, values: Mapping[str, Mapping[str, ConfidenceInterval | None]]) -> str | None:
-    """The model with the best mean; None if fewer than two have one, or if they are level.
-
-    A value measured once, without an interval, such as a time, is never marked.
-    """
-    intervals = {name: row[key] for name, row in values.items()}
-    means = {
-        name: interval.mean
-        for name, interval in intervals.items()
-        if interval and interval.low is not None
-    }
-    if len(set(means.values())) < 2:
-        return None
-    return max(means, key=lambda name: COLUMNS[key].direction * means[name])
-
-
-def _cell(key: str, value: ConfidenceInterval | None, is_best: bool) -> Cell:
-    """One cell's text."""
-    if value is None:
-        return Cell("")
-    form = COLUMNS[key].form
-    return Cell(form(value.mean), describe_bounds(value, form), is_best)
-
-
-def differences_table(quality: Mapping[str, Any] | None, roles: Roles) -> Table | None:
-    """The student less each model but the reference, paired; None where there are not both."""
-    if quality is None or roles.student not in quality["models"]:
-        return None
-    against = quality["models"][roles.student]["against"]
-    rows = {
-        name: tuple(_difference(against[name], comparison) for comparison in COMPARISONS)
-        for name in _in_order(quality, roles)
-        if name not in (roles.student, roles.reference)
-    }
-    columns = tuple(COLUMNS[comparison.metric] for comparison in COMPARISONS)
-    return Table(columns, rows) if rows else None
-
-
-def _difference(against: Mapping[str, Any], comparison: Comparison) -> Cell:
-    """One paired difference; marked where the student is better by its whole interval."""
-    value = read_interval(against.get(f"{comparison.metric}_difference"))
-    if value is None:
-        return Cell("")
-    form = comparison.form
-    is_better = decide(value, 0.0, comparison.direction) == "passed"
-    return Cell(form(value.mean), describe_bounds(value, form), is_better)
-
-
-def _in_order(quality: Mapping[str, Any], roles: Roles) -> list[str]:
-    """The scored models: the reference first, then by falling cost."""
-    models = quality["models"]
-    return sorted(
-        models, key=lambda name: (name != roles.reference, -models[name]["network_calls"], name)
     )
 
 

@@ -1,30 +1,27 @@
 """The judge: a CLIP model that embeds images and prompts in one space.
 
-Any CLIP in transformers format serves: the demo's small one and openai/clip-vit-large-patch14 are
-loaded by the same lines.
+Any CLIP in transformers format serves: the demo's small one, openai/clip-vit-large-patch14 and
+PickScore, a CLIP that has learned which of two images people choose, are loaded by the same lines.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from PIL import Image
 from safetensors import SafetensorError
 
 from distillery.evaluation.metrics import FloatArray
+from distillery.evaluation.vision import BATCH_SIZE, VisionModel, as_array, in_batches
 from distillery.files import could_be_hub_id, read_json
 from distillery.hub import explain_hub, explain_missing
 
 if TYPE_CHECKING:
     from transformers import CLIPModel, CLIPProcessor
 
-Item = TypeVar("Item")
-BATCH_SIZE = 64
 GIVE_A_JUDGE = (
     "give a folder with a CLIP model in transformers format, or a hub id such as "
     "openai/clip-vit-large-patch14"
@@ -43,6 +40,11 @@ class Judge:
     def max_tokens(self) -> int:
         """Text positions of the model; longer prompts are cut."""
         return int(self.model.config.text_config.max_position_embeddings)
+
+    @property
+    def vision(self) -> VisionModel:
+        """The half that embeds images."""
+        return VisionModel(self.model, self.processor.image_processor, self.device)
 
 
 def load_judge(judge: str, device: torch.device) -> Judge:
@@ -75,25 +77,28 @@ def load_judge(judge: str, device: torch.device) -> Judge:
     return Judge(model.eval().to(device), processor, device)
 
 
-def check_judge(judge: str) -> None:
-    """Check a judge without its weights; of one on the hub only config.json is fetched.
+def check_judge(judge: str) -> int:
+    """The number of features of a judge, found without its weights.
+
+    Of one on the hub only config.json is fetched.
 
     Raises:
         ValueError: there is no such folder or repository, or what it holds is no CLIP model.
     """
+    from transformers import CLIPConfig
+
     _check_exists(judge)
     if Path(judge).is_dir():
         path = Path(judge) / "config.json"
         config = read_json(path) if path.is_file() else {}
     else:
-        from transformers import CLIPConfig
-
         try:
             config = CLIPConfig.get_config_dict(judge)[0]
         except OSError as error:
             setting = f"evaluation.judge is {judge!r}"
             raise ValueError(explain_missing(setting, judge, error)) from error
     _check_is_clip(judge, config)
+    return int(CLIPConfig.from_dict(config).projection_dim)
 
 
 def _check_exists(judge: str) -> None:
@@ -118,16 +123,6 @@ def _check_is_clip(judge: str, config: Mapping[str, object]) -> None:
 
 
 @torch.inference_mode()
-def embed_images(judge: Judge, images: Iterable[Image.Image]) -> FloatArray:
-    """Image embeddings, not normalised, shape (b, d)."""
-    parts = []
-    for batch in in_batches(images, BATCH_SIZE):
-        inputs = judge.processor(images=batch, return_tensors="pt").to(judge.device)
-        parts.append(_features(judge.model.get_image_features(**inputs)))
-    return np.concatenate(parts)
-
-
-@torch.inference_mode()
 def embed_prompts(judge: Judge, prompts: Sequence[str]) -> FloatArray:
     """Text embeddings, not normalised, shape (p, d); prompts beyond `max_tokens` are cut."""
     parts = []
@@ -139,7 +134,8 @@ def embed_prompts(judge: Judge, prompts: Sequence[str]) -> FloatArray:
             max_length=judge.max_tokens,
             return_tensors="pt",
         ).to(judge.device)
-        parts.append(_features(judge.model.get_text_features(**inputs)))
+        output = judge.model.get_text_features(**inputs)
+        parts.append(as_array(getattr(output, "pooler_output", output)))
     return np.concatenate(parts)
 
 
@@ -172,17 +168,3 @@ def read_prompts(judge: Judge, prompts: Iterable[str]) -> Readings:
         row_of={text: rows[tokens] for text, tokens in zip(texts, read, strict=True)},
         num_cut=sum(len(tokenizer(text).input_ids) > length for text in texts),
     )
-
-
-def _features(output: object) -> FloatArray:
-    """The projected embedding, in an output object or, in some versions, itself."""
-    tensor = getattr(output, "pooler_output", output)
-    assert isinstance(tensor, torch.Tensor)
-    return tensor.double().cpu().numpy()
-
-
-def in_batches(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
-    """Lists of up to `size` items, read one list at a time."""
-    iterator = iter(items)
-    while batch := list(islice(iterator, size)):
-        yield batch

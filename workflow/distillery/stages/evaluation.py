@@ -6,7 +6,8 @@
         --quality results/demo/evaluation/quality.json \\
         --scores results/demo/evaluation/scores.parquet
 
-A manifest's model is the name of its folder. The judge runs on a GPU where there is one.
+A manifest's model is the name of its folder. The judge and other vision models run on a GPU where
+there is one.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,18 +23,11 @@ from PIL import Image
 
 from distillery import cli
 from distillery.config.jobs import EvaluationJob
-from distillery.evaluation import metrics
-from distillery.evaluation.judge import (
-    Judge,
-    Readings,
-    embed_images,
-    embed_prompts,
-    in_batches,
-    load_judge,
-    read_prompts,
-)
+from distillery.evaluation import image_sets, metrics
+from distillery.evaluation.judge import Judge, Readings, embed_prompts, load_judge, read_prompts
 from distillery.evaluation.manifests import ModelSamples, check_pairs, read_samples
 from distillery.evaluation.metrics import ConfidenceInterval, FloatArray, Groups
+from distillery.evaluation.vision import VisionModel, embed_images, in_batches, load_vision_model
 from distillery.files import write_sealed
 from distillery.store.tables import write_table
 from distillery.telemetry import Reporter
@@ -43,11 +37,18 @@ READ_AHEAD = 64
 PAIRED: Mapping[str, tuple[Callable[[ModelSamples, int], Any], Callable[[Any, Any], float]]] = {
     "latents_mse": (ModelSamples.read_latents, metrics.latents_mse),
     "psnr_db": (ModelSamples.read_pixels, metrics.psnr_db),
+    "high_frequency": (ModelSamples.read_pixels, metrics.high_frequency_ratio),
 }
 """Metrics of an image against the reference model's at the same noise: what is read of each sample,
 and the measure of the two."""
-SCORES = ("clip_score", *PAIRED)
+MEDIANS = ("high_frequency",)
+"""Columns of the scores whose median is taken: a ratio of one image can be very large."""
+SCORES = tuple(column for column in ("clip_score", *PAIRED) if column not in MEDIANS)
 """Columns of the scores that are averaged."""
+Features = Mapping[str, FloatArray]
+"""Of each model's images (b, d), in one vision model."""
+JUDGE = "judge"
+"""The name of the judge's image features, where no vision model is named."""
 
 
 def evaluate(
@@ -66,20 +67,27 @@ def evaluate(
         quality: means with intervals and paired comparisons, as JSON.
         scores: one row per image and model: prompt_id, index, model, clip_score, rank, and the
             columns of `PAIRED`, which are null for the reference itself.
-        reporter: gets one work event a model.
-        device: where the judge runs.
+        reporter: gets one work event for each model, in the judge and in each vision model.
+        device: where the judge and the vision models run.
 
     Raises:
-        ValueError: the manifests cannot be compared, an image or the judge is missing.
+        ValueError: the manifests cannot be compared, or an image, the judge or a vision model is
+            missing.
     """
     samples = _read_all(job, {path.parent.name: path for path in manifests})
     judge = load_judge(job.evaluation.judge, device)
     reference = samples[job.evaluation.reference]
     readings = read_prompts(judge, reference.table["prompt"])
     _warn_of(readings, judge, reporter)
-    tables = _score_all(samples, reference, judge, readings, reporter)
+    of_judge = _embed_all(samples, judge.vision, JUDGE, reporter)
+    prompts_pd = embed_prompts(judge, readings.distinct)
+    tables = {
+        name: score_model(model, reference, of_judge[name], readings, prompts_pd)
+        for name, model in samples.items()
+    }
     write_table(pd.concat(tables.values(), ignore_index=True), scores)
-    write_sealed(quality, summarise(job, samples, tables, len(readings.distinct)))
+    features = _embed_in_others(job, samples, device, reporter) or {JUDGE: of_judge}
+    write_sealed(quality, summarise(job, samples, tables, features, len(readings.distinct)))
 
 
 def _read_all(job: EvaluationJob, manifests: Mapping[str, Path]) -> dict[str, ModelSamples]:
@@ -112,28 +120,41 @@ def _warn_of(readings: Readings, judge: Judge, reporter: Reporter) -> None:
         )
 
 
-def _score_all(
+def _embed_in_others(
+    job: EvaluationJob,
     samples: Mapping[str, ModelSamples],
-    reference: ModelSamples,
-    judge: Judge,
-    readings: Readings,
+    device: torch.device,
     reporter: Reporter,
-) -> dict[str, pd.DataFrame]:
-    """Score each model's images; prompts are embedded once."""
-    embedded = embed_prompts(judge, readings.distinct)
-    scores = {}
+) -> dict[str, Features]:
+    """Features of all images in each vision model but the judge, one loaded at a time."""
+    return {
+        name: _embed_all(
+            samples,
+            load_vision_model(f"evaluation.vision_models.{name}", path, device),
+            name,
+            reporter,
+        )
+        for name, path in job.evaluation.vision_models.items()
+    }
+
+
+def _embed_all(
+    samples: Mapping[str, ModelSamples], vision: VisionModel, name: str, reporter: Reporter
+) -> Features:
+    """Features of each model's images in one vision model."""
+    features = {}
     with reporter.progress(total=len(samples), unit="model") as bar:
-        for name, model in samples.items():
-            with reporter.work(len(model.table), model=name):
-                scores[name] = score_model(model, reference, judge, readings, embedded)
+        for model, found in samples.items():
+            with reporter.work(len(found.table), model=model, vision_model=name):
+                features[model] = embed_images(vision, _read_images(found))
             bar.update()
-    return scores
+    return features
 
 
 def score_model(
     model: ModelSamples,
     reference: ModelSamples,
-    judge: Judge,
+    images_bd: FloatArray,
     readings: Readings,
     prompts_pd: FloatArray,
 ) -> pd.DataFrame:
@@ -141,10 +162,9 @@ def score_model(
 
     Args:
         model, reference: samples of the same prompts and noise.
-        judge: scores the images.
+        images_bd: the judge's embeddings of the model's images.
         readings: the prompts as the judge reads them; `prompts_pd`: embeddings of the distinct.
     """
-    images_bd = embed_images(judge, _read_images(model))
     own_b = np.array([readings.row_of[prompt] for prompt in model.table["prompt"]], dtype=np.int64)
     scores = model.table[["prompt_id", "index"]].assign(
         model=model.model,
@@ -189,6 +209,7 @@ def summarise(
     job: EvaluationJob,
     samples: Mapping[str, ModelSamples],
     scores: Mapping[str, pd.DataFrame],
+    features: Mapping[str, Features],
     num_distinct_prompts: int,
 ) -> dict[str, Any]:
     """The content of quality.json.
@@ -196,13 +217,32 @@ def summarise(
     Args:
         job: the frozen configuration.
         samples, scores: of each model.
+        features: of each vision model, those of each model's images.
         num_distinct_prompts: that the judge can tell apart, among which R@1 searches.
     """
     reference = job.evaluation.reference
     groups = Groups.of([str(name) for name in scores[reference]["prompt_id"]])
     weights_rp = metrics.draw_weights(groups.num_groups, job.evaluation.num_resamples)
+    per_prompt = int(groups.sizes().min())
+    left_out = {
+        name: image_sets.find_left_out(of_models[reference].shape[1], groups.num_groups, per_prompt)
+        for name, of_models in features.items()
+    }
+    sets = {
+        name: image_sets.summarise_sets(of_models, reference, groups, left_out[name], weights_rp)
+        for name, of_models in features.items()
+    }
     return {
         "judge": job.evaluation.judge,
+        "vision_models": {
+            name: {
+                "path": job.evaluation.vision_models.get(name, job.evaluation.judge),
+                "num_features": of_models[reference].shape[1],
+                "num_prompts": image_sets.count_prompts(groups.num_groups, per_prompt),
+                "left_out": {measure: asdict(need) for measure, need in left_out[name].items()},
+            }
+            for name, of_models in features.items()
+        },
         "reference": reference,
         "num_prompts": groups.num_groups,
         "num_distinct_prompts": num_distinct_prompts,
@@ -217,6 +257,12 @@ def summarise(
                 "guidance_scale_2": model.guidance_scale_2,
                 "network_calls": model.network_calls,
                 **_means(scores[name], groups, weights_rp),
+                "sets": {
+                    vision: {
+                        measure: _as_json(interval) for measure, interval in found[name].items()
+                    }
+                    for vision, found in sets.items()
+                },
                 "against": {
                     other: _paired(scores[name], scores[other], groups, weights_rp)
                     for other in samples
@@ -229,10 +275,12 @@ def summarise(
 
 
 def _means(scores: pd.DataFrame, groups: Groups, weights_rp: FloatArray) -> dict[str, Any]:
-    """Each metric's mean with its interval; None where it is not defined (the reference itself)."""
+    """Each metric with its interval; None where it is not defined (the reference itself)."""
     means = {column: _mean(_values(scores, column), groups, weights_rp) for column in SCORES}
+    medians = {column: _median(_values(scores, column), groups) for column in MEDIANS}
     is_first_b = (_values(scores, "rank") == 1).astype(np.float64)
-    return means | {"retrieval_r1": _as_json(metrics.wilson_share(is_first_b, groups))}
+    shares = {"retrieval_r1": _as_json(metrics.wilson_share(is_first_b, groups))}
+    return means | medians | shares
 
 
 def _paired(
@@ -258,6 +306,13 @@ def _mean(
     if np.any(np.isnan(values_b)):
         return None
     return _as_json(metrics.bootstrap_mean(values_b, groups, weights_rp))
+
+
+def _median(values_b: FloatArray, groups: Groups) -> dict[str, float | None] | None:
+    """Median with interval as JSON, under the key of a mean; None if an image has no value."""
+    if np.any(np.isnan(values_b)):
+        return None
+    return _as_json(metrics.median_interval(values_b, groups))
 
 
 def _values(scores: pd.DataFrame, column: str) -> FloatArray:

@@ -18,7 +18,6 @@ from distillery.cli import logged_parser
 from distillery.config.jobs import EmbeddingsJob, TargetsJob, freeze, read_config
 from distillery.config.run import Config, RunConfig
 from distillery.config.teacher import Teacher
-from distillery.evaluation.judge import check_judge
 from distillery.files import hash_json, read_json, readable, write_json
 from distillery.generation.targets import targets_recipe
 from distillery.generation.teacher_walk import check_steps
@@ -28,6 +27,7 @@ from distillery.planning.first import sources_of
 from distillery.planning.generation import plan_generation, summarise_generation
 from distillery.planning.gpus import Gpus, advise_gpus, plan_gpus, summarise_gpus
 from distillery.planning.guidance import check_second_scale
+from distillery.planning.measures import advise_measures, count_features
 from distillery.planning.overlooked import check_same_teacher, hash_settings, hash_sources
 from distillery.planning.precision import advise_precision
 from distillery.planning.prompts import advise_weights, check_negatives
@@ -94,9 +94,9 @@ def make_plan(
         FileNotFoundError: a prompt file, the teacher or a part of it is missing.
         ValueError: bad prompts, or some that are too long for the teacher, an impossible size or
             grid, adapters or attention that do not fit the teacher, a second guidance scale or
-            negative prompts that nothing would use, no CLIP model as the judge, weights of
-            timesteps that leave a step out, previews that the training could not draw, or too
-            little disk space.
+            negative prompts that nothing would use, no CLIP model as the judge, a vision model
+            that gives no features, weights of timesteps that leave a step out, previews that the
+            training could not draw, or too little disk space.
     """
     run_folder = RunFolder(output.parent)
     prompts = read_splits(config.prompts)
@@ -181,7 +181,7 @@ def plan_distillation(
 ) -> dict[str, Any]:
     """What a run that distils needs; see `make_plan` for what it raises."""
     num_prompts = {split: len(table) for split, table in prompts.items()}
-    check_judge(config.evaluation.judge)
+    num_features = count_features(config.evaluation)
     student = plan_student(config.student, folder)
     recipe = _recipe(config, folder)
     grid = check_segments(config, recipe)
@@ -201,8 +201,10 @@ def plan_distillation(
         "jobs": count_jobs(config),
         "disk": check_disk(sizes, run_folder, chunks),
         "training": training,
+        "num_features": num_features,
         "advice": advise_prompts(prompts)
         + advise(config, work)
+        + advise_measures(config, num_features, num_prompts["eval"])
         + advise_guidance(config, folder)
         + advise_precision(config, grid, recipe.prediction_type)
         + training["advice"],

@@ -19,7 +19,7 @@ from markupsafe import Markup
 
 from distillery import cli
 from distillery.config.run import Config
-from distillery.evaluation import figures
+from distillery.evaluation import figures, tables
 from distillery.evaluation.image_grid import Grid, make_grid
 from distillery.evaluation.manifests import ModelSamples, check_pairs, read_samples
 from distillery.evaluation.plots import significant
@@ -319,9 +319,10 @@ def render(
         findings=findings,
         headline=figures.headline(findings.roles, findings.quality, facts["speed"]),
         summary=figures.summary(findings.checks),
-        table=figures.metrics_table(findings.quality, findings.roles, timings.images),
+        table=tables.metrics_table(findings.quality, findings.roles, timings.images),
         black=figures.black_images(findings.samples),
-        differences=figures.differences_table(findings.quality, findings.roles),
+        sets=tables.set_tables(findings.quality, findings.roles),
+        differences=tables.differences_table(findings.quality, findings.roles),
         quality_plots=figures.quality_plots(findings.quality, findings.roles),
         loss_plots=figures.loss_plots(findings.loss),
         speed_plot=figures.speed_plot(findings.training.speed if findings.training else []),

@@ -1,0 +1,231 @@
+"""The report's tables: every model's metrics, and the student against the others."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from distillery.evaluation.image_sets import Need, describe_left_out
+from distillery.evaluation.metrics import ConfidenceInterval
+from distillery.evaluation.plots import significant
+from distillery.evaluation.timeline import ImageTime
+from distillery.evaluation.verdict import (
+    COMPARISONS,
+    Comparison,
+    Roles,
+    decide,
+    describe_bounds,
+    percent,
+    read_interval,
+)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of the table; empty text where nothing was measured."""
+
+    text: str
+    low_high: str = ""
+    is_best: bool = False
+
+
+@dataclass(frozen=True)
+class Column:
+    """One metric.
+
+    Attributes:
+        title, hint: its head.
+        form: writes a value.
+        direction: +1 if more is better, -1 if less is; 0 where neither is, and none is marked.
+    """
+
+    title: str
+    hint: str
+    form: Callable[[float], str]
+    direction: int
+
+
+@dataclass(frozen=True)
+class Table:
+    """The metrics of every model."""
+
+    columns: tuple[Column, ...]
+    rows: Mapping[str, tuple[Cell, ...]]
+
+
+COLUMNS = {
+    "clip_score": Column("CLIP score", "of image and prompt", "{:.4f}".format, +1),
+    "ratio": Column("of the reference", "CLIP score, paired", percent, +1),
+    "retrieval_r1": Column("R@1", "own prompt found first", percent, +1),
+    "latents_mse": Column("Latents MSE", "to the reference", "{:.4f}".format, -1),
+    "psnr_db": Column("PSNR", "to the reference", "{:.2f} dB".format, +1),
+    "high_frequency": Column(
+        "High frequencies", "÷ the reference's; below 1 blur", "{:.3f}".format, 0
+    ),
+    "seconds": Column(
+        "Seconds per image", "one device, measured", lambda seconds: f"{significant(seconds)} s", -1
+    ),
+}
+SET_COLUMNS = {
+    "frechet": Column("Fréchet distance", "to the reference", "{:.4f}".format, -1),
+    "frechet_ratio": Column("÷ its floor", "1 is as near as can be", "{:.2f}".format, -1),
+    "mmd": Column("1,000 MMD²", "to the reference", lambda squared: f"{1000 * squared:.2f}", -1),
+    "density": Column("Density", "images like the reference's", "{:.3f}".format, 0),
+    "coverage": Column("Coverage", "of the reference's images", percent, +1),
+    "diversity": Column("Diversity", "of a prompt's images", "{:.4f}".format, 0),
+    "diversity_ratio": Column("÷ the reference's", "below 1: less diverse", "{:.2f}".format, 0),
+}
+"""Of sets of images, in one vision model."""
+
+
+def metrics_table(
+    quality: Mapping[str, Any] | None, roles: Roles, images: Mapping[str, ImageTime]
+) -> Table | None:
+    """Means with intervals; the best of each column is marked where models differ."""
+    if quality is None:
+        return None
+    names = _in_order(quality, roles)
+    values = {name: _values(quality["models"][name], name, roles, images) for name in names}
+    best = {key: _best(key, column, values) for key, column in COLUMNS.items()}
+    return _table(COLUMNS, values, best)
+
+
+@dataclass(frozen=True)
+class SetTable:
+    """The measures of sets in one vision model.
+
+    Attributes:
+        vision_model, path, num_features: the vision model.
+        num_prompts: whose images are compared.
+        left_out: what could not be measured, and why; empty if nothing.
+        table: the measures of every model; None if all are left out.
+    """
+
+    vision_model: str
+    path: str
+    num_features: int
+    num_prompts: int
+    left_out: str
+    table: Table | None
+
+
+def set_tables(quality: Mapping[str, Any] | None, roles: Roles) -> list[SetTable]:
+    """How near each model's images are to the reference's as a set, for each vision model.
+
+    The reference's own row is its floor, which is never marked as the best. Older scores have none.
+    """
+    if quality is None:
+        return []
+    names = _in_order(quality, roles)
+    return [
+        SetTable(
+            vision,
+            facts["path"],
+            facts["num_features"],
+            facts["num_prompts"],
+            describe_left_out({name: Need(**need) for name, need in facts["left_out"].items()}),
+            _set_table({name: quality["models"][name]["sets"][vision] for name in names}, roles),
+        )
+        for vision, facts in quality.get("vision_models", {}).items()
+    ]
+
+
+def _set_table(sets: Mapping[str, Mapping[str, Any]], roles: Roles) -> Table | None:
+    """Of one vision model, without the columns that no model has."""
+    values = {
+        name: {key: read_interval(found[key]) for key in SET_COLUMNS}
+        for name, found in sets.items()
+    }
+    columns = {
+        key: column
+        for key, column in SET_COLUMNS.items()
+        if any(row[key] for row in values.values())
+    }
+    if not columns:
+        return None
+    others = {name: row for name, row in values.items() if name != roles.reference}
+    best = {key: _best(key, column, others) for key, column in columns.items()}
+    return _table(columns, values, best)
+
+
+def _table(
+    columns: Mapping[str, Column],
+    values: Mapping[str, Mapping[str, ConfidenceInterval | None]],
+    best: Mapping[str, str | None],
+) -> Table:
+    """A row for each model."""
+    rows = {
+        name: tuple(
+            _cell(column.form, row[key], best[key] == name) for key, column in columns.items()
+        )
+        for name, row in values.items()
+    }
+    return Table(tuple(columns.values()), rows)
+
+
+def _values(
+    facts: Mapping[str, Any], name: str, roles: Roles, images: Mapping[str, ImageTime]
+) -> dict[str, ConfidenceInterval | None]:
+    """One model's numbers by column."""
+    values = {key: read_interval(facts.get(key)) for key in COLUMNS}
+    against = facts["against"].get(roles.reference, {})
+    values["ratio"] = read_interval(against.get("clip_score_ratio"))
+    seconds = images[name].seconds if name in images else None
+    values["seconds"] = None if seconds is None else ConfidenceInterval(seconds, None, None)
+    return values
+
+
+def _best(
+    key: str, column: Column, values: Mapping[str, Mapping[str, ConfidenceInterval | None]]
+) -> str | None:
+    """The model with the best mean; None if fewer than two have one, or if they are level.
+
+    A value measured once, without an interval, such as a time, is never marked.
+    """
+    intervals = {name: row[key] for name, row in values.items()}
+    means = {
+        name: interval.mean
+        for name, interval in intervals.items()
+        if interval and interval.low is not None
+    }
+    if column.direction == 0 or len(set(means.values())) < 2:
+        return None
+    return max(means, key=lambda name: column.direction * means[name])
+
+
+def _cell(form: Callable[[float], str], value: ConfidenceInterval | None, is_best: bool) -> Cell:
+    """One cell's text."""
+    if value is None:
+        return Cell("")
+    return Cell(form(value.mean), describe_bounds(value, form), is_best)
+
+
+def differences_table(quality: Mapping[str, Any] | None, roles: Roles) -> Table | None:
+    """The student less each model but the reference, paired; None where there are not both."""
+    if quality is None or roles.student not in quality["models"]:
+        return None
+    against = quality["models"][roles.student]["against"]
+    rows = {
+        name: tuple(_difference(against[name], comparison) for comparison in COMPARISONS)
+        for name in _in_order(quality, roles)
+        if name not in (roles.student, roles.reference)
+    }
+    columns = tuple(COLUMNS[comparison.metric] for comparison in COMPARISONS)
+    return Table(columns, rows) if rows else None
+
+
+def _difference(against: Mapping[str, Any], comparison: Comparison) -> Cell:
+    """One paired difference; marked where the student is better by its whole interval."""
+    value = read_interval(against.get(f"{comparison.metric}_difference"))
+    if value is None:
+        return Cell("")
+    form = comparison.form
+    is_better = decide(value, 0.0, comparison.direction) == "passed"
+    return Cell(form(value.mean), describe_bounds(value, form), is_better)
+
+
+def _in_order(quality: Mapping[str, Any], roles: Roles) -> list[str]:
+    """The scored models: the reference first, then by falling cost."""
+    models = quality["models"]
+    return sorted(
+        models, key=lambda name: (name != roles.reference, -models[name]["network_calls"], name)
+    )

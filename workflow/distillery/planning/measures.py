@@ -1,0 +1,42 @@
+"""The plan of what is measured: vision models that work, and images that are enough for them."""
+
+from distillery.config.run import Config, Evaluation
+from distillery.evaluation.image_sets import describe_left_out, find_left_out
+from distillery.evaluation.judge import check_judge
+from distillery.evaluation.vision import check_vision_model
+
+
+def count_features(evaluation: Evaluation) -> dict[str, int]:
+    """The features of each vision model in which sets of images are compared, by its name.
+
+    Raises:
+        ValueError: the judge is no CLIP model, or a vision model cannot be loaded or gives no
+            features of an image.
+    """
+    of_judge = check_judge(evaluation.judge)
+    return {
+        name: check_vision_model(f"evaluation.vision_models.{name}", path)
+        for name, path in evaluation.vision_models.items()
+    } or {"judge": of_judge}
+
+
+def advise_measures(config: Config, num_features: dict[str, int], num_prompts: int) -> list[str]:
+    """Notes on the measures that will be left out, since they take more images.
+
+    Args:
+        config: of the run.
+        num_features: of each vision model.
+        num_prompts: that are held out.
+    """
+    samples = config.samples
+    num_sampled = min(num_prompts, samples.num_prompts or num_prompts)
+    notes = []
+    for name, number in num_features.items():
+        left_out = find_left_out(number, num_sampled, samples.images_per_prompt)
+        if left_out:
+            notes.append(
+                f"samples.images_per_prompt is {samples.images_per_prompt}, of {num_sampled} "
+                f"prompts: too few images for some measures in the {number} features of {name}, "
+                f"which are left out ({describe_left_out(left_out)})"
+            )
+    return notes
