@@ -15,11 +15,14 @@ from transformers import (
     CLIPTokenizer,
     Dinov2Config,
     Dinov2Model,
+    ResNetConfig,
+    ResNetModel,
     SiglipConfig,
     SiglipModel,
 )
 from transformers.models.bit.image_processing_pil_bit import BitImageProcessorPil
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.convnext.image_processing_pil_convnext import ConvNextImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
 from distillery.config.jobs import EvaluationJob
@@ -73,6 +76,14 @@ def make_siglip(folder):
     config = SiglipConfig(text_config=shared | {"vocab_size": 20}, vision_config=vision)
     SiglipModel(config).save_pretrained(folder)
     SiglipImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(folder)
+
+
+def make_resnet(folder):
+    """A random ResNet of 12 features, whose pooled output has a height and a width."""
+    torch.manual_seed(0)
+    config = ResNetConfig(embedding_size=8, hidden_sizes=[8, 12], depths=[1, 1])
+    ResNetModel(config).save_pretrained(folder)
+    ConvNextImageProcessorPil(size={"shortest_edge": 32}).save_pretrained(folder)
 
 
 def draw(prompt, shift):

@@ -6,13 +6,18 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoImageProcessor, AutoModel
+from transformers import AutoImageProcessor, AutoModel, ViTMAEConfig
 
 from distillery.evaluation.vision import check_vision_model, embed_images, load_vision_model
-from judging import CPU, PROMPTS, draw, make_dino, make_judge, make_siglip
+from judging import CPU, PROMPTS, draw, make_dino, make_judge, make_resnet, make_siglip
 
 SETTING = "evaluation.vision_models.other"
-MAKERS = {"clip": (make_judge, 16), "dino": (make_dino, 8), "siglip": (make_siglip, 8)}
+MAKERS = {
+    "clip": (make_judge, 16),
+    "dino": (make_dino, 8),
+    "siglip": (make_siglip, 8),
+    "resnet": (make_resnet, 12),
+}
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +40,8 @@ def forward(name, model, pixels):
         return model.visual_projection(model.vision_model(pixel_values=pixels).pooler_output)
     if name == "siglip":
         return model.vision_model(pixel_values=pixels).pooler_output
-    return model(pixel_values=pixels).last_hidden_state[:, 0]
+    states = model(pixel_values=pixels).last_hidden_state
+    return states.mean(dim=(2, 3)) if name == "resnet" else states[:, 0]
 
 
 @pytest.mark.parametrize("name", MAKERS)
@@ -80,6 +86,13 @@ def test_a_network_that_needs_a_text_gives_no_features(dino):
     config = {"model_type": "bert", "hidden_size": 8, "num_attention_heads": 2}
     (dino / "config.json").write_text(json.dumps(config))
     assert "a BertModel, which gives no features of an image alone" in refused(dino)
+
+
+def test_a_network_that_pools_nothing_gives_no_features(dino):
+    """Only states of patches: which of them would be the image's features?"""
+    config = ViTMAEConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, image_size=16)
+    config.save_pretrained(dino)
+    assert "a ViTMAEModel, which gives no features of an image alone" in refused(dino)
 
 
 def refused(folder, change=lambda: None):

@@ -143,9 +143,10 @@ def image_features(model: "PreTrainedModel", inputs: Any) -> torch.Tensor:
     project = getattr(model, "get_image_features", model)
     output = project(**inputs)
     features = getattr(output, "pooler_output", output)  # some versions give the tensor itself
-    if not isinstance(features, torch.Tensor) or features.ndim != 2:
+    # ResNet's pooled output is (b, d, 1, 1).
+    if not isinstance(features, torch.Tensor) or features.shape[2:].numel() != 1:
         raise ValueError("no row of features for each image")
-    return features
+    return features.flatten(1)
 
 
 @torch.inference_mode()
