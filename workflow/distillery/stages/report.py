@@ -1,6 +1,6 @@
 """Write the report of a run: one HTML file that opens offline, and its numbers as JSON.
 
-    python -m distillery.stages.report --config results/demo/config/run.json --run results/demo \\
+    python -m distillery.stages.report --config results/demo/config/run.json \\
         --output results/demo/report/index.html --metrics results/demo/report/metrics.json
 
 What the run does not have (no training, no scores) is left out.
