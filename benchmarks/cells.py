@@ -27,8 +27,9 @@ from distillery.config.jobs import (
 )
 from distillery.config.parsing import Model, parse
 from distillery.config.run import Config, parse_config
+from distillery.evaluation.image_sets import find_left_out, measure_floor, measure_sets
 from distillery.evaluation.judge import embed_prompts, load_judge
-from distillery.evaluation.metrics import cosine_similarity
+from distillery.evaluation.metrics import FloatArray, Groups, cosine_similarity, normalise
 from distillery.evaluation.vision import embed_images
 from distillery.families import Request, Setting
 from distillery.families.protocol import Pipeline
@@ -58,6 +59,8 @@ OBJECTIVES: Mapping[str, str] = {
     "reflow": "reflow",
     "prediction": "prediction",
     "segment+rollout": "segment",
+    "segment+online": "segment",
+    "segment+matching": "segment",
 }
 """Name in the table to `training.objective`."""
 SHAPES: Mapping[str, float] = {"same": 1.0, "half": 0.5, "quarter": 0.25}
@@ -98,7 +101,8 @@ class Bench:
     Attributes:
         folder: of stores, students and results.
         raw: the run's configuration as loaded, with targets of 8 segments and predictions.
-        rollout_share: of num_samples, for the finishing phase.
+        rollout_share: of num_samples, for the finishing phase, whichever the objective has.
+        matching_weight: of `segment+matching`'s distribution matching.
         images_per_prompt: noises of each held-out prompt.
         num_prompts: held-out ones.
         device: cuda or cpu.
@@ -107,6 +111,7 @@ class Bench:
     folder: Path
     raw: Json
     rollout_share: float
+    matching_weight: float
     images_per_prompt: int
     num_prompts: int
     device: str
@@ -131,12 +136,17 @@ class Bench:
     def _training(self, cell: Cell) -> Json:
         training = dict(self.raw["training"])
         batch_size = int(training["global_batch_size"])
-        rollouts = int(training["num_samples"] * self.rollout_share) // batch_size * batch_size
-        has_rollouts = cell.objective == "segment+rollout"
-        return training | {
-            "objective": OBJECTIVES[cell.objective],
-            "rollout_samples": max(rollouts, batch_size) if has_rollouts else 0,
+        share = int(training["num_samples"] * self.rollout_share) // batch_size * batch_size
+        finish = max(share, batch_size)
+        online = {"targets": "online", "finish_samples": finish}
+        finishes: Mapping[str, Json] = {
+            "segment+rollout": {"rollout_samples": finish},
+            "segment+online": online,
+            "segment+matching": online
+            | {"distribution_matching": {"weight": self.matching_weight}},
         }
+        objective = {"objective": OBJECTIVES[cell.objective]}
+        return training | objective | finishes.get(cell.objective, {})
 
     def job(self, stage: str, model: type[Model], cell: Cell | None = None) -> Model:
         """A stage's frozen configuration."""
@@ -190,7 +200,11 @@ def prepare(bench: Bench, num_train_prompts: int | None) -> None:
     merge_targets([shard], bench.targets)
     reference = Cell("guided", "teacher", config.targets.steps)
     latents, images = draw(bench, reference, load(bench, reference))
-    save_file({"latents": latents, "images": images}, bench.folder / REFERENCE)
+    judge = load_judge(config.evaluation.judge, device)
+    features = torch.from_numpy(embed_images(judge.vision, map(Image.fromarray, images.numpy())))
+    save_file(
+        {"latents": latents, "images": images, "features": features}, bench.folder / REFERENCE
+    )
 
 
 def run_cell(bench: Bench, cell: Cell) -> Json:
@@ -294,6 +308,9 @@ def score(bench: Bench, latents: torch.Tensor, images: torch.Tensor) -> Json:
         latent_mse: mean square of the difference of latents.
         pixel_rms: root of the mean square of the difference of pixels, of 255.
         diversity: mean distance between two images of a prompt, over that of the teacher's.
+        frechet: distance of the judge's features to those of the teacher's images at other noises,
+            over the teacher's own.
+        coverage: share of the teacher's images, at other noises, that have one of these near them.
     """
     reference = load_file(bench.folder / REFERENCE)
     texts = pd.read_parquet(bench.prompts("eval"))["prompt"].tolist()
@@ -302,12 +319,28 @@ def score(bench: Bench, latents: torch.Tensor, images: torch.Tensor) -> Json:
     prompts = np.repeat(embed_prompts(judge, texts), bench.images_per_prompt, axis=0)
     difference = images.float() - reference["images"].float()
     spread = pairwise_rms(images, bench.images_per_prompt)
-    return {
+    near = distances_to(bench, embedded, reference["features"].numpy())
+    return near | {
         "clip_score": float(cosine_similarity(embedded, prompts).mean()),
         "latent_mse": float((latents - reference["latents"]).square().mean()),
         "pixel_rms": float(difference.square().mean().sqrt()),
         "diversity": spread / pairwise_rms(reference["images"], bench.images_per_prompt),
     }
+
+
+def distances_to(bench: Bench, own: FloatArray, reference: FloatArray) -> Json:
+    """Fréchet distance over its floor, and coverage; without those that lack images."""
+    rows = np.repeat(np.arange(bench.num_prompts), bench.images_per_prompt)
+    groups = Groups(rows, bench.num_prompts)
+    own, reference = normalise(own), normalise(reference)
+    left_out = find_left_out(own.shape[1], bench.num_prompts, bench.images_per_prompt)
+    without = {"mmd", "diversity", *left_out}
+    found = measure_sets(own, reference, groups, 1.0, without)
+    floor = measure_floor(reference, groups, 1.0, without)
+    numbers = {"coverage": float(found["coverage"].value)} if "coverage" in found else {}
+    if "frechet" in found:
+        numbers["frechet"] = found["frechet"].value / floor["frechet"].value
+    return numbers
 
 
 def pairwise_rms(images: torch.Tensor, per_prompt: int) -> float:

@@ -3,10 +3,11 @@
     PYTHONPATH=workflow python benchmarks/objectives.py --folder /tmp/objectives --jobs 12
 
 Trains every objective (segment, direct, reflow, prediction, segment with a finishing phase of
-rollouts) for students of the teacher's shape, half and a quarter of its blocks, at 1, 2, 4 and 8
-steps, all from the same targets, for equally many samples; and draws held-out prompts with each,
-at the same noise as the teacher. A rollout's sample costs `steps` passes of the student, any other
-sample one. The teacher itself follows at several numbers of steps, guided and not.
+rollouts, of online targets, or of these with distribution matching) for students of the teacher's
+shape, half and a quarter of its blocks, at 1, 2, 4 and 8 steps, all from the same targets, for
+equally many samples; and draws held-out prompts with each, at the same noise as the teacher. A
+rollout's sample costs `steps` passes of the student, any other sample one; what a finish asks the
+teacher comes on top. The teacher itself follows at several numbers of steps, guided and not.
 
 Cells run side by side on one GPU or on the CPU, each worker doing many. A finished one is not
 repeated: start the same line again to resume. Results: cells/*.json and table.md in the folder.
@@ -49,7 +50,13 @@ def main(argv: list[str] | None = None) -> int:
     bench = bench_of(arguments)
     settings = bench.raw | {
         name: getattr(arguments, name)
-        for name in ("rollout_share", "images_per_prompt", "num_prompts", "train_prompts")
+        for name in (
+            "rollout_share",
+            "matching_weight",
+            "images_per_prompt",
+            "num_prompts",
+            "train_prompts",
+        )
     }
     begin = time.time()
     prepare(bench, arguments.train_prompts)
@@ -81,7 +88,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--num-samples", type=int, default=25600, help="length of each training")
     parser.add_argument("--batch-size", type=int, default=64, help="samples per update")
     parser.add_argument("--learning-rate", type=float, default=5e-4)
-    parser.add_argument("--rollout-share", type=float, default=0.2, help="of the samples")
+    parser.add_argument("--rollout-share", type=float, default=0.2, help="of the finishing phase")
+    parser.add_argument("--matching-weight", type=float, default=0.1)
     parser.add_argument("--train-prompts", type=int, help="the first so many; default: all")
     parser.add_argument("--samples-per-prompt", type=int, default=2, help="stored trajectories")
     parser.add_argument("--num-prompts", type=int, default=64, help="held out, the first so many")
@@ -128,6 +136,7 @@ def bench_of(arguments: argparse.Namespace) -> Bench:
         folder=arguments.folder,
         raw=raw,
         rollout_share=arguments.rollout_share,
+        matching_weight=arguments.matching_weight,
         images_per_prompt=arguments.images_per_prompt,
         num_prompts=arguments.num_prompts,
         device=arguments.device,
@@ -214,14 +223,15 @@ def table(rows: list[Json], bench: Bench) -> str:
     where = gpus or f"{hardware['num_cores']} CPU cores"
     head = [
         f"{training['num_samples']} samples of {training['global_batch_size']} an update at "
-        f"{training['learning_rate']}, a share of {bench.rollout_share} of rollouts where named; "
+        f"{training['learning_rate']}, a share of {bench.rollout_share} of rollouts or online "
+        f"targets where named, distribution matching of weight {bench.matching_weight}; "
         f"{bench.num_prompts} held-out prompts with {bench.images_per_prompt} images each. "
         f"Seconds of training with {jobs} cells side by side, of sampling 100 images alone. "
         f"On {where}; {', '.join(f'{key} {it}' for key, it in versions().items())}.",
         "",
-        "| shape | steps | objective | CLIP score | latent MSE | pixel RMS of 255 | diversity "
-        "| training s | sampling s |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| shape | steps | objective | CLIP score | Fréchet, of floor | coverage | latent MSE "
+        "| pixel RMS of 255 | diversity | training s | sampling s |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     return "\n".join([*head, *map(line_of, rows), ""])
 
@@ -231,6 +241,7 @@ def line_of(row: Json) -> str:
     training = f"{row['training_s']:.1f}" if row["training_s"] else ""
     values = (
         f"{row['clip_score']:.4f}",
+        *(f"{row[key]:.3f}" if key in row else "" for key in ("frechet", "coverage")),
         f"{row['latent_mse']:.4f}",
         f"{row['pixel_rms']:.1f}",
         f"{row['diversity']:.3f}",
