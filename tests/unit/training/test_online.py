@@ -215,6 +215,7 @@ def test_stored_recipes_are_those_of_before(dataset: OnlineDataset, run: Run) ->
     [
         ({"finish_samples": 8}, "training.finish_samples is 8 and training.targets is stored"),
         ({"online_steps": 2}, "training.online_steps is 2 and training.targets is stored"),
+        ({"targets": "online", "teacher_rank": 1}, "only one_rank puts the teacher on one process"),
         ({"targets": "online", "objective": "direct"}, "use segment, or stored targets"),
         ({"targets": "online", "parallel": "fsdp"}, "a sharded student needs all for each"),
         ({"targets": "online", "finish_samples": 12}, "12 must be a multiple of 8"),

@@ -8,6 +8,7 @@ from distillery.config.training import Training
 from distillery.training.update import (
     ema_decay,
     learning_rate_at,
+    make_moments,
     make_optimizer,
     update_ema,
 )
@@ -30,6 +31,23 @@ def after_updates(settings, gradients):
 def test_weights_decay_by_the_setting_without_a_gradient():
     settings = training(learning_rate=0.1, weight_decay=0.5)
     assert after_updates(settings, [0.0]) == pytest.approx(1 - 0.1 * 0.5)
+
+
+def test_moments_that_are_made_before_the_first_update_change_nothing():
+    settings = training(learning_rate=0.1, weight_decay=0.5)
+    weights = [torch.nn.Parameter(torch.ones(())) for _ in range(2)]
+    made, plain = (make_optimizer([weight], settings, torch.device("cpu")) for weight in weights)
+    make_moments(made)
+    assert weights[0].item() == 1
+    assert weights[0].grad is None
+    assert {name: value.item() for name, value in made.state[weights[0]].items()} == {
+        "step": 0, "exp_avg": 0, "exp_avg_sq": 0,
+    }  # fmt: skip
+    for _ in range(2):
+        for weight, optimizer in zip(weights, (made, plain), strict=True):
+            weight.grad = torch.tensor(0.3)
+            optimizer.step()
+    assert weights[0].item() == weights[1].item()
 
 
 @pytest.mark.parametrize("betas", [(0.5, 0.8), (0.5, 0.95), (0.9, 0.8)])

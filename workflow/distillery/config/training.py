@@ -240,6 +240,12 @@ class Training(Section):
         return self.online_samples < self.num_samples
 
     def _check_online(self) -> None:
+        if self.teacher_rank and self.teacher_residence != "one_rank":
+            raise ValueError(
+                f"training.teacher_rank is {self.teacher_rank} and training.teacher_residence is "
+                f"{self.teacher_residence}: only one_rank puts the teacher on one process; set "
+                "that, or leave teacher_rank out"
+            )
         if self.targets == "stored":
             for key in ("finish_samples", "online_steps", "distribution_matching"):
                 value = getattr(self, key)
