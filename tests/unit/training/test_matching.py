@@ -14,11 +14,11 @@ from distillery.config.jobs import TrainingJob
 from distillery.config.training import DistributionMatching, Training
 from distillery.schedule import add_noise, from_prediction
 from distillery.stages.student import build_student
-from distillery.training import matching
-from distillery.training.data import Batch
+from distillery.training import drawing, matching
+from distillery.training.data import Batch, rows
+from distillery.training.directions import add_directions, new_companion
 from distillery.training.execution import state_bytes
 from distillery.training.loop import train
-from distillery.training.matching import add_directions
 from distillery.training.run import Run as OpenedRun
 from distillery.training.run import training_recipe
 from distillery.training.update import (
@@ -77,6 +77,7 @@ def begun(run: Run, output: Path, **settings: Any) -> tuple[OpenedRun, TrainingS
     """A training before its first update, and that update's batch with its targets."""
     opened, paths = opened_with(run, output, **settings)
     state = new_state(paths.student, opened)
+    state.companion = new_companion(paths.student, opened)
     items = next(opened.batches.positions(0))
     batch = add_targets(opened.dataset.__getitems__(items), state, 8, opened)
     return opened, state, batch
@@ -85,7 +86,7 @@ def begun(run: Run, output: Path, **settings: Any) -> tuple[OpenedRun, TrainingS
 def test_the_teacher_sees_what_its_next_step_is_made_of(run: Run, tmp_path: Path) -> None:
     opened, _, _ = begun(run, tmp_path, online_steps=4)  # all its steps, of first order
     dataset: Any = opened.dataset
-    grid, rows = dataset.teacher_grid, [0, 1, 2]
+    grid, prompts = dataset.teacher_grid, [0, 1, 2]
     clean = torch.randn(3, *dataset.recipe.latent_shape)
     noise = torch.randn_like(clean)
     for segment in range(STEPS):
@@ -96,7 +97,7 @@ def test_the_teacher_sees_what_its_next_step_is_made_of(run: Run, tmp_path: Path
             left = (walked - grid.alphas[step] * seen) / grid.sigmas[step]
             walked = grid.alphas[step + 1] * seen + grid.sigmas[step + 1] * left
         expected = (
-            dataset.teacher.advance(states * grid.scales[4 * segment], [segment] * 3, rows)
+            dataset.teacher.advance(states * grid.scales[4 * segment], [segment] * 3, prompts)
             / (grid.scales[4 * segment + 4])
         )
         torch.testing.assert_close(walked, expected, rtol=1e-3, atol=1e-3)
@@ -110,8 +111,8 @@ def test_a_copy_that_knows_what_the_teacher_knows_gives_no_direction(
     found = add_directions(batch, state, 3, opened)
     assert found.direction is not None
     assert float(found.direction.abs().max()) < 1e-2
-    assert state.copy is not None
-    for parameter in state.copy.trainable.values():  # it has learned by now; make it a bad one
+    assert state.companion is not None
+    for parameter in state.companion.trainable.values():  # it has learned by now; make it a bad one
         parameter.data.mul_(0.5)
     found = add_directions(batch, state, 3, opened)
     assert found.direction is not None
@@ -123,15 +124,15 @@ def test_it_acts_on_the_last_step_alone_by_the_difference_of_what_both_see(
 ) -> None:
     opened, state, batch = begun(run, tmp_path)
     dataset: Any = opened.dataset
-    assert state.copy is not None
-    for parameter in state.copy.trainable.values():
+    assert state.companion is not None
+    for parameter in state.companion.trainable.values():
         parameter.data.mul_(0.9)
-    calls: list[matching.Noised] = []
-    noised = matching._noised
+    calls: list[drawing.Noised] = []
+    noised = drawing.add_noise_to
     monkeypatch.setattr(
-        matching, "_noised", lambda *inputs: calls.append(noised(*inputs)) or calls[-1]
+        matching, "add_noise_to", lambda *inputs: calls.append(noised(*inputs)) or calls[-1]
     )
-    before = {name: value.clone() for name, value in state.copy.trainable.items()}
+    before = {name: value.clone() for name, value in state.companion.trainable.items()}
     found = add_directions(batch, state, 8, opened)
     assert found.direction is not None
     last = [row for row, step in enumerate(batch.segment.tolist()) if step == STEPS - 1]
@@ -154,11 +155,11 @@ def test_it_acts_on_the_last_step_alone_by_the_difference_of_what_both_see(
             expected = add_noise(drawn, first.noise[[row]], first.alpha[row], first.sigma[row])
             torch.testing.assert_close(here.noisy, expected, rtol=1e-4, atol=1e-4)
             seen = dataset.teachers_view(here.noisy, [first.steps[row]], here.items)
-            learned = dict(state.copy.trainable)
+            learned = dict(state.companion.trainable)
             now = {name: value.clone() for name, value in learned.items()}
             for name, value in learned.items():
                 value.copy_(before[name])
-            output = predict(state.copy.denoiser, here, opened)
+            output = predict(state.companion.network, here, opened)
             for name, value in learned.items():
                 value.copy_(now[name])
             kind = dataset.recipe.prediction_type
@@ -169,7 +170,7 @@ def test_it_acts_on_the_last_step_alone_by_the_difference_of_what_both_see(
 
 
 def _one(batch: Batch, row: int) -> Batch:
-    return matching.rows(batch, [row])
+    return rows(batch, [row])
 
 
 def test_the_gradient_in_what_is_drawn_is_the_direction(run: Run, tmp_path: Path) -> None:

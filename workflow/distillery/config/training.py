@@ -45,6 +45,28 @@ class DistributionMatching(Section):
     updates: Small = Field(5, description="of that network, for each of the student's")
 
 
+class Adversarial(Section):
+    """A finish in which the student's images learn to pass for the teacher's stored ones."""
+
+    samples: Count = Field(
+        description="how many of num_samples, before the rollouts, are this finish"
+    )
+    weight: Positive = Field(
+        0.1, description="of this loss, beside that of the targets in the same images"
+    )
+    learning_rate: Annotated[float, Field(gt=0, le=10)] = Field(
+        5e-4, description="Adam's, of the heads that tell the images apart; constant"
+    )
+    smoothness: Annotated[float, Field(ge=0, le=1e6)] = Field(
+        1.0,
+        description="weight of the heads' change under a little noise, which keeps them from "
+        "being sure of pixels (approximate R1)",
+    )
+    warmup_samples: CountOrNone = Field(
+        0, description="samples at its beginning in which the heads learn and the student is spared"
+    )
+
+
 class Training(Section):
     """How the student learns. Progress is counted in samples: one stored segment is one sample."""
 
@@ -89,6 +111,12 @@ class Training(Section):
         "whole: a second copy of the student learns to denoise what the student draws, and the "
         "student moves to where the teacher's denoising differs from that copy's. It acts on its "
         "last step and on rollouts. null: no. Needs targets: online",
+    )
+    adversarial: Adversarial | None = Field(
+        None,
+        description="finish with an adversarial loss from stored trajectories alone: heads on the "
+        "frozen untrained student learn to tell what the student draws from the trajectories' own "
+        "images, and the student to pass. It sharpens students of few steps. null: no",
     )
     loss: Loss = Field("mse", description="loss of a prediction against its target")
     huber_width: Positive = Field(
@@ -213,6 +241,7 @@ class Training(Section):
             )
         self._check_rollout()
         self._check_online()
+        self._check_adversarial()
         self._check_weights()
         return self
 
@@ -233,6 +262,16 @@ class Training(Section):
     def online_begins(self) -> int:
         """Samples seen before the first online target, which rollouts may follow."""
         return self.rollouts_begin - self.online_samples
+
+    @property
+    def finish_samples_in_all(self) -> int:
+        """How many samples a finish of either kind has."""
+        return self.adversarial.samples if self.adversarial else self.online_samples
+
+    @property
+    def finish_begins(self) -> int:
+        """Samples seen before the first of a finish, which rollouts may follow."""
+        return self.rollouts_begin - self.finish_samples_in_all
 
     @property
     def reads_trajectories(self) -> bool:
@@ -283,6 +322,42 @@ class Training(Section):
             raise ValueError(
                 f"training.finish_samples is {self.finish_samples}, and {most} of "
                 f"training.num_samples are no rollouts: use {most} or fewer"
+            )
+
+    def _check_adversarial(self) -> None:
+        if self.adversarial is None:
+            return
+        if self.targets == "online":
+            raise ValueError(
+                "training.adversarial is set and training.targets is online: it learns from stored "
+                "trajectories; set targets: stored, or use distribution_matching"
+            )
+        if self.objective != "segment":
+            raise ValueError(
+                f"training.objective is {self.objective!r} and training.adversarial is set: it "
+                "acts on where the last segment ends; use objective: segment"
+            )
+        if self.global_batch_size == 1:
+            raise ValueError(
+                "training.global_batch_size is 1 and training.adversarial is set: heads that see "
+                "one image an update learn nothing of images; use 32 or more"
+            )
+        samples, most = self.adversarial.samples, self.rollouts_begin
+        check_multiple(
+            "training.adversarial.samples",
+            samples,
+            "training.global_batch_size",
+            self.global_batch_size,
+        )
+        if samples > most:
+            raise ValueError(
+                f"training.adversarial.samples is {samples}, and {most} of training.num_samples "
+                f"are no rollouts: use {most} or fewer"
+            )
+        if self.adversarial.warmup_samples >= samples + self.rollout_samples:
+            raise ValueError(
+                f"training.adversarial.warmup_samples is {self.adversarial.warmup_samples}: the "
+                f"finish has {samples} samples, so the student would never learn from it"
             )
 
     def _check_rollout(self) -> None:

@@ -122,28 +122,37 @@ class LossJudge:
     the rows before it are kept.
     """
 
-    def __init__(self, baseline: Sequence[float], log_every_samples: int, num_samples: int) -> None:
+    def __init__(
+        self,
+        baseline: Sequence[float],
+        log_every_samples: int,
+        num_samples: int,
+        finish_begins: float = inf,
+    ) -> None:
         """No row yet.
 
         Args:
             baseline: see `variation.constant_baseline_losses`, one per segment.
             log_every_samples: samples in a row.
             num_samples: of the whole training.
+            finish_begins: samples after which the learning rate begins anew, with other states.
         """
         self._ignorant = baseline
         self._first_judged = FIRST_SHARE * num_samples
         size = -(-WINDOW_SAMPLES * len(baseline) // log_every_samples)
         self._segments = [f"{SEGMENT}{number}" for number in range(len(baseline))]
-        # Segments and rollouts apart: a rollout's loss is of another size than a segment's.
+        # Segments, a finish and rollouts apart, whose losses are of other sizes.
+        self._finish_begins = finish_begins
         self._phases = [
-            {column: Course(size) for column in ("loss", *self._segments)} for _ in range(2)
+            {column: Course(size) for column in ("loss", *self._segments)} for _ in range(3)
         ]
         self._phase, self._samples_seen = self._phases[0], 0.0
 
     def add(self, row: Row) -> None:
         """Add the next row."""
-        self._phase = self._phases[isfinite(row.get(ROLLOUT, nan))]
         self._samples_seen = row["samples_seen"]
+        is_finish = self._samples_seen > self._finish_begins
+        self._phase = self._phases[2 if isfinite(row.get(ROLLOUT, nan)) else is_finish]
         for column, course in self._phase.items():
             course.add(row.get(column, nan))
 

@@ -30,9 +30,9 @@ STATE = "state.json"
 WEIGHTS = "weights.safetensors"
 AVERAGE = "average.safetensors"
 OPTIMIZER = "optimizer.safetensors"
-COPY_WEIGHTS = "copy.safetensors"
-COPY_OPTIMIZER = "copy_optimizer.safetensors"
-"""Of the copy that learns beside the student in distribution matching; else they are not there."""
+COMPANION = "companion.safetensors"
+COMPANION_OPTIMIZER = "companion_optimizer.safetensors"
+"""Of what learns beside the student; else they are not there."""
 LOSSES = "losses.parquet"
 FORMAT = 2
 NAME = r"samples-\d{12}"
@@ -75,12 +75,12 @@ def tensors_of(state: TrainingState) -> Iterator[tuple[str, str, torch.Tensor]]:
         yield AVERAGE, name, value
     for name, value in _optimizer_tensors(state.trainable, state.optimizer).items():
         yield OPTIMIZER, name, value
-    if state.copy is not None:
-        for name, parameter in state.copy.trainable.items():
-            yield COPY_WEIGHTS, name, parameter.detach()
-        copied = _optimizer_tensors(state.copy.trainable, state.copy.optimizer)
+    if state.companion is not None:
+        for name, parameter in state.companion.trainable.items():
+            yield COMPANION, name, parameter.detach()
+        copied = _optimizer_tensors(state.companion.trainable, state.companion.optimizer)
         for name, value in copied.items():
-            yield COPY_OPTIMIZER, name, value
+            yield COMPANION_OPTIMIZER, name, value
 
 
 def write(snapshot: Snapshot, root: Path, recipe_hash: str, keep: int) -> Path:
@@ -182,10 +182,12 @@ def load(state: TrainingState, path: Path) -> None:
     _fill(state.trainable, load_file(path / WEIGHTS))
     _fill(state.average, load_file(path / AVERAGE))
     _restore_optimizer(state.trainable, state.optimizer, load_file(path / OPTIMIZER))
-    if state.copy is not None and (path / COPY_WEIGHTS).is_file():
-        trainable = state.copy.trainable
-        _fill(trainable, load_file(path / COPY_WEIGHTS))
-        _restore_optimizer(trainable, state.copy.optimizer, load_file(path / COPY_OPTIMIZER))
+    if state.companion is not None and (path / COMPANION).is_file():
+        trainable = state.companion.trainable
+        _fill(trainable, load_file(path / COMPANION))
+        _restore_optimizer(
+            trainable, state.companion.optimizer, load_file(path / COMPANION_OPTIMIZER)
+        )
     history = read_table(path / LOSSES).to_dict("records") if about["samples_seen"] else []
     state.history = [{str(key): value for key, value in row.items()} for row in history]
     state.samples_seen = about["samples_seen"]

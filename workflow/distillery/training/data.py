@@ -177,6 +177,15 @@ class TargetSource(Dataset[Batch], ABC):
         """
         raise NotImplementedError
 
+    def clean_ends(self, items: list[int]) -> torch.Tensor:
+        """The clean latents (b, *latent) float32 on which the items' trajectories end; they are
+        segments or rollouts."""
+        raise NotImplementedError
+
+    def other_conditioning(self, items: list[int], numbers: list[int]) -> Conditioning:
+        """Prompts of other trajectories than the items', each chosen by its number."""
+        raise NotImplementedError
+
     def close(self) -> None:
         """The training has ended, and no more is asked for."""
 
@@ -287,6 +296,25 @@ class SegmentDataset(TargetSource):
             weight=self._weights[segment],
             conditioning=self._conditioning(trajectories),
         )
+
+    def clean_ends(self, items: list[int]) -> torch.Tensor:
+        """From the store."""
+        ends = [self._states(self._trajectory(item), self.steps, self.steps)[1] for item in items]
+        shape = (0, *self.recipe.latent_shape)
+        last = torch.full((len(ends),), self.steps)
+        return self._scaled(ends, last) if ends else torch.zeros(shape)
+
+    def other_conditioning(self, items: list[int], numbers: list[int]) -> Conditioning:
+        """Of a prompt that is another one, unless there is only one."""
+        per_prompt = self.recipe.samples_per_prompt
+        num_prompts = self.num_trajectories // per_prompt
+        others = [
+            (self._trajectory(item) // per_prompt + 1 + number % max(num_prompts - 1, 1))
+            % num_prompts
+            * per_prompt
+            for item, number in zip(items, numbers, strict=True)
+        ]
+        return self._conditioning(others)
 
     def _rollouts(self, trajectories: list[int]) -> Batch:
         """The noise of whole trajectories and their clean ends."""

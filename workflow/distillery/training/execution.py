@@ -113,12 +113,14 @@ def state_bytes(training: Training, num_parameters: int, num_trainable: int) -> 
     """Bytes of a whole student in training: a parameter that does not learn is held in
     `training.dtype`; one that does takes 16 (weight, gradient and two moments in float32), 4 more
     with averaging, 2 more for the copy that bfloat16 computes with. Distribution matching takes a
-    second network, without an average.
+    second network, without an average; an adversarial finish a frozen one, and heads, which are
+    small.
     """
     item = ITEM_BYTES[training.dtype]
     networks = 1 + (training.distribution_matching is not None)
     learning = networks * (16 + item % 4) + 4 * bool(training.ema_half_life_samples)
-    return networks * (num_parameters - num_trainable) * item + num_trainable * learning
+    whole = networks * (num_parameters - num_trainable) * item + num_trainable * learning
+    return whole + bool(training.adversarial) * num_parameters * item
 
 
 def student_state_bytes(training: Training, student: StudentInfo) -> int:

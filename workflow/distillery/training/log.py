@@ -211,7 +211,7 @@ class ProgressLog:
         window.losses = [a + b for a, b in zip(window.losses, totals.losses, strict=True)]
         window.counts = [a + b for a, b in zip(window.counts, totals.counts, strict=True)]
         window.grad_norm += totals.grad_norm
-        window.copy_loss += totals.copy_loss
+        window.companion_loss += totals.companion_loss
         window.num_updates += 1
         self._interval.num_mine += num_mine
         self._interval.waiting_s += waiting_s
@@ -230,6 +230,7 @@ class ProgressLog:
             state.samples_seen,
             learning_rate_at(last_update, training),
             has_rollouts=training.rollout_samples > 0,
+            companion=state.companion.name if state.companion else None,
         )
         state.history.append(row)
         state.window = Window.empty(len(state.window.losses))
@@ -320,13 +321,18 @@ def _bar(state: TrainingState, run: Run) -> "tqdm[Any]":
 
 
 def row_of(
-    window: Window, samples_seen: int, learning_rate: float, has_rollouts: bool
+    window: Window,
+    samples_seen: int,
+    learning_rate: float,
+    has_rollouts: bool,
+    companion: str | None = None,
 ) -> dict[str, float]:
     """One row of loss.parquet: means over the interval that ends at `samples_seen`, unweighted.
 
     `grad_norm` is before clipping; `learning_rate` is the last update's; a segment without samples
     in the interval has no loss (NaN). The window's last column is `loss_rollout` if `has_rollouts`;
-    `loss_copy` is there from where distribution matching begins.
+    `loss_copy` or
+    `loss_heads` is that of a finish's companion, from where it begins.
     """
     by_segment = [
         loss / count if count else nan
@@ -334,14 +340,15 @@ def row_of(
     ]
     names = [f"loss_segment_{number}" for number in range(len(by_segment) - has_rollouts)]
     names += ["loss_rollout"] * has_rollouts
-    copied = {"loss_copy": window.copy_loss / window.num_updates} if window.copy_loss else {}
+    beside = window.companion_loss / window.num_updates
+    more = {f"loss_{companion}": beside} if companion and beside else {}
     return {
         "samples_seen": samples_seen,
         "loss": sum(window.losses) / sum(window.counts),
         "grad_norm": window.grad_norm / window.num_updates,
         "learning_rate": learning_rate,
         **dict(zip(names, by_segment, strict=True)),
-        **copied,
+        **more,
     }
 
 

@@ -16,10 +16,10 @@ from distillery.student.lora import save_trained
 from distillery.training import checkpoint, distributed, parallel
 from distillery.training.batches import next_timed
 from distillery.training.data import rows
+from distillery.training.directions import add_directions, new_companion
 from distillery.training.execution import supports_checkpointing
 from distillery.training.health import START_LIMIT_S
 from distillery.training.log import ProgressLog
-from distillery.training.matching import add_directions
 from distillery.training.microbatch import accumulate_what_fits, micro_batches_for
 from distillery.training.parallel import set_checkpointing, uses_checkpointing
 from distillery.training.resuming import resume
@@ -94,6 +94,7 @@ def train(run: Run, paths: Paths) -> bool:
     """
     run.watchdog.heartbeat("student onto the device")
     state = new_state(paths.student, run)
+    state.companion = new_companion(paths.student, run)
     resume(state, run)
     run.watchdog.heartbeat("size of micro-batches")
     finished = loop(state, run, paths.previews)
@@ -126,7 +127,7 @@ def loop(state: TrainingState, run: Run, previews: PreviewPaths | None = None) -
                 arranged_for = cut
             local = accumulate_what_fits(model, batch, cut, run)
             grad_norm = parallel.clip_gradients(model.parameters(), training.max_grad_norm)
-            totals = reduce_totals(local, grad_norm, run, state.copy)
+            totals = reduce_totals(local, grad_norm, run, state.companion)
             check_finite(totals, local, run)
             set_learning_rate(state.optimizer, learning_rate_at(state.samples_seen, training))
             state.optimizer.step()

@@ -268,11 +268,11 @@ def lower_by_estimates(
 def room_for_moments(state: TrainingState) -> list[torch.Tensor]:
     """Tensors like those that AdamW will make in its first update; none after it.
 
-    And like the gradients of the copy that may learn beside the student.
+    And like the gradients of what may learn beside the student.
     """
     missing = [] if state.optimizer.state else [*state.trainable.values()] * 2
-    if state.copy is not None:
-        missing += state.copy.trainable.values()
+    if state.companion is not None:
+        missing += state.companion.trainable.values()
     return [torch.empty_like(parameter) for parameter in missing]
 
 

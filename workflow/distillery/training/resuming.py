@@ -78,7 +78,10 @@ def list_misfits(run: Run) -> list[str]:
         except ValueError:
             continue
         ours = run.recipe
-        if run.stored_part is not None and "targets" not in theirs.get("training", {}):
+        if (
+            run.stored_part is not None
+            and not {"targets", "adversarial"} & theirs.get("training", {}).keys()
+        ):
             ours = run.stored_part  # which is what could have been taken up
         changes = differences(theirs, ours.to_json())
         more = f" and {len(changes) - MAX_SHOWN} more" if len(changes) > MAX_SHOWN else ""

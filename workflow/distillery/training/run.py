@@ -31,6 +31,8 @@ from distillery.training.target_teacher import load_target_teacher
 
 OF_ONLINE = ("targets", "finish_samples", "online_steps", "distribution_matching")
 """Settings of online targets."""
+OF_FINISH = ("distribution_matching", "adversarial")
+"""Sections of what a finish may have; others may be without them."""
 
 
 @dataclass(frozen=True)
@@ -220,10 +222,10 @@ def training_recipe(job: TrainingJob, dataset: TargetSource, initial: str) -> Tr
     Settings that change no weight are not in it: a training may be resumed with others.
     """
     settings = job.training.model_dump(mode="json", exclude=set(without_result(Training)))
-    if job.training.targets == "stored":  # as in recipes from before there was a choice
-        settings = {name: value for name, value in settings.items() if name not in OF_ONLINE}
-    if job.training.distribution_matching is None:  # likewise
-        settings.pop("distribution_matching", None)
+    # As in recipes from before there was a choice.
+    unused = [name for name in OF_FINISH if settings[name] is None]
+    unused += OF_ONLINE if job.training.targets == "stored" else ()
+    settings = {name: value for name, value in settings.items() if name not in unused}
     return TrainingRecipe(
         kind="training",
         version=job.version,
@@ -240,16 +242,16 @@ def training_recipe(job: TrainingJob, dataset: TargetSource, initial: str) -> Tr
 
 
 def stored_part(job: TrainingJob) -> TrainingJob | None:
-    """The training from stored targets alone that does the first part of one that finishes online.
+    """The training by stored targets alone that does the first part of one with a finish.
 
     It has the same samples in the same order at the same learning rates; None where there is none.
     """
     training = job.training
-    if not training.online_samples or not training.online_begins:
+    if not training.finish_samples_in_all or not training.finish_begins:
         return None
     settings = {
-        **{name: Training.model_fields[name].default for name in OF_ONLINE},
-        "num_samples": training.online_begins,
+        **{name: Training.model_fields[name].default for name in (*OF_ONLINE, *OF_FINISH)},
+        "num_samples": training.finish_begins,
         "rollout_samples": 0,
         "perceptual_weight": 0.0,
     }

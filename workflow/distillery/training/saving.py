@@ -312,7 +312,7 @@ def check_equal_weights(state: TrainingState, device: torch.device) -> None:
     """
     if not dist.is_initialized():
         return
-    copied = state.copy.trainable if state.copy is not None else {}
+    copied = state.companion.trainable if state.companion is not None else {}
     learning = [*state.trainable.values(), *copied.values()]
     whole = [value for value in learning if not isinstance(value, DTensor)]
     differing = distributed.differing_ranks(fingerprint(whole, device))

@@ -6,12 +6,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
 
-from distillery.config.training import DistributionMatching, Training
+from distillery.config.training import Training
 from distillery.families.protocol import Denoiser
 from distillery.schedule import from_prediction
 from distillery.student.lora import load_trainable
@@ -25,15 +25,12 @@ from distillery.training.run import Run
 
 
 def make_optimizer(
-    parameters: Iterable[torch.nn.Parameter],
-    training: Training,
-    device: torch.device,
-    learning_rate: float | None = None,
+    parameters: Iterable[torch.nn.Parameter], training: Training, device: torch.device
 ) -> torch.optim.AdamW:
     """AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101), fused on CUDA, over all parameters."""
     return torch.optim.AdamW(
         list(parameters),
-        lr=training.learning_rate if learning_rate is None else learning_rate,
+        lr=training.learning_rate,
         betas=training.betas,
         weight_decay=training.weight_decay,
         fused=device.type == "cuda",
@@ -45,14 +42,15 @@ def learning_rate_at(samples_seen: int, training: Training) -> float:
 
     A linear rise over `warmup_samples`, times 1 or half a cosine from 1 to 0 over `num_samples`.
     Both are taken in the middle of the batch, so that neither the first nor the last update is
-    wasted. A finish with online targets has a cosine of its own (warm restart, Loshchilov and
+    wasted. A finish has a cosine of its own (warm restart, Loshchilov and
     Hutter 2017, arXiv:1608.03983), so that the part before it is a whole training.
     """
     middle = samples_seen + training.global_batch_size / 2
     rise = min(1.0, middle / training.warmup_samples) if training.warmup_samples else 1.0
     fall = 1.0
     if training.schedule == "cosine":
-        restart = training.online_begins if training.online_samples else training.num_samples
+        has_finish = training.finish_samples_in_all > 0
+        restart = training.finish_begins if has_finish else training.num_samples
         begin, end = (0, restart) if samples_seen < restart else (restart, training.num_samples)
         fall = 0.5 * (1.0 + math.cos(math.pi * (middle - begin) / (end - begin)))
     return training.learning_rate * rise * fall
@@ -88,14 +86,14 @@ class Window:
         counts: number of samples by segment.
         grad_norm: sum over the updates.
         num_updates: how many they are.
-        copy_loss: sum over the updates of the copy's, see `matching`.
+        companion_loss: sum over the updates of the companion's.
     """
 
     losses: list[float]
     counts: list[float]
     grad_norm: float = 0.0
     num_updates: int = 0
-    copy_loss: float = 0.0
+    companion_loss: float = 0.0
 
     @classmethod
     def empty(cls, num_segments: int) -> Self:
@@ -119,28 +117,30 @@ def make_moments(optimizer: torch.optim.Optimizer) -> None:
 
 
 @dataclass
-class LearningCopy:
-    """A second copy of the student, which learns what the student draws; see `matching`.
+class Companion:
+    """A network that learns from what the student draws, and says where to draw it; `directions`.
 
     Attributes:
-        denoiser: as the student is trained, on the device.
+        name: "copy" or "heads"; its loss has this name in the history.
+        network: on the device.
         optimizer: over its trainable parameters, in their order.
         loss: of its last update, (), over all processes.
     """
 
-    denoiser: Denoiser
+    name: str
+    network: Any
     optimizer: torch.optim.Optimizer
     loss: torch.Tensor
 
     @property
     def trainable(self) -> dict[str, torch.nn.Parameter]:
         """The parameters that learn, by their names, in their order."""
-        return trainable_of(self.denoiser)
+        return trainable_of(self.network)
 
 
-def trainable_of(denoiser: Denoiser) -> dict[str, torch.nn.Parameter]:
+def trainable_of(network: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     """The parameters that learn, by their names, in their order; all else stays as it was."""
-    named = denoiser.named_parameters()
+    named = network.named_parameters()
     return {name: parameter for name, parameter in named if parameter.requires_grad}
 
 
@@ -155,7 +155,7 @@ class TrainingState:
         samples_seen: position in the stream, over all processes.
         window: losses since the last row.
         history: rows of loss.parquet.
-        copy: of the student, for distribution matching.
+        companion: that learns beside the student, in a finish that has one.
     """
 
     denoiser: Denoiser
@@ -164,7 +164,7 @@ class TrainingState:
     window: Window
     samples_seen: int = 0
     history: list[dict[str, float]] = field(default_factory=list)
-    copy: LearningCopy | None = None
+    companion: Companion | None = None
 
     @property
     def trainable(self) -> dict[str, torch.nn.Parameter]:
@@ -187,19 +187,7 @@ def new_state(student: Path, run: Run) -> TrainingState:
         state.average = {
             name: parameter.detach().clone() for name, parameter in state.trainable.items()
         }
-    if run.training.distribution_matching is not None:
-        state.copy = new_copy(student, run.training.distribution_matching, run)
     return state
-
-
-def new_copy(student: Path, matching: DistributionMatching, run: Run) -> LearningCopy:
-    """The untrained student once more, which draws as the teacher does where it has its weights."""
-    denoiser = load_trainable(student, torch_dtype(run.training.dtype)).to(run.device)
-    parameters = trainable_of(denoiser).values()
-    rate = matching.learning_rate
-    optimizer = make_optimizer(parameters, run.training, run.device, rate)
-    make_moments(optimizer)
-    return LearningCopy(denoiser, optimizer, torch.zeros((), device=run.device))
 
 
 MAX_ITEMS_NAMED = 16
@@ -214,14 +202,14 @@ class UpdateTotals:
         grad_norm: of the whole gradient, before clipping.
         losses: sum of the samples' losses by segment.
         counts: number of samples by segment.
-        copy_loss: of the copy that learns beside, see `matching`.
+        companion_loss: of what learns beside, see `directions`.
     """
 
     stop: bool
     grad_norm: float
     losses: list[float]
     counts: list[float]
-    copy_loss: float = 0.0
+    companion_loss: float = 0.0
 
     @property
     def loss(self) -> float:
@@ -360,7 +348,7 @@ def computing(run: Run) -> torch.autocast:
 
 
 def reduce_totals(
-    local: LocalUpdate, grad_norm: torch.Tensor, run: Run, copy: LearningCopy | None = None
+    local: LocalUpdate, grad_norm: torch.Tensor, run: Run, companion: Companion | None = None
 ) -> UpdateTotals:
     """Losses by segment, and of rollouts, over all processes; and whether any was asked to stop.
 
@@ -371,7 +359,7 @@ def reduce_totals(
         local: what this process did.
         grad_norm: of the whole gradient, (), the same on all ranks.
         run: settings and device.
-        copy: that learns beside, if there is one.
+        companion: that learns beside, if there is one.
     """
     num_losses = run.num_losses
     of_segment = F.one_hot(local.segment, num_losses).double()
@@ -379,8 +367,8 @@ def reduce_totals(
     sums = torch.cat([asked, local.losses.double() @ of_segment, of_segment.sum(0)])
     run.watchdog.heartbeat("losses of all ranks", waits=True)
     values = torch.cat([grad_norm.double().view(1), distributed.all_reduce(sums)])
-    if copy is not None:
-        values = torch.cat([values, copy.loss.double().view(1)])
+    if companion is not None:
+        values = torch.cat([values, companion.loss.double().view(1)])
     # The only wait for the GPU in an update: what is not finite must not reach the weights. On an
     # H200 it costs 1.4 % of an update of 8 samples of Wan2.1-1.3B, 0.2 % of one of 32 samples of
     # SDXL (benchmarks/waits.py).
@@ -392,10 +380,11 @@ def reduce_totals(
 
 def check_finite(totals: UpdateTotals, local: LocalUpdate, run: Run) -> None:
     """Raise ValueError, before the update, if a loss or the gradient is not finite."""
-    if not isfinite(totals.copy_loss):
+    if not isfinite(totals.companion_loss):
         raise ValueError(
-            f"the loss of distribution matching's copy is {totals.copy_loss}: not finite, nothing "
-            "was updated; lower training.distribution_matching.learning_rate"
+            f"what learns beside the student has the loss {totals.companion_loss}: not finite, the "
+            "student was not updated; lower the learning_rate of training.distribution_matching or "
+            "training.adversarial"
         )
     if isfinite(totals.loss) and isfinite(totals.grad_norm):
         return

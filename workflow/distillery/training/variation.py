@@ -220,7 +220,9 @@ class Watch:
         self._alarms = Alarms(run.reporter, run.recipe_hash)
         training = run.training
         baseline = constant_baseline_losses(run.dataset, training)
-        self._judge = LossJudge(baseline, training.log_every_samples, training.num_samples)
+        self._judge = LossJudge(
+            baseline, training.log_every_samples, training.num_samples, training.finish_begins
+        )
         self._num_judged = 0
         self._enough = min(training.log_every_samples, WINDOW_SAMPLES * len(baseline))
         self._probe = None if parallel.is_sharded(state.denoiser) else CollapseProbe.of(run.dataset)

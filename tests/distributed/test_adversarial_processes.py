@@ -1,0 +1,63 @@
+"""An adversarial finish on several processes: what is learned does not depend on their number."""
+
+import processes
+import pytest
+from trainings import assert_same_training, log_of, saved
+
+import tiny
+from distillery.config.jobs import TrainingJob
+from distillery.files import read_json, write_json
+from distillery.stages.student import build_student
+from runs import make_run
+
+TRAINING = {
+    "num_samples": 48, "global_batch_size": 8, "learning_rate": 1e-3, "tf32": False,
+    "dtype": "float32", "log_every_samples": 8, "save_every_samples": 16, "timeout_s": 60,
+    "adversarial": {"samples": 32, "weight": 0.5},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def ready(tmp_path_factory, teacher):
+    """Of a batch of 8 at 4 steps some of four ranks have no sample that ends on an image."""
+    run = make_run(
+        tmp_path_factory.mktemp("adversarial"),
+        teacher,
+        targets={"steps": 8, "num_segments": 4},
+        student={"steps": 4},
+        training=TRAINING,
+    )
+    run.encode("train")
+    run.all_targets()
+    build_student(run.job("training", TrainingJob), run.files.student("initial"))
+    return run.folder
+
+
+def train(ready, output, num_processes, faults=None, **settings):
+    write_json(output / "config/training.json", read_json(ready / "config/training.json"))
+    runtime = read_json(ready / "config/runtime.json")
+    runtime["training"] |= settings
+    write_json(output / "config/runtime.json", runtime)
+    return processes.run(num_processes, tiny.train_arguments(ready, output), faults)
+
+
+@pytest.fixture(scope="module")
+def alone(ready, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("alone")
+    assert train(ready, folder, 1) == [0], log_of(folder)[-2000:]
+    return folder
+
+
+@pytest.mark.parametrize(("num_processes", "parallel"), [(4, "ddp"), (2, "fsdp")])
+def test_many_processes_learn_what_one_does(ready, alone, tmp_path, num_processes, parallel):
+    status = train(ready, tmp_path, num_processes, parallel=parallel)
+    assert status == [0] * num_processes, log_of(tmp_path)[-2000:]
+    assert_same_training(tmp_path, alone, rtol=1e-3, atol=1e-4)
+
+
+def test_a_killed_finish_resumes_on_one_process(ready, alone, tmp_path):
+    assert 0 not in train(ready, tmp_path, 3, {0: "kill:5"})
+    assert saved(tmp_path)
+    assert train(ready, tmp_path, 1) == [0]
+    assert "resumes from" in log_of(tmp_path)
+    assert_same_training(tmp_path, alone, rtol=1e-3, atol=1e-4)

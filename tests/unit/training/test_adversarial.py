@@ -1,0 +1,271 @@
+"""An adversarial finish: heads on frozen features, from stored trajectories alone."""
+
+from dataclasses import replace
+from math import log
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+import torch.nn.functional as F
+from pydantic import ValidationError
+from safetensors.torch import load_file
+
+from distillery.config.jobs import TrainingJob
+from distillery.config.training import Training
+from distillery.stages.student import build_student
+from distillery.training import adversarial
+from distillery.training.adversarial import level_shares
+from distillery.training.data import Batch, rows
+from distillery.training.directions import add_directions, new_companion
+from distillery.training.drawing import add_noise_to, with_what_fits
+from distillery.training.execution import state_bytes
+from distillery.training.loop import train
+from distillery.training.run import Run as OpenedRun
+from distillery.training.update import TrainingState, end_of_last_step, new_state, predict
+from families.sdxl import CASE as SDXL
+from runs import CPU, Run, make_run
+
+STEPS = 2
+WEIGHTS = "diffusion_pytorch_model.safetensors"
+FINISH = {"samples": 16, "weight": 0.5, "learning_rate": 1e-3}
+TRAINING = {
+    "num_samples": 32, "global_batch_size": 8, "learning_rate": 1e-3, "save_every_samples": 8,
+    "log_every_samples": 8, "dtype": "float32", "tf32": False, "adversarial": FINISH,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=["wan", "sdxl"])
+def run(request: Any, tmp_path_factory: pytest.TempPathFactory, teacher: Path) -> Run:
+    folder = tmp_path_factory.mktemp("adversarial")
+    section: dict[str, Any] = {}
+    if request.param == "sdxl":
+        SDXL.make(folder / "teacher")
+        teacher, section = folder / "teacher", {"max_sequence_length": SDXL.max_tokens}
+    made = make_run(
+        folder,
+        teacher,
+        teacher=section,
+        targets={"steps": 8, "num_segments": STEPS, "samples_per_prompt": 2},
+        student={"steps": STEPS},
+        training=TRAINING,
+    )
+    made.encode("train")
+    made.all_targets()
+    build_student(made.job("training", TrainingJob), made.files.student("initial"))
+    return made
+
+
+def opened_with(run: Run, output: Path, **settings: Any) -> tuple[OpenedRun, Any]:
+    job = run.job("training", TrainingJob)
+    job = job.model_copy(update={"training": Training(**TRAINING | settings)})
+    paths = run.training_paths(output)
+    return run.open_training(job, paths), paths
+
+
+def begun(run: Run, output: Path, **finish: Any) -> tuple[OpenedRun, TrainingState, Batch]:
+    """A training at the first update of its finish, and that update's batch."""
+    opened, paths = opened_with(run, output, adversarial=FINISH | finish)
+    state = new_state(paths.student, opened)
+    state.companion = new_companion(paths.student, opened)
+    state.samples_seen = opened.training.finish_begins
+    items = next(opened.batches.positions(state.samples_seen))
+    return opened, state, opened.dataset.__getitems__(items)
+
+
+def last_rows(batch: Batch) -> list[int]:
+    return [row for row, step in enumerate(batch.segment.tolist()) if step == STEPS - 1]
+
+
+def test_true_images_are_the_clean_ends_of_the_items_own_trajectories(
+    run: Run, tmp_path: Path
+) -> None:
+    """Where the last segment's target leads; not a state on the way."""
+    opened, _, batch = begun(run, tmp_path)
+    last = last_rows(batch)
+    expected = end_of_last_step(batch.target[last], batch.noisy[last], opened)
+    found = opened.dataset.clean_ends([batch.items[row] for row in last])
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+    assert opened.dataset.clean_ends([]).shape == (0, *found.shape[1:])
+
+
+def test_other_prompts_are_never_the_items_own(run: Run, tmp_path: Path) -> None:
+    opened, _, batch = begun(run, tmp_path)
+    dataset: Any = opened.dataset
+    for number in range(7):
+        others = dataset.other_conditioning(batch.items, [number] * 8)
+        for name, value in batch.conditioning.items():
+            assert value.shape == others[name].shape
+        same = [
+            all(
+                value[row].equal(others[name][row])
+                for name, value in batch.conditioning.items()
+                if value.is_floating_point()
+            )
+            for row in range(8)
+        ]
+        assert not any(same)
+
+
+def test_the_direction_is_the_gradient_of_passing_for_true(run: Run, tmp_path: Path) -> None:
+    opened, state, batch = begun(run, tmp_path)
+    assert state.companion is not None
+    heads = state.companion.network
+    for parameter in state.companion.trainable.values():
+        torch.nn.init.normal_(parameter, std=0.3)
+    before = {name: value.clone() for name, value in state.companion.trainable.items()}
+    found = add_directions(batch, state, 3, opened).direction
+    assert found is not None
+    last = last_rows(batch)
+    assert last
+    others = [row for row in range(8) if row not in last]
+    assert not found[others].any()
+    assert any(not value.equal(before[name]) for name, value in state.companion.trainable.items())
+    for name, value in state.companion.trainable.items():
+        value.data.copy_(before[name])
+    shares = level_shares(opened)
+    for row in last:
+        one = rows(batch, [row])
+        with torch.no_grad():
+            drawn = end_of_last_step(predict(state.denoiser, one, opened), one.noisy, opened)
+        drawn.requires_grad_(True)
+        seeds = [
+            adversarial.seed_of(opened, state.samples_seen, f"adversarial\n{item}")
+            for item in one.items
+        ]
+        steps = [adversarial._pick(shares, seed >> 32) for seed in seeds]
+        noised = add_noise_to(drawn, one, steps, seeds, opened).batch
+        logits = torch.stack(
+            [values.mean() for values in map(F.softplus, _negative(heads(noised, opened)))]
+        )
+        (gradient,) = torch.autograd.grad(logits.mean(), drawn)
+        expected = 0.5 * drawn.numel() * gradient
+        assert float(expected.abs().max()) > 1e-4
+        torch.testing.assert_close(found[[row]], expected, rtol=2e-2, atol=1e-3)
+
+
+def _negative(values: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [-value for value in values]
+
+
+def test_heads_learn_to_tell_images_apart_and_the_network_stays(run: Run, tmp_path: Path) -> None:
+    """True ones of one colour, which the student does not draw."""
+    opened, state, batch = begun(run, tmp_path, learning_rate=1e-2, smoothness=0.0)
+    assert state.companion is not None
+    dataset: Any = opened.dataset
+    shape = dataset.recipe.latent_shape
+    dataset.clean_ends = lambda items: torch.full((len(items), *shape), 3.0)
+    frozen = {
+        name: value.clone() for name, value in state.companion.network.frozen.named_parameters()
+    }
+    losses = []
+    for _ in range(40):
+        add_directions(batch, state, 8, opened)
+        losses.append(float(state.companion.loss))
+    share = len(last_rows(batch)) / (8 / STEPS)
+    assert losses[0] == pytest.approx(share * 2 * log(2), rel=0.3)
+    assert losses[-1] < 0.8 * losses[0]
+    for name, value in state.companion.network.frozen.named_parameters():
+        assert value.equal(frozen[name])
+        assert value.grad is None
+    assert all(value.grad is None for value in state.denoiser.parameters())
+
+
+def test_while_the_heads_warm_up_the_student_is_spared(run: Run, tmp_path: Path) -> None:
+    opened, state, batch = begun(run, tmp_path, warmup_samples=8)
+    found = add_directions(batch, state, 8, opened)
+    assert found.direction is not None
+    assert not found.direction.any()
+    state.samples_seen += 8
+    found = add_directions(batch, state, 8, opened)
+    assert found.direction is not None
+    assert found.direction.any()
+
+
+def test_levels_are_logit_normal_as_far_as_the_steps_allow(run: Run, tmp_path: Path) -> None:
+    opened, _, _ = begun(run, tmp_path)
+    shares = level_shares(opened)
+    assert sum(shares.values()) == pytest.approx(1)
+    assert 0 not in shares, "noise alone tells nothing"
+    counts = dict.fromkeys(shares, 0)
+    for seed in range(0, 2**31, 2**31 // 1000):
+        counts[adversarial._pick(shares, seed)] += 1
+    for step, share in shares.items():
+        assert counts[step] / sum(counts.values()) == pytest.approx(share, abs=0.005)
+
+
+def learn(run: Run, output: Path, **settings: Any) -> tuple[dict[str, Any], pd.DataFrame]:
+    opened, paths = opened_with(run, output, **settings)
+    assert train(opened, paths)
+    return load_file(paths.trained / WEIGHTS), pd.read_parquet(paths.losses)
+
+
+def test_it_changes_the_student_takes_up_a_stored_training_and_resumes(
+    run: Run, tmp_path: Path
+) -> None:
+    whole, losses = learn(run, tmp_path / "whole")
+    assert losses["loss_heads"].isna().tolist() == [True, True, False, False]
+    learn(run, tmp_path / "parts", num_samples=16, adversarial=None)
+    found, _ = learn(run, tmp_path / "parts")
+    torch.testing.assert_close(found, whole, rtol=0, atol=0)
+
+    opened, paths = opened_with(run, tmp_path / "stopped")
+    opened.stop.signal = 15
+    assert not train(opened, paths)  # after one update
+    opened, paths = opened_with(run, tmp_path / "stopped")
+    assert train(opened, paths)
+    torch.testing.assert_close(load_file(paths.trained / WEIGHTS), whole, rtol=0, atol=0)
+    pd.testing.assert_frame_equal(pd.read_parquet(paths.losses), losses)
+
+    weak, _ = learn(run, tmp_path / "weak", adversarial=FINISH | {"weight": 1e-6})
+    assert any(not weak[name].equal(whole[name]) for name in whole)
+
+
+def test_rollouts_behind_it_pass_too(run: Run, tmp_path: Path) -> None:
+    _, losses = learn(run, tmp_path, num_samples=40, rollout_samples=8)
+    assert losses["loss_heads"].notna().tolist() == [False, False, True, True, True]
+
+
+def test_what_does_not_fit_at_once_is_done_in_halves() -> None:
+    tried = []
+
+    def work(size: int) -> str:
+        tried.append(size)
+        if size > 2:
+            raise torch.OutOfMemoryError
+        return "done"
+
+    assert with_what_fits(work, 7, CPU) == "done"
+    assert tried == [7, 4, 2]
+    with pytest.raises(torch.OutOfMemoryError):
+        with_what_fits(lambda _: (_ for _ in ()).throw(torch.OutOfMemoryError()), 2, CPU)
+
+
+def test_the_frozen_network_takes_memory() -> None:
+    plain = Training(**{**TRAINING, "adversarial": None})
+    assert state_bytes(plain, 100, 100) == 1600
+    assert state_bytes(Training(**TRAINING), 100, 100) == 2000
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"targets": "online"}, "it learns from stored trajectories"),
+        ({"objective": "direct"}, "use objective: segment"),
+        ({"global_batch_size": 1}, "heads that see one image an update"),
+        ({"adversarial": {"samples": 12}}, "12 must be a multiple of 8"),
+        ({"adversarial": {"samples": 40}}, "use 32 or fewer"),
+        ({"adversarial": {"samples": 16, "warmup_samples": 16}}, "would never learn from it"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Training(**TRAINING | settings)
+
+
+def test_recipes_without_it_are_those_of_before(run: Run, tmp_path: Path) -> None:
+    opened, _ = opened_with(run, tmp_path, adversarial=None)
+    assert not {"adversarial", "distribution_matching"} & opened.recipe.training.keys()
+    finishing = replace(opened, training=Training(**TRAINING))
+    assert finishing.training.finish_begins == 16

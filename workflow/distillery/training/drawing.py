@@ -1,0 +1,171 @@
+"""What the student draws: the images on which its steps end, and noise on them once more.
+
+All random numbers are functions of the run's seed, the update and the item, so that they do not
+depend on which process has an item.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import torch
+
+from distillery.noise import draw_noise
+from distillery.schedule import add_noise
+from distillery.teacher.loading import torch_dtype
+from distillery.training import parallel
+from distillery.training.data import Batch, rows, split
+from distillery.training.run import Run
+from distillery.training.update import (
+    TrainingState,
+    end_of_last_step,
+    inspecting,
+    predict,
+    roll_out_student,
+)
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """The samples of a process whose step ends on an image.
+
+    Attributes:
+        rows: of the batch that they are.
+        batch: of them, on the device; maybe of none.
+        ends: (b, *latent) float32, the clean latents where the student's steps end.
+        samples_seen: before the update.
+        size: samples that a network may take at once.
+        count: of such samples in an update in the mean, over all processes. What is learned is
+            divided by it, and so does not depend on the processes.
+    """
+
+    rows: list[int]
+    batch: Batch
+    ends: torch.Tensor
+    samples_seen: int
+    size: int
+    count: float
+
+    def seeds(self, run: Run, purpose: str) -> list[int]:
+        """A number of each sample in this update, for a purpose."""
+        return [seed_of(run, self.samples_seen, f"{purpose}\n{item}") for item in self.batch.items]
+
+
+def draw(batch: Batch, state: TrainingState, size: int, run: Run) -> Drawing:
+    """Let the student draw, without gradients, what of a batch ends on an image.
+
+    Args:
+        batch: of one update, with its targets.
+        state: whose student draws.
+        size: samples that it may take at once.
+        run: settings and device.
+    """
+    last = run.dataset.steps - 1 + batch.is_rollout
+    chosen = [row for row, step in enumerate(batch.segment.tolist()) if step == last]
+    run.watchdog.heartbeat("images that the student draws", joint=True)
+    sharded = parallel.is_sharded(state.denoiser)
+    whole = (batch if sharded else rows(batch, chosen)).to(run.device)
+
+    def end(part: Batch) -> torch.Tensor:
+        if part.is_rollout:
+            return roll_out_student(state.denoiser, part, run)
+        return end_of_last_step(predict(state.denoiser, part, run), part.noisy, run)
+
+    with inspecting(state.denoiser, run.device, torch_dtype(run.training.dtype)):
+        if sharded:  # all processes compute together, equally often
+            num_parts = min(-(-run.batches.largest_local_batch // size), len(batch.items))
+            ends = torch.cat([end(part) for part in split(whole, num_parts)])[chosen]
+            whole = rows(whole, chosen)
+        else:
+            ends = in_parts(end, whole, size)
+    count = run.training.global_batch_size / (1 if batch.is_rollout else run.dataset.steps)
+    return Drawing(chosen, whole, ends, state.samples_seen, size, count)
+
+
+@dataclass(frozen=True)
+class Noised:
+    """Clean latents with noise added.
+
+    Attributes:
+        batch: with `noisy` (b, *latent) as networks see it, and `timestep`.
+        noise: (b, *latent) float32, that was added.
+        steps: b of the teacher's, whose noise levels these are.
+        alpha, sigma: of them, shaped to multiply latents.
+    """
+
+    batch: Batch
+    noise: torch.Tensor
+    steps: list[int]
+    alpha: torch.Tensor
+    sigma: torch.Tensor
+
+
+def add_noise_to(
+    clean: torch.Tensor, batch: Batch, steps: list[int], seeds: Sequence[int], run: Run
+) -> Noised:
+    """Noise of the teacher's levels on clean latents.
+
+    Args:
+        clean: (b, *latent) float32, on the device.
+        batch: of these samples.
+        steps: b of the teacher's.
+        seeds: b, of the noise.
+        run: with the grid.
+    """
+    grid = run.dataset.teacher_grid
+    noise = draw_noise(seeds, run.dataset.recipe.latent_shape).to(clean.device)
+    alpha, sigma = (_column(values, steps, clean) for values in (grid.alphas, grid.sigmas))
+    timestep = torch.tensor(grid.timesteps)[torch.tensor(steps, dtype=torch.int64)]
+    noisy = add_noise(clean, noise, alpha, sigma)
+    noised = replace(batch, noisy=noisy, timestep=timestep.to(clean.device))
+    return Noised(noised, noise, steps, alpha, sigma)
+
+
+def steps_with_an_image(run: Run) -> range:
+    """All steps of the teacher but the first, whose state is noise alone."""
+    steps = run.dataset.recipe.steps
+    return range(min(1, steps - 1), steps)
+
+
+def seed_of(run: Run, samples_seen: int, purpose: str) -> int:
+    """63 bits of SHA-256, by the run's seed, the update and a purpose."""
+    text = f"drawing\n{run.recipe.seed}\n{samples_seen}\n{purpose}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+def parts_of(batch: Batch, size: int) -> Iterator[Batch]:
+    """A batch in parts of at most `size` samples."""
+    for start in range(0, len(batch.items), size):
+        yield rows(batch, slice(start, start + size))
+
+
+def in_parts(compute: Callable[[Batch], torch.Tensor], batch: Batch, size: int) -> torch.Tensor:
+    """What a network gives for a batch, (b, *latent), computed in parts."""
+    parts = [compute(part) for part in parts_of(batch, size)]
+    return torch.cat([torch.empty_like(batch.noisy[:0]), *parts])
+
+
+def with_what_fits(work: Callable[[int], Result], size: int, device: torch.device) -> Result:
+    """Do something in parts of `size` samples, or of fewer where memory does not suffice.
+
+    It is begun anew with half the size, by this process alone: no other may wait meanwhile.
+    Raises torch.OutOfMemoryError where one sample does not fit.
+    """
+    while True:
+        try:
+            return work(size)
+        except torch.OutOfMemoryError:
+            if size == 1:
+                raise
+        size = -(-size // 2)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _column(values: Sequence[float], steps: list[int], like: torch.Tensor) -> torch.Tensor:
+    """A grid's values at steps (b,), shaped to multiply latents (b, *latent), beside them."""
+    column = torch.tensor([values[step] for step in steps], dtype=torch.float32)
+    return column.view(-1, *[1] * (like.ndim - 1)).to(like.device)
