@@ -101,6 +101,29 @@ def test_the_first_rollouts_are_held_against_no_segments():
     assert ("loss_spike", "") in judge([*segments, *rollouts])
 
 
+def test_a_finish_is_held_against_itself():
+    """Its first losses are of other states, at a learning rate that begins anew."""
+    history = rows(*[0.1] * 5, *[0.3] * 4, 0.9)
+    finishing = LossJudge([1.0] * STEPS, 512, 100_000, finish_begins=5 * 512)
+    for row in history[:9]:
+        finishing.add(row)
+        assert finishing.judge() == []
+    finishing.add(history[9])
+    assert ("loss_growth", "") in names(finishing.judge())
+    assert ("loss_growth", "") in judge(history[:7])
+
+
+@pytest.mark.parametrize(
+    ("heads", "alarm"),
+    [(1.0, None), (0.1, "heads_always_right"), (1.386, "heads_guess"), (0.15, None), (1.36, None)],
+)
+def test_heads_that_teach_nothing_are_named(heads, alarm):
+    history = [row | {"loss_heads": float("nan")} for row in rows(*[0.1] * 5)]
+    history += [row | {"loss_heads": heads} for row in rows(*[0.1] * 9)[5:]]
+    assert judge(history[:6]) == set(), "one window says too little"
+    assert judge(history) == ({(alarm, "")} if alarm else set())
+
+
 def test_growth_takes_means_over_enough_samples():
     assert growth([1.0, 1.0, 1.0, 9.0], 2) == 5.0
     assert np.isnan(growth([1.0, 9.0, 9.0], 2))

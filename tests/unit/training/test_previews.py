@@ -170,7 +170,7 @@ def test_who_is_asked_to_stop_draws_nothing_more(data, tmp_path, monkeypatch):
     real = loop.reduce_totals
 
     def asked(*given):
-        given[-1].stop.signal = 15
+        given[2].stop.signal = 15
         return real(*given)
 
     monkeypatch.setattr(loop, "reduce_totals", asked)
@@ -377,7 +377,7 @@ def test_a_stop_at_the_very_end_leaves_no_image_out(
 
         def asked(*given):
             calls.append(given)
-            given[-1].stop.signal = signal.SIGTERM if len(calls) == 8 else None
+            given[2].stop.signal = signal.SIGTERM if len(calls) == 8 else None
             return real(*given)
 
         monkeypatch.setattr(loop, "reduce_totals", asked)

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import inf, isfinite, nan
+from math import inf, isfinite, log, nan
 from statistics import fmean, median
 
 import numpy as np
@@ -112,7 +112,15 @@ class Alarms:
 
 # ---- loss --------------------------------------------------------------------------------------
 
-LOSS_ALARMS = ("loss_spike", "loss_growth", "no_better_than_constant")
+LOSS_ALARMS = (
+    "loss_spike", "loss_growth", "no_better_than_constant", "heads_always_right", "heads_guess",
+)  # fmt: skip
+HEADS = "loss_heads"
+GUESSING = 2 * log(2)
+"""The loss of heads that cannot tell images apart; see `adversarial`."""
+MIN_HEADS = 0.1
+MAX_HEADS = 0.99
+"""Shares of `GUESSING`."""
 
 
 class LossJudge:
@@ -147,6 +155,7 @@ class LossJudge:
             {column: Course(size) for column in ("loss", *self._segments)} for _ in range(3)
         ]
         self._phase, self._samples_seen = self._phases[0], 0.0
+        self._heads = Course(size)
 
     def add(self, row: Row) -> None:
         """Add the next row."""
@@ -155,6 +164,8 @@ class LossJudge:
         self._phase = self._phases[2 if isfinite(row.get(ROLLOUT, nan)) else is_finish]
         for column, course in self._phase.items():
             course.add(row.get(column, nan))
+        if isfinite(row.get(HEADS, nan)):
+            self._heads.add(row[HEADS])
 
     def judge(self) -> list[Alarm]:
         """The alarms of the loss, overall and by segment."""
@@ -167,7 +178,7 @@ class LossJudge:
         if self._samples_seen >= self._first_judged:
             windows = {column: self._phase[column].window for column in self._segments}
             alarms += _ignorance(windows, self._ignorant)
-        return alarms
+        return alarms + judge_heads(self._heads)
 
 
 class Course:
@@ -175,20 +186,21 @@ class Course:
 
     Attributes:
         size: rows in a window.
+        lowest: mean of a window that has ended; infinite before.
     """
 
     def __init__(self, size: int) -> None:
         """No row yet."""
         self.size = size
         self._rows: deque[float] = deque(maxlen=max(2 * size, 1 + NUM_BEFORE_SPIKE))
-        self._lowest = inf
+        self.lowest = inf
 
     def add(self, loss: float) -> None:
         """Add the next row."""
         self._rows.append(loss)
         if len(self._rows) >= 2 * self.size:
             mean = fmean(self.last(2 * self.size)[: self.size])
-            self._lowest = min(self._lowest, mean) if isfinite(mean) else self._lowest
+            self.lowest = min(self.lowest, mean) if isfinite(mean) else self.lowest
 
     def last(self, count: int) -> list[float]:
         """Up to `count` of the last rows; no more are kept than two windows, or a spike needs."""
@@ -205,9 +217,34 @@ class Course:
 
         NaN where there are fewer than two windows, or a window without a number.
         """
-        if not 0 < self._lowest < inf:
+        if not 0 < self.lowest < inf:
             return nan
-        return fmean(self.window) / self._lowest
+        return fmean(self.window) / self.lowest
+
+
+def judge_heads(course: Course) -> list[Alarm]:
+    """Heads of an adversarial finish that teach the student nothing, once they had two windows."""
+    if not course.lowest < inf:
+        return []
+    share, meaning = fmean(course.window) / GUESSING, "the heads' loss over that of guessing"
+    if share < MIN_HEADS:
+        return [
+            Alarm(
+                "heads_always_right", "", share, MIN_HEADS,
+                f"{meaning}: they tell all of the student's images, which then learns little",
+                "lower training.adversarial.learning_rate, or raise its smoothness",
+            )
+        ]  # fmt: skip
+    if share > MAX_HEADS:
+        return [
+            Alarm(
+                "heads_guess", "", share, MAX_HEADS,
+                f"{meaning}: they tell nothing apart, so the finish teaches nothing",
+                "raise training.adversarial.learning_rate or the global batch, or lower its "
+                "smoothness",
+            )
+        ]  # fmt: skip
+    return []
 
 
 def spikes(losses: Sequence[float]) -> list[Alarm]:
