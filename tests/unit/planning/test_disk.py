@@ -97,6 +97,8 @@ def training(**changes: Any) -> Training:
 def test_a_checkpoint_holds_weights_moments_and_the_average() -> None:
     assert checkpoint_bytes(training(ema_half_life_samples=0), 100) == 100 * 12
     assert checkpoint_bytes(training(ema_half_life_samples=8), 100) == 100 * 16
+    matching = {"targets": "online", "distribution_matching": {"weight": 0.1}}
+    assert checkpoint_bytes(training(ema_half_life_samples=8, **matching), 100) == 100 * 28
 
 
 @pytest.mark.parametrize(

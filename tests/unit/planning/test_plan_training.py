@@ -13,7 +13,7 @@ from distillery.config.run import Hardware, parse_config
 from distillery.config.training import Training
 from distillery.files import read_json
 from distillery.planning.gpus import Gpus, plan_gpus
-from distillery.planning.training import advise_training
+from distillery.planning.training import advise_training, list_finish
 from distillery.stages import plan as plan_stage
 from distillery.stages.plan import make_plan, summary
 from distillery.training.execution import Machine, choose_execution, sharded_bytes, state_bytes
@@ -330,3 +330,14 @@ def test_the_bytes_decide_alone() -> None:
     smaller = choose_execution(training(), SDXL, SDXL, replace(machine, gpu_bytes=RTX))
     assert chosen.bytes_per_device == SDXL * 18
     assert smaller.bytes_per_device < chosen.bytes_per_device
+
+
+def test_a_finish_is_named_before_what_the_hardware_decides() -> None:
+    assert list_finish(training()) == []
+    size = {"num_samples": 64, "global_batch_size": 8}
+    (line,) = list_finish(Training(**size, adversarial={"samples": 16}))
+    assert line[:2] == ("adversarial", "16 of 64 samples")
+    online = {"targets": "online", "finish_samples": 8, "rollout_samples": 16}
+    (line,) = list_finish(Training(**size, **online, distribution_matching={}))
+    assert line[:2] == ("online", "8 of 64 samples")
+    assert "a second network that learns what the student draws" in line[2]

@@ -107,8 +107,10 @@ def _shared_bytes(folder: PipelineFolder, run_folder: Path) -> int:
 
 
 def checkpoint_bytes(training: Training, num_trained: int) -> int:
-    """Bytes of one checkpoint: weights, two moments and, if kept, the average, in float32."""
-    return num_trained * MASTER_BYTES * (3 + bool(training.ema_half_life_samples))
+    """Bytes of one checkpoint: weights, two moments and, if kept, the average, in float32; with
+    distribution matching those of the copy too. Heads are small."""
+    tensors = 3 + bool(training.ema_half_life_samples)
+    return num_trained * MASTER_BYTES * (tensors + 3 * bool(training.distribution_matching))
 
 
 def num_checkpoints(training: Training) -> tuple[int, int]:

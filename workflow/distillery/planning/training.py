@@ -63,6 +63,7 @@ def plan_training(
     choices = list_choices(config.training, execution, machine)
     if gpus.is_unknown:  # the rest follows from the memory
         choices = [("processes", str(gpus.count), "one per GPU")]
+    choices = list_finish(config.training) + choices
     return {
         "machine": asdict(machine),
         "bytes_per_device": execution.bytes_per_device,
@@ -75,6 +76,20 @@ def plan_training(
         "advice": advise_batch_size(config.training, machine)
         + advise_training(config.training, execution, machine, student.init),
     }
+
+
+def list_finish(training: Training) -> list[tuple[str, str, str]]:
+    """(setting, value, what it is) of a finish, if there is one."""
+    if not training.finish_samples_in_all:
+        return []
+    what = "heads learn to tell the student's images from the trajectories'"
+    if training.targets == "online":
+        what = "targets by a teacher beside the student"
+    if training.distribution_matching is not None:
+        what += ", and a second network that learns what the student draws"
+    share = f"{training.finish_samples_in_all} of {training.num_samples} samples"
+    name = "adversarial" if training.adversarial else "online"
+    return [(name, share, what)]
 
 
 def list_choices(
