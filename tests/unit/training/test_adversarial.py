@@ -17,6 +17,7 @@ from distillery.config.training import Training
 from distillery.stages.student import build_student
 from distillery.training import adversarial
 from distillery.training.adversarial import level_shares
+from distillery.training.checkpoint import COMPANION, COMPANION_OPTIMIZER, find_problem
 from distillery.training.data import Batch, rows
 from distillery.training.directions import add_directions, new_companion
 from distillery.training.drawing import add_noise_to, with_what_fits
@@ -220,6 +221,19 @@ def test_it_changes_the_student_takes_up_a_stored_training_and_resumes(
 
     weak, _ = learn(run, tmp_path / "weak", adversarial=FINISH | {"weight": 1e-6})
     assert any(not weak[name].equal(whole[name]) for name in whole)
+
+
+@pytest.mark.parametrize("file", [COMPANION, COMPANION_OPTIMIZER])
+def test_a_damaged_companion_is_noticed(run: Run, tmp_path: Path, file: str) -> None:
+    opened, paths = opened_with(run, tmp_path)
+    opened.stop.signal = 15
+    assert not train(opened, paths)
+    (checkpoint,) = opened.checkpoints.glob("samples-*")
+    assert find_problem(checkpoint) is None
+    damaged = bytearray((checkpoint / file).read_bytes())
+    damaged[-5] ^= 1
+    (checkpoint / file).write_bytes(damaged)
+    assert find_problem(checkpoint) == f"{file} is damaged"
 
 
 def test_rollouts_behind_it_pass_too(run: Run, tmp_path: Path) -> None:
