@@ -61,6 +61,7 @@ OBJECTIVES: Mapping[str, str] = {
     "segment+rollout": "segment",
     "segment+online": "segment",
     "segment+matching": "segment",
+    "segment+adversarial": "segment",
 }
 """Name in the table to `training.objective`."""
 SHAPES: Mapping[str, float] = {"same": 1.0, "half": 0.5, "quarter": 0.25}
@@ -103,6 +104,7 @@ class Bench:
         raw: the run's configuration as loaded, with targets of 8 segments and predictions.
         rollout_share: of num_samples, for the finishing phase, whichever the objective has.
         matching_weight: of `segment+matching`'s distribution matching.
+        adversarial_weight: of `segment+adversarial`'s second loss.
         images_per_prompt: noises of each held-out prompt.
         num_prompts: held-out ones.
         device: cuda or cpu.
@@ -112,6 +114,7 @@ class Bench:
     raw: Json
     rollout_share: float
     matching_weight: float
+    adversarial_weight: float
     images_per_prompt: int
     num_prompts: int
     device: str
@@ -144,6 +147,9 @@ class Bench:
             "segment+online": online,
             "segment+matching": online
             | {"distribution_matching": {"weight": self.matching_weight}},
+            "segment+adversarial": {
+                "adversarial": {"samples": finish, "weight": self.adversarial_weight}
+            },
         }
         objective = {"objective": OBJECTIVES[cell.objective]}
         return training | objective | finishes.get(cell.objective, {})

@@ -3,11 +3,12 @@
     PYTHONPATH=workflow python benchmarks/objectives.py --folder /tmp/objectives --jobs 12
 
 Trains every objective (segment, direct, reflow, prediction, segment with a finishing phase of
-rollouts, of online targets, or of these with distribution matching) for students of the teacher's
-shape, half and a quarter of its blocks, at 1, 2, 4 and 8 steps, all from the same targets, for
-equally many samples; and draws held-out prompts with each, at the same noise as the teacher. A
-rollout's sample costs `steps` passes of the student, any other sample one; what a finish asks the
-teacher comes on top. The teacher itself follows at several numbers of steps, guided and not.
+rollouts, of online targets, of these with distribution matching, or with an adversarial loss) for
+students of the teacher's shape, half and a quarter of its blocks, at 1, 2, 4 and 8 steps, all from
+the same targets, for equally many samples; and draws held-out prompts with each, at the same noise
+as the teacher. A rollout's sample costs `steps` passes of the student, any other sample one; what a
+finish asks the teacher or its heads comes on top. The teacher itself follows at several numbers of
+steps, guided and not.
 
 Cells run side by side on one GPU or on the CPU, each worker doing many. A finished one is not
 repeated: start the same line again to resume. Results: cells/*.json and table.md in the folder.
@@ -53,6 +54,7 @@ def main(argv: list[str] | None = None) -> int:
         for name in (
             "rollout_share",
             "matching_weight",
+            "adversarial_weight",
             "images_per_prompt",
             "num_prompts",
             "train_prompts",
@@ -90,6 +92,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--learning-rate", type=float, default=5e-4)
     parser.add_argument("--rollout-share", type=float, default=0.2, help="of the finishing phase")
     parser.add_argument("--matching-weight", type=float, default=0.1)
+    parser.add_argument("--adversarial-weight", type=float, default=0.1)
     parser.add_argument("--train-prompts", type=int, help="the first so many; default: all")
     parser.add_argument("--samples-per-prompt", type=int, default=2, help="stored trajectories")
     parser.add_argument("--num-prompts", type=int, default=64, help="held out, the first so many")
@@ -137,6 +140,7 @@ def bench_of(arguments: argparse.Namespace) -> Bench:
         raw=raw,
         rollout_share=arguments.rollout_share,
         matching_weight=arguments.matching_weight,
+        adversarial_weight=arguments.adversarial_weight,
         images_per_prompt=arguments.images_per_prompt,
         num_prompts=arguments.num_prompts,
         device=arguments.device,
@@ -224,7 +228,8 @@ def table(rows: list[Json], bench: Bench) -> str:
     head = [
         f"{training['num_samples']} samples of {training['global_batch_size']} an update at "
         f"{training['learning_rate']}, a share of {bench.rollout_share} of rollouts or online "
-        f"targets where named, distribution matching of weight {bench.matching_weight}; "
+        f"targets where named, distribution matching of weight {bench.matching_weight}, an "
+        f"adversarial loss of weight {bench.adversarial_weight}; "
         f"{bench.num_prompts} held-out prompts with {bench.images_per_prompt} images each. "
         f"Seconds of training with {jobs} cells side by side, of sampling 100 images alone. "
         f"On {where}; {', '.join(f'{key} {it}' for key, it in versions().items())}.",
