@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -214,11 +214,23 @@ class Run:
         merge_samples(shards, self.files.samples("teacher"))
         return self.files.samples("teacher")
 
+    def build(self) -> TrainingJob:
+        """Build the untrained student; returns the training's configuration."""
+        job = self.job("training", TrainingJob)
+        build_student(job, self.files.student("initial"))
+        return job
+
+    def ready_to_train(self) -> Self:
+        """Make all that a training of the train split takes: embeddings, targets, a student."""
+        self.encode("train")
+        self.all_targets()
+        self.build()
+        return self
+
     def train_and_export(self, previews: bool = False) -> Path:
         """Train for `SETTINGS["training"]`, export; returns the pipeline's folder."""
         files = self.files
-        job = self.job("training", TrainingJob)
-        build_student(job, files.student("initial"))
+        job = self.build()
         paths = replace(
             self.training_paths(self.folder), previews=self.preview_paths() if previews else None
         )

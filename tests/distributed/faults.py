@@ -59,15 +59,15 @@ def _read_other(folder):
 
 def _fail_as_teacher(number):
     """Raise in the teacher's n-th answer, while the other ranks wait for it."""
-    original, calls = own_teacher.OwnTeacher.advance, []
+    original, calls = own_teacher.OwnTeacher.ask, []
 
-    def advance(teacher, *arguments):
+    def ask(teacher, *arguments):
         calls.append(1)
         if len(calls) == number:
             _raise()
         return original(teacher, *arguments)
 
-    own_teacher.OwnTeacher.advance = advance
+    own_teacher.OwnTeacher.ask = ask
 
 
 def _raise():

@@ -5,9 +5,7 @@ import pytest
 from trainings import assert_same_training, log_of, saved
 
 import tiny
-from distillery.config.jobs import TrainingJob
 from distillery.files import read_json, write_json
-from distillery.stages.student import build_student
 from runs import make_run
 
 TRAINING = {
@@ -27,10 +25,7 @@ def ready(tmp_path_factory, teacher):
         student={"steps": 4},
         training=TRAINING,
     )
-    run.encode("train")
-    run.all_targets()
-    build_student(run.job("training", TrainingJob), run.files.student("initial"))
-    return run.folder
+    return run.ready_to_train().folder
 
 
 def train(ready, output, num_processes, faults=None, **settings):

@@ -73,7 +73,11 @@ def noise_seed(run_seed: int, sample: SampleId) -> int:
     probability of about n² / 2^33 while that is small: 10,000 samples of one prompt 1.2 %. Among
     100,000 samples about one pair has equal noise.
     """
-    text = f"{run_seed}\n{sample.prompt_id}\n{sample.index}"
+    return seed_of(f"{run_seed}\n{sample.prompt_id}\n{sample.index}")
+
+
+def seed_of(text: str) -> int:
+    """The first 63 bits of a text's SHA-256."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 

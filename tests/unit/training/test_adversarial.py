@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 
 from distillery.config.jobs import TrainingJob
 from distillery.config.training import Training
-from distillery.stages.student import build_student
 from distillery.training import adversarial
 from distillery.training.adversarial import level_shares
 from distillery.training.checkpoint import COMPANION, COMPANION_OPTIMIZER, find_problem
@@ -52,10 +51,7 @@ def run(request: Any, tmp_path_factory: pytest.TempPathFactory, teacher: Path) -
         student={"steps": STEPS},
         training=TRAINING,
     )
-    made.encode("train")
-    made.all_targets()
-    build_student(made.job("training", TrainingJob), made.files.student("initial"))
-    return made
+    return made.ready_to_train()
 
 
 def opened_with(run: Run, output: Path, **settings: Any) -> tuple[OpenedRun, Any]:
@@ -132,7 +128,7 @@ def test_the_direction_is_the_gradient_of_passing_for_true(run: Run, tmp_path: P
             drawn = end_of_last_step(predict(state.denoiser, one, opened), one.noisy, opened)
         drawn.requires_grad_(True)
         seeds = [
-            adversarial.seed_of(opened, state.samples_seen, f"adversarial\n{item}")
+            adversarial.update_seed(opened, state.samples_seen, f"adversarial\n{item}")
             for item in one.items
         ]
         steps = [adversarial._pick(shares, seed >> 32) for seed in seeds]

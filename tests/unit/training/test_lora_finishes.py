@@ -9,7 +9,6 @@ import pytest
 
 from distillery.config.jobs import TrainingJob
 from distillery.config.training import Training
-from distillery.stages.student import build_student
 from distillery.training.loop import train
 from runs import Run, make_run
 
@@ -33,10 +32,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, teacher: Path) -> Run:
         student={"steps": 1, "init": "lora", "lora": {"rank": 2}},
         training=SIZE,
     )
-    made.encode("train")
-    made.all_targets()
-    build_student(made.job("training", TrainingJob), made.files.student("initial"))
-    return made
+    return made.ready_to_train()
 
 
 @pytest.mark.parametrize("column", FINISHES)

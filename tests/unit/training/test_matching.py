@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 from distillery.config.jobs import TrainingJob
 from distillery.config.training import DistributionMatching, Training
 from distillery.schedule import add_noise, from_prediction
-from distillery.stages.student import build_student
 from distillery.training import drawing, matching
 from distillery.training.data import Batch, rows
 from distillery.training.directions import add_directions, new_companion
@@ -60,10 +59,7 @@ def run(request: Any, tmp_path_factory: pytest.TempPathFactory, teacher: Path) -
         student={"steps": STEPS},
         training=TRAINING,
     )
-    made.encode("train")
-    made.all_targets()
-    build_student(made.job("training", TrainingJob), made.files.student("initial"))
-    return made
+    return made.ready_to_train()
 
 
 def opened_with(run: Run, output: Path, **settings: Any) -> tuple[OpenedRun, Any]:

@@ -14,7 +14,6 @@ from distillery.config.jobs import TrainingJob
 from distillery.config.training import Training
 from distillery.generation.teacher_walk import check_steps
 from distillery.schedule import add_noise, from_prediction
-from distillery.stages.student import build_student
 from distillery.training.batches import Batches
 from distillery.training.data import Batch, SegmentDataset, rows
 from distillery.training.distributed import RankInfo
@@ -52,10 +51,7 @@ def run(request: Any, tmp_path_factory: pytest.TempPathFactory, teacher: Path) -
         student={"steps": STEPS},
         training=TRAINING,
     )
-    made.encode("train")
-    made.all_targets()
-    build_student(made.job("training", TrainingJob), made.files.student("initial"))
-    return made
+    return made.ready_to_train()
 
 
 def dataset_of(run: Run, kind: type[SegmentDataset] = OnlineDataset) -> Any:

@@ -10,7 +10,6 @@ from safetensors.torch import load_file
 
 from distillery.config.jobs import TrainingJob
 from distillery.config.training import Training
-from distillery.stages.student import build_student
 from distillery.training.loop import train
 from distillery.training.resuming import differences
 from distillery.training.update import learning_rate_at
@@ -34,10 +33,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, teacher: Path) -> Run:
         student={"steps": 2},
         training=TRAINING | FINISH,
     )
-    made.encode("train")
-    made.all_targets()
-    build_student(made.job("training", TrainingJob), made.files.student("initial"))
-    return made
+    return made.ready_to_train()
 
 
 def learn(run: Run, output: Path, **settings: Any) -> tuple[dict[str, Any], pd.DataFrame]:

@@ -22,14 +22,15 @@ from distillery.config.training import Adversarial
 from distillery.families.protocol import Denoiser
 from distillery.model_folder import load_denoiser
 from distillery.teacher.loading import torch_dtype
-from distillery.training import distributed, parallel
+from distillery.training import parallel
 from distillery.training.data import Batch, rows
 from distillery.training.drawing import (
     Drawing,
     add_noise_to,
     parts_of,
-    seed_of,
     steps_with_an_image,
+    update,
+    update_seed,
     with_what_fits,
 )
 from distillery.training.run import Run
@@ -109,7 +110,7 @@ def new_heads(student: Path, settings: Adversarial, run: Run) -> Companion:
     chosen = dict.fromkeys(ran[round(depth * (len(ran) - 1))] for depth in DEPTHS)
     widths = [_tokens(features[block]).shape[-1] for block in chosen]
     with torch.random.fork_rng([]):  # made on the CPU
-        torch.manual_seed(seed_of(run, 0, "heads"))
+        torch.manual_seed(update_seed(run, 0, "heads"))
         network = Heads(frozen, [blocks.index(block) for block in chosen], widths)
     network.to(run.device)
     optimizer = torch.optim.Adam(
@@ -171,7 +172,7 @@ def _learn(
         others = run.dataset.other_conditioning(wrong.items, seeds)
         others = {name: value.to(run.device) for name, value in others.items()}
         wrong = replace(wrong, conditioning=others)
-    jitter = [seed_of(run, drawing.samples_seen, f"jitter\n{seed}") for seed in seeds]
+    jitter = [update_seed(run, drawing.samples_seen, f"jitter\n{seed}") for seed in seeds]
     false = add_noise_to(drawing.ends, drawing.batch, steps, seeds, run).batch
     true, other = (
         add_noise_to(reals, of, steps, seeds, run).batch for of in (drawing.batch, wrong)
@@ -182,9 +183,7 @@ def _learn(
         + JITTER * add_noise_to(torch.zeros_like(reals), true, steps, jitter, run).noise,
     )
 
-    def accumulate(size: int) -> torch.Tensor:
-        heads.optimizer.zero_grad(set_to_none=True)
-        total = torch.zeros((), device=run.device)
+    def losses(size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         kinds = (parts_of(batch, size) for batch in (true, false, other, moved))
         for parts in zip(*kinds, strict=True):
             real, fake, misled, near = (heads.network(part, run) for part in parts)
@@ -192,18 +191,9 @@ def _learn(
             told = told + _mean(F.softplus(logits) for logits in (*fake, *misled))
             changes = zip(real, near, strict=True)
             change = _mean((one - beside).square() for one, beside in changes)
-            loss = (told + settings.smoothness * change).sum() / drawing.count
-            loss.backward()  # type: ignore[no-untyped-call]
-            total += told.detach().sum() / drawing.count
-        return total
+            yield told + settings.smoothness * change, told
 
-    total = with_what_fits(accumulate, drawing.size, run.device)
-    parameters = list(heads.trainable.values())
-    run.watchdog.heartbeat("gradients of the heads", waits=True)
-    parallel.sum_gradients(parameters)
-    heads.loss = distributed.all_reduce(total)
-    heads.optimizer.step()
-    heads.optimizer.zero_grad(set_to_none=True)
+    update(heads, losses, drawing, run)
 
 
 def level_shares(run: Run) -> dict[int, float]:

@@ -4,7 +4,6 @@ Epochs follow one another without an end, each a permutation of all items, and g
 items [i * G, (i + 1) * G) of that stream, for any number of processes and any micro-batch.
 """
 
-import hashlib
 import signal
 import time
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from distillery.config.training import Training, check_batch_size
+from distillery.noise import seed_of
 from distillery.store.shards import balanced_range
 from distillery.training.data import Batch, TargetSource
 from distillery.training.distributed import RankInfo
@@ -52,8 +52,7 @@ class Order:
 @lru_cache(maxsize=2)
 def _permutation(num_items: int, seed: int, epoch: int) -> torch.Tensor:
     """One epoch's order; a batch may lie in two epochs, so two are kept."""
-    digest = hashlib.sha256(f"order\n{seed}\n{epoch}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+    generator = torch.Generator().manual_seed(seed_of(f"order\n{seed}\n{epoch}"))
     return torch.randperm(num_items, generator=generator)
 
 

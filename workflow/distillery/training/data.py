@@ -6,7 +6,7 @@ come all steps once more, with online targets: see `online`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -99,6 +99,11 @@ def _cut(value: Any, wanted: slice | list[int]) -> Any:
     if isinstance(value, list):
         return value[wanted] if isinstance(wanted, slice) else [value[row] for row in wanted]
     return value[wanted] if isinstance(value, torch.Tensor) else value
+
+
+def at_knots(values: Sequence[float], knots: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A grid's values at knots (b,), shaped to multiply states (b, *latent), beside them."""
+    return torch.tensor(values)[knots].view(-1, *[1] * (like.ndim - 1)).to(like.device)
 
 
 Student = Callable[[Batch], torch.Tensor]
@@ -355,7 +360,7 @@ class SegmentDataset(TargetSource):
 
     def _levels(self, knot: torch.Tensor, like: torch.Tensor) -> Levels:
         """alpha and sigma of the grid at knots (b,), shaped to multiply states (b, *latent)."""
-        return self._at(self.grid.alphas, knot, like), self._at(self.grid.sigmas, knot, like)
+        return at_knots(self.grid.alphas, knot, like), at_knots(self.grid.sigmas, knot, like)
 
     def _states(self, trajectory: int, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The states of a trajectory at two knots of the student's grid."""
@@ -364,13 +369,7 @@ class SegmentDataset(TargetSource):
     def _scaled(self, states: list[torch.Tensor], knot: torch.Tensor) -> torch.Tensor:
         """States (b, *latent) in float32 as the network sees them, without their scale."""
         stacked = torch.stack(states).float()
-        return stacked / self._at(self.grid.scales, knot, stacked)
-
-    def _at(
-        self, values: tuple[float, ...], knot: torch.Tensor, like: torch.Tensor
-    ) -> torch.Tensor:
-        """The grid's values at knots (b,), shaped to multiply states (b, *latent), beside them."""
-        return torch.tensor(values)[knot].view(-1, *[1] * (like.ndim - 1)).to(like.device)
+        return stacked / at_knots(self.grid.scales, knot, stacked)
 
     def name(self, item: int) -> str:
         """An item in words: its sample and segment, or that it is a rollout."""

@@ -4,20 +4,20 @@ All random numbers are functions of the run's seed, the update and the item, so 
 depend on which process has an item.
 """
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
 
-from distillery.noise import draw_noise
+from distillery import noise
 from distillery.schedule import add_noise
 from distillery.teacher.loading import torch_dtype
-from distillery.training import parallel
-from distillery.training.data import Batch, rows, split
+from distillery.training import distributed, parallel
+from distillery.training.data import Batch, at_knots, rows, split
 from distillery.training.run import Run
 from distillery.training.update import (
+    Companion,
     TrainingState,
     end_of_last_step,
     inspecting,
@@ -51,7 +51,9 @@ class Drawing:
 
     def seeds(self, run: Run, purpose: str) -> list[int]:
         """A number of each sample in this update, for a purpose."""
-        return [seed_of(run, self.samples_seen, f"{purpose}\n{item}") for item in self.batch.items]
+        return [
+            update_seed(run, self.samples_seen, f"{purpose}\n{item}") for item in self.batch.items
+        ]
 
 
 def draw(batch: Batch, state: TrainingState, size: int, run: Run) -> Drawing:
@@ -116,12 +118,13 @@ def add_noise_to(
         run: with the grid.
     """
     grid = run.dataset.teacher_grid
-    noise = draw_noise(seeds, run.dataset.recipe.latent_shape).to(clean.device)
-    alpha, sigma = (_column(values, steps, clean) for values in (grid.alphas, grid.sigmas))
-    timestep = torch.tensor(grid.timesteps)[torch.tensor(steps, dtype=torch.int64)]
-    noisy = add_noise(clean, noise, alpha, sigma)
+    drawn = noise.draw_noise(seeds, run.dataset.recipe.latent_shape).to(clean.device)
+    knots = torch.tensor(steps, dtype=torch.int64)
+    alpha, sigma = (at_knots(values, knots, clean) for values in (grid.alphas, grid.sigmas))
+    timestep = torch.tensor(grid.timesteps)[knots]
+    noisy = add_noise(clean, drawn, alpha, sigma)
     noised = replace(batch, noisy=noisy, timestep=timestep.to(clean.device))
-    return Noised(noised, noise, steps, alpha, sigma)
+    return Noised(noised, drawn, steps, alpha, sigma)
 
 
 def steps_with_an_image(run: Run) -> range:
@@ -130,10 +133,9 @@ def steps_with_an_image(run: Run) -> range:
     return range(min(1, steps - 1), steps)
 
 
-def seed_of(run: Run, samples_seen: int, purpose: str) -> int:
+def update_seed(run: Run, samples_seen: int, purpose: str) -> int:
     """63 bits of SHA-256, by the run's seed, the update and a purpose."""
-    text = f"drawing\n{run.recipe.seed}\n{samples_seen}\n{purpose}"
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+    return noise.seed_of(f"drawing\n{run.recipe.seed}\n{samples_seen}\n{purpose}")
 
 
 def parts_of(batch: Batch, size: int) -> Iterator[Batch]:
@@ -165,7 +167,43 @@ def with_what_fits(work: Callable[[int], Result], size: int, device: torch.devic
             torch.cuda.empty_cache()
 
 
-def _column(values: Sequence[float], steps: list[int], like: torch.Tensor) -> torch.Tensor:
-    """A grid's values at steps (b,), shaped to multiply latents (b, *latent), beside them."""
-    column = torch.tensor([values[step] for step in steps], dtype=torch.float32)
-    return column.view(-1, *[1] * (like.ndim - 1)).to(like.device)
+Losses = Callable[[int], Iterator[tuple[torch.Tensor, torch.Tensor]]]
+"""For parts of at most so many samples: what is to fall, and what the history shows, each (b,)."""
+
+
+def update(
+    companion: Companion,
+    losses: Losses,
+    drawing: Drawing,
+    run: Run,
+    max_grad_norm: float | None = None,
+) -> None:
+    """One update of what learns beside the student.
+
+    Gradients are summed over all processes without DDP, for one that drew nothing has none.
+
+    Args:
+        companion: that learns.
+        losses: of what was drawn; begun anew with smaller parts where memory does not suffice.
+        drawing: of this process.
+        run: ranks and device.
+        max_grad_norm: to which the gradient is clipped; None: to none.
+    """
+
+    def accumulate(size: int) -> torch.Tensor:
+        companion.optimizer.zero_grad(set_to_none=True)
+        total = torch.zeros((), device=run.device)
+        for falling_b, shown_b in losses(size):
+            (falling_b.sum() / drawing.count).backward()  # type: ignore[no-untyped-call]
+            total += shown_b.detach().sum() / drawing.count
+        return total
+
+    total = with_what_fits(accumulate, drawing.size, run.device)
+    parameters = list(companion.trainable.values())
+    run.watchdog.heartbeat(f"gradients of the {companion.name}", waits=True)
+    parallel.sum_gradients(parameters)
+    companion.loss = distributed.all_reduce(total)
+    if max_grad_norm is not None:
+        parallel.clip_gradients(parameters, max_grad_norm)
+    companion.optimizer.step()
+    companion.optimizer.zero_grad(set_to_none=True)

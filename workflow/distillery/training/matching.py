@@ -7,6 +7,7 @@ direction in which the student's distribution must move (Yin et al. 2024, arXiv:
 the copy's several updates for one of the student's: arXiv:2405.14867, section 4.2).
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,15 +17,14 @@ from distillery.config.training import DistributionMatching
 from distillery.schedule import as_prediction, from_prediction
 from distillery.student.lora import load_trainable
 from distillery.teacher.loading import torch_dtype
-from distillery.training import distributed, parallel
 from distillery.training.drawing import (
     Drawing,
     add_noise_to,
     in_parts,
     parts_of,
-    seed_of,
     steps_with_an_image,
-    with_what_fits,
+    update,
+    update_seed,
 )
 from distillery.training.objectives import sample_losses
 from distillery.training.run import Run
@@ -88,15 +88,12 @@ def _difference(drawing: Drawing, copy: Companion, run: Run) -> torch.Tensor:
 def levels_of_update(samples_seen: int, run: Run) -> list[int]:
     """The teacher's steps at which it looks in this update, the same on all processes."""
     steps = steps_with_an_image(run)
-    seeds = (seed_of(run, samples_seen, f"level\n{number}") for number in range(NUM_LEVELS))
+    seeds = (update_seed(run, samples_seen, f"level\n{number}") for number in range(NUM_LEVELS))
     return [steps[seed % len(steps)] for seed in seeds]
 
 
 def _learn(drawing: Drawing, copy: Companion, number: int, run: Run) -> None:
-    """One update of the copy, by the plain denoising loss on what the student has drawn.
-
-    Its gradient is summed over all processes without DDP, for one that drew nothing has none.
-    """
+    """One update of the copy, by the plain denoising loss on what the student has drawn."""
     seeds, levels = drawing.seeds(run, f"copy {number}"), steps_with_an_image(run)
     steps = [levels[(seed >> 32) % len(levels)] for seed in seeds]
     noised = add_noise_to(drawing.ends, drawing.batch, steps, seeds, run)
@@ -105,21 +102,9 @@ def _learn(drawing: Drawing, copy: Companion, number: int, run: Run) -> None:
     whole = replace(noised.batch, target=target)
     copy.network.train()
 
-    def accumulate(size: int) -> torch.Tensor:
-        copy.optimizer.zero_grad(set_to_none=True)
-        total = torch.zeros((), device=run.device)
+    def losses(size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         for part in parts_of(whole, size):
-            losses = sample_losses(predict(copy.network, part, run), part.target)
-            loss = losses.sum() / drawing.count
-            loss.backward()  # type: ignore[no-untyped-call]
-            total += loss.detach()
-        return total
+            loss_b = sample_losses(predict(copy.network, part, run), part.target)
+            yield loss_b, loss_b
 
-    total = with_what_fits(accumulate, drawing.size, run.device)
-    parameters = list(copy.trainable.values())
-    run.watchdog.heartbeat("gradients of the copy", waits=True)
-    parallel.sum_gradients(parameters)
-    copy.loss = distributed.all_reduce(total)
-    parallel.clip_gradients(parameters, run.training.max_grad_norm)
-    copy.optimizer.step()
-    copy.optimizer.zero_grad(set_to_none=True)
+    update(copy, losses, drawing, run, max_grad_norm=run.training.max_grad_norm)

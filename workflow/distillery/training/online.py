@@ -13,10 +13,10 @@ import torch
 
 from distillery.schedule import add_noise, from_prediction
 from distillery.store.trajectories import TrajectoryStore
-from distillery.training.data import Batch, SegmentDataset, Student, rows
+from distillery.training.data import Batch, SegmentDataset, Student, at_knots, rows
 from distillery.training.health import START_LIMIT_S, Watchdog
 from distillery.training.objectives import segment_target
-from distillery.training.target_teacher import TargetTeacher
+from distillery.training.own_teacher import TargetTeacher
 
 
 class OnlineDataset(SegmentDataset):
@@ -55,9 +55,9 @@ class OnlineDataset(SegmentDataset):
             self._trajectories.prompt_row(self._trajectory(item)) for item in batch.items
         ]
         first = torch.tensor(segments)
-        states = noisy * self._at(self.grid.scales, first, noisy)
+        states = noisy * at_knots(self.grid.scales, first, noisy)
         ends = self.teacher.advance(states, segments, rows_of_prompts)
-        ends = ends / self._at(self.grid.scales, first + 1, noisy)
+        ends = ends / at_knots(self.grid.scales, first + 1, noisy)
         levels = (*self._levels(first, noisy), *self._levels(first + 1, noisy))
         kind = self.recipe.prediction_type
         return replace(batch, noisy=noisy, target=segment_target(kind, noisy, ends, *levels))
@@ -66,7 +66,7 @@ class OnlineDataset(SegmentDataset):
         self, noisy: torch.Tensor, steps: list[int], items: list[int]
     ) -> torch.Tensor:
         """Ask the teacher; see `TargetSource`."""
-        states = noisy * self._at(
+        states = noisy * at_knots(
             self.teacher_grid.scales, torch.tensor(steps, dtype=torch.int64), noisy
         )
         prompt_rows = [self._trajectories.prompt_row(self._trajectory(item)) for item in items]

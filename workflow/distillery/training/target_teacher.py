@@ -17,7 +17,7 @@ from distillery.training.batches import Batches
 from distillery.training.data import SegmentDataset
 from distillery.training.distributed import RankInfo, from_main
 from distillery.training.health import START_LIMIT_S, Watchdog
-from distillery.training.own_teacher import OwnTeacher, Question
+from distillery.training.own_teacher import OwnTeacher, Question, TargetTeacher
 from distillery.training.teacher_process import TeacherProcess, Work, start_or_join
 
 
@@ -35,46 +35,8 @@ class TeachersInputs(Protocol):
         ...
 
 
-class TargetTeacher(Protocol):
-    """A teacher, wherever it is."""
-
-    def advance(
-        self, states: torch.Tensor, segments: Sequence[int], prompt_rows: Sequence[int]
-    ) -> torch.Tensor:
-        """The states (b, *latent) float32 at the ends of segments; all ranks call it together.
-
-        Args:
-            states: (b, *latent) float32 at their beginnings, with their scale.
-            segments: b of the student's.
-            prompt_rows: b rows of the prompt table.
-        """
-        ...
-
-    def clean(
-        self, states: torch.Tensor, steps: Sequence[int], prompt_rows: Sequence[int]
-    ) -> torch.Tensor:
-        """The clean latents (b, *latent) float32 that the guided teacher sees in states; all ranks
-        call it together, with as many states as each has, maybe none.
-
-        Args:
-            states: (b, *latent) float32, with their scale.
-            steps: b of the teacher's, at whose noise levels they are.
-            prompt_rows: b rows of the prompt table.
-        """
-        ...
-
-    def advance_all(
-        self, states: torch.Tensor, segment: int, prompt_rows: Sequence[int]
-    ) -> torch.Tensor:
-        """As `advance`, for the same states of one segment on every rank."""
-        ...
-
-    def close(self) -> None:
-        """No more will be asked."""
-
-
 @dataclass(frozen=True)
-class TeacherOfOneRank:
+class TeacherOfOneRank(TargetTeacher):
     """A teacher in one process, which answers all: each rank gets the answers to its own states.
 
     Attributes:
@@ -91,18 +53,6 @@ class TeacherOfOneRank:
     this_rank: int
     watchdog: Watchdog
 
-    def advance(
-        self, states: torch.Tensor, segments: Sequence[int], prompt_rows: Sequence[int]
-    ) -> torch.Tensor:
-        """Where it goes from the states of all."""
-        return self._of_all("advance", states, segments, prompt_rows)
-
-    def clean(
-        self, states: torch.Tensor, steps: Sequence[int], prompt_rows: Sequence[int]
-    ) -> torch.Tensor:
-        """What it sees in the states of all."""
-        return self._of_all("clean", states, steps, prompt_rows)
-
     def advance_all(
         self, states: torch.Tensor, segment: int, prompt_rows: Sequence[int]
     ) -> torch.Tensor:
@@ -113,10 +63,7 @@ class TeacherOfOneRank:
         dist.broadcast(ends, src=self.rank)
         return ends
 
-    def close(self) -> None:
-        """Nothing to do."""
-
-    def _of_all(
+    def ask(
         self,
         question: Question,
         states: torch.Tensor,
@@ -139,7 +86,7 @@ class TeacherOfOneRank:
             assert all_about is not None
             self.watchdog.heartbeat("answers for all ranks", joint=True, limit_s=START_LIMIT_S)
             of_all = torch.cat(all_about).T.tolist()
-            answer = getattr(self.own, question)(torch.cat(all_states), *of_all)
+            answer = self.own.ask(question, torch.cat(all_states), *of_all)
             answers = [_padded(part, max(sizes)) for part in torch.split(answer, sizes)]
         self.watchdog.heartbeat("answers of the teacher", waits=True, limit_s=START_LIMIT_S)
         received = _padded(torch.empty_like(states), max(sizes))

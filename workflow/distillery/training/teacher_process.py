@@ -27,7 +27,7 @@ from distillery.store.recipes import TargetsRecipe
 from distillery.store.tables import read_table
 from distillery.training.distributed import die_with_parent
 from distillery.training.health import SIGNALS, START_LIMIT_S, Watchdog
-from distillery.training.own_teacher import OwnTeacher, Question
+from distillery.training.own_teacher import OwnTeacher, Question, TargetTeacher
 
 POLL_S = 0.1
 
@@ -60,35 +60,17 @@ class Work:
 
 
 @dataclass(frozen=True)
-class TeacherProcess:
-    """The other side of it, in a rank: see `TargetTeacher`."""
+class TeacherProcess(TargetTeacher):
+    """The other side of it, in a rank."""
 
     connection: Connection
     watchdog: Watchdog
-
-    def advance(
-        self, states: torch.Tensor, segments: Sequence[int], prompt_rows: Sequence[int]
-    ) -> torch.Tensor:
-        """Where it goes."""
-        return self._ask("advance", states, segments, prompt_rows)
-
-    def clean(
-        self, states: torch.Tensor, steps: Sequence[int], prompt_rows: Sequence[int]
-    ) -> torch.Tensor:
-        """What it sees."""
-        return self._ask("clean", states, steps, prompt_rows)
-
-    def advance_all(
-        self, states: torch.Tensor, segment: int, prompt_rows: Sequence[int]
-    ) -> torch.Tensor:
-        """Each rank for itself."""
-        return self.advance(states, [segment] * len(states), prompt_rows)
 
     def close(self) -> None:
         """Let the process end, which waits for all ranks of its node."""
         self.connection.close()
 
-    def _ask(
+    def ask(
         self,
         question: Question,
         states: torch.Tensor,
@@ -204,7 +186,7 @@ def _answer(own: OwnTeacher, client: Connection) -> bool:
         return False
     answer: object
     try:
-        answer = getattr(own, question)(torch.from_numpy(states), *about).cpu().numpy()
+        answer = own.ask(question, torch.from_numpy(states), *about).cpu().numpy()
     except Exception as error:
         traceback.print_exc()
         answer = f"{type(error).__name__}: {error}"
