@@ -325,6 +325,15 @@ def test_online_targets_have_a_table_of_places(teacher: Path, tmp_path: Path) ->
     # 4 guided steps of a trajectory, of which 2 segments walk half a step and ask for 2.
     assert beside["training"]["teacher"]["epochs_until_storing_pays"] == 8 / (2 * (0.5 + 4))
 
+    # One of two segments: two passes to draw and to look, one update of the copy, a guided look.
+    matching = {"targets": "online", "distribution_matching": {"updates": 1}}
+    matched = plan(tmp_path, teacher, training=matching)["training"]
+    assert matched["bytes_per_device"] > student
+    table = matched["teacher"]
+    assert table["stored"] == beside["training"]["teacher"]["stored"], "there it has no copy"
+    assert table["places"]["every_rank"]["cost"] == 1 + (0.5 + 5 / 2 + 4 + 1) / 3
+    assert table["epochs_until_storing_pays"] == 8 / (2 * (0.5 + 5 / 2 + 4 + 1))
+
 
 @pytest.mark.parametrize(
     ("changes", "message"),

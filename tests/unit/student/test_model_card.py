@@ -25,7 +25,19 @@ METADATA = {
 }
 
 
-def card_of(cast_latents: bool = False, vae_dtype: str = "float32", **teacher: object) -> str:
+def test_sections_of_the_training_are_shown_with_their_values() -> None:
+    training = {"betas": [0.9, 0.95], "distribution_matching": {"weight": 0.1, "updates": 5}}
+    card = card_of(training=training)
+    assert "| distribution matching | updates 5, weight 0.1 |\n" in card
+    assert "| betas | 0.9, 0.95 |\n| distribution" in card
+
+
+def card_of(
+    cast_latents: bool = False,
+    vae_dtype: str = "float32",
+    training: dict[str, object] | None = None,
+    **teacher: object,
+) -> str:
     call = {
         "arguments": {"num_inference_steps": 4},
         "dtypes": {"default": "bfloat16", "vae": vae_dtype},
@@ -38,7 +50,8 @@ def card_of(cast_latents: bool = False, vae_dtype: str = "float32", **teacher: o
         targets=Targets(steps=8, guidance_scale=4.0),
         student=Student(steps=4),
     )
-    return model_card(job, METADATA | {"call": call})
+    recipe = METADATA["recipe"] | {"training": training or {}}  # type: ignore[operator]
+    return model_card(job, METADATA | {"call": call, "recipe": recipe})
 
 
 def codes_of(card: str) -> list[str]:

@@ -132,6 +132,7 @@ def test_it_acts_on_the_last_step_alone_by_the_difference_of_what_both_see(
     found = add_directions(batch, state, 8, opened)
     assert found.direction is not None
     last = [row for row, step in enumerate(batch.segment.tolist()) if step == STEPS - 1]
+    assert float(state.companion.losses[1]) == len(last), "the history's mean is over these"
     others = [row for row in range(8) if row not in last]
     assert last
     assert others

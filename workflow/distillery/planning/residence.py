@@ -13,7 +13,7 @@ from distillery.config.training import Place
 from distillery.files import readable
 from distillery.student.info import StudentInfo
 from distillery.teacher.folder import PipelineFolder
-from distillery.training.execution import Machine
+from distillery.training.execution import Machine, student_state_bytes
 from distillery.training.residence import choose_place, demands
 
 TRAINING_PASSES = 3
@@ -51,10 +51,12 @@ def plan_residence(
         "own_gpus": gpus * ((update - answer) / ranks + answer),
     }
     storing = _storing(config, student, folder)
+    plain = config.training.model_copy(update={"distribution_matching": None})
+    stored = student_state_bytes(plain, student)
     return {
         "place": place,
         "reason": reason,
-        "stored": {"gpu": student_bytes, "other_gpus": student_bytes, "host": 0, "cost": 1.0},
+        "stored": {"gpu": stored, "other_gpus": stored, "host": 0, "cost": 1.0},
         "places": {
             name: asdict(demand)
             | {"cost": costs[name] / TRAINING_PASSES if name in costs else None}
@@ -66,9 +68,18 @@ def plan_residence(
 
 def _passes(config: Config, student: StudentInfo, folder: PipelineFolder) -> tuple[float, float]:
     """For a sample, in forward passes of the student: its walk to where it stands, on average, and
-    the teacher's answer."""
+    the teacher's answer.
+
+    With distribution matching, for one of a student's steps: it draws, the copy looks and learns,
+    and the teacher looks.
+    """
     steps = config.training.online_steps or config.targets.steps // config.student.steps
-    return (config.student.steps - 1) / 2, steps * _guided_step(config, student, folder)
+    visit, looks = (config.student.steps - 1) / 2, float(steps)
+    matching = config.training.distribution_matching
+    if matching is not None:
+        visit += (2 + TRAINING_PASSES * matching.updates) / config.student.steps
+        looks += 1 / config.student.steps
+    return visit, looks * _guided_step(config, student, folder)
 
 
 def _storing(config: Config, student: StudentInfo, folder: PipelineFolder) -> float:

@@ -117,7 +117,7 @@ def new_heads(student: Path, settings: Adversarial, run: Run) -> Companion:
         trainable_of(network).values(), lr=settings.learning_rate, betas=BETAS
     )
     make_moments(optimizer)
-    return Companion("heads", network, optimizer, torch.zeros((), device=run.device))
+    return Companion("heads", network, optimizer, torch.zeros(2, device=run.device))
 
 
 def judge(drawing: Drawing, heads: Companion, settings: Adversarial, run: Run) -> torch.Tensor:

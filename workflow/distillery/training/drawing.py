@@ -192,17 +192,17 @@ def update(
 
     def accumulate(size: int) -> torch.Tensor:
         companion.optimizer.zero_grad(set_to_none=True)
-        total = torch.zeros((), device=run.device)
+        shown = torch.zeros((), device=run.device)
         for falling_b, shown_b in losses(size):
             (falling_b.sum() / drawing.count).backward()  # type: ignore[no-untyped-call]
-            total += shown_b.detach().sum() / drawing.count
-        return total
+            shown += shown_b.detach().sum()
+        return torch.stack([shown, torch.full_like(shown, len(drawing.rows))])
 
-    total = with_what_fits(accumulate, drawing.size, run.device)
+    shown = with_what_fits(accumulate, drawing.size, run.device)
     parameters = list(companion.trainable.values())
     run.watchdog.heartbeat(f"gradients of the {companion.name}", waits=True)
     parallel.sum_gradients(parameters)
-    companion.loss = distributed.all_reduce(total)
+    companion.losses = distributed.all_reduce(shown)
     if max_grad_norm is not None:
         parallel.clip_gradients(parameters, max_grad_norm)
     companion.optimizer.step()

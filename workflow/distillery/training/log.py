@@ -212,6 +212,7 @@ class ProgressLog:
         window.counts = [a + b for a, b in zip(window.counts, totals.counts, strict=True)]
         window.grad_norm += totals.grad_norm
         window.companion_loss += totals.companion_loss
+        window.companion_count += totals.companion_count
         window.num_updates += 1
         self._interval.num_mine += num_mine
         self._interval.waiting_s += waiting_s
@@ -339,8 +340,9 @@ def row_of(
     ]
     names = [f"loss_segment_{number}" for number in range(len(by_segment) - has_rollouts)]
     names += ["loss_rollout"] * has_rollouts
-    beside = window.companion_loss / window.num_updates
-    more = {f"loss_{companion}": beside} if companion and beside else {}
+    more = {}
+    if companion and window.companion_count:
+        more[f"loss_{companion}"] = window.companion_loss / window.companion_count
     return {
         "samples_seen": samples_seen,
         "loss": sum(window.losses) / sum(window.counts),

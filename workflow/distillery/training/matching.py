@@ -45,7 +45,7 @@ def new_copy(student: Path, settings: DistributionMatching, run: Run) -> Compani
         fused=run.device.type == "cuda",
     )
     make_moments(optimizer)
-    return Companion("copy", denoiser, optimizer, torch.zeros((), device=run.device))
+    return Companion("copy", denoiser, optimizer, torch.zeros(2, device=run.device))
 
 
 def match(

@@ -86,7 +86,7 @@ class Window:
         counts: number of samples by segment.
         grad_norm: sum over the updates.
         num_updates: how many they are.
-        companion_loss: sum over the updates of the companion's.
+        companion_loss, companion_count: sum of the companion's losses, and of how many samples.
     """
 
     losses: list[float]
@@ -94,6 +94,7 @@ class Window:
     grad_norm: float = 0.0
     num_updates: int = 0
     companion_loss: float = 0.0
+    companion_count: float = 0.0
 
     @classmethod
     def empty(cls, num_segments: int) -> Self:
@@ -124,13 +125,13 @@ class Companion:
         name: "copy" or "heads"; its loss has this name in the history.
         network: on the device.
         optimizer: over its trainable parameters, in their order.
-        loss: of its last update, (), over all processes.
+        losses: (2,) of its last update, over all processes: their sum, and of how many samples.
     """
 
     name: str
     network: Any
     optimizer: torch.optim.Optimizer
-    loss: torch.Tensor
+    losses: torch.Tensor
 
     @property
     def trainable(self) -> dict[str, torch.nn.Parameter]:
@@ -202,7 +203,8 @@ class UpdateTotals:
         grad_norm: of the whole gradient, before clipping.
         losses: sum of the samples' losses by segment.
         counts: number of samples by segment.
-        companion_loss: of what learns beside, see `directions`.
+        companion_loss, companion_count: of what learns beside, see `directions`: sum of its
+            losses, and of how many samples.
     """
 
     stop: bool
@@ -210,6 +212,7 @@ class UpdateTotals:
     losses: list[float]
     counts: list[float]
     companion_loss: float = 0.0
+    companion_count: float = 0.0
 
     @property
     def loss(self) -> float:
@@ -368,14 +371,14 @@ def reduce_totals(
     run.watchdog.heartbeat("losses of all ranks", waits=True)
     values = torch.cat([grad_norm.double().view(1), distributed.all_reduce(sums)])
     if companion is not None:
-        values = torch.cat([values, companion.loss.double().view(1)])
+        values = torch.cat([values, companion.losses.double()])
     # The only wait for the GPU in an update: what is not finite must not reach the weights. On an
     # H200 it costs 1.4 % of an update of 8 samples of Wan2.1-1.3B, 0.2 % of one of 32 samples of
     # SDXL (benchmarks/waits.py).
     norm, stop, *totals = values.tolist()
     run.watchdog.heartbeat("update of the weights")
     losses, counts = totals[:num_losses], totals[num_losses : 2 * num_losses]
-    return UpdateTotals(stop > 0, norm, losses, counts, sum(totals[2 * num_losses :]))
+    return UpdateTotals(stop > 0, norm, losses, counts, *totals[2 * num_losses :])
 
 
 def check_finite(totals: UpdateTotals, local: LocalUpdate, run: Run) -> None:
