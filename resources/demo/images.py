@@ -1,27 +1,16 @@
-"""Captioned images for the demo: one or two coloured shapes on a plain background.
-
-    python -m resources.demo.images --prompts config/prompts    # writes the two prompt tables
+"""Images of the demo's captions: coloured shapes on a plain background.
 
 Everything here is a pure function of (caption, seed): the same image on every machine. The seed
 moves, scales and turns the objects; the caption fixes everything that can be read off an image.
-
-A caption names one object ("a large green hexagon on a gray background") or two and where they
-stand ("a small red star left of a large blue ring on a white background"). One scene in eight is
-held out, chosen by a hash of its caption: no training stage ever sees it.
 """
 
-import argparse
-import csv
 import hashlib
-import itertools
 import math
 import random
-import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 
 from PIL import Image, ImageDraw
+from resources.demo.scenes import OVERLAPPING, Item, Scene, scene_of
 
 IMAGE_PX = 96
 SUPERSAMPLING = 4
@@ -45,13 +34,7 @@ BACKGROUNDS = {
 # Radius of the circle that holds the object, in pixels: two large ones still fit side by side.
 RADII_PX = {"small": (10.0, 12.0), "large": (17.5, 20.0)}
 # Each relation as (axis of the image, does the first object come first on that axis).
-RELATIONS = {
-    "left of": (0, True),
-    "right of": (0, False),
-    "above": (1, True),
-    "below": (1, False),
-}
-MIRRORED = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
+DIRECTIONS = {"left of": (0, True), "right of": (0, False), "above": (1, True), "below": (1, False)}
 
 MARGIN_PX = 2.0
 GAP_PX = 5.0
@@ -59,29 +42,18 @@ GAP_PX = 5.0
 # "left of" never looks like "above".
 SIDEWAYS_PX = 7.0
 MAX_TURN_RAD = math.radians(15.0)
-
-ONE_OBJECT_SHARE = 0.2
-HELD_OUT_ONE_IN = 8
+# Of two overlapping objects the one behind has its centre near the rim of the one in front: at
+# this part of its radius, and up to that part of their own further out.
+NEAR_RIM, BEYOND_RIM = 0.75, 0.3
+# Stripes and dots are the object's colour, darkened.
+DARKENED = 0.45
+STRIPES_PX, DOTS_PX, DOT_RADIUS_PX = 8.0, 7.5, 2.2
+RING_HOLE = 0.55
+# A circle fills its radius, a square does not: this keeps their sizes alike.
+ROUND = 0.92
 
 Point = tuple[float, float]
-
-
-@dataclass(frozen=True)
-class Item:
-    """One object, as its three words."""
-
-    size: str
-    colour: str
-    shape: str
-
-
-@dataclass(frozen=True)
-class Scene:
-    """What a caption says: one item, or two and the relation of the first to the second."""
-
-    items: tuple[Item, ...]
-    relation: str | None
-    background: str
+Colour = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -99,6 +71,11 @@ def _regular(corners: int, inner: float | None = None) -> tuple[Point, ...]:
     radii = [1.0 if inner is None or i % 2 == 0 else inner for i in range(count)]
     angles = [2 * math.pi * i / count - math.pi / 2 for i in range(count)]
     return tuple((r * math.cos(a), r * math.sin(a)) for r, a in zip(radii, angles, strict=True))
+
+
+def _circle(radius: float = ROUND, num_points: int = 64) -> tuple[Point, ...]:
+    """Return a circle as a polygon that nobody can tell from one at this size."""
+    return tuple((radius * x, radius * y) for x, y in _regular(num_points))
 
 
 def _cross(arm: float = 0.30) -> tuple[Point, ...]:
@@ -127,8 +104,10 @@ def _heart(num_points: int = 48) -> tuple[Point, ...]:
     return tuple((x / reach, y / reach) for x, y in curve)
 
 
-# Outlines in the unit circle, y downwards; circle and ring are drawn as ellipses.
+# Outlines in the unit circle, y downwards; a ring has its hole besides.
 OUTLINES: dict[str, tuple[Point, ...]] = {
+    "circle": _circle(),
+    "ring": _circle(),
     "square": tuple(
         (math.sqrt(0.5) * x, math.sqrt(0.5) * y) for x, y in ((-1, -1), (1, -1), (1, 1), (-1, 1))
     ),
@@ -138,135 +117,6 @@ OUTLINES: dict[str, tuple[Point, ...]] = {
     "cross": _cross(),
     "heart": _heart(),
 }
-SHAPES = ("circle", "ring", *OUTLINES)
-RING_HOLE = 0.55
-
-
-def caption_of(scene: Scene) -> str:
-    """Return the caption of a scene."""
-    phrases = [f"a {item.size} {item.colour} {item.shape}" for item in scene.items]
-    objects = f" {scene.relation} ".join(phrases) if scene.relation else phrases[0]
-    return f"{objects} on a {scene.background} background"
-
-
-def scene_of(caption: str) -> Scene:
-    """Return the scene that a caption describes.
-
-    Raises:
-        ValueError: the caption is none of ours.
-    """
-    objects, _, background = caption.removesuffix(" background").rpartition(" on a ")
-    relation = next((r for r in RELATIONS if f" {r} a " in objects), None)
-    phrases = objects.split(f" {relation} ") if relation else [objects]
-    words = [phrase.split() for phrase in phrases]
-    if any(len(w) != 4 for w in words):
-        raise ValueError(f"not a caption of the demo: {caption!r}")
-    scene = Scene(tuple(Item(*w[1:]) for w in words), relation, background)
-    known = background in BACKGROUNDS and all(
-        i.size in RADII_PX and i.colour in COLOURS and i.shape in SHAPES for i in scene.items
-    )
-    if not known or caption_of(scene) != caption:
-        raise ValueError(f"not a caption of the demo: {caption!r}")
-    return scene
-
-
-def canonical_caption(scene: Scene) -> str:
-    """Return one caption for the two wordings of a scene ("A left of B" is "B right of A")."""
-    if scene.relation in ("right of", "below"):
-        scene = Scene(scene.items[::-1], MIRRORED[scene.relation], scene.background)
-    return caption_of(scene)
-
-
-def is_held_out(scene: Scene) -> bool:
-    """Tell whether a scene is kept from all training; both of its wordings are, or neither."""
-    digest = hashlib.sha256(canonical_caption(scene).encode()).digest()
-    return int.from_bytes(digest[:8], "big") % HELD_OUT_ONE_IN == 0
-
-
-def random_scene(rng: random.Random, num_items: int) -> Scene:
-    """Return a scene with one or two items; two items differ in colour or shape."""
-
-    def item() -> Item:
-        return Item(rng.choice(list(RADII_PX)), rng.choice(list(COLOURS)), rng.choice(list(SHAPES)))
-
-    background = rng.choice(list(BACKGROUNDS))
-    first, second = item(), item()
-    if num_items == 1:
-        return Scene((first,), None, background)
-    while (first.colour, first.shape) == (second.colour, second.shape):
-        second = item()
-    return Scene((first, second), rng.choice(list(RELATIONS)), background)
-
-
-def training_scene(rng: random.Random) -> Scene:
-    """Return a random scene that is not held out."""
-    while True:
-        scene = random_scene(rng, 1 if rng.random() < ONE_OBJECT_SHARE else 2)
-        if not is_held_out(scene):
-            return scene
-
-
-def near_misses(scene: Scene) -> list[Scene]:
-    """Return the other scenes that differ from one by a word or by one exchange of two words."""
-    words = {"size": tuple(RADII_PX), "colour": tuple(COLOURS), "shape": SHAPES}
-    near = [replace(scene, background=ground) for ground in BACKGROUNDS]
-    for index, field in itertools.product(range(len(scene.items)), words):
-        for word in words[field]:
-            items = list(scene.items)
-            items[index] = replace(items[index], **{field: word})
-            near.append(replace(scene, items=tuple(items)))
-    if scene.relation is not None:
-        first, second = scene.items
-        near += [replace(scene, relation=relation) for relation in RELATIONS]
-        for field in words:
-            one, other = getattr(first, field), getattr(second, field)
-            items = [replace(first, **{field: other}), replace(second, **{field: one})]
-            near.append(replace(scene, items=tuple(items)))
-    own = canonical_caption(scene)
-    return [other for other in near if canonical_caption(other) != own]
-
-
-def _place(scene: Scene, rng: random.Random) -> tuple[Placement, ...]:
-    """Choose where the items of a scene stand, inside the image and clear of each other."""
-    radii = [rng.uniform(*RADII_PX[item.size]) for item in scene.items]
-    turns = [rng.uniform(-MAX_TURN_RAD, MAX_TURN_RAD) for _ in scene.items]
-    if scene.relation is None:
-        low = MARGIN_PX + radii[0]
-        centre = (rng.uniform(low, IMAGE_PX - low), rng.uniform(low, IMAGE_PX - low))
-        return (Placement(centre, radii[0], turns[0]),)
-    axis, first_leads = RELATIONS[scene.relation]
-    lead, trail = (0, 1) if first_leads else (1, 0)
-    slack = IMAGE_PX - 2 * MARGIN_PX - GAP_PX - 2 * sum(radii)
-    before, until = sorted((rng.uniform(0.0, slack), rng.uniform(0.0, slack)))
-    along = [0.0, 0.0]
-    along[lead] = MARGIN_PX + radii[lead] + before
-    along[trail] = along[lead] + sum(radii) + GAP_PX + (until - before)
-    across = [IMAGE_PX / 2 + rng.uniform(-SIDEWAYS_PX, SIDEWAYS_PX) for _ in range(2)]
-    centres = [(a, c) if axis == 0 else (c, a) for a, c in zip(along, across, strict=True)]
-    return tuple(Placement(*p) for p in zip(centres, radii, turns, strict=True))
-
-
-def _draw_item(
-    canvas: ImageDraw.ImageDraw, item: Item, place: Placement, ground: tuple[int, int, int]
-) -> None:
-    """Draw one item on the enlarged canvas."""
-    x, y = (SUPERSAMPLING * v for v in place.centre)
-    radius = SUPERSAMPLING * place.radius_px
-    colour = COLOURS[item.colour]
-    if item.shape in ("circle", "ring"):
-        # A circle fills its radius, a square does not: 0.92 keeps their sizes alike.
-        full = 0.92 * radius
-        canvas.ellipse((x - full, y - full, x + full, y + full), fill=colour)
-        if item.shape == "ring":
-            hole = RING_HOLE * full
-            canvas.ellipse((x - hole, y - hole, x + hole, y + hole), fill=ground)
-        return
-    cos, sin = math.cos(place.turn_rad), math.sin(place.turn_rad)
-    outline = OUTLINES[item.shape]
-    canvas.polygon(
-        [(x + radius * (cos * u - sin * v), y + radius * (sin * u + cos * v)) for u, v in outline],
-        fill=colour,
-    )
 
 
 def draw(caption: str, seed: int) -> Image.Image:
@@ -278,62 +128,112 @@ def draw(caption: str, seed: int) -> Image.Image:
     scene = scene_of(caption)
     digest = hashlib.sha256(f"{seed}:{caption}".encode()).digest()
     rng = random.Random(int.from_bytes(digest[:8], "big"))  # noqa: S311 - no secrets
-    ground = BACKGROUNDS[scene.background]
-    image = Image.new("RGB", (SUPERSAMPLING * IMAGE_PX,) * 2, ground)
-    canvas = ImageDraw.Draw(image)
-    for item, place in zip(scene.items, _place(scene, rng), strict=True):
-        _draw_item(canvas, item, place, ground)
+    image = Image.new("RGB", (SUPERSAMPLING * IMAGE_PX,) * 2, BACKGROUNDS[scene.background])
+    placed = list(zip(scene.items, _place(scene, rng), strict=True))
+    for item, place in placed[::-1] if scene.relation == "in front of" else placed:
+        _draw_item(image, item, place)
     return image.reduce(SUPERSAMPLING)
 
 
-def choose_captions(num_captions: int, *, held_out: bool, seed: int) -> list[str]:
-    """Return captions of distinct scenes from one side of the split, one- and two-object mixed.
-
-    Raises:
-        ValueError: that side has too few one-object scenes.
-    """
-    rng = random.Random(seed)  # noqa: S311 - no secrets
-    num_single = round(ONE_OBJECT_SHARE * num_captions)
-    singles = [
-        Scene((Item(size, colour, shape),), None, background)
-        for size in RADII_PX
-        for colour in COLOURS
-        for shape in SHAPES
-        for background in BACKGROUNDS
-    ]
-    singles = [scene for scene in singles if is_held_out(scene) == held_out]
-    if len(singles) < num_single:
-        raise ValueError(f"{num_single} one-object captions asked for, {len(singles)} exist")
-    chosen = {canonical_caption(s): caption_of(s) for s in rng.sample(singles, num_single)}
-    while len(chosen) < num_captions:
-        scene = random_scene(rng, 2)
-        if is_held_out(scene) == held_out:
-            chosen.setdefault(canonical_caption(scene), caption_of(scene))
-    captions = list(chosen.values())
-    rng.shuffle(captions)
-    return captions
+def _place(scene: Scene, rng: random.Random) -> tuple[Placement, ...]:
+    """Choose where the items of a scene stand, inside the image; only OVERLAPPING ones touch."""
+    radii = [rng.uniform(*RADII_PX[item.size]) for item in scene.items]
+    turns = [rng.uniform(-MAX_TURN_RAD, MAX_TURN_RAD) for _ in scene.items]
+    if scene.relation is None:
+        centres = [(_free(radii[0], rng), _free(radii[0], rng))]
+    elif scene.relation in OVERLAPPING:
+        centres = _overlapping(radii, scene.relation == "in front of", rng)
+    elif len(radii) == 3:
+        centres = _triangle(radii, scene.relation, rng)
+    else:
+        axis, first_leads = DIRECTIONS[scene.relation]
+        along = _in_line(radii, first_leads, rng)
+        across = [IMAGE_PX / 2 + rng.uniform(-SIDEWAYS_PX, SIDEWAYS_PX) for _ in range(2)]
+        pairs = zip(along, across, strict=True)
+        centres = [(a, c) if axis == 0 else (c, a) for a, c in pairs]
+    return tuple(Placement(*p) for p in zip(centres, radii, turns, strict=True))
 
 
-def write_prompts(path: Path, name: str, captions: Sequence[str]) -> None:
-    """Write a prompt table with the columns prompt_id and prompt."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("prompt_id", "prompt"))
-        writer.writerows((f"{name}-{i:04d}", text) for i, text in enumerate(captions, start=1))
+def _free(radius: float, rng: random.Random) -> float:
+    """A coordinate anywhere in the image."""
+    low = MARGIN_PX + radius
+    return rng.uniform(low, IMAGE_PX - low)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Write demo-train.csv (1024 training-side captions) and demo-eval.csv (256 held-out ones)."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--prompts", type=Path, default=Path("config/prompts"))
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args(argv)
-    for name, count in (("train", 1024), ("eval", 256)):
-        captions = choose_captions(count, held_out=name == "eval", seed=args.seed)
-        write_prompts(args.prompts / f"demo-{name}.csv", name, captions)
-    return 0
+def _in_line(radii: list[float], first_leads: bool, rng: random.Random) -> tuple[float, float]:
+    """Coordinates of two items one after the other on an axis, clear of each other."""
+    lead = radii[0 if first_leads else 1]
+    slack = IMAGE_PX - 2 * MARGIN_PX - GAP_PX - 2 * sum(radii)
+    before, until = sorted((rng.uniform(0.0, slack), rng.uniform(0.0, slack)))
+    near = MARGIN_PX + lead + before
+    far = near + sum(radii) + GAP_PX + (until - before)
+    return (near, far) if first_leads else (far, near)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def _triangle(radii: list[float], relation: str, rng: random.Random) -> list[Point]:
+    """The first item above or below the two others, which stand from left to right."""
+    row = max(radii[1:])
+    y_first, y_row = _in_line([radii[0], row], relation == "above", rng)
+    x_first = IMAGE_PX / 2 + rng.uniform(-SIDEWAYS_PX, SIDEWAYS_PX)
+    return [(x_first, y_first), *((x, y_row) for x in _in_line(radii[1:], True, rng))]
+
+
+def _overlapping(radii: list[float], first_in_front: bool, rng: random.Random) -> list[Point]:
+    """Two items in any direction of each other, the one behind near the rim of the other."""
+    front, back = radii if first_in_front else radii[::-1]
+    distance = NEAR_RIM * front + rng.uniform(0.0, BEYOND_RIM) * back
+    angle = rng.uniform(0.0, 2 * math.pi)
+    centres: list[list[float]] = [[], []]
+    for offset in (distance * math.cos(angle), distance * math.sin(angle)):
+        low = MARGIN_PX + max(radii[0], radii[1] - offset)
+        high = IMAGE_PX - MARGIN_PX - max(radii[0], radii[1] + offset)
+        first = rng.uniform(low, high)
+        centres[0].append(first)
+        centres[1].append(first + offset)
+    return [(x, y) for x, y in centres]
+
+
+def _draw_item(image: Image.Image, item: Item, place: Placement) -> None:
+    """Draw one item on the enlarged image: its colour and pattern through its outline."""
+    radius = SUPERSAMPLING * place.radius_px
+    half = math.ceil(radius)
+    corner = tuple(round(SUPERSAMPLING * v) - half for v in place.centre)
+    cos, sin = math.cos(place.turn_rad), math.sin(place.turn_rad)
+
+    def turned(points: tuple[Point, ...], scale: float) -> list[Point]:
+        """Points about the item's centre, as points of its tile."""
+        return [
+            (half + scale * (cos * u - sin * v), half + scale * (sin * u + cos * v))
+            for u, v in points
+        ]
+
+    mask = Image.new("L", (2 * half + 1,) * 2, 0)
+    outline = ImageDraw.Draw(mask)
+    outline.polygon(turned(OUTLINES[item.shape], radius), fill=255)
+    if item.shape == "ring":
+        outline.polygon(turned(_circle(RING_HOLE * ROUND), radius), fill=0)
+    tile = Image.new("RGB", mask.size, COLOURS[item.colour])
+    canvas = ImageDraw.Draw(tile)
+    dark = tuple(round(DARKENED * value) for value in COLOURS[item.colour])
+    for polygon in _pattern(item.pattern, place.radius_px):
+        canvas.polygon(turned(polygon, SUPERSAMPLING), fill=dark)
+    image.paste(tile, corner, mask)
+
+
+def _pattern(pattern: str, radius_px: float) -> list[tuple[Point, ...]]:
+    """What is darkened of an item, in pixels about its centre: stripes, dots or nothing."""
+    if pattern == "striped":
+        number, half = math.ceil(radius_px / STRIPES_PX), STRIPES_PX / 4
+        middles = [STRIPES_PX * n for n in range(-number, number + 1)]
+        r = 1.5 * radius_px
+        return [((-r, y - half), (r, y - half), (r, y + half), (-r, y + half)) for y in middles]
+    if pattern == "dotted":
+        number = math.ceil(radius_px / DOTS_PX)
+        steps = range(-number, number + 1)
+        dot = _circle(DOT_RADIUS_PX, 16)
+        return [
+            tuple((u + DOTS_PX * (column + row % 2 / 2), v + DOTS_PX * row) for u, v in dot)
+            for row in steps
+            for column in steps
+        ]
+    return []

@@ -1,6 +1,6 @@
 """Make the embedded demo teacher and judge.
 
-    python -m resources.demo.make all --device cuda --compile      # seven and a half minutes, H200
+    python -m resources.demo.make all --device cuda --compile --record vae judge teacher
     python -m resources.demo.make teacher --redo                   # one stage again
     python -m resources.demo.make all --tiny --out /tmp/demo       # a smoke test on one CPU core
 
@@ -37,9 +37,9 @@ PACKAGES = ("torch", "diffusers", "transformers", "tokenizers", "safetensors", "
 STATISTICS_IMAGES = 8192
 # Samples, batch size, peak learning rate, averaging: as measured for the committed weights.
 PLANS = {
-    "vae": Plan(500_000, 128, 2e-3, 0.999),
-    "judge": Plan(3_000_000, 1024, 1e-3, 0.999),
-    "teacher": Plan(6_000_000, 1024, 1.5e-3, 0.9995),
+    "vae": Plan(1_500_000, 128, 2e-3, 0.999),
+    "judge": Plan(4_000_000, 1024, 1e-3, 0.999),
+    "teacher": Plan(11_000_000, 1024, 1.5e-3, 0.9995),
 }
 TINY = {"images": 256, "samples": 32, "batch": 16, "score_prompts": 8, "score_seeds": 1}
 

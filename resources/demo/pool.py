@@ -1,6 +1,5 @@
 """The training images of the demo, drawn in parallel and kept in memory."""
 
-import hashlib
 import multiprocessing
 import random
 from collections.abc import Callable
@@ -9,28 +8,27 @@ from functools import partial
 
 import numpy as np
 import torch
-from resources.demo.images import (
+from resources.demo.images import IMAGE_PX, draw
+from resources.demo.scenes import (
     BACKGROUNDS,
-    COLOURS,
-    IMAGE_PX,
     MIRRORED,
-    RADII_PX,
     RELATIONS,
-    SHAPES,
-    Item,
+    WORDS,
     Scene,
     canonical_caption,
     caption_of,
-    draw,
+    digest_of,
+    exchanged,
+    has_distinct_items,
     is_held_out,
     training_scene,
+    with_word,
 )
 
 # Images stand in groups whose captions differ from the group's first by one edit: a contrastive
 # batch made of whole groups holds its own hard negatives.
 GROUP = 8
 GROUPS_PER_CHUNK = 32
-WORDS = {"size": tuple(RADII_PX), "colour": tuple(COLOURS), "shape": SHAPES}
 
 
 @dataclass(frozen=True)
@@ -46,36 +44,28 @@ class Pool:
 
 def _edit_word(scene: Scene, rng: random.Random) -> Scene:
     """Change one word of one item."""
-    index = rng.randrange(len(scene.items))
-    field, words = rng.choice(list(WORDS.items()))
-    items = list(scene.items)
-    items[index] = replace(items[index], **{field: rng.choice(words)})
-    return replace(scene, items=tuple(items))
+    name, words = rng.choice(list(WORDS.items()))
+    return with_word(scene, rng.randrange(len(scene.items)), name, rng.choice(words))
 
 
 def _edit_ground(scene: Scene, rng: random.Random) -> Scene:
     """Change the background."""
-    return replace(scene, background=rng.choice(list(BACKGROUNDS)))
+    return replace(scene, background=rng.choice(BACKGROUNDS))
 
 
 def _edit_relation(scene: Scene, rng: random.Random) -> Scene:
     """Change the relation."""
-    return replace(scene, relation=rng.choice(list(RELATIONS)))
+    return replace(scene, relation=rng.choice(RELATIONS[len(scene.items)]))
 
 
-def _swap_word(scene: Scene, rng: random.Random) -> Scene:
-    """Exchange one word between the two items."""
-    first, second = scene.items
-    field = rng.choice(list(WORDS))
-    items: tuple[Item, Item] = (
-        replace(first, **{field: getattr(second, field)}),
-        replace(second, **{field: getattr(first, field)}),
-    )
-    return replace(scene, items=items)
+def _exchange_word(scene: Scene, rng: random.Random) -> Scene:
+    """Exchange one word between two items."""
+    one, other = rng.sample(range(len(scene.items)), 2)
+    return exchanged(scene, rng.choice(list(WORDS)), one, other)
 
 
 def _mirror(scene: Scene, rng: random.Random) -> Scene:
-    """Let the two items change places."""
+    """Let the items change sides."""
     del rng
     assert scene.relation is not None
     return replace(scene, relation=MIRRORED[scene.relation])
@@ -83,8 +73,7 @@ def _mirror(scene: Scene, rng: random.Random) -> Scene:
 
 def _is_valid(scene: Scene) -> bool:
     """Tell whether a training image may show this scene."""
-    distinct = {(item.colour, item.shape) for item in scene.items}
-    return len(distinct) == len(scene.items) and not is_held_out(scene)
+    return has_distinct_items(scene) and not is_held_out(scene)
 
 
 def neighbours(rng: random.Random) -> list[Scene]:
@@ -92,7 +81,7 @@ def neighbours(rng: random.Random) -> list[Scene]:
     base = training_scene(rng)
     edits: list[Callable[[Scene, random.Random], Scene]] = [_edit_word, _edit_word, _edit_ground]
     if base.relation is not None:
-        edits += [_edit_word, _swap_word, _swap_word, _edit_relation, _mirror]
+        edits += [_edit_word, _exchange_word, _exchange_word, _edit_relation, _mirror]
     group = {canonical_caption(base): base}
     while len(group) < GROUP:
         scene = rng.choice(edits)(base, rng)
@@ -109,8 +98,7 @@ def _draw_chunk(chunk: int, seed: int) -> tuple[np.ndarray, list[str], list[int]
     for _ in range(GROUPS_PER_CHUNK):
         for scene in neighbours(rng):
             captions.append(caption_of(scene))
-            digest = hashlib.sha256(canonical_caption(scene).encode()).digest()
-            scenes.append(int.from_bytes(digest[:7], "big"))
+            scenes.append(int.from_bytes(digest_of(scene)[:7], "big"))
     images = np.empty((len(captions), 3, IMAGE_PX, IMAGE_PX), dtype=np.uint8)
     for i, caption in enumerate(captions):
         image_seed = rng.getrandbits(32)
@@ -121,8 +109,8 @@ def _draw_chunk(chunk: int, seed: int) -> tuple[np.ndarray, list[str], list[int]
 def draw_pool(num_images: int, *, seed: int, workers: int) -> Pool:
     """Draw the training pool; its content depends on the seed, not on the number of workers.
 
-    The count is rounded up to whole chunks of 256 images. One-object captions are 448 in all, so
-    they come back often with other positions; of the 226,000 two-object ones most are seen once.
+    The count is rounded up to whole chunks of 256 images. One-object captions are some 1,340 in
+    all, so they come back often with other positions; most of the millions of others never do.
     """
     per_chunk = GROUP * GROUPS_PER_CHUNK
     num_chunks = -(-num_images // per_chunk)

@@ -9,14 +9,8 @@ import torch
 import torch.nn.functional as F
 from diffusers import DiffusionPipeline, WanPipeline
 from PIL import Image
-from resources.demo.images import (
-    IMAGE_PX,
-    caption_of,
-    choose_captions,
-    draw,
-    near_misses,
-    scene_of,
-)
+from resources.demo.images import IMAGE_PX, draw
+from resources.demo.scenes import caption_of, choose_captions, near_misses, scene_of
 from resources.demo.vae import to_images, to_pixels
 from resources.demo.words import MAX_TOKENS, token_ids
 from transformers import CLIPModel, CLIPProcessor

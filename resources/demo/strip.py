@@ -16,7 +16,7 @@ from distillery.files import atomic_path
 
 MODELS = ("teacher", "student", "untrained")
 NUM_PROMPTS = 6
-IMAGE_PX, GAP_PX, LABEL_PX, PROMPT_PX = 160, 10, 110, 84
+IMAGE_PX, GAP_PX, LABEL_PX, PROMPT_PX = 160, 10, 110, 104
 PAPER, INK = (255, 255, 255), (60, 66, 75)
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import torch
-from resources.demo.images import caption_of, training_scene
+from resources.demo.scenes import caption_of, training_scene
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import CLIPTokenizer, PreTrainedTokenizerBase, T5Tokenizer
 
@@ -29,7 +29,7 @@ def train_t5_tokenizer(captions: Sequence[str]) -> PreTrainedTokenizerBase:
     """Fit a T5 (unigram) tokenizer: <pad> is 0, </s> is 1 and ends every text, <unk> is 2.
 
     The pieces are the words of the captions, each with its log-frequency: the most likely unigram
-    model there is. The usual trainer looks for strings that several words share, and with 35
+    model there is. The usual trainer looks for strings that several words share, and with so few
     words finds only letters. Letters follow as rare pieces, so that other words have tokens too.
     """
     counts = Counter(word for caption in captions for word in caption.split())
