@@ -1,6 +1,6 @@
 import json
 
-from distillery.locks import hold_run, job_lock
+from distillery.locks import check_way, hold_run, job_lock
 from distillery.planning.first import asked_to_plan, check_folder, plan_first
 from distillery.snakemake_private import jobs_to_run, rules_folder
 
@@ -8,6 +8,8 @@ from distillery.snakemake_private import jobs_to_run, rules_folder
 
 try:
     check_folder(PLANNED, rules_folder(workflow).parent)
+    # Snakemake looks there for files before any rule runs, and falls over what is no folder.
+    check_way(RUN.path)
 except ValueError as error:
     raise WorkflowError(str(error))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from distillery.locks import alone, hold_run, job_lock, quiet
+from distillery.locks import alone, check_way, hold_run, job_lock, quiet
 
 HOLD = """
 import sys, time
@@ -44,6 +44,11 @@ def test_a_link_to_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
     (tmp_path / "results").symlink_to(tmp_path / "unmounted")
     with pytest.raises(ValueError, match="a link to one that is not there"):
         hold_run(tmp_path / "results" / "demo")
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=f"since {tmp_path}/file is no folder"):
+        check_way(tmp_path / "file" / "demo")
+    check_way(tmp_path / "new" / "demo")
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_run_has_one_snakemake_until_that_is_killed(tmp_path: Path) -> None:

@@ -144,3 +144,8 @@ def test_the_demo_says_where_it_can_be_started(tmp_path: Path) -> None:
     for name in ("config", "resources"):
         (tmp_path / name).symlink_to(REPOSITORY / name)
     assert snakemake(tmp_path, *given, *configuration, "--dry-run").returncode == 0
+    (tmp_path / "results").touch()
+    done = snakemake(tmp_path, *given, *configuration, "--dry-run")
+    assert done.returncode != 0
+    assert "results/demo cannot be made, since results is no folder" in done.stdout
+    assert "Traceback" not in done.stdout

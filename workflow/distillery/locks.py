@@ -124,15 +124,21 @@ def _take(path: Path, tell: Tell) -> tuple[int, bool]:
     return descriptor, waited
 
 
+def check_way(folder: Path) -> None:
+    """Raise ValueError where a folder is not there and cannot be made, for what is in its way."""
+    for path in (folder, *folder.parents):
+        if path.is_dir():
+            return
+        if path.exists() or path.is_symlink():
+            raise ValueError(
+                f"{folder} cannot be made, since {path} is no folder, or a link to one that is not "
+                "there (a disk that is not mounted?): remove it, or bring the folder back"
+            )
+
+
 def _open(path: Path) -> int:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise ValueError(
-            f"{path.parent} cannot be made, since something on the way is no folder, or a link to "
-            "one that is not there (a disk that is not mounted?): remove it, or bring the folder "
-            "back"
-        ) from error
+    check_way(path.parent)
+    path.parent.mkdir(parents=True, exist_ok=True)
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
 

@@ -267,7 +267,11 @@ def test_the_frozen_network_takes_memory() -> None:
         ({"global_batch_size": 1}, "heads that see one image an update"),
         ({"adversarial": {"samples": 12}}, "12 must be a multiple of 8"),
         ({"adversarial": {"samples": 40}}, "use 32 or fewer"),
+        ({"adversarial": {"samples": 39}}, "use 32 or fewer"),
         ({"adversarial": {"samples": 16, "warmup_samples": 16}}, "would never learn from it"),
+        ({"adversarial": {"samples": 16, "warmup_samples": 9}}, "use 8 or fewer"),
+        ({"adversarial": {"samples": 8}, "rollout_samples": 32}, "or leave adversarial out"),
+        ({"timestep_weights": (1.0, 0.0)}, "it acts where the last segment ends"),
     ],
 )
 def test_what_does_not_go_together_is_refused(settings: dict[str, Any], message: str) -> None:

@@ -251,3 +251,13 @@ def test_the_copy_takes_memory_but_has_no_average() -> None:
 def test_it_needs_a_teacher_beside_the_student() -> None:
     with pytest.raises(ValidationError, match=r"is set and training\.targets is stored"):
         Training(num_samples=8, global_batch_size=8, distribution_matching={"weight": 1.0})
+
+
+def test_it_needs_a_last_segment_that_counts() -> None:
+    settings: dict[str, Any] = {
+        "num_samples": 8, "global_batch_size": 8, "targets": "online",
+        "distribution_matching": {"weight": 1.0}, "timestep_weights": (1.0, 0.0),
+    }  # fmt: skip
+    with pytest.raises(ValidationError, match="it acts where the last segment ends"):
+        Training(**settings)
+    Training(**settings | {"timestep_weights": (0.0, 1.0)})

@@ -343,21 +343,28 @@ class Training(Section):
                 "one image an update learn nothing of images; use 32 or more"
             )
         samples, most = self.adversarial.samples, self.rollouts_begin
+        if most == 0:
+            raise ValueError(
+                "training.adversarial is set and all of training.num_samples are rollouts, which "
+                "follow it: lower training.rollout_samples, or leave adversarial out"
+            )
+        if samples > most:
+            raise ValueError(
+                f"training.adversarial.samples is {samples}, and {most} of training.num_samples "
+                f"are no rollouts: use {most} or fewer"
+            )
         check_multiple(
             "training.adversarial.samples",
             samples,
             "training.global_batch_size",
             self.global_batch_size,
         )
-        if samples > most:
+        last = samples + self.rollout_samples - self.global_batch_size
+        if self.adversarial.warmup_samples > last:
             raise ValueError(
-                f"training.adversarial.samples is {samples}, and {most} of training.num_samples "
-                f"are no rollouts: use {most} or fewer"
-            )
-        if self.adversarial.warmup_samples >= samples + self.rollout_samples:
-            raise ValueError(
-                f"training.adversarial.warmup_samples is {self.adversarial.warmup_samples}: the "
-                f"finish has {samples} samples, so the student would never learn from it"
+                f"training.adversarial.warmup_samples is {self.adversarial.warmup_samples}, and "
+                f"the last update begins {last} samples into the finish, so the student would "
+                f"never learn from it: use {last} or fewer"
             )
 
     def _check_rollout(self) -> None:
@@ -378,6 +385,14 @@ class Training(Section):
             raise ValueError(
                 "training.timestep_weights are all zero: nothing would be learned; give at least "
                 "one segment a positive weight"
+            )
+        directed = "adversarial" if self.adversarial else "distribution_matching"
+        has_directions = getattr(self, directed) is not None
+        if has_directions and self.timestep_weights[-1] == 0:
+            raise ValueError(
+                f"training.{directed} is set and the last of training.timestep_weights is 0: "
+                "it acts where the last segment ends; give that a positive weight, or leave "
+                f"{directed} out"
             )
 
 

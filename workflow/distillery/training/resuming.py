@@ -59,7 +59,7 @@ def find_start(run: Run) -> Path | None:
         if path is not None:
             reporter.info(
                 f"takes up {path}, of a training from stored targets alone: so far this one would "
-                "have learned the same; then come the online targets"
+                "have learned the same; then comes its finish"
             )
             return path
     for line in list_misfits(run):
