@@ -179,7 +179,8 @@ def test_the_teacher_walks_on_from_a_stored_state_to_the_next(
     walk = walk_of(subject, None)
     found = walk.advance(before, segment, ROWS)
     if segment == 0 or type(walk.pipeline.scheduler).__name__ not in MULTISTEP:
-        torch.testing.assert_close(found, after, rtol=1e-5, atol=1e-5)
+        # Other numbers of rows take other kernels: 8e-5 on a CPU with AMX, a wrong step 0.1 and more.
+        torch.testing.assert_close(found, after, rtol=0, atol=5e-4)
     else:
         assert found.isfinite().all()
         assert (found - after).square().mean() < 0.1 * (before - after).square().mean()
@@ -230,7 +231,7 @@ def test_a_rollouts_target_is_the_teachers_end(subject: Subject) -> None:
     steps, setting = subject.case.steps, subject.case.setting
     with record(pipeline.scheduler, [steps]) as trajectory:
         dataset.family.generate(pipeline, subject.request(dataset, steps, setting, decode=False))
-    torch.testing.assert_close(batch.target, trajectory.states[steps], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(batch.target, trajectory.states[steps], rtol=0, atol=5e-4)
 
 
 def test_the_decoder_is_fed_as_the_stock_pipeline_feeds_it(subject: Subject) -> None:
