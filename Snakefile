@@ -59,6 +59,7 @@ if isinstance(CONFIG, Config):
 
     include: "rules/targets.smk"
     include: "rules/student.smk"
+    include: "rules/rounds.smk"
     include: "rules/report.smk"
 
 

@@ -26,6 +26,7 @@ wildcard_constraints:
     split="train|eval",
     model="|".join(map(re.escape, MODELS)),
     shard=r"\d+",
+    round=r"\d+",
 
 
 # Files beside the configuration that a run is planned from.
@@ -33,6 +34,11 @@ PLANNED = sources_of(CONFIG)
 
 # The student's pipeline, and, where it is sampled, that of the student before its training.
 EXPORTED = {"pipeline": "trained", "untrained": "initial"}
+if isinstance(CONFIG, Config) and CONFIG.training.rounds:
+    EXPORTED |= {
+        f"{count}-rounds": f"trained-{count}-rounds"
+        for count in range(CONFIG.training.rounds.count)
+    }
 SOURCES = {model.source for model in CONFIG.samples.models.values()}
 EXPORTS = ["pipeline", *SOURCES & {"untrained"}]
 

@@ -8,6 +8,14 @@ PREVIEW_INPUTS = [
 ]
 
 
+def visited_until(round):
+    """The manifests of all rounds up to one."""
+    return [RUN.visited(number) for number in range(1, round + 1)]
+
+
+ROUNDS = visited_until(CONFIG.training.rounds.count if CONFIG.training.rounds else 0)
+
+
 rule student:
     input:
         config=RUN.config("student"),
@@ -34,6 +42,7 @@ rule training:
         prompts=RUN.prompts("train"),
         embeddings=RUN.embeddings("train"),
         targets=TARGETS,
+        rounds=ROUNDS,
         # Images on the way change no weight, so that nothing about them trains again. They are
         # inputs without previews too: with other inputs a job runs again.
         previews=list(map(ancient, PREVIEW_INPUTS)),
@@ -71,6 +80,7 @@ rule training:
         ),
         lock=str(job_lock(RUN.path, "training")),
         checkpoints=str(RUN.checkpoints),
+        rounds=str(RUN.rounds),
         previews=str(RUN.previews),
     shell:
         """
@@ -84,6 +94,7 @@ rule training:
             --embeddings {input.embeddings} \
             --targets "{input.targets}" \
             --checkpoints {params.checkpoints} \
+            --rounds {params.rounds} \
             --trained {output.student} \
             --losses {output.loss} \
             --previews {params.previews} \
@@ -103,6 +114,7 @@ rule previews:
         prompts=RUN.prompts("train"),
         embeddings=RUN.embeddings("train"),
         targets=TARGETS,
+        rounds=ROUNDS,
         previews=PREVIEW_INPUTS,
     output:
         RUN.previews / "samples-{seen}" / "sheet.png",
@@ -118,6 +130,7 @@ rule previews:
         cpu_threads=CONFIG.hardware.cpu_threads,
     params:
         checkpoints=str(RUN.checkpoints),
+        rounds=str(RUN.rounds),
         folder=subpath(output[0], ancestor=2),
     shell:
         """
@@ -129,6 +142,7 @@ rule previews:
             --embeddings {input.embeddings} \
             --targets "{input.targets}" \
             --checkpoints {params.checkpoints} \
+            --rounds {params.rounds} \
             --samples-seen {wildcards.seen} \
             --previews {params.folder} \
             --previews-config {input.previews[0]} \

@@ -179,7 +179,7 @@ def test_the_teacher_walks_on_from_a_stored_state_to_the_next(
     walk = walk_of(subject, None)
     found = walk.advance(before, segment, ROWS)
     if segment == 0 or type(walk.pipeline.scheduler).__name__ not in MULTISTEP:
-        # Other numbers of rows take other kernels: 8e-5 on a CPU with AMX, a wrong step 0.1 and more.
+        # Other numbers of rows take other kernels: some 1e-4 apart on a CPU with AMX.
         torch.testing.assert_close(found, after, rtol=0, atol=5e-4)
     else:
         assert found.isfinite().all()

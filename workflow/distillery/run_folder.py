@@ -79,16 +79,38 @@ class RunFolder:
         """The manifest of all trajectories."""
         return self.target_folder / "manifest.json"
 
+    @property
+    def rounds(self) -> Path:
+        """A folder for each round, by its number from 1."""
+        return self.path / "rounds"
+
+    def states_shard(self, number: str, shard: str) -> Path:
+        """The manifest of one job's states of the student, `i-of-n`."""
+        return self.rounds / number / "states" / f"shard-{shard}.json"
+
+    def visited_shard(self, number: str, shard: str) -> Path:
+        """The manifest of one job's states with the teacher's answers, `i-of-n`."""
+        return self.rounds / number / f"shard-{shard}.json"
+
+    def visited(self, number: int | str) -> Path:
+        """The manifest of all states of a round."""
+        return round_manifest(self.rounds, number)
+
     # ---- the student --------------------------------------------------------------------------
 
     def student(self, name: str) -> Path:
-        """A folder: the networks `initial` and `trained`, the pipelines `pipeline`, `untrained`."""
+        """A folder: the networks `initial` and `trained`, the pipelines `pipeline`, `untrained`;
+        after so many rounds the network `trained-{n}-rounds` and the pipeline `{n}-rounds`."""
         return self.path / "student" / name
 
     @property
     def loss(self) -> Path:
         """The training's log as a table."""
         return self.path / "student" / "loss.parquet"
+
+    def loss_after(self, rounds: str) -> Path:
+        """The same as it was after so many rounds."""
+        return self.path / "student" / f"loss-{rounds}-rounds.parquet"
 
     @property
     def checkpoints(self) -> Path:
@@ -150,3 +172,8 @@ class RunFolder:
     def metrics(self) -> Path:
         """The page's numbers."""
         return self.path / "report" / "metrics.json"
+
+
+def round_manifest(rounds: Path, number: int | str) -> Path:
+    """The manifest of a round, in the folder of all."""
+    return rounds / str(number) / "manifest.json"

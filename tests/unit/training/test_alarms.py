@@ -104,7 +104,7 @@ def test_the_first_rollouts_are_held_against_no_segments():
 def test_a_finish_is_held_against_itself():
     """Its first losses are of other states, at a learning rate that begins anew."""
     history = rows(*[0.1] * 5, *[0.3] * 4, 0.9)
-    finishing = LossJudge([1.0] * STEPS, 512, 100_000, finish_begins=5 * 512)
+    finishing = LossJudge([1.0] * STEPS, 512, 100_000, restarts=[5 * 512])
     for row in history[:9]:
         finishing.add(row)
         assert finishing.judge() == []

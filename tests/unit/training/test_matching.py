@@ -10,8 +10,9 @@ import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
+from distillery.config.finishes import DistributionMatching
 from distillery.config.jobs import TrainingJob
-from distillery.config.training import DistributionMatching, Training
+from distillery.config.training import Training
 from distillery.schedule import add_noise, from_prediction
 from distillery.training import drawing, matching
 from distillery.training.data import Batch, rows

@@ -7,6 +7,7 @@ that change no result are in none of these files but in runtime.json, which no r
 `plan_first` writes it before the first job.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ RECIPE_VERSIONS = {
     "targets": 3,
     "student": 1,
     "training": 3,
+    "rounds": 1,
     "samples": 4,
     "evaluation": 2,
 }
@@ -63,6 +65,23 @@ class TargetsJob(Section):
     seed: int
     teacher: Teacher
     targets: Targets
+
+
+class RoundsJob(TargetsJob):
+    """Frozen configuration of all rounds: of the student's states and the teacher's answers.
+
+    How many there are is not in it, so that one more leaves those before it as they are.
+    """
+
+    rounds_version: int = RECIPE_VERSIONS["rounds"]
+    student: Student
+
+    @property
+    def of_targets(self) -> TargetsJob:
+        """Of the trajectories that the rounds belong to."""
+        return TargetsJob(
+            version=self.version, seed=self.seed, teacher=self.teacher, targets=self.targets
+        )
 
 
 class StudentJob(Section):
@@ -150,6 +169,7 @@ JOBS: dict[str, type[Section]] = {
     "targets": TargetsJob,
     "student": StudentJob,
     "training": TrainingJob,
+    "rounds": RoundsJob,
     "previews": PreviewsJob,
     "export": ExportJob,
     "dataset": DatasetJob,
@@ -172,6 +192,7 @@ WITHOUT_TEACHER: dict[str, dict[str, Any]] = {
 }
 """Stages that take the teacher's weights and never run it, to the settings that they ignore. A
 training with online targets runs it."""
+EARLIER_TRAINING = re.compile(r"training-(\d+)-rounds")
 RUNTIME = "runtime"
 RUNTIME_SECTIONS = ("teacher", "training")
 """Sections with settings that change no result; see `section.NoResult`."""
@@ -180,9 +201,14 @@ RUNTIME_SECTIONS = ("teacher", "training")
 def freeze(config: RunConfig, stage: str) -> dict[str, Any]:
     """What `stage` depends on, as a JSON object.
 
-    `stage` is a key of `JOBS`, `samples-{model}` for a key of `config.samples.models`, or `runtime`
-    for what no result depends on.
+    `stage` is a key of `JOBS`, `samples-{model}` for a key of `config.samples.models`,
+    `training-{n}-rounds` for the training that ends after so many, or `runtime` for what no result
+    depends on.
     """
+    earlier = EARLIER_TRAINING.fullmatch(stage)
+    if earlier and isinstance(config, Config):
+        training = config.training.up_to_round(int(earlier[1]))
+        return freeze(config.model_copy(update={"training": training}), "training")
     if stage == "runtime":
         return config.model_dump(mode="json", include=_runtime(config))
     job = _job(config, stage)
@@ -244,7 +270,7 @@ def _job(config: RunConfig, stage: str) -> Section:
 
 def _sections(stage: str) -> set[str]:
     """The parts of a configuration that a stage's job takes as they are."""
-    return set(JOBS[stage].model_fields) - {"version"}
+    return set(JOBS[stage].model_fields) - {"version", "rounds_version"}
 
 
 def resolve_sampling(config: RunConfig, model: str) -> Sampling:

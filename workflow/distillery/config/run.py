@@ -360,6 +360,12 @@ class Config(RunConfig):
         )
         check_num_weights(self.training.timestep_weights, self.student.steps)
         check_students_steps(self.samples, self.student.steps)
+        if self.training.rounds and self.student.steps == 1:
+            raise ValueError(
+                "training.rounds is set and student.steps is 1: the only state that a student of "
+                "one step visits is the noise, which the trajectories have; leave rounds out, or "
+                "take more steps"
+            )
         if self.training.objective == "prediction" and not self.targets.predictions:
             raise ValueError(
                 "training.objective is 'prediction' and targets.predictions is false: no teacher "

@@ -4,6 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from distillery.config.finishes import Adversarial, DistributionMatching, Rounds
 from distillery.config.section import (
     BatchSize,
     Compile,
@@ -30,41 +31,17 @@ MicroBatchSize = Annotated[
     BatchSize, BeforeValidator(lambda value: "auto" if value is None else value)
 ]
 """Files of earlier versions hold null for the whole share."""
+OF_LATER = (
+    "targets",
+    "finish_samples",
+    "online_steps",
+    "distribution_matching",
+    "adversarial",
+    "rollout_samples",
+    "perceptual_weight",
+)
+"""Settings of what follows the teacher's trajectories and the rounds."""
 Momentum = Annotated[float, Field(ge=0, lt=1)]
-
-
-class DistributionMatching(Section):
-    """How a student's images are drawn towards the teacher's as a whole, beside its targets."""
-
-    weight: Positive = Field(
-        0.1, description="of this gradient, beside one of the targets' loss in the same images"
-    )
-    learning_rate: Annotated[float, Field(gt=0, le=10)] = Field(
-        1e-4, description="AdamW's, of the network that learns what the student draws; constant"
-    )
-    updates: Small = Field(5, description="of that network, for each of the student's")
-
-
-class Adversarial(Section):
-    """A finish in which the student's images learn to pass for the teacher's stored ones."""
-
-    samples: Count = Field(
-        description="how many of num_samples, before the rollouts, are this finish"
-    )
-    weight: Positive = Field(
-        0.1, description="of this loss, beside that of the targets in the same images"
-    )
-    learning_rate: Annotated[float, Field(gt=0, le=10)] = Field(
-        5e-4, description="Adam's, of the heads that tell the images apart; constant"
-    )
-    smoothness: Annotated[float, Field(ge=0, le=1e6)] = Field(
-        1.0,
-        description="weight of the heads' change under a little noise, which keeps them from "
-        "being sure of pixels (approximate R1)",
-    )
-    warmup_samples: CountOrNone = Field(
-        0, description="samples at its beginning in which the heads learn and the student is spared"
-    )
 
 
 class Training(Section):
@@ -111,6 +88,12 @@ class Training(Section):
         "whole: a second copy of the student learns to denoise what the student draws, and the "
         "student moves to where the teacher's denoising differs from that copy's. It acts on its "
         "last step and on rollouts. null: no. Needs targets: online",
+    )
+    rounds: Rounds | None = Field(
+        None,
+        description="learn in rounds from states that the student visits itself: jobs store them, "
+        "other jobs let the teacher walk on from them to the next knot, and half of each batch is "
+        "of these. For students of several steps. null: no. Needs targets: stored",
     )
     adversarial: Adversarial | None = Field(
         None,
@@ -242,6 +225,7 @@ class Training(Section):
         self._check_rollout()
         self._check_online()
         self._check_adversarial()
+        self._check_rounds()
         self._check_weights()
         return self
 
@@ -272,6 +256,27 @@ class Training(Section):
     def finish_begins(self) -> int:
         """Samples seen before the first of a finish, which rollouts may follow."""
         return self.rollouts_begin - self.finish_samples_in_all
+
+    @property
+    def rounds_begin(self) -> int:
+        """Samples seen before the first round, if there is one."""
+        in_all = self.rounds.count * self.rounds.samples if self.rounds else 0
+        return self.finish_begins - in_all
+
+    @property
+    def restarts(self) -> list[int]:
+        """Samples seen before each round and the finish: there the learning rate begins anew."""
+        begins = []
+        if self.rounds:
+            begins = list(range(self.rounds_begin, self.finish_begins, self.rounds.samples))
+        return begins + [self.finish_begins] * (self.finish_samples_in_all > 0)
+
+    def up_to_round(self, count: int) -> "Training":
+        """The training that does what this one does until so many rounds are over."""
+        changes = {name: type(self).model_fields[name].default for name in OF_LATER}
+        rounds = self.rounds.model_copy(update={"count": count}) if self.rounds and count else None
+        end = self.rounds_begin + (count * self.rounds.samples if self.rounds else 0)
+        return self.model_copy(update=changes | {"rounds": rounds, "num_samples": end})
 
     @property
     def reads_trajectories(self) -> bool:
@@ -365,6 +370,33 @@ class Training(Section):
                 f"training.adversarial.warmup_samples is {self.adversarial.warmup_samples}, and "
                 f"the last update begins {last} samples into the finish, so the student would "
                 f"never learn from it: use {last} or fewer"
+            )
+
+    def _check_rounds(self) -> None:
+        if self.rounds is None:
+            return
+        if self.targets == "online":
+            raise ValueError(
+                "training.rounds is set and training.targets is online: both learn from states "
+                "that the student visits, from stored ones or at once; leave one of them out"
+            )
+        if self.objective != "segment":
+            raise ValueError(
+                f"training.objective is {self.objective!r} and training.rounds is set: the teacher "
+                "walks to the next knot; use objective: segment"
+            )
+        check_multiple(
+            "training.rounds.samples",
+            self.rounds.samples,
+            "training.global_batch_size",
+            self.global_batch_size,
+        )
+        if self.rounds_begin <= 0:
+            raise ValueError(
+                f"training.rounds are {self.rounds.count} of {self.rounds.samples} samples, and "
+                f"{self.finish_begins} of training.num_samples are no finish and no rollouts: the "
+                "student must have learned something before it is sent out; raise num_samples, or "
+                "lower rounds.samples"
             )
 
     def _check_rollout(self) -> None:

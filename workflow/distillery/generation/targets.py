@@ -84,6 +84,15 @@ def plan_chunks(
     return plans
 
 
+def plan_of_targets(
+    job: TargetsJob, folder: PipelineFolder, table: pd.DataFrame
+) -> list[ChunkPlan]:
+    """All chunks of a run's trajectories, and of what is stored for each of them."""
+    targets = job.targets
+    calls = folder.family.calls_per_step(folder.denoiser_config, targets.guidance_scale)
+    return plan_chunks(table, targets.samples_per_prompt, targets.chunk_size, calls > 1)
+
+
 class DrawnNoise:
     """The noise where trajectories begin, as their store would hold it.
 
@@ -111,8 +120,7 @@ class DrawnNoise:
         family, scheduler = folder.family, load_scheduler(folder, teacher)
         self.recipe = targets_recipe(job, folder, embeddings_hash)
         self.recipe_hash = self.recipe.hash
-        guided = family.calls_per_step(folder.denoiser_config, targets.guidance_scale) > 1
-        plans = plan_chunks(table, targets.samples_per_prompt, targets.chunk_size, guided)
+        plans = plan_of_targets(job, folder, table)
         self.samples_hash = hash_samples(plan.members for plan in plans)
         self._samples = all_samples(table["prompt_id"], targets.samples_per_prompt)
         self.num_samples = len(self._samples)

@@ -91,7 +91,13 @@ def student_bytes(
     network = student.num_parameters * ITEM_BYTES[config.teacher.dtype]
     pipeline = network + _shared_bytes(folder, run_folder)
     has_untrained = any(model.source == "untrained" for model in config.samples.models.values())
-    return 2 * whole + (1 + has_untrained) * pipeline + additions * MASTER_BYTES
+    own = 2 * whole + (1 + has_untrained) * pipeline + additions * MASTER_BYTES
+    return own + num_rounds(config) * (whole + pipeline)
+
+
+def num_rounds(config: Config) -> int:
+    """Rounds of states; before each the student is written."""
+    return config.training.rounds.count if config.training.rounds else 0
 
 
 def _shared_bytes(folder: PipelineFolder, run_folder: Path) -> int:
@@ -146,6 +152,7 @@ def plan_disk(
     student: StudentInfo,
     prompts: Mapping[str, pd.DataFrame],
     targets: int,
+    rounds_bytes: int,
     shape: tuple[int, ...],
     folder: PipelineFolder,
     run_folder: RunFolder,
@@ -157,6 +164,7 @@ def plan_disk(
         student: as planned.
         prompts: tables of both splits.
         targets: bytes of all trajectories.
+        rounds_bytes: of each round's states, and of the teacher's answers.
         shape: of one latent.
         folder: of the teacher.
         run_folder: results/{run}, which exists.
@@ -166,6 +174,7 @@ def plan_disk(
     stages = {
         "embeddings": embeddings_bytes(config.teacher, folder, prompts),
         "targets": targets,
+        "rounds": num_rounds(config) * rounds_bytes,
         "student": student_bytes(config, student, folder, run_folder.path),
         "checkpoints": kept * one,
         "samples": samples_bytes(config, len(prompts["eval"]), shape),
@@ -211,6 +220,7 @@ def _advise(stages: Mapping[str, int]) -> str:
         "embeddings": "take fewer prompts",
         "targets": "lower targets.samples_per_prompt or targets.num_segments, store targets.dtype: "
         "bfloat16",
+        "rounds": "lower targets.samples_per_prompt, store targets.dtype: bfloat16",
         "student": "keep fewer blocks with student.init: layers",
         "checkpoints": "lower training.keep_checkpoints, train additions with student.init: lora",
         "samples": "lower samples.num_prompts or samples.images_per_prompt",
@@ -223,8 +233,11 @@ def _present(run_folder: RunFolder, chunks: Path) -> dict[str, int]:
     return {
         "embeddings": _size(_files(run_folder.embedding_folder)),
         "targets": _size(chunks.glob("chunk-*.safetensors")),
+        "rounds": _size(_files(run_folder.rounds)),
         "student": sum(
-            _size(_files(run_folder.student(name))) for name in ("initial", "trained", "pipeline")
+            _size(_files(folder))
+            for name in ("initial", "trained*", "pipeline", "*-rounds")
+            for folder in run_folder.student(name).parent.glob(name)
         ),
         "checkpoints": _size(_files(run_folder.checkpoints)),
         "samples": _size(_files(run_folder.sample_folder)),

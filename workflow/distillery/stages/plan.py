@@ -65,6 +65,8 @@ class Work:
         num_chunks: files they are in.
         trajectory_bytes: of one stored trajectory.
         teacher_calls: denoiser forward passes for all targets.
+        round_bytes: of one round's states, and of the teacher's answers.
+        round_calls: denoiser forward passes for them.
     """
 
     num_prompts: dict[str, int]
@@ -72,6 +74,8 @@ class Work:
     num_chunks: int
     trajectory_bytes: int
     teacher_calls: int
+    round_bytes: int = 0
+    round_calls: int = 0
 
     @property
     def targets_bytes(self) -> int:
@@ -191,7 +195,16 @@ def plan_distillation(
     )
     work = plan_work(config, num_prompts, shape, calls_per_step)
     chunks = chunk_folder(run_folder.target_folder, recipe.hash)
-    sizes = plan_disk(config, student, prompts, work.targets_bytes, shape, folder, run_folder)
+    sizes = plan_disk(
+        config,
+        student,
+        prompts,
+        work.targets_bytes,
+        work.round_bytes,
+        shape,
+        folder,
+        run_folder,
+    )
     vae = vae_bytes(config, folder.parameters["vae"])
     training = plan_training(config, student, folder, gpus, vae)
     return {
@@ -247,26 +260,29 @@ def plan_work(
     num_trajectories = num_prompts["train"] * targets.samples_per_prompt
     if not config.training.reads_trajectories:
         num_trajectories = 0
+    steps, latent_bytes = config.student.steps, prod(shape) * torch_dtype(targets.dtype).itemsize
     return Work(
         num_prompts=num_prompts,
         num_trajectories=num_trajectories,
         num_chunks=-(-num_trajectories // targets.chunk_size),
-        trajectory_bytes=(targets.num_segments * (1 + targets.predictions) + 1)
-        * prod(shape)
-        * torch_dtype(targets.dtype).itemsize,
+        trajectory_bytes=(targets.num_segments * (1 + targets.predictions) + 1) * latent_bytes,
         teacher_calls=num_trajectories * targets.steps * calls_per_step,
+        # A state beside the teacher's walk from it, and once alone, on its way to the teacher.
+        round_bytes=num_trajectories * 3 * latent_bytes,
+        round_calls=num_trajectories * (targets.steps // steps * calls_per_step + steps),
     )
 
 
 def count_jobs(config: Config) -> dict[str, int]:
     """Jobs of each stage that can run side by side."""
-    num_models = len(config.samples.models)
+    num_models, rounds = len(config.samples.models), config.training.rounds
+    in_rounds = {"rounds": 2 * config.targets.num_shards} if rounds else {}
     return {
         "embeddings": 2,
         "targets": config.targets.num_shards * config.training.reads_trajectories,
         "training": 1,
         "samples": num_models * config.samples.num_shards,
-    }
+    } | in_rounds
 
 
 def advise_prompts(prompts: Mapping[str, pd.DataFrame]) -> list[str]:
@@ -353,10 +369,23 @@ def _summarise_distillation(plan: dict[str, Any]) -> list[str]:
         f"{work['teacher_calls']} network calls"
         if work["num_trajectories"]
         else "  trajectories  none stored: all targets are online",
+        *_summarise_rounds(plan),
         f"  disk          {readable(disk['planned_bytes'])} at the most, "
         f"{readable(disk['free_bytes'])} free, {readable(disk['present_bytes'])} of it there",
         f"    {summarise_sizes(disk['stages'])}",
         *summarise_training(plan["training"]),
+    ]
+
+
+def _summarise_rounds(plan: dict[str, Any]) -> list[str]:
+    """The line of what each round computes, if there are rounds."""
+    rounds, work = plan["training"]["rounds"], plan["work"]
+    if not rounds:
+        return []
+    count, samples = rounds
+    return [
+        f"  rounds        {count}, each {work['num_trajectories']} states of the student, "
+        f"{work['round_calls']} network calls, and {samples} samples of the training"
     ]
 
 

@@ -17,7 +17,7 @@ from distillery.config.jobs import TargetsJob
 from distillery.config.section import Compile
 from distillery.generation.chunked import ChunkPlan, NotFiniteError, make_chunks
 from distillery.generation.generator import Calls, Generator
-from distillery.generation.targets import plan_chunks, setting_of, targets_recipe
+from distillery.generation.targets import plan_of_targets, setting_of, targets_recipe
 from distillery.generation.trajectory import record
 from distillery.noise import all_samples
 from distillery.store.embeddings import EmbeddingStore
@@ -53,9 +53,7 @@ def make_targets(
     store = EmbeddingStore(embeddings, table)
     folder = find_teacher(job.teacher)
     maker = TrajectoryMaker(job, table, store, folder, device, reporter, compile_)
-    targets = job.targets
-    calls = folder.family.calls_per_step(folder.denoiser_config, targets.guidance_scale)
-    plans = plan_chunks(table, targets.samples_per_prompt, targets.chunk_size, calls > 1)
+    plans = plan_of_targets(job, folder, table)
     make_chunks(maker.recipe.to_json(), plans, shard, maker.make, output, reporter, "sample")
 
 

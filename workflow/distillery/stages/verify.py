@@ -35,7 +35,7 @@ from distillery.telemetry import Reporter, explain_errors
 from distillery.training import checkpoint
 
 MAX_THREADS = 8
-STUDENTS = ("initial", "trained", "pipeline", "untrained")
+STUDENTS = ("initial", "trained", "pipeline", "untrained", "trained-*-rounds", "*-rounds")
 Claims = list[tuple[ChunkIdentity, str]]
 """What manifests say of one file: its identity, and its SHA-256."""
 
@@ -119,10 +119,12 @@ def _find_items(run: RunFolder) -> Iterator[Item]:
     """All there is to read."""
     for path in [*_matches(run.config("*"), run), *_matches(run.plan, run)]:
         yield Item(path, partial(_problem_of, read_frozen, path), is_asked_for=False)
-    for manifest in (run.embeddings("*"), run.targets):
+    rounds = (run.visited("*"), run.states_shard("*", "*"))
+    for manifest in (run.embeddings("*"), run.targets, *rounds):
         for root in _matches(manifest.parent, run):
             yield from _find_chunks(root)
-    for tables in (run.prompts("*"), run.samples("*").with_stem("*"), run.loss, run.scores):
+    losses = (run.loss, run.loss_after("*"))
+    for tables in (run.prompts("*"), run.samples("*").with_stem("*"), *losses, run.scores):
         for path in _matches(tables, run):
             yield Item(path, partial(_problem_of_table, path))
     for folder in _matches(run.sample_folder / "*", run):
@@ -139,7 +141,8 @@ def _matches(pattern: Path, run: RunFolder) -> list[Path]:
 
 def _find_students(run: RunFolder) -> Iterator[Item]:
     """The student's folders and checkpoints."""
-    for folder in map(run.student, STUDENTS):
+    named = (folder for name in STUDENTS for folder in _matches(run.student(name), run))
+    for folder in dict.fromkeys(named):
         if folder.is_dir():
             yield Item(folder, partial(_problem_of_student, folder))
     for folder in _matches(run.checkpoints / "*" / "samples-*", run):

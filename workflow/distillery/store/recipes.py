@@ -114,5 +114,39 @@ class TrainingRecipe(Scheduled):
     """Hash of the targets' recipe."""
     samples: str = ""
     """Hash of the targets' samples: prompts' ids and texts, in order."""
+    rounds: tuple[str, ...] = ()
+    """Hashes of the rounds' recipes, `VisitedRecipe`, as far as they are learned from."""
     training: dict[str, Any]
     """Settings of the section `training` that change a result."""
+
+
+class StatesRecipe(Recipe):
+    """What the states depend on that a student visits, beside their samples' identity."""
+
+    kind: Literal["states"]
+    version: int
+    number: int
+    """Of the round, from 1."""
+    targets: str
+    """Hash of the trajectories' recipe, at whose noise the student begins."""
+    pipeline: str
+    """Hash of the student's pipeline."""
+    steps: int
+    """Of the student."""
+    dtype: Dtype
+    stored_dtype: Dtype
+    batch_size: int | Literal["auto"]
+    chunk_size: int
+
+
+class VisitedRecipe(Recipe):
+    """What depends on visited states: where the teacher goes from them."""
+
+    kind: Literal["visited"]
+    version: int
+    states: str
+    """Hash of their recipe."""
+    targets: str
+    """Hash of the trajectories' recipe, which names the teacher and how it walks."""
+    steps: int
+    """Of the student: the teacher walks to the next of its knots."""

@@ -82,10 +82,7 @@ def load_exact_teacher(
 
     See `keep_states_in_float32`.
     """
-    pipeline = load_teacher(teacher, folder, device, leave_out)
-    for denoiser in denoisers_of(pipeline, folder.family).values():
-        keep_states_in_float32(denoiser, torch_dtype(teacher.dtype), folder.family)
-    return pipeline
+    return _exact(load_teacher(teacher, folder, device, leave_out), teacher, folder.family)
 
 
 def load_student(
@@ -99,6 +96,22 @@ def load_student(
     dtypes = {"default": torch_dtype(teacher.dtype), "vae": torch_dtype(teacher.vae_dtype)}
     pipeline = _read_pipeline(folder, dtypes, leave_out)
     return _set_up(pipeline, teacher, folder.family, device)
+
+
+def load_exact_student(
+    teacher: Teacher, folder: PipelineFolder, device: torch.device, leave_out: tuple[str, ...] = ()
+) -> Pipeline:
+    """`load_student` for calls with float32 states, which the teacher then walks on from.
+
+    See `keep_states_in_float32`.
+    """
+    return _exact(load_student(teacher, folder, device, leave_out), teacher, folder.family)
+
+
+def _exact(pipeline: Pipeline, teacher: Teacher, family: Family) -> Pipeline:
+    for denoiser in denoisers_of(pipeline, family).values():
+        keep_states_in_float32(denoiser, torch_dtype(teacher.dtype), family)
+    return pipeline
 
 
 def _set_up(pipeline: Pipeline, teacher: Teacher, family: Family, device: torch.device) -> Pipeline:

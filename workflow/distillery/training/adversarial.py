@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from distillery.config.training import Adversarial
+from distillery.config.finishes import Adversarial
 from distillery.families.protocol import Denoiser
 from distillery.model_folder import load_denoiser
 from distillery.teacher.loading import torch_dtype

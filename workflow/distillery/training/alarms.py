@@ -5,6 +5,7 @@ begins. Nothing here changes a weight. Thresholds were chosen on the demo: see d
 """
 
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -135,7 +136,7 @@ class LossJudge:
         baseline: Sequence[float],
         log_every_samples: int,
         num_samples: int,
-        finish_begins: float = inf,
+        restarts: Sequence[int] = (),
     ) -> None:
         """No row yet.
 
@@ -143,16 +144,17 @@ class LossJudge:
             baseline: see `variation.constant_baseline_losses`, one per segment.
             log_every_samples: samples in a row.
             num_samples: of the whole training.
-            finish_begins: samples after which the learning rate begins anew, with other states.
+            restarts: samples after which the learning rate begins anew, with other states.
         """
         self._ignorant = baseline
         self._first_judged = FIRST_SHARE * num_samples
         size = -(-WINDOW_SAMPLES * len(baseline) // log_every_samples)
         self._segments = [f"{SEGMENT}{number}" for number in range(len(baseline))]
-        # Segments, a finish and rollouts apart, whose losses are of other sizes.
-        self._finish_begins = finish_begins
+        # The trajectories, rounds, a finish and rollouts apart, whose losses are of other sizes.
+        self._restarts = restarts
         self._phases = [
-            {column: Course(size) for column in ("loss", *self._segments)} for _ in range(3)
+            {column: Course(size) for column in ("loss", *self._segments)}
+            for _ in range(len(restarts) + 2)
         ]
         self._phase, self._samples_seen = self._phases[0], 0.0
         self._heads = Course(size)
@@ -160,8 +162,9 @@ class LossJudge:
     def add(self, row: Row) -> None:
         """Add the next row."""
         self._samples_seen = row["samples_seen"]
-        is_finish = self._samples_seen > self._finish_begins
-        self._phase = self._phases[2 if isfinite(row.get(ROLLOUT, nan)) else is_finish]
+        is_rollout = isfinite(row.get(ROLLOUT, nan))
+        number = bisect_left(self._restarts, self._samples_seen)
+        self._phase = self._phases[-1 if is_rollout else number]
         for column, course in self._phase.items():
             course.add(row.get(column, nan))
         if isfinite(row.get(HEADS, nan)):

@@ -21,6 +21,7 @@ from distillery.store.shards import balanced_range
 from distillery.training.data import Batch, TargetSource
 from distillery.training.distributed import RankInfo
 from distillery.training.health import SIGNALS
+from distillery.training.rounds import places_in_round
 
 NUM_CUDA_WORKERS = 2
 """Processes that read ahead for one GPU. None on a CPU, which they would take time from."""
@@ -98,10 +99,12 @@ class Batches:
     def _items(self, start: int, stop: int) -> list[int]:
         """The items at the positions [start, stop), which lie in one phase.
 
-        Online items are the next ones of the stream. Rollouts are whole trajectories, in an order
-        of their own that begins with the phase.
+        Online items are the next ones of the stream. Half of a round's are, too: every other one.
+        Rollouts are whole trajectories, in an order of their own that begins with the phase.
         """
         dataset, begin = self.dataset, self.training.rollouts_begin
+        if self.training.rounds_begin <= start < self.training.finish_begins:
+            return self._items_of_round(start, stop)
         if start < begin:
             items = Order(dataset.num_items, self.seed).items(start, stop)
             first = dataset.first_online if start >= self.training.online_begins else 0
@@ -109,6 +112,19 @@ class Batches:
         order = Order(dataset.num_trajectories, self.seed)
         trajectories = order.items(start - begin, stop - begin)
         return [dataset.first_rollout + trajectory for trajectory in trajectories]
+
+    def _items_of_round(self, start: int, stop: int) -> list[int]:
+        """The items at positions that lie in one round: see `places_in_round`."""
+        dataset = self.dataset
+        number, places, of_trajectories, of_states = places_in_round(self.training, start, stop)
+        known = Order(dataset.num_items, self.seed)
+        visited = Order(dataset.num_trajectories * (number + 1), self.seed)
+        next_known = iter(known.items(of_trajectories.start, of_trajectories.stop))
+        next_visited = iter(visited.items(of_states.start, of_states.stop))
+        return [
+            dataset.first_visited + next(next_visited) if place % 2 else next(next_known)
+            for place in places
+        ]
 
     def read(self, samples_seen: int, device: torch.device) -> Iterator[Batch]:
         """This process's part of each global batch; on CUDA read ahead by other processes.

@@ -112,7 +112,8 @@ Student = Callable[[Batch], torch.Tensor]
 
 class TargetSource(Dataset[Batch], ABC):
     """Where a training gets its targets from: `SegmentDataset` reads them from the store,
-    `online.OnlineDataset` also asks a teacher beside the student.
+    `rounds.RoundsDataset` also states that the student visited, and `online.OnlineDataset` asks a
+    teacher beside the student.
 
     The loop, the updates and the collapse probe ask nothing else, so another source is one class,
     and one line in `run.open_dataset`.
@@ -150,6 +151,12 @@ class TargetSource(Dataset[Batch], ABC):
     def first_online(self) -> int:
         """The item that is the first step with an online target."""
         return self.num_items + self.num_trajectories
+
+    @property
+    def first_visited(self) -> int:
+        """The item that is the first stored state of the student's own, see `rounds`; round after
+        round has as many as there are trajectories."""
+        return self.first_online
 
     @property
     def measured_trajectories(self) -> list[int]:
@@ -273,15 +280,12 @@ class SegmentDataset(TargetSource):
 
     def __getitems__(self, items: list[int]) -> Batch:
         """Read the items and compute their targets, see `TargetSource`."""
-        if items[0] >= self.first_rollout:
+        if self.first_rollout <= items[0] < self.first_online:
             return self._rollouts([item - self.first_rollout for item in items])
-        trajectories = [item // self.steps for item in items]
-        segments = [item % self.steps for item in items]
+        trajectories = [self._trajectory(item) for item in items]
+        segments = [self._segment(item) for item in items]
         ends = [ends_of(self.objective, segment, self.steps) for segment in segments]
-        pairs = [
-            self._states(trajectory, *knots)
-            for trajectory, knots in zip(trajectories, ends, strict=True)
-        ]
+        pairs = [self._pair(item, *knots) for item, knots in zip(items, ends, strict=True)]
         segment = torch.tensor(segments)
         first, last = torch.tensor(ends).unbind(dim=1)
         noisy_j = self._scaled([pair[0] for pair in pairs], first)
@@ -362,6 +366,14 @@ class SegmentDataset(TargetSource):
         """alpha and sigma of the grid at knots (b,), shaped to multiply states (b, *latent)."""
         return at_knots(self.grid.alphas, knot, like), at_knots(self.grid.sigmas, knot, like)
 
+    def _pair(self, item: int, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The states of an item at two knots of the student's grid."""
+        return self._states(self._trajectory(item), first, last)
+
+    def _segment(self, item: int) -> int:
+        """The student's step that an item is, unless it is a rollout."""
+        return item % self.steps
+
     def _states(self, trajectory: int, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The states of a trajectory at two knots of the student's grid."""
         return self._trajectories.states(trajectory, first * self._stride, last * self._stride)
@@ -373,7 +385,8 @@ class SegmentDataset(TargetSource):
 
     def name(self, item: int) -> str:
         """An item in words: its sample and segment, or that it is a rollout."""
-        what = "rollout" if item >= self.first_rollout else f"segment {item % self.steps}"
+        is_rollout = self.first_rollout <= item < self.first_online
+        what = "rollout" if is_rollout else f"segment {self._segment(item)}"
         row = self._trajectories.prompt_row(self._trajectory(item))
         return f"{self.sample(item)} {what} (row {row})"
 

@@ -122,8 +122,8 @@ class OnlineDataset(SegmentDataset):
         return noisy
 
     def _segment(self, item: int) -> int:
-        """The student's step that an online item is."""
-        return (item - self.first_online) % self.steps
+        """The student's step that an item is."""
+        return super()._segment(item - self.first_online if item >= self.first_online else item)
 
     def _trajectory(self, item: int) -> int:
         is_online = item >= self.first_online

@@ -15,6 +15,8 @@ from distillery.training.update import TrainingState
 RECIPE = "recipe.json"
 """Beside the checkpoints: what their training depends on, to say why another does not take them."""
 MAX_SHOWN = 3
+OF_FINISH = ("targets", "adversarial", "rounds")
+"""Settings that only a training of more than the stored trajectories has in its recipe."""
 
 
 def resume(state: TrainingState, run: Run) -> None:
@@ -53,13 +55,15 @@ def find_start(run: Run) -> Path | None:
     own = checkpoint.find_newest(run.checkpoints, run.recipe_hash, reporter)
     if own is not None:
         return own
-    if run.stored_part is not None:
-        part = run.stored_part.hash
-        path = checkpoint.find_newest(chunk_folder(run.checkpoints.parent, part), part, reporter)
+    for part in run.parts:
+        folder = chunk_folder(run.checkpoints.parent, part.hash)
+        path = checkpoint.find_newest(folder, part.hash, reporter)
         if path is not None:
+            rounds = part.training.get("rounds")
+            what = f"{rounds['count']} rounds" if rounds else "stored trajectories alone"
             reporter.info(
-                f"takes up {path}, of a training from stored targets alone: so far this one would "
-                "have learned the same; then comes its finish"
+                f"takes up {path}, of a training from {what}: so far this one would have learned "
+                "the same"
             )
             return path
     for line in list_misfits(run):
@@ -78,11 +82,8 @@ def list_misfits(run: Run) -> list[str]:
         except ValueError:
             continue
         ours = run.recipe
-        if (
-            run.stored_part is not None
-            and not {"targets", "adversarial"} & theirs.get("training", {}).keys()
-        ):
-            ours = run.stored_part  # which is what could have been taken up
+        if run.parts and not {*OF_FINISH} & theirs.get("training", {}).keys():
+            ours = run.parts[-1]  # which is what could have been taken up
         changes = differences(theirs, ours.to_json())
         more = f" and {len(changes) - MAX_SHOWN} more" if len(changes) > MAX_SHOWN else ""
         lines.append(

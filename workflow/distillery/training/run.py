@@ -1,6 +1,6 @@
 """What a training is made from, opened and checked once: its files, its recipe, its place."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -10,6 +10,7 @@ from distillery.config.section import without_result
 from distillery.config.training import Place, Training
 from distillery.generation.targets import DrawnNoise
 from distillery.model_folder import hash_model
+from distillery.run_folder import round_manifest
 from distillery.store.chunks import chunk_folder
 from distillery.store.recipes import TrainingRecipe
 from distillery.store.shards import Manifest
@@ -27,12 +28,13 @@ from distillery.training.nodes import check_alike
 from distillery.training.objectives import PerceptualLoss, load_perceptual
 from distillery.training.online import OnlineDataset
 from distillery.training.residence import choose_place, demands
+from distillery.training.rounds import RoundsDataset
 from distillery.training.target_teacher import load_target_teacher
 
 OF_ONLINE = ("targets", "finish_samples", "online_steps", "distribution_matching")
 """Settings of online targets."""
-OF_FINISH = ("distribution_matching", "adversarial")
-"""Sections of what a finish may have; others may be without them."""
+OF_LATER = ("distribution_matching", "adversarial", "rounds")
+"""Sections that a training may be without, and whose recipe is then as before there were such."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class Inputs:
         embeddings: manifest of the train split.
         prompts: table of the train split.
         checkpoints: folder of all recipes' checkpoints, kept between runs.
+        rounds: folder of the rounds' states; None where there are none.
     """
 
     student: Path
@@ -52,6 +55,7 @@ class Inputs:
     embeddings: Path
     prompts: Path
     checkpoints: Path
+    rounds: Path | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -102,8 +106,8 @@ class Run:
     checkpoints: Path
     recipe: TrainingRecipe
     recipe_hash: str
-    stored_part: TrainingRecipe | None = None
-    """Of the training that does its first part from stored targets alone, if there is such."""
+    parts: tuple[TrainingRecipe, ...] = ()
+    """Of the trainings that do a first part of it, see `parts_of`; the longest first."""
 
     @property
     def num_losses(self) -> int:
@@ -139,7 +143,7 @@ def prepare(
     batches = Batches(dataset, job.training, job.seed, ranks)
     initial = hash_model(paths.student) if ranks.is_main else ""
     initial = distributed.from_main(initial, device)
-    recipe, part = training_recipe(job, dataset, initial), stored_part(job)
+    recipe = training_recipe(job, dataset, initial)
     settings = {f"training.{name}": value for name, value in job.training}
     check_alike(ranks, settings | {"the training recipe": recipe.hash})
     on_nodes = f" on {ranks.num_nodes} nodes" if ranks.num_nodes > 1 else ""
@@ -166,14 +170,16 @@ def prepare(
         checkpoints=chunk_folder(paths.checkpoints, recipe.hash),
         recipe=recipe,
         recipe_hash=recipe.hash,
-        stored_part=training_recipe(part, dataset, initial) if part else None,
+        parts=tuple(training_recipe(part, dataset, initial) for part in parts_of(job)),
     )
 
 
 def open_dataset(job: TrainingJob, inputs: Inputs, verify: bool = True) -> TargetSource:
     """What a training learns from; see `SegmentDataset` for arguments and errors."""
+    rounds = job.training.rounds
     source = OnlineDataset if job.training.targets == "online" else SegmentDataset
-    return source(
+    source = RoundsDataset if rounds else source
+    dataset = source(
         inputs.targets or draw_noise(job, inputs),
         inputs.embeddings,
         inputs.prompts,
@@ -182,6 +188,12 @@ def open_dataset(job: TrainingJob, inputs: Inputs, verify: bool = True) -> Targe
         job.training.timestep_weights,
         verify,
     )
+    if rounds and isinstance(dataset, RoundsDataset):
+        if inputs.rounds is None:
+            raise ValueError("training.rounds is set and there are no --rounds: give their folder")
+        folder = inputs.rounds
+        dataset.add([round_manifest(folder, number) for number in range(1, rounds.count + 1)])
+    return dataset
 
 
 def _choose_place(
@@ -223,7 +235,7 @@ def training_recipe(job: TrainingJob, dataset: TargetSource, initial: str) -> Tr
     """
     settings = job.training.model_dump(mode="json", exclude=set(without_result(Training)))
     # As in recipes from before there was a choice.
-    unused = [name for name in OF_FINISH if settings[name] is None]
+    unused = [name for name in OF_LATER if settings[name] is None]
     unused += OF_ONLINE if job.training.targets == "stored" else ()
     settings = {name: value for name, value in settings.items() if name not in unused}
     return TrainingRecipe(
@@ -237,22 +249,31 @@ def training_recipe(job: TrainingJob, dataset: TargetSource, initial: str) -> Tr
         initial=initial,
         targets=dataset.recipe_hash,
         samples=dataset.samples_hash,
+        rounds=_rounds_hashes(job.training, dataset),
         training=settings,
     )
 
 
-def stored_part(job: TrainingJob) -> TrainingJob | None:
-    """The training by stored targets alone that does the first part of one with a finish.
+def _rounds_hashes(training: Training, dataset: TargetSource) -> tuple[str, ...]:
+    """Of the rounds that a training learns from; of those opened a part of it takes the first."""
+    if training.rounds is None or not isinstance(dataset, RoundsDataset):
+        return ()
+    return tuple(store.recipe_hash for store in dataset.rounds[: training.rounds.count])
 
-    It has the same samples in the same order at the same learning rates; None where there is none.
+
+def parts_of(job: TrainingJob) -> list[TrainingJob]:
+    """The trainings that do a first part of one with rounds or a finish, the longest first.
+
+    They have the same samples in the same order at the same learning rates.
     """
     training = job.training
-    if not training.finish_samples_in_all or not training.finish_begins:
-        return None
-    settings = {
-        **{name: Training.model_fields[name].default for name in (*OF_ONLINE, *OF_FINISH)},
-        "num_samples": training.finish_begins,
-        "rollout_samples": 0,
-        "perceptual_weight": 0.0,
-    }
-    return job.model_copy(update={"training": training.model_copy(update=settings)})
+    count = training.rounds.count if training.rounds else 0
+    parts = [
+        training.up_to_round(number)
+        for number in reversed(range(count + (training.finish_samples_in_all > 0)))
+    ]
+    return [
+        job.model_copy(update={"training": part})
+        for part in parts
+        if 0 < part.num_samples < training.num_samples
+    ]

@@ -1,6 +1,7 @@
 """One update: all that it depends on, the gradients of a global batch, AdamW and the average."""
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -42,16 +43,16 @@ def learning_rate_at(samples_seen: int, training: Training) -> float:
 
     A linear rise over `warmup_samples`, times 1 or half a cosine from 1 to 0 over `num_samples`.
     Both are taken in the middle of the batch, so that neither the first nor the last update is
-    wasted. A finish has a cosine of its own (warm restart, Loshchilov and
-    Hutter 2017, arXiv:1608.03983), so that the part before it is a whole training.
+    wasted. Each round and a finish have a cosine of their own (warm restart, Loshchilov and
+    Hutter 2017, arXiv:1608.03983), so that what is before it is a whole training.
     """
     middle = samples_seen + training.global_batch_size / 2
     rise = min(1.0, middle / training.warmup_samples) if training.warmup_samples else 1.0
     fall = 1.0
     if training.schedule == "cosine":
-        has_finish = training.finish_samples_in_all > 0
-        restart = training.finish_begins if has_finish else training.num_samples
-        begin, end = (0, restart) if samples_seen < restart else (restart, training.num_samples)
+        ends = [*training.restarts, training.num_samples]
+        number = bisect_right(ends, samples_seen)
+        begin, end = [0, *ends][number], ends[number]
         fall = 0.5 * (1.0 + math.cos(math.pi * (middle - begin) / (end - begin)))
     return training.learning_rate * rise * fall
 

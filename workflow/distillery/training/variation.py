@@ -221,7 +221,7 @@ class Watch:
         training = run.training
         baseline = constant_baseline_losses(run.dataset, training)
         self._judge = LossJudge(
-            baseline, training.log_every_samples, training.num_samples, training.finish_begins
+            baseline, training.log_every_samples, training.num_samples, training.restarts
         )
         self._num_judged = 0
         self._enough = min(training.log_every_samples, WINDOW_SAMPLES * len(baseline))

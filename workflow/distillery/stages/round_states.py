@@ -1,0 +1,172 @@
+"""Store where a student stands by its own steps: one shard of a round's states.
+
+python -m distillery.stages.round_states --config results/demo/config/rounds.json \\
+    --prompts results/demo/prompts/train.parquet \\
+    --embeddings results/demo/embeddings/train/manifest.json \\
+    --pipeline results/demo/student/0-rounds --number 1 \\
+    --shard 0/4 --output results/demo/rounds/1/states/shard-0-of-4.json
+
+The student walks from the noise of the stored trajectories. Of each walk one state is kept, before
+a step that follows from the sample and the round's number: never the first, which begins at noise.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+import torch
+
+from distillery import cli
+from distillery.config.jobs import RoundsJob
+from distillery.config.section import Compile
+from distillery.families import Setting
+from distillery.generation.chunked import ChunkPlan, NotFiniteError, make_chunks
+from distillery.generation.generator import Calls, Generator
+from distillery.generation.targets import plan_of_targets, targets_recipe
+from distillery.generation.trajectory import record
+from distillery.model_folder import check_student
+from distillery.noise import all_samples
+from distillery.store.embeddings import EmbeddingStore
+from distillery.store.recipes import StatesRecipe
+from distillery.store.tables import read_table
+from distillery.teacher.folder import PipelineFolder, find_teacher
+from distillery.teacher.loading import load_exact_student, torch_dtype
+from distillery.telemetry import Reporter
+from distillery.training.rounds import visited_segment
+
+
+def make_round_states(
+    job: RoundsJob,
+    prompts: Path,
+    embeddings: Path,
+    pipeline: Path,
+    number: int,
+    shard: tuple[int, int],
+    output: Path,
+    device: torch.device,
+    reporter: Reporter,
+    compile_: Compile = "auto",
+) -> None:
+    """Make one shard's chunks of states.
+
+    Args:
+        job: frozen configuration.
+        prompts: table of the train split.
+        embeddings: manifest of the train split.
+        pipeline: folder of the student's pipeline, as it was before this round.
+        number: of the round, from 1.
+        shard: the i-th of n balanced ranges of chunks, from 0.
+        output: the shard's manifest to write; the chunks go to a folder beside it.
+        device: for the student.
+        reporter: of this job.
+        compile_: networks on a GPU; auto: large ones in long runs.
+    """
+    table = read_table(prompts)
+    store = EmbeddingStore(embeddings, table)
+    maker = StateMaker(job, table, store, pipeline, number, device, reporter, compile_)
+    plans = plan_of_targets(job.of_targets, find_teacher(job.teacher), table)
+    make_chunks(maker.recipe.to_json(), plans, shard, maker.make, output, reporter, "state")
+
+
+class StateMaker:
+    """Walks with a student that is loaded when the first missing chunk asks for it."""
+
+    def __init__(
+        self,
+        job: RoundsJob,
+        table: pd.DataFrame,
+        store: EmbeddingStore,
+        pipeline: Path,
+        number: int,
+        device: torch.device,
+        reporter: Reporter,
+        compiling: Compile,
+    ) -> None:
+        """Nothing heavy is loaded here; see `make_round_states` for the arguments."""
+        check_student(pipeline)
+        self.job, self.number = job, number
+        targets, steps = job.targets, job.student.steps
+        folder = PipelineFolder(pipeline)
+        of_targets = targets_recipe(job.of_targets, find_teacher(job.teacher), store.recipe_hash)
+        self.recipe = StatesRecipe(
+            kind="states",
+            version=job.rounds_version,
+            number=number,
+            targets=of_targets.hash,
+            pipeline=folder.fingerprint(),
+            steps=steps,
+            dtype=job.teacher.dtype,
+            stored_dtype=targets.dtype,
+            batch_size=targets.batch_size,
+            chunk_size=targets.chunk_size,
+        )
+        is_guided_by_input = folder.family.has_guidance_embedding(folder.denoiser_config)
+        calls = Calls(
+            family=folder.family,
+            store=store,
+            samples=all_samples(table["prompt_id"], targets.samples_per_prompt),
+            samples_per_prompt=targets.samples_per_prompt,
+            seed=job.seed,
+            steps=steps,
+            setting=Setting(
+                job.teacher.height,
+                job.teacher.width,
+                targets.guidance_scale if is_guided_by_input else 1.0,
+            ),
+            max_sequence_length=of_targets.max_sequence_length,
+            decode=False,
+            dtype=torch.float32,
+        )
+        absent = folder.family.text_components
+        self._generator = Generator(
+            calls,
+            lambda: load_exact_student(job.teacher, folder, device, absent),
+            targets.batch_size,
+            targets.chunk_size,
+            device,
+            reporter,
+            compiling,
+        )
+
+    def make(self, plan: ChunkPlan) -> dict[str, torch.Tensor]:
+        """The tensors of one chunk: see `store.visited`."""
+        targets = self.job.targets
+        start = plan.index * targets.chunk_size
+        rows = list(range(start, start + plan.num_samples))
+        segments = [self._segment(row) for row in rows]
+        noisy = torch.cat([states for _, states in self._generator.map(rows, self._run)])
+        return {
+            "noisy": noisy.to(torch_dtype(targets.dtype)),
+            "segment": torch.tensor(segments),
+            "prompt_row": torch.tensor([row // targets.samples_per_prompt for row in rows]),
+        }
+
+    def _segment(self, row: int) -> int:
+        """Before which step a sample's state is taken."""
+        sample = str(self._generator.calls.samples[row])
+        return visited_segment(self.job.seed, self.number, sample, self.job.student.steps)
+
+    def _run(self, rows: Sequence[int], size: int) -> torch.Tensor:
+        """One walk: the states (b, 1, *latent) float32 of the samples of `rows`."""
+        generator, knots = self._generator, range(1, self.job.student.steps)
+        with record(generator.pipeline.scheduler, knots) as trajectory:
+            generator.run(rows, size)
+        states = trajectory.stack(knots)[: len(rows)].cpu()
+        wanted = torch.tensor([self._segment(row) - 1 for row in rows])
+        chosen = states[torch.arange(len(rows)), wanted].unsqueeze(1)
+        if not chosen.isfinite().all():
+            raise NotFiniteError(
+                f"the student gave values that are not finite after {self.number - 1} rounds: look "
+                "at its images and at the alarms of its training"
+            )
+        return chosen
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line of this stage."""
+    name = "states-{number}-{shard[0]}-of-{shard[1]}"
+    return cli.run(make_round_states, __doc__, argv, job=name)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,47 @@
+"""States that the student visited and where the teacher goes from each, read by sample.
+
+A chunk holds `noisy` (b, 2, *latent), `segment` (b,), the student's step that begins at the first
+of the two, and `prompt_row` (b,). States are the scheduler's own, with their scale. Chunks of
+states alone, on their way to the teacher, hold `noisy` (b, 1, *latent).
+"""
+
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+
+from distillery.store.recipes import VisitedRecipe
+from distillery.store.shards import Manifest
+
+
+class VisitedStore:
+    """Random access to one round's states; memory-mapped, nothing is preloaded.
+
+    Attributes:
+        recipe: of the round.
+        recipe_hash: its hash.
+        num_samples: one state for each trajectory.
+    """
+
+    def __init__(self, manifest_path: Path) -> None:
+        """Open the chunks that the manifest lists, relative to its folder."""
+        manifest = Manifest.open(manifest_path)
+        self.recipe = VisitedRecipe.from_json(manifest.recipe)
+        self.recipe_hash = manifest.recipe_hash
+        self.num_samples = manifest.num_samples
+        self._files = [
+            safe_open(manifest_path.parent / chunk.file, framework="pt")
+            for chunk in manifest.chunks
+        ]
+        self._segments = torch.cat([file.get_tensor("segment") for file in self._files]).tolist()
+        self._chunk_size = manifest.chunks[0].num_samples
+
+    def segment(self, sample: int) -> int:
+        """The student's step that begins at a sample's state."""
+        return int(self._segments[sample])
+
+    def pair(self, sample: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """A sample's state and where the teacher is at the next knot, each (*latent)."""
+        number, row = divmod(sample, self._chunk_size)
+        run = self._files[number].get_slice("noisy")[row]
+        return run[0], run[1]

@@ -1,0 +1,99 @@
+"""Stored targets at states that the student visited itself, beside those of trajectories.
+
+What `online` asks a teacher beside the student, jobs of their own have asked here: round after
+round they stored where the student of the round before stands, one state a trajectory, and where
+the teacher goes from there. All rounds so far are learned from (DAgger, Ross et al. 2011,
+arXiv:1011.0686, which aggregates them too).
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from distillery.config.training import Training
+from distillery.files import repair_hint
+from distillery.noise import seed_of
+from distillery.store.visited import VisitedStore
+from distillery.training.data import SegmentDataset
+
+
+class RoundsDataset(SegmentDataset):
+    """The stored trajectories, and from `first_visited` on the states of one round after another.
+
+    Attributes:
+        rounds: the stores, in their order.
+    """
+
+    rounds: Sequence[VisitedStore] = ()
+
+    def add(self, manifests: Sequence[Path]) -> None:
+        """Open the rounds' stores.
+
+        Raises:
+            ValueError: one is of other trajectories than this data set's, or of a student of other
+                steps.
+            DamagedChunkError: a chunk is missing or truncated.
+        """
+        self.rounds = [VisitedStore(path) for path in manifests]
+        for path, store in zip(manifests, self.rounds, strict=True):
+            if (store.recipe.targets, store.recipe.steps) != (self.recipe_hash, self.steps):
+                raise ValueError(
+                    f"{path} is of trajectories {store.recipe.targets[:12]} and a student of "
+                    f"{store.recipe.steps} steps, this training of {self.recipe_hash[:12]} and "
+                    f"{self.steps}: restore the configuration, or {repair_hint(path)}"
+                )
+
+    def name(self, item: int) -> str:
+        """An item in words."""
+        if item < self.first_visited:
+            return super().name(item)
+        number, trajectory = self._visited(item)
+        of_trajectory = super().name(trajectory * self.steps + self._segment(item))
+        return f"{of_trajectory} (round {number + 1})"
+
+    def _pair(self, item: int, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if item < self.first_visited:
+            return super()._pair(item, first, last)
+        number, trajectory = self._visited(item)
+        return self.rounds[number].pair(trajectory)
+
+    def _segment(self, item: int) -> int:
+        if item < self.first_visited:
+            return super()._segment(item)
+        number, trajectory = self._visited(item)
+        return self.rounds[number].segment(trajectory)
+
+    def _trajectory(self, item: int) -> int:
+        if item < self.first_visited:
+            return super()._trajectory(item)
+        return self._visited(item)[1]
+
+    def _visited(self, item: int) -> tuple[int, int]:
+        """An item's round, from 0, and its trajectory."""
+        return divmod(item - self.first_visited, self.num_trajectories)
+
+
+def visited_segment(seed: int, number: int, sample: str, steps: int) -> int:
+    """Before which of the student's `steps` a round takes a sample's state: any but the first,
+    which begins at noise, where the trajectory is."""
+    return 1 + seed_of(f"round\n{seed}\n{number}\n{sample}") % (steps - 1)
+
+
+def places_in_round(training: Training, start: int, stop: int) -> tuple[int, range, range, range]:
+    """What the positions [start, stop) of the stream are, which lie in one round.
+
+    A round's even places are of trajectories, whose order goes on from before the rounds, its odd
+    ones of visited states, in an order of their own.
+
+    Returns:
+        The round, from 0; the places in it; the positions of the even ones in the stream of
+        trajectories, and of the odd ones in the round's stream of states.
+    """
+    rounds = training.rounds
+    assert rounds is not None
+    number, first = divmod(start - training.rounds_begin, rounds.samples)
+    last = first + stop - start
+    done = training.rounds_begin + number * -(-rounds.samples // 2)
+    of_trajectories = range(done + -(-first // 2), done + -(-last // 2))
+    return number, range(first, last), of_trajectories, range(first // 2, last // 2)
