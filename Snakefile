@@ -77,6 +77,7 @@ if isinstance(CONFIG, Config):
         rules.student.output,
         rules.training.output,
         expand(rules.export.output, exported=EXPORTS),
+        results_of_rounds(),
         rules.evaluation.output,
         rules.report.output,
     ]

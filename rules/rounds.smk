@@ -114,3 +114,17 @@ use rule training as training_before_round with:
         RUN.log("training-{round}-rounds"),
     benchmark:
         RUN.benchmark("training-{round}-rounds")
+
+
+def results_of_rounds():
+    """All that the rounds make."""
+    numbers, shards = range(1, len(ROUNDS) + 1), range(CONFIG.targets.num_shards)
+    by_shard = [*rules.round_states.output, *rules.round_targets.output]
+    before = rules.training_before_round.output
+    exported = [f"{number - 1}-rounds" for number in numbers]
+    return [
+        *expand(by_shard, round=numbers, shard=shards),
+        *expand(rules.merge_round.output, round=numbers),
+        *expand([*before], round=[n - 1 for n in numbers]),
+        *expand(rules.export.output, exported=exported),
+    ]

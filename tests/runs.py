@@ -15,6 +15,7 @@ from distillery.config.jobs import (
     ExportJob,
     PreviewsJob,
     PromptsJob,
+    RoundsJob,
     SamplesJob,
     TargetsJob,
     TrainingJob,
@@ -33,6 +34,8 @@ from distillery.stages.merge_samples import merge_samples
 from distillery.stages.merge_targets import merge_targets
 from distillery.stages.plan import make_plan
 from distillery.stages.prompts import make_prompt_table
+from distillery.stages.round_states import make_round_states
+from distillery.stages.round_targets import make_round_targets
 from distillery.stages.samples import Inputs, make_samples
 from distillery.stages.student import build_student
 from distillery.stages.targets import make_targets
@@ -250,7 +253,43 @@ class Run:
             trained=written.student("trained"),
             losses=written.loss,
             checkpoints=written.checkpoints,
+            rounds=files.rounds if self.config.training.rounds else None,
         )
+
+    def states(self, number: int, pipeline: Path, part: int = 0, num_shards: int = 1) -> Path:
+        """One shard of a round's states of the student; returns its manifest."""
+        output = self.files.states_shard(str(number), f"{part}-of-{num_shards}")
+        make_round_states(
+            self.job("rounds", RoundsJob),
+            self.prompts("train"),
+            self.embeddings("train"),
+            pipeline,
+            number,
+            (part, num_shards),
+            output,
+            CPU,
+            self.reporter(f"states-{number}-{part}-of-{num_shards}"),
+        )
+        return output
+
+    def visited(self, number: int, pipeline: Path, num_shards: int = 1) -> Path:
+        """A round: the student's states, and the teacher's answers; returns the manifest."""
+        shards = []
+        for part in range(num_shards):
+            shards.append(self.files.visited_shard(str(number), f"{part}-of-{num_shards}"))
+            make_round_targets(
+                self.job("rounds", RoundsJob),
+                self.prompts("train"),
+                self.embeddings("train"),
+                self.states(number, pipeline, part, num_shards),
+                number,
+                (part, num_shards),
+                shards[-1],
+                CPU,
+                self.reporter(f"visited-{number}-{part}-of-{num_shards}"),
+            )
+        merge_targets(shards, self.files.visited(number))
+        return self.files.visited(number)
 
     def open_training(self, job: TrainingJob, paths: Paths) -> TrainingRun:
         """What a process that trains alone works with."""

@@ -60,10 +60,10 @@ def find_start(run: Run) -> Path | None:
         path = checkpoint.find_newest(folder, part.hash, reporter)
         if path is not None:
             rounds = part.training.get("rounds")
-            what = f"{rounds['count']} rounds" if rounds else "stored trajectories alone"
+            what = f"up to round {rounds['count']}" if rounds else "from stored targets alone"
             reporter.info(
-                f"takes up {path}, of a training from {what}: so far this one would have learned "
-                "the same"
+                f"takes up {path}, of a training {what}: so far this one would have learned the "
+                "same"
             )
             return path
     for line in list_misfits(run):

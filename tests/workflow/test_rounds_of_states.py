@@ -1,0 +1,70 @@
+"""Snakemake on a run with rounds: to its end, a product at a time, and after damage."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from checkout import ONE_SHARD, configure, jobs, skeleton, succeed
+from distillery.run_folder import RunFolder
+from distillery.stages import verify
+from distillery.telemetry import Reporter
+
+pytestmark = pytest.mark.timeout(600)
+RUN = Path("results/tiny")
+TRAINING = {
+    "num_samples": 24,
+    "global_batch_size": 8,
+    "dtype": "float32",
+    "rounds": {"count": 2, "samples": 8},
+}
+ROUND = {"round_states", "round_targets", "merge_round"}
+
+
+@pytest.fixture(scope="module")
+def folder(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = skeleton(tmp_path_factory.mktemp("rounds"))
+    configure(made, teacher, training=TRAINING, **ONE_SHARD)
+    return made
+
+
+def test_a_rounds_product_is_a_target_and_the_last_student_follows(folder: Path) -> None:
+    first = jobs(succeed(folder, f"{RUN}/student/1-rounds"))
+    assert first >= ROUND | {"training_before_round", "targets"}
+    assert "training" not in first
+    assert (folder / RUN / "student/1-rounds/model_index.json").is_file()
+    rest = jobs(succeed(folder, f"{RUN}/student/pipeline"))
+    assert rest >= ROUND | {"training"}
+    assert not {"targets", "training_before_round"} & rest
+    again = succeed(folder, f"{RUN}/student/pipeline", "--dry-run")
+    assert "Nothing to be done" in again
+
+
+def test_the_whole_run_asks_for_all_that_rounds_make(folder: Path) -> None:
+    """Snakemake overlooks what is missing behind a file that is there."""
+    asked = succeed(folder, "--dry-run")
+    inputs = asked.split("rule all:")[1].splitlines()[1]
+    for name in ("rounds/1/states/shard-0-of-1.json", "rounds/2/shard-0-of-1.json"):
+        assert f"{RUN}/{name}" in inputs
+    for name in ("rounds/1/manifest.json", "student/trained-1-rounds", "student/0-rounds"):
+        assert f"{RUN}/{name}" in inputs
+
+
+def test_damage_in_a_round_is_found_and_made_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    run = RunFolder(RUN)
+    chunk = min((RUN / "rounds/2").glob("*/chunk-*.safetensors"))
+    whole = chunk.read_bytes()
+    chunk.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    reporter = Reporter(run.telemetry, "verify", "verify", "cpu")
+    damages, _ = verify.verify(run, reporter)
+    assert [damage.item.path for damage in damages] == [chunk]
+    remove, _ = verify.commands(damages, run)
+    subprocess.run(remove, shell=True, check=True)
+    made = jobs(succeed(folder, str(run.visited(2)), f"{RUN}/student/pipeline"))
+    assert made >= {"round_targets", "merge_round"}
+    assert "round_states" not in made
+    assert chunk.read_bytes() == whole
+    assert verify.verify(run, reporter)[0] == []
