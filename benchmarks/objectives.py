@@ -3,15 +3,21 @@
     PYTHONPATH=workflow python benchmarks/objectives.py --folder /tmp/objectives --jobs 12
 
 Trains every objective (segment, direct, reflow, prediction, segment with a finishing phase of
-rollouts, of online targets, of these with distribution matching, or with an adversarial loss) for
-students of the teacher's shape, half and a quarter of its blocks, at 1, 2, 4 and 8 steps, all from
-the same targets, for equally many samples; and draws held-out prompts with each, at the same noise
-as the teacher. A rollout's sample costs `steps` passes of the student, any other sample one; what a
-finish asks the teacher or its heads comes on top. The teacher itself follows at several numbers of
-steps, guided and not.
+rollouts, of online targets, of these with distribution matching, or with an adversarial loss, and
+segment with rounds) for students of the teacher's shape, half and a quarter of its blocks, at 1, 2,
+4 and 8 steps, from stores of several sizes, for equally many samples; and draws held-out prompts
+with each, at the same noise as the teacher. A rollout's sample costs `steps` passes of the student,
+any other sample one; what a finish or a round asks the teacher or its heads comes on top. The
+teacher itself follows at several numbers of steps, guided and not.
 
 Cells run side by side on one GPU or on the CPU, each worker doing many. A finished one is not
-repeated: start the same line again to resume. Results: cells/*.json and table.md in the folder.
+repeated: start the same line again to resume. Results: table.md in the folder, and for each cell
+cells/*.json and *.png, its first images below the teacher's. For stores of more prompts than the
+demo's table has:
+
+    python -m resources.demo.scenes --prompts /tmp/prompts --num-train 8192
+    PYTHONPATH=workflow python benchmarks/objectives.py --folder /tmp/objectives --jobs 12 \\
+        --prompts /tmp/prompts/demo-train.csv --stores 1024x2 8192x2 8192x8
 """
 
 import argparse
@@ -24,25 +30,31 @@ from pathlib import Path
 
 import torch
 import yaml
-from cells import (
-    OBJECTIVES,
-    SHAPES,
-    Bench,
-    Cell,
-    Json,
-    cached,
-    keep,
-    prepare,
-    run_cell,
-    time_sampling,
-)
+from cell_images import time_sampling
+from cells import prepare, run_cell
+from lab import OBJECTIVES, SHAPES, Bench, Cell, Json, Store, cached, keep
 
 from distillery.files import write_text
 from distillery.hardware import describe_hardware, versions
 
 ROOT = Path(__file__).parents[1]
-NUM_SEGMENTS = 8
 STEPS = (1, 2, 4, 8)
+COLUMNS = (
+    "shape",
+    "steps",
+    "objective",
+    "store",
+    "CLIP score",
+    "of the teacher's, %",
+    "Fréchet, of floor",
+    "coverage",
+    "detail",
+    "latent MSE",
+    "pixel RMS of 255",
+    "diversity",
+    "training s",
+    "sampling s",
+)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -53,16 +65,17 @@ def main(argv: list[str] | None = None) -> int:
         name: getattr(arguments, name)
         for name in (
             "rollout_share",
+            "rounds",
+            "rounds_share",
             "matching_weight",
             "adversarial_weight",
             "images_per_prompt",
             "num_prompts",
-            "train_prompts",
         )
     }
     begin = time.time()
-    prepare(bench, arguments.train_prompts)
-    say(f"store and references ready after {time.time() - begin:.1f} s")
+    prepare(bench, map(Store.named, arguments.stores))
+    say(f"stores and references ready after {time.time() - begin:.1f} s")
     cells = cells_of(arguments, bench.config().targets.steps)
     failed = fill(bench, cells, settings, arguments.jobs)
     rows = [cached(path_of(bench, cell), settings) for cell in cells]
@@ -93,8 +106,12 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--rollout-share", type=float, default=0.2, help="of the finishing phase")
     parser.add_argument("--matching-weight", type=float, default=0.1)
     parser.add_argument("--adversarial-weight", type=float, default=0.1)
-    parser.add_argument("--train-prompts", type=int, help="the first so many; default: all")
-    parser.add_argument("--samples-per-prompt", type=int, default=2, help="stored trajectories")
+    parser.add_argument("--rounds", type=int, default=4, help="of the objective with rounds")
+    parser.add_argument("--rounds-share", type=float, default=0.5, help="of all of them")
+    parser.add_argument("--prompts", type=Path, help="to learn from; default: the configuration's")
+    parser.add_argument(
+        "--stores", nargs="+", default=["1024x2"], help="PROMPTSxNOISES, of the first prompts"
+    )
     parser.add_argument("--num-prompts", type=int, default=64, help="held out, the first so many")
     parser.add_argument("--images-per-prompt", type=int, default=4, help="at least 2")
     parser.add_argument("--repeats", type=int, default=3, help="of each timing of the sampling")
@@ -112,10 +129,12 @@ def bench_of(arguments: argparse.Namespace) -> Bench:
     raw: Json = yaml.safe_load(arguments.config.read_text())
     size = arguments.batch_size
     on_gpu = arguments.device == "cuda"
+    num_segments = max(arguments.steps)
+    if arguments.prompts:
+        raw["prompts"] |= {"train": str(arguments.prompts)}
     raw["targets"] |= {
-        "num_segments": NUM_SEGMENTS,
-        "predictions": True,
-        "samples_per_prompt": arguments.samples_per_prompt,
+        "num_segments": num_segments,
+        "predictions": "prediction" in arguments.objectives,
         "batch_size": 64 if on_gpu else 16,
         "chunk_size": 64,
     }
@@ -133,12 +152,14 @@ def bench_of(arguments: argparse.Namespace) -> Bench:
         "compile": "never",
     }
     raw.pop("previews", None)
-    raw["student"] = {"steps": NUM_SEGMENTS}
+    raw["student"] = {"steps": num_segments}
     raw["samples"] |= {"batch_size": 128 if on_gpu else 16}
     return Bench(
         folder=arguments.folder,
         raw=raw,
         rollout_share=arguments.rollout_share,
+        rounds=arguments.rounds,
+        rounds_share=arguments.rounds_share,
         matching_weight=arguments.matching_weight,
         adversarial_weight=arguments.adversarial_weight,
         images_per_prompt=arguments.images_per_prompt,
@@ -150,10 +171,12 @@ def bench_of(arguments: argparse.Namespace) -> Bench:
 def cells_of(arguments: argparse.Namespace, teacher_steps: int) -> list[Cell]:
     """All rows of the table; long ones first, so that no worker is left with one at the end."""
     students = [
-        Cell(objective, shape, steps)
+        Cell(objective, shape, steps, store)
         for steps in sorted(arguments.steps, reverse=True)
         for objective in reversed(arguments.objectives)
         for shape in arguments.shapes
+        for store in arguments.stores
+        if steps > 1 or objective != "segment+rounds"  # whose only state would be the noise
     ]
     teachers = [
         Cell(guidance, "teacher", steps)
@@ -219,7 +242,12 @@ def table(rows: list[Json], bench: Bench) -> str:
     names = [*OBJECTIVES, "guided", "unguided"]
     rows = sorted(
         rows,
-        key=lambda it: (order.index(it["shape"]), it["steps"], names.index(it["objective"])),
+        key=lambda it: (
+            order.index(it["shape"]),
+            it["steps"],
+            names.index(it["objective"]),
+            trajectories_of(it),
+        ),
     )
     training, hardware = bench.raw["training"], describe_hardware()
     jobs = " or ".join(map(str, sorted({row["jobs"] for row in rows})))
@@ -228,25 +256,36 @@ def table(rows: list[Json], bench: Bench) -> str:
     head = [
         f"{training['num_samples']} samples of {training['global_batch_size']} an update at "
         f"{training['learning_rate']}, a share of {bench.rollout_share} of rollouts or online "
-        f"targets where named, distribution matching of weight {bench.matching_weight}, an "
+        f"targets where named, {bench.rounds} rounds of a share of {bench.rounds_share} in all, "
+        f"distribution matching of weight {bench.matching_weight}, an "
         f"adversarial loss of weight {bench.adversarial_weight}; "
         f"{bench.num_prompts} held-out prompts with {bench.images_per_prompt} images each. "
         f"Seconds of training with {jobs} cells side by side, of sampling 100 images alone. "
-        f"On {where}; {', '.join(f'{key} {it}' for key, it in versions().items())}.",
+        f"On {where}; {', '.join(f'{key} {it}' for key, it in versions().items())}. "
+        "Brackets hold 95 % intervals.",
         "",
-        "| shape | steps | objective | CLIP score | Fréchet, of floor | coverage | latent MSE "
-        "| pixel RMS of 255 | diversity | training s | sampling s |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        f"| {' | '.join(COLUMNS)} |",
+        "|---" * len(COLUMNS) + "|",
     ]
     return "\n".join([*head, *map(line_of, rows), ""])
+
+
+def trajectories_of(row: Json) -> int:
+    """Of a row's store; none for the teacher."""
+    store = Store.named(row["store"]) if row["store"] else Store(0, 0)
+    return store.num_prompts * store.per_prompt
 
 
 def line_of(row: Json) -> str:
     """One row of the table."""
     training = f"{row['training_s']:.1f}" if row["training_s"] else ""
     values = (
+        row["store"],
         f"{row['clip_score']:.4f}",
-        *(f"{row[key]:.3f}" if key in row else "" for key in ("frechet", "coverage")),
+        with_interval(row["clip_ratio"], 100, 1),
+        with_interval(row.get("frechet"), 1, 2),
+        f"{row['coverage']:.3f}" if "coverage" in row else "",
+        f"{row['detail']:.2f}",
         f"{row['latent_mse']:.4f}",
         f"{row['pixel_rms']:.1f}",
         f"{row['diversity']:.3f}",
@@ -254,6 +293,14 @@ def line_of(row: Json) -> str:
         f"{row['sampling_s']:.3f}",
     )
     return f"| {row['shape']} | {row['steps']} | {row['objective']} | {' | '.join(values)} |"
+
+
+def with_interval(found: list[float | None] | None, times: float, digits: int) -> str:
+    """A mean and its interval, as far as there are such."""
+    if found is None:
+        return ""
+    mean, *ends = ("" if it is None else f"{it * times:.{digits}f}" for it in found)
+    return f"{mean} ({' to '.join(ends)})" if all(ends) else mean
 
 
 def say(line: str) -> None:

@@ -178,15 +178,13 @@ def exchanged(scene: Scene, name: str, one: int, other: int) -> Scene:
 def choose_captions(num_captions: int, *, held_out: bool, seed: int) -> list[str]:
     """Return captions of distinct scenes from one side of the split, all kinds by their shares.
 
-    Raises:
-        ValueError: that side has too few scenes of one object.
+    Where there are too few scenes of one object, there are more of two.
     """
     rng = random.Random(seed)  # noqa: S311 - no secrets
     counts = {kind: round(share * num_captions) for kind, (_, _, share) in KINDS.items()}
-    counts["two"] += num_captions - sum(counts.values())
     side = [scene for scene in _single_scenes() if is_held_out(scene) == held_out]
-    if len(side) < counts["one"]:
-        raise ValueError(f"{counts['one']} one-object captions asked for, {len(side)} exist")
+    counts["one"] = min(counts["one"], len(side))
+    counts["two"] += num_captions - sum(counts.values())
     chosen = {canonical_caption(s): caption_of(s) for s in rng.sample(side, counts.pop("one"))}
     for kind, count in counts.items():
         until = len(chosen) + count
@@ -215,12 +213,14 @@ def write_prompts(path: Path, name: str, captions: Sequence[str]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write demo-train.csv (1024 training-side captions) and demo-eval.csv (256 held-out ones)."""
+    """Write demo-train.csv, captions of the training side, and demo-eval.csv, held-out ones."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--prompts", type=Path, default=Path("config/prompts"))
+    parser.add_argument("--num-train", type=int, default=1024)
+    parser.add_argument("--num-eval", type=int, default=256)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
-    for name, count in (("train", 1024), ("eval", 256)):
+    for name, count in (("train", args.num_train), ("eval", args.num_eval)):
         captions = choose_captions(count, held_out=name == "eval", seed=args.seed)
         write_prompts(args.prompts / f"demo-{name}.csv", name, captions)
     return 0

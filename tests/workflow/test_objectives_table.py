@@ -7,7 +7,7 @@ import objectives
 import pytest
 import torch
 import yaml
-from cells import pairwise_rms
+from cell_images import pairwise_rms
 
 from runs import settings
 
@@ -30,7 +30,7 @@ def config(tmp_path_factory: pytest.TempPathFactory, teacher: Path) -> Path:
 def run(folder: Path, config: Path, *options: str) -> int:
     line = (
         f"--folder {folder} --config {config} --jobs 1 --shapes quarter --steps 2 --num-samples 32 "
-        "--batch-size 8 --train-prompts 4 --num-prompts 2 --images-per-prompt 2 --repeats 1 "
+        "--batch-size 8 --stores 4x2 --rounds 1 --num-prompts 2 --images-per-prompt 2 --repeats 1 "
         "--device cpu"
     )
     return objectives.main([*line.split(), *options])
@@ -42,11 +42,14 @@ def test_each_cell_is_made_once_and_has_its_row(
 ) -> None:
     assert run(tmp_path, config, "--objectives", "prediction") == 0
     assert "5 of 5 cells" in capsys.readouterr().out
-    assert run(tmp_path, config, "--objectives", "prediction", "segment+rollout") == 0
+    more = ("prediction", "segment+rollout", "segment+rounds")
+    assert run(tmp_path, config, "--objectives", *more) == 0
     said = capsys.readouterr().out
-    assert "1 of 1: quarter-segment+rollout-2 done" in said
+    assert "of 2: quarter-segment+rollout-2-4x2 done" in said
+    assert "of 2: quarter-segment+rounds-2-4x2 done" in said
     rows = {path.stem: read_row(path) for path in (tmp_path / "cells").glob("*.json")}
-    assert len(rows) == 6
+    assert len(rows) == 7
+    assert len(list((tmp_path / "cells").glob("*.png"))) == 7
     reference, few = rows["teacher-guided-8"], rows["teacher-guided-2"]
     assert (reference["latent_mse"], reference["pixel_rms"]) == (0, 0)
     assert reference["diversity"] == pytest.approx(1)
@@ -55,11 +58,10 @@ def test_each_cell_is_made_once_and_has_its_row(
     assert all(row["latent_mse"] > 1e-4 and row["training_s"] > 0 for row in students)
     assert all(-1 < row["clip_score"] < 1 for row in rows.values())
     lines = (tmp_path / "table.md").read_text().splitlines()
-    assert [line.split(" | ")[:3] for line in lines if line.startswith("| quarter")] == [
-        ["| quarter", "2", "prediction"],
-        ["| quarter", "2", "segment+rollout"],
+    assert [line.split(" | ")[:4] for line in lines if line.startswith("| quarter")] == [
+        ["| quarter", "2", name, "4x2"] for name in more
     ]
-    transformer = tmp_path / "students/quarter-prediction-2/pipeline/transformer/config.json"
+    transformer = tmp_path / "students/quarter-prediction-2-4x2/pipeline/transformer/config.json"
     assert json.loads(transformer.read_text())["num_layers"] == 1, "of the tiny teacher's two"
 
 
