@@ -35,7 +35,7 @@ def tiny_run() -> Run:
 def make_all(run: Run) -> None:
     """Everything that the workflow makes."""
     models = [f"samples-{name}" for name in run.config.samples.models]
-    for stage in [*JOBS.keys() - {"dataset"}, *models]:
+    for stage in [*JOBS.keys() - {"dataset", "rounds"}, *models]:
         write_frozen(freeze(run.config, stage), TINY / "config" / f"{stage}.json")
     run.encode("train")
     run.encode("eval")
