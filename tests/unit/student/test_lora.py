@@ -18,7 +18,7 @@ from distillery.families import family_named
 from distillery.files import read_json
 from distillery.model_folder import METADATA, load_denoiser_skeleton
 from distillery.stages.student import build_student
-from distillery.student.lora import LORA_FILE, check_lora, count_lora, load_trainable
+from distillery.student.lora import KOHYA_FILE, LORA_FILE, check_lora, count_lora, load_trainable
 from families import CASES
 from families.case import FamilyCase
 from runs import Run, make_run
@@ -138,6 +138,30 @@ def test_the_teacher_with_the_file_is_the_exported_student(
     torch.testing.assert_close(theirs, ours, rtol=1e-5, atol=1e-5)
     names["pipeline"].unload_lora_weights()
     assert (draw(names["pipeline"], call) - ours).abs().max() > LEARNED
+
+
+def test_other_programs_names_give_the_same_student(
+    trained: tuple[FamilyCase, Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kohya's, for UNets alone; read by Diffusers, which knows them as its own scripts' and scales
+    by the file's alpha."""
+    monkeypatch.chdir(tmp_path)
+    case, run = trained
+    folder = run.folder / "student/pipeline"
+    assert (folder / "lora" / KOHYA_FILE).is_file() == (case.name == "sdxl")
+    if case.name != "sdxl":
+        return
+    tensors = load_file(folder / "lora" / KOHYA_FILE)
+    assert {name.rpartition(".")[2] for name in tensors} == {"weight", "alpha"}
+    assert all(name.startswith("lora_unet_down_blocks_") for name in sorted(tensors)[:3])
+    call = read_json(folder / METADATA)["call"]
+    _, code = code_in(folder / "README.md")
+    names: dict[str, Any] = {}
+    exec(code.replace("path/to/this/folder", str(folder)), names)
+    expected = draw(names["pipeline"], call)
+    names["pipeline"].unload_lora_weights()
+    names["pipeline"].load_lora_weights(folder / "lora", weight_name=KOHYA_FILE)
+    torch.testing.assert_close(draw(names["pipeline"], call), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_the_same_bytes_for_the_same_seed_alone(tmp_path: Path) -> None:

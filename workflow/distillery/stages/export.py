@@ -31,7 +31,7 @@ from distillery.model_folder import (
 )
 from distillery.schedulers import Scheduler
 from distillery.store.recipes import TrainingRecipe
-from distillery.student.lora import LORA_FILE, has_lora
+from distillery.student.lora import KOHYA_FILE, LORA_FILE, has_lora, write_kohya
 from distillery.student.schedule import check_exported, few_step_scheduler
 from distillery.student.usage import lora_code, student_code
 from distillery.teacher.folder import INDEX, PipelineFolder, find_teacher
@@ -104,6 +104,8 @@ def export_student(job: ExportJob, student: Path, output: Path) -> None:
         if trained and has_lora(student):
             (temporary / LORA).mkdir()
             shutil.copyfile(student / LORA_FILE, temporary / LORA / LORA_FILE)
+            if family.denoisers[0] == "unet":
+                write_kohya(student / LORA_FILE, temporary / LORA / KOHYA_FILE)
             about["lora"] = lora_call(folder, about["student"]["network"], scheduler)
         write_metadata(temporary, about)
         write_text(temporary / "README.md", model_card(job, about) if trained else UNTRAINED)

@@ -20,6 +20,8 @@ from distillery.families.protocol import Denoiser
 from distillery.model_folder import full_disk_as_os_error, load_denoiser, save_denoiser
 
 LORA_FILE = "pytorch_lora_weights.safetensors"
+KOHYA_FILE = "lora_kohya.safetensors"
+"""The same under the names of Kohya's scripts, which programs for UNets read."""
 """The name that Diffusers looks for."""
 ADAPTER = "student"
 METADATA = "lora_adapter_metadata"
@@ -167,6 +169,26 @@ def _keep_one_key(path: Path) -> None:
     with safe_open(path, framework="pt") as file:
         metadata = {METADATA: file.metadata()[METADATA]}
     save_file(load_file(path), path, metadata=metadata)
+
+
+def write_kohya(lora: Path, output: Path) -> None:
+    """Write a UNet's additions under the names that AUTOMATIC1111, ComfyUI and others read.
+
+    Diffusers' own conversion, but for alpha, which it takes to be the rank.
+
+    Args:
+        lora: as `save_lora` writes it.
+        output: file to write.
+    """
+    from diffusers.utils import convert_state_dict_to_kohya
+
+    with safe_open(lora, framework="pt") as file:
+        config = json.loads(file.metadata()[METADATA])
+    (alpha,) = (value for key, value in config.items() if key.endswith(".lora_alpha"))
+    tensors = convert_state_dict_to_kohya(load_file(lora))
+    alphas = {name: torch.tensor(float(alpha)) for name in tensors if name.endswith(".alpha")}
+    with full_disk_as_os_error(output):
+        save_file(tensors | alphas, output)
 
 
 def has_lora(folder: Path) -> bool:
