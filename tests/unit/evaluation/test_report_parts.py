@@ -144,6 +144,20 @@ def test_the_loss_over_all_stands_out_among_its_segments(monkeypatch):
     assert shown == [[*segments, ("all", True)], [("", True)]]
 
 
+def test_what_learns_beside_the_student_has_a_plot_of_its_own_phase(monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(
+        figures, "line_plot", lambda lines, x, y, label, **_: drawn.update({label: lines})
+    )
+    columns = {"samples_seen": [8, 16, 24], "loss": [0.3, 0.2, 0.1]}
+    titles = [plot.title for plot in figures.loss_plots(pd.DataFrame(columns))]
+    assert titles == ["Loss"]
+    with_heads = pd.DataFrame(columns | {"loss_heads": [float("nan"), 1.4, 1.2]})
+    assert [plot.title for plot in figures.loss_plots(with_heads)] == ["Loss", "Loss of the heads"]
+    (line,) = drawn["Loss of the heads"]
+    assert list(line.points) == [(16, 1.4), (24, 1.2)]
+
+
 def test_grid_shows_the_worst_and_nothing_twice():
     rows = [(f"eval-{number:03d}", 0) for number in range(100)]
     table = pd.DataFrame(rows, columns=["prompt_id", "index"])

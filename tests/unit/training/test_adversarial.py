@@ -233,6 +233,16 @@ def test_a_damaged_companion_is_noticed(run: Run, tmp_path: Path, file: str) -> 
     assert find_problem(checkpoint) == f"{file} is damaged"
 
 
+def test_the_log_says_what_the_heads_lose(
+    run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    _, losses = learn(run, tmp_path)
+    last = losses.iloc[-1]
+    assert f"32 samples, loss {last.loss:.5f}, of the heads {last.loss_heads:.4f}, " in caplog.text
+    assert "of the heads" not in caplog.text.split("16 samples, loss")[1].splitlines()[0]
+
+
 def test_rollouts_behind_it_pass_too(run: Run, tmp_path: Path) -> None:
     _, losses = learn(run, tmp_path, num_samples=40, rollout_samples=8)
     assert losses["loss_heads"].notna().tolist() == [False, False, True, True, True]

@@ -13,7 +13,7 @@ from distillery.evaluation.plots import Line, Point, interval_plot, line_plot
 from distillery.evaluation.timeline import RunClock, StageTime, Worker
 from distillery.evaluation.timeline_plot import stage_colours, timeline_plot
 from distillery.evaluation.verdict import Check, Roles, percent, read_interval, summarise_checks
-from distillery.training.alarms import ROLLOUT
+from distillery.training.alarms import COMPANIONS, ROLLOUT
 
 MAX_LOSS_POINTS = 600
 """Points of a curve; a longer log is averaged down to as many."""
@@ -149,6 +149,18 @@ def loss_plots(loss: pd.DataFrame | None) -> list[Plot]:
             is_measured = name != "learning_rate"
             drawing = line_plot([line], axis, title.lower(), title, can_be_log=is_measured)
             plots.append(Plot(title, drawing))
+    return plots + _companion_plots(loss, axis)
+
+
+def _companion_plots(loss: pd.DataFrame, axis: str) -> list[Plot]:
+    """The loss of what learned beside the student in a finish, over the samples of that."""
+    plots = []
+    for name in COMPANIONS:
+        column = f"loss_{name}"
+        if column in loss.columns and loss[column].notna().any():
+            title = f"Loss of the {name}"
+            line = _line(loss[loss[column].notna()], column, "", "c0")
+            plots.append(Plot(title, line_plot([line], axis, "loss", title)))
     return plots
 
 

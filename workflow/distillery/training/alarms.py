@@ -116,6 +116,8 @@ class Alarms:
 LOSS_ALARMS = (
     "loss_spike", "loss_growth", "no_better_than_constant", "heads_always_right", "heads_guess",
 )  # fmt: skip
+COMPANIONS = ("copy", "heads")
+"""What may learn beside the student in a finish: the ends of two columns."""
 HEADS = "loss_heads"
 GUESSING = 2 * log(2)
 """The loss of heads that cannot tell images apart; see `adversarial`."""

@@ -15,6 +15,7 @@ import torch
 from tqdm import tqdm
 
 from distillery.images import Pixels
+from distillery.training.alarms import COMPANIONS
 from distillery.training.previews import LivePreviews
 from distillery.training.run import PreviewPaths, Run
 from distillery.training.update import TrainingState, UpdateTotals, Window, learning_rate_at
@@ -243,8 +244,8 @@ class ProgressLog:
             self._bar.set_postfix(loss=f"{row['loss']:.4f}")
             left = tqdm.format_interval((training.num_samples - state.samples_seen) / speed)
             self._run.reporter.milestone(
-                f"{state.samples_seen} samples, loss {row['loss']:.5f}, gradient norm "
-                f"{row['grad_norm']:.3f}, learning rate {row['learning_rate']:.2e}, {speed:.1f} "
+                f"{state.samples_seen} samples, loss {row['loss']:.5f}, {of_companion(row)}gradient "
+                f"norm {row['grad_norm']:.3f}, learning rate {row['learning_rate']:.2e}, {speed:.1f} "
                 f"samples/s, {left} left, waited {100 * interval.waiting_s / seconds:.1f} % of the "
                 f"time for data, {_memory(self._run.device)}"
             )
@@ -351,6 +352,13 @@ def row_of(
         **dict(zip(names, by_segment, strict=True)),
         **more,
     }
+
+
+def of_companion(row: Mapping[str, float]) -> str:
+    """The loss of what learns beside the student, in words; empty where nothing does."""
+    return "".join(
+        f"of the {name} {row[f'loss_{name}']:.4f}, " for name in COMPANIONS if f"loss_{name}" in row
+    )
 
 
 def _or_nan(value: float | None) -> float:
