@@ -247,7 +247,7 @@ def interval_plot(points: Sequence[Point], x_label: str, y_label: str, label: st
         group = [point for point in points if point.x == cost]
         wanted = [frame.y.at(point.mean) for point in group]
         for point, name_y in zip(
-            group, spread_labels(wanted, 15.0, 34.0, height - 48.0), strict=True
+            group, spread_labels(wanted, 15.0, 34.0, height - 58.0), strict=True
         ):
             parts += _draw_point(point, frame, name_y)
     return svg(width, height, label, *parts)

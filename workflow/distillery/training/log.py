@@ -243,11 +243,12 @@ class ProgressLog:
         if self._run.ranks.is_main:
             self._bar.set_postfix(loss=f"{row['loss']:.4f}")
             left = tqdm.format_interval((training.num_samples - state.samples_seen) / speed)
+            waited = 100 * interval.waiting_s / seconds
             self._run.reporter.milestone(
-                f"{state.samples_seen} samples, loss {row['loss']:.5f}, {of_companion(row)}gradient "
-                f"norm {row['grad_norm']:.3f}, learning rate {row['learning_rate']:.2e}, {speed:.1f} "
-                f"samples/s, {left} left, waited {100 * interval.waiting_s / seconds:.1f} % of the "
-                f"time for data, {_memory(self._run.device)}"
+                f"{state.samples_seen} samples, loss {row['loss']:.5f}, {of_companion(row)}"
+                f"gradient norm {row['grad_norm']:.3f}, learning rate {row['learning_rate']:.2e}, "
+                f"{speed:.1f} samples/s, {left} left, waited {waited:.1f} % of the time for data, "
+                f"{_memory(self._run.device)}"
             )
         elif memory > MEMORY_RISE * self._logged_bytes:
             self._logged_bytes = memory
