@@ -77,7 +77,13 @@ if isinstance(CONFIG, Config):
         rules.student.output,
         rules.training.output,
         expand(rules.export.output, exported=EXPORTS),
-        results_of_rounds(),
+        expand(
+            [*rules.round_states.output, *rules.round_targets.output],
+            round=ROUNDS,
+            shard=range(CONFIG.targets.num_shards),
+        ),
+        expand(rules.merge_round.output, round=ROUNDS),
+        expand([*rules.training_before_round.output], round=range(len(ROUNDS))),
         rules.evaluation.output,
         rules.report.output,
     ]

@@ -26,7 +26,6 @@ wildcard_constraints:
     split="train|eval",
     model="|".join(map(re.escape, MODELS)),
     shard=r"\d+",
-    round=r"\d+",
 
 
 # Files beside the configuration that a run is planned from.
@@ -40,7 +39,7 @@ if isinstance(CONFIG, Config) and CONFIG.training.rounds:
         for count in range(CONFIG.training.rounds.count)
     }
 SOURCES = {model.source for model in CONFIG.samples.models.values()}
-EXPORTS = ["pipeline", *SOURCES & {"untrained"}]
+EXPORTS = [name for name in EXPORTED if name in {*EXPORTED} - {"untrained"} | SOURCES]
 
 # What the models of each source are sampled with.
 PIPELINES = {

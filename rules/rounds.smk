@@ -2,6 +2,11 @@
 # the training goes on. Chunks are not declared, as those of the targets; manifests are.
 
 
+# The numbers of all rounds, and of rounds that are over before one begins; as wildcards.
+ROUND = "|".join(map(str, ROUNDS)) or "none"
+BEFORE_ROUND = "|".join(map(str, range(len(ROUNDS)))) or "none"
+
+
 localrules:
     merge_round,
 
@@ -15,9 +20,11 @@ rule round_states:
     output:
         RUN.states_shard("{round}", TARGETS_SHARD),
     log:
-        RUN.log("states-{round}-" + TARGETS_SHARD),
+        RUN.log(f"states-{{round}}-{TARGETS_SHARD}"),
     benchmark:
-        RUN.benchmark("states-{round}-" + TARGETS_SHARD)
+        RUN.benchmark(f"states-{{round}}-{TARGETS_SHARD}")
+    wildcard_constraints:
+        round=ROUND,
     threads: CONFIG.hardware.cpu_threads
     resources:
         gpu=GPUS_OF_TEACHER,
@@ -51,9 +58,11 @@ rule round_targets:
     output:
         RUN.visited_shard("{round}", TARGETS_SHARD),
     log:
-        RUN.log("visited-{round}-" + TARGETS_SHARD),
+        RUN.log(f"visited-{{round}}-{TARGETS_SHARD}"),
     benchmark:
-        RUN.benchmark("visited-{round}-" + TARGETS_SHARD)
+        RUN.benchmark(f"visited-{{round}}-{TARGETS_SHARD}")
+    wildcard_constraints:
+        round=ROUND,
     threads: CONFIG.hardware.cpu_threads
     resources:
         gpu=GPUS_OF_TEACHER,
@@ -88,6 +97,8 @@ rule merge_round:
         RUN.log("merge-round-{round}"),
     benchmark:
         RUN.benchmark("merge-round-{round}")
+    wildcard_constraints:
+        round=ROUND,
     shell:
         """
         exec python -m distillery.stages.merge_targets \
@@ -105,7 +116,7 @@ use rule training as training_before_round with:
         prompts=RUN.prompts("train"),
         embeddings=RUN.embeddings("train"),
         targets=TARGETS,
-        rounds=lambda wildcards: visited_until(int(wildcards.round)),
+        rounds=lambda wildcards: RUN.visited_until(int(wildcards.round)),
         previews=list(map(ancient, PREVIEW_INPUTS)),
     output:
         student=directory(RUN.student("trained-{round}-rounds")),
@@ -114,17 +125,5 @@ use rule training as training_before_round with:
         RUN.log("training-{round}-rounds"),
     benchmark:
         RUN.benchmark("training-{round}-rounds")
-
-
-def results_of_rounds():
-    """All that the rounds make."""
-    numbers, shards = range(1, len(ROUNDS) + 1), range(CONFIG.targets.num_shards)
-    by_shard = [*rules.round_states.output, *rules.round_targets.output]
-    before = rules.training_before_round.output
-    exported = [f"{number - 1}-rounds" for number in numbers]
-    return [
-        *expand(by_shard, round=numbers, shard=shards),
-        *expand(rules.merge_round.output, round=numbers),
-        *expand([*before], round=[n - 1 for n in numbers]),
-        *expand(rules.export.output, exported=exported),
-    ]
+    wildcard_constraints:
+        round=BEFORE_ROUND,

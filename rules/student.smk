@@ -8,12 +8,7 @@ PREVIEW_INPUTS = [
 ]
 
 
-def visited_until(round):
-    """The manifests of all rounds up to one."""
-    return [RUN.visited(number) for number in range(1, round + 1)]
-
-
-ROUNDS = visited_until(CONFIG.training.rounds.count if CONFIG.training.rounds else 0)
+ROUNDS = CONFIG.training.round_numbers
 
 
 rule student:
@@ -42,7 +37,7 @@ rule training:
         prompts=RUN.prompts("train"),
         embeddings=RUN.embeddings("train"),
         targets=TARGETS,
-        rounds=ROUNDS,
+        rounds=RUN.visited_until(len(ROUNDS)),
         # Images on the way change no weight, so that nothing about them trains again. They are
         # inputs without previews too: with other inputs a job runs again.
         previews=list(map(ancient, PREVIEW_INPUTS)),
@@ -114,7 +109,7 @@ rule previews:
         prompts=RUN.prompts("train"),
         embeddings=RUN.embeddings("train"),
         targets=TARGETS,
-        rounds=ROUNDS,
+        rounds=RUN.visited_until(len(ROUNDS)),
         previews=PREVIEW_INPUTS,
     output:
         RUN.previews / "samples-{seen}" / "sheet.png",

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from checkout import ONE_SHARD, configure, jobs, skeleton, succeed
+from checkout import ONE_SHARD, configure, jobs, skeleton, snakemake, succeed
 from distillery.run_folder import RunFolder
 from distillery.stages import verify
 from distillery.telemetry import Reporter
@@ -68,3 +68,19 @@ def test_damage_in_a_round_is_found_and_made_again(
     assert "round_states" not in made
     assert chunk.read_bytes() == whole
     assert verify.verify(run, reporter)[0] == []
+
+
+def test_a_checkpoint_of_before_a_round_can_be_drawn(folder: Path) -> None:
+    """It lies in the folder of the training that ended there."""
+    sheet = f"{RUN}/student/previews/samples-000000000008/sheet.png"
+    succeed(folder, sheet)
+    assert (folder / sheet).is_file()
+    done = snakemake(folder, f"{RUN}/student/previews/samples-000000000012/sheet.png")
+    assert done.returncode != 0
+
+
+@pytest.mark.parametrize("file", ["rounds/0/manifest.json", "rounds/3/manifest.json"])
+def test_a_round_that_is_none_has_no_rule(folder: Path, file: str) -> None:
+    done = snakemake(folder, "--dry-run", f"{RUN}/{file}")
+    assert done.returncode != 0
+    assert "MissingRuleException" in done.stdout

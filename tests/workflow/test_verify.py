@@ -62,8 +62,9 @@ def reported(path: Path) -> str:
 
 def test_each_kind_of_file_is_named_alone(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, lines = verify(capsys)
-    assert (status, len(lines)) == (0, 1)
+    assert (status, len(lines)) == (0, 2)
     assert lines[0].endswith("all are as they were written")
+    assert "snakemake -n lists what is to be made" in lines[1]
     for pattern, place in KINDS.items():
         path = flip(pattern, place)
         status, lines = verify(capsys)

@@ -96,6 +96,10 @@ class RunFolder:
         """The manifest of all states of a round."""
         return round_manifest(self.rounds, number)
 
+    def visited_until(self, number: int) -> list[Path]:
+        """The manifests of all rounds up to one."""
+        return [self.visited(each) for each in range(1, number + 1)]
+
     # ---- the student --------------------------------------------------------------------------
 
     def student(self, name: str) -> Path:

@@ -33,6 +33,8 @@ def test_the_numbers(teacher: Path, tmp_path: Path) -> None:
         "num_chunks": 7,
         "trajectory_bytes": 3 * 64 * 4,
         "teacher_calls": 27 * 4 * 2,
+        "round_bytes": 0,
+        "round_calls": 0,
     }
     assert found["latent_shape"] == [4, 1, 4, 4]
     assert found["jobs"] == {"embeddings": 2, "targets": 9, "training": 1, "samples": 6}
@@ -41,6 +43,21 @@ def test_the_numbers(teacher: Path, tmp_path: Path) -> None:
     assert found["teacher"]["family"] == "wan"
     assert any("num_shards is 9 for 7 chunks" in line for line in found["advice"])
     assert any("27 trajectories" in line for line in found["advice"])
+
+
+def test_rounds_are_counted_and_need_their_disk(teacher: Path, tmp_path: Path) -> None:
+    training = {"num_samples": 32, "rounds": {"count": 2, "samples": 8}}
+    found = plan(tmp_path, teacher, targets={"samples_per_prompt": 3}, training=training)
+    # A state, it again beside where the teacher goes, in two of its four guided steps.
+    assert found["work"]["round_bytes"] == 27 * 3 * 64 * 4
+    assert found["work"]["round_calls"] == 27 * (2 * 2 + 2)
+    assert found["disk"]["stages"]["rounds"] == 2 * 27 * 3 * 64 * 4
+    assert found["jobs"]["rounds"] == 2 * 2
+    assert "rounds        2, each 27 states of the student, 162 network calls" in summary(found)
+    without = plan(tmp_path / "without", teacher)
+    assert "rounds" not in without["disk"]["stages"]
+    student = found["disk"]["stages"]["student"]
+    assert student > 1.9 * without["disk"]["stages"]["student"], "before each round it is written"
 
 
 def test_guidance_off_and_half_precision_cost_half(teacher: Path, tmp_path: Path) -> None:

@@ -264,6 +264,11 @@ class Training(Section):
         return self.finish_begins - in_all
 
     @property
+    def round_numbers(self) -> range:
+        """From 1; empty without rounds."""
+        return range(1, self.rounds.count + 1) if self.rounds else range(0)
+
+    @property
     def restarts(self) -> list[int]:
         """Samples seen before each round and the finish: there the learning rate begins anew."""
         begins = []

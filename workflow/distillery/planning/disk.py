@@ -174,12 +174,13 @@ def plan_disk(
     stages = {
         "embeddings": embeddings_bytes(config.teacher, folder, prompts),
         "targets": targets,
-        "rounds": num_rounds(config) * rounds_bytes,
         "student": student_bytes(config, student, folder, run_folder.path),
         "checkpoints": kept * one,
         "samples": samples_bytes(config, len(prompts["eval"]), shape),
         "previews": previews_bytes(config, len(prompts["eval"])),
     }
+    if num_rounds(config):
+        stages["rounds"] = num_rounds(config) * rounds_bytes
     return Sizes(stages, (most - kept) * one)
 
 

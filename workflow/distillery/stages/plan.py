@@ -261,6 +261,7 @@ def plan_work(
     if not config.training.reads_trajectories:
         num_trajectories = 0
     steps, latent_bytes = config.student.steps, prod(shape) * torch_dtype(targets.dtype).itemsize
+    num_states = num_trajectories if config.training.rounds else 0
     return Work(
         num_prompts=num_prompts,
         num_trajectories=num_trajectories,
@@ -268,8 +269,8 @@ def plan_work(
         trajectory_bytes=(targets.num_segments * (1 + targets.predictions) + 1) * latent_bytes,
         teacher_calls=num_trajectories * targets.steps * calls_per_step,
         # A state beside the teacher's walk from it, and once alone, on its way to the teacher.
-        round_bytes=num_trajectories * 3 * latent_bytes,
-        round_calls=num_trajectories * (targets.steps // steps * calls_per_step + steps),
+        round_bytes=num_states * 3 * latent_bytes,
+        round_calls=num_states * (targets.steps // steps * calls_per_step + steps),
     )
 
 

@@ -13,6 +13,8 @@ Writes samples-000000003200/{prompt_id}.png and sheet.png there, and the sheet o
 there already of this training is kept.
 """
 
+from pathlib import Path
+
 import torch
 
 from distillery import cli
@@ -22,9 +24,9 @@ from distillery.store.chunks import chunk_folder
 from distillery.student.lora import load_trainable
 from distillery.teacher.loading import torch_dtype
 from distillery.telemetry import Reporter
-from distillery.training.checkpoint import read_student
+from distillery.training.checkpoint import checkpoint_path, read_student
 from distillery.training.previews import PreviewPipeline, Previews
-from distillery.training.run import Inputs, PreviewPaths, open_dataset, training_recipe
+from distillery.training.run import Inputs, PreviewPaths, open_dataset, parts_of, training_recipe
 
 
 def draw_kept(
@@ -49,9 +51,13 @@ def draw_kept(
         ValueError: no such checkpoint of this configuration is kept, or it is damaged.
     """
     dataset = open_dataset(job, inputs)
-    recipe_hash = training_recipe(job, dataset, hash_model(inputs.student)).hash
-    root = chunk_folder(inputs.checkpoints, recipe_hash)
-    weights = read_student(root, samples_seen, recipe_hash)
+    initial = hash_model(inputs.student)
+    recipe_hash = training_recipe(job, dataset, initial).hash
+    # A training with rounds or a finish takes up checkpoints of those that do its first part.
+    parts = [training_recipe(part, dataset, initial).hash for part in parts_of(job)]
+    hashes = [recipe_hash, *parts]
+    own = next((it for it in hashes if is_kept(inputs.checkpoints, it, samples_seen)), recipe_hash)
+    weights = read_student(chunk_folder(inputs.checkpoints, own), samples_seen, own)
     denoiser = load_trainable(inputs.student, torch_dtype(job.training.dtype))
     denoiser.load_state_dict(weights, strict=False)
     previews = Previews(paths, (0, 1), recipe_hash, reporter)
@@ -66,6 +72,11 @@ def draw_kept(
     missing = previews.missing(samples_seen)
     with reporter.work(len(missing)):
         previews.save(previews.draw_missing(drawer, samples_seen), samples_seen)
+
+
+def is_kept(checkpoints: Path, recipe_hash: str, samples_seen: int) -> bool:
+    """Whether a training's checkpoint at a position is there."""
+    return checkpoint_path(chunk_folder(checkpoints, recipe_hash), samples_seen).is_dir()
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -289,6 +289,7 @@ def tell(run: RunFolder) -> bool:
         print(f"{damage.item.path}: {damage.why}")
     if not damages:
         print(f"{num_read} files and folders of {run} were read: all are as they were written")
+        print("what is not there at all is not among them: snakemake -n lists what is to be made")
         return True
     print(f"{len(damages)} of {num_read} are damaged; these commands make them again:")
     for command in commands(damages, run):
