@@ -190,3 +190,17 @@ def test_lint(teacher: Path, tmp_path: Path) -> None:
     output = snakemake(folder, "--lint").stdout
     lints = {line for line in output.splitlines() if line.startswith("    * ")}
     assert {line for line in lints if "conda environment or container" not in line} == set()
+
+
+def test_the_clusters_profile_gives_gpus_to_every_rule_that_takes_some() -> None:
+    """A rule that it leaves out would ask a cluster for as many as the head node has."""
+    takes = set()
+    for path in (REPOSITORY / "rules").glob("*.smk"):
+        text = path.read_text(encoding="utf-8")
+        for block in re.split(r"\n(?=rule |use rule )", text):
+            name = re.match(r"(?:use )?rule (?:\w+ as )?(\w+)", block)
+            if name and ("gpu=" in block or block.startswith("use rule")):
+                takes.add(name[1])
+    profile = yaml.safe_load((REPOSITORY / "profiles/slurm/config.yaml").read_text())
+    assert takes == profile["set-resources"].keys()
+    assert len(takes) == 9
