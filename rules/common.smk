@@ -31,15 +31,15 @@ wildcard_constraints:
 # Files beside the configuration that a run is planned from.
 PLANNED = sources_of(CONFIG)
 
-# The student's pipeline, and, where it is sampled, that of the student before its training.
+# Rounds of the training, from 1; a run without training has none.
+ROUNDS = CONFIG.training.round_numbers if isinstance(CONFIG, Config) else range(0)
+
+# The student's pipeline, those before its rounds, and, where it is sampled, that of the student
+# before its training.
 EXPORTED = {"pipeline": "trained", "untrained": "initial"}
-if isinstance(CONFIG, Config) and CONFIG.training.rounds:
-    EXPORTED |= {
-        f"{count}-rounds": f"trained-{count}-rounds"
-        for count in range(CONFIG.training.rounds.count)
-    }
+EXPORTED |= {f"{done}-rounds": f"trained-{done}-rounds" for done in range(len(ROUNDS))}
 SOURCES = {model.source for model in CONFIG.samples.models.values()}
-EXPORTS = [name for name in EXPORTED if name in {*EXPORTED} - {"untrained"} | SOURCES]
+EXPORTS = [name for name in EXPORTED if name != "untrained" or name in SOURCES]
 
 # What the models of each source are sampled with.
 PIPELINES = {

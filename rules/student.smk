@@ -8,9 +8,6 @@ PREVIEW_INPUTS = [
 ]
 
 
-ROUNDS = CONFIG.training.round_numbers
-
-
 rule student:
     input:
         config=RUN.config("student"),

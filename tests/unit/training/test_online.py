@@ -80,10 +80,10 @@ def test_a_student_that_follows_the_teacher_gets_the_stored_targets(
 
     def perfect(batch: Batch) -> torch.Tensor:
         step = dataset.grid.timesteps.index(float(batch.timestep[0]))
-        own = [item - dataset.first_online for item in batch.items]
+        own = [item - dataset.first_visited for item in batch.items]
         return stored.__getitems__([item // STEPS * STEPS + step for item in own]).target
 
-    online = dataset.__getitems__([dataset.first_online + item for item in items])
+    online = dataset.__getitems__([dataset.first_visited + item for item in items])
     assert online.is_online
     assert not expected.is_online
     found = dataset.with_targets(online, perfect, size=5)
@@ -96,7 +96,7 @@ def test_a_student_that_follows_the_teacher_gets_the_stored_targets(
 def test_another_student_stands_elsewhere_and_the_target_leads_on_from_there(
     dataset: OnlineDataset,
 ) -> None:
-    items = [dataset.first_online + item for item in range(STEPS)]
+    items = [dataset.first_visited + item for item in range(STEPS)]
 
     def lost(batch: Batch) -> torch.Tensor:
         return 0.3 * batch.noisy
@@ -147,7 +147,7 @@ def test_a_finish_goes_on_in_the_stream_and_rollouts_follow(dataset: OnlineDatas
     all_stored = Training(num_samples=40, global_batch_size=8)
     stored = list(Batches(dataset, all_stored, 0, ranks).positions(0))
     assert updates[:2] == stored[:2]
-    first = dataset.first_online
+    first = dataset.first_visited
     assert updates[2:4] == [[first + item for item in batch] for batch in stored[2:4]]
     assert all(dataset.first_rollout <= item < first for item in updates[4])
     assert "(online)" in dataset.name(updates[2][0])
@@ -155,7 +155,7 @@ def test_a_finish_goes_on_in_the_stream_and_rollouts_follow(dataset: OnlineDatas
 
 
 def test_parts_of_a_batch_stay_online(dataset: OnlineDataset) -> None:
-    batch = dataset.__getitems__([dataset.first_online + item for item in (5, 2, 7)])
+    batch = dataset.__getitems__([dataset.first_visited + item for item in (5, 2, 7)])
     part = rows(batch, [2, 0])
     assert part.is_online
     assert part.items == [batch.items[2], batch.items[0]]

@@ -31,15 +31,11 @@ MicroBatchSize = Annotated[
     BatchSize, BeforeValidator(lambda value: "auto" if value is None else value)
 ]
 """Files of earlier versions hold null for the whole share."""
-OF_LATER = (
-    "targets",
-    "finish_samples",
-    "online_steps",
-    "distribution_matching",
-    "adversarial",
-    "rollout_samples",
-    "perceptual_weight",
-)
+OF_ONLINE = ("targets", "finish_samples", "online_steps", "distribution_matching")
+"""Settings of online targets."""
+OPTIONAL = ("distribution_matching", "adversarial", "rounds")
+"""Sections that a training may be without; its recipe is then as it was before there were such."""
+AFTER_ROUNDS = (*OF_ONLINE, "adversarial", "rollout_samples", "perceptual_weight")
 """Settings of what follows the teacher's trajectories and the rounds."""
 Momentum = Annotated[float, Field(ge=0, lt=1)]
 
@@ -278,7 +274,7 @@ class Training(Section):
 
     def up_to_round(self, count: int) -> "Training":
         """The training that does what this one does until so many rounds are over."""
-        changes = {name: type(self).model_fields[name].default for name in OF_LATER}
+        changes = {name: type(self).model_fields[name].default for name in AFTER_ROUNDS}
         rounds = self.rounds.model_copy(update={"count": count}) if self.rounds and count else None
         end = self.rounds_begin + (count * self.rounds.samples if self.rounds else 0)
         return self.model_copy(update=changes | {"rounds": rounds, "num_samples": end})

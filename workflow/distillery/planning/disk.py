@@ -92,12 +92,8 @@ def student_bytes(
     pipeline = network + _shared_bytes(folder, run_folder)
     has_untrained = any(model.source == "untrained" for model in config.samples.models.values())
     own = 2 * whole + (1 + has_untrained) * pipeline + additions * MASTER_BYTES
-    return own + num_rounds(config) * (whole + pipeline)
-
-
-def num_rounds(config: Config) -> int:
-    """Rounds of states; before each the student is written."""
-    return config.training.rounds.count if config.training.rounds else 0
+    # Before each round it is written, too.
+    return own + len(config.training.round_numbers) * (whole + pipeline)
 
 
 def _shared_bytes(folder: PipelineFolder, run_folder: Path) -> int:
@@ -179,8 +175,8 @@ def plan_disk(
         "samples": samples_bytes(config, len(prompts["eval"]), shape),
         "previews": previews_bytes(config, len(prompts["eval"])),
     }
-    if num_rounds(config):
-        stages["rounds"] = num_rounds(config) * rounds_bytes
+    if config.training.rounds:
+        stages["rounds"] = config.training.rounds.count * rounds_bytes
     return Sizes(stages, (most - kept) * one)
 
 

@@ -68,7 +68,7 @@ def plan_training(
         "machine": asdict(machine),
         "bytes_per_device": execution.bytes_per_device,
         "vae_bytes": vae_bytes,
-        "rounds": list_rounds(config.training),
+        "rounds": config.training.rounds.model_dump() if config.training.rounds else None,
         "teacher": plan_residence(config, student, folder, execution.bytes_per_device, machine),
         "choices": [
             {"setting": setting, "value": value, "reason": reason}
@@ -77,11 +77,6 @@ def plan_training(
         "advice": advise_batch_size(config.training, machine)
         + advise_training(config.training, execution, machine, student.init),
     }
-
-
-def list_rounds(training: Training) -> list[int]:
-    """How many rounds there are and the samples of each; nothing where there are none."""
-    return [training.rounds.count, training.rounds.samples] if training.rounds else []
 
 
 def list_finish(training: Training) -> list[tuple[str, str, str]]:

@@ -381,12 +381,12 @@ def _summarise_distillation(plan: dict[str, Any]) -> list[str]:
 def _summarise_rounds(plan: dict[str, Any]) -> list[str]:
     """The line of what each round computes, if there are rounds."""
     rounds, work = plan["training"]["rounds"], plan["work"]
-    if not rounds:
+    if rounds is None:
         return []
-    count, samples = rounds
     return [
-        f"  rounds        {count}, each {work['num_trajectories']} states of the student, "
-        f"{work['round_calls']} network calls, and {samples} samples of the training"
+        f"  rounds        {rounds['count']}, each {work['num_trajectories']} states of the "
+        f"student, {work['round_calls']} network calls, and {rounds['samples']} samples of the "
+        "training"
     ]
 
 

@@ -26,7 +26,13 @@ from distillery.teacher.loading import torch_dtype
 from distillery.telemetry import Reporter
 from distillery.training.checkpoint import checkpoint_path, read_student
 from distillery.training.previews import PreviewPipeline, Previews
-from distillery.training.run import Inputs, PreviewPaths, open_dataset, parts_of, training_recipe
+from distillery.training.run import (
+    Inputs,
+    PreviewPaths,
+    earlier_parts,
+    open_dataset,
+    training_recipe,
+)
 
 
 def draw_kept(
@@ -54,7 +60,7 @@ def draw_kept(
     initial = hash_model(inputs.student)
     recipe_hash = training_recipe(job, dataset, initial).hash
     # A training with rounds or a finish takes up checkpoints of those that do its first part.
-    parts = [training_recipe(part, dataset, initial).hash for part in parts_of(job)]
+    parts = [training_recipe(part, dataset, initial).hash for part in earlier_parts(job)]
     hashes = [recipe_hash, *parts]
     own = next((it for it in hashes if is_kept(inputs.checkpoints, it, samples_seen)), recipe_hash)
     weights = read_student(chunk_folder(inputs.checkpoints, own), samples_seen, own)

@@ -107,7 +107,7 @@ class Batches:
             return self._items_of_round(start, stop)
         if start < begin:
             items = Order(dataset.num_items, self.seed).items(start, stop)
-            first = dataset.first_online if start >= self.training.online_begins else 0
+            first = dataset.first_visited if start >= self.training.online_begins else 0
             return [first + item for item in items]
         order = Order(dataset.num_trajectories, self.seed)
         trajectories = order.items(start - begin, stop - begin)

@@ -148,15 +148,10 @@ class TargetSource(Dataset[Batch], ABC):
         return self.num_items
 
     @property
-    def first_online(self) -> int:
-        """The item that is the first step with an online target."""
-        return self.num_items + self.num_trajectories
-
-    @property
     def first_visited(self) -> int:
-        """The item that is the first stored state of the student's own, see `rounds`; round after
-        round has as many as there are trajectories."""
-        return self.first_online
+        """The item that is the first of states which the student visits: all steps once more with
+        online targets, see `online`; or one round's states after another, see `rounds`."""
+        return self.num_items + self.num_trajectories
 
     @property
     def measured_trajectories(self) -> list[int]:
@@ -280,7 +275,7 @@ class SegmentDataset(TargetSource):
 
     def __getitems__(self, items: list[int]) -> Batch:
         """Read the items and compute their targets, see `TargetSource`."""
-        if self.first_rollout <= items[0] < self.first_online:
+        if self.first_rollout <= items[0] < self.first_visited:
             return self._rollouts([item - self.first_rollout for item in items])
         trajectories = [self._trajectory(item) for item in items]
         segments = [self._segment(item) for item in items]
@@ -385,7 +380,7 @@ class SegmentDataset(TargetSource):
 
     def name(self, item: int) -> str:
         """An item in words: its sample and segment, or that it is a rollout."""
-        is_rollout = self.first_rollout <= item < self.first_online
+        is_rollout = self.first_rollout <= item < self.first_visited
         what = "rollout" if is_rollout else f"segment {self._segment(item)}"
         row = self._trajectories.prompt_row(self._trajectory(item))
         return f"{self.sample(item)} {what} (row {row})"

@@ -20,7 +20,7 @@ from distillery.training.own_teacher import TargetTeacher
 
 
 class OnlineDataset(SegmentDataset):
-    """The stored trajectories, and from `first_online` on the same steps with online targets.
+    """The stored trajectories, and from `first_visited` on the same steps with online targets.
 
     Attributes:
         teacher: set where targets are to be made.
@@ -30,7 +30,7 @@ class OnlineDataset(SegmentDataset):
 
     def __getitems__(self, items: list[int]) -> Batch:
         """Read stored items; of online ones only the noise, the prompt and the step."""
-        if items[0] < self.first_online:
+        if items[0] < self.first_visited:
             return super().__getitems__(items)
         trajectories = [self._trajectory(item) for item in items]
         segment = torch.tensor([self._segment(item) for item in items])
@@ -98,9 +98,9 @@ class OnlineDataset(SegmentDataset):
 
     def name(self, item: int) -> str:
         """An item in words."""
-        if item < self.first_online:
+        if item < self.first_visited:
             return super().name(item)
-        return f"{super().name(item - self.first_online)} (online)"
+        return f"{super().name(item - self.first_visited)} (online)"
 
     def _visit(self, batch: Batch, student: Student, size: int) -> torch.Tensor:
         """The states (b, *latent) where the student stands before each item's step."""
@@ -123,8 +123,8 @@ class OnlineDataset(SegmentDataset):
 
     def _segment(self, item: int) -> int:
         """The student's step that an item is."""
-        return super()._segment(item - self.first_online if item >= self.first_online else item)
+        return super()._segment(item - self.first_visited if item >= self.first_visited else item)
 
     def _trajectory(self, item: int) -> int:
-        is_online = item >= self.first_online
-        return super()._trajectory(item - self.first_online if is_online else item)
+        is_online = item >= self.first_visited
+        return super()._trajectory(item - self.first_visited if is_online else item)

@@ -5,6 +5,7 @@ from math import nan
 from pathlib import Path
 from typing import Any
 
+from distillery.config.training import OPTIONAL
 from distillery.files import JsonObject, read_sealed, write_sealed
 from distillery.store.chunks import chunk_folder
 from distillery.training import checkpoint, distributed
@@ -15,8 +16,6 @@ from distillery.training.update import TrainingState
 RECIPE = "recipe.json"
 """Beside the checkpoints: what their training depends on, to say why another does not take them."""
 MAX_SHOWN = 3
-OF_FINISH = ("targets", "adversarial", "rounds")
-"""Settings that only a training of more than the stored trajectories has in its recipe."""
 
 
 def resume(state: TrainingState, run: Run) -> None:
@@ -82,7 +81,7 @@ def list_misfits(run: Run) -> list[str]:
         except ValueError:
             continue
         ours = run.recipe
-        if run.parts and not {*OF_FINISH} & theirs.get("training", {}).keys():
+        if run.parts and not {"targets", *OPTIONAL} & theirs.get("training", {}).keys():
             ours = run.parts[-1]  # which is what could have been taken up
         changes = differences(theirs, ours.to_json())
         more = f" and {len(changes) - MAX_SHOWN} more" if len(changes) > MAX_SHOWN else ""

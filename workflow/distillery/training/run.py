@@ -7,7 +7,7 @@ import torch
 
 from distillery.config.jobs import TargetsJob, TrainingJob
 from distillery.config.section import without_result
-from distillery.config.training import Place, Training
+from distillery.config.training import OF_ONLINE, OPTIONAL, Place, Training
 from distillery.generation.targets import DrawnNoise
 from distillery.model_folder import hash_model
 from distillery.run_folder import round_manifest
@@ -30,11 +30,6 @@ from distillery.training.online import OnlineDataset
 from distillery.training.residence import choose_place, demands
 from distillery.training.rounds import RoundsDataset
 from distillery.training.target_teacher import load_target_teacher
-
-OF_ONLINE = ("targets", "finish_samples", "online_steps", "distribution_matching")
-"""Settings of online targets."""
-OF_LATER = ("distribution_matching", "adversarial", "rounds")
-"""Sections that a training may be without, and whose recipe is then as before there were such."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +102,7 @@ class Run:
     recipe: TrainingRecipe
     recipe_hash: str
     parts: tuple[TrainingRecipe, ...] = ()
-    """Of the trainings that do a first part of it, see `parts_of`; the longest first."""
+    """Of the trainings that do a first part of it, see `earlier_parts`; the longest first."""
 
     @property
     def num_losses(self) -> int:
@@ -170,29 +165,32 @@ def prepare(
         checkpoints=chunk_folder(paths.checkpoints, recipe.hash),
         recipe=recipe,
         recipe_hash=recipe.hash,
-        parts=tuple(training_recipe(part, dataset, initial) for part in parts_of(job)),
+        parts=tuple(training_recipe(part, dataset, initial) for part in earlier_parts(job)),
     )
 
 
 def open_dataset(job: TrainingJob, inputs: Inputs, verify: bool = True) -> TargetSource:
     """What a training learns from; see `SegmentDataset` for arguments and errors."""
-    rounds = job.training.rounds
-    source = OnlineDataset if job.training.targets == "online" else SegmentDataset
-    source = RoundsDataset if rounds else source
+    training = job.training
+    source: type[SegmentDataset] = SegmentDataset
+    if training.targets == "online":
+        source = OnlineDataset
+    elif training.rounds:
+        source = RoundsDataset
     dataset = source(
         inputs.targets or draw_noise(job, inputs),
         inputs.embeddings,
         inputs.prompts,
         job.student.steps,
-        job.training.objective,
-        job.training.timestep_weights,
+        training.objective,
+        training.timestep_weights,
         verify,
     )
-    if rounds and isinstance(dataset, RoundsDataset):
-        if inputs.rounds is None:
-            raise ValueError("training.rounds is set and there are no --rounds: give their folder")
+    if isinstance(dataset, RoundsDataset):
         folder = inputs.rounds
-        dataset.add([round_manifest(folder, number) for number in range(1, rounds.count + 1)])
+        if folder is None:
+            raise ValueError("training.rounds is set and there are no --rounds: give their folder")
+        dataset.add([round_manifest(folder, number) for number in training.round_numbers])
     return dataset
 
 
@@ -235,7 +233,7 @@ def training_recipe(job: TrainingJob, dataset: TargetSource, initial: str) -> Tr
     """
     settings = job.training.model_dump(mode="json", exclude=set(without_result(Training)))
     # As in recipes from before there was a choice.
-    unused = [name for name in OF_LATER if settings[name] is None]
+    unused = [name for name in OPTIONAL if settings[name] is None]
     unused += OF_ONLINE if job.training.targets == "stored" else ()
     settings = {name: value for name, value in settings.items() if name not in unused}
     return TrainingRecipe(
@@ -256,22 +254,20 @@ def training_recipe(job: TrainingJob, dataset: TargetSource, initial: str) -> Tr
 
 def _rounds_hashes(training: Training, dataset: TargetSource) -> tuple[str, ...]:
     """Of the rounds that a training learns from; of those opened a part of it takes the first."""
-    if training.rounds is None or not isinstance(dataset, RoundsDataset):
+    if not isinstance(dataset, RoundsDataset):
         return ()
-    return tuple(store.recipe_hash for store in dataset.rounds[: training.rounds.count])
+    return tuple(store.recipe_hash for store in dataset.rounds[: len(training.round_numbers)])
 
 
-def parts_of(job: TrainingJob) -> list[TrainingJob]:
+def earlier_parts(job: TrainingJob) -> list[TrainingJob]:
     """The trainings that do a first part of one with rounds or a finish, the longest first.
 
     They have the same samples in the same order at the same learning rates.
     """
     training = job.training
-    count = training.rounds.count if training.rounds else 0
-    parts = [
-        training.up_to_round(number)
-        for number in reversed(range(count + (training.finish_samples_in_all > 0)))
-    ]
+    has_finish = training.finish_samples_in_all > 0
+    counts = range(len(training.round_numbers) + has_finish)
+    parts = [training.up_to_round(count) for count in reversed(counts)]
     return [
         job.model_copy(update={"training": part})
         for part in parts
