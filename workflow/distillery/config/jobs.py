@@ -77,7 +77,7 @@ class RoundsJob(TargetsJob):
     student: Student
 
     @property
-    def of_targets(self) -> TargetsJob:
+    def targets_job(self) -> TargetsJob:
         """Of the trajectories that the rounds belong to."""
         return TargetsJob(
             version=self.version, seed=self.seed, teacher=self.teacher, targets=self.targets

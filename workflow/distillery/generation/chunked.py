@@ -25,6 +25,23 @@ class NotFiniteError(ValueError):
     """Values of a chunk are infinite or no numbers; the other chunks can still be made."""
 
 
+def check_finite(values: torch.Tensor, prompt_ids: Sequence[str], who: str, advice: str) -> None:
+    """Raise NotFiniteError that names the prompts whose values are not finite.
+
+    Args:
+        values: (b, ...).
+        prompt_ids: of the b samples.
+        who: gave the values.
+        advice: the end of the message.
+    """
+    finite = values.flatten(1).isfinite().all(dim=1).tolist()
+    bad = [name for name, is_good in zip(prompt_ids, finite, strict=True) if not is_good]
+    if bad:
+        raise NotFiniteError(
+            f"{who} gave values that are not finite for the prompts {', '.join(bad)}: {advice}"
+        )
+
+
 @dataclass(frozen=True)
 class ChunkPlan:
     """One chunk to make.

@@ -1,16 +1,21 @@
 """What the teacher's trajectories depend on, and where they begin: at noise that is drawn again as
 it was stored."""
 
+from collections.abc import Sequence
+
 import pandas as pd
 import torch
 
 from distillery.config.jobs import TargetsJob
-from distillery.families import Setting, grid_of
+from distillery.config.run import Targets
+from distillery.families import Family, Setting, grid_of
 from distillery.files import hash_json
 from distillery.generation.chunked import ChunkPlan
+from distillery.generation.generator import Calls
 from distillery.noise import all_samples, noise_seed
 from distillery.prompts import texts_of_rows
 from distillery.schedulers import plain_config, prediction_type
+from distillery.store.embeddings import EmbeddingStore
 from distillery.store.recipes import TargetsRecipe
 from distillery.store.trajectories import hash_samples, knots_of
 from distillery.student.schedule import check_student_grid
@@ -91,6 +96,50 @@ def plan_of_targets(
     targets = job.targets
     calls = folder.family.calls_per_step(folder.denoiser_config, targets.guidance_scale)
     return plan_chunks(table, targets.samples_per_prompt, targets.chunk_size, calls > 1)
+
+
+def calls_of(
+    job: TargetsJob,
+    family: Family,
+    table: pd.DataFrame,
+    store: EmbeddingStore,
+    steps: int,
+    setting: Setting,
+) -> Calls:
+    """What a network is called with that walks from the noise of a run's trajectories.
+
+    Args:
+        job: the configuration of the trajectories.
+        family: of the network.
+        table: prompts of the train split.
+        store: their embeddings.
+        steps: of the network.
+        setting: size and guidance.
+    """
+    per_prompt = job.targets.samples_per_prompt
+    return Calls(
+        family=family,
+        store=store,
+        samples=all_samples(table["prompt_id"], per_prompt),
+        samples_per_prompt=per_prompt,
+        seed=job.seed,
+        steps=steps,
+        setting=setting,
+        max_sequence_length=job.teacher.max_sequence_length or family.max_sequence_length,
+        decode=False,
+        dtype=torch.float32,
+    )
+
+
+def rows_of(plan: ChunkPlan, targets: Targets) -> list[int]:
+    """The samples of a chunk."""
+    start = plan.index * targets.chunk_size
+    return list(range(start, start + plan.num_samples))
+
+
+def prompt_rows_of(rows: Sequence[int], targets: Targets) -> torch.Tensor:
+    """Samples' rows of the prompt table, (b,) int64."""
+    return torch.tensor([row // targets.samples_per_prompt for row in rows])
 
 
 class DrawnNoise:

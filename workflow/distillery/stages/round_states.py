@@ -20,12 +20,17 @@ from distillery import cli
 from distillery.config.jobs import RoundsJob
 from distillery.config.section import Compile
 from distillery.families import Setting
-from distillery.generation.chunked import ChunkPlan, NotFiniteError, make_chunks
-from distillery.generation.generator import Calls, Generator
-from distillery.generation.targets import plan_of_targets, targets_recipe
+from distillery.generation.chunked import ChunkPlan, check_finite, make_chunks
+from distillery.generation.generator import Generator
+from distillery.generation.targets import (
+    calls_of,
+    plan_of_targets,
+    prompt_rows_of,
+    rows_of,
+    targets_recipe,
+)
 from distillery.generation.trajectory import record
 from distillery.model_folder import check_student
-from distillery.noise import all_samples
 from distillery.store.embeddings import EmbeddingStore
 from distillery.store.recipes import StatesRecipe
 from distillery.store.tables import read_table
@@ -61,10 +66,14 @@ def make_round_states(
         reporter: of this job.
         compile_: networks on a GPU; auto: large ones in long runs.
     """
+    check_student(pipeline)
     table = read_table(prompts)
     store = EmbeddingStore(embeddings, table)
-    maker = StateMaker(job, table, store, pipeline, number, device, reporter, compile_)
-    plans = plan_of_targets(job.of_targets, find_teacher(job.teacher), table)
+    teacher = find_teacher(job.teacher)
+    of_targets = targets_recipe(job.targets_job, teacher, store.recipe_hash).hash
+    student = PipelineFolder(pipeline)
+    maker = StateMaker(job, table, store, student, number, of_targets, device, reporter, compile_)
+    plans = plan_of_targets(job.targets_job, teacher, table)
     make_chunks(maker.recipe.to_json(), plans, shard, maker.make, output, reporter, "state")
 
 
@@ -76,23 +85,25 @@ class StateMaker:
         job: RoundsJob,
         table: pd.DataFrame,
         store: EmbeddingStore,
-        pipeline: Path,
+        folder: PipelineFolder,
         number: int,
+        of_targets: str,
         device: torch.device,
         reporter: Reporter,
         compiling: Compile,
     ) -> None:
-        """Nothing heavy is loaded here; see `make_round_states` for the arguments."""
-        check_student(pipeline)
+        """Nothing heavy is loaded here.
+
+        Args: as for `make_round_states`; `folder` is the student's pipeline, `of_targets` the hash
+        of the trajectories' recipe.
+        """
         self.job, self.number = job, number
         targets, steps = job.targets, job.student.steps
-        folder = PipelineFolder(pipeline)
-        of_targets = targets_recipe(job.of_targets, find_teacher(job.teacher), store.recipe_hash)
         self.recipe = StatesRecipe(
             kind="states",
             version=job.rounds_version,
             number=number,
-            targets=of_targets.hash,
+            targets=of_targets,
             pipeline=folder.fingerprint(),
             steps=steps,
             dtype=job.teacher.dtype,
@@ -101,22 +112,12 @@ class StateMaker:
             chunk_size=targets.chunk_size,
         )
         is_guided_by_input = folder.family.has_guidance_embedding(folder.denoiser_config)
-        calls = Calls(
-            family=folder.family,
-            store=store,
-            samples=all_samples(table["prompt_id"], targets.samples_per_prompt),
-            samples_per_prompt=targets.samples_per_prompt,
-            seed=job.seed,
-            steps=steps,
-            setting=Setting(
-                job.teacher.height,
-                job.teacher.width,
-                targets.guidance_scale if is_guided_by_input else 1.0,
-            ),
-            max_sequence_length=of_targets.max_sequence_length,
-            decode=False,
-            dtype=torch.float32,
+        setting = Setting(
+            job.teacher.height,
+            job.teacher.width,
+            targets.guidance_scale if is_guided_by_input else 1.0,
         )
+        calls = calls_of(job, folder.family, table, store, steps, setting)
         absent = folder.family.text_components
         self._generator = Generator(
             calls,
@@ -130,15 +131,15 @@ class StateMaker:
 
     def make(self, plan: ChunkPlan) -> dict[str, torch.Tensor]:
         """The tensors of one chunk: see `store.visited`."""
-        targets = self.job.targets
-        start = plan.index * targets.chunk_size
-        rows = list(range(start, start + plan.num_samples))
-        segments = [self._segment(row) for row in rows]
-        noisy = torch.cat([states for _, states in self._generator.map(rows, self._run)])
+        targets, rows = self.job.targets, rows_of(plan, self.job.targets)
+        segments = torch.tensor([self._segment(row) for row in rows])
+        states = torch.cat([states for _, states in self._generator.map(rows, self._run)])
+        # The first of them is that before the second step.
+        chosen = states[torch.arange(len(rows)), segments - 1].unsqueeze(1)
         return {
-            "noisy": noisy.to(torch_dtype(targets.dtype)),
-            "segment": torch.tensor(segments),
-            "prompt_row": torch.tensor([row // targets.samples_per_prompt for row in rows]),
+            "noisy": chosen.to(torch_dtype(targets.dtype)),
+            "segment": segments,
+            "prompt_row": prompt_rows_of(rows, targets),
         }
 
     def _segment(self, row: int) -> int:
@@ -147,19 +148,15 @@ class StateMaker:
         return visited_segment(self.job.seed, self.number, sample, self.job.student.steps)
 
     def _run(self, rows: Sequence[int], size: int) -> torch.Tensor:
-        """One walk: the states (b, 1, *latent) float32 of the samples of `rows`."""
+        """One walk: all its states but the noise and the end, (b, steps - 1, *latent) float32."""
         generator, knots = self._generator, range(1, self.job.student.steps)
         with record(generator.pipeline.scheduler, knots) as trajectory:
             generator.run(rows, size)
         states = trajectory.stack(knots)[: len(rows)].cpu()
-        wanted = torch.tensor([self._segment(row) - 1 for row in rows])
-        chosen = states[torch.arange(len(rows)), wanted].unsqueeze(1)
-        if not chosen.isfinite().all():
-            raise NotFiniteError(
-                f"the student gave values that are not finite after {self.number - 1} rounds: look "
-                "at its images and at the alarms of its training"
-            )
-        return chosen
+        ids = [generator.calls.samples[row].prompt_id for row in rows]
+        who = f"the student after {self.number - 1} rounds"
+        check_finite(states, ids, who, "look at its images and at the alarms of its training")
+        return states
 
 
 def main(argv: list[str] | None = None) -> int:

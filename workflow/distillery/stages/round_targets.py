@@ -13,11 +13,12 @@ costs an n-th of a trajectory.
 from functools import cached_property, partial
 from pathlib import Path
 
+import pandas as pd
 import torch
 
 from distillery import cli
 from distillery.config.jobs import RoundsJob
-from distillery.generation.chunked import ChunkPlan, NotFiniteError, make_chunks
+from distillery.generation.chunked import ChunkPlan, check_finite, make_chunks
 from distillery.generation.targets import plan_of_targets, targets_recipe
 from distillery.generation.teacher_walk import TeacherWalk
 from distillery.store.chunks import ChunkIdentity, read_chunk
@@ -59,9 +60,9 @@ def make_round_targets(
     table = read_table(prompts)
     store = EmbeddingStore(embeddings, table)
     folder = find_teacher(job.teacher)
-    recipe = targets_recipe(job.of_targets, folder, store.recipe_hash)
-    plans = plan_of_targets(job.of_targets, folder, table)
-    maker = VisitedMaker(job, recipe, store, states, device)
+    recipe = targets_recipe(job.targets_job, folder, store.recipe_hash)
+    plans = plan_of_targets(job.targets_job, folder, table)
+    maker = VisitedMaker(job, recipe, table, store, states, device)
     reporter.info(f"round {number}: the teacher walks on from {states}")
     make_chunks(maker.recipe.to_json(), plans, shard, maker.make, output, reporter, "state")
 
@@ -73,12 +74,14 @@ class VisitedMaker:
         self,
         job: RoundsJob,
         of_targets: TargetsRecipe,
+        table: pd.DataFrame,
         store: EmbeddingStore,
         states: Path,
         device: torch.device,
     ) -> None:
         """Read the states' manifest; see `make_round_targets` for the arguments."""
-        self.job, self.of_targets, self.store, self.device = job, of_targets, store, device
+        self.job, self.of_targets, self.device = job, of_targets, device
+        self.table, self.store = table, store
         self.states, self.folder = Manifest.read(states), states.parent
         self.recipe = VisitedRecipe(
             kind="visited",
@@ -97,11 +100,9 @@ class VisitedMaker:
         segments, prompt_rows = stored["segment"].tolist(), stored["prompt_row"].tolist()
         ask = partial(self._ask, before, segments, prompt_rows)
         after = with_what_fits(ask, self._batch_size(len(before)), self.device)
-        if not after.isfinite().all():
-            raise NotFiniteError(
-                "the teacher gave values that are not finite from states of the student: "
-                f"teacher.dtype is {self.job.teacher.dtype}, try bfloat16 or float32"
-            )
+        ids = [str(self.table["prompt_id"].iloc[row]) for row in prompt_rows]
+        advice = f"teacher.dtype is {self.job.teacher.dtype}, try bfloat16 or float32"
+        check_finite(after, ids, "the teacher, from the student's states,", advice)
         ends = after.cpu().to(torch_dtype(self.job.targets.dtype))
         return stored | {"noisy": torch.stack([stored["noisy"][:, 0], ends], dim=1)}
 

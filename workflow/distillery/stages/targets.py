@@ -15,11 +15,17 @@ import torch
 from distillery import cli
 from distillery.config.jobs import TargetsJob
 from distillery.config.section import Compile
-from distillery.generation.chunked import ChunkPlan, NotFiniteError, make_chunks
-from distillery.generation.generator import Calls, Generator
-from distillery.generation.targets import plan_of_targets, setting_of, targets_recipe
+from distillery.generation.chunked import ChunkPlan, check_finite, make_chunks
+from distillery.generation.generator import Generator
+from distillery.generation.targets import (
+    calls_of,
+    plan_of_targets,
+    prompt_rows_of,
+    rows_of,
+    setting_of,
+    targets_recipe,
+)
 from distillery.generation.trajectory import record
-from distillery.noise import all_samples
 from distillery.store.embeddings import EmbeddingStore
 from distillery.store.tables import read_table
 from distillery.teacher.folder import PipelineFolder, find_teacher
@@ -73,18 +79,7 @@ class TrajectoryMaker:
         """Nothing heavy is loaded here, so a job that finds all its chunks made ends at once."""
         self.job = job
         self.recipe = targets_recipe(job, folder, store.recipe_hash)
-        calls = Calls(
-            family=folder.family,
-            store=store,
-            samples=all_samples(table["prompt_id"], job.targets.samples_per_prompt),
-            samples_per_prompt=job.targets.samples_per_prompt,
-            seed=job.seed,
-            steps=job.targets.steps,
-            setting=setting_of(job),
-            max_sequence_length=self.recipe.max_sequence_length,
-            decode=False,
-            dtype=torch.float32,
-        )
+        calls = calls_of(job, folder.family, table, store, job.targets.steps, setting_of(job))
         absent = folder.family.text_components
         self._generator = Generator(
             calls,
@@ -99,8 +94,7 @@ class TrajectoryMaker:
     def make(self, plan: ChunkPlan) -> dict[str, torch.Tensor]:
         """The tensors of one chunk: see `store.trajectories`."""
         targets = self.job.targets
-        start = plan.index * targets.chunk_size
-        rows = list(range(start, start + plan.num_samples))
+        rows = rows_of(plan, targets)
         batches = [stored for _, stored in self._generator.map(rows, self._run)]
         schedule = self.recipe.schedule
         return {
@@ -108,7 +102,7 @@ class TrajectoryMaker:
                 name: torch.cat([stored[name] for stored in batches]).to(torch_dtype(targets.dtype))
                 for name in batches[0]
             },
-            "prompt_row": torch.tensor([row // targets.samples_per_prompt for row in rows]),
+            "prompt_row": prompt_rows_of(rows, targets),
             "timesteps": torch.tensor(schedule.timesteps, dtype=torch.float64),
             "alphas": torch.tensor(schedule.alphas, dtype=torch.float64),
             "sigmas": torch.tensor(schedule.sigmas, dtype=torch.float64),
@@ -134,20 +128,11 @@ class TrajectoryMaker:
         if predictions:
             stored["predictions"] = trajectory.stack_predictions(knots[:-1])
         stored = {name: values[: len(rows)].cpu() for name, values in stored.items()}
+        ids = [generator.calls.samples[row].prompt_id for row in rows]
+        advice = f"teacher.dtype is {job.teacher.dtype}, try bfloat16 or float32"
         for values in stored.values():
-            self._check_finite(values, rows)
+            check_finite(values, ids, "the teacher", advice)
         return stored
-
-    def _check_finite(self, states: torch.Tensor, rows: Sequence[int]) -> None:
-        """Raise NotFiniteError that names the samples whose trajectory is not finite."""
-        finite = states.flatten(1).isfinite().all(dim=1)
-        if not finite.all():
-            samples = self._generator.calls.samples
-            bad = [samples[row].prompt_id for row, ok in zip(rows, finite, strict=True) if not ok]
-            raise NotFiniteError(
-                f"the teacher gave values that are not finite for the prompts {', '.join(bad)}: "
-                f"teacher.dtype is {self.job.teacher.dtype}, try bfloat16 or float32"
-            )
 
 
 def main(argv: list[str] | None = None) -> int:
