@@ -47,6 +47,7 @@ from distillery.training.health import StopRequest, Watchdog
 from distillery.training.loop import train
 from distillery.training.run import Paths, PreviewPaths, prepare
 from distillery.training.run import Run as TrainingRun
+from families.case import FamilyCase
 from tiny import HEIGHT, MAX_TOKENS, WIDTH, tiny_prompts, write_training_job
 
 CPU = torch.device("cpu")
@@ -322,6 +323,27 @@ class Run:
 def make_run(folder: Path, teacher: Path, /, **changes: Mapping[str, Any]) -> Run:
     """A run that has nothing yet; `changes` as in `settings`."""
     return Run(folder / "results", parse_config(settings(folder, teacher, **changes), "tiny"))
+
+
+def family_run(case: FamilyCase, folder: Path, teacher: Path, /, **changes: Any) -> Run:
+    """A run of a family's tiny teacher, which lies in `teacher`; `changes` as in `settings`."""
+    sections: dict[str, dict[str, Any]] = {
+        "teacher": {
+            "height": case.height,
+            "width": case.width,
+            "max_sequence_length": case.max_tokens,
+            "negative_prompt": None,
+            **case.teacher,
+        },
+        "targets": {
+            "steps": case.steps,
+            "guidance_scale": case.guidance_scale,
+            "guidance_scale_2": case.guidance_scale_2,
+        },
+        "student": dict(case.student),
+    }
+    merged = {name: values | changes.pop(name, {}) for name, values in sections.items()}
+    return make_run(folder, teacher, **merged, **changes)
 
 
 def planned(raw: dict[str, Any], folder: Path) -> dict[str, Any]:

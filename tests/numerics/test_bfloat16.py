@@ -33,7 +33,7 @@ from distillery.teacher.folder import find_teacher
 from distillery.teacher.loading import load_scheduler
 from families import CASES
 from families.case import FamilyCase
-from runs import Run, make_run
+from runs import Run, family_run
 from stranger import Stranger, code_in, filled_in
 
 NUM_PROMPTS = 9
@@ -62,29 +62,20 @@ class Subject:
 
 def run_of(case: FamilyCase, name: str, folder: Path, dtype: str, **student: Any) -> Run:
     """A run of a teacher in `dtype`, of as many student's steps as the teacher's."""
-    return make_run(
+    return family_run(
+        case,
         folder / name,
         folder / "teacher",
-        teacher={
-            "dtype": dtype,
-            "height": case.height,
-            "width": case.width,
-            "max_sequence_length": case.max_tokens,
-            "negative_prompt": None,
-            **case.teacher,
-        },
+        teacher={"dtype": dtype},
         embeddings={"batch_size": 1, "chunk_size": 99},
         targets={
-            "steps": case.steps,
             "num_segments": case.steps,
-            "guidance_scale": case.guidance_scale,
-            "guidance_scale_2": case.guidance_scale_2,
             "batch_size": NUM_PROMPTS,
             "chunk_size": NUM_PROMPTS,
         },
         training={"dtype": "bfloat16"},
         previews={"every_samples": 8, "num_prompts": 2},
-        student={"steps": case.steps, **case.student, **student},
+        student={"steps": case.steps, **student},
         samples={"num_prompts": 2, "batch_size": 1},
     )
 

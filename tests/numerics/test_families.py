@@ -31,7 +31,7 @@ from distillery.training.data import SegmentDataset
 from families import CASES
 from families.calls import flat, generators
 from families.case import FamilyCase
-from runs import Run, loaded, make_run
+from runs import Run, family_run, loaded
 
 NUM_PROMPTS = 9
 CLOSE = 2e-5
@@ -124,26 +124,17 @@ def subject(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Subject:
 def make_subject(case: FamilyCase, folder: Path) -> Subject:
     """A family with trajectories of as many segments as steps."""
     case.make(folder / "teacher")
-    run = make_run(
+    run = family_run(
+        case,
         folder,
         folder / "teacher",
-        teacher={
-            "height": case.height,
-            "width": case.width,
-            "max_sequence_length": case.max_tokens,
-            "negative_prompt": None,
-            **case.teacher,
-        },
         embeddings={"batch_size": NUM_PROMPTS, "chunk_size": 99},
         targets={
-            "steps": case.steps,
             "num_segments": case.steps,
-            "guidance_scale": case.guidance_scale,
-            "guidance_scale_2": case.guidance_scale_2,
             "batch_size": NUM_PROMPTS,
             "chunk_size": NUM_PROMPTS,
         },
-        student={"steps": case.steps, **case.student},
+        student={"steps": case.steps},
     )
     for split in ("train", "eval"):
         run.encode(split)

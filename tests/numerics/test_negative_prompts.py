@@ -18,7 +18,7 @@ from distillery.prompts import SAID_ELSEWHERE
 from distillery.store.trajectories import TrajectoryStore
 from families.calls import flat, generators
 from families.case import FamilyCase
-from runs import Run, loaded, make_run
+from runs import Run, family_run, loaded
 
 KINDS = ("sdxl", "wan", "sana", "qwen_image")
 """Texts of one length; padded with zeros; masked, read after no instruction; masked, padded to the
@@ -63,21 +63,14 @@ def subject(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Subject:
     case: FamilyCase = import_module(f"families.{request.param}").CASE
     folder = tmp_path_factory.mktemp(case.name)
     case.make(folder / "teacher")
-    run = make_run(
+    run = family_run(
+        case,
         folder,
         folder / "teacher",
-        teacher={
-            "height": case.height,
-            "width": case.width,
-            "max_sequence_length": case.max_tokens,
-            **case.teacher,
-            "negative_prompt": OF_THE_RUN,
-        },
+        teacher={"negative_prompt": OF_THE_RUN},
         embeddings={"batch_size": 4, "chunk_size": 3},
         targets={
-            "steps": case.steps,
             "num_segments": 2,
-            "guidance_scale": case.guidance_scale,
             "samples_per_prompt": 2,
             "batch_size": 5,
             "chunk_size": 5,

@@ -26,7 +26,7 @@ from distillery.training.data import SegmentDataset
 from distillery.training.objectives import PerceptualLoss, load_perceptual, roll_out
 from families import CASES
 from families.case import FamilyCase
-from runs import CPU, Run, loaded, make_run
+from runs import CPU, Run, family_run, loaded
 
 ROWS = [0, 3, 8]
 STEPS = 2
@@ -91,26 +91,12 @@ def subject(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Subject:
     case: FamilyCase = request.param
     folder = tmp_path_factory.mktemp(case.name)
     case.make(folder / "teacher")
-    run = make_run(
+    run = family_run(
+        case,
         folder,
         folder / "teacher",
-        teacher={
-            "height": case.height,
-            "width": case.width,
-            "max_sequence_length": case.max_tokens,
-            "negative_prompt": None,
-            **case.teacher,
-        },
-        targets={
-            "steps": case.steps,
-            "num_segments": STEPS,
-            "guidance_scale": case.guidance_scale,
-            "guidance_scale_2": case.guidance_scale_2,
-            "batch_size": 9,
-            "chunk_size": 9,
-            "predictions": True,
-        },
-        student={"steps": STEPS, **case.student},
+        targets={"num_segments": STEPS, "batch_size": 9, "chunk_size": 9, "predictions": True},
+        student={"steps": STEPS},
         training={"objective": "prediction"},
     )
     run.encode("train")

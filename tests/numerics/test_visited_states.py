@@ -19,7 +19,7 @@ from distillery.teacher.folder import PipelineFolder
 from distillery.training.rounds import RoundsDataset
 from families import CASES
 from families.case import FamilyCase
-from runs import CPU, Run, make_run
+from runs import CPU, Run, family_run
 
 STEPS = 2
 KNOT = 1
@@ -31,25 +31,12 @@ def run(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
     case: FamilyCase = request.param
     folder = tmp_path_factory.mktemp(case.name)
     case.make(folder / "teacher")
-    made = make_run(
+    made = family_run(
+        case,
         folder,
         folder / "teacher",
-        teacher={
-            "height": case.height,
-            "width": case.width,
-            "max_sequence_length": case.max_tokens,
-            "negative_prompt": None,
-            **case.teacher,
-        },
-        targets={
-            "steps": case.steps,
-            "num_segments": STEPS,
-            "guidance_scale": case.guidance_scale,
-            "guidance_scale_2": case.guidance_scale_2,
-            "batch_size": 9,
-            "chunk_size": 9,
-        },
-        student={"steps": STEPS, **case.student},
+        targets={"num_segments": STEPS, "batch_size": 9, "chunk_size": 9},
+        student={"steps": STEPS},
         training={"num_samples": 16, "rounds": {"count": 1, "samples": 8}},
     )
     made.ready_to_train()
