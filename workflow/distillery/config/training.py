@@ -4,7 +4,14 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from distillery.config.finishes import Adversarial, DistributionMatching, Rounds
+from distillery.config.finishes import (
+    Adversarial,
+    DistributionMatching,
+    Rounds,
+    check_adversarial,
+    check_online,
+    check_rounds,
+)
 from distillery.config.section import (
     BatchSize,
     Compile,
@@ -219,9 +226,9 @@ class Training(Section):
                 f"{self.num_samples}: the rate would never rise; use a tenth of it or less"
             )
         self._check_rollout()
-        self._check_online()
-        self._check_adversarial()
-        self._check_rounds()
+        check_online(self)
+        check_adversarial(self)
+        check_rounds(self)
         self._check_weights()
         return self
 
@@ -283,122 +290,6 @@ class Training(Section):
     def reads_trajectories(self) -> bool:
         """Whether it learns anything from the teacher's stored trajectories."""
         return self.online_samples < self.num_samples
-
-    def _check_online(self) -> None:
-        if self.teacher_rank and self.teacher_residence != "one_rank":
-            raise ValueError(
-                f"training.teacher_rank is {self.teacher_rank} and training.teacher_residence is "
-                f"{self.teacher_residence}: only one_rank puts the teacher on one process; set "
-                "that, or leave teacher_rank out"
-            )
-        if self.targets == "stored":
-            for key in ("finish_samples", "online_steps", "distribution_matching"):
-                value = getattr(self, key)
-                if value is not None:
-                    shown = "set" if isinstance(value, Section) else value
-                    raise ValueError(
-                        f"training.{key} is {shown} and training.targets is stored: "
-                        "no teacher is asked; set training.targets: online, or leave it out"
-                    )
-            return
-        if self.objective != "segment":
-            raise ValueError(
-                f"training.objective is {self.objective!r} and training.targets is online: the "
-                "teacher is asked for the next knot; use segment, or stored targets"
-            )
-        if self.parallel == "fsdp":
-            raise ValueError(
-                "training.parallel is fsdp and training.targets is online: ranks walk different "
-                "numbers of steps, and a sharded student needs all for each; use ddp"
-            )
-        if self.finish_samples is not None:
-            check_multiple(
-                "training.finish_samples",
-                self.finish_samples,
-                "training.global_batch_size",
-                self.global_batch_size,
-            )
-        most = self.rollouts_begin
-        if most == 0:
-            raise ValueError(
-                "training.targets is online and all of training.num_samples are rollouts, which "
-                "have stored targets: lower training.rollout_samples, or write targets: stored"
-            )
-        if self.online_samples > most:
-            raise ValueError(
-                f"training.finish_samples is {self.finish_samples}, and {most} of "
-                f"training.num_samples are no rollouts: use {most} or fewer"
-            )
-
-    def _check_adversarial(self) -> None:
-        if self.adversarial is None:
-            return
-        if self.targets == "online":
-            raise ValueError(
-                "training.adversarial is set and training.targets is online: it learns from stored "
-                "trajectories; set targets: stored, or use distribution_matching"
-            )
-        if self.objective != "segment":
-            raise ValueError(
-                f"training.objective is {self.objective!r} and training.adversarial is set: it "
-                "acts on where the last segment ends; use objective: segment"
-            )
-        if self.global_batch_size == 1:
-            raise ValueError(
-                "training.global_batch_size is 1 and training.adversarial is set: heads that see "
-                "one image an update learn nothing of images; use 32 or more"
-            )
-        samples, most = self.adversarial.samples, self.rollouts_begin
-        if most == 0:
-            raise ValueError(
-                "training.adversarial is set and all of training.num_samples are rollouts, which "
-                "follow it: lower training.rollout_samples, or leave adversarial out"
-            )
-        if samples > most:
-            raise ValueError(
-                f"training.adversarial.samples is {samples}, and {most} of training.num_samples "
-                f"are no rollouts: use {most} or fewer"
-            )
-        check_multiple(
-            "training.adversarial.samples",
-            samples,
-            "training.global_batch_size",
-            self.global_batch_size,
-        )
-        last = samples + self.rollout_samples - self.global_batch_size
-        if self.adversarial.warmup_samples > last:
-            raise ValueError(
-                f"training.adversarial.warmup_samples is {self.adversarial.warmup_samples}, and "
-                f"the last update begins {last} samples into the finish, so the student would "
-                f"never learn from it: use {last} or fewer"
-            )
-
-    def _check_rounds(self) -> None:
-        if self.rounds is None:
-            return
-        if self.targets == "online":
-            raise ValueError(
-                "training.rounds is set and training.targets is online: both learn from states "
-                "that the student visits, from stored ones or at once; leave one of them out"
-            )
-        if self.objective != "segment":
-            raise ValueError(
-                f"training.objective is {self.objective!r} and training.rounds is set: the teacher "
-                "walks to the next knot; use objective: segment"
-            )
-        check_multiple(
-            "training.rounds.samples",
-            self.rounds.samples,
-            "training.global_batch_size",
-            self.global_batch_size,
-        )
-        if self.rounds_begin <= 0:
-            raise ValueError(
-                f"training.rounds are {self.rounds.count} of {self.rounds.samples} samples, and "
-                f"{self.finish_begins} of training.num_samples are no finish and no rollouts: the "
-                "student must have learned something before it is sent out; raise num_samples, or "
-                "lower rounds.samples"
-            )
 
     def _check_rollout(self) -> None:
         if self.rollout_samples > self.num_samples:
