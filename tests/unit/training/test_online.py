@@ -216,6 +216,7 @@ def test_stored_recipes_are_those_of_before(dataset: OnlineDataset, run: Run) ->
         ({"targets": "online", "parallel": "fsdp"}, "a sharded student needs all for each"),
         ({"targets": "online", "finish_samples": 12}, "12 must be a multiple of 8"),
         ({"targets": "online", "finish_samples": 40}, "use 32 or fewer"),
+        ({"targets": "online", "finish_samples": 97}, "use 32 or fewer"),
         ({"targets": "online", "rollout_samples": 32}, "all of training.num_samples are rollouts"),
         (
             {"targets": "online", "finish_samples": 32, "rollout_samples": 8},

@@ -92,13 +92,6 @@ def check_online(training: "Training") -> None:
             "training.parallel is fsdp and training.targets is online: ranks walk different "
             "numbers of steps, and a sharded student needs all for each; use ddp"
         )
-    if training.finish_samples is not None:
-        check_multiple(
-            "training.finish_samples",
-            training.finish_samples,
-            "training.global_batch_size",
-            training.global_batch_size,
-        )
     most = training.rollouts_begin
     if most == 0:
         raise ValueError(
@@ -109,6 +102,13 @@ def check_online(training: "Training") -> None:
         raise ValueError(
             f"training.finish_samples is {training.finish_samples}, and {most} of "
             f"training.num_samples are no rollouts: use {most} or fewer"
+        )
+    if training.finish_samples is not None:
+        check_multiple(
+            "training.finish_samples",
+            training.finish_samples,
+            "training.global_batch_size",
+            training.global_batch_size,
         )
 
 
