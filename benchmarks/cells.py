@@ -93,10 +93,11 @@ def train_student(bench: Bench, cell: Cell) -> float:
     job = bench.job("training", TrainingJob, cell)
     build_student(job, folder / "initial")
     begin = time.perf_counter()
-    for number in range(job.training.rounds.count if job.training.rounds else 0):
-        part = job.model_copy(update={"training": job.training.up_to_round(number)})
-        _train(bench, cell, part, folder / f"trained-{number}-rounds")
-        _make_round(bench, cell, number + 1)
+    for number in job.training.round_numbers:
+        done = number - 1
+        part = job.model_copy(update={"training": job.training.up_to_round(done)})
+        _train(bench, cell, part, folder / f"trained-{done}-rounds")
+        _make_round(bench, cell, number)
     _train(bench, cell, job, folder / "trained")
     seconds = time.perf_counter() - begin
     export_student(bench.job("export", ExportJob, cell), folder / "trained", folder / "pipeline")
