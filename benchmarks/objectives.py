@@ -135,8 +135,8 @@ def bench_of(arguments: argparse.Namespace) -> Bench:
     raw["targets"] |= {
         "num_segments": num_segments,
         "predictions": "prediction" in arguments.objectives,
-        "batch_size": 64 if on_gpu else 16,
-        "chunk_size": 64,
+        "batch_size": 1024 if on_gpu else 16,
+        "chunk_size": 1024 if on_gpu else 64,
     }
     raw["training"] |= {
         "objective": "segment",

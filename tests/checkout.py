@@ -14,6 +14,8 @@ from runs import settings
 
 REPOSITORY = Path(__file__).parents[1]
 TARGETS = "results/tiny/targets/manifest.json"
+SNAKEMAKES_OUTPUT = ("--logger-distillery-style", "snakemake")
+"""For tests that read which jobs Snakemake starts, and why."""
 SNAKEMAKE = shutil.which("snakemake", path=str(Path(sys.executable).parent)) or "snakemake"
 
 
@@ -28,7 +30,7 @@ def snakemake(
     folder: Path, *arguments: str, visible_devices: str = ""
 ) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        ["snakemake", "--cores", "2", *arguments],
+        ["snakemake", "--cores", "2", *SNAKEMAKES_OUTPUT, *arguments],
         cwd=folder,
         env=forks.environ(CUDA_VISIBLE_DEVICES=visible_devices),
         stdout=subprocess.PIPE,

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 import forks
-from checkout import REPOSITORY, jobs
+from checkout import REPOSITORY, SNAKEMAKES_OUTPUT, jobs
 from runs import generating_settings, settings
 
 EMBEDDINGS = "results/tiny/embeddings/eval/manifest.json"
@@ -32,7 +32,7 @@ onstart:
 def snakemake(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     """Started in `folder`, with the library of this repository and nothing else of it."""
     return subprocess.run(
-        ["snakemake", "--cores", "2", *arguments],
+        ["snakemake", "--cores", "2", *SNAKEMAKES_OUTPUT, *arguments],
         cwd=folder,
         env=forks.environ(PYTHONPATH=str(REPOSITORY / "workflow"), PYTHONDONTWRITEBYTECODE="1"),
         stdout=subprocess.PIPE,

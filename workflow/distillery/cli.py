@@ -21,6 +21,7 @@ from distillery.hardware import device_label, select_device, use_cpu
 from distillery.locks import alone, job_lock
 from distillery.run_folder import RunFolder
 from distillery.telemetry import explain_errors, reporting
+from distillery.watched import keep_to_log
 
 Shard = tuple[int, int]
 """(i, n): the i-th of n, from 0."""
@@ -41,6 +42,7 @@ def run(
             "targets-{shard[0]}-of-{shard[1]}". None: without a device, a lock and telemetry.
     """
     arguments = parser_of(make, about, computes=job is not None).parse_args(argv)
+    keep_to_log(arguments.log)
 
     def body() -> None:
         if job is None:

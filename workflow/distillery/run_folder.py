@@ -42,6 +42,10 @@ class RunFolder:
         """Times and devices; no result is made from them."""
         return self.path / "telemetry"
 
+    def progress(self, job: str) -> Path:
+        """How far a job is; written over once a second."""
+        return self.telemetry / f"{job}.progress"
+
     def log(self, job: str) -> Path:
         """What a job says."""
         return self.path / "logs" / f"{job}.log"

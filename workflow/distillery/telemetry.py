@@ -20,9 +20,13 @@ from typing import Any, Literal
 
 from tqdm import tqdm
 
+from distillery.watched import goes_to
+
 EventKind = Literal["start", "work", "save", "alarm", "end"]
 PERSISTENT_ITEMS = 4
 """Up to this many items there is no progress bar, not even on a terminal."""
+NOTE_S = 1.0
+"""Between two notes of how far a job is."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,33 @@ class Event:
     end_s: float
     num_items: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
+
+
+class ProgressBar(tqdm):  # type: ignore[type-arg]
+    """A bar on a terminal, and a note beside the telemetry for who watches all jobs at once."""
+
+    def __init__(self, note: Path, device: str, **settings: Any) -> None:
+        """`note` is written over; `settings` are tqdm's."""
+        self._note, self._noted_s = note, 0.0
+        initial = settings.get("initial", 0)
+        self._facts = {"device": device, "unit": settings["unit"], "total": settings["total"]}
+        self._facts |= {"initial": initial, "done": initial, "begin_s": time.time()}
+        super().__init__(**settings)
+        self._write_note()
+
+    def update(self, n: float | None = 1) -> bool | None:
+        """So many more items are done."""
+        self._facts["done"] += n or 0
+        is_last = self._facts["done"] == self._facts["total"]
+        if is_last or time.time() - self._noted_s >= NOTE_S:
+            self._write_note()
+        return super().update(n)
+
+    def _write_note(self) -> None:
+        """One that cannot be written is left out."""
+        self._noted_s = time.time()
+        with suppress(OSError):
+            self._note.write_text(json.dumps(self._facts | {"at_s": self._noted_s}))
 
 
 SHOWN = "shown"
@@ -100,9 +131,11 @@ class Reporter:
         yield
         self.emit("work", begin_s, time.time(), num_items, **facts)
 
-    def progress(self, total: int, unit: str, initial: int = 0) -> "tqdm[Any]":
-        """A progress bar on a terminal, nothing elsewhere; named by job and device."""
-        return tqdm(
+    def progress(self, total: int, unit: str, initial: int = 0) -> ProgressBar:
+        """A progress bar, on a terminal to be seen; named by job and device."""
+        return ProgressBar(
+            self.path.with_suffix(".progress"),
+            self.device,
             total=total,
             initial=initial,
             unit=unit,
@@ -172,10 +205,13 @@ def _set_up_logging(reporter: Reporter, log: Path | None) -> None:
     form = logging.Formatter(
         f"%(asctime)s %(levelname)s {reporter.job} [{reporter.device}] %(message)s"
     )
-    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
+    handlers: list[logging.Handler] = []
+    if not goes_to(log):
+        handlers.append(logging.StreamHandler(sys.stderr))
     if log is not None:
         log.parent.mkdir(parents=True, exist_ok=True)
-        handlers[0].addFilter(_is_for_stderr)
+        for handler in handlers:
+            handler.addFilter(_is_for_stderr)
         handlers.append(LogFile(log, encoding="utf-8"))
     for handler in handlers:
         handler.setFormatter(form)
@@ -215,7 +251,8 @@ def explain_errors(main: Callable[[], None], log: Path | None = None) -> int:
 
 def _tell(message: str, detail: str, log: Path | None) -> None:
     """The message to the terminal, message and detail to the log, if it can be written."""
-    _say(f"\n{message}\n")
+    if not goes_to(log):
+        _say(f"\n{message}\n")
     if log is None:
         return
     try:

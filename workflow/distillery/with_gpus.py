@@ -20,6 +20,7 @@ from pathlib import Path
 from distillery.hardware import visible_ids
 from distillery.locks import LAUNCHER, say, take
 from distillery.slots import acquire, default_folder
+from distillery.watched import keep_to_log, log_in
 
 NO_GPUS = 125
 """As `timeout` and `docker run` say that they, and not the command, failed."""
@@ -71,6 +72,7 @@ def run(command: list[str]) -> int:
 def main(argv: list[str]) -> int:
     """Take the devices and run the command on them."""
     arguments, command = parse(argv)
+    keep_to_log(log_in(command))
     if arguments.alone is not None:
         # Before GPUs are taken, which the job that is waited for may hold. The command inherits it.
         os.set_inheritable(take(arguments.alone), True)

@@ -143,7 +143,7 @@ def _embed_all(
 ) -> Features:
     """Features of each model's images in one vision model."""
     features = {}
-    with reporter.progress(total=len(samples), unit="model") as bar:
+    with reporter.progress(total=len(samples), unit=" models") as bar:
         for model, found in samples.items():
             with reporter.work(len(found.table), model=model, vision_model=name):
                 features[model] = embed_images(vision, _read_images(found))

@@ -29,6 +29,7 @@ from distillery.planning.gpus import Gpus, advise_gpus, plan_gpus, summarise_gpu
 from distillery.planning.guidance import check_second_scale
 from distillery.planning.measures import advise_measures, count_features
 from distillery.planning.overlooked import check_same_teacher, hash_settings, hash_sources
+from distillery.planning.passes import passes_per_job
 from distillery.planning.precision import advise_precision
 from distillery.planning.prompts import advise_weights, check_negatives
 from distillery.planning.training import plan_training, summarise_training
@@ -212,6 +213,13 @@ def plan_distillation(
         "student": asdict(student) | {"summary": describe_student(student)},
         "work": vars(work),
         "jobs": count_jobs(config),
+        "passes_per_job": passes_per_job(
+            config,
+            num_prompts["eval"],
+            {"targets": work.teacher_calls, "round": work.round_calls},
+            folder,
+            student.num_parameters / student.teacher_parameters,
+        ),
         "disk": check_disk(sizes, run_folder, chunks),
         "training": training,
         "num_features": num_features,

@@ -74,7 +74,7 @@ def make_round_states(
     student = PipelineFolder(pipeline)
     maker = StateMaker(job, table, store, student, number, of_targets, device, reporter, compile_)
     plans = plan_of_targets(job.targets_job, teacher, table)
-    make_chunks(maker.recipe.to_json(), plans, shard, maker.make, output, reporter, "state")
+    make_chunks(maker.recipe.to_json(), plans, shard, maker.make, output, reporter, " states")
 
 
 class StateMaker:

@@ -64,7 +64,7 @@ def make_round_targets(
     plans = plan_of_targets(job.targets_job, folder, table)
     maker = VisitedMaker(job, recipe, table, store, states, device)
     reporter.info(f"round {number}: the teacher walks on from {states}")
-    make_chunks(maker.recipe.to_json(), plans, shard, maker.make, output, reporter, "state")
+    make_chunks(maker.recipe.to_json(), plans, shard, maker.make, output, reporter, " states")
 
 
 class VisitedMaker:

@@ -82,7 +82,7 @@ def make_samples(
     shard_units = [units[index] for index in balanced_range(len(units), *shard)]
     rows = [row for unit in shard_units for row in unit]
     failures: list[str] = []
-    with reporter.progress(len(rows), "image") as bar, SaveThreads() as savers:
+    with reporter.progress(len(rows), " images") as bar, SaveThreads() as savers:
         for unit in shard_units:
             failures += _make_unit(maker, model, unit, savers, reporter)
             bar.update(len(unit))

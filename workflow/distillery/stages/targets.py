@@ -60,7 +60,7 @@ def make_targets(
     folder = find_teacher(job.teacher)
     maker = TrajectoryMaker(job, table, store, folder, device, reporter, compile_)
     plans = plan_of_targets(job, folder, table)
-    make_chunks(maker.recipe.to_json(), plans, shard, maker.make, output, reporter, "sample")
+    make_chunks(maker.recipe.to_json(), plans, shard, maker.make, output, reporter, " samples")
 
 
 class TrajectoryMaker:

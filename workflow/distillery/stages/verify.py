@@ -78,7 +78,7 @@ def verify(run: RunFolder, reporter: Reporter) -> tuple[list[Damage], int]:
     items = list(_find_items(run))
     damages = []
     with (
-        reporter.progress(len(items), "file") as bar,
+        reporter.progress(len(items), " files") as bar,
         ThreadPoolExecutor(MAX_THREADS) as threads,
     ):
         for item, why in zip(items, threads.map(_read, items), strict=True):

@@ -15,6 +15,7 @@ import torch
 from tqdm import tqdm
 
 from distillery.images import Pixels
+from distillery.telemetry import ProgressBar
 from distillery.training.alarms import COMPANIONS
 from distillery.training.previews import LivePreviews
 from distillery.training.run import PreviewPaths, Run
@@ -316,7 +317,7 @@ class LogWindow:
     drawing_s: float = 0.0
 
 
-def _bar(state: TrainingState, run: Run) -> "tqdm[Any]":
+def _bar(state: TrainingState, run: Run) -> ProgressBar:
     """Rank 0's progress bar; its speed is this session's, whatever was done before."""
     bar = run.reporter.progress(run.training.num_samples, " samples", state.samples_seen)
     bar.disable = bar.disable or not run.ranks.is_main

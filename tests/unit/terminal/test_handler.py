@@ -1,0 +1,259 @@
+"""Snakemake's records, and what the terminal shows of them."""
+
+import io
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+from snakemake.logging import DefaultFilter, DefaultFormatter  # type: ignore[import-untyped]
+from snakemake_interface_logger_plugins.common import LogEvent
+
+from distillery.run_folder import RunFolder
+from distillery.terminal.screen import Lines, Screen, view_of
+from distillery.watched import WATCHED
+from snakemake_logger_plugin_distillery import LogHandler, LogHandlerSettings
+
+Make = Callable[..., LogHandler]
+COMMON = {
+    "printshellcmds": False, "nocolor": False, "quiet": None, "debug_dag": False, "verbose": False,
+    "show_failed_logs": False, "stdout": False, "dryrun": False,
+}  # fmt: skip
+
+
+@pytest.fixture
+def stream(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "argv", ["/bin/snakemake", "--cores", "all", "my run"])
+    monkeypatch.setenv(WATCHED, "")
+    return stream
+
+
+@pytest.fixture
+def make(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> Make:
+    def make(style: str = "auto", **common: Any) -> LogHandler:
+        monkeypatch.setattr(sys, "stderr", stream)
+        settings: Any = SimpleNamespace(**COMMON | common)
+        handler = LogHandler(settings, LogHandlerSettings(style=style, every_s=3600.0))
+        handler.addFilter(DefaultFilter(None, False, False, False, False))
+        handler.setFormatter(DefaultFormatter(None, False))
+        return handler
+
+    return make
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    run = RunFolder(tmp_path / "results" / "demo")
+    run.log("x").parent.mkdir(parents=True)
+    return run
+
+
+def tell(
+    handler: LogHandler,
+    event: LogEvent | None,
+    text: str = "",
+    level: int = logging.INFO,
+    **fields: Any,
+) -> None:
+    record = logging.LogRecord("snakemake", level, "", 0, text, None, None)
+    vars(record).update(fields | ({"event": event} if event else {}))
+    handler.handle(record)
+
+
+def begin(handler: LogHandler, number: int, rule: str, log: Path) -> None:
+    tell(handler, LogEvent.JOB_INFO, jobid=number, rule_name=rule, log=[str(log)])
+
+
+def finish(handler: LogHandler, number: int, done: int, total: int) -> None:
+    tell(handler, LogEvent.JOB_FINISHED, job_id=number)
+    tell(handler, LogEvent.PROGRESS, done=done, total=total)
+
+
+def counted(run: RunFolder, job: str) -> None:
+    """As if a job had done all."""
+    run.telemetry.mkdir(exist_ok=True)
+    now = time.time()
+    note = {"done": 64, "total": 64, "unit": " samples", "device": "cpu", "initial": 0}
+    run.progress(job).write_text(json.dumps(note | {"begin_s": now - 2, "at_s": now}))
+
+
+def test_a_whole_run_ends_with_its_verdict(make: Make, stream: io.StringIO, run: RunFolder) -> None:
+    handler = make()
+    tell(handler, None, "Building DAG of jobs...")
+    tell(handler, LogEvent.RUN_INFO, "", stats={"freeze": 1, "targets": 1, "total": 2})
+    begin(handler, 1, "freeze", run.log("freeze-run"))
+    finish(handler, 1, 1, 2)
+    begin(handler, 2, "targets", run.log("targets-0-of-1"))
+    counted(run, "targets-0-of-1")
+    finish(handler, 2, 2, 2)
+    run.report.parent.mkdir()
+    run.report.touch()
+    verdict = [
+        {"question": "good?", "outcome": "passed", "finding": "yes"},
+        {"question": "near?", "outcome": "undecided", "finding": "0.1 (-0.1 to 0.3)"},
+    ]
+    run.metrics.write_text(json.dumps({"verdict": verdict}))
+    handler.close()
+    handler.close()
+    assert stream.getvalue().splitlines() == [
+        "targets-0-of-1 done in 00:00, 64 samples",
+        "passed 1 of 2 checks",
+        "  undecided: near?: 0.1 (-0.1 to 0.3)",
+        f"report: {run.report}",
+        "2 of 2 jobs in 00:00",
+    ]
+
+
+def test_what_failed_comes_last_with_the_way_on(
+    make: Make, stream: io.StringIO, run: RunFolder
+) -> None:
+    handler = make()
+    tell(handler, LogEvent.RUN_INFO, "", stats={"targets": 2, "total": 2})
+    log = run.log("targets-0-of-2")
+    begin(handler, 1, "targets", log)
+    log.write_text("error: the disk is full\n  free 3 GiB\n")
+    tell(handler, LogEvent.JOB_ERROR, "", logging.ERROR, jobid=1)
+    tell(handler, LogEvent.ERROR, "CalledProcessError in file x", logging.ERROR)
+    tell(handler, None, "At least one job did not complete successfully.", logging.ERROR)
+    handler.close()
+    assert stream.getvalue().splitlines() == [
+        "targets-0-of-2 failed: the disk is full",
+        "",
+        "targets-0-of-2 failed: the disk is full",
+        "  free 3 GiB",
+        f"  log: {log}",
+        "0 of 2 jobs done in 00:00, what is finished is kept",
+        "go on with: snakemake --cores all 'my run'",
+    ]
+
+
+def test_a_refused_run_says_why_and_nothing_of_jobs(make: Make, stream: io.StringIO) -> None:
+    handler = make()
+    tell(handler, LogEvent.RUN_INFO, "", stats={"targets": 2, "total": 2})
+    text = 'WorkflowError in file "/x/Snakefile", line 44:\nno such key\n  File "/x", line 4, in y'
+    tell(handler, LogEvent.ERROR, text, logging.ERROR)
+    handler.close()
+    assert stream.getvalue() == 'WorkflowError in file "/x/Snakefile", line 44:\nno such key\n'
+
+
+def test_warnings_and_nothing_to_do_are_shown(make: Make, stream: io.StringIO) -> None:
+    handler = make()
+    tell(handler, None, "Nothing to be done (all requested files are present).")
+    tell(handler, None, "a rule has changed", logging.WARNING)
+    tell(handler, None, "Warning: the following output files of rule freeze were", logging.WARNING)
+    tell(handler, None, "Select jobs to execute...")
+    handler.close()
+    assert stream.getvalue() == (
+        "Nothing to be done (all requested files are present).\na rule has changed\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("style", "common"),
+    [("snakemake", {}), ("auto", {"dryrun": True}), ("lines", {"printshellcmds": True})],
+)
+def test_snakemakes_own_output_is_one_flag_away(
+    make: Make, stream: io.StringIO, run: RunFolder, style: str, common: dict[str, bool],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv(WATCHED, "")
+    handler = make(style, **common)
+    tell(handler, LogEvent.PROGRESS, done=1, total=2)
+    handler.close()
+    assert stream.getvalue() == "1 of 2 steps (50%) done\n"
+    assert os.environ[WATCHED] == "", "jobs write where they are"
+
+
+def test_an_error_of_ours_hides_nothing(
+    make: Make, stream: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("a terminal of another kind")
+
+    handler = make()
+    monkeypatch.setattr(handler, "_take", fail)
+    tell(handler, LogEvent.PROGRESS, done=1, total=2)
+    handler.close()
+    said = stream.getvalue()
+    assert "Snakemake's own output from here on" in said
+    assert "1 of 2 steps (50%) done" in said
+    assert "Traceback" not in said
+
+
+# ---- on a terminal -------------------------------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def a_board(run: RunFolder) -> Any:
+    from distillery.terminal.board import Board
+
+    board = Board()
+    board.plan({"targets": 20, "total": 20})
+    for number in range(14):
+        board.begin(number, "targets", run.log(f"targets-{number}-of-20"), time.time())
+    counted(run, "targets-0-of-20")
+    board.look()
+    return board
+
+
+def test_the_screen_has_a_line_for_each_running_job(run: RunFolder) -> None:
+    console = Console(file=Terminal(), force_terminal=True, width=110, height=40)
+    screen = Screen(a_board(run), console)
+    screen.say("targets-9-of-20 done")
+    screen.close()
+    assert isinstance(console.file, Terminal)
+    said = console.file.getvalue()
+    for expected in ("targets-0-of-20", "64 of 64 samples", "32/s", "and 2 more jobs", "0 of 20"):
+        assert expected in said
+    assert "targets-9-of-20 done" in said
+
+
+@pytest.mark.parametrize(
+    ("terminal", "columns", "kind"), [(True, 120, Screen), (True, 40, Lines), (False, 120, Lines)]
+)
+def test_small_terminals_and_pipes_get_lines(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch, terminal: bool, columns: int, kind: type
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("LINES", "40")
+    monkeypatch.setenv("TERM", "xterm")
+    view = view_of(a_board(run), Terminal() if terminal else io.StringIO(), 3600.0, nocolor=False)
+    view.close()
+    assert isinstance(view, kind)
+
+
+def test_no_color_is_obeyed(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("LINES", "40")
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+    view = view_of(a_board(run), stream, 3600.0, nocolor=False)
+    view.say("a failure", "red")
+    view.close()
+    assert "a failure" in stream.getvalue()
+    assert "\x1b[31m" not in stream.getvalue()
+
+
+def test_lines_come_at_intervals(run: RunFolder) -> None:
+    stream = io.StringIO()
+    lines = Lines(a_board(run), stream, every_s=0.05)
+    until = time.monotonic() + 10
+    while "of the work" not in stream.getvalue() and time.monotonic() < until:
+        time.sleep(0.02)
+    lines.close()
+    said = stream.getvalue().splitlines()
+    assert said[0] == "targets-0-of-20 [cpu] 64 of 64 samples, 32/s, 00:00 left"
+    assert said[1].startswith("0 of 20 jobs, ")

@@ -1,0 +1,215 @@
+"""Running jobs, read from their files: how far, which warnings, how they ended."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from distillery.run_folder import RunFolder
+from distillery.telemetry import Reporter
+from distillery.terminal.board import Board
+from distillery.terminal.jobs import Job
+from distillery.watched import WATCHED, log_in, watch_jobs
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    run = RunFolder(tmp_path / "results" / "demo")
+    run.log("targets-0-of-4").parent.mkdir(parents=True)
+    run.telemetry.mkdir()
+    return run
+
+
+def job_of(run: RunFolder) -> Job:
+    return Job("targets", run.log("targets-0-of-4"), begin_s=time.time())
+
+
+def test_a_job_notes_how_far_it_is_and_the_terminal_reads_it(run: RunFolder) -> None:
+    job = job_of(run)
+    reporter = Reporter(run.telemetry, "targets", "targets-0-of-4", "cuda:GPU-1")
+    with reporter.progress(8, " samples", initial=2) as bar:
+        job.look()
+        assert (job.items, job.device, job.items_per_s) == ("2 of 8 samples", "cuda:GPU-1", None)
+        time.sleep(0.01)
+        bar.update(6)
+    job.look()
+    assert job.items == "8 of 8 samples"
+    assert job.share == 1.0
+    assert job.items_per_s is not None
+    assert job.left_s == 0.0
+
+
+def test_a_note_is_written_once_a_second_and_at_the_end(run: RunFolder) -> None:
+    reporter = Reporter(run.telemetry, "targets", "targets-0-of-4", "cpu")
+    note = run.progress("targets-0-of-4")
+    with reporter.progress(3, " samples") as bar:
+        bar.update()
+        assert json.loads(note.read_text())["done"] == 0, "within the same second"
+        bar.update(2)
+    assert json.loads(note.read_text())["done"] == 3
+
+
+def test_notes_of_an_earlier_try_and_half_written_ones_say_nothing(run: RunFolder) -> None:
+    reporter = Reporter(run.telemetry, "targets", "targets-0-of-4", "cpu")
+    reporter.progress(8, " samples").close()
+    time.sleep(0.01)
+    job = job_of(run)
+    job.look()
+    assert job.items == ""
+    assert job.share == 0.0
+    run.progress("targets-0-of-4").write_text('{"done": 3, "to')
+    job.look()
+    assert job.items == ""
+
+
+def test_new_warnings_are_told_once(run: RunFolder) -> None:
+    job = job_of(run)
+    stamp = "2026-11-23 17:12:00,968"
+    assert job.log is not None
+    job.log.write_text(
+        f"{stamp} INFO targets [cpu] begins\n{stamp} WARNING targets [cpu] chunk 3: NaN\n"
+        f"waiting for free GPUs, 1 needed\n{stamp} WARNING targets [cpu] not yet who"
+    )
+    waits = "targets-0-of-4 is waiting for free GPUs, 1 needed"
+    assert job.look() == [waits, "targets [cpu] chunk 3: NaN"]
+    with job.log.open("a") as file:
+        file.write("le\n")
+    assert job.look() == ["targets [cpu] not yet whole"]
+    assert job.look() == []
+
+
+STAMP = "2026-11-23 17:12:00,968 "
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        (
+            "error: the disk is full:\n  free 3 GiB\nTraceback (most recent call last):\n  File x\n"
+            "torchrun said more\n",
+            "targets-0-of-4 failed: the disk is full:\n  free 3 GiB",
+        ),
+        (
+            STAMP + "WARNING training [cpu] stopped by a signal, a checkpoint is saved\n"
+            "torch.distributed SignalException: got signal 2\n",
+            "targets-0-of-4 stopped: training [cpu] stopped by a signal, a checkpoint is saved",
+        ),
+        (
+            "interrupted: what is finished is kept, rerun to go on\n",
+            "targets-0-of-4 stopped: interrupted: what is finished is kept, rerun to go on",
+        ),
+        ("Traceback\n  File x\nKeyError: 'a'\n", "targets-0-of-4 failed: KeyError: 'a'"),
+        ("", "targets-0-of-4 failed: it said nothing"),
+        (None, "targets-0-of-4 failed: it said nothing"),
+    ],
+)
+def test_last_words(run: RunFolder, log: str | None, words: str) -> None:
+    job = job_of(run)
+    assert job.log is not None
+    if log is not None:
+        job.log.write_text(log)
+        os.utime(job.log, (job.begin_s + 1, job.begin_s + 1))
+    assert job.last_words() == words
+
+
+def test_the_log_of_an_earlier_try_says_nothing(run: RunFolder) -> None:
+    log = run.log("targets-0-of-4")
+    log.write_text("error: long ago\n")
+    os.utime(log, (1.0, 1.0))
+    assert job_of(run).last_words().endswith("it said nothing")
+
+
+def test_the_work_is_shared_out_by_planned_passes(run: RunFolder) -> None:
+    run.plan.write_text(json.dumps({"passes_per_job": {"targets": 10.0, "training": 60.0}}))
+    board = Board()
+    board.plan({"targets": 4, "training": 1, "report": 1, "total": 6})
+    assert board.numbers.total() == 6
+    assert board.share == 0.0
+    for number in range(4):
+        board.begin(number, "targets", run.log(f"targets-{number}-of-4"), time.time())
+        board.end(number)
+    assert board.share == pytest.approx((40 + 4 * 10 / 6) / 110), "a tenth is the jobs' own"
+    board.begin(4, "training", run.log("training"), time.time())
+    note = {"done": 5, "total": 10, "unit": " samples", "device": "cpu", "initial": 0}
+    note |= {"begin_s": time.time() + 1, "at_s": time.time() + 2}
+    run.progress("training").write_text(json.dumps(note))
+    board.look()
+    assert board.share == pytest.approx((40 + 30 + 4 * 10 / 6) / 110)
+    assert board.left_s is not None
+
+
+def test_a_job_that_is_tried_again_has_not_failed(run: RunFolder) -> None:
+    board = Board()
+    board.begin(7, "targets", run.log("targets-0-of-4"), time.time())
+    assert board.fail(7) is not None
+    assert board.failures
+    assert board.fail(7) is None, "told twice"
+    board.begin(7, "targets", run.log("targets-0-of-4"), time.time())
+    assert not board.failures
+    assert board.end(7) is not None
+    assert board.finished["targets"] == 1
+
+
+# ---- jobs that keep to their logs ----------------------------------------------------------------
+
+TALKING = """
+import os, sys
+from pathlib import Path
+from distillery.watched import keep_to_log
+keep_to_log(Path(sys.argv[1]))
+print("to stdout", flush=True)
+os.system("echo of a child >&2")
+"""
+
+
+@pytest.mark.parametrize(
+    ("watched", "slurm_job", "keeps"),
+    [("here", None, True), (None, None, False), ("here", "17", False), ("17", "17", True)],
+)
+def test_watched_jobs_keep_to_their_logs(
+    tmp_path: Path, watched: str | None, slurm_job: str | None, keeps: bool
+) -> None:
+    variables = {WATCHED: watched, "SLURM_JOB_ID": slurm_job}
+    given = {name: value for name, value in variables.items() if value is not None}
+    rest = {name: value for name, value in os.environ.items() if name not in variables}
+    log = tmp_path / "logs" / "job.log"
+    done = subprocess.run(
+        [sys.executable, "-c", TALKING, str(log)],
+        env=rest | given,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    said = "to stdout\nof a child\n"
+    assert (log.read_text() if log.exists() else "") == (said if keeps else "")
+    assert done.stdout + done.stderr == ("" if keeps else said)
+
+
+def test_a_log_that_cannot_be_written_leaves_the_terminal(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TALKING, str(tmp_path)],
+        env=os.environ | {WATCHED: "here"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "to stdout" in done.stdout
+
+
+def test_the_log_is_found_in_a_command() -> None:
+    assert log_in(["python", "-m", "x", "--log-file", "logs/a.log"]) == Path("logs/a.log")
+    assert log_in(["python", "--log-file"]) is None
+    assert log_in([]) is None
+
+
+def test_watching_is_told_to_jobs_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setenv(WATCHED, "")
+    monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "0")
+    watch_jobs()
+    assert os.environ[WATCHED] == "here"
+    assert os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] == "0", "the user's own word counts"

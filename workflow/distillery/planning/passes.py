@@ -1,0 +1,47 @@
+"""How much each job computes, in forward passes of the teacher's network."""
+
+from collections.abc import Mapping
+
+from distillery.config.jobs import resolve_sampling
+from distillery.config.run import Config, RunConfig
+from distillery.teacher.folder import PipelineFolder
+
+OF_AN_UPDATE = 3
+"""Forward passes that a forward and a backward pass take."""
+
+
+def passes_per_job(
+    config: RunConfig, num_eval: int, calls: Mapping[str, int], folder: PipelineFolder, size: float
+) -> dict[str, float]:
+    """Passes of one job of each rule that has many.
+
+    Args:
+        config: of the run.
+        num_eval: held-out prompts.
+        calls: of the teacher in all, for `targets` and for one round.
+        folder: of the teacher.
+        size: parameters of the student over those of the teacher.
+    """
+    passes = {"samples": _of_samples(config, num_eval, folder, size)}
+    if isinstance(config, Config):
+        shards, training = config.targets.num_shards, config.training
+        per_round = training.rounds.samples if training.rounds else 0
+        passes |= {
+            "targets": calls["targets"] / shards,
+            "round_targets": calls["round"] / shards,
+            "training": OF_AN_UPDATE * size * training.num_samples,
+            "training_before_round": OF_AN_UPDATE * size * per_round,
+        }
+    return {rule: number for rule, number in passes.items() if number}
+
+
+def _of_samples(config: RunConfig, num_eval: int, folder: PipelineFolder, size: float) -> float:
+    """Of one job that draws, in the mean over the models."""
+    samples = config.samples
+    images = min(samples.num_prompts or num_eval, num_eval) * samples.images_per_prompt
+    calls = 0.0
+    for name in samples.models:
+        model = resolve_sampling(config, name)
+        per_step = folder.family.calls_per_step(folder.denoiser_config, model.guidance_scale or 1.0)
+        calls += model.steps * per_step * (1.0 if model.source == "teacher" else size)
+    return images * calls / max(len(samples.models) * samples.num_shards, 1)

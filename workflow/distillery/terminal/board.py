@@ -1,0 +1,146 @@
+"""What is known of all jobs of one call of Snakemake: the only state that is drawn from."""
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from distillery.files import read_json
+from distillery.run_folder import RunFolder
+from distillery.terminal.jobs import Job
+
+BESIDE = 0.1
+"""What jobs do beside network passes, by all passes: as much in each job, whatever it is for."""
+MIN_SHARE = 0.02
+"""Of the work, before time left is told: the first minutes are loading."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A job that ended without success.
+
+    Attributes:
+        message: how it ended, maybe in several lines.
+        log: its file.
+    """
+
+    message: str
+    log: Path | None
+
+
+@dataclass
+class Board:
+    """All jobs.
+
+    Attributes:
+        running: by Snakemake's number.
+        numbers: of the jobs to be done, by rule.
+        finished: by rule.
+        failures: of jobs that failed and were not tried again.
+        run: folder of the run; None before a job has named it.
+    """
+
+    running: dict[int, Job] = field(default_factory=dict)
+    numbers: Counter[str] = field(default_factory=Counter)
+    finished: Counter[str] = field(default_factory=Counter)
+    failures: dict[int, Failure] = field(default_factory=dict)
+    run: RunFolder | None = None
+    begin_s: float = field(default_factory=time.time)
+    _passes: Mapping[str, float] = field(default_factory=dict)
+
+    def plan(self, numbers: Mapping[str, int]) -> None:
+        """So many jobs of each rule are to be done."""
+        self.numbers = Counter({rule: int(number) for rule, number in numbers.items()})
+        del self.numbers["total"]
+
+    def begin(self, number: int, rule: str, log: Path | None, begin_s: float) -> None:
+        """A job begins, perhaps once more."""
+        self.failures.pop(number, None)
+        self.running[number] = Job(rule, log, begin_s)
+        if log is not None and log.parent.name == "logs":
+            self.run = RunFolder(log.parent.parent)
+        if self.run is not None and not self._passes:
+            self._passes = _planned_passes(self.run)
+
+    def end(self, number: int) -> Job | None:
+        """A job is done; None for one that never began here."""
+        job = self.running.pop(number, None)
+        if job is not None:
+            self.finished[job.rule] += 1
+        return job
+
+    def fail(self, number: int) -> Failure | None:
+        """A job has failed."""
+        job = self.running.pop(number, None)
+        if job is None:
+            return None
+        failure = Failure(job.last_words(), job.log)
+        self.failures[number] = failure
+        return failure
+
+    def look(self) -> list[str]:
+        """Read how far the running jobs are; returns their new warnings."""
+        return [warning for job in self._now() for warning in job.look()]
+
+    @property
+    def counts(self) -> str:
+        """17 of 45 jobs."""
+        return f"{self.finished.total():,} of {max(self.numbers.total(), 1):,} jobs"
+
+    @property
+    def share(self) -> float:
+        """Of the planned work that is done, from 0 to 1."""
+        passes = sum(self._passes.get(rule, 0.0) * jobs for rule, jobs in self.numbers.items())
+        beside = BESIDE * (passes or 1.0) / max(self.numbers.total(), 1)
+        done = sum(
+            (self._passes.get(rule, 0.0) + beside) * jobs for rule, jobs in self.finished.items()
+        )
+        done += sum(self._passes.get(job.rule, 0.0) * job.share for job in self._now())
+        whole = passes + beside * self.numbers.total()
+        return min(1.0, done / whole) if whole else 0.0
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds to the end at the speed so far; None where too little is done to say."""
+        share = self.share
+        if share < MIN_SHARE:
+            return None
+        return (time.time() - self.begin_s) * (1 - share) / share
+
+    def _now(self) -> list[Job]:
+        """The running jobs; the other thread may change them meanwhile."""
+        return list(self.running.values())
+
+    def closing_lines(self) -> list[str]:
+        """How it all ended, where it ended well: the verdict, and where to look."""
+        if self.run is None:
+            return []
+        lines = _verdict_lines(self.run)
+        places = {"report": self.run.report, "student": self.run.student("pipeline")}
+        return lines + [f"{name}: {path}" for name, path in places.items() if path.exists()]
+
+
+def _planned_passes(run: RunFolder) -> Mapping[str, float]:
+    """Network passes of a job of each rule, by the plan; none where there is no plan."""
+    try:
+        passes: Mapping[str, float] = read_json(run.plan)["passes_per_job"]
+    except (OSError, ValueError, KeyError):
+        return {}
+    return passes
+
+
+def _verdict_lines(run: RunFolder) -> list[str]:
+    """The answers to the run's thresholds, those that did not pass in full."""
+    try:
+        checks: list[dict[str, Any]] = read_json(run.metrics)["verdict"]
+    except (OSError, ValueError, KeyError):
+        return []
+    passed = [check for check in checks if check["outcome"] == "passed"]
+    lines = [f"passed {len(passed)} of {len(checks)} checks"] if checks else []
+    return lines + [
+        f"  {check['outcome']}: {check['question']}: {check['finding']}"
+        for check in checks
+        if check["outcome"] != "passed"
+    ]

@@ -1,0 +1,200 @@
+"""Snakemake's events, shown as a few lines: which jobs run, how far they are, how it ended.
+
+Snakemake's own log file, below .snakemake/log, has all that is left out here. Its own output comes
+with `--logger-distillery-style snakemake`, in dry runs, and with its options that ask for details.
+"""
+
+import logging
+import re
+import shlex
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from snakemake_interface_logger_plugins.base import LogHandlerBase
+from snakemake_interface_logger_plugins.common import LogEvent
+from snakemake_interface_logger_plugins.settings import LogHandlerSettingsBase
+from tqdm import tqdm
+
+from distillery.terminal.board import Board, Failure
+from distillery.watched import watch_jobs
+
+HIDDEN = ("Warning: the following output files of rule",)
+"""What it warns of though nothing is wrong: the plan before the first job writes a job's file."""
+SHOWN = ("Nothing to be done", "Trying to restart job", "Shutting down")
+"""What Snakemake says that a user must see, by how it begins."""
+CALLED_FROM = re.compile(r"(\n +File \".*\", line \d+, in .*)+\n?$")
+"""Where in a Snakefile an error was raised, which says nothing to who wrote a configuration."""
+QUIET_S = 2.0
+"""A job without a count that was done sooner is not named."""
+
+
+@dataclass
+class LogHandlerSettings(LogHandlerSettingsBase):
+    """Options of the command line: --logger-distillery-style and -every-s."""
+
+    style: str = field(
+        default="auto",
+        metadata={
+            "help": "auto: drawn on a terminal, else lines; lines; snakemake: its own output",
+            "choices": ["auto", "lines", "snakemake"],
+        },
+    )
+    every_s: float = field(
+        default=30.0, metadata={"help": "seconds between two lines of a job", "type": float}
+    )
+
+
+class LogHandler(LogHandlerBase):
+    """Takes in records from the thread of Snakemake's queue."""
+
+    def __post_init__(self) -> None:
+        """Nothing is drawn before a job begins."""
+        assert isinstance(self.settings, LogHandlerSettings)
+        self._board = Board()
+        self._view: Any = None
+        self._stream = sys.stdout if self.common_settings.stdout else sys.stderr
+        self._errors: list[str] = []
+        self._is_done = self._has_ended = False
+        self._snakemakes: logging.Handler | None = None
+        common = self.common_settings
+        asks = common.dryrun or common.verbose or common.debug_dag or common.printshellcmds
+        if asks or common.quiet or self.settings.style == "snakemake":
+            self._snakemakes_own()
+        else:
+            watch_jobs()
+
+    writes_to_stream = True
+    writes_to_file = False
+    has_filter = False
+    has_formatter = False
+    needs_rulegraph = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Show a record, or take notice of it."""
+        if self._snakemakes is None:
+            try:
+                self._take(record)
+                return
+            except Exception as error:  # no error of ours may hide what Snakemake says
+                self._close_view()
+                self._stream.write(f"Snakemake's own output from here on: {error!r}\n")
+        self._snakemakes_own().emit(record)
+
+    def close(self) -> None:
+        """Say how it ended, last of all."""
+        if self._snakemakes is None and not self._has_ended:
+            self._has_ended = True  # Snakemake and Python's logging both close it
+            try:
+                self._end()
+            except Exception as error:
+                self._stream.write(f"the end could not be shown: {error!r}\n")
+        super().close()
+
+    def _snakemakes_own(self) -> logging.Handler:
+        """What would show the records without this plugin."""
+        from snakemake.logging import ColorizingTextHandler  # type: ignore[import-untyped]
+
+        if self._snakemakes is None:
+            self._snakemakes = ColorizingTextHandler(self.common_settings.nocolor, self._stream)
+        assert self._snakemakes is not None
+        self._snakemakes.setFormatter(self.formatter)
+        return self._snakemakes
+
+    def _take(self, record: logging.LogRecord) -> None:
+        """Each kind of record has its answer; most have none."""
+        fields = vars(record)
+        match fields.get("event"):
+            case LogEvent.RUN_INFO:
+                self._board.plan(fields["stats"])
+            case LogEvent.JOB_INFO:
+                log = Path(fields["log"][0]) if fields["log"] else None
+                self._board.begin(fields["jobid"], fields["rule_name"], log, record.created)
+                self._open_view()
+            case LogEvent.JOB_FINISHED:
+                self._finish(fields["job_id"])
+            case LogEvent.JOB_ERROR:
+                self._fail(fields["jobid"])
+            case LogEvent.PROGRESS:
+                self._is_done = fields["done"] == fields["total"]
+            case LogEvent.ERROR:
+                self._errors.append(record.getMessage())
+            case None:
+                self._hear(record)
+
+    def _hear(self, record: logging.LogRecord) -> None:
+        """A line of Snakemake's own."""
+        text = record.getMessage()
+        if record.levelno >= logging.ERROR:
+            self._errors.append(text)
+        elif text.startswith(HIDDEN):
+            return
+        elif record.levelno >= logging.WARNING or text.startswith(SHOWN):
+            self._say(text, "yellow" if record.levelno >= logging.WARNING else "")
+
+    def _finish(self, number: int) -> None:
+        for warning in self._board.look():
+            self._say(warning, "yellow")
+        job = self._board.end(number)
+        if job is None:
+            return
+        seconds = time.time() - job.begin_s
+        if job.items or seconds > QUIET_S:
+            counted = f", {job.note['done']:,} {job.note['unit'].strip()}" if job.items else ""
+            self._say(f"{job.name} done in {tqdm.format_interval(seconds)}{counted}")
+
+    def _fail(self, number: int) -> None:
+        failure = self._board.fail(number)
+        if failure is not None:
+            self._say(failure.message.splitlines()[0], "red")
+
+    def _say(self, text: str, style: str = "") -> None:
+        if self._view is None:
+            self._stream.write(text + "\n")
+            self._stream.flush()
+        else:
+            self._view.say(text, style)
+
+    def _open_view(self) -> None:
+        if self._view is not None:
+            return
+        from distillery.terminal.screen import Lines, view_of
+
+        assert isinstance(self.settings, LogHandlerSettings)
+        every_s = self.settings.every_s
+        if self.settings.style == "lines":
+            self._view = Lines(self._board, self._stream, every_s)
+        else:
+            self._view = view_of(self._board, self._stream, every_s, self.common_settings.nocolor)
+
+    def _close_view(self) -> None:
+        if self._view is not None:
+            self._view.close()
+
+    def _end(self) -> None:
+        """The last lines: the verdict, or what failed and how to go on."""
+        self._close_view()
+        took = tqdm.format_interval(time.time() - self._board.begin_s)
+        if self._board.failures:
+            self._say("")
+            for failure in self._board.failures.values():
+                for line in _lines_of(failure):
+                    self._say(line, "red")
+        elif self._errors:
+            for text in dict.fromkeys(self._errors):
+                self._say(CALLED_FROM.sub("", text), "red")
+        elif self._is_done:
+            for line in (*self._board.closing_lines(), f"{self._board.counts} in {took}"):
+                self._say(line)
+        if self._view is not None and not self._is_done:
+            stopped = "" if self._board.failures or self._errors else "stopped; "
+            self._say(f"{stopped}{self._board.counts} done in {took}, what is finished is kept")
+            self._say(f"go on with: {shlex.join(['snakemake', *sys.argv[1:]])}")
+
+
+def _lines_of(failure: Failure) -> list[str]:
+    """What failed, why, and where more is to be read."""
+    where = [f"  log: {failure.log}"] if failure.log else []
+    return [failure.message, *where]

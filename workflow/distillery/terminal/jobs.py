@@ -1,0 +1,147 @@
+"""Running jobs as their files tell of them: how far they are, and what they warn of."""
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from distillery.run_folder import RunFolder
+
+MAX_ERROR_LINES = 20
+"""Of a message on the terminal; the log has all."""
+ERROR = "error: "
+STOPPED = ("interrupted: ", "stopped by a signal")
+"""What jobs say that end because they were asked to."""
+WARNING, WAITING = " WARNING ", "waiting for "
+
+
+@dataclass
+class Job:
+    """One job that Snakemake has started.
+
+    Attributes:
+        rule: its name in the workflow.
+        log: its log file; None where it has none.
+        begin_s: Unix time.
+        note: what the job wrote last of how far it is, see `telemetry.ProgressBar`.
+    """
+
+    rule: str
+    log: Path | None
+    begin_s: float
+    note: dict[str, Any] = field(default_factory=dict)
+    _read: int = 0
+
+    @property
+    def name(self) -> str:
+        """In words: that of its log."""
+        return self.log.stem if self.log else self.rule
+
+    @property
+    def device(self) -> str:
+        """cpu, or which GPU; empty before it is known."""
+        return str(self.note.get("device", ""))
+
+    @property
+    def share(self) -> float:
+        """Of its items that are done, from 0 to 1."""
+        total = self.note.get("total", 0)
+        return min(1.0, self.note["done"] / total) if total else 0.0
+
+    @property
+    def items_per_s(self) -> float | None:
+        """Since it began to count; None where it does not, or has done nothing yet."""
+        if not self.note:
+            return None
+        seconds = float(self.note["at_s"] - self.note["begin_s"])
+        done = float(self.note["done"] - self.note["initial"])
+        return float(done / seconds) if seconds > 0 and done > 0 else None
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds to its last item, at this speed."""
+        speed = self.items_per_s
+        if speed is None:
+            return None
+        left = (self.note["total"] - self.note["done"]) / speed
+        return float(max(0.0, left - (time.time() - self.note["at_s"])))
+
+    @property
+    def items(self) -> str:
+        """4,480 of 8,000 samples; empty where nothing is counted."""
+        if not self.note:
+            return ""
+        return f"{self.note['done']:,} of {self.note['total']:,} {self.note['unit'].strip()}"
+
+    def look(self) -> list[str]:
+        """Read how far it is; returns what is new in its log of warnings, and of waiting."""
+        self._look_at_note()
+        new = self._new_lines()
+        waits = [f"{self.name} is {line}" for line in new if line.startswith(WAITING)]
+        return waits + [_without_time(line) for line in new if WARNING in line]
+
+    def _look_at_note(self) -> None:
+        """A note that is half written, or of an earlier try, changes nothing."""
+        if self.log is None:
+            return
+        path = RunFolder(self.log.parent.parent).progress(self.name)
+        try:
+            note = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return
+        if note["at_s"] >= self.begin_s:
+            self.note = note
+
+    def _new_lines(self) -> list[str]:
+        """Whole lines of the log since the last look."""
+        text = self._log_from(self._read)
+        whole = text[: text.rfind(b"\n") + 1]
+        self._read += len(whole)
+        return _lines(whole)
+
+    def last_words(self) -> str:
+        """How it ended without success: its message for the user, or its last line.
+
+        Launchers write long tracebacks below it.
+        """
+        lines = [line for line in _lines(self._log_from(0)) if line.strip()]
+        begins = [number for number, line in enumerate(lines) if line.startswith(ERROR)]
+        if begins:
+            return f"{self.name} failed: {_message(lines[begins[-1] :])}"
+        stopped = [line for line in lines if any(words in line for words in STOPPED)]
+        if stopped:
+            return f"{self.name} stopped: {_without_time(stopped[-1])}"
+        return f"{self.name} failed: {_without_time(lines[-1]) if lines else 'it said nothing'}"
+
+    def _log_from(self, position: int) -> bytes:
+        """The end of its log; nothing of that of an earlier try, which Snakemake removes."""
+        try:
+            if self.log is None or self.log.stat().st_mtime < self.begin_s:
+                return b""
+            with self.log.open("rb") as file:
+                file.seek(position)
+                return file.read()
+        except OSError:
+            return b""
+
+
+def _message(lines: Sequence[str]) -> str:
+    """An error's message, which may have several lines, without its traceback."""
+    message: list[str] = []
+    for line in lines:
+        if line.startswith("Traceback") or len(message) == MAX_ERROR_LINES:
+            break
+        message.append(line)
+    return "\n".join(message).strip().removeprefix(ERROR)
+
+
+def _lines(text: bytes) -> list[str]:
+    return text.decode("utf-8", errors="replace").splitlines()
+
+
+def _without_time(line: str) -> str:
+    """A log's line without its date and level, which a terminal has no room for."""
+    words = line.split(" ", 3)
+    return words[3] if len(words) == 4 and words[2].isupper() else line

@@ -1,0 +1,53 @@
+"""Jobs that somebody watches write to their logs alone, so that nothing tears what is shown."""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+WATCHED = "DISTILLERY_WATCHED"
+"""Environment variable of jobs whose terminal is drawn on by `handler`; its value is `_here()`."""
+LOG_OPTION = "--log-file"
+
+
+def watch_jobs() -> None:
+    """Let jobs that this process starts on this machine keep to their logs."""
+    os.environ[WATCHED] = _here()
+    # Loading bars of Transformers and the hub would fill the logs.
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+
+def keep_to_log(log: Path | None) -> None:
+    """Write what goes to this process's terminal to the job's log, if the job is watched."""
+    if log is None or os.environ.get(WATCHED) != _here():
+        return
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    except OSError:
+        return
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+        os.dup2(file, stream.fileno())
+    os.close(file)
+
+
+def log_in(command: Sequence[str]) -> Path | None:
+    """The log file that a job's command line names."""
+    if LOG_OPTION not in command[:-1]:
+        return None
+    return Path(command[command.index(LOG_OPTION) + 1])
+
+
+def goes_to(log: Path | None) -> bool:
+    """Whether stderr is the log already."""
+    try:
+        return log is not None and os.path.samestat(os.fstat(sys.stderr.fileno()), log.stat())
+    except (OSError, ValueError):
+        return False
+
+
+def _here() -> str:
+    """This machine, or the cluster's job that this process is in: what a job there writes to its
+    terminal nobody draws on."""
+    return os.environ.get("SLURM_JOB_ID", "") or "here"
