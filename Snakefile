@@ -70,6 +70,7 @@ RESULTS = [
     expand(rules.embeddings.output, split=SPLITS),
     expand(rules.samples.output, model=MODELS, shard=range(CONFIG.samples.num_shards)),
     expand(rules.merge_samples.output, model=MODELS),
+    rules.gallery.output,
 ]
 if isinstance(CONFIG, Config):
     RESULTS += [

@@ -55,3 +55,4 @@ localrules:
     plan,
     prompts,
     merge_samples,
+    gallery,

@@ -47,6 +47,7 @@ rule report:
         manifests=expand(RUN.samples("{model}"), model=MODELS),
         loss=RUN.loss,
         targets=TARGETS,
+        gallery=RUN.gallery,  # which the page links to
     output:
         html=report(
             RUN.report,

@@ -68,3 +68,24 @@ rule merge_samples:
             --output {output} \
             --log-file {log}
         """
+
+
+# Links to the images, which it does not read.
+rule gallery:
+    input:
+        manifests=expand(RUN.samples("{model}"), model=MODELS),
+        scores=RUN.scores if isinstance(CONFIG, Config) else [],
+    output:
+        directory(RUN.gallery),
+    log:
+        RUN.log("gallery"),
+    benchmark:
+        RUN.benchmark("gallery")
+    shell:
+        """
+        exec python -m distillery.stages.gallery \
+            --manifests {input.manifests} \
+            --scores "{input.scores}" \
+            --output {output} \
+            --log-file {log}
+        """

@@ -15,6 +15,7 @@ from distillery.config.run import Config, parse_config
 from distillery.files import hash_file
 from distillery.stages.evaluation import evaluate
 from distillery.stages.freeze import write_frozen
+from distillery.stages.gallery import make_gallery
 from distillery.stages.merge_samples import merge_samples
 from distillery.stages.plan import make_plan
 from distillery.stages.report import write_report
@@ -47,6 +48,8 @@ def make_all(run: Run) -> None:
         merge_samples(shards, shards[0].parent / "manifest.parquet")
     score(run)
     make_plan(run.config, TINY / "plan.json")
+    manifests = [run.files.samples(model) for model in run.config.samples.models]
+    make_gallery(manifests, run.files.scores, run.files.gallery)
     report(run)
 
 

@@ -172,6 +172,11 @@ class RunFolder:
         return self.path / "evaluation" / "scores.parquet"
 
     @property
+    def gallery(self) -> Path:
+        """A folder: pages of all images."""
+        return self.path / "gallery"
+
+    @property
     def report(self) -> Path:
         """The page."""
         return self.path / "report" / "index.html"

@@ -8,6 +8,8 @@ import pandas as pd
 import pytest
 
 from distillery.evaluation import figures, image_grid, plots, tables, verdict
+from distillery.evaluation.manifests import ModelSamples
+from distillery.files import hash_file
 
 ENDS = {"low": 0.5, "high": 1.0}
 
@@ -180,7 +182,7 @@ def test_a_card_of_small_images_shows_every_model(width, num_models):
     """Columns as report.css has them: 6rem at least, 10 px apart, in a frame of 28 px."""
     image = image_grid.Cell("a", "data:", "a.png", width, width, True, False, None, None, None)
     row = image_grid.Row("a", 0, "a", (image,) * num_models)
-    grid = image_grid.Grid((image_grid.Group("all", (row,)),), 1, 1, {})
+    grid = image_grid.Grid((image_grid.Group("all", (row,)),), 1, 1)
     needed = num_models * max(width, 96) + (num_models - 1) * 10 + 28
     assert needed <= grid.card_px < needed + 10
 
@@ -194,6 +196,33 @@ def test_large_images_are_scaled_down(tmp_path):
     assert (width, height) == (400, 200)
     assert uri.startswith("data:image/webp;base64,")
     assert len(uri) < 120_000
+
+
+def test_the_first_screen_has_the_models_that_matter(tmp_path):
+    from PIL import Image
+
+    def model(name, calls):
+        folder = tmp_path / name
+        folder.mkdir()
+        digests = []
+        for number in range(10):
+            Image.new("RGB", (640, 320), (number, 0, calls)).save(folder / f"{number}.png")
+            digests.append(hash_file(folder / f"{number}.png"))
+        table = pd.DataFrame({"file": [f"{number}.png" for number in range(10)], "sha256": digests})
+        columns = {"prompt": "a cat", "prompt_id": table["file"], "index": 0, "is_black": False}
+        return ModelSamples(name, folder, table.assign(**columns, network_calls=calls))
+
+    samples = {name: model(name, calls) for name, calls in (("teacher", 48), ("student", 2))}
+    lead = image_grid.make_lead(samples, ["teacher", "student", None, "teacher"], tmp_path)
+    assert [(row.model, row.network_calls) for row in lead.rows] == [
+        ("teacher", 48),
+        ("student", 2),
+    ]
+    assert len(lead.prompts) == image_grid.NUM_LEADING
+    for row in lead.rows:
+        assert [image.link for image in row.images][:2] == [f"{row.model}/{n}.png" for n in (0, 1)]
+        assert {image.width for image in row.images} == {200}, "scaled down: it is on each page"
+    assert image_grid.make_lead(samples, ["student", None], tmp_path) is None, "nothing beside it"
 
 
 def test_ticks_are_round_and_inside():

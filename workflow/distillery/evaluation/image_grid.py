@@ -28,6 +28,8 @@ LARGE_COLUMN_PX = 280
 """A card of larger images has so much for each model."""
 MAX_INLINE_BYTES = 48 * 1024
 """A file up to this size is inlined as it is."""
+NUM_LEADING, LEADING_PX = 6, 200
+"""Samples on the first screen, and the width down to which their images are scaled."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,23 @@ class Row:
 
 
 @dataclass(frozen=True)
+class LeadingRow:
+    """One model's images on the first screen."""
+
+    model: str
+    network_calls: int
+    images: tuple[Cell, ...]
+
+
+@dataclass(frozen=True)
+class Lead:
+    """The first screen: a row for each model, a column for each prompt."""
+
+    prompts: tuple[str, ...]
+    rows: tuple[LeadingRow, ...]
+
+
+@dataclass(frozen=True)
 class Group:
     """Rows that are shown for one reason."""
 
@@ -71,7 +90,6 @@ class Grid:
     groups: tuple[Group, ...]
     num_shown: int
     num_samples: int
-    folders: Mapping[str, str]
 
     @property
     def is_small(self) -> bool:
@@ -115,8 +133,34 @@ def make_grid(
         for title, numbers in chosen.items()
         if numbers
     )
-    folders = {name: link_to(model.folder, output_folder) for name, model in samples.items()}
-    return Grid(groups, sum(len(group.rows) for group in groups), len(table), folders)
+    return Grid(groups, sum(len(group.rows) for group in groups), len(table))
+
+
+def make_lead(
+    samples: Mapping[str, ModelSamples], models: Sequence[str | None], output_folder: Path
+) -> Lead | None:
+    """A few images of the models that matter; None without two of them.
+
+    Args:
+        samples: each model's samples; all of the same prompts.
+        models: names in the order of the rows; those without samples are left out.
+        output_folder: where the report will lie; links are relative to it.
+    """
+    names = [name for name in dict.fromkeys(models) if name is not None and name in samples]
+    if len(names) < 2:
+        return None
+    table = samples[names[0]].table
+    chosen = _spread(range(len(table)), NUM_LEADING)
+    inputs = GridInputs(samples, {}, output_folder, LEADING_PX)
+    rows = tuple(
+        LeadingRow(
+            name,
+            samples[name].network_calls,
+            tuple(inputs.image(samples[name], number) for number in chosen),
+        )
+        for name in names
+    )
+    return Lead(tuple(str(table["prompt"].iloc[number]) for number in chosen), rows)
 
 
 def choose_rows(
@@ -164,19 +208,20 @@ class GridInputs:
     samples: Mapping[str, ModelSamples]
     scores: Mapping[tuple[str, str, int], Mapping[str, Any]]
     output_folder: Path
+    width: int = THUMBNAIL_PX
 
     def row(self, number: int) -> Row:
         """One sample by every model."""
         first = next(iter(self.samples.values())).table.iloc[number]
-        images = tuple(self._image(model, number) for model in self.samples.values())
+        images = tuple(self.image(model, number) for model in self.samples.values())
         return Row(str(first["prompt_id"]), int(first["index"]), str(first["prompt"]), images)
 
-    def _image(self, model: ModelSamples, number: int) -> Cell:
+    def image(self, model: ModelSamples, number: int) -> Cell:
         """One image of one model."""
         row = model.table.iloc[number]
         scores = self.scores.get((model.model, str(row["prompt_id"]), int(row["index"])), {})
         path = model.image_path(number)
-        uri, width, height = inline(path, model.read_image(number))
+        uri, width, height = inline(path, model.read_image(number), self.width)
         is_small = width <= SMALL_PX
         scale = 2 if is_small else 1
         return Cell(
@@ -211,15 +256,15 @@ def _number(value: float | None) -> float | None:
     return None if value is None or pd.isna(value) else float(value)
 
 
-def inline(path: Path, image: Image.Image) -> tuple[str, int, int]:
+def inline(path: Path, image: Image.Image, most: int = THUMBNAIL_PX) -> tuple[str, int, int]:
     """An image as a data URI with its width and height in pixels.
 
-    Small files go in as they are; larger ones are scaled down and coded as WebP.
+    Small files go in as they are; larger ones are scaled down to a width and coded as WebP.
     """
-    if path.stat().st_size <= MAX_INLINE_BYTES and image.width <= THUMBNAIL_PX:
+    if path.stat().st_size <= MAX_INLINE_BYTES and image.width <= most:
         return data_uri(path.read_bytes(), "image/png"), image.width, image.height
-    height = max(1, round(image.height * THUMBNAIL_PX / image.width))
-    size = (THUMBNAIL_PX, height) if image.width > THUMBNAIL_PX else image.size
+    height = max(1, round(image.height * most / image.width))
+    size = (most, height) if image.width > most else image.size
     content = io.BytesIO()
     image.resize(size, Image.Resampling.LANCZOS).save(content, "WEBP", quality=85)
     return data_uri(content.getvalue(), "image/webp"), *size

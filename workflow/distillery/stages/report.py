@@ -20,7 +20,7 @@ from markupsafe import Markup
 from distillery import cli
 from distillery.config.run import Config
 from distillery.evaluation import figures, tables
-from distillery.evaluation.image_grid import Grid, make_grid
+from distillery.evaluation.image_grid import Grid, Lead, make_grid, make_lead
 from distillery.evaluation.manifests import ModelSamples, check_pairs, read_samples
 from distillery.evaluation.plots import significant
 from distillery.evaluation.timeline import (
@@ -121,14 +121,18 @@ def write_report(job: Config, run_folder: RunFolder, output: Path, metrics: Path
             "versions": versions(),
         },
     }
-    grid = None
+    grid = lead = None
+    roles = findings.roles
     if findings.samples:
-        grid = make_grid(findings.samples, findings.scores, findings.roles.student, output.parent)
+        grid = make_grid(findings.samples, findings.scores, roles.student, output.parent)
+    if roles.student is not None:
+        leading = (roles.reference, roles.student, roles.untrained or roles.rival)
+        lead = make_lead(findings.samples, leading, output.parent)
     code = loading_code(run_folder, findings.samples.get(findings.roles.student or ""))
     previews = gather_previews(
         run_folder, findings.trained_recipe, findings.roles.reference, output.parent
     )
-    write_text(output, render(findings, facts, timings, grid, previews, code))
+    write_text(output, render(findings, facts, timings, grid, lead, previews, code))
     write_json(metrics, facts)
 
 
@@ -289,6 +293,7 @@ def render(
     facts: JsonObject,
     timings: Timings,
     grid: Grid | None,
+    lead: Lead | None,
     previews: PreviewSheet | None,
     code: str | None,
 ) -> str:
@@ -331,6 +336,7 @@ def render(
         timings=timings,
         timeline=figures.timeline(timings.workers, timings.clock, timings.stages),
         grid=grid,
+        lead=lead,
         code=code,
     )
 

@@ -1,0 +1,99 @@
+// Filter, sort and enlarge. The page is whole without it: this draws the same samples anew.
+const at = (id) => document.getElementById(id);
+const { models, scored, rows, perPage } = GALLERY;
+const url = (row, model) => `${models[model].folder}/${row[3][model][0].split("/").map(encodeURIComponent).join("/")}`;
+const titles = Object.fromEntries([...(at("score")?.options ?? [])].map((it) => [it.value, it.text]));
+let shown = rows;
+let opened = 0;
+
+function element(name, properties = {}, ...children) {
+  const made = Object.assign(document.createElement(name), properties);
+  made.append(...children);
+  return made;
+}
+
+function figure(row, place, model) {
+  const image = element("img", { loading: "lazy", src: url(row, model), alt: `${models[model].name}: ${row[2]}` });
+  const link = element("a", { href: url(row, model) }, image);
+  link.dataset.place = place;
+  link.dataset.model = model;
+  const scores = scored
+    .map((name, number) => [titles[name], row[3][model][number + 1]])
+    .filter(([, value]) => value !== null)
+    .map(([title, value]) => element("span", { textContent: `${title} ${Number(value.toPrecision(4))} ` }));
+  return element("figure", {}, link, element("figcaption", {}, element("b", { textContent: `${models[model].name} ` }), ...scores));
+}
+
+function article(row, place) {
+  const head = element("h2", { textContent: `${row[2]} ` }, element("small", { textContent: `${row[0]}/${row[1]}` }));
+  const strip = element("div", { className: "strip" }, ...models.map((_, model) => figure(row, place, model)));
+  return element("article", {}, head, strip);
+}
+
+function draw(page = 0) {
+  const first = page * perPage;
+  at("samples").replaceChildren(...shown.slice(first, first + perPage).map((row, number) => article(row, first + number)));
+  const pages = Math.ceil(shown.length / perPage);
+  const buttons = Array.from({ length: pages }, (_, number) => {
+    const button = element("button", { type: "button", textContent: number + 1, onclick: () => (draw(number), scrollTo(0, 0)) });
+    if (number === page) button.setAttribute("aria-current", "page");
+    return element("li", {}, button);
+  });
+  at("pages").replaceChildren(element("ul", {}, ...(pages > 1 ? buttons : [])));
+  at("about").textContent = `${shown.length.toLocaleString("en")} of ${rows.length.toLocaleString("en")} samples, each from the same noise. An image opens larger.`;
+}
+
+function choose() {
+  const words = at("words").value.toLowerCase().split(/\s+/).filter(Boolean);
+  shown = rows.filter((row) => words.every((word) => `${row[2]} ${row[0]}`.toLowerCase().includes(word)));
+  const place = scored.indexOf(at("score")?.value) + 1;
+  if (place > 0) {
+    const model = Number(at("model").value);
+    const sign = at("descending").checked ? -1 : 1;
+    const value = (row) => row[3][model][place];
+    // What has no score comes last, whichever the order.
+    shown.sort((a, b) => (value(a) === null) - (value(b) === null) || sign * (value(a) - value(b)));
+  }
+  draw();
+}
+
+function open(place) {
+  opened = Math.min(Math.max(place, 0), shown.length - 1);
+  const row = shown[opened];
+  const [left, right] = [Number(at("left").value), Number(at("right").value)];
+  at("over").src = url(row, left);
+  at("under").src = url(row, right);
+  at("over").alt = `left, ${models[left].name}: ${row[2]}`;
+  at("under").alt = `right, ${models[right].name}: ${row[2]}`;
+  at("caption").textContent = `${row[2]} (${row[0]}/${row[1]}, ${opened + 1} of ${shown.length})`;
+  at("previous").disabled = opened === 0;
+  at("next").disabled = opened === shown.length - 1;
+  if (!at("viewer").open) at("viewer").showModal();
+}
+
+at("samples").addEventListener("click", (event) => {
+  const link = event.target.closest("a");
+  if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
+  event.preventDefault();
+  const model = Number(link.dataset.model);
+  at("right").value = model;
+  if (Number(at("left").value) === model) at("left").value = model === 0 ? Math.min(1, models.length - 1) : 0;
+  open(Number(link.dataset.place));
+});
+for (const id of ["left", "right"]) at(id).addEventListener("change", () => open(opened));
+at("slide").addEventListener("input", () => at("stage").style.setProperty("--left", `${at("slide").value}%`));
+at("difference").addEventListener("change", () => at("viewer").classList.toggle("difference", at("difference").checked));
+at("previous").addEventListener("click", () => open(opened - 1));
+at("next").addEventListener("click", () => open(opened + 1));
+at("close").addEventListener("click", () => at("viewer").close());
+at("viewer").addEventListener("keydown", (event) => {
+  if (event.target.matches("select, #slide")) return;
+  if (event.key === "ArrowLeft") open(opened - 1);
+  if (event.key === "ArrowRight") open(opened + 1);
+  if (event.key === "d") at("difference").click();
+});
+at("tools").hidden = false;
+at("tools").addEventListener("input", choose);
+at("tools").addEventListener("submit", (event) => event.preventDefault());
+const page = [...document.querySelectorAll("#pages li a")].findIndex((link) => link.hasAttribute("aria-current"));
+draw(Math.max(page, 0));
