@@ -7,10 +7,12 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
+from distillery.config.training import Training
 from distillery.evaluation import figures, image_grid, plots, tables, verdict
 from distillery.evaluation.manifests import ModelSamples
 from distillery.files import hash_file
 
+PLAIN = Training(num_samples=64, global_batch_size=8)
 ENDS = {"low": 0.5, "high": 1.0}
 
 
@@ -139,7 +141,8 @@ def test_the_loss_over_all_stands_out_among_its_segments(monkeypatch):
                 "loss_segment_0": numbers,
                 "loss_segment_1": numbers,
             }
-        )
+        ),
+        PLAIN,
     )
     shown = [[(line.name, line.is_main) for line in lines] for lines in drawn]
     segments = [("segment 0", False), ("segment 1", False)]
@@ -152,12 +155,71 @@ def test_what_learns_beside_the_student_has_a_plot_of_its_own_phase(monkeypatch)
         figures, "line_plot", lambda lines, x, y, label, **_: drawn.update({label: lines})
     )
     columns = {"samples_seen": [8, 16, 24], "loss": [0.3, 0.2, 0.1]}
-    titles = [plot.title for plot in figures.loss_plots(pd.DataFrame(columns))]
+    titles = [plot.title for plot in figures.loss_plots(pd.DataFrame(columns), PLAIN)]
     assert titles == ["Loss"]
     with_heads = pd.DataFrame(columns | {"loss_heads": [float("nan"), 1.4, 1.2]})
-    assert [plot.title for plot in figures.loss_plots(with_heads)] == ["Loss", "Loss of the heads"]
+    assert [plot.title for plot in figures.loss_plots(with_heads, PLAIN)] == [
+        "Loss",
+        "Loss of the heads",
+    ]
     (line,) = drawn["Loss of the heads"]
     assert list(line.points) == [(16, 1.4), (24, 1.2)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts", "restarts"),
+    [
+        ({}, "", []),
+        (
+            {"rounds": {"count": 2, "samples": 16}, "adversarial": {"samples": 8}},
+            "24 from the teacher's stored trajectories, then 2 rounds of 16, half of them from "
+            "states that the student visited before the round, then an adversarial finish of 8",
+            [(24, "round 1"), (40, "round 2"), (56, "finish")],
+        ),
+        (
+            {"targets": "online", "finish_samples": 16, "rollout_samples": 8},
+            "40 from the teacher's stored trajectories, then 16 with online targets, then 8 whole "
+            "rollouts",
+            [(40, "finish")],
+        ),
+        (
+            {"targets": "online", "distribution_matching": {}},
+            "64 with online targets and distribution matching",
+            [],
+        ),
+        (
+            {"rounds": {"count": 1, "samples": 16}, "schedule": "constant"},
+            "48 from the teacher's stored trajectories, then 1 round of 16, half of them from "
+            "states that the student visited before the round",
+            [],
+        ),
+    ],
+)
+def test_the_parts_of_a_training_are_told(changes, parts, restarts):
+    training = Training.model_validate(PLAIN.model_dump(exclude_unset=True) | changes)
+    assert figures.training_parts(training) == parts
+    assert figures.restarts(training) == restarts
+
+
+def test_the_learning_rate_alone_is_marked_where_it_begins_anew():
+    training = Training.model_validate(
+        PLAIN.model_dump(exclude_unset=True) | {"rounds": {"count": 1, "samples": 32}}
+    )
+    columns = {"samples_seen": [8, 32, 64], "loss": [0.3, 0.2, 0.1], "learning_rate": [3, 1, 3]}
+    columns["grad_norm"] = columns["loss"]
+    made = figures.loss_plots(pd.DataFrame(columns), training)
+    drawings = {plot.title: str(plot.drawing) for plot in made}
+    marks = {title: re.findall(r'<line([^>]*)class="mark"', it) for title, it in drawings.items()}
+    counts = {title: len(found) for title, found in marks.items()}
+    assert counts == {"Loss": 0, "Gradient norm": 0, "Learning rate": 1}
+    assert "<title>round 1</title>" in drawings["Learning rate"]
+    middle = 64 + (500 - 64) * (32 - 8) / (64 - 8)
+    assert f'x1="{middle:.2f}"' in marks["Learning rate"][0]
+
+
+def test_numbers_are_listed_in_words():
+    found = [figures.listed(numbers) for numbers in ([8], [8, 16], [8, 16, 2400])]
+    assert found == ["8", "8 and 16", "8, 16 and 2,400"]
 
 
 def test_grid_shows_the_worst_and_nothing_twice():

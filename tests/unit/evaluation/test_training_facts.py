@@ -34,7 +34,7 @@ def test_speed_is_of_all_ranks_without_drawing():
         work("training", 64, 0, 4, drawing_s=2.0),
         work("training-rank-1", 64, 0, 3, drawing_s=2.0),
     ]
-    facts = gather_training(events, "ours")
+    facts = gather_training(events, ["ours"])
     assert facts.speed == [(64, 32.0)]
 
 
@@ -44,7 +44,7 @@ def test_an_interval_that_was_trained_again_counts_once_as_the_last_time():
         work("training", 64, 10, 14),
         work("training", 128, 14, 16),
     ]
-    assert gather_training(events, "ours").speed == [(64, 8.0), (128, 16.0)]
+    assert gather_training(events, ["ours"]).speed == [(64, 8.0), (128, 16.0)]
 
 
 def test_each_rank_has_its_peak_memory_and_its_waiting():
@@ -54,7 +54,7 @@ def test_each_rank_has_its_peak_memory_and_its_waiting():
         work("training-rank-2", 64, 0, 4, memory=2 * GIB),
         work("training", 128, 4, 8, memory=3 * GIB),
     ]
-    processes = gather_training(events, "ours").processes
+    processes = gather_training(events, ["ours"]).processes
     assert [process.job for process in processes] == [
         "training",
         "training-rank-2",
@@ -69,7 +69,7 @@ def test_saves_are_a_share_of_the_trainings_time():
         event("save", "training", at, at + 1, stall_s=stall) for at, stall in ((4, 0.1), (8, 0.3))
     ]
     facts = gather_training(
-        [work("training", 64, 0, 4), work("training", 128, 4, 8), *saves], "ours"
+        [work("training", 64, 0, 4), work("training", 128, 4, 8), *saves], ["ours"]
     )
     assert (facts.saves.number, facts.saves.longest_stall_s) == (2, 0.3)
     assert facts.saves.share == pytest.approx(0.4 / 8)
@@ -77,13 +77,29 @@ def test_saves_are_a_share_of_the_trainings_time():
 
 def test_alarms_of_this_training_are_told_once():
     events = [work("training", 64, 0, 4), alarm(64), alarm(64), alarm(64, recipe="theirs")]
-    (found,) = gather_training(events, "ours").alarms
+    (found,) = gather_training(events, ["ours"]).alarms
     assert found.title == "loss growth, segment 1"
 
 
+def test_what_earlier_trainings_did_belongs_to_the_one_that_took_them_up():
+    events = [
+        work("training", 32, 0, 1, recipe="first"),
+        work("training", 64, 1, 2, recipe="first"),
+        work("training", 96, 2, 4, recipe="second"),
+        alarm(64, recipe="first"),
+        work("training", 128, 4, 6),
+    ]
+    facts = gather_training(events, ["ours", "second", "first"])
+    assert [seen for seen, _ in facts.speed] == [32, 64, 96, 128]
+    assert facts.taken_up == [64, 96]
+    assert len(facts.alarms) == 1
+    again = [work("training", seen, 10, 11) for seen in (32, 64, 96)]
+    assert gather_training([*events, *again], ["ours", "second", "first"]).taken_up == []
+
+
 def test_another_training_or_none_has_nothing_to_tell():
-    assert gather_training([work("training", 64, 0, 4, recipe="theirs")], "ours") is None
-    assert gather_training([work("training", 64, 0, 4)], None) is None
+    assert gather_training([work("training", 64, 0, 4, recipe="theirs")], ["ours"]) is None
+    assert gather_training([work("training", 64, 0, 4)], []) is None
 
 
 def write_preview(path, training, prompt=""):
@@ -101,7 +117,7 @@ def test_images_of_an_earlier_text_are_not_shown_under_the_new_one(tmp_path):
     for name, prompt in (("a", "one"), ("b", "two")):
         path = tmp_path / f"student/previews/samples-000000000000/{name}.png"
         write_preview(path, "ours", prompt)
-    sheet = gather_previews(RunFolder(tmp_path), "ours", None, tmp_path / "report")
+    sheet = gather_previews(RunFolder(tmp_path), ["ours"], None, tmp_path / "report")
     assert [prompt for prompt, *_ in sheet.rows] == ["one"]
 
 
@@ -115,9 +131,13 @@ def test_whole_moments_of_this_training_are_shown_with_the_teachers_image(tmp_pa
             prompt = {"a": "one", "b": "two"}[name]
             write_preview(previews / f"samples-{seen:012d}/{name}.png", training, prompt)
     write_preview(tmp_path / "samples/teacher/a/0.png", "")
-    sheet = gather_previews(RunFolder(tmp_path), "ours", "teacher", tmp_path / "report")
+    sheet = gather_previews(RunFolder(tmp_path), ["ours"], "teacher", tmp_path / "report")
     assert sheet.moments == [0]
     assert [prompt for prompt, *_ in sheet.rows] == ["one", "two"]
     assert [last is not None for *_, last in sheet.rows] == [True, False]
     assert sheet.rows[0][1][0].link == "../student/previews/samples-000000000000/a.png"
-    assert gather_previews(RunFolder(tmp_path), "nobody's", "teacher", tmp_path / "report") is None
+    both = gather_previews(RunFolder(tmp_path), ["ours", "theirs"], None, tmp_path / "report")
+    assert both.moments == [0, 16]
+    assert (
+        gather_previews(RunFolder(tmp_path), ["nobody's"], "teacher", tmp_path / "report") is None
+    )

@@ -4,7 +4,7 @@ import html
 import json
 import re
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -12,11 +12,13 @@ import pandas as pd
 import pytest
 
 from distillery.evaluation import verdict
-from distillery.files import read_sealed, write_json, write_sealed
+from distillery.files import hash_json, read_sealed, write_json, write_sealed
 from distillery.run_folder import RunFolder
+from distillery.schedule import Schedule
 from distillery.stages import report
+from distillery.store.recipes import TrainingRecipe
 from distillery.student.info import StudentInfo
-from events import job_events, run_events, training_twice
+from events import event, job_events, run_events, training_twice
 from judging import PROMPTS, Run, make_judge
 from quality import make_config
 
@@ -46,9 +48,9 @@ def folder(tmp_path_factory):
 
 def write_telemetry(folder, events):
     (folder / "telemetry").mkdir(exist_ok=True)
-    for event in events:
-        with (folder / "telemetry" / f"{event.job}.jsonl").open("a") as file:
-            file.write(json.dumps(vars(event)) + "\n")
+    for told in events:
+        with (folder / "telemetry" / f"{told.job}.jsonl").open("a") as file:
+            file.write(json.dumps(vars(told)) + "\n")
 
 
 def write_call(folder, arguments, image="frames[0][0]"):
@@ -418,6 +420,55 @@ def test_a_finishing_phase_is_told_apart(folder, tmp_path):
     table.drop(columns="loss_rollout").to_parquet(path, index=False)
     _, metrics = write(make_config(), copy)
     assert metrics["training"]["rollout"] is None
+
+
+def test_rounds_are_told_with_what_they_learned_from(folder, tmp_path):
+    copy = tmp_path / "results"
+    shutil.copytree(folder, copy)
+    rounds = {"count": 2, "samples": 256}
+    config = make_config(
+        training={"num_samples": 1024, "global_batch_size": 32, "rounds": rounds},
+        targets={"steps": 24, "guidance_scale": 4.0, "num_shards": 2},
+    )
+    for number in "12":
+        for name in ("states/shard-0-of-2", "states/shard-1-of-2", "manifest"):
+            recipe = {"kind": name[:6], "number": number}
+            manifest = {"recipe": recipe, "recipe_hash": hash_json(recipe), "num_samples": 32}
+            path = copy / "rounds" / number / f"{name}.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_sealed(path, manifest | {"chunks": [{}]})
+    write_trained(copy, config)
+    page, metrics = write(config, copy)
+    words = " ".join(" ".join(Page(page).words).split())
+    assert "in batches of 32: 512 from the teacher's stored trajectories, then 2 rounds of" in words
+    assert "begins anew after 512 and 768 samples, at the dashed lines of its chart." in words
+    assert "It resumed after 512 samples from the checkpoint of an earlier training." in words
+    assert [seen for seen, _ in metrics["training"]["telemetry"]["speed"]] == [512, 1024]
+    for number in "12":
+        recipes = [
+            metrics["provenance"]["recipes"][f"round {number}, {it}"]
+            for it in ("states", "targets")
+        ]
+        assert [recipe["recipe"]["number"] for recipe in recipes] == [number] * 2
+        assert [(it["num_samples"], it["num_chunks"]) for it in recipes] == [(64, 2), (32, 1)]
+        assert all(recipe["recipe_hash"] in page for recipe in recipes)
+
+
+def write_trained(folder, config):
+    """A trained student, and what the telemetry says of its training and of one before it."""
+    schedule = Schedule(*[(1.0, 0.0)] * len(fields(Schedule)))
+    recipe = TrainingRecipe(
+        kind="training", version=1, seed=0, steps=1, schedule=schedule, latent_shape=(1,),
+        guidance_scale=1.0, initial="a", targets="b", rounds=("c", "d"),
+        training=config.training.of_recipe,
+    )  # fmt: skip
+    about = {"recipe": recipe.to_json(), "recipe_hash": recipe.hash}
+    (folder / "student/trained").mkdir()
+    write_sealed(folder / "student/trained/distillery.json", about)
+    *_, first = recipe.earlier_parts(config.training)
+    for seen, hash_ in ((512, first.hash), (1024, recipe.hash)):
+        facts = {"samples_seen": seen, "recipe": hash_, "peak_memory_bytes": 1}
+        write_telemetry(folder, [event("work", "training", seen, seen + 1, 512, **facts)])
 
 
 def test_diverged_training_is_drawn_and_told(folder, tmp_path):

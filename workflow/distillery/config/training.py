@@ -1,6 +1,6 @@
 """The training: what is learned, how fast, and what a machine does at once."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -22,6 +22,7 @@ from distillery.config.section import (
     Section,
     Small,
     check_multiple,
+    without_result,
 )
 
 Objective = Literal["segment", "direct", "reflow", "prediction"]
@@ -285,6 +286,26 @@ class Training(Section):
         rounds = self.rounds.model_copy(update={"count": count}) if self.rounds and count else None
         end = self.rounds_begin + (count * self.rounds.samples if self.rounds else 0)
         return self.model_copy(update=changes | {"rounds": rounds, "num_samples": end})
+
+    @property
+    def earlier_parts(self) -> "list[Training]":
+        """The trainings that do a first part of one with rounds or a finish, the longest first.
+
+        They have the same samples in the same order at the same learning rates.
+        """
+        has_finish = self.finish_samples_in_all > 0
+        counts = range(len(self.round_numbers) + has_finish)
+        parts = [self.up_to_round(count) for count in reversed(counts)]
+        return [part for part in parts if 0 < part.num_samples < self.num_samples]
+
+    @property
+    def of_recipe(self) -> dict[str, Any]:
+        """The settings that change a result, without those of what is not used."""
+        settings = self.model_dump(mode="json", exclude=set(without_result(type(self))))
+        # As in recipes from before there was a choice.
+        unused = [name for name in OPTIONAL if settings[name] is None]
+        unused += OF_ONLINE if self.targets == "stored" else ()
+        return {name: value for name, value in settings.items() if name not in unused}
 
     @property
     def reads_trajectories(self) -> bool:

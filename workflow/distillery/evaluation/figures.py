@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 from markupsafe import Markup
 
+from distillery.config.training import Training
 from distillery.evaluation.manifests import ModelSamples
 from distillery.evaluation.metrics import ConfidenceInterval
 from distillery.evaluation.plots import Line, Point, interval_plot, line_plot
@@ -66,6 +67,42 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun if number == 1 else noun + 's'}"
 
 
+def listed(numbers: Sequence[int]) -> str:
+    """Numbers in words: 8; 8 and 16; 8, 16 and 24."""
+    *others, last = (f"{number:,}" for number in numbers)
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def training_parts(training: Training) -> str:
+    """What the samples of a training are, in their order; empty if all are stored segments."""
+    parts = []
+    if training.rounds:
+        count = counted(training.rounds.count, "round")
+        parts.append(
+            f"{count} of {training.rounds.samples:,}, half of them from states that the student "
+            "visited before the round"
+        )
+    if training.adversarial:
+        parts.append(f"an adversarial finish of {training.adversarial.samples:,}")
+    if training.online_samples:
+        matched = " and distribution matching" if training.distribution_matching else ""
+        parts.append(f"{training.online_samples:,} with online targets{matched}")
+    if training.rollout_samples:
+        parts.append(f"{training.rollout_samples:,} whole rollouts")
+    if parts and training.rounds_begin:
+        parts.insert(0, f"{training.rounds_begin:,} from the teacher's stored trajectories")
+    return ", then ".join(parts)
+
+
+def restarts(training: Training) -> list[tuple[int, str]]:
+    """After how many samples the learning rate begins anew, and what begins there."""
+    if training.schedule == "constant":
+        return []
+    names = [*(f"round {number}" for number in training.round_numbers), "finish"]
+    begins = zip(training.restarts, names, strict=False)
+    return [(begin, name) for begin, name in begins if begin > 0]
+
+
 def summary(checks: list[Check]) -> str | None:
     """One sentence about the thresholds, None if there was nothing to check."""
     return summarise_checks(checks) if checks else None
@@ -123,8 +160,13 @@ class Plot:
     drawing: Markup
 
 
-def loss_plots(loss: pd.DataFrame | None) -> list[Plot]:
-    """Loss with its segments, gradient norm and learning rate; empty without training."""
+def loss_plots(loss: pd.DataFrame | None, training: Training) -> list[Plot]:
+    """Loss with its segments, gradient norm and learning rate; empty without training.
+
+    Args:
+        loss: the training's log.
+        training: its settings.
+    """
     if loss is None or loss.empty:
         return []
     segments = sorted(
@@ -147,7 +189,10 @@ def loss_plots(loss: pd.DataFrame | None) -> list[Plot]:
         if name in loss.columns:
             line = _line(loss, name, "", "c0")
             is_measured = name != "learning_rate"
-            drawing = line_plot([line], axis, title.lower(), title, can_be_log=is_measured)
+            marks = [] if is_measured else restarts(training)
+            drawing = line_plot(
+                [line], axis, title.lower(), title, can_be_log=is_measured, marks=marks
+            )
             plots.append(Plot(title, drawing))
     return plots + _companion_plots(loss, axis)
 

@@ -159,11 +159,13 @@ def line_plot(
     label: str,
     width: int = 520,
     can_be_log: bool = True,
+    marks: Sequence[tuple[float, str]] = (),
 ) -> Markup:
     """Series over a common axis, named at their right end; logarithmic where that tells more.
 
     `can_be_log` is false for what may fall to zero by design, as a learning rate does. Points that
-    are not finite are left out. Returns an empty string if none is left.
+    are not finite are left out. `marks` are dashed vertical lines: where, and what begins there.
+    Returns an empty string if no point is left.
     """
     kept = [_finite(line) for line in lines]
     kept = [line for line in kept if line.points]
@@ -181,7 +183,7 @@ def line_plot(
         x_label,
         y_label + (" (log)" if is_log else ""),
     )
-    parts = frame.draw()
+    parts = frame.draw() + [_draw_mark(frame, *mark) for mark in marks]
     for line in kept:
         path = " ".join(f"{frame.x.at(x):.1f},{frame.y.at(y):.1f}" for x, y in line.points)
         style = f"line {line.colour}" + ("" if line.is_main else " thin")
@@ -191,6 +193,13 @@ def line_plot(
         style = f"name {line.colour}" + (" bold" if line.is_main else "")
         parts.append(tag("text", line.name, x=right + 8, y=y + 4, class_=style))
     return svg(width, height, label, *parts)
+
+
+def _draw_mark(frame: Frame, at: float, title: str) -> Markup:
+    """A vertical line over the whole height."""
+    x = frame.x.at(at)
+    ends = {"y1": frame.y.begin_px, "y2": frame.y.end_px}
+    return tag("line", tag("title", title), x1=x, x2=x, class_="mark", **ends)
 
 
 def _finite(line: Line) -> Line:

@@ -41,7 +41,7 @@ def timeline_plot(
     for at_s, length_s in clock.pauses:
         x = scale.at(at_s)
         hint = tag("title", f"no job for {duration(length_s)}")
-        parts.append(tag("line", hint, x1=x, x2=x, y1=TOP_PX, y2=bottom, class_="pause"))
+        parts.append(tag("line", hint, x1=x, x2=x, y1=TOP_PX, y2=bottom, class_="mark"))
     y = TOP_PX + GAP_PX / 2
     for worker in shown:
         parts += _draw_worker(worker, y, clock, scale, colours)

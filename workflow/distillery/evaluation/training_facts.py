@@ -73,26 +73,30 @@ class TrainingFacts:
         processes: by rank.
         saves: None where no checkpoint was reported.
         alarms: in the order they rang.
+        taken_up: samples after which earlier trainings ended whose checkpoints it took up.
     """
 
     speed: Sequence[tuple[float, float]]
     processes: Sequence[Process]
     saves: Saves | None
     alarms: Sequence[RaisedAlarm]
+    taken_up: Sequence[int] = ()
 
     def as_json(self) -> dict[str, Any]:
         """As metrics.json holds it."""
         return asdict(self)
 
 
-def gather_training(events: Sequence[Event], recipe_hash: str | None) -> TrainingFacts | None:
-    """The facts of the training of this recipe; None where the telemetry has none.
+def gather_training(events: Sequence[Event], recipes: Sequence[str]) -> TrainingFacts | None:
+    """The facts of a training; None where the telemetry has none.
 
     An interval that was trained again after an interruption counts once, as it was the last time.
+
+    Args:
+        events: of the run, in their order.
+        recipes: the hash of its recipe, and those of trainings that do a first part of it.
     """
-    training_events = [
-        event for event in events if event.facts.get("recipe") == recipe_hash is not None
-    ]
+    training_events = [event for event in events if event.facts.get("recipe") in recipes]
     work = {
         (event.job, event.facts["samples_seen"]): event
         for event in training_events
@@ -112,7 +116,18 @@ def gather_training(events: Sequence[Event], recipe_hash: str | None) -> Trainin
         processes=_processes(list(work.values())),
         saves=_saves(stalls, total_s),
         alarms=list(rung),
+        taken_up=_taken_up(list(work.values()), recipes[1:]),
     )
+
+
+def _taken_up(work: Sequence[Event], earlier: Sequence[str]) -> list[int]:
+    """Where each of the earlier trainings ended that did a part of the work."""
+    ends: dict[str, int] = {}
+    for event in work:
+        recipe, seen = event.facts["recipe"], int(event.facts["samples_seen"])
+        if recipe in earlier:
+            ends[recipe] = max(seen, ends.get(recipe, 0))
+    return sorted(ends.values())
 
 
 def _alarm_of(event: Event) -> RaisedAlarm:
@@ -190,25 +205,32 @@ class PreviewSheet:
 
 
 def gather_previews(
-    run_folder: RunFolder, recipe_hash: str | None, teacher: str | None, output_folder: Path
+    run_folder: RunFolder, recipes: Sequence[str], teacher: str | None, output_folder: Path
 ) -> PreviewSheet | None:
     """The previews of this training, thinned out; None without any.
 
     Args:
-        recipe_hash: of the training.
+        recipes: as for `gather_training`.
         teacher: the model whose samples have the same noise and many steps, for the last column.
         output_folder: where the report will lie; links are relative to it.
     """
     root, table = run_folder.previews, run_folder.prompts("eval")
-    if recipe_hash is None or not table.is_file():
+    if not table.is_file():
         return None
     texts = read_table(table).set_index("prompt_id")["prompt"].head(MAX_PROMPTS)
     prompts = {
         str(name): str(text)
         for name, text in texts.items()
-        if any(is_preview(path, recipe_hash, text) for path in root.glob(f"samples-*/{name}.png"))
+        if any(
+            is_preview(path, recipe, text)
+            for path in root.glob(f"samples-*/{name}.png")
+            for recipe in recipes
+        )
     }
-    moments = thin_out(find_moments(root, prompts, recipe_hash), MAX_MOMENTS) if prompts else []
+    if not prompts:
+        return None
+    found = {moment for recipe in recipes for moment in find_moments(root, prompts, recipe)}
+    moments = thin_out(sorted(found), MAX_MOMENTS)
     if not moments:
         return None
     rows = []

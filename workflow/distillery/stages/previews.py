@@ -29,7 +29,6 @@ from distillery.training.previews import PreviewPipeline, Previews
 from distillery.training.run import (
     Inputs,
     PreviewPaths,
-    earlier_parts,
     open_dataset,
     training_recipe,
 )
@@ -58,10 +57,10 @@ def draw_kept(
     """
     dataset = open_dataset(job, inputs)
     initial = hash_model(inputs.student)
-    recipe_hash = training_recipe(job, dataset, initial).hash
+    recipe = training_recipe(job, dataset, initial)
+    recipe_hash = recipe.hash
     # A training with rounds or a finish takes up checkpoints of those that do its first part.
-    parts = [training_recipe(part, dataset, initial).hash for part in earlier_parts(job)]
-    hashes = [recipe_hash, *parts]
+    hashes = [recipe_hash, *(part.hash for part in recipe.earlier_parts(job.training))]
     own = next((it for it in hashes if is_kept(inputs.checkpoints, it, samples_seen)), recipe_hash)
     weights = read_student(chunk_folder(inputs.checkpoints, own), samples_seen, own)
     denoiser = load_trainable(inputs.student, torch_dtype(job.training.dtype))

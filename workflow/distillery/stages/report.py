@@ -55,6 +55,7 @@ from distillery.files import JsonObject, read_json, read_sealed, write_json, wri
 from distillery.hardware import describe_hardware, versions
 from distillery.model_folder import METADATA, read_metadata
 from distillery.run_folder import RunFolder
+from distillery.store.recipes import TrainingRecipe
 from distillery.store.tables import read_table
 from distillery.student.info import StudentInfo, describe_student, read_student_info
 from distillery.telemetry import read_events
@@ -77,7 +78,8 @@ class Findings:
     samples: Mapping[str, ModelSamples]
     loss: pd.DataFrame | None
     training: TrainingFacts | None
-    trained_recipe: str | None
+    trained_recipes: Sequence[str]
+    """The hash of the training's, and those of trainings that do a first part of it."""
     attempts: Sequence[Attempt]
     manifests: Mapping[str, Mapping[str, Any]]
     plan: Mapping[str, Any] | None
@@ -130,7 +132,7 @@ def write_report(job: Config, run_folder: RunFolder, output: Path, metrics: Path
         lead = make_lead(findings.samples, leading, output.parent)
     code = loading_code(run_folder, findings.samples.get(findings.roles.student or ""))
     previews = gather_previews(
-        run_folder, findings.trained_recipe, findings.roles.reference, output.parent
+        run_folder, findings.trained_recipes, findings.roles.reference, output.parent
     )
     write_text(output, render(findings, facts, timings, grid, lead, previews, code))
     write_json(metrics, facts)
@@ -138,15 +140,8 @@ def write_report(job: Config, run_folder: RunFolder, output: Path, metrics: Path
 
 def gather(config: Config, run_folder: RunFolder) -> Findings:
     """Read all there is of a run."""
-    manifests = {
-        "targets": run_folder.targets,
-        "embeddings, train": run_folder.embeddings("train"),
-        "embeddings, eval": run_folder.embeddings("eval"),
-    }
     events = read_events(run_folder.telemetry)
-    trained = run_folder.student("trained")
-    is_trained = (trained / METADATA).is_file()
-    trained_recipe = read_metadata(trained)["recipe_hash"] if is_trained else None
+    trained_recipes = _read_trained_recipes(config, run_folder)
     quality = _read_optional(read_sealed, run_folder.quality)
     return Findings(
         config=config,
@@ -155,10 +150,10 @@ def gather(config: Config, run_folder: RunFolder) -> Findings:
         scores=_read_optional(read_table, run_folder.scores),
         samples=_read_all_samples(config, run_folder),
         loss=_read_optional(read_table, run_folder.loss),
-        training=gather_training(events, trained_recipe),
-        trained_recipe=trained_recipe,
+        training=gather_training(events, trained_recipes),
+        trained_recipes=trained_recipes,
         attempts=find_attempts(event for event in events if event.stage != OWN_STAGE),
-        manifests={name: read_sealed(path) for name, path in manifests.items() if path.is_file()},
+        manifests=_read_manifests(config, run_folder),
         plan=_read_optional(read_json, run_folder.plan),
         student_info=read_student_info(run_folder.student("initial")),
     )
@@ -167,6 +162,41 @@ def gather(config: Config, run_folder: RunFolder) -> Findings:
 def _read_optional(read: Callable[[Path], Content], path: Path) -> Content | None:
     """What a file holds, or None where there is none."""
     return read(path) if path.is_file() else None
+
+
+def _read_trained_recipes(config: Config, run_folder: RunFolder) -> list[str]:
+    """See `Findings`; empty without a trained student."""
+    trained = run_folder.student("trained")
+    if not (trained / METADATA).is_file():
+        return []
+    recipe = TrainingRecipe.from_json(read_metadata(trained)["recipe"])
+    return [each.hash for each in (recipe, *recipe.earlier_parts(config.training))]
+
+
+def _read_manifests(config: Config, run_folder: RunFolder) -> dict[str, JsonObject]:
+    """The manifests that there are, by what they list."""
+    shards = {
+        "targets": [run_folder.targets],
+        "embeddings, train": [run_folder.embeddings("train")],
+        "embeddings, eval": [run_folder.embeddings("eval")],
+    }
+    num_shards = config.targets.num_shards
+    for number in map(str, config.training.round_numbers):
+        parts = (f"{part}-of-{num_shards}" for part in range(num_shards))
+        # Nothing merges the states, which round_targets reads by shards.
+        shards[f"round {number}, states"] = [run_folder.states_shard(number, it) for it in parts]
+        shards[f"round {number}, targets"] = [run_folder.visited(number)]
+    return {
+        name: _joined([read_sealed(path) for path in paths])
+        for name, paths in shards.items()
+        if all(path.is_file() for path in paths)
+    }
+
+
+def _joined(shards: Sequence[JsonObject]) -> JsonObject:
+    """The manifest of all shards."""
+    chunks = [chunk for shard in shards for chunk in shard["chunks"]]
+    return {**shards[0], "num_samples": sum(it["num_samples"] for it in shards), "chunks": chunks}
 
 
 def _read_all_samples(config: Config, run_folder: RunFolder) -> dict[str, ModelSamples]:
@@ -310,6 +340,7 @@ def render(
         "counted": figures.counted,
         "duration": duration,
         "interval": read_interval,
+        "listed": figures.listed,
         "percent": percent,
         "significant": significant,
         "times": figures.times,
@@ -329,7 +360,9 @@ def render(
         sets=tables.set_tables(findings.quality, findings.roles),
         differences=tables.differences_table(findings.quality, findings.roles),
         quality_plots=figures.quality_plots(findings.quality, findings.roles),
-        loss_plots=figures.loss_plots(findings.loss),
+        training_parts=figures.training_parts(config.training),
+        restarts=[begin for begin, _ in figures.restarts(config.training)],
+        loss_plots=figures.loss_plots(findings.loss, config.training),
         speed_plot=figures.speed_plot(findings.training.speed if findings.training else []),
         previews=previews,
         student_info=describe_student(findings.student_info) if findings.student_info else None,

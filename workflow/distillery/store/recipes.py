@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, ValidationError, field_serializer
 
 from distillery.config.section import Dtype
+from distillery.config.training import Training
 from distillery.files import hash_json
 from distillery.schedule import PredictionType, Schedule
 
@@ -118,6 +119,22 @@ class TrainingRecipe(Scheduled):
     """Hashes of the rounds' recipes, `VisitedRecipe`, as far as they are learned from."""
     training: dict[str, Any]
     """Settings of the section `training` that change a result."""
+
+    def earlier_parts(self, training: Training) -> list[Self]:
+        """The recipes of the trainings that do a first part of this one, the longest first.
+
+        Args:
+            training: the settings of this one.
+        """
+        return [
+            self.model_copy(
+                update={
+                    "training": part.of_recipe,
+                    "rounds": self.rounds[: len(part.round_numbers)],
+                }
+            )
+            for part in training.earlier_parts
+        ]
 
 
 class StatesRecipe(Recipe):

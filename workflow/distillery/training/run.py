@@ -6,8 +6,7 @@ from pathlib import Path
 import torch
 
 from distillery.config.jobs import TargetsJob, TrainingJob
-from distillery.config.section import without_result
-from distillery.config.training import OF_ONLINE, OPTIONAL, Place, Training
+from distillery.config.training import Place, Training
 from distillery.generation.targets import DrawnNoise
 from distillery.model_folder import hash_model
 from distillery.run_folder import round_manifest
@@ -102,7 +101,7 @@ class Run:
     recipe: TrainingRecipe
     recipe_hash: str
     parts: tuple[TrainingRecipe, ...] = ()
-    """Of the trainings that do a first part of it, see `earlier_parts`; the longest first."""
+    """Of the trainings that do a first part of it; the longest first."""
 
     @property
     def num_losses(self) -> int:
@@ -165,7 +164,7 @@ def prepare(
         checkpoints=chunk_folder(paths.checkpoints, recipe.hash),
         recipe=recipe,
         recipe_hash=recipe.hash,
-        parts=tuple(training_recipe(part, dataset, initial) for part in earlier_parts(job)),
+        parts=tuple(recipe.earlier_parts(job.training)),
     )
 
 
@@ -231,11 +230,7 @@ def training_recipe(job: TrainingJob, dataset: TargetSource, initial: str) -> Tr
 
     Settings that change no weight are not in it: a training may be resumed with others.
     """
-    settings = job.training.model_dump(mode="json", exclude=set(without_result(Training)))
-    # As in recipes from before there was a choice.
-    unused = [name for name in OPTIONAL if settings[name] is None]
-    unused += OF_ONLINE if job.training.targets == "stored" else ()
-    settings = {name: value for name, value in settings.items() if name not in unused}
+    rounds = dataset.rounds if isinstance(dataset, RoundsDataset) else ()
     return TrainingRecipe(
         kind="training",
         version=job.version,
@@ -247,29 +242,6 @@ def training_recipe(job: TrainingJob, dataset: TargetSource, initial: str) -> Tr
         initial=initial,
         targets=dataset.recipe_hash,
         samples=dataset.samples_hash,
-        rounds=_rounds_hashes(job.training, dataset),
-        training=settings,
+        rounds=tuple(store.recipe_hash for store in rounds),
+        training=job.training.of_recipe,
     )
-
-
-def _rounds_hashes(training: Training, dataset: TargetSource) -> tuple[str, ...]:
-    """Of the rounds that a training learns from; of those opened a part of it takes the first."""
-    if not isinstance(dataset, RoundsDataset):
-        return ()
-    return tuple(store.recipe_hash for store in dataset.rounds[: len(training.round_numbers)])
-
-
-def earlier_parts(job: TrainingJob) -> list[TrainingJob]:
-    """The trainings that do a first part of one with rounds or a finish, the longest first.
-
-    They have the same samples in the same order at the same learning rates.
-    """
-    training = job.training
-    has_finish = training.finish_samples_in_all > 0
-    counts = range(len(training.round_numbers) + has_finish)
-    parts = [training.up_to_round(count) for count in reversed(counts)]
-    return [
-        job.model_copy(update={"training": part})
-        for part in parts
-        if 0 < part.num_samples < training.num_samples
-    ]
