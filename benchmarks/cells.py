@@ -137,10 +137,10 @@ def _make_round(bench: Bench, cell: Cell, number: int) -> None:
     states, shard = made / "states" / "shard-0-of-1.json", made / "shard-0-of-1.json"
     make_round_states(
         job, prompts, embeddings, folder / before, number, (0, 1), states, device,
-        reporter(f"states-{cell.name}"),
+        reporter(f"round-states-{cell.name}"),
     )  # fmt: skip
     make_round_targets(
         job, prompts, embeddings, states, number, (0, 1), shard, device,
-        reporter(f"visited-{cell.name}"),
+        reporter(f"round-targets-{cell.name}"),
     )  # fmt: skip
     merge_targets([shard], round_manifest(folder / "rounds", number))

@@ -20,9 +20,9 @@ rule round_states:
     output:
         RUN.states_shard("{round}", TARGETS_SHARD),
     log:
-        RUN.log(f"states-{{round}}-{TARGETS_SHARD}"),
+        RUN.log(f"round-states-{{round}}-{TARGETS_SHARD}"),
     benchmark:
-        RUN.benchmark(f"states-{{round}}-{TARGETS_SHARD}")
+        RUN.benchmark(f"round-states-{{round}}-{TARGETS_SHARD}")
     wildcard_constraints:
         round=ROUND,
     threads: CONFIG.hardware.cpu_threads
@@ -58,9 +58,9 @@ rule round_targets:
     output:
         RUN.visited_shard("{round}", TARGETS_SHARD),
     log:
-        RUN.log(f"visited-{{round}}-{TARGETS_SHARD}"),
+        RUN.log(f"round-targets-{{round}}-{TARGETS_SHARD}"),
     benchmark:
-        RUN.benchmark(f"visited-{{round}}-{TARGETS_SHARD}")
+        RUN.benchmark(f"round-targets-{{round}}-{TARGETS_SHARD}")
     wildcard_constraints:
         round=ROUND,
     threads: CONFIG.hardware.cpu_threads

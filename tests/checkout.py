@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 import forks
+from distillery.evaluation.timeline import RANK
 from runs import settings
 
 REPOSITORY = Path(__file__).parents[1]
@@ -50,6 +51,13 @@ def succeed(folder: Path, *arguments: str) -> str:
 def jobs(output: str) -> set[str]:
     """The rules that a run or a dry run lists in its table of jobs."""
     return set(re.findall(r"^(?:local)?rule (\w+):", output, flags=re.MULTILINE))
+
+
+def check_names(run: Path) -> set[str]:
+    """Check that what a job tells the report lies under the name of its log; returns the names."""
+    told = {RANK.sub("", path.stem) for path in (run / "telemetry").glob("*.jsonl")}
+    assert told <= {path.stem for path in (run / "logs").glob("*.log")}
+    return told
 
 
 def configure(folder: Path, teacher: Path, /, **changes: Any) -> None:

@@ -269,7 +269,7 @@ class Run:
             (part, num_shards),
             output,
             CPU,
-            self.reporter(f"states-{number}-{part}-of-{num_shards}"),
+            self.reporter(f"round-states-{number}-{part}-of-{num_shards}"),
         )
         return output
 
@@ -287,7 +287,7 @@ class Run:
                 (part, num_shards),
                 shards[-1],
                 CPU,
-                self.reporter(f"visited-{number}-{part}-of-{num_shards}"),
+                self.reporter(f"round-targets-{number}-{part}-of-{num_shards}"),
             )
         merge_targets(shards, self.files.visited(number))
         return self.files.visited(number)

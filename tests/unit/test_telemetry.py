@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from distillery.cli import folder_of_run, parser_of, shard_argument
+from distillery.cli import folder_of_run, parser_of, shard_argument, stage_of
 from distillery.run_folder import RunFolder
 from distillery.stages.targets import make_targets
 from distillery.telemetry import LogFile, Reporter, explain_errors, read_events, reporting
@@ -48,6 +48,12 @@ def test_a_job_leaves_its_times_and_its_log(tmp_path: Path) -> None:
     lines = log.read_text().splitlines()
     assert any("for the log" in line for line in lines)
     assert all("targets-0-of-2 [cpu]" in line for line in lines), "every line names job and device"
+
+
+def test_a_jobs_stage_is_its_rule() -> None:
+    assert stage_of("evaluation") == "evaluation"
+    assert stage_of("samples-{model}-{shard[0]}-of-{shard[1]}") == "samples"
+    assert stage_of("round-states-{number}-{shard[0]}-of-{shard[1]}") == "round_states"
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])

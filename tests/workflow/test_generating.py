@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from checkout import SNAKEMAKE, jobs, skeleton, snakemake, succeed
+from checkout import SNAKEMAKE, check_names, jobs, skeleton, snakemake, succeed
 from runs import generating_settings
 
 GENERATING = {
@@ -62,6 +62,7 @@ def test_a_run_ends_with_a_data_set(ran: Path) -> None:
     assert manifest["seconds"].notna().all()
     assert len(pd.read_csv(ran / RESULTS / "dataset" / "pairs.csv")) == 5
     assert not (ran / RESULTS / "targets").exists()
+    assert "samples-teacher-0-of-1" in check_names(ran / RESULTS)
 
 
 def test_a_second_run_has_nothing_to_do(ran: Path) -> None:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from checkout import ONE_SHARD, configure, jobs, skeleton, snakemake, succeed
+from checkout import ONE_SHARD, check_names, configure, jobs, skeleton, snakemake, succeed
 from distillery.run_folder import RunFolder
 from distillery.stages import verify
-from distillery.telemetry import Reporter
+from distillery.telemetry import Reporter, read_events
 
 pytestmark = pytest.mark.timeout(600)
 RUN = Path("results/tiny")
@@ -18,6 +18,7 @@ TRAINING = {
     "dtype": "float32",
     "rounds": {"count": 2, "samples": 8},
 }
+STORED = ("round-states", "round-targets")
 ROUND = {"round_states", "round_targets", "merge_round"}
 
 
@@ -48,6 +49,16 @@ def test_the_whole_run_asks_for_all_that_rounds_make(folder: Path) -> None:
         assert f"{RUN}/{name}" in inputs
     for name in ("rounds/1/manifest.json", "student/trained-1-rounds", "student/0-rounds"):
         assert f"{RUN}/{name}" in inputs
+
+
+def test_each_jobs_log_and_telemetry_have_one_name(folder: Path) -> None:
+    told = check_names(folder / RUN)
+    of_rounds = {f"{job}-{number}-0-of-1" for job in STORED for number in (1, 2)}
+    assert told >= of_rounds | {"training-0-rounds", "training-1-rounds", "training"}
+    stages = {event.stage for event in read_events(folder / RUN / "telemetry")}
+    assert stages == {"embeddings", "targets", "student", "training", "export"} | {
+        job.replace("-", "_") for job in STORED
+    }
 
 
 def test_damage_in_a_round_is_found_and_made_again(

@@ -39,7 +39,8 @@ def run(
         about: the module's docstring, for --help.
         argv: words of the command line; None: those of this process.
         job: the stage, then what makes its jobs different, with options in braces:
-            "targets-{shard[0]}-of-{shard[1]}". None: without a device, a lock and telemetry.
+            "targets-{shard[0]}-of-{shard[1]}". The rule's log has the same name. None: without a
+            device, a lock and telemetry.
     """
     arguments = parser_of(make, about, computes=job is not None).parse_args(argv)
     keep_to_log(arguments.log)
@@ -52,7 +53,7 @@ def run(
         device = (select_device if "device" in takes else use_cpu)(arguments.cpu_threads)
         values = values_of(make, arguments)
         name, run_folder = job.format(**vars(arguments)), folder_of_run(arguments)
-        stage, label = job.split("-")[0], device_label(device)
+        stage, label = stage_of(job), device_label(device)
         with (
             alone(job_lock(run_folder.path, name)),
             reporting(run_folder.telemetry, stage, name, label, arguments.log) as reporter,
@@ -61,6 +62,11 @@ def run(
             make(**values, **{name: process[name] for name in process.keys() & takes.keys()})
 
     return explain_errors(body, arguments.log)
+
+
+def stage_of(job: str) -> str:
+    """The rule's name: `round_states` of "round-states-{number}-{shard[0]}-of-{shard[1]}"."""
+    return job.partition("-{")[0].replace("-", "_")
 
 
 def logged_parser(about: str | None) -> argparse.ArgumentParser:

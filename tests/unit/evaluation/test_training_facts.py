@@ -55,11 +55,7 @@ def test_each_rank_has_its_peak_memory_and_its_waiting():
         work("training", 128, 4, 8, memory=3 * GIB),
     ]
     processes = gather_training(events, ["ours"]).processes
-    assert [process.job for process in processes] == [
-        "training",
-        "training-rank-2",
-        "training-rank-10",
-    ]
+    assert [process.rank for process in processes] == [0, 2, 10]
     assert [process.peak_memory_bytes // GIB for process in processes] == [3, 2, 1]
     assert processes[0].waiting_share == pytest.approx(1 / 8)
 
@@ -83,17 +79,22 @@ def test_alarms_of_this_training_are_told_once():
 
 def test_what_earlier_trainings_did_belongs_to_the_one_that_took_them_up():
     events = [
-        work("training", 32, 0, 1, recipe="first"),
-        work("training", 64, 1, 2, recipe="first"),
-        work("training", 96, 2, 4, recipe="second"),
+        work("training-0-rounds", 32, 0, 1, recipe="first"),
+        work("training-0-rounds", 64, 1, 2, recipe="first"),
+        work("training-1-rounds", 96, 2, 4, recipe="second"),
+        work("training-1-rounds-rank-1", 96, 2, 4, recipe="second"),
         alarm(64, recipe="first"),
+        event("save", "training-0-rounds", 2, 2, stall_s=0.6),
         work("training", 128, 4, 6),
     ]
     facts = gather_training(events, ["ours", "second", "first"])
-    assert [seen for seen, _ in facts.speed] == [32, 64, 96, 128]
+    assert facts.speed == [(32, 32.0), (64, 32.0), (96, 32.0), (128, 16.0)]
+    assert [process.rank for process in facts.processes] == [0, 1]
     assert facts.taken_up == [64, 96]
+    assert facts.saves.share == pytest.approx(0.6 / 6)
     assert len(facts.alarms) == 1
     again = [work("training", seen, 10, 11) for seen in (32, 64, 96)]
+    again.append(work("training-rank-1", 96, 10, 11))
     assert gather_training([*events, *again], ["ours", "second", "first"]).taken_up == []
 
 

@@ -17,7 +17,7 @@ Spans = Sequence[tuple[float, float]]
 MAX_PAUSE_S = 60.0
 """A longer time without any job (a run interrupted at night) is no part of the run."""
 SAMPLES_JOB = re.compile(r"^samples-(?P<model>.+?)(-\d+-of-\d+)?$")
-RANK = re.compile(r"-rank-\d+$")
+RANK = re.compile(r"-rank-(\d+)$")
 """What the processes of a job but the first put behind the job's name."""
 
 

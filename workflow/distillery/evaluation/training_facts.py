@@ -8,6 +8,7 @@ from typing import Any
 from PIL import Image
 
 from distillery.evaluation.image_grid import inline, link_to
+from distillery.evaluation.timeline import RANK
 from distillery.images import find_moments, is_preview, thin_out
 from distillery.run_folder import RunFolder
 from distillery.store.tables import read_table
@@ -25,12 +26,12 @@ class Process:
     """One process of the training over all its attempts.
 
     Attributes:
-        job: its name in the telemetry.
+        rank: its number, from 0.
         peak_memory_bytes: the most that it held.
         waiting_share: of its time, spent waiting for data.
     """
 
-    job: str
+    rank: int
     peak_memory_bytes: int
     waiting_share: float
 
@@ -98,14 +99,14 @@ def gather_training(events: Sequence[Event], recipes: Sequence[str]) -> Training
     """
     training_events = [event for event in events if event.facts.get("recipe") in recipes]
     work = {
-        (event.job, event.facts["samples_seen"]): event
+        (_rank(event), event.facts["samples_seen"]): event
         for event in training_events
         if event.kind == "work" and event.stage == STAGE
     }
     if not work:
         return None
     rung = {_alarm_of(event): None for event in training_events if event.kind == "alarm"}
-    total_s = sum(_seconds(event) for event in work.values() if event.job == STAGE)
+    total_s = sum(_seconds(event) for event in work.values() if _rank(event) == 0)
     stalls = [
         float(event.facts["stall_s"])
         for event in events
@@ -118,6 +119,12 @@ def gather_training(events: Sequence[Event], recipes: Sequence[str]) -> Training
         alarms=list(rung),
         taken_up=_taken_up(list(work.values()), recipes[1:]),
     )
+
+
+def _rank(event: Event) -> int:
+    """The process that reported; trainings before a round have names of their own."""
+    found = RANK.search(event.job)
+    return int(found[1]) if found else 0
 
 
 def _taken_up(work: Sequence[Event], earlier: Sequence[str]) -> list[int]:
@@ -153,17 +160,17 @@ def _speed(work: Sequence[Event]) -> list[tuple[float, float]]:
 
 def _processes(work: Sequence[Event]) -> list[Process]:
     """Each process's peak memory, and its share of waiting; rank 0 first."""
-    by_job: dict[str, list[Event]] = {}
+    by_rank: dict[int, list[Event]] = {}
     for event in work:
-        by_job.setdefault(event.job, []).append(event)
+        by_rank.setdefault(_rank(event), []).append(event)
     return [
         Process(
-            job,
+            rank,
             max(int(event.facts["peak_memory_bytes"]) for event in group),
             sum(float(event.facts.get("waiting_s", 0.0)) for event in group)
             / sum(map(_seconds, group)),
         )
-        for job, group in sorted(by_job.items(), key=lambda entry: (len(entry[0]), entry[0]))
+        for rank, group in sorted(by_rank.items())
     ]
 
 

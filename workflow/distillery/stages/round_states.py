@@ -161,7 +161,7 @@ class StateMaker:
 
 def main(argv: list[str] | None = None) -> int:
     """The command line of this stage."""
-    name = "states-{number}-{shard[0]}-of-{shard[1]}"
+    name = "round-states-{number}-{shard[0]}-of-{shard[1]}"
     return cli.run(make_round_states, __doc__, argv, job=name)
 
 

@@ -126,7 +126,7 @@ class VisitedMaker:
 
 def main(argv: list[str] | None = None) -> int:
     """The command line of this stage."""
-    name = "visited-{number}-{shard[0]}-of-{shard[1]}"
+    name = "round-targets-{number}-{shard[0]}-of-{shard[1]}"
     return cli.run(make_round_targets, __doc__, argv, job=name)
 
 

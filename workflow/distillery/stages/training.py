@@ -47,6 +47,7 @@ def main(argv: list[str] | None = None) -> int:
         with stop.listening():
             finished = train_here(
                 **cli.values_of(train_here, arguments),
+                name=arguments.config.stem,
                 stop=stop,
                 cpu_threads=arguments.cpu_threads,
                 log=arguments.log,
@@ -62,6 +63,7 @@ def train_here(
     run_folder: RunFolder,
     telemetry: Path | None = None,
     *,
+    name: str,
     stop: StopRequest,
     cpu_threads: int,
     log: Path | None,
@@ -73,6 +75,7 @@ def train_here(
         paths: inputs and outputs.
         run_folder: results/{run}.
         telemetry: folder to write, instead of results/{run}/telemetry.
+        name: of this job, `training`, or `training-{n}-rounds` for one that ends after so many.
         stop: set by a signal.
         cpu_threads: of this process where there is no GPU.
         log: for where it hangs.
@@ -83,10 +86,10 @@ def train_here(
         device = distributed.start(ranks, select_device(cpu_threads), job.training.timeout_s)
         ranks, watchdog.peers = meet(ranks, run_folder.path)
         folder = telemetry or run_folder.telemetry
-        name = "training" if ranks.is_main else f"training-rank-{ranks.rank}"
+        process = name if ranks.is_main else f"{name}-rank-{ranks.rank}"
         label, finished = device_label(device), False
         # What was stopped is not done, and must not be reported so: `Stopped` goes through.
-        with suppress(Stopped), reporting(folder, "training", name, label, log) as reporter:
+        with suppress(Stopped), reporting(folder, "training", process, label, log) as reporter:
             run = prepare(job, paths, ranks, device, reporter, stop, watchdog)
             train_or_stop(run, paths)
             run.dataset.close()
