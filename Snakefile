@@ -12,12 +12,13 @@ from distillery.config.jobs import freeze
 from distillery.config.yaml_files import check_files
 from distillery.hardware import count_gpus
 from distillery.launcher import gpus_per_node, launch_with, num_processes
-from distillery.planning.first import sources_of
+from distillery.planning.first import check_prompt_files, sources_of
 from distillery.planning.overlooked import check_noted
 from distillery.run_folder import RunFolder
 from distillery.snakemake_private import (
     config_files,
     has_noted,
+    is_made,
     limit_on_this_machine,
     runs_elsewhere,
 )

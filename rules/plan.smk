@@ -68,6 +68,7 @@ rule plan:
     input:
         config=RUN.config("run"),
         sources=PLANNED,
+        checked=PROMPT_FILES,
     output:
         RUN.plan,
     log:

@@ -5,6 +5,7 @@ rule prompts:
     input:
         config=RUN.config("prompts"),
         source=lambda wildcards: CONFIG.prompts.file(wildcards.split),
+        checked=PROMPT_FILES,
     output:
         RUN.prompts("{split}"),
     log:

@@ -7,6 +7,7 @@ from pathlib import Path
 import snakemake.api  # first: Snakemake's modules import each other
 import snakemake.dag
 import snakemake.persistence
+import snakemake.rules
 import snakemake.workflow
 
 from distillery import snakemake_private
@@ -19,13 +20,14 @@ def test_snakemake_has_each_attribute_that_is_read() -> None:
     read -= {"Workflow"}  # `snakemake.workflow.Workflow`
     assert read == {
         "configfiles", "nodes", "is_main_process", "global_resources", "dag", "current_basedir",
-        "persistence",
+        "persistence", "rules",
     }  # fmt: skip
     workflow = snakemake.workflow.Workflow
     has = {*dir(workflow), *re.findall(r"self\.(\w+)", inspect.getsource(workflow))}
     fields = {name for each in workflow.__mro__ for name in getattr(each, "__annotations__", {})}
     assert read <= has | fields
     assert callable(snakemake.dag.DAG.needrun_jobs)
+    assert callable(snakemake.rules.Rule.is_producer)
     assert callable(snakemake.persistence.PersistenceBase.metadata)
 
 

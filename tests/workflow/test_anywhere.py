@@ -28,6 +28,13 @@ onstart:
     distillery.onstart()
 """
 
+MADE = """
+rule made:
+    input: "source.csv"
+    output: "inputs/{name}.csv"
+    shell: "cp {input} {output}"
+"""
+
 
 def snakemake(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     """Started in `folder`, with the library of this repository and nothing else of it."""
@@ -107,6 +114,19 @@ def test_as_a_module_it_plans_too(place: Path, teacher: Path) -> None:
     prompts.write_text(prompts.read_text().replace("a red dog", "a blue dog", 1))
     assert "distil_prompts" in jobs(snakemake(folder, PROMPTS).stdout)
     assert (folder / PLAN).stat().st_mtime_ns > written
+
+
+def test_a_workflow_around_it_may_make_its_prompts(place: Path, teacher: Path) -> None:
+    folder = place / "my run"
+    text = MODULE.format(snakefile=str(place / "a checkout/Snakefile"))
+    configure(folder, teacher)
+    (folder / "inputs/eval.csv").rename(folder / "source.csv")
+    (folder / "Snakefile").write_text(text, encoding="utf-8")
+    refused = snakemake(folder, "--dry-run", PROMPTS)
+    assert "the prompt file inputs/eval.csv does not exist: create it" in refused.stdout
+    (folder / "Snakefile").write_text(text + MADE, encoding="utf-8")
+    for target in (PROMPTS, PLAN):
+        assert "made" in jobs(snakemake(folder, "--dry-run", target).stdout)
 
 
 def test_a_module_is_asked_before_its_first_job(place: Path, teacher: Path) -> None:

@@ -150,6 +150,24 @@ def test_a_wrong_configuration_gives_one_clear_message(
     assert "Traceback" not in done.stdout
 
 
+@pytest.mark.parametrize("target", [[], ["results/tiny/plan.json"]], ids=["all", "plan"])
+@pytest.mark.parametrize(
+    ("name", "what"), [("nope.csv", "does not exist"), ("folder", "is no file")]
+)
+def test_a_prompt_file_that_is_not_there_is_told_before_any_job(
+    target: list[str], name: str, what: str, teacher: Path, tmp_path: Path
+) -> None:
+    folder = skeleton(tmp_path)
+    configure(folder, teacher, prompts={"train": f"inputs/{name}"})
+    (folder / "inputs/folder").mkdir()
+    done = snakemake(folder, "--dry-run", *target)
+    assert done.returncode != 0
+    message = f"the prompt file inputs/{name} {what}: create it, or correct the path under"
+    assert done.stdout.count(message) == 1
+    assert "MissingInputException" not in done.stdout
+    assert not jobs(done.stdout)
+
+
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [

@@ -70,6 +70,16 @@ INVISIBLE_LETTERS = "\u115f\u1160\u2800\u3164\uffa0"
 MAX_PROBLEMS_SHOWN = 20
 
 
+def check_prompt_file(path: Path) -> None:
+    """Raise FileNotFoundError where there is no such file."""
+    if not path.is_file():
+        what = "is no file" if path.exists() else "does not exist"
+        raise FileNotFoundError(
+            f"the prompt file {path} {what}: create it, or correct the path under `prompts` in the "
+            "configuration"
+        )
+
+
 def read_prompts(path: Path, notes: Sequence[str] = (), numbered: str = "p") -> pd.DataFrame:
     """Read and check a prompt file.
 
@@ -88,12 +98,7 @@ def read_prompts(path: Path, notes: Sequence[str] = (), numbered: str = "p") -> 
         ValueError: not UTF-8, empty, a column missing, of several types or with a meaning that it
             would not have, or bad rows, all named with their lines.
     """
-    if not path.is_file():
-        what = "is no file" if path.exists() else "does not exist"
-        raise FileNotFoundError(
-            f"the prompt file {path} {what}: create it, or correct the path under `prompts` in the "
-            "configuration"
-        )
+    check_prompt_file(path)
     table, lines = read_rows(path)
     _check_columns([str(name) for name in table.columns], path, notes)
     if table.empty:

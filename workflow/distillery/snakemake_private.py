@@ -46,6 +46,11 @@ def has_noted(workflow: Workflow, output: str) -> bool:
     return bool(getattr(notes, "_read_record", notes.metadata)(output))
 
 
+def is_made(workflow: Workflow, path: str) -> bool:
+    """Whether a rule makes a file, also one of a workflow around this one; `rules`."""
+    return any(rule.is_producer(path) for rule in workflow.rules)
+
+
 def rules_folder(workflow: Workflow) -> Path:
     """The folder of the file that is being read; `current_basedir`."""
     return Path(str(workflow.current_basedir))

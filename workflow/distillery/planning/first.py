@@ -12,7 +12,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +156,27 @@ def check_folder(sources: Sequence[str], checkout: Path) -> None:
                 f"are relative to the working folder; start in {checkout}, write whole paths, or "
                 f"link its folders here: ln -s '{checkout}/config' '{checkout}/resources' ."
             )
+
+
+def check_prompt_files(config: RunConfig, is_made: Callable[[str], bool]) -> list[str]:
+    """Refuse a run whose prompt files are not there, before Snakemake does without advice.
+
+    Args:
+        config: of the run.
+        is_made: whether a rule makes a file.
+
+    Returns:
+        Nothing, as the inputs that a rule has by it.
+
+    Raises:
+        FileNotFoundError: one is not there, and no rule makes it.
+    """
+    for source in config.prompts.files:
+        if not Path(source).is_file() and not is_made(source):
+            from distillery.prompts import check_prompt_file  # pandas takes a second
+
+            check_prompt_file(Path(source))
+    return []
 
 
 def _is_newer(plan: Path, sources: Sequence[str]) -> bool:
