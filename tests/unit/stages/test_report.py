@@ -32,7 +32,11 @@ def folder(tmp_path_factory):
     make_judge(folder / "judge")
     run = Run(folder, str(folder / "judge"))
     run.evaluate()
-    for name, recipe in (("targets", {"steps": 24}), ("embeddings/train", {"batch_size": 32})):
+    recipes = {
+        "targets": {"kind": "targets", "steps": 24},
+        "embeddings/train": {"kind": "embeddings", "negative_prompt": ""},
+    }
+    for name, recipe in recipes.items():
         manifest = {"recipe": recipe, "recipe_hash": "ab" * 32, "num_samples": 64, "chunks": [{}]}
         write_sealed(folder / name / "manifest.json", manifest)
     (folder / "student/pipeline").mkdir(parents=True)
@@ -393,12 +397,19 @@ def test_image_pipelines_take_no_frames(folder, tmp_path):
     assert "images[0]" in html
 
 
+def test_a_count_says_what_it_counts(written):
+    words = " ".join(" ".join(Page(written[0]).words).split())
+    assert "64 samples in 1 chunk" in words
+    assert "64 distinct texts, the negative prompt among them, in 1 chunk" in words
+    assert "Items done repeats included" in words
+
+
 def test_metrics_json_has_the_same_numbers(written):
     _, metrics = written
     assert metrics["speed"]["network_calls_ratio"] == 12
     assert metrics["training"]["final_loss"] == pytest.approx((1 / 30 + 1 / 31 + 1 / 32) / 3)
     assert metrics["training"]["num_samples"] == 1024
-    assert metrics["provenance"]["recipes"]["targets"]["recipe"] == {"steps": 24}
+    assert metrics["provenance"]["recipes"]["targets"]["recipe"]["steps"] == 24
     assert metrics["provenance"]["config"]["student"]["steps"] == 4
 
 

@@ -49,7 +49,7 @@ class StageTime:
         num_attempts: starts of the jobs, more than there are jobs if some were interrupted.
         wall_s: time in which at least one of its jobs ran.
         busy_s: work of all its workers added up.
-        num_items: samples, images or prompts done.
+        num_items: samples, images or prompts done; those that were done again count again.
     """
 
     stage: str
