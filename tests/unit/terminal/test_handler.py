@@ -144,6 +144,16 @@ def test_a_refused_run_says_why_and_nothing_of_jobs(make: Make, stream: io.Strin
     assert stream.getvalue() == 'WorkflowError in file "/x/Snakefile", line 44:\nno such key\n'
 
 
+def test_an_input_function_s_error_says_only_what_is_wrong(make: Make, stream: io.StringIO) -> None:
+    handler = make()
+    text = (
+        'Error:\n  no such file\nWildcards:\n  split=train\nTraceback:\n  File "/x", line 4, in y'
+    )
+    tell(handler, LogEvent.ERROR, text, logging.ERROR)
+    handler.close()
+    assert stream.getvalue() == "Error:\n  no such file\n"
+
+
 def test_warnings_and_nothing_to_do_are_shown(make: Make, stream: io.StringIO) -> None:
     handler = make()
     tell(handler, None, "Nothing to be done (all requested files are present).")

@@ -25,7 +25,9 @@ HIDDEN = ("Warning: the following output files of rule",)
 """What it warns of though nothing is wrong: the plan before the first job writes a job's file."""
 SHOWN = ("Nothing to be done", "Trying to restart job", "Shutting down")
 """What Snakemake says that a user must see, by how it begins."""
-CALLED_FROM = re.compile(r"(\n +File \".*\", line \d+, in .*)+\n?$")
+CALLED_FROM = re.compile(
+    r"(\nWildcards:(\n.*)*\nTraceback:)?(\n +File \".*\", line \d+, in .*)*\n?$"
+)
 """Where in a Snakefile an error was raised, which says nothing to who wrote a configuration."""
 QUIET_S = 2.0
 """A job without a count that was done sooner is not named."""
