@@ -172,6 +172,13 @@ class RunFolder:
         return self.path / "evaluation" / "scores.parquet"
 
     @property
+    def compared(self) -> list[Path]:
+        """What a comparison reads, as far as it is there."""
+        manifests = self.sample_folder.glob("*/manifest.parquet")
+        files = [self.config("run"), self.quality, self.scores, *sorted(manifests)]
+        return [path for path in files if path.is_file()]
+
+    @property
     def gallery(self) -> Path:
         """A folder: pages of all images."""
         return self.path / "gallery"

@@ -73,6 +73,7 @@ class Lead:
 
     prompts: tuple[str, ...]
     rows: tuple[LeadingRow, ...]
+    how_chosen: str
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,10 @@ def make_grid(
 
 
 def make_lead(
-    samples: Mapping[str, ModelSamples], models: Sequence[str | None], output_folder: Path
+    samples: Mapping[str, ModelSamples],
+    models: Sequence[str | None],
+    output_folder: Path,
+    chosen: Sequence[int] | None = None,
 ) -> Lead | None:
     """A few images of the models that matter; None without two of them.
 
@@ -145,12 +149,15 @@ def make_lead(
         samples: each model's samples; all of the same prompts.
         models: names in the order of the rows; those without samples are left out.
         output_folder: where the report will lie; links are relative to it.
+        chosen: rows of the tables; None: some at equal distances.
     """
     names = [name for name in dict.fromkeys(models) if name is not None and name in samples]
     if len(names) < 2:
         return None
     table = samples[names[0]].table
-    chosen = _spread(range(len(table)), NUM_LEADING)
+    how_chosen = "" if chosen is not None else ", chosen at equal distances over all of them"
+    if chosen is None:
+        chosen = spread(range(len(table)), NUM_LEADING)
     inputs = GridInputs(samples, {}, output_folder, LEADING_PX)
     rows = tuple(
         LeadingRow(
@@ -160,7 +167,7 @@ def make_lead(
         )
         for name in names
     )
-    return Lead(tuple(str(table["prompt"].iloc[number]) for number in chosen), rows)
+    return Lead(tuple(str(table["prompt"].iloc[number]) for number in chosen), rows, how_chosen)
 
 
 def choose_rows(
@@ -175,8 +182,8 @@ def choose_rows(
         worst = _choose_worst(table, scores[scores["model"] == student], student)
     taken = {number for numbers in worst.values() for number in numbers}
     rest = [number for number in range(len(table)) if number not in taken]
-    spread = _spread(rest, MAX_SHOWN - len(taken))
-    return {"Spread evenly over the held-out prompts": spread} | worst
+    evenly = spread(rest, MAX_SHOWN - len(taken))
+    return {"Spread evenly over the held-out prompts": evenly} | worst
 
 
 def _choose_worst(table: pd.DataFrame, scores: pd.DataFrame, student: str) -> dict[str, list[int]]:
@@ -194,7 +201,7 @@ def _choose_worst(table: pd.DataFrame, scores: pd.DataFrame, student: str) -> di
     }
 
 
-def _spread(items: Sequence[int], count: int) -> list[int]:
+def spread(items: Sequence[int], count: int) -> list[int]:
     """Up to `count` items at equal distances, the first among them."""
     if len(items) <= count:
         return list(items)

@@ -1,0 +1,240 @@
+"""Two runs side by side: which settings differ, and how far their models' images do."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from distillery.config.jobs import read_frozen
+from distillery.evaluation.manifests import KEY, ModelSamples, read_samples
+from distillery.evaluation.metrics import (
+    ConfidenceInterval,
+    FloatArray,
+    Groups,
+    bootstrap_mean,
+    draw_weights,
+    median_interval,
+    wilson_share,
+)
+from distillery.files import read_sealed
+from distillery.run_folder import RunFolder
+from distillery.store.tables import read_table
+
+METRICS: Mapping[str, tuple[str, int]] = {
+    "clip_score": ("CLIP score", +1),
+    "found_first": ("R@1", +1),
+    "psnr_db": ("PSNR to its reference, dB", +1),
+    "latents_mse": ("latents' mean square error to its reference", -1),
+    "high_frequency": ("high frequencies ÷ its reference's, median", 0),
+}
+"""Columns of the scores: title, and +1 if more is better, -1 if less is. `found_first` is made of
+the rank."""
+OF_JUDGE = ("clip_score", "found_first")
+NUM_RESAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class RunPieces:
+    """What there is of a run.
+
+    Attributes:
+        name: of the run.
+        config: frozen; None where the run was not planned.
+        scores: None where nothing was scored.
+        samples: by model, those that are there.
+        judge: by which it was scored; None where it was not.
+        gaps: what is not there, in words.
+    """
+
+    name: str
+    config: Mapping[str, Any] | None
+    scores: pd.DataFrame | None
+    samples: Mapping[str, ModelSamples]
+    judge: str | None
+    gaps: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One metric of one model in both runs.
+
+    Attributes:
+        model: its name in `samples.models`.
+        metric: a key of `METRICS`.
+        first, second: means with intervals, of all samples that each run has.
+        paired: of the second less the first over samples of the same prompt and noise; None
+            without such.
+        num_pairs: how many those are.
+    """
+
+    model: str
+    metric: str
+    first: ConfidenceInterval
+    second: ConfidenceInterval
+    paired: ConfidenceInterval | None
+    num_pairs: int
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The samples of the same prompt and noise of one model in two runs, row by row."""
+
+    first: ModelSamples
+    second: ModelSamples
+
+    @property
+    def are_same(self) -> bool:
+        """Whether every image is the same."""
+        return bool((self.first.table["sha256"] == self.second.table["sha256"]).all())
+
+
+def read_pieces(run: RunFolder) -> RunPieces:
+    """Read what there is of a run; damage is an error, absence is a gap.
+
+    Raises ValueError for a file that is there and damaged.
+    """
+    gaps, name = [], run.path.name
+    frozen = run.config("run")
+    config = read_frozen(frozen) if frozen.is_file() else None
+    scores = read_table(run.scores) if run.scores.is_file() else None
+    quality = read_sealed(run.quality) if run.quality.is_file() else None
+    samples = {
+        path.parent.name: read_samples(path.parent.name, path)
+        for path in sorted(run.sample_folder.glob("*/manifest.parquet"))
+    }
+    if config is None:
+        gaps.append(f"{name} has no configuration: its settings are not compared")
+    if scores is None or quality is None:
+        gaps.append(f"{name} has no scores: its metrics are not compared")
+    if not samples:
+        gaps.append(f"{name} has no images")
+    if scores is not None:
+        scores = scores.assign(found_first=(scores["rank"] == 1).astype(float))
+    judge = str(quality["judge"]) if quality else None
+    return RunPieces(name, config, scores, samples, judge, gaps)
+
+
+def differing_settings(
+    first: Mapping[str, Any] | None, second: Mapping[str, Any] | None
+) -> list[tuple[str, str, str]]:
+    """Key, value in the first and in the second run, of what differs; dots lead into sections."""
+    if first is None or second is None:
+        return []
+    flat = [dict(_flatten(config)) for config in (first, second)]
+    keys = [key for key in {**flat[0], **flat[1]} if key != "run"]
+    values = [(key, *(_value(each.get(key)) for each in flat)) for key in keys]
+    return [(key, one, other) for key, one, other in values if one != other]
+
+
+def _value(value: object) -> str:
+    return "not set" if value is None else str(value)
+
+
+def _flatten(value: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    items: list[tuple[str, Any]] = []
+    for key, inner in value.items():
+        name = f"{prefix}{key}"
+        items += _flatten(inner, f"{name}.") if isinstance(inner, Mapping) else [(name, inner)]
+    return items
+
+
+def pair_up(first: ModelSamples, second: ModelSamples) -> Pairs | None:
+    """The samples of the same prompt and noise in both; None where there is none."""
+    key = [*KEY, "prompt", "noise_seed"]
+    tables = [it.table.assign(row_=np.arange(len(it.table))) for it in (first, second)]
+    merged = tables[0][[*key, "row_"]].merge(tables[1][[*key, "row_"]], on=key)
+    if merged.empty:
+        return None
+    parts = [
+        ModelSamples(it.model, it.folder, it.table.iloc[merged[rows]].reset_index(drop=True))
+        for it, rows in ((first, "row__x"), (second, "row__y"))
+    ]
+    return Pairs(*parts)
+
+
+def differences(first: RunPieces, second: RunPieces) -> tuple[list[Difference], list[str]]:
+    """The metrics of models of the same name; and what keeps some from being compared."""
+    if first.scores is None or second.scores is None:
+        return [], []
+    notes, left_out = list[str](), tuple[str, ...]()
+    if first.judge != second.judge:
+        left_out = OF_JUDGE
+        notes.append(
+            f"the judges differ, {first.judge} and {second.judge}: CLIP score and R@1 are not "
+            "compared"
+        )
+    found: list[Difference] = []
+    for model in (name for name in first.samples if name in second.samples):
+        pairs = pair_up(first.samples[model], second.samples[model])
+        num_pairs = len(pairs.first.table) if pairs else 0
+        num_all = max(len(run.samples[model].table) for run in (first, second))
+        if pairs is not None and pairs.are_same and num_pairs == num_all:
+            notes.append(f"{model}: all {num_all:,} images are the same in both")
+            continue
+        if num_pairs < num_all:
+            notes.append(
+                f"{model}: {num_pairs:,} of {num_all:,} samples are of the same prompt and noise"
+                + ("; differences are of these" if num_pairs else ", so no difference is paired")
+            )
+        for metric in METRICS:
+            if metric not in left_out:
+                found += _difference(first, second, model, metric, pairs)
+    return found, notes
+
+
+def _difference(
+    first: RunPieces, second: RunPieces, model: str, metric: str, pairs: Pairs | None
+) -> list[Difference]:
+    """One metric, or nothing where a run has no value of it."""
+    one, other = (_values(run, model, metric) for run in (first, second))
+    if one.empty or other.empty:
+        return []
+    paired, num_pairs = None, 0
+    if pairs is not None:
+        both = pairs.first.table[KEY].merge(one, on=KEY).merge(other, on=KEY)
+        num_pairs = len(both)
+        if num_pairs:
+            both[metric] = both[f"{metric}_y"] - both[f"{metric}_x"]
+            paired = _mean(both[[*KEY, metric]])
+    means = _summary(one, metric), _summary(other, metric)
+    return [Difference(model, metric, *means, paired, num_pairs)]
+
+
+def _values(run: RunPieces, model: str, metric: str) -> pd.DataFrame:
+    """Key and value of each sample that has one."""
+    assert run.scores is not None, "the caller looks"
+    if metric not in run.scores:
+        return pd.DataFrame()
+    mine = run.scores[run.scores["model"] == model]
+    return mine[[*KEY, metric]].dropna()
+
+
+def _summary(values: pd.DataFrame, metric: str) -> ConfidenceInterval:
+    """Of one run, as its report has it."""
+    groups, numbers = Groups.of(values["prompt_id"].tolist()), values[metric].to_numpy()
+    match metric:
+        case "found_first":
+            return wilson_share(numbers, groups)
+        case "high_frequency":
+            return median_interval(numbers, groups)
+    return _mean(values)
+
+
+def _mean(values: pd.DataFrame) -> ConfidenceInterval:
+    """The mean of the last column with its interval over prompts."""
+    groups = Groups.of(values["prompt_id"].tolist())
+    weights = draw_weights(groups.num_groups, NUM_RESAMPLES)
+    return bootstrap_mean(values.iloc[:, -1].to_numpy(dtype=np.float64), groups, weights)
+
+
+def gains(first: RunPieces, second: RunPieces, model: str, pairs: Pairs) -> FloatArray:
+    """CLIP score of the second less that of the first, by row of the pairs; NaN without one."""
+    if first.scores is None or second.scores is None or first.judge != second.judge:
+        return np.full(len(pairs.first.table), np.nan)
+    table = pairs.first.table[KEY]
+    for run in (first, second):
+        table = table.merge(_values(run, model, "clip_score"), on=KEY, how="left")
+    difference = table["clip_score_y"] - table["clip_score_x"]
+    return difference.to_numpy(dtype=np.float64)
