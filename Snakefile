@@ -54,6 +54,7 @@ include: "rules/prompts.smk"
 include: "rules/samples.smk"
 include: "rules/dataset.smk"
 include: "rules/verify.smk"
+include: "rules/probe.smk"
 include: "rules/compare.smk"
 
 

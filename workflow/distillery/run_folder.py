@@ -38,6 +38,11 @@ class RunFolder:
         return self.path / "plan.json"
 
     @property
+    def probe(self) -> Path:
+        """How fast each stage is, measured by a small run."""
+        return self.path / "probe.json"
+
+    @property
     def telemetry(self) -> Path:
         """Times and devices; no result is made from them."""
         return self.path / "telemetry"

@@ -16,6 +16,7 @@ from distillery.files import hash_json, read_sealed, write_json, write_sealed
 from distillery.run_folder import RunFolder
 from distillery.schedule import Schedule
 from distillery.stages import report
+from distillery.stages.gallery import make_gallery
 from distillery.store.recipes import TrainingRecipe
 from distillery.student.info import StudentInfo
 from events import event, job_events, run_events, training_twice
@@ -89,6 +90,7 @@ def write_loss(path):
 def written(folder):
     """(page, metrics) of the whole run."""
     html, metrics = folder / "report/index.html", folder / "report/metrics.json"
+    make_gallery(sorted(folder.glob("samples/*/manifest.parquet")), None, folder / "gallery")
     report.write_report(make_config(), RunFolder(folder), html, metrics)
     return html.read_text(), json.loads(metrics.read_text())
 
@@ -143,7 +145,8 @@ def test_every_image_has_words(written):
     page = Page(written[0])
     images = page.all("img")
     models = {image["alt"].split(": ")[0] for image in images}
-    assert len(images) == 24 * 4
+    on_first_screen = 3 * 6
+    assert len(images) == on_first_screen + 24 * 4
     assert models == {"teacher", "few", "student", "untrained"}
     assert all(drawing["aria-label"] for drawing in page.all("svg"))
 
@@ -212,7 +215,7 @@ def test_every_colour_of_a_plot_is_in_the_style_sheet(written):
     html = written[0]
     used = set(re.findall(r"var\((--[a-z0-9-]+)\)", html))
     light, dark = html.split("prefers-color-scheme: dark", 1)
-    for name in used - {"--c", "--models", "--card", "--image"}:
+    for name in used - {"--c", "--models", "--card", "--image", "--columns"}:
         assert f"{name}:" in light
         assert f"{name}:" in dark.split("* {")[0]
 

@@ -3,11 +3,13 @@
 All times are wall-clock seconds. Hosts of a cluster are trusted to agree on the time of day.
 """
 
+import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 from distillery.telemetry import Event
 
@@ -197,6 +199,41 @@ def _time_stage(stage: str, attempts: Sequence[Attempt]) -> StageTime:
         busy_s=sum(end - begin for attempt in attempts for begin, end in attempt.busy),
         num_items=sum(event.num_items for attempt in attempts for event in attempt.work),
     )
+
+
+@dataclass(frozen=True)
+class PlannedTime:
+    """What was planned for a stage, and what it took: of all its processes together."""
+
+    stage: str
+    planned_s: float
+    measured_s: float
+
+    @property
+    def ratio(self) -> float:
+        """Measured over planned."""
+        return self.measured_s / self.planned_s if self.planned_s else math.nan
+
+
+def hold_against_plan(
+    attempts: Sequence[Attempt], plan: Mapping[str, Any] | None
+) -> list[PlannedTime]:
+    """Planned and measured time of each stage that was planned and ran; empty without a probe.
+
+    Args:
+        attempts: of the run, those that were interrupted among them.
+        plan: plan.json.
+    """
+    spans: dict[str, float] = {}
+    for attempt in attempts:
+        seconds = attempt.end_s - attempt.begin_s
+        spans[attempt.stage] = spans.get(attempt.stage, 0.0) + seconds
+    stages = (plan or {}).get("time", {}).get("stages", ())
+    return [
+        PlannedTime(row["stage"], float(row["busy_s"]), spans[row["stage"]])
+        for row in stages
+        if row["stage"] in spans
+    ]
 
 
 def find_workers(attempts: Sequence[Attempt], clock: RunClock) -> list[Worker]:

@@ -102,7 +102,9 @@ def _plan(
     content = freeze(config, "run")
     if not _is_written(frozen, content):
         save_frozen(frozen, content)
-    if _is_current(plan, hash_json(content), num_gpus, num_nodes) and _is_newer(plan, sources):
+    measured = [str(run.probe)] if run.probe.is_file() else []
+    read = [*sources, *measured]
+    if _is_current(plan, hash_json(content), num_gpus, num_nodes) and _is_newer(plan, read):
         return
     if waited:
         raise ValueError("the plan refuses this run; another job says why")

@@ -23,6 +23,7 @@ from distillery.generation.targets import targets_recipe
 from distillery.generation.teacher_walk import check_steps
 from distillery.hardware import describe_hardware
 from distillery.planning.disk import check_disk, plan_disk, summarise_sizes
+from distillery.planning.duration import plan_duration, summarise_duration
 from distillery.planning.first import sources_of
 from distillery.planning.generation import plan_generation, summarise_generation
 from distillery.planning.gpus import Gpus, advise_gpus, plan_gpus, summarise_gpus
@@ -131,6 +132,13 @@ def make_plan(
         plan |= plan_distillation(config, prompts, folder, run_folder, gpus)
     else:
         plan |= plan_generation(config, prompts, folder, run_folder)
+    plan["time"] = plan_duration(
+        config,
+        plan["work"]["num_prompts"],
+        run_folder,
+        gpus.count,
+        hardware["num_cores"],
+    )
     memory = estimate(config.teacher, folder, gpus.memory_bytes, gpus.is_unknown)
     plan["memory"] = vars(memory)
     plan["advice"] += of_prompts + advise_gpus(gpus) + advise_memory(config.teacher, memory)
@@ -363,6 +371,7 @@ def summary(plan: dict[str, Any]) -> str:
         f"  devices       {summarise_gpus(plan['planned_gpus'])}; here "
         f"{len(plan['hardware']['gpus']) or 'no'} GPU, {plan['hardware']['num_cores']} cores",
         summarise_memory(plan["memory"]),
+        *summarise_duration(plan["time"], str(RunFolder(Path("results") / plan["run"]).probe)),
     ]
     return "\n".join([*lines, *(f"  note          {line}" for line in plan["advice"])])
 

@@ -31,6 +31,7 @@ from distillery.evaluation.timeline import (
     Worker,
     find_attempts,
     find_workers,
+    hold_against_plan,
     time_images,
     time_stages,
 )
@@ -115,6 +116,7 @@ def write_report(job: Config, run_folder: RunFolder, output: Path, metrics: Path
         "student": asdict(findings.student_info) if findings.student_info else None,
         "training": summarise_training(findings.loss, findings.training),
         "timings": timings.as_json(),
+        "planned": [asdict(row) for row in hold_against_plan(findings.attempts, findings.plan)],
         "provenance": {
             "config": job.model_dump(mode="json"),
             "recipes": {name: _recipe(manifest) for name, manifest in findings.manifests.items()},
@@ -367,6 +369,7 @@ def render(
         previews=previews,
         student_info=describe_student(findings.student_info) if findings.student_info else None,
         timings=timings,
+        planned=hold_against_plan(findings.attempts, findings.plan),
         timeline=figures.timeline(timings.workers, timings.clock, timings.stages),
         grid=grid,
         lead=lead,

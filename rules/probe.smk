@@ -1,0 +1,25 @@
+# Asked for by its file, before the run: the plan then tells times.
+
+
+rule probe:
+    input:
+        config=RUN.config("run"),
+        sources=PLANNED,
+    output:
+        RUN.probe,
+    log:
+        RUN.log("probe"),
+    threads: workflow.cores or 8  # a cluster's profile gives no cores
+    resources:
+        gpu=GPUS_TO_ASK_FOR,
+    params:
+        snakefile=str(rules_folder(workflow).parent / "Snakefile"),
+    shell:
+        """
+        exec python -m distillery.stages.probe \
+            --config {input.config} \
+            --snakefile {params.snakefile:q} \
+            --cores {threads} \
+            --output {output} \
+            --log-file {log}
+        """

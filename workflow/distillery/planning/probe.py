@@ -1,0 +1,196 @@
+"""A small run that measures how fast a large one will be: its configuration, and its rates.
+
+It has the same teacher, sizes, batches, student and machine, and little of everything else, so that
+every rate is taken from the real job.
+"""
+
+import copy
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from distillery.config.run import RunConfig
+from distillery.evaluation.timeline import RANK, SAMPLES_JOB, Attempt
+from distillery.files import hash_json
+
+NUM_CHUNKS, NUM_BATCHES, NUM_INTERVALS, UPDATES = 2, 3, 4, 4
+"""Chunks of targets; batches of each model's images; intervals of the training's log, and updates
+in each. The first of each loads and compiles, and counts as the job's start."""
+AUTO_BATCH = 8
+"""Images that stand for a batch whose size a GPU decides."""
+WITHOUT = {
+    "rounds": None, "adversarial": None, "distribution_matching": None, "finish_samples": None,
+    "online_steps": None, "targets": "stored", "rollout_samples": 0, "perceptual_weight": 0.0,
+}  # fmt: skip
+"""Of the training, what is not measured: its plain updates are."""
+
+
+@dataclass(frozen=True)
+class Rate:
+    """How long the jobs of one kind take: so long each, and so long for each of their items.
+
+    Attributes:
+        start_s: of one job: loading, compiling, saving.
+        item_s: of one sample, image or prompt; 0 where none is counted.
+        num_processes: that one job has.
+    """
+
+    start_s: float
+    item_s: float
+    num_processes: int = 1
+
+
+def probe_config(config: RunConfig) -> dict[str, Any]:
+    """The configuration of the small run, without its prompt files."""
+    raw = copy.deepcopy(config.model_dump(mode="json"))
+    raw["run"] = probe_name(config)
+    raw["samples"] |= {"num_shards": 1, "num_prompts": None}
+    if "training" in raw:
+        size = raw["training"]["global_batch_size"]
+        num_samples = NUM_INTERVALS * UPDATES * size
+        raw["training"] |= WITHOUT | {
+            "num_samples": num_samples,
+            "log_every_samples": UPDATES * size,
+            "save_every_samples": num_samples,
+            "warmup_samples": min(raw["training"]["warmup_samples"], size),
+            "ema_half_life_samples": min(raw["training"]["ema_half_life_samples"], size),
+        }
+        raw["targets"] |= {"num_shards": 1}
+        raw["previews"]["every_samples"] = 0
+    return raw
+
+
+def probe_name(config: RunConfig) -> str:
+    """The run that is made for it, and removed."""
+    return f"{config.run}-probe"
+
+
+def prompts_needed(config: RunConfig) -> dict[str, int]:
+    """Prompts of each split in the small run."""
+    size = config.samples.batch_size
+    images = NUM_BATCHES * (AUTO_BATCH if size == "auto" else size)
+    needed = {"eval": -(-images // config.samples.images_per_prompt)}
+    targets = getattr(config, "targets", None)
+    if targets is not None:
+        needed["train"] = -(-NUM_CHUNKS * targets.chunk_size // targets.samples_per_prompt)
+    return needed
+
+
+def kind_of_probe(config: RunConfig) -> str:
+    """A hash of all that a rate depends on: two configurations that differ in how much they do have
+    the same."""
+    raw = probe_config(config)
+    for name in ("run", "seed", "prompts", "evaluation"):
+        raw.pop(name, None)
+    return hash_json(raw)
+
+
+def rates_of(attempts: Sequence[Attempt]) -> dict[str, Rate]:
+    """The rate of each kind of job: a stage, and of samples each model's."""
+    by_kind: dict[str, list[Attempt]] = {}
+    for attempt in attempts:
+        by_kind.setdefault(_kind(attempt), []).append(attempt)
+    return {kind: _rate(tries) for kind, tries in by_kind.items()}
+
+
+def _kind(attempt: Attempt) -> str:
+    found = SAMPLES_JOB.match(attempt.job)
+    return f"samples-{found['model']}" if found else attempt.stage
+
+
+def _rate(attempts: Sequence[Attempt]) -> Rate:
+    """Of jobs of one kind; of a training's processes the first tells, they wait for each other."""
+    first = [attempt for attempt in attempts if not RANK.search(attempt.job)]
+    spans = [attempt.end_s - attempt.begin_s for attempt in first]
+    counts = [sum(number for number, _ in _steps(attempt)) for attempt in first]
+    steady = [step for attempt in first for step in _steps(attempt)[1:]]
+    if steady:
+        item_s = sum(seconds for _, seconds in steady) / sum(number for number, _ in steady)
+    elif max(counts) > min(counts):  # jobs of one piece each: by the line through two of them
+        (few, short_s), (many, long_s) = sorted(zip(counts, spans, strict=True))[:: len(first) - 1]
+        item_s = max(0.0, (long_s - short_s) / (many - few))
+    else:
+        item_s = 0.0
+    start_s = max(0.0, sum(spans) - item_s * sum(counts)) / len(first)
+    return Rate(start_s, item_s, len(attempts) // len(first))
+
+
+def _steps(attempt: Attempt) -> list[tuple[int, float]]:
+    """Items and seconds of each piece of work; a training counts those of all processes."""
+    seen, steps = 0, []
+    for event in attempt.work:
+        number = event.num_items
+        if "samples_seen" in event.facts:
+            number, seen = int(event.facts["samples_seen"]) - seen, int(event.facts["samples_seen"])
+        steps.append((number, event.end_s - event.begin_s))
+    return steps
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What is planned for one stage.
+
+    Attributes:
+        stage: as in the report.
+        num_jobs: of it.
+        busy_s: of all its processes together.
+        wall_s: with so many at once as the machine has room for.
+    """
+
+    stage: str
+    num_jobs: int
+    busy_s: float
+    wall_s: float
+
+
+def plan_times(
+    rates: dict[str, Rate], amounts: Iterable[tuple[str, int, int]], num_workers: int
+) -> list[Planned]:
+    """The time of each stage.
+
+    Args:
+        rates: of the probe.
+        amounts: kind, jobs and items in all; kinds without a rate are left out.
+        num_workers: GPUs, or jobs that run at once on the CPU.
+    """
+    rows: dict[str, Planned] = {}
+    for kind, num_jobs, items in amounts:
+        rate = rates.get(kind)
+        if rate is None or not num_jobs:
+            continue
+        alone_s = num_jobs * rate.start_s + items * rate.item_s
+        at_once = max(1, min(num_jobs, num_workers // rate.num_processes))
+        stage = "samples" if kind.startswith("samples-") else kind
+        before = rows.get(stage, Planned(stage, 0, 0.0, 0.0))
+        rows[stage] = Planned(
+            stage,
+            before.num_jobs + num_jobs,
+            before.busy_s + alone_s * rate.num_processes,
+            before.wall_s + alone_s / at_once,
+        )
+    return list(rows.values())
+
+
+def amounts_of(
+    config: RunConfig, num_prompts: dict[str, int], num_exports: int
+) -> list[tuple[str, int, int]]:
+    """Kind, jobs and items of all that a run does, for `plan_times`."""
+    samples = config.samples
+    images = min(samples.num_prompts or num_prompts["eval"], num_prompts["eval"])
+    images *= samples.images_per_prompt
+    amounts = [("embeddings", len(num_prompts), sum(num_prompts.values()))]
+    amounts += [(f"samples-{name}", samples.num_shards, images) for name in samples.models]
+    targets, training = getattr(config, "targets", None), getattr(config, "training", None)
+    if targets is None or training is None:
+        return amounts
+    trajectories = num_prompts["train"] * targets.samples_per_prompt
+    return [
+        amounts[0],
+        ("targets", targets.num_shards, trajectories * training.reads_trajectories),
+        ("student", 1, 0),
+        ("training", 1, training.num_samples),
+        ("export", num_exports, 0),
+        *amounts[1:],
+        ("evaluation", 1, images * len(samples.models)),
+        ("report", 1, 0),
+    ]
