@@ -2,9 +2,11 @@ import json
 
 from distillery.locks import check_way, hold_run, job_lock
 from distillery.planning.first import asked_to_plan, check_folder, plan_first
-from distillery.snakemake_private import jobs_to_run, rules_folder
+from distillery.snakemake_private import jobs_to_run, note_command, rules_folder
 
 # What each stage depends on, and whether the run can work at all.
+
+note_command(workflow)
 
 try:
     check_folder(PLANNED, rules_folder(workflow).parent)

@@ -1,3 +1,5 @@
+from distillery.snakemake_private import cores_of
+
 # Asked for by its file, before the run: the plan then tells times.
 
 
@@ -9,7 +11,7 @@ rule probe:
         RUN.probe,
     log:
         RUN.log("probe"),
-    threads: workflow.cores or 8  # a cluster's profile gives no cores
+    threads: cores_of(workflow)
     resources:
         gpu=GPUS_TO_ASK_FOR,
     params:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -243,3 +244,18 @@ def test_versions_come_from_the_metadata() -> None:
     found = hardware.versions()
     assert found["torch"] == version("torch")
     assert {"python", "torch", "diffusers", "transformers", "snakemake", "distillery"} == set(found)
+
+
+def test_the_commit_of_the_library_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = hardware.source_commit()
+    assert found is not None
+    assert re.fullmatch("[0-9a-f]{40}", found["commit"])
+    assert isinstance(found["is_clean"], bool)
+    # Installed into another repository's folder, which says nothing of it.
+    subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
+    monkeypatch.setattr(hardware, "__file__", str(tmp_path / "hardware.py"))
+    assert hardware.source_commit() is None
+    monkeypatch.setattr(hardware, "__file__", "/nowhere/hardware.py")
+    assert hardware.source_commit() is None

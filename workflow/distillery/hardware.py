@@ -5,6 +5,7 @@ A Snakefile imports this module while it is parsed, so nothing heavy is imported
 
 import os
 import platform
+import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -359,6 +360,26 @@ def _cpu_model() -> str:
 def _host_memory_bytes() -> int:
     """All physical memory of the machine."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def source_commit() -> dict[str, Any] | None:
+    """The commit that this library is of, and whether its files are as committed; None outside a
+    checkout.
+    """
+    folder = Path(__file__).parent
+
+    def git(*words: str) -> str:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *words], capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    try:
+        if not git("ls-files", "hardware.py"):
+            return None  # installed below somebody else's repository
+        return {"commit": git("rev-parse", "HEAD"), "is_clean": not git("status", "--porcelain")}
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 def versions() -> dict[str, str]:

@@ -4,8 +4,13 @@ Each function names the attribute of `snakemake.workflow.Workflow` that it reads
 all of them in the installed version.
 """
 
+import os
+import shlex
+import sys
 from pathlib import Path
 from typing import Any
+
+from distillery.telemetry import COMMAND
 
 Workflow = Any
 """`snakemake.workflow.Workflow`, whose types are not published."""
@@ -49,6 +54,20 @@ def has_noted(workflow: Workflow, output: str) -> bool:
 def is_made(workflow: Workflow, path: str) -> bool:
     """Whether a rule makes a file, also one of a workflow around this one; `rules`."""
     return any(rule.is_producer(path) for rule in workflow.rules)
+
+
+def cores_of(workflow: Workflow) -> int:
+    """What --cores gives this machine's jobs, 8 where a cluster's profile gives none; `cores`."""
+    return int(workflow.cores or 8)
+
+
+def note_command(workflow: Workflow) -> None:
+    """Tell all jobs what was typed, for the report; `is_main_process`.
+
+    Jobs on other machines read the workflow again, with other words.
+    """
+    if workflow.is_main_process:
+        os.environ[COMMAND] = shlex.join(["snakemake", *sys.argv[1:]])
 
 
 def rules_folder(workflow: Workflow) -> Path:

@@ -25,6 +25,8 @@ from distillery.watched import goes_to
 EventKind = Literal["start", "work", "save", "alarm", "end"]
 PERSISTENT_ITEMS = 4
 """Up to this many items there is no progress bar, not even on a terminal."""
+COMMAND = "DISTILLERY_COMMAND"
+"""Environment variable: the command line that a person typed, for the report."""
 NOTE_S = 1.0
 """Between two notes of how far a job is."""
 
@@ -172,12 +174,22 @@ def reporting(
     reporter = Reporter(folder, stage, job, device)
     _set_up_logging(reporter, log)
     begin_s = time.time()
-    reporter.emit("start", begin_s, begin_s, pid=os.getpid(), **_placement())
+    facts = _placement() | {"gpu": _gpu_name(device), "command": os.environ.get(COMMAND)}
+    reporter.emit("start", begin_s, begin_s, pid=os.getpid(), **facts)
     reporter.info(f"{stage} begins on {device}")
     yield reporter
     end_s = time.time()
     reporter.emit("end", begin_s, end_s)
     reporter.info(f"{stage} done in {end_s - begin_s:.1f} s")
+
+
+def _gpu_name(device: str) -> str | None:
+    """Of the device that this process computes on; None on the CPU."""
+    if not device.startswith("cuda"):
+        return None
+    import torch  # there already: the device was found with it
+
+    return torch.cuda.get_device_name()
 
 
 def _placement() -> dict[str, Any]:

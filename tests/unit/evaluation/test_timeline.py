@@ -3,8 +3,15 @@
 import pytest
 
 from distillery.evaluation import timeline
-from distillery.evaluation.timeline import RunClock, find_attempts, find_workers, time_images
+from distillery.evaluation.timeline import (
+    RunClock,
+    find_attempts,
+    find_origin,
+    find_workers,
+    time_images,
+)
 from distillery.evaluation.timeline_plot import duration, time_ticks
+from distillery.telemetry import Event
 from events import event, job_events, run_events, training_twice
 
 
@@ -108,3 +115,27 @@ def test_durations_in_words(seconds, text):
 )
 def test_ticks_of_a_clock(total_s, ticks):
     assert time_ticks(total_s) == ticks
+
+
+def test_a_run_s_origin_is_in_its_events() -> None:
+    def start(job: str, device: str, at_s: float, **facts: object) -> Event:
+        return Event("start", "targets", job, device, "host", at_s, at_s, 0, facts)
+
+    def end(job: str, device: str, begin_s: float, end_s: float) -> Event:
+        return Event("end", "targets", job, device, "host", begin_s, end_s)
+
+    events = [
+        start("a", "cuda:GPU-1", 100.0, gpu="H200", command="snakemake --cores all"),
+        end("a", "cuda:GPU-1", 100.0, 3700.0),
+        start("b", "cuda:GPU-2", 200.0, gpu="H200", command="snakemake --cores all"),
+        end("b", "cuda:GPU-2", 200.0, 2000.0),
+        start("c", "cpu", 4000.0, gpu=None, command="snakemake x"),
+        end("c", "cpu", 4000.0, 5000.0),
+    ]
+    origin = find_origin(events)
+    assert origin is not None
+    assert (origin.begin_s, origin.end_s) == (100.0, 5000.0)
+    assert origin.commands == ("snakemake --cores all", "snakemake x")
+    assert origin.gpus == {"H200": 2}
+    assert origin.gpu_hours == 1.5
+    assert find_origin([]) is None

@@ -202,6 +202,46 @@ def _time_stage(stage: str, attempts: Sequence[Attempt]) -> StageTime:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """When, by which commands and on which GPUs a run was made.
+
+    Attributes:
+        begin_s, end_s: Unix time of its first and its last sign of life.
+        commands: as they were typed, in their order.
+        gpus: name of each kind, with how many were used.
+        gpu_hours: that its processes held them, one each.
+    """
+
+    begin_s: float
+    end_s: float
+    commands: tuple[str, ...]
+    gpus: Mapping[str, int]
+    gpu_hours: float
+
+
+def find_origin(events: Iterable[Event]) -> Origin | None:
+    """What the telemetry says of a run's origin; None without any."""
+    events = list(events)
+    if not events:
+        return None
+    starts = [event for event in events if event.kind == "start"]
+    typed = [event.facts.get("command") for event in starts]
+    devices = {
+        (event.host, event.device): str(event.facts["gpu"])
+        for event in starts
+        if event.facts.get("gpu")
+    }
+    on_gpu = (it for it in find_attempts(events) if it.device.startswith("cuda"))
+    return Origin(
+        min(event.begin_s for event in events),
+        max(event.end_s for event in events),
+        tuple(dict.fromkeys(command for command in typed if command)),
+        Counter(devices.values()),
+        sum(attempt.end_s - attempt.begin_s for attempt in on_gpu) / 3600,
+    )
+
+
+@dataclass(frozen=True)
 class PlannedTime:
     """What was planned for a stage, and what it took: of all its processes together."""
 

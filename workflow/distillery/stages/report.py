@@ -9,6 +9,7 @@ What the run does not have (no training, no scores) is left out.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,10 +27,12 @@ from distillery.evaluation.plots import significant
 from distillery.evaluation.timeline import (
     Attempt,
     ImageTime,
+    Origin,
     RunClock,
     StageTime,
     Worker,
     find_attempts,
+    find_origin,
     find_workers,
     hold_against_plan,
     time_images,
@@ -53,7 +56,7 @@ from distillery.evaluation.verdict import (
     read_interval,
 )
 from distillery.files import JsonObject, read_json, read_sealed, write_json, write_text
-from distillery.hardware import describe_hardware, versions
+from distillery.hardware import describe_hardware, source_commit, versions
 from distillery.model_folder import METADATA, read_metadata
 from distillery.run_folder import RunFolder
 from distillery.store.recipes import TrainingRecipe
@@ -82,6 +85,7 @@ class Findings:
     trained_recipes: Sequence[str]
     """The hash of the training's, and those of trainings that do a first part of it."""
     attempts: Sequence[Attempt]
+    origin: Origin | None
     manifests: Mapping[str, Mapping[str, Any]]
     plan: Mapping[str, Any] | None
     student_info: StudentInfo | None
@@ -123,6 +127,8 @@ def write_report(job: Config, run_folder: RunFolder, output: Path, metrics: Path
             "plan": findings.plan,
             "hardware": describe_hardware(),
             "versions": versions(),
+            "source": source_commit(),
+            "origin": asdict(findings.origin) if findings.origin else None,
         },
     }
     grid = lead = None
@@ -155,6 +161,7 @@ def gather(config: Config, run_folder: RunFolder) -> Findings:
         training=gather_training(events, trained_recipes),
         trained_recipes=trained_recipes,
         attempts=find_attempts(event for event in events if event.stage != OWN_STAGE),
+        origin=find_origin(events),
         manifests=_read_manifests(config, run_folder),
         plan=_read_optional(read_json, run_folder.plan),
         student_info=read_student_info(run_folder.student("initial")),
@@ -340,6 +347,7 @@ def render(
     environment.filters |= {
         "count_text": lambda count: f"{count:,}",
         "counted": figures.counted,
+        "date": _date,
         "duration": duration,
         "interval": read_interval,
         "listed": figures.listed,
@@ -375,6 +383,11 @@ def render(
         lead=lead,
         code=code,
     )
+
+
+def _date(unix_s: float) -> str:
+    """A moment, in UTC."""
+    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def _yaml(value: Any) -> str:
