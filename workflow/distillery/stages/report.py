@@ -149,6 +149,7 @@ def write_report(job: Config, run_folder: RunFolder, output: Path, metrics: Path
 def gather(config: Config, run_folder: RunFolder) -> Findings:
     """Read all there is of a run."""
     events = read_events(run_folder.telemetry)
+    of_run = [event for event in events if event.stage != OWN_STAGE]
     trained_recipes = _read_trained_recipes(config, run_folder)
     quality = _read_optional(read_sealed, run_folder.quality)
     return Findings(
@@ -160,8 +161,8 @@ def gather(config: Config, run_folder: RunFolder) -> Findings:
         loss=_read_optional(read_table, run_folder.loss),
         training=gather_training(events, trained_recipes),
         trained_recipes=trained_recipes,
-        attempts=find_attempts(event for event in events if event.stage != OWN_STAGE),
-        origin=find_origin(events),
+        attempts=find_attempts(of_run),
+        origin=find_origin(of_run),
         manifests=_read_manifests(config, run_folder),
         plan=_read_optional(read_json, run_folder.plan),
         student_info=read_student_info(run_folder.student("initial")),
