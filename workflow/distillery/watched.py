@@ -26,10 +26,12 @@ def keep_to_log(log: Path | None) -> None:
         file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     except OSError:
         return
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-        os.dup2(file, stream.fileno())
-    os.close(file)
+    for number, stream in enumerate((sys.stdout, sys.stderr), 1):
+        if stream is not None:  # as where it was closed
+            stream.flush()
+        os.dup2(file, number)
+    if file > 2:
+        os.close(file)
 
 
 def log_in(command: Sequence[str]) -> Path | None:

@@ -77,12 +77,12 @@ def finish(handler: LogHandler, number: int, done: int, total: int) -> None:
     tell(handler, LogEvent.PROGRESS, done=done, total=total)
 
 
-def counted(run: RunFolder, job: str) -> None:
-    """As if a job had done all."""
+def counted(run: RunFolder, job: str, done: int = 64, in_s: float = 0.0) -> None:
+    """As if a job had done so many of 64."""
     run.telemetry.mkdir(exist_ok=True)
     now = time.time()
-    note = {"done": 64, "total": 64, "unit": " samples", "device": "cpu", "initial": 0}
-    run.progress(job).write_text(json.dumps(note | {"begin_s": now - 2, "at_s": now}))
+    note = {"done": done, "total": 64, "unit": " samples", "device": "cpu", "initial": 0}
+    run.progress(job).write_text(json.dumps(note | {"begin_s": now - 2, "at_s": now + in_s}))
 
 
 def test_a_whole_run_ends_with_its_verdict(make: Make, stream: io.StringIO, run: RunFolder) -> None:
@@ -154,6 +154,48 @@ def test_an_input_function_s_error_says_only_what_is_wrong(make: Make, stream: i
     assert stream.getvalue() == "Error:\n  no such file\n"
 
 
+def test_what_several_jobs_say_alike_is_told_once(
+    make: Make, stream: io.StringIO, run: RunFolder
+) -> None:
+    handler = make()
+    tell(handler, LogEvent.RUN_INFO, "", stats={"targets": 3, "total": 3})
+    for number in range(3):
+        log = run.log(f"targets-{number}-of-3")
+        begin(handler, number, "targets", log)
+        log.write_text(f"error: {'chunk 7 is damaged' if number else 'another error'}\n")
+        tell(handler, LogEvent.JOB_ERROR, "", logging.ERROR, jobid=number)
+    tell(handler, None, "Trying to restart job 1.")
+    handler.close()
+    said = stream.getvalue()
+    assert "targets-1-of-3 is tried again\n" in said
+    end = said.partition("\n\n")[2].splitlines()
+    assert end[0] == "targets-0-of-3 failed: another error"
+    assert end[2] == "targets-1-of-3 failed: chunk 7 is damaged"
+    assert end[4] == "  1 more jobs say the same"
+
+
+def test_a_run_that_is_stopped_says_so(make: Make, stream: io.StringIO, run: RunFolder) -> None:
+    handler = make()
+    tell(handler, LogEvent.RUN_INFO, "", stats={"targets": 2, "total": 2})
+    begin(handler, 1, "targets", run.log("targets-0-of-2"))
+    tell(handler, None, "Will exit after finishing currently running jobs (scheduler).")
+    finish(handler, 1, 1, 2)
+    text = "WorkflowError:\nAt least one job did not complete successfully."
+    tell(handler, LogEvent.ERROR, text, logging.ERROR)
+    handler.close()
+    lines = stream.getvalue().splitlines()
+    assert lines[0].startswith("Will exit after finishing")
+    assert lines[1] == "stopped; 1 of 2 jobs done in 00:00, what is finished is kept"
+
+
+def test_nobody_listens(make: Make, monkeypatch: pytest.MonkeyPatch, run: RunFolder) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    handler = make(stdout=True)
+    begin(handler, 1, "targets", run.log("targets-0-of-2"))
+    finish(handler, 1, 1, 1)
+    handler.close()
+
+
 def test_warnings_and_nothing_to_do_are_shown(make: Make, stream: io.StringIO) -> None:
     handler = make()
     tell(handler, None, "Nothing to be done (all requested files are present).")
@@ -213,7 +255,9 @@ def a_board(run: RunFolder) -> Any:
     board.plan({"targets": 20, "total": 20})
     for number in range(14):
         board.begin(number, "targets", run.log(f"targets-{number}-of-20"), time.time())
-    counted(run, "targets-0-of-20")
+    counted(run, "targets-0-of-20", 32, in_s=1.0)
+    board.look()
+    counted(run, "targets-0-of-20", 48, in_s=1.5)
     board.look()
     return board
 
@@ -225,7 +269,7 @@ def test_the_screen_has_a_line_for_each_running_job(run: RunFolder) -> None:
     screen.close()
     assert isinstance(console.file, Terminal)
     said = console.file.getvalue()
-    for expected in ("targets-0-of-20", "64 of 64 samples", "32/s", "and 2 more jobs", "0 of 20"):
+    for expected in ("targets-0-of-20", "48 of 64 samples", "/s", "and 2 more jobs", "0 of 20"):
         assert expected in said
     assert "targets-9-of-20 done" in said
 
@@ -242,6 +286,23 @@ def test_small_terminals_and_pipes_get_lines(
     view = view_of(a_board(run), Terminal() if terminal else io.StringIO(), 3600.0, nocolor=False)
     view.close()
     assert isinstance(view, kind)
+
+
+def test_names_are_told_apart_on_a_narrow_terminal(run: RunFolder) -> None:
+    from distillery.terminal.board import Board
+
+    board = Board()
+    board.plan({"samples": 2, "total": 2})
+    for number in range(2):
+        name = f"samples-teacher-2-steps-unguided-{number}-of-2"
+        board.begin(number, "samples", run.log(name), time.time())
+    console = Console(file=Terminal(), force_terminal=True, width=80, height=10)
+    Screen(board, console).close()
+    assert isinstance(console.file, Terminal)
+    said = console.file.getvalue()
+    assert "-0-of-2" in said
+    assert "-1-of-2" in said
+    assert "0 of 2 jobs" in said
 
 
 def test_no_color_is_obeyed(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,5 +326,6 @@ def test_lines_come_at_intervals(run: RunFolder) -> None:
         time.sleep(0.02)
     lines.close()
     said = stream.getvalue().splitlines()
-    assert said[0] == "targets-0-of-20 [cpu] 64 of 64 samples, 32/s, 00:00 left"
+    assert said[0].startswith("targets-0-of-20 [cpu] 48 of 64 samples, ")
+    assert "/s, 00:0" in said[0]
     assert said[1].startswith("0 of 20 jobs, ")

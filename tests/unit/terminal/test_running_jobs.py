@@ -34,13 +34,33 @@ def test_a_job_notes_how_far_it_is_and_the_terminal_reads_it(run: RunFolder) -> 
     with reporter.progress(8, " samples", initial=2) as bar:
         job.look()
         assert (job.items, job.device, job.items_per_s) == ("2 of 8 samples", "cuda:GPU-1", None)
-        time.sleep(0.01)
         bar.update(6)
     job.look()
     assert job.items == "8 of 8 samples"
     assert job.share == 1.0
-    assert job.items_per_s is not None
-    assert job.left_s == 0.0
+    assert job.items_per_s is None, "all of it may have been loading"
+
+
+def test_a_job_s_speed_is_that_after_loading(run: RunFolder) -> None:
+    job, now = job_of(run), time.time()
+    for done, at_s in ((0, now), (8, now + 60), (24, now + 62)):
+        note = {"done": done, "total": 64, "unit": " samples", "device": "cpu", "initial": 0}
+        facts = json.dumps(note | {"begin_s": now, "at_s": at_s})
+        run.progress("targets-0-of-4").write_text(facts)
+        job.look()
+    assert job.items_per_s == pytest.approx(8)
+    assert job.left_s == pytest.approx(5 + 62, abs=2), "the note is of 62 s from now"
+
+
+def test_a_terminal_obeys_no_log(run: RunFolder) -> None:
+    job = job_of(run)
+    assert job.log is not None
+    long = "L" * 5000
+    job.log.write_text(f"2026 x WARNING a \x1b[2J\x1b[Hb\x07\x9b1m{long}\n")
+    (line,) = job.look()
+    assert line.startswith("a b")
+    assert not set(line) & set("\x1b\x07\x9b")
+    assert len(line) < 500
 
 
 def test_a_note_is_written_once_a_second_and_at_the_end(run: RunFolder) -> None:
@@ -166,6 +186,12 @@ os.system("echo of a child >&2")
 """
 
 
+CLOSED = (
+    "import os, sys; from pathlib import Path; from distillery.watched import keep_to_log; "
+    'keep_to_log(Path(sys.argv[1])); os.system("echo of a child >&2")'
+)
+
+
 @pytest.mark.parametrize(
     ("watched", "slurm_job", "keeps"),
     [("here", None, True), (None, None, False), ("here", "17", False), ("17", "17", True)],
@@ -198,6 +224,13 @@ def test_a_log_that_cannot_be_written_leaves_the_terminal(tmp_path: Path) -> Non
         check=True,
     )
     assert "to stdout" in done.stdout
+
+
+def test_closed_streams_are_no_reason_to_fail(tmp_path: Path) -> None:
+    log = tmp_path / "job.log"
+    command = f"{sys.executable} -c '{CLOSED}' {log} >&- 2>&-"
+    subprocess.run(command, shell=True, env=os.environ | {WATCHED: "here"}, check=True)
+    assert "of a child" in log.read_text()
 
 
 def test_the_log_is_found_in_a_command() -> None:

@@ -45,6 +45,8 @@ def probe_config(config: RunConfig) -> dict[str, Any]:
     raw = copy.deepcopy(config.model_dump(mode="json"))
     raw["run"] = probe_name(config)
     raw["samples"] |= {"num_shards": 1, "num_prompts": None}
+    # A chunk a batch: prompts are too few for two chunks of the usual size.
+    raw["embeddings"]["chunk_size"] = raw["embeddings"]["batch_size"]
     if "training" in raw:
         size = raw["training"]["global_batch_size"]
         num_samples = NUM_INTERVALS * UPDATES * size

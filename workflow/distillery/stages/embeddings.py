@@ -94,7 +94,7 @@ def make_embeddings(
         _check_finite(group, encoded, job.teacher.dtype)
         return pack(encoded)
 
-    make_chunks(recipe.to_json(), plans, (0, 1), make, output, reporter, " prompts")
+    make_chunks(recipe.to_json(), plans, (0, 1), make, output, reporter, " texts")
 
 
 def encode_texts(

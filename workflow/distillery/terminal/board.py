@@ -13,8 +13,8 @@ from distillery.terminal.jobs import Job
 
 BESIDE = 0.1
 """What jobs do beside network passes, by all passes: as much in each job, whatever it is for."""
-MIN_SHARE = 0.02
-"""Of the work, before time left is told: the first minutes are loading."""
+MIN_SHARE, MIN_S = 0.3, 120.0
+"""Of the work, or seconds, before time left is told: at first jobs only load."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class Board:
         numbers: of the jobs to be done, by rule.
         finished: by rule.
         failures: of jobs that failed and were not tried again.
+        names: of all jobs that began.
         run: folder of the run; None before a job has named it.
     """
 
@@ -46,6 +47,7 @@ class Board:
     numbers: Counter[str] = field(default_factory=Counter)
     finished: Counter[str] = field(default_factory=Counter)
     failures: dict[int, Failure] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)
     run: RunFolder | None = None
     begin_s: float = field(default_factory=time.time)
     _passes: Mapping[str, float] = field(default_factory=dict)
@@ -59,6 +61,7 @@ class Board:
         """A job begins, perhaps once more."""
         self.failures.pop(number, None)
         self.running[number] = Job(rule, log, begin_s)
+        self.names[number] = self.running[number].name
         if log is not None and log.parent.name == "logs":
             self.run = RunFolder(log.parent.parent)
         if self.run is not None and not self._passes:
@@ -105,9 +108,10 @@ class Board:
     def left_s(self) -> float | None:
         """Seconds to the end at the speed so far; None where too little is done to say."""
         share = self.share
-        if share < MIN_SHARE:
+        seconds = time.time() - self.begin_s
+        if share == 0.0 or (share < MIN_SHARE and seconds < MIN_S):
             return None
-        return (time.time() - self.begin_s) * (1 - share) / share
+        return seconds * (1 - share) / share
 
     def _now(self) -> list[Job]:
         """The running jobs; the other thread may change them meanwhile."""
@@ -118,7 +122,12 @@ class Board:
         if self.run is None:
             return []
         lines = _verdict_lines(self.run)
-        places = {"report": self.run.report, "student": self.run.student("pipeline")}
+        places = {
+            "report": self.run.report,
+            "images": self.run.gallery / "index.html",
+            "student": self.run.student("pipeline"),
+            "data set": self.run.dataset,
+        }
         return lines + [f"{name}: {path}" for name, path in places.items() if path.exists()]
 
 

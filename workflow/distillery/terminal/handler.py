@@ -5,10 +5,12 @@ with `--logger-distillery-style snakemake`, in dry runs, and with its options th
 """
 
 import logging
+import os
 import re
 import shlex
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,12 +25,16 @@ from distillery.watched import watch_jobs
 
 HIDDEN = ("Warning: the following output files of rule",)
 """What it warns of though nothing is wrong: the plan before the first job writes a job's file."""
-SHOWN = ("Nothing to be done", "Trying to restart job", "Shutting down")
+RESTART = re.compile(r"Trying to restart job (\d+)\.")
+USELESS = "At least one job did not complete successfully"
+"""Its last word where a job failed, which is told by name, and after SIGTERM, where none did."""
+SHOWN = ("Nothing to be done", "Shutting down", "Will exit after finishing")
 """What Snakemake says that a user must see, by how it begins."""
 CALLED_FROM = re.compile(
     r"(\nWildcards:(\n.*)*\nTraceback:)?(\n +File \".*\", line \d+, in .*)*\n?$"
 )
 """Where in a Snakefile an error was raised, which says nothing to who wrote a configuration."""
+MIN_EVERY_S = 1.0
 QUIET_S = 2.0
 """A job without a count that was done sooner is not named."""
 
@@ -45,7 +51,8 @@ class LogHandlerSettings(LogHandlerSettingsBase):
         },
     )
     every_s: float = field(
-        default=30.0, metadata={"help": "seconds between two lines of a job", "type": float}
+        default=30.0,
+        metadata={"help": "seconds between two lines of a job, at least 1", "type": float},
     )
 
 
@@ -57,7 +64,9 @@ class LogHandler(LogHandlerBase):
         assert isinstance(self.settings, LogHandlerSettings)
         self._board = Board()
         self._view: Any = None
-        self._stream = sys.stdout if self.common_settings.stdout else sys.stderr
+        stream = sys.stdout if self.common_settings.stdout else sys.stderr
+        # None where it was closed; what is said goes nowhere then, and the run goes on.
+        self._stream = stream or open(os.devnull, "w")  # noqa: PTH123, SIM115
         self._errors: list[str] = []
         self._is_done = self._has_ended = False
         self._snakemakes: logging.Handler | None = None
@@ -122,7 +131,8 @@ class LogHandler(LogHandlerBase):
             case LogEvent.PROGRESS:
                 self._is_done = fields["done"] == fields["total"]
             case LogEvent.ERROR:
-                self._errors.append(record.getMessage())
+                text = record.getMessage()
+                self._errors += [text] if USELESS not in text else []
             case None:
                 self._hear(record)
 
@@ -130,7 +140,9 @@ class LogHandler(LogHandlerBase):
         """A line of Snakemake's own."""
         text = record.getMessage()
         if record.levelno >= logging.ERROR:
-            self._errors.append(text)
+            self._errors += [text] if USELESS not in text else []
+        elif restart := RESTART.match(text):
+            self._say(f"{self._board.names.get(int(restart[1]), 'a job')} is tried again")
         elif text.startswith(HIDDEN):
             return
         elif record.levelno >= logging.WARNING or text.startswith(SHOWN):
@@ -165,7 +177,7 @@ class LogHandler(LogHandlerBase):
         from distillery.terminal.screen import Lines, view_of
 
         assert isinstance(self.settings, LogHandlerSettings)
-        every_s = self.settings.every_s
+        every_s = max(MIN_EVERY_S, self.settings.every_s)
         if self.settings.style == "lines":
             self._view = Lines(self._board, self._stream, every_s)
         else:
@@ -181,9 +193,8 @@ class LogHandler(LogHandlerBase):
         took = tqdm.format_interval(time.time() - self._board.begin_s)
         if self._board.failures:
             self._say("")
-            for failure in self._board.failures.values():
-                for line in _lines_of(failure):
-                    self._say(line, "red")
+            for line in lines_of(list(self._board.failures.values())):
+                self._say(line, "red")
         elif self._errors:
             for text in dict.fromkeys(self._errors):
                 self._say(CALLED_FROM.sub("", text), "red")
@@ -196,7 +207,13 @@ class LogHandler(LogHandlerBase):
             self._say(f"go on with: {shlex.join(['snakemake', *sys.argv[1:]])}")
 
 
-def _lines_of(failure: Failure) -> list[str]:
-    """What failed, why, and where more is to be read."""
-    where = [f"  log: {failure.log}"] if failure.log else []
-    return [failure.message, *where]
+def lines_of(failures: Sequence[Failure]) -> list[str]:
+    """What failed, why, and where more is to be read; what several say alike once."""
+    alike: dict[str, list[Failure]] = {}
+    for failure in failures:
+        alike.setdefault(failure.message.partition(": ")[2], []).append(failure)
+    lines = []
+    for first, *others in alike.values():
+        lines += [first.message] + ([f"  log: {first.log}"] if first.log else [])
+        lines += [f"  {len(others)} more jobs say the same"] if others else []
+    return lines

@@ -1,6 +1,7 @@
 """Running jobs as their files tell of them: how far they are, and what they warn of."""
 
 import json
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,8 +10,10 @@ from typing import Any
 
 from distillery.run_folder import RunFolder
 
-MAX_ERROR_LINES = 20
-"""Of a message on the terminal; the log has all."""
+MAX_ERROR_LINES, MAX_LINE = 20, 400
+"""Of a message on the terminal, and characters of a line; the log has all."""
+CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""What a terminal would obey; a log may hold anything."""
 ERROR = "error: "
 STOPPED = ("interrupted: ", "stopped by a signal")
 """What jobs say that end because they were asked to."""
@@ -33,6 +36,7 @@ class Job:
     begin_s: float
     note: dict[str, Any] = field(default_factory=dict)
     _read: int = 0
+    _loaded: tuple[float, float] | None = None
 
     @property
     def name(self) -> str:
@@ -52,11 +56,11 @@ class Job:
 
     @property
     def items_per_s(self) -> float | None:
-        """Since it began to count; None where it does not, or has done nothing yet."""
-        if not self.note:
+        """Since its first items were done, before which it loads; None where nothing is known."""
+        if self._loaded is None:
             return None
-        seconds = float(self.note["at_s"] - self.note["begin_s"])
-        done = float(self.note["done"] - self.note["initial"])
+        done_before, at_s = self._loaded
+        seconds, done = self.note["at_s"] - at_s, self.note["done"] - done_before
         return float(done / seconds) if seconds > 0 and done > 0 else None
 
     @property
@@ -93,6 +97,8 @@ class Job:
             return
         if note["at_s"] >= self.begin_s:
             self.note = note
+            if self._loaded is None and note["done"] > note["initial"]:
+                self._loaded = note["done"], note["at_s"]
 
     def _new_lines(self) -> list[str]:
         """Whole lines of the log since the last look."""
@@ -138,7 +144,17 @@ def _message(lines: Sequence[str]) -> str:
 
 
 def _lines(text: bytes) -> list[str]:
-    return text.decode("utf-8", errors="replace").splitlines()
+    """Lines that a terminal can show."""
+    lines = text.decode("utf-8", errors="replace").split("\n")
+    return [shorten(CONTROL.sub("", line), MAX_LINE) for line in lines if line]
+
+
+def shorten(text: str, most: int) -> str:
+    """A text of so many characters at the most, the middle left out."""
+    if len(text) <= most:
+        return text
+    head = (most - 1) // 2
+    return f"{text[:head]}…{text[len(text) - (most - 1 - head) :]}"
 
 
 def _without_time(line: str) -> str:

@@ -3,7 +3,7 @@
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TextIO
 
 from rich.console import Console, RenderableType
@@ -14,6 +14,7 @@ from rich.text import Text
 from tqdm import tqdm
 
 from distillery.terminal.board import Board
+from distillery.terminal.jobs import shorten
 
 MIN_COLUMNS, MIN_LINES = 60, 10
 """A smaller terminal gets lines."""
@@ -23,6 +24,8 @@ LOOK_S = 1.0
 """Between two looks at the jobs' logs, where nothing is drawn."""
 SHARE = 0.02
 """Of the time so far: lines come no more often, so that a week does not fill a log."""
+WIDE_COLUMNS, BESIDE_A_NAME = 110, 52
+"""From here on there is room for devices; and what stands beside a name."""
 MAX_SHOWN = 12
 """Running jobs; the rest are counted."""
 
@@ -108,18 +111,28 @@ class Screen(View):
     def _draw(self) -> RenderableType:
         for warning in self._board.look():
             self.say(warning, "yellow")
+        width, height = self._console.size
         table = Table.grid(padding=(0, 2))
-        jobs = list(self._board.running.values())
-        for job in jobs[:MAX_SHOWN]:
-            bar = ProgressBar(total=1.0, completed=job.share, width=20) if job.items else ""
+        for _ in range(5 + (width >= WIDE_COLUMNS)):
+            table.add_column(no_wrap=True)
+        jobs, room = list(self._board.running.values()), max(1, min(MAX_SHOWN, height - 4))
+        for job in jobs[:room]:
             about = (job.items, _speed(job.items_per_s), _left(job.left_s))
-            table.add_row(job.name, Text(job.device, "dim"), bar, *about)
-        if len(jobs) > MAX_SHOWN:
-            table.add_row(f"and {len(jobs) - MAX_SHOWN} more jobs")
-        bar = ProgressBar(total=1.0, completed=self._board.share, width=20)
+            name = shorten(job.name, max(12, width - BESIDE_A_NAME))
+            self._add(table, name, job.device, job.share if job.items else None, about)
+        if len(jobs) > room:
+            table.add_row(f"and {len(jobs) - room} more jobs")
         about = (self._board.counts, f"{self._board.share:.0%}", _left(self._board.left_s))
-        table.add_row(Text("all", "bold"), "", bar, *about)
+        self._add(table, "all", "", self._board.share, about)
         return table
+
+    def _add(
+        self, table: Table, name: str, device: str, share: float | None, about: Sequence[str]
+    ) -> None:
+        """A row; on a narrow terminal without device and with a short bar."""
+        is_wide = self._console.size.width >= WIDE_COLUMNS
+        bar = ProgressBar(1.0, share, width=20 if is_wide else 6) if share is not None else ""
+        table.add_row(name, *([Text(device, "dim")] if is_wide else []), bar, *about)
 
 
 def view_of(board: Board, stream: TextIO, every_s: float, nocolor: bool) -> View:
