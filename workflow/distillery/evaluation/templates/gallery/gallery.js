@@ -40,12 +40,13 @@ function draw(page = 0) {
     return element("li", {}, button);
   });
   at("pages").replaceChildren(element("ul", {}, ...(pages > 1 ? buttons : [])));
-  at("about").textContent = `${shown.length.toLocaleString("en")} of ${rows.length.toLocaleString("en")} samples, each from the same noise. An image opens larger.`;
+  const none = shown.length ? "" : "; fewer words find more";
+  at("about").textContent = `${shown.length.toLocaleString("en")} of ${rows.length.toLocaleString("en")} samples${none}`;
 }
 
 function choose() {
   const words = at("words").value.toLowerCase().split(/\s+/).filter(Boolean);
-  shown = rows.filter((row) => words.every((word) => `${row[2]} ${row[0]}`.toLowerCase().includes(word)));
+  shown = rows.filter((row) => words.every((word) => `${row[2]} ${row[0]}/${row[1]}`.toLowerCase().includes(word)));
   const place = scored.indexOf(at("score")?.value) + 1;
   if (place > 0) {
     const model = Number(at("model").value);
@@ -71,13 +72,19 @@ function open(place) {
   if (!at("viewer").open) at("viewer").showModal();
 }
 
+// Back to where the last image is, which may be on another page.
+at("viewer").addEventListener("close", () => {
+  const find = () => document.querySelector(`#samples a[data-place="${opened}"]`);
+  if (!find()) draw(Math.floor(opened / perPage));
+  find()?.focus();
+});
+
 at("samples").addEventListener("click", (event) => {
   const link = event.target.closest("a");
   if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
   event.preventDefault();
-  const model = Number(link.dataset.model);
-  at("right").value = model;
-  if (Number(at("left").value) === model) at("left").value = model === 0 ? Math.min(1, models.length - 1) : 0;
+  // The one on the left stays, as what all are compared with.
+  if (link.dataset.model !== at("left").value) at("right").value = link.dataset.model;
   open(Number(link.dataset.place));
 });
 for (const id of ["left", "right"]) at(id).addEventListener("change", () => open(opened));
@@ -86,6 +93,8 @@ at("difference").addEventListener("change", () => at("viewer").classList.toggle(
 at("previous").addEventListener("click", () => open(opened - 1));
 at("next").addEventListener("click", () => open(opened + 1));
 at("close").addEventListener("click", () => at("viewer").close());
+at("viewer").addEventListener("click", (event) => event.target === at("viewer") && at("viewer").close());
+addEventListener("beforeprint", () => [...document.images].forEach((image) => (image.loading = "eager")));
 at("viewer").addEventListener("keydown", (event) => {
   if (event.target.matches("select, #slide")) return;
   if (event.key === "ArrowLeft") open(opened - 1);
