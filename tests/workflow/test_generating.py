@@ -18,6 +18,7 @@ GENERATING = {
     "embeddings",
     "samples",
     "merge_samples",
+    "gallery",
     "dataset",
     "all",
 }

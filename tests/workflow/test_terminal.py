@@ -38,8 +38,8 @@ def run(folder: Path, *arguments: str) -> tuple[int, list[str]]:
 def test_a_run_ends_with_its_verdict_and_its_places(folder: Path) -> None:
     status, lines = run(folder, "--forcerun", "report", "--", "all")
     assert status == 0
-    end = [line.split(":")[0].split(" in ")[0] for line in lines[-3:]]
-    assert end == ["report", "student", "2 of 2 jobs"], lines
+    end = [line.split(":")[0].split(" in ")[0] for line in lines[-4:]]
+    assert end == ["report", "images", "student", "2 of 2 jobs"], lines
     assert any(line.startswith("passed ") for line in lines)
     assert not any(line.startswith(("rule ", "Building", "Select jobs")) for line in lines)
 
