@@ -6,6 +6,7 @@ from pathlib import Path
 
 import snakemake.api  # first: Snakemake's modules import each other
 import snakemake.dag
+import snakemake.exceptions
 import snakemake.persistence
 import snakemake.rules
 import snakemake.workflow
@@ -36,3 +37,16 @@ def test_rules_read_nothing_private_by_themselves() -> None:
     assert len(files) > 5
     for file in files:
         assert not re.findall(r"(?<!/)\bworkflow\.\w+", file.read_text()), file
+
+
+def test_cores_need_not_be_given() -> None:
+    class Without:
+        @property
+        def cores(self) -> int:
+            raise snakemake.exceptions.WorkflowError("Workflow requires a total number of cores")
+
+    class With:
+        cores = 3
+
+    assert snakemake_private.cores_of(Without()) == 8
+    assert snakemake_private.cores_of(With()) == 3

@@ -57,8 +57,16 @@ def is_made(workflow: Workflow, path: str) -> bool:
 
 
 def cores_of(workflow: Workflow) -> int:
-    """What --cores gives this machine's jobs, 8 where a cluster's profile gives none; `cores`."""
-    return int(workflow.cores or 8)
+    """What --cores gives this machine's jobs, 8 where nothing is given; `cores`.
+
+    A cluster's profile gives none, and a call that runs no job, as for a report, need not.
+    """
+    from snakemake.exceptions import WorkflowError  # type: ignore[import-untyped]
+
+    try:
+        return int(workflow.cores)
+    except (WorkflowError, TypeError):
+        return 8
 
 
 def note_command(workflow: Workflow) -> None:

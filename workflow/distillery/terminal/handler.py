@@ -28,7 +28,9 @@ HIDDEN = ("Warning: the following output files of rule",)
 RESTART = re.compile(r"Trying to restart job (\d+)\.")
 USELESS = "At least one job did not complete successfully"
 """Its last word where a job failed, which is told by name, and after SIGTERM, where none did."""
-SHOWN = ("Nothing to be done", "Shutting down", "Will exit after finishing")
+SHOWN = (
+    "Nothing to be done", "Shutting down", "Will exit after finishing", "Report created", "Unlock",
+)  # fmt: skip
 """What Snakemake says that a user must see, by how it begins."""
 CALLED_FROM = re.compile(
     r"(\nWildcards:(\n.*)*\nTraceback:)?(\n +File \".*\", line \d+, in .*)*\n?$"
