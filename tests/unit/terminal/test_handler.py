@@ -38,10 +38,10 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
 
 @pytest.fixture
 def make(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> Make:
-    def make(style: str = "auto", **common: Any) -> LogHandler:
+    def make(style: str = "auto", every_s: float = 3600.0, **common: Any) -> LogHandler:
         monkeypatch.setattr(sys, "stderr", stream)
         settings: Any = SimpleNamespace(**COMMON | common)
-        handler = LogHandler(settings, LogHandlerSettings(style=style, every_s=3600.0))
+        handler = LogHandler(settings, LogHandlerSettings(style=style, every_s=every_s))
         handler.addFilter(DefaultFilter(None, False, False, False, False))
         handler.setFormatter(DefaultFormatter(None, False))
         return handler
@@ -316,6 +316,20 @@ def test_no_color_is_obeyed(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> 
     view.close()
     assert "a failure" in stream.getvalue()
     assert "\x1b[31m" not in stream.getvalue()
+
+
+@pytest.mark.parametrize(("asked_s", "given_s"), [(0.0, 1.0), (-1.0, 1.0), (5.0, 5.0)])
+def test_lines_come_no_faster_than_each_second(
+    make: Make, run: RunFolder, monkeypatch: pytest.MonkeyPatch, asked_s: float, given_s: float
+) -> None:
+    given = []
+    monkeypatch.setattr(Lines, "__init__", lambda _, __, ___, every_s: given.append(every_s))
+    monkeypatch.setattr(Lines, "close", lambda _: None)
+    monkeypatch.setattr(Lines, "say", lambda *_: None)
+    handler = make("lines", every_s=asked_s)
+    begin(handler, 1, "targets", run.log("targets-0-of-2"))
+    handler.close()
+    assert given == [given_s]
 
 
 def test_lines_come_at_intervals(run: RunFolder) -> None:
