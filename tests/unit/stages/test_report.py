@@ -6,12 +6,12 @@ import re
 import shutil
 from dataclasses import asdict, fields
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from distillery.evaluation import verdict
+from distillery.evaluation.pages import TEMPLATES
 from distillery.files import hash_json, read_sealed, write_json, write_sealed
 from distillery.run_folder import RunFolder
 from distillery.schedule import Schedule
@@ -498,7 +498,7 @@ def test_diverged_training_is_drawn_and_told(folder, tmp_path):
 
 
 def test_templates_lie_where_the_report_looks():
-    assert (Path(report.TEMPLATES) / "report.html.j2").is_file()
+    assert (TEMPLATES / "report.html.j2").is_file()
 
 
 def test_errors_are_in_the_log(tmp_path):

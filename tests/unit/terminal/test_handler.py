@@ -194,6 +194,8 @@ def test_nobody_listens(make: Make, monkeypatch: pytest.MonkeyPatch, run: RunFol
     begin(handler, 1, "targets", run.log("targets-0-of-2"))
     finish(handler, 1, 1, 1)
     handler.close()
+    assert handler._board.finished == {"targets": 1}, "it went on all the same"
+    assert handler._snakemakes is None, "and met no error"
 
 
 def test_warnings_and_nothing_to_do_are_shown(make: Make, stream: io.StringIO) -> None:

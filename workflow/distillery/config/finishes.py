@@ -92,24 +92,25 @@ def check_online(training: "Training") -> None:
             "training.parallel is fsdp and training.targets is online: ranks walk different "
             "numbers of steps, and a sharded student needs all for each; use ddp"
         )
-    most = training.rollouts_begin
-    if most == 0:
+    if training.rollouts_begin == 0:
         raise ValueError(
             "training.targets is online and all of training.num_samples are rollouts, which "
             "have stored targets: lower training.rollout_samples, or write targets: stored"
         )
-    if training.online_samples > most:
-        raise ValueError(
-            f"training.finish_samples is {training.finish_samples}, and {most} of "
-            f"training.num_samples are no rollouts: use {most} or fewer"
-        )
     if training.finish_samples is not None:
-        check_multiple(
-            "training.finish_samples",
-            training.finish_samples,
-            "training.global_batch_size",
-            training.global_batch_size,
+        _check_length("training.finish_samples", training.finish_samples, training)
+
+
+def _check_length(key: str, samples: int, training: "Training") -> None:
+    """Raise ValueError for a finish longer than what precedes the rollouts, or of half a batch."""
+    most = training.rollouts_begin
+    if samples > most:
+        raise ValueError(
+            f"{key} is {samples}, and {most} of training.num_samples are no rollouts: use {most} "
+            "or fewer"
         )
+    size = training.global_batch_size
+    check_multiple(key, samples, "training.global_batch_size", size)
 
 
 def check_adversarial(training: "Training") -> None:
@@ -131,23 +132,13 @@ def check_adversarial(training: "Training") -> None:
             "training.global_batch_size is 1 and training.adversarial is set: heads that see "
             "one image an update learn nothing of images; use 32 or more"
         )
-    samples, most = training.adversarial.samples, training.rollouts_begin
-    if most == 0:
+    if training.rollouts_begin == 0:
         raise ValueError(
             "training.adversarial is set and all of training.num_samples are rollouts, which "
             "follow it: lower training.rollout_samples, or leave adversarial out"
         )
-    if samples > most:
-        raise ValueError(
-            f"training.adversarial.samples is {samples}, and {most} of training.num_samples "
-            f"are no rollouts: use {most} or fewer"
-        )
-    check_multiple(
-        "training.adversarial.samples",
-        samples,
-        "training.global_batch_size",
-        training.global_batch_size,
-    )
+    samples = training.adversarial.samples
+    _check_length("training.adversarial.samples", samples, training)
     last = samples + training.rollout_samples - training.global_batch_size
     if training.adversarial.warmup_samples > last:
         raise ValueError(

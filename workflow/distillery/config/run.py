@@ -191,6 +191,10 @@ class SampledModel(Section):
 class Samples(Section):
     """What is generated from the prompts of prompts.eval."""
 
+    def num_images(self, num_prompts: int) -> int:
+        """Of each model, from so many held-out prompts."""
+        return min(self.num_prompts or num_prompts, num_prompts) * self.images_per_prompt
+
     models: dict[Name, SampledModel] = Field(
         min_length=1, description="the models to compare, by names of your choice"
     )

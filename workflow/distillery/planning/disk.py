@@ -125,7 +125,7 @@ def samples_bytes(config: RunConfig, num_prompts: int, shape: tuple[int, ...]) -
     """Bytes of all models' images and latents."""
     samples = config.samples
     each = image_bytes(config.teacher) + prod(shape) * LATENT_BYTES
-    per_model = min(samples.num_prompts or num_prompts, num_prompts) * samples.images_per_prompt
+    per_model = samples.num_images(num_prompts)
     return per_model * len(samples.models) * each
 
 

@@ -38,7 +38,7 @@ def plan_generation(
     family, network = folder.family, folder.denoiser_config
     shape = family.latent_shape(load_skeleton(folder), *size)
     samples = config.samples
-    per_model = min(samples.num_prompts or num_prompts, num_prompts) * samples.images_per_prompt
+    per_model = samples.num_images(num_prompts)
     models = [resolve_sampling(config, model) for model in samples.models]
     calls = [
         model.steps * family.calls_per_step(network, model.guidance_scale or 1.0)

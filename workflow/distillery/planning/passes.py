@@ -38,7 +38,7 @@ def passes_per_job(
 def _of_samples(config: RunConfig, num_eval: int, folder: PipelineFolder, size: float) -> float:
     """Of one job that draws, in the mean over the models."""
     samples = config.samples
-    images = min(samples.num_prompts or num_eval, num_eval) * samples.images_per_prompt
+    images = samples.num_images(num_eval)
     calls = 0.0
     for name in samples.models:
         model = resolve_sampling(config, name)

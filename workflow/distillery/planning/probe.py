@@ -178,8 +178,7 @@ def amounts_of(
 ) -> list[tuple[str, int, int]]:
     """Kind, jobs and items of all that a run does, for `plan_times`."""
     samples = config.samples
-    images = min(samples.num_prompts or num_prompts["eval"], num_prompts["eval"])
-    images *= samples.images_per_prompt
+    images = samples.num_images(num_prompts["eval"])
     amounts = [("embeddings", len(num_prompts), sum(num_prompts.values()))]
     amounts += [(f"samples-{name}", samples.num_shards, images) for name in samples.models]
     targets, training = getattr(config, "targets", None), getattr(config, "training", None)

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
 
 from distillery import cli
 from distillery.evaluation.comparison import (
@@ -25,14 +23,14 @@ from distillery.evaluation.comparison import (
     pair_up,
     read_pieces,
 )
+from distillery.evaluation.figures import counted
 from distillery.evaluation.image_grid import NUM_LEADING, Lead, make_lead, spread
 from distillery.evaluation.manifests import ModelSamples
 from distillery.evaluation.metrics import ConfidenceInterval
+from distillery.evaluation.pages import own_file, page_environment
 from distillery.files import write_text
 from distillery.run_folder import RunFolder
 from distillery.store.tables import write_table
-
-TEMPLATES = Path(__file__).parents[1] / "evaluation" / "templates"
 
 
 @dataclass(frozen=True)
@@ -61,17 +59,10 @@ def compare_runs(first: Path, second: Path, output: Path) -> None:
             raise FileNotFoundError(f"{folder} is not there: a comparison needs two runs' results")
     one, other = (read_pieces(RunFolder(folder)) for folder in (first, second))
     found, notes = differences(one, other)
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["counted"] = lambda number, noun: f"{number:,} {noun}{'s' * (number != 1)}"
-    environment.filters["interval"] = _shown
+    environment = page_environment()
+    environment.filters |= {"counted": counted, "interval": _shown}
     text = environment.get_template("compare.html.j2").render(
-        style=Markup((TEMPLATES / "report.css").read_text(encoding="utf-8")),  # noqa: S704 (ours)
+        style=own_file("report.css"),
         first=one,
         second=other,
         gaps=[*one.gaps, *other.gaps, *notes],

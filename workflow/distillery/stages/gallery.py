@@ -12,16 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
 
 from distillery import cli
 from distillery.evaluation.image_grid import link_to
 from distillery.evaluation.manifests import ModelSamples, check_pairs, read_samples
+from distillery.evaluation.pages import own_file, page_environment
 from distillery.files import atomic_path, write_text
 from distillery.store.tables import read_table
 
-TEMPLATES = Path(__file__).parents[1] / "evaluation" / "templates" / "gallery"
 PER_PAGE = 200
 """Samples on a page, each with an image of every model; images load as they come into view."""
 SCORES = {"clip_score": "CLIP score", "psnr_db": "PSNR", "rank": "retrieval rank"}
@@ -65,25 +63,15 @@ def make_gallery(manifests: Sequence[Path], scores: Path | None, output: Path) -
     pages = [samples[start : start + PER_PAGE] for start in range(0, len(samples), PER_PAGE)]
     present = {name for sample in samples for shot in sample.shots for name in shot.scores}
     scored = [name for name in SCORES if name in present]
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    template = environment.get_template("page.html.j2")
-    columns = [
-        {"name": model.model, "folder": link_to(model.folder, output), "calls": model.network_calls}
-        for model in models
-    ]
+    template = page_environment().get_template("gallery/page.html.j2")
+    columns = [{"name": model.model, "folder": link_to(model.folder, output)} for model in models]
     with atomic_path(output) as folder:
         folder.mkdir()
         for number, page in enumerate(pages, 1):
             text = template.render(
                 run=output.parent.name,
-                style=_own("gallery.css"),
-                script=_own("gallery.js"),
+                style=own_file("gallery/gallery.css"),
+                script=own_file("gallery/gallery.js"),
                 models=columns,
                 samples=page,
                 number=number,
@@ -145,11 +133,6 @@ def rows_script(
     # A script ends at the first "</script", and prompts are users' text.
     text = json.dumps(content, ensure_ascii=False, separators=(",", ":")).replace("</", "<\\/")
     return f"const GALLERY = {text};\n"
-
-
-def _own(name: str) -> Markup:
-    """A file of ours, to be put into the page as it is."""
-    return Markup((TEMPLATES / name).read_text(encoding="utf-8"))  # noqa: S704 (ours)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -15,14 +15,13 @@ from typing import Any, TypeVar
 
 import pandas as pd
 import yaml
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
 
 from distillery import cli
 from distillery.config.run import Config
 from distillery.evaluation import figures, tables
 from distillery.evaluation.image_grid import Grid, Lead, make_grid, make_lead
 from distillery.evaluation.manifests import ModelSamples, check_pairs, read_samples
+from distillery.evaluation.pages import own_file, page_environment
 from distillery.evaluation.plots import significant
 from distillery.evaluation.timeline import (
     Attempt,
@@ -64,7 +63,6 @@ from distillery.store.tables import read_table
 from distillery.student.info import StudentInfo, describe_student, read_student_info
 from distillery.telemetry import read_events
 
-TEMPLATES = Path(__file__).resolve().parents[1] / "evaluation" / "templates"
 Content = TypeVar("Content")
 OWN_STAGE = "report"
 LAST_SHARE = 0.1
@@ -338,13 +336,7 @@ def render(
     code: str | None,
 ) -> str:
     """Fill the template; prompts are users' text, so everything is escaped."""
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = page_environment()
     environment.filters |= {
         "count_text": lambda count: f"{count:,}",
         "counted": figures.counted,
@@ -360,7 +352,7 @@ def render(
     template = environment.get_template("report.html.j2")
     config = findings.config
     return template.render(
-        style=Markup((TEMPLATES / "report.css").read_text(encoding="utf-8")),  # noqa: S704 (ours)
+        style=own_file("report.css"),
         config=config,
         facts=facts,
         findings=findings,

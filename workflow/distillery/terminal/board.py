@@ -85,7 +85,7 @@ class Board:
 
     def look(self) -> list[str]:
         """Read how far the running jobs are; returns their new warnings."""
-        return [warning for job in self._now() for warning in job.look()]
+        return [warning for job in self.at_work for warning in job.look()]
 
     @property
     def counts(self) -> str:
@@ -100,7 +100,7 @@ class Board:
         done = sum(
             (self._passes.get(rule, 0.0) + beside) * jobs for rule, jobs in self.finished.items()
         )
-        done += sum(self._passes.get(job.rule, 0.0) * job.share for job in self._now())
+        done += sum(self._passes.get(job.rule, 0.0) * job.share for job in self.at_work)
         whole = passes + beside * self.numbers.total()
         return min(1.0, done / whole) if whole else 0.0
 
@@ -113,7 +113,8 @@ class Board:
             return None
         return seconds * (1 - share) / share
 
-    def _now(self) -> list[Job]:
+    @property
+    def at_work(self) -> list[Job]:
         """The running jobs; the other thread may change them meanwhile."""
         return list(self.running.values())
 

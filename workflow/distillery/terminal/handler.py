@@ -151,11 +151,11 @@ class LogHandler(LogHandlerBase):
             self._say(text, "yellow" if record.levelno >= logging.WARNING else "")
 
     def _finish(self, number: int) -> None:
-        for warning in self._board.look():
-            self._say(warning, "yellow")
         job = self._board.end(number)
         if job is None:
             return
+        for warning in job.look():
+            self._say(warning, "yellow")
         seconds = time.time() - job.begin_s
         if job.items or seconds > QUIET_S:
             counted = f", {job.note['done']:,} {job.note['unit'].strip()}" if job.items else ""

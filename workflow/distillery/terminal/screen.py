@@ -75,7 +75,7 @@ class Lines(View):
 
 def progress_lines(board: Board) -> Iterator[str]:
     """How far each running job that counts is, and all of them."""
-    counting = [job for job in list(board.running.values()) if job.items]
+    counting = [job for job in board.at_work if job.items]
     for job in counting[:MAX_SHOWN]:
         about = [job.items, _speed(job.items_per_s), _left(job.left_s)]
         yield f"{job.name} [{job.device}] {', '.join(part for part in about if part)}"
@@ -115,7 +115,7 @@ class Screen(View):
         table = Table.grid(padding=(0, 2))
         for _ in range(5 + (width >= WIDE_COLUMNS)):
             table.add_column(no_wrap=True)
-        jobs, room = list(self._board.running.values()), max(1, min(MAX_SHOWN, height - 4))
+        jobs, room = self._board.at_work, max(1, min(MAX_SHOWN, height - 4))
         for job in jobs[:room]:
             about = (job.items, _speed(job.items_per_s), _left(job.left_s))
             name = shorten(job.name, max(12, width - BESIDE_A_NAME))
