@@ -26,6 +26,7 @@ import sys
 import time
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from fnmatch import fnmatch
 from pathlib import Path
 
 import torch
@@ -100,6 +101,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--objectives", nargs="+", choices=OBJECTIVES, default=list(OBJECTIVES))
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--steps", nargs="+", type=int, choices=STEPS, default=list(STEPS))
+    parser.add_argument(
+        "--only", nargs="+", metavar="PATTERN", help="of these cells, by name: 'half-*-4-*'"
+    )
     parser.add_argument("--num-samples", type=int, default=25600, help="length of each training")
     parser.add_argument("--batch-size", type=int, default=64, help="samples per update")
     parser.add_argument("--learning-rate", type=float, default=5e-4)
@@ -183,7 +187,8 @@ def cells_of(arguments: argparse.Namespace, teacher_steps: int) -> list[Cell]:
         for steps in sorted({*arguments.steps, teacher_steps}, reverse=True)
         for guidance in ("guided", "unguided")
     ]
-    return students + teachers
+    patterns = arguments.only or ["*"]
+    return [cell for cell in students if any(fnmatch(cell.name, it) for it in patterns)] + teachers
 
 
 def path_of(bench: Bench, cell: Cell) -> Path:
