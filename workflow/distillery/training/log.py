@@ -1,7 +1,6 @@
 """What a training reports: rows of loss.parquet, telemetry, points of TensorBoard's curves."""
 
 import os
-import resource
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from typing import Any, Self
 import torch
 from tqdm import tqdm
 
+from distillery.hardware import peak_memory_bytes
 from distillery.images import Pixels
 from distillery.telemetry import ProgressBar
 from distillery.training.alarms import COMPANIONS, HELD_OUT
@@ -378,13 +378,6 @@ def of_others(row: Mapping[str, float]) -> str:
 def _or_nan(value: float | None) -> float:
     """NaN for what was not to be measured: a curve has no point there."""
     return nan if value is None else value
-
-
-def peak_memory_bytes(device: torch.device) -> int:
-    """The most memory this process has held: reserved on its GPU, or resident on the host."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_reserved(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _memory(device: torch.device) -> str:
