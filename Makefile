@@ -67,7 +67,7 @@ lint: $(VENV)/installed-dev  ## ruff, mypy and snakefmt; snakemake's own linter 
 	snakefmt --check Snakefile rules
 
 docs: $(VENV)/installed-docs  ## build the documentation site in site/; opens from the disk
-	NO_MKDOCS_2_WARNING=1 mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 mkdocs build
 	@echo "open site/index.html"
 
 schema: $(VENV)/installed-dev  ## regenerate the configuration's JSON schema and reference page

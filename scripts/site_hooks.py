@@ -15,7 +15,8 @@ from mkdocs.structure.pages import Page
 
 LINK = re.compile(r"(?<=\]\()([^)#\s]+)(?=[)#])")
 NEEDS = re.compile(r"^<!-- needs: ([^>]+?) -->$", flags=re.MULTILINE)
-FRONT_PAGE = "README.md"
+FRONT_PAGE = {"README.md": "readme.md"}
+"""MkDocs would take a README for an index page, and docs/ has one."""
 COPIED = {".json", ".png", ".svg"}
 """Files that the site holds as they are."""
 LISTING = "---\nsearch: {{exclude: true}}\n---\n\n# {name}\n\n````{language}\n{text}\n````\n"
@@ -74,8 +75,7 @@ def _uri(path: Path, root: Path) -> str:
     if path.is_relative_to(docs):
         return path.relative_to(docs).as_posix()
     name = path.relative_to(root).as_posix()
-    if name == FRONT_PAGE:
-        return "index.md"
+    name = FRONT_PAGE.get(name, name)
     return name if path.suffix in COPIED | {".md"} else f"{name}.md"
 
 
@@ -91,7 +91,7 @@ def _file(path: Path, root: Path, config: MkDocsConfig) -> File:
 
 
 def _linked(page: Path, root: Path) -> Iterator[Path]:
-    """The files of the repository outside docs/ that a page links to; README is the first page."""
+    """The files of the repository outside docs/ that a page links to."""
     for link in LINK.findall(page.read_text(encoding="utf-8")):
         path = (page.parent / link).resolve()
         if path.is_file() and path.is_relative_to(root) and not path.is_relative_to(root / "docs"):
