@@ -53,8 +53,12 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return link[0]
         return os.path.relpath(_uri(path, root), Path(page.file.src_uri).parent)
 
-    shown = r'<p class="needs">No test runs this: it needs \1.</p>'
-    return NEEDS.sub(shown, LINK.sub(moved, markdown))
+    return NEEDS.sub(_shown, LINK.sub(moved, markdown))
+
+
+def _shown(mark: re.Match[str]) -> str:
+    needs = " and ".join(mark[1].split(", "))
+    return f'<p class="needs">No test runs this: it needs {needs}.</p>'
 
 
 def _root(config: MkDocsConfig) -> Path:

@@ -18,6 +18,7 @@ from distillery.run_folder import RunFolder
 from distillery.stages.compare import compare_runs
 from distillery.stages.dataset import make_dataset
 from distillery.telemetry import read_events
+from runs import Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 PAGE = (REPOSITORY / "docs/results-files.md").read_text(encoding="utf-8")
@@ -99,13 +100,14 @@ def columns(path: Path) -> Iterator[Path_]:
 
 @pytest.fixture(scope="module")
 def run(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The finished run with the tables of a data set, and a comparison with itself."""
+    """The finished run with a round, the tables of a data set, and a comparison with itself."""
     with pytest.MonkeyPatch.context() as patch:
         in_copy(finished, tmp_path_factory.mktemp("described") / "run", patch)
         config, files = read_config(TINY / "config/run.json"), RunFolder(TINY)
         models = tuple(config.samples.models)
         job = DatasetJob(dataset=Dataset(pairs="all"), models=models)
         make_dataset(job, [files.samples(model) for model in models], files, files.dataset)
+        Run(TINY, config).visited(1, files.student("untrained"), num_shards=2)
         compare_runs(TINY, TINY, TINY.parent / "compare/index.html")
         yield TINY.resolve()
 
@@ -150,6 +152,8 @@ def test_every_column_is_described(run: Path, heading: str, pattern: str) -> Non
         ("distillery.json", "student/*/distillery.json"),
         ("Manifests", "targets/*.json"),
         ("Manifests", "embeddings/*/manifest.json"),
+        ("Manifests", "rounds/1/*.json"),
+        ("Manifests", "rounds/1/states/*.json"),
         ("Checkpoints", "student/checkpoints/*/*/state.json"),
     ],
 )
@@ -170,6 +174,8 @@ def test_every_fact_of_an_event_is_described(run: Path) -> None:
     ("name", "pattern"),
     [
         ("targets", "targets/*/*.safetensors"),
+        ("rounds", "rounds/1/*/chunk-*.safetensors"),
+        ("rounds", "rounds/1/states/*/chunk-*.safetensors"),
         ("embeddings", "embeddings/*/*/*.safetensors"),
         ("samples", "samples/*/*/*.safetensors"),
     ],
