@@ -57,9 +57,10 @@ def _teacher(config: RunConfig, folder: PipelineFolder, plan: Mapping[str, Any])
     sizes = [f"{name} {in_words(number)}" for name, number in parameters.items()]
     shape = f" {TIMES} ".join(map(str, plan["latent_shape"]))
     variant = f", variant {teacher.variant}" if teacher.variant else ""
+    where = [("teacher's folder", str(folder.path))] if str(folder.path) != teacher.path else []
     return [
-        ("teacher", f"{teacher.path}: {folder.class_name} of the family {folder.family.name}"),
-        ("teacher's folder", f"{folder.path}{variant}"),
+        ("teacher", f"{teacher.path}{variant}: {folder.class_name}, family {folder.family.name}"),
+        *where,
         ("parameters", f"{', '.join(sizes)}; in {teacher.dtype}, the VAE in {teacher.vae_dtype}"),
         *_adapters(config),
         ("image size", f"{teacher.width} {TIMES} {teacher.height} pixels; latents {shape}"),
