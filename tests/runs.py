@@ -26,6 +26,8 @@ from distillery.config.run import Config, parse_config
 from distillery.config.section import Section, Split
 from distillery.config.teacher import Teacher
 from distillery.files import read_json, write_json
+from distillery.planning.page import page_of
+from distillery.planning.text import text_of
 from distillery.run_folder import RunFolder
 from distillery.stages.embeddings import make_embeddings
 from distillery.stages.export import export_student
@@ -344,6 +346,11 @@ def family_run(case: FamilyCase, folder: Path, teacher: Path, /, **changes: Any)
     }
     merged = {name: values | changes.pop(name, {}) for name, values in sections.items()}
     return make_run(folder, teacher, **merged, **changes)
+
+
+def summary(plan: Mapping[str, Any]) -> str:
+    """A plan's page as text, so wide that no line is broken."""
+    return text_of(page_of(plan), width=1000)
 
 
 def planned(raw: dict[str, Any], folder: Path) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from runs import CPU, Run
 
 TINY = Path("results/tiny")
 WEIGHTS = "diffusion_pytorch_model.safetensors"
-NOT_COMPARED = ("telemetry", "logs", "benchmarks", "report", "plan.json", ".jobs")
+NOT_COMPARED = ("telemetry", "logs", "benchmarks", "report", "plan.json", "plan.html", ".jobs")
 """What holds times, and the locks of jobs."""
 
 

@@ -38,9 +38,23 @@ def test_what_was_not_made_yet_is_made_though_the_plan_changes(ran: Path, teache
         "cpu_processes": 2,
         "cpu_threads": 2,
         "compile": "auto",
+        "gpu": None,
         "num_gpus": None,
         "gpu_memory_gib": None,
     }
+
+
+def test_a_plan_that_is_asked_for_tells_what_was_made_since(ran: Path) -> None:
+    """And only then is it made again."""
+    succeed(ran, str(PLAN))
+    assert "plan" not in jobs(succeed(ran, str(PLAN)))
+    (ran / EMBEDDINGS).unlink()
+    succeed(ran, EMBEDDINGS)
+    assert "plan" in jobs(succeed(ran, str(PLAN)))
+    there = {row["stage"]: row for row in json.loads((ran / PLAN).read_text())["there"]}
+    assert there["embeddings eval"]["done"] == there["embeddings eval"]["of"] > 0
+    assert "reused" in (ran / PLAN).with_suffix(".html").read_text()
+    assert "plan" not in jobs(succeed(ran, str(PLAN)))
 
 
 def test_another_shape_builds_the_student_again(ran: Path, teacher: Path) -> None:

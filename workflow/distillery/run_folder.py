@@ -38,6 +38,11 @@ class RunFolder:
         return self.path / "plan.json"
 
     @property
+    def plan_page(self) -> Path:
+        """The same to read."""
+        return self.path / "plan.html"
+
+    @property
     def probe(self) -> Path:
         """How fast each stage is, measured by a small run."""
         return self.path / "probe.json"

@@ -20,6 +20,7 @@ from distillery.planning.first import (
     asked_to_plan,
     check_folder,
     check_prompt_files,
+    last_work,
     plan_as_asked,
     plan_first,
 )
@@ -45,7 +46,9 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         if content["teacher"]["height"] == 7:
             return SimpleNamespace(returncode=1)
         made = {"config": hash_json(content), "num_gpus": int(told.get("--num-gpus", 0))}
-        write_json(Path(told["--output"]), made)
+        output = Path(told["--output"])
+        output.with_suffix(".html").write_text("the page")
+        write_json(output, made)
         return SimpleNamespace(returncode=0)
 
     monkeypatch.setattr(subprocess, "run", plan)
@@ -129,6 +132,27 @@ def test_what_the_plan_depends_on_is_planned_again(
             source.unlink()
         plan_first(config, RunFolder(folder), [str(source)], 1, num_gpus, num_nodes)
         assert len(commands) == number, change
+
+
+def test_a_page_that_was_removed_is_made_again(folder: Path, commands: list[list[str]]) -> None:
+    config, run = config_of(folder.parent), RunFolder(folder)
+    plan_first(config, run, [])
+    run.plan_page.unlink()
+    for _ in range(2):
+        plan_first(config, run, [])
+    assert len(commands) == 2
+    assert run.plan_page.is_file()
+
+
+def test_the_last_work_is_what_was_written_last(folder: Path) -> None:
+    run = RunFolder(folder)
+    assert last_work(run) == []
+    run.telemetry.mkdir(parents=True)
+    for seconds, name in enumerate(("targets-0-of-2", "training", "embeddings-eval")):
+        path = run.telemetry / f"{name}.jsonl"
+        path.write_text("")
+        os.utime(path, (seconds, seconds))
+    assert last_work(run) == [str(run.telemetry / "embeddings-eval.jsonl")]
 
 
 def test_a_plan_that_refuses_ends_the_run(folder: Path, commands: list[list[str]]) -> None:

@@ -9,15 +9,16 @@ import pytest
 
 import runs
 import tiny
-from distillery.config.run import Hardware, parse_config
+from distillery.config.hardware import Hardware
+from distillery.config.run import parse_config
 from distillery.config.training import Training
 from distillery.files import read_json
 from distillery.planning.gpus import Gpus, plan_gpus
 from distillery.planning.training import advise_training, list_finish
 from distillery.stages import plan as plan_stage
-from distillery.stages.plan import make_plan, summary
+from distillery.stages.plan import make_plan
 from distillery.training.execution import Machine, choose_execution, sharded_bytes, state_bytes
-from runs import settings
+from runs import settings, summary
 
 GB = 10**9
 H200, A100_40, RTX = 143_771 * 2**20, 40 * 2**30, 24 * 2**30
@@ -112,11 +113,34 @@ def gpu(memory_bytes: int, capability: str = "9.0") -> dict[str, Any]:
 
 
 def test_the_smallest_gpu_and_the_oldest_decide() -> None:
-    here = Hardware()
+    here, names = Hardware(), ("NVIDIA A100",)
     assert plan_gpus(here, []) == Gpus()
-    assert plan_gpus(here, [gpu(H200), gpu(RTX, "8.9")]) == Gpus(2, RTX, (8, 9))
-    assert plan_gpus(here, [gpu(H200, "10.0"), gpu(H200)]) == Gpus(2, H200, (9, 0))
-    assert plan_gpus(here, [gpu(H200, "")]) == Gpus(1, H200)
+    assert plan_gpus(here, [gpu(H200), gpu(RTX, "8.9")]) == Gpus(2, RTX, (8, 9), names=names)
+    assert plan_gpus(here, [gpu(H200, "10.0"), gpu(H200)]) == Gpus(2, H200, (9, 0), names=names)
+    assert plan_gpus(here, [gpu(H200, "")]) == Gpus(1, H200, names=names)
+
+
+def test_gpus_elsewhere_go_by_their_name() -> None:
+    """Those of this machine do not count; of a name that is not known neither does its age."""
+    for text in ("H100-80GB x 4", "H100-80GB \u00d7 4", "H100-80GBx4"):
+        there = plan_gpus(Hardware(gpu=text), [gpu(RTX, "8.9")])
+        assert there == Gpus(4, 80 * 2**30, (9, 0), names=("H100",))
+    assert plan_gpus(Hardware(gpu="RTX 4090-24GB"), []) == Gpus(
+        1, 24 * 2**30, (8, 9), names=("RTX 4090",)
+    )
+    assert plan_gpus(Hardware(gpu="X1-8GB"), [], 2, 2) == Gpus(2, 8 * 2**30, None, 2, ("X1",))
+
+
+@pytest.mark.parametrize("text", ["H100", "80GB", "H100-80", "H100-80GB x 0", "H100-80GB x", ""])
+def test_a_gpu_that_cannot_be_read_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="write a name, its memory and a number, such as H100-80"):
+        Hardware(gpu=text)
+
+
+@pytest.mark.parametrize("other", [{"num_gpus": 2}, {"gpu_memory_gib": 40.0}])
+def test_gpus_are_described_once(other: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="both describe the planned GPUs; remove one of the keys"):
+        Hardware(gpu="H100-80GB", **other)
 
 
 def test_the_gpus_that_jobs_will_get_decide_not_those_here() -> None:
@@ -125,8 +149,8 @@ def test_the_gpus_that_jobs_will_get_decide_not_those_here() -> None:
     assert plan_gpus(there, [gpu(RTX)]) == Gpus(8, 80 * 2**30)
     assert plan_gpus(there, [], 2) == Gpus(2, 80 * 2**30), "Snakemake's word, where it has one"
     assert plan_gpus(Hardware(gpu_memory_gib=80.0), []) == Gpus()
-    assert plan_gpus(Hardware(), [gpu(H200)] * 4, 2) == Gpus(2, H200, (9, 0))
-    assert plan_gpus(Hardware(), [gpu(H200)] * 4, 0) == Gpus(4, H200, (9, 0))
+    assert plan_gpus(Hardware(), [gpu(H200)] * 4, 2).count == 2
+    assert plan_gpus(Hardware(), [gpu(H200)] * 4, 0).count == 4
     unknown = plan_gpus(Hardware(), [], 2)
     assert unknown == Gpus(2)
     assert unknown.is_unknown
@@ -199,7 +223,7 @@ def test_the_teachers_own_gpus_are_taken_from_the_training(
     online = {"targets": "online", "teacher_residence": "own_gpus"}
     plan, text = planned(tmp_path, teacher, monkeypatch, [gpu(H200)] * 4, **online)
     assert plan["training"]["machine"]["world_size"] == 3
-    assert "teacher  own_gpus (as set)" in text
+    assert "teacher of online targets is: own_gpus (as set)" in text
     # Three GPUs learn, half a step and three passes each, while the fourth waits; then it answers.
     cost = plan["training"]["teacher"]["places"]["own_gpus"]["cost"]
     assert cost == pytest.approx(4 * (3.5 / 3 + 4) / 3)
@@ -257,7 +281,7 @@ def test_gpus_elsewhere_of_which_nothing_is_known(teacher: Path, tmp_path: Path)
     plan = read_json(tmp_path / "plan.json")
     assert choices(plan) == {"processes": "2"}
     assert any(
-        line.startswith("2 GPUs will train, and none of them is here: give hardware.gpu_memory_gib")
+        line.startswith("2 GPUs will train, and none of them is here: name them as hardware.gpu")
         for line in plan["advice"]
     )
     text = summary(plan)

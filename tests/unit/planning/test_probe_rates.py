@@ -10,19 +10,22 @@ import yaml
 from checkout import REPOSITORY
 from distillery.config.run import Config, RunConfig, parse_config
 from distillery.evaluation.timeline import Attempt, hold_against_plan
-from distillery.planning.duration import plan_duration, summarise_duration
+from distillery.planning.duration import advise_duration, is_named, plan_duration
+from distillery.planning.gpus import Gpus
+from distillery.planning.jobs import Room, StageJobs, list_jobs
 from distillery.planning.probe import (
     Planned,
     Rate,
-    amounts_of,
     kind_of_probe,
     plan_times,
     probe_config,
     prompts_needed,
     rates_of,
 )
+from distillery.planning.scaling import Networks, networks_of, scale_rates
 from distillery.run_folder import RunFolder
 from distillery.telemetry import Event
+from probes import write_probe
 
 SHIPPED = ("config.yaml", "sdxl-4-steps.yaml", "flux-lora-4-steps.yaml", "dataset.yaml")
 
@@ -115,59 +118,182 @@ def test_each_model_has_its_own_rate() -> None:
     }
 
 
-def test_times_add_up_over_jobs_and_workers() -> None:
+ROOM_OF_FOUR = Room(
+    [
+        StageJobs("targets", 8, gpus=1),
+        StageJobs("training", 1, processes=4, gpus=4),
+        StageJobs("samples", 4, gpus=2),
+        StageJobs("export", 1),
+    ],
+    num_gpus=4,
+    cpu_jobs=16,
+)
+
+
+def test_times_add_up_over_jobs_and_gpus() -> None:
     rates = {
         "targets": Rate(5.0, 0.1),
         "training": Rate(10.0, 0.01, num_processes=4),
         "samples-a": Rate(1.0, 0.5),
         "samples-b": Rate(1.0, 0.25),
+        "export": Rate(7.0, 0.0),
     }
     amounts = [
         ("targets", 8, 1000), ("training", 1, 2000), ("samples-a", 2, 100), ("samples-b", 2, 100),
-        ("report", 1, 0), ("targets", 0, 0),
+        ("export", 1, 0), ("report", 1, 0), ("targets", 0, 0),
     ]  # fmt: skip
-    assert plan_times(rates, amounts, num_workers=4) == [
-        Planned("targets", 8, busy_s=140.0, wall_s=35.0),
-        Planned("training", 1, busy_s=120.0, wall_s=30.0),
-        Planned("samples", 4, busy_s=79.0, wall_s=39.5),
+    assert plan_times(rates, amounts, ROOM_OF_FOUR) == [
+        Planned("targets", 8, busy_s=140.0, wall_s=35.0, gpu_s=140.0),
+        Planned("training", 1, busy_s=120.0, wall_s=30.0, gpu_s=120.0),
+        # Two GPUs a job, so that two jobs run at once.
+        Planned("samples", 4, busy_s=79.0, wall_s=39.5, gpu_s=158.0),
+        Planned("export", 1, busy_s=7.0, wall_s=7.0, gpu_s=0.0),
     ]
+
+
+def test_a_teacher_of_several_gpus_does_not_multiply_the_trainings() -> None:
+    raw = yaml.safe_load((REPOSITORY / "config/sdxl-4-steps.yaml").read_text())
+    raw["teacher"]["num_gpus"] = 2
+    config = parse_config(raw, "sdxl")
+    by_stage = {row.stage: row for row in list_jobs(config, Gpus(4), num_processes=4)}
+    assert (by_stage["training"].processes, by_stage["training"].gpus) == (4, 4)
+    assert by_stage["targets"].gpus == by_stage["samples"].gpus == 2
+    assert by_stage["evaluation"].gpus == 1
+    assert by_stage["export"].gpus == by_stage["report"].gpus == 0
+    too_few = Room(list_jobs(config, Gpus(1), 1), 1, cpu_jobs=64)
+    assert too_few.at_once("targets") == 1, "not as many as there are cores"
+
+
+NUM_PROMPTS = {"train": 1024, "eval": 256}
+ONE = Networks(calls_per_step=2, size=0.5, num_processes=1), None
+
+
+def measured(run: RunFolder, config: RunConfig, *gpus: str, **rates: float) -> None:
+    write_probe(run.probe, config, NUM_PROMPTS, *gpus, **rates)
+
+
+def times(config: RunConfig, run: RunFolder, num_gpus: int = 0) -> dict[str, Any]:
+    room = Room(list_jobs(config, Gpus(num_gpus), 1), num_gpus, cpu_jobs=2)
+    return plan_duration(config, NUM_PROMPTS, run, room, ONE)
+
+
+def by_stage(time: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {row["stage"]: row for row in time["stages"]}
 
 
 def test_the_plan_tells_time_where_it_was_measured(tmp_path: Path) -> None:
     config, run = shipped("config.yaml"), RunFolder(tmp_path)
-    num_prompts = {"train": 1024, "eval": 256}
-    assert plan_duration(config, num_prompts, run, 0, 2) == {}
-    assert "measures it" in summarise_duration({}, "results/demo/probe.json")[0]
-    rates = {
-        kind: {"start_s": 2.0, "item_s": 0.1, "num_processes": 1}
-        for kind, _, _ in amounts_of(config, num_prompts, 2)
-    }
-    run.probe.write_text(json.dumps({"kind": kind_of_probe(config), "rates": rates}))
-    time = plan_duration(config, num_prompts, run, 0, 2)
-    by_stage = {row["stage"]: row for row in time["stages"]}
-    assert by_stage["targets"]["busy_s"] == pytest.approx(4 * 2 + 1024 * 0.1)
-    assert by_stage["targets"]["wall_s"] == pytest.approx((4 * 2 + 1024 * 0.1) / 2)
-    assert by_stage["samples"]["num_jobs"] == 10
+    assert times(config, run) == {}
+    measured(run, config)
+    time = times(config, run)
+    rows = by_stage(time)
+    assert rows["targets"]["busy_s"] == pytest.approx(4 * 2 + 1024 * 0.1)
+    assert rows["targets"]["wall_s"] == pytest.approx((4 * 2 + 1024 * 0.1) / 2)
+    assert rows["samples"]["num_jobs"] == 10
     assert time["gpu_hours"] is None
-    assert plan_duration(config, num_prompts, run, 4, 2)["gpu_hours"] is not None
-    lines = summarise_duration(time, "x")
-    assert lines[0].startswith("  time          about ")
-    assert "targets" in lines[1]
+    assert time["counted"] == []
+    on_gpus = times(config, run, num_gpus=4)
+    gpu_s = sum(row["gpu_s"] for row in on_gpus["stages"])
+    assert on_gpus["gpu_hours"] == pytest.approx(gpu_s / 3600)
+    held = by_stage(on_gpus)["training"]
+    assert held["gpu_s"] == pytest.approx(4 * held["wall_s"]), "it holds all four"
 
 
-@pytest.mark.parametrize("content", ["{", "{}", '{"kind": "another", "rates": {}}'])
+def test_rounds_take_the_passes_that_they_have(tmp_path: Path) -> None:
+    """The demo: 24 guided steps of the teacher for a trajectory, 2 steps of a student."""
+    rounds = {"count": 2, "samples": 320}
+    config, run = shipped("config.yaml", rounds=rounds), RunFolder(tmp_path)
+    measured(run, config, targets=4.8)
+    rows, of_pass = by_stage(times(config, run)), 4.8 / 48
+    jobs_s = 2 * 4 * 2.0
+    states = jobs_s + 2 * 1024 * 2 * of_pass * 0.5
+    assert rows["round_states"]["busy_s"] == pytest.approx(states)
+    assert rows["round_targets"]["busy_s"] == pytest.approx(jobs_s + 2 * 1024 * 12 * 2 * of_pass)
+    before = rows["training_before_round"]["busy_s"]
+    assert before == pytest.approx(2 * 2.0 + (8000 - 320) * 0.1)
+    assert before + rows["training"]["busy_s"] == pytest.approx(3 * 2.0 + 8000 * 0.1)
+    assert "round_states" in times(config, run)["counted"]
+
+
+def more_s(run: RunFolder, **training: Any) -> float:
+    """Seconds beyond those of plain updates, of which one sample takes 0.3 s: 0.1 s a pass."""
+    config = shipped("config.yaml", **training)
+    measured(run, config, targets=4.8, training=0.3)
+    assert times(config, run)["counted"] == ["training"]
+    busy: float = by_stage(times(config, run))["training"]["busy_s"]
+    return busy - 2.0 - 8000 * 0.3
+
+
+def test_finishes_take_the_passes_that_they_have(tmp_path: Path) -> None:
+    run, of_teacher = RunFolder(tmp_path), 4.8 / 48
+    # Half a step to where it stands, then one guided step of the teacher.
+    online = {"targets": "online", "finish_samples": 800, "online_steps": 1}
+    assert more_s(run, **online) == pytest.approx(800 * (0.5 * 0.1 + 2 * of_teacher))
+    assert more_s(run, rollout_samples=320) == pytest.approx(320 * 0.3), "a second step"
+    assert more_s(run, adversarial={"samples": 320}) == pytest.approx(320 * 7 / 2 * 0.1)
+
+
+def test_processes_that_wait_for_one_teacher_are_counted(tmp_path: Path) -> None:
+    rates = {"targets": Rate(0.0, 4.8), "training": Rate(0.0, 0.3, num_processes=2)}
+    online = {"targets": "online", "finish_samples": 8000, "online_steps": 1}
+    config = shipped("config.yaml", **online)
+    assert isinstance(config, Config)
+
+    def of(processes: int, answered: int) -> float:
+        networks = Networks(2, 1.0, processes, answered)
+        return scale_rates(config, rates, networks, True)["training"].item_s
+
+    # 0.6 s of one process for an update; half a step of 0.2 s; two passes of the teacher's 0.1 s.
+    assert of(4, 1) == pytest.approx((0.6 + 0.1 + 0.2) / 4)
+    assert of(4, 4) == pytest.approx((0.6 + 0.1) / 4 + 0.2)
+
+
+def test_a_teacher_in_the_hosts_memory_has_no_estimate(tmp_path: Path) -> None:
+    machine = {"world_size": 2, "num_nodes": 1}
+    training = {"machine": machine, "teacher": {"place": "shared"}}
+    networks, unknown = networks_of(training, 2, 1.0)
+    assert networks.num_answered == 1
+    assert unknown is not None
+    assert "without the answers" in unknown
+    assert networks_of({"machine": machine, "teacher": {"place": "one_rank"}}, 2, 1.0) == (
+        Networks(2, 1.0, 2, num_answered=2),
+        None,
+    )
+
+
+@pytest.mark.parametrize("content", ["{", "{}", "[]", '{"kind": "another", "rates": {}}'])
 def test_a_probe_of_no_use_is_said(tmp_path: Path, content: str) -> None:
     run = RunFolder(tmp_path)
     run.probe.write_text(content)
-    time = plan_duration(shipped("config.yaml"), {"train": 8, "eval": 8}, run, 0, 2)
-    assert "remove it and ask for it again" in summarise_duration(time, "x")[0]
+    (note,) = advise_duration(times(shipped("config.yaml"), run), Gpus(), str(run.probe))
+    assert "remove it and ask for it again" in note
 
 
-def test_what_was_not_measured_is_said(tmp_path: Path) -> None:
-    run, config = RunFolder(tmp_path), shipped("config.yaml", rollout_samples=320)
-    run.probe.write_text(json.dumps({"kind": kind_of_probe(config), "rates": {}}))
-    time = plan_duration(config, {"train": 8, "eval": 8}, run, 0, 2)
-    assert "take more" in time["note"]
+def test_a_probe_of_another_gpu_is_said(tmp_path: Path) -> None:
+    config, run = shipped("config.yaml"), RunFolder(tmp_path)
+    measured(run, config, "NVIDIA H200")
+    time = times(config, run, num_gpus=1)
+    assert advise_duration(time, Gpus(1, names=("H200",)), "probe.json") == []
+    assert advise_duration(time, Gpus(1, names=("NVIDIA H200",)), "probe.json") == []
+    (note,) = advise_duration(time, Gpus(1, names=("H100",)), "probe.json")
+    assert note.startswith("probe.json was measured on NVIDIA H200 and the plan is for H100")
+    (note,) = advise_duration(times(config, run), Gpus(), "probe.json")
+    assert "is for the CPU" in note
+
+
+@pytest.mark.parametrize(
+    ("name", "driver", "expected"),
+    [
+        ("H100", "NVIDIA H100 80GB HBM3", True),
+        ("RTX4090", "NVIDIA GeForce RTX 4090", True),
+        ("RTX 4090", "NVIDIA GeForce RTX 4090", True),
+        ("A100", "NVIDIA A100-SXM4-80GB", True),
+        ("A10", "NVIDIA A100-SXM4-80GB", False),
+        ("L4", "NVIDIA L40S", False),
+    ],
+)
+def test_names_of_gpus_are_compared_by_words(name: str, driver: str, expected: bool) -> None:
+    assert is_named(name, driver) == expected
 
 
 def test_planned_and_measured_stand_side_by_side() -> None:

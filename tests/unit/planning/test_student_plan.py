@@ -9,10 +9,10 @@ import pytest
 from distillery.config.jobs import TrainingJob
 from distillery.config.run import parse_config
 from distillery.files import read_json, write_json
-from distillery.stages.plan import make_plan, summary
+from distillery.stages.plan import make_plan
 from distillery.stages.student import build_student
 from families import CASES
-from runs import make_run, settings
+from runs import make_run, settings, summary
 
 CASE_OF = {case.name: case for case in CASES}
 UNET = {"mid_block": "resnet", "transformer_layers_per_block": 1}

@@ -15,9 +15,8 @@ from distillery.config.jobs import DatasetJob
 from distillery.config.run import parse_config
 from distillery.files import hash_file
 from distillery.stages.dataset import PAIR_COLUMNS, find_making, make_dataset, write_csv
-from distillery.stages.plan import summary
 from distillery.telemetry import Event
-from runs import Run, generating_settings, planned
+from runs import Run, generating_settings, planned, summary
 
 FAST = {"source": "teacher", "steps": 2, "guidance_scale": 1.0}
 
@@ -193,8 +192,10 @@ def test_the_plan_counts_images(teacher: Path, tmp_path: Path) -> None:
     assert found["disk"]["stages"]["samples"] == 20 * (32 * 32 * 3 + 4 * 4 * 4 * 4)
     assert found["advice"] == []
     text = summary(found)
-    assert "20 in 4 jobs, 100 network calls" in text
-    assert len(text.splitlines()) < 8
+    assert "20 images of" in text
+    assert "100 network calls" in text
+    assert "1 embeddings, 4 samples" in text
+    assert len(text.splitlines()) < 35
 
 
 def test_the_plan_advises(teacher: Path, tmp_path: Path) -> None:

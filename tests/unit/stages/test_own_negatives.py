@@ -9,10 +9,9 @@ import pytest
 
 from distillery.planning.prompts import WEIGHTS
 from distillery.prompts import NEGATIVE
-from distillery.stages.plan import summary
 from distillery.store.embeddings import EmbeddingStore, distinct_texts, members_of
 from distillery.store.shards import Manifest
-from runs import Run, generating_settings, make_run, planned, settings
+from runs import Run, generating_settings, make_run, planned, settings, summary
 from tiny import MAX_TOKENS
 
 OWN = ["hill", "", "a bird", "", ""]

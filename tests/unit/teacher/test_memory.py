@@ -13,7 +13,7 @@ from distillery.config.run import parse_config
 from distillery.config.teacher import Teacher
 from distillery.files import GIB
 from distillery.stages import plan as plan_stage
-from distillery.stages.plan import make_plan, summary
+from distillery.stages.plan import make_plan
 from distillery.teacher.folder import PipelineFolder
 from distillery.teacher.memory import (
     Memory,
@@ -23,7 +23,7 @@ from distillery.teacher.memory import (
     preset_path,
     summarise_memory,
 )
-from runs import settings
+from runs import settings, summary
 
 GPU = {"uuid": "GPU-a", "index": 0, "name": "any", "memory_bytes": 24 * GIB}
 

@@ -13,8 +13,8 @@ from distillery.config.run import parse_config
 from distillery.config.training import Training
 from distillery.files import read_json
 from distillery.model_folder import load_denoiser
+from distillery.planning.work import plan_work
 from distillery.schedule import Schedule, from_prediction
-from distillery.stages.plan import plan_work
 from distillery.store.chunks import chunk_folder
 from distillery.training.batches import Batches, Order
 from distillery.training.data import SegmentDataset

@@ -9,6 +9,7 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
+from distillery.config.hardware import Hardware
 from distillery.config.parsing import parse
 from distillery.config.previews import Previews
 from distillery.config.samples import (
@@ -20,13 +21,10 @@ from distillery.config.samples import (
 )
 from distillery.config.section import (
     BatchSize,
-    Compile,
     Count,
     Dtype,
     Guidance,
     Name,
-    NoResult,
-    Positive,
     Section,
     Seed,
     Shards,
@@ -166,32 +164,6 @@ class Targets(Section):
                 "targets.chunk_size", self.chunk_size, "targets.batch_size", self.batch_size
             )
         return self
-
-
-class Hardware(Section):
-    """What the machine gives a job. Nothing here changes a result beyond rounding."""
-
-    cpu_threads: Annotated[Small, NoResult] = Field(
-        1, description="threads per job without a GPU; decides the last bits of its results"
-    )
-    compile: Annotated[Compile, NoResult] = Field(
-        "auto",
-        description="whether to compile networks on a GPU; auto: large networks in long runs, "
-        "where it saves more than the minute that it takes",
-    )
-    num_gpus: Annotated[Small | None, NoResult] = Field(
-        None,
-        description="for the plan: GPUs that the training will get, over all nodes; null: as "
-        "many as Snakemake gives it, else those of the planning machine",
-    )
-    gpu_memory_gib: Annotated[Positive | None, NoResult] = Field(
-        None,
-        description="for a plan on a machine without GPUs: memory of each GPU that jobs will "
-        "get; null: that of the GPUs of this machine",
-    )
-    cpu_processes: Annotated[Small, NoResult] = Field(
-        2, description="training processes on a machine without a GPU"
-    )
 
 
 class RunConfig(Section):

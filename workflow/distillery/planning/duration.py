@@ -1,24 +1,25 @@
 """How long a run will take, by the rates that a small run has measured on this machine."""
 
+import re
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from tqdm import tqdm
-
 from distillery.config.run import Config, RunConfig
 from distillery.files import read_json
+from distillery.planning.gpus import Gpus
+from distillery.planning.jobs import Room
 from distillery.planning.probe import Rate, amounts_of, kind_of_probe, plan_times
+from distillery.planning.scaling import Networks, counted_stages, scale_rates
 from distillery.run_folder import RunFolder
-
-NOT_COUNTED = "time is that of plain updates: rounds, finishes and online targets take more"
 
 
 def plan_duration(
     config: RunConfig,
     num_prompts: dict[str, int],
     run_folder: RunFolder,
-    num_gpus: int,
-    num_cores: int,
+    room: Room,
+    networks: tuple[Networks, str | None] | None = None,
 ) -> dict[str, Any]:
     """The time of each stage; nothing where there is no probe, and why where it is of no use.
 
@@ -26,8 +27,8 @@ def plan_duration(
         config: of the run.
         num_prompts: of each split.
         run_folder: where the probe is.
-        num_gpus: 0 on the CPU.
-        num_cores: of this machine.
+        room: what the jobs share.
+        networks: of a training, and why its online targets have no estimate.
     """
     path = run_folder.probe
     if not path.is_file():
@@ -37,42 +38,60 @@ def plan_duration(
         rates = {kind: Rate(**rate) for kind, rate in probe["rates"].items()}
         if probe["kind"] != kind_of_probe(config):
             return {"note": f"{path} is of another configuration: remove it and ask for it again"}
-    except (ValueError, KeyError, TypeError) as error:
+        names = sorted({gpu["name"] for gpu in probe.get("hardware", {}).get("gpus", [])})
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         return {"note": f"{path} cannot be read ({error!r}): remove it and ask for it again"}
-    num_exports = 1
-    if isinstance(config, Config):
-        num_exports += any(model.source == "untrained" for model in config.samples.models.values())
-    workers = num_gpus // config.teacher.num_gpus or num_cores // config.hardware.cpu_threads
-    amounts = amounts_of(config, num_prompts, num_exports)
-    stages = [asdict(row) for row in plan_times(rates, amounts, max(1, workers))]
-    busy_s = sum(row["busy_s"] for row in stages)
+    counted: list[str] = []
+    note = None
+    if isinstance(config, Config) and networks is not None:
+        sizes, note = networks
+        rates, counted = scale_rates(config, rates, sizes, note is None), counted_stages(config)
+    rows = plan_times(rates, amounts_of(config, num_prompts), room)
+    stages = [asdict(row) for row in rows]
     return {
         "stages": stages,
-        "wall_s": sum(row["wall_s"] for row in stages),
-        "gpu_hours": busy_s * config.teacher.num_gpus / 3600 if num_gpus else None,
-        "note": NOT_COUNTED if _is_more(config) else None,
+        "wall_s": sum(row.wall_s for row in rows),
+        "gpu_hours": sum(row.gpu_s for row in rows) / 3600 if room.num_gpus else None,
+        "counted": [name for name in counted if any(row.stage == name for row in rows)],
+        "measured_on": names,
+        "note": note,
     }
 
 
-def _is_more(config: RunConfig) -> bool:
-    """Whether the training has what was not measured."""
-    if not isinstance(config, Config):
-        return False
-    training = config.training
-    extra = training.rounds, training.adversarial, training.online_samples, training.rollout_samples
-    return any(extra)
+def advise_duration(time: Mapping[str, Any], gpus: Gpus, probe: str) -> list[str]:
+    """Why times are missing, or of another machine than the planned one.
 
-
-def summarise_duration(time: dict[str, Any], probe: str) -> list[str]:
-    """The plan's lines about time."""
-    lines = [f"  note          {time['note']}"] if time.get("note") else []
+    Args:
+        time: what `plan_duration` gives.
+        gpus: that the jobs will get.
+        probe: the file that the rates are from.
+    """
+    notes = [str(time["note"])] if time.get("note") else []
     if not time.get("stages"):
-        without = f"  time          not known; snakemake --cores all {probe} measures it"
-        return lines or [without]
-    hours = time["gpu_hours"]
-    in_all = f"about {tqdm.format_interval(time['wall_s'])}"
-    in_all += f", {hours:.2g} GPU-hours" if hours is not None else ""
-    rows = ", ".join(
-        f"{row['stage']} {tqdm.format_interval(row['wall_s'])}" for row in time["stages"]
-    )
-    return [f"  time          {in_all}, estimated from a probe", f"    {rows}", *lines]
+        return notes
+    measured = " and ".join(time["measured_on"]) or "a machine without GPU"
+    planned = " and ".join(gpus.names) or ("unnamed GPUs" if gpus.count else "the CPU")
+    if not _is_measured(gpus, time["measured_on"]):
+        notes.append(
+            f"{probe} was measured on {measured} and the plan is for {planned}: times are those of "
+            "the former; measure there"
+        )
+    return notes
+
+
+def _is_measured(gpus: Gpus, measured: list[str]) -> bool:
+    """Whether a probe ran on the planned kind of GPU, or on the CPU as planned.
+
+    Of GPUs without a name nothing can be said but that there are some.
+    """
+    if not gpus.count or not measured:
+        return not gpus.count and not measured
+    return all(is_named(name, one) for name in gpus.names for one in measured)
+
+
+def is_named(name: str, driver: str) -> bool:
+    """Whether a short name, as RTX4090, is in the driver's, as NVIDIA GeForce RTX 4090."""
+    wanted = "".join(re.split(r"[\s-]+", name.lower()))
+    words = re.split(r"[\s-]+", driver.lower())
+    ends = range(1, len(words) + 1)
+    return any(wanted == "".join(words[start:end]) for end in ends for start in range(end))

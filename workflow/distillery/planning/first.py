@@ -60,6 +60,13 @@ def plan_first(
         _plan(config, run, sources, num_gpus, num_nodes, waited)
 
 
+def last_work(run: RunFolder) -> list[str]:
+    """The file that a job wrote to last, if any did: a plan that is older than it does not know all
+    that is there."""
+    written = ((path.stat().st_mtime_ns, str(path)) for path in run.telemetry.glob("*.jsonl"))
+    return [path for _, path in [max(written, default=(0, ""))] if path]
+
+
 def plan_as_asked(planned: Mapping[str, Any] | None, run: RunFolder) -> None:
     """`plan_first` for a job that others come from, of what `asked_to_plan` gave it.
 
@@ -104,7 +111,8 @@ def _plan(
         save_frozen(frozen, content)
     measured = [str(run.probe)] if run.probe.is_file() else []
     read = [*sources, *measured]
-    if _is_current(plan, hash_json(content), num_gpus, num_nodes) and _is_newer(plan, read):
+    is_whole = run.plan_page.is_file() and _is_newer(plan, read)
+    if _is_current(plan, hash_json(content), num_gpus, num_nodes) and is_whole:
         return
     if waited:
         raise ValueError("the plan refuses this run; another job says why")

@@ -8,8 +8,7 @@ import pandas as pd
 
 from distillery.config.jobs import resolve_sampling
 from distillery.config.run import RunConfig
-from distillery.files import readable
-from distillery.planning.disk import embeddings_bytes, samples_bytes, summarise_sizes
+from distillery.planning.disk import embeddings_bytes, samples_bytes
 from distillery.planning.passes import passes_per_job
 from distillery.run_folder import RunFolder
 from distillery.teacher.folder import PipelineFolder
@@ -83,15 +82,3 @@ def _advise(config: RunConfig, per_model: int, disk: Mapping[str, Any]) -> list[
             "jobs will have nothing to do"
         )
     return advice
-
-
-def summarise_generation(plan: dict[str, Any]) -> list[str]:
-    """The lines of the plan's summary about what is computed and stored."""
-    work, disk = plan["work"], plan["disk"]
-    return [
-        f"  prompts       {work['num_prompts']['eval']}",
-        f"  images        {work['num_images']} in {plan['jobs']['samples']} jobs, "
-        f"{work['teacher_calls']} network calls",
-        f"  disk          at most {readable(disk['planned_bytes'])} "
-        f"({summarise_sizes(disk['stages'])}), {readable(disk['free_bytes'])} free",
-    ]

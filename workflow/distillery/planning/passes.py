@@ -38,10 +38,23 @@ def passes_per_job(
 def _of_samples(config: RunConfig, num_eval: int, folder: PipelineFolder, size: float) -> float:
     """Of one job that draws, in the mean over the models."""
     samples = config.samples
-    images = samples.num_images(num_eval)
     calls = 0.0
-    for name in samples.models:
-        model = resolve_sampling(config, name)
-        per_step = folder.family.calls_per_step(folder.denoiser_config, model.guidance_scale or 1.0)
-        calls += model.steps * per_step * (1.0 if model.source == "teacher" else size)
+    for name, model in samples.models.items():
+        calls += calls_per_image(config, name, folder) * (
+            1.0 if model.source == "teacher" else size
+        )
+    images = samples.num_images(num_eval)
     return images * calls / max(len(samples.models) * samples.num_shards, 1)
+
+
+def calls_per_image(config: RunConfig, name: str, folder: PipelineFolder) -> int:
+    """Network calls for one image of a sampled model."""
+    model = resolve_sampling(config, name)
+    scale = model.guidance_scale or 1.0
+    return model.steps * folder.family.calls_per_step(folder.denoiser_config, scale)
+
+
+def calls_of_samples(config: RunConfig, num_eval: int, folder: PipelineFolder) -> int:
+    """Network calls for the images of all models, whatever the size of their network."""
+    images = config.samples.num_images(num_eval)
+    return images * sum(calls_per_image(config, name, folder) for name in config.samples.models)

@@ -5,13 +5,14 @@ every rate is taken from the real job.
 """
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from distillery.config.run import RunConfig
+from distillery.config.run import Config, RunConfig
 from distillery.evaluation.timeline import RANK, SAMPLES_JOB, Attempt
 from distillery.files import hash_json
+from distillery.planning.jobs import Room, count_exports, samples_before_rounds
 
 NUM_CHUNKS, NUM_BATCHES, NUM_INTERVALS, UPDATES = 2, 3, 4, 4
 """Chunks of targets; batches of each model's images; intervals of the training's log, and updates
@@ -24,6 +25,8 @@ WITHOUT = {
     "held_out_prompts": 0,
 }  # fmt: skip
 """Of the training, what is not measured: its plain updates are."""
+FOR_THE_PLAN = ("gpu", "num_gpus", "gpu_memory_gib")
+"""Of the hardware, what describes GPUs elsewhere: jobs here do not read it."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,8 @@ def kind_of_probe(config: RunConfig) -> str:
     raw = probe_config(config)
     for name in ("run", "seed", "prompts", "evaluation"):
         raw.pop(name, None)
+    for name in FOR_THE_PLAN:
+        raw["hardware"].pop(name, None)
     return hash_json(raw)
 
 
@@ -138,61 +143,65 @@ class Planned:
         num_jobs: of it.
         busy_s: of all its processes together.
         wall_s: with so many at once as the machine has room for.
+        gpu_s: of all GPUs that its jobs hold together.
     """
 
     stage: str
     num_jobs: int
     busy_s: float
     wall_s: float
+    gpu_s: float = 0.0
 
 
 def plan_times(
-    rates: dict[str, Rate], amounts: Iterable[tuple[str, int, int]], num_workers: int
+    rates: Mapping[str, Rate], amounts: Iterable[tuple[str, int, int]], room: Room
 ) -> list[Planned]:
     """The time of each stage.
 
     Args:
         rates: of the probe.
         amounts: kind, jobs and items in all; kinds without a rate are left out.
-        num_workers: GPUs, or jobs that run at once on the CPU.
+        room: what the jobs share.
     """
     rows: dict[str, Planned] = {}
     for kind, num_jobs, items in amounts:
         rate = rates.get(kind)
         if rate is None or not num_jobs:
             continue
-        alone_s = num_jobs * rate.start_s + items * rate.item_s
-        at_once = max(1, min(num_jobs, num_workers // rate.num_processes))
         stage = "samples" if kind.startswith("samples-") else kind
+        alone_s = num_jobs * rate.start_s + items * rate.item_s
         before = rows.get(stage, Planned(stage, 0, 0.0, 0.0))
         rows[stage] = Planned(
             stage,
             before.num_jobs + num_jobs,
             before.busy_s + alone_s * rate.num_processes,
-            before.wall_s + alone_s / at_once,
+            before.wall_s + alone_s / min(num_jobs, room.at_once(stage)),
+            before.gpu_s + alone_s * room.of(stage).gpus,
         )
     return list(rows.values())
 
 
-def amounts_of(
-    config: RunConfig, num_prompts: dict[str, int], num_exports: int
-) -> list[tuple[str, int, int]]:
+def amounts_of(config: RunConfig, num_prompts: dict[str, int]) -> list[tuple[str, int, int]]:
     """Kind, jobs and items of all that a run does, for `plan_times`."""
     samples = config.samples
     images = samples.num_images(num_prompts["eval"])
     amounts = [("embeddings", len(num_prompts), sum(num_prompts.values()))]
-    amounts += [(f"samples-{name}", samples.num_shards, images) for name in samples.models]
-    targets, training = getattr(config, "targets", None), getattr(config, "training", None)
-    if targets is None or training is None:
-        return amounts
-    trajectories = num_prompts["train"] * targets.samples_per_prompt
+    drawn = [(f"samples-{name}", samples.num_shards, images) for name in samples.models]
+    if not isinstance(config, Config):
+        return [*amounts, *drawn]
+    training, shards = config.training, config.targets.num_shards
+    trajectories = num_prompts["train"] * config.targets.samples_per_prompt
+    rounds, before = len(training.round_numbers), samples_before_rounds(config)
     return [
-        amounts[0],
-        ("targets", targets.num_shards, trajectories * training.reads_trajectories),
+        *amounts,
+        ("targets", shards, trajectories * training.reads_trajectories),
         ("student", 1, 0),
-        ("training", 1, training.num_samples),
-        ("export", num_exports, 0),
-        *amounts[1:],
+        ("training_before_round", rounds, before),
+        ("round_states", rounds * shards, rounds * trajectories),
+        ("round_targets", rounds * shards, rounds * trajectories),
+        ("training", 1, training.num_samples - before),
+        ("export", count_exports(config), 0),
+        *drawn,
         ("evaluation", 1, images * len(samples.models)),
         ("report", 1, 0),
     ]

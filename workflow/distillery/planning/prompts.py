@@ -34,7 +34,7 @@ def check_negatives(
         ValueError: nothing uses any of them.
     """
     with_negatives = [split for split, table in prompts.items() if any(own_negatives(table))]
-    guided = _guided_splits(config, folder)
+    guided = guided_splits(config, folder)
     idle = [split for split in with_negatives if split not in guided]
     why = (
         "without guidance (guidance_scale is 1.0, or the network takes the scale as an input) a "
@@ -48,7 +48,7 @@ def check_negatives(
     return [f"the column {NEGATIVE} of the {split} prompts is not used: {why}" for split in idle]
 
 
-def _guided_splits(config: RunConfig, folder: PipelineFolder) -> set[str]:
+def guided_splits(config: RunConfig, folder: PipelineFolder) -> set[str]:
     """The splits that a guided network reads: train for the targets, eval for the images."""
     models = [resolve_sampling(config, model) for model in config.samples.models]
     scales = {"eval": [model.guidance_scale for model in models]}

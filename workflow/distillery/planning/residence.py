@@ -11,6 +11,7 @@ from typing import Any, get_args
 from distillery.config.run import Config
 from distillery.config.training import Place
 from distillery.files import readable
+from distillery.planning.page import Table
 from distillery.student.info import StudentInfo
 from distillery.teacher.folder import PipelineFolder
 from distillery.training.execution import Machine, student_state_bytes
@@ -66,9 +67,9 @@ def plan_residence(
     }
 
 
-def _passes(config: Config, student: StudentInfo, folder: PipelineFolder) -> tuple[float, float]:
-    """For a sample, in forward passes of the student: its walk to where it stands, on average, and
-    the teacher's answer.
+def online_passes(config: Config) -> tuple[float, float]:
+    """For a sample: the student's passes on its walk to where it stands, on average, and the steps
+    that the teacher takes from there.
 
     With distribution matching, for one of a student's steps: it draws, the copy looks and learns,
     and the teacher looks.
@@ -79,6 +80,12 @@ def _passes(config: Config, student: StudentInfo, folder: PipelineFolder) -> tup
     if matching is not None:
         visit += (2 + TRAINING_PASSES * matching.updates) / config.student.steps
         looks += 1 / config.student.steps
+    return visit, looks
+
+
+def _passes(config: Config, student: StudentInfo, folder: PipelineFolder) -> tuple[float, float]:
+    """For a sample, in forward passes of the student: its walk, and the teacher's answer."""
+    visit, looks = online_passes(config)
     return visit, looks * _guided_step(config, student, folder)
 
 
@@ -93,22 +100,21 @@ def _guided_step(config: Config, student: StudentInfo, folder: PipelineFolder) -
     return calls * student.teacher_parameters / student.num_parameters
 
 
-def summarise_residence(plan: Mapping[str, Any]) -> list[str]:
-    """The lines of the plan's summary: a table of all places."""
-    lines = [
-        f"    teacher  {plan['place']} ({plan['reason']})",
-        f"      {'targets':<10}  {'GPU with it':>11}  {'other GPUs':>10}  {'host':>8}  time",
-    ]
-    rows = {"stored": plan["stored"]} | {name: plan["places"][name] for name in get_args(Place)}
-    for name, row in rows.items():
+def residence_table(plan: Mapping[str, Any]) -> Table:
+    """All places of the teacher beside stored targets, with the chosen one's reason."""
+    rows = []
+    for name, row in ({"stored": plan["stored"]} | _in_order(plan["places"])).items():
         time = "waits for weights" if row["cost"] is None else f"{row['cost']:.1f}"
         host = readable(row["host"]) if row["host"] else "-"
-        lines.append(
-            f"      {name:<10}  {readable(row['gpu']):>11}  {readable(row['other_gpus']):>10}  "
-            f"{host:>8}  {time}"
-        )
-    epochs = plan["epochs_until_storing_pays"]
-    return [
-        *lines,
-        f"      after {epochs:.1f} epochs at the most, stored targets are the faster way",
-    ]
+        rows.append((name, readable(row["gpu"]), readable(row["other_gpus"]), host, time))
+    title = (
+        f"Where the teacher of online targets is: {plan['place']} ({plan['reason']}). After "
+        f"{plan['epochs_until_storing_pays']:.1f} epochs at the most, stored targets are the "
+        "faster way"
+    )
+    heads = ("targets", "GPU with it", "other GPUs", "host", "time of a sample")
+    return Table(title, heads, tuple(rows))
+
+
+def _in_order(places: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: places[name] for name in get_args(Place)}

@@ -1,6 +1,5 @@
 """The plan of a training: how it will use the hardware, how much memory it takes, and why."""
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -9,7 +8,7 @@ from distillery.config.training import Training, check_batch_size, check_teacher
 from distillery.files import readable
 from distillery.launcher import num_processes
 from distillery.planning.gpus import Gpus
-from distillery.planning.residence import plan_residence, summarise_residence
+from distillery.planning.residence import plan_residence
 from distillery.student.info import StudentInfo
 from distillery.teacher.folder import PipelineFolder
 from distillery.teacher.memory import TIGHT
@@ -204,17 +203,3 @@ def _is_old(machine: Machine) -> bool:
 def _dotted(machine: Machine) -> str:
     """The capability as CUDA writes it, e.g. 9.0."""
     return ".".join(map(str, machine.capability or ()))
-
-
-def summarise_training(plan: Mapping[str, Any]) -> list[str]:
-    """The lines of the plan's summary about the training."""
-    size = readable(plan["bytes_per_device"])
-    first = f"  training      {size} on each device, without activations"
-    if plan["vae_bytes"]:
-        first += f"; VAE {readable(plan['vae_bytes'])} more, and what decoding takes"
-    width = max(len(choice["setting"]) for choice in plan["choices"])
-    lines = [
-        f"    {choice['setting']:<{width}}  {choice['value']} ({choice['reason']})"
-        for choice in plan["choices"]
-    ]
-    return [first, *lines, *(summarise_residence(plan["teacher"]) if plan["teacher"] else [])]

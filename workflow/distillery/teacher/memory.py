@@ -158,11 +158,11 @@ def _remedy(teacher: Teacher, memory: Memory) -> str:
 
 
 def summarise_memory(memory: Mapping[str, Any]) -> str:
-    """One line for the plan's summary."""
+    """What weights take, in one line of the plan."""
     stages = ", ".join(f"{name} {readable(size)}" for name, size in memory["jobs"].items())
     gpu = f"a GPU has {readable(memory['gpu'])}, " if memory["gpu"] else ""
     preset = f"; {gpu}preset {preset_path(memory['preset'])}" if memory["preset"] else ""
-    return f"  weights       {stages}{preset}"
+    return f"{stages}{preset}"
 
 
 def preset_path(preset: str) -> Path:

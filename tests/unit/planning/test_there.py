@@ -1,0 +1,111 @@
+"""What of a configuration lies on the disk, and what is made again because of which key."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distillery.config.jobs import JOBS, freeze
+from distillery.config.run import Config, parse_config
+from distillery.files import read_json
+from distillery.planning.there import Found, describe_changes, there_part
+from distillery.stages.freeze import write_frozen
+from distillery.stages.plan import make_plan
+from runs import Run, make_run, settings
+
+
+@pytest.fixture(scope="module")
+def done(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run with all but its scores, as the rules leave it: frozen configurations too."""
+    run = make_run(tmp_path_factory.mktemp("there"), teacher)
+    freeze_all(run)
+    run.encode("train")
+    run.encode("eval")
+    run.all_targets()
+    run.all_samples()
+    run.train_and_export()
+    return run
+
+
+def freeze_all(run: Run) -> None:
+    models = [f"samples-{name}" for name in run.config.samples.models]
+    for stage in [*JOBS.keys() - {"dataset", "rounds"}, *models]:
+        write_frozen(freeze(run.config, stage), run.files.config(stage))
+
+
+def found(run: Run, **changes: dict[str, Any]) -> dict[str, Found]:
+    """What the plan finds for a configuration that is this run's but for `changes`."""
+    raw = settings(run.folder.parent, Path(run.config.teacher.path), **changes)
+    config = parse_config(raw, "tiny")
+    make_plan(config, run.files.plan)
+    return {row["stage"]: Found(**row) for row in read_json(run.files.plan)["there"]}
+
+
+def test_nothing_is_there_at_first(teacher: Path, tmp_path: Path) -> None:
+    rows = found(make_run(tmp_path, teacher))
+    assert all(row.done == 0 and row.why == "" for row in rows.values())
+    assert there_part(rows.values()).notes == ("Nothing: this run begins.",)
+
+
+def test_all_is_counted_and_reused(done: Run) -> None:
+    rows = found(done)
+    assert isinstance(done.config, Config)
+    assert {name: (row.done, row.of, row.unit) for name, row in rows.items()} == {
+        "embeddings train": (3, 3, "chunk"),
+        "embeddings eval": (2, 2, "chunk"),
+        "targets": (3, 3, "chunk"),
+        "student": (1, 1, "network"),
+        "training": (8, 8, "sample"),
+        "samples teacher": (5, 5, "image"),
+        "samples student": (0, 5, "image"),
+        "samples untrained": (0, 5, "image"),
+    }
+    (table,) = there_part(rows.values()).tables
+    by_stage = {row[0]: row[-1] for row in table.rows}
+    assert by_stage["targets"] == "reused"
+    assert by_stage["samples student"] == "made"
+
+
+def test_a_changed_key_of_the_targets_is_named_for_what_follows(done: Run) -> None:
+    rows = found(done, targets={"guidance_scale": 2.0})
+    assert rows["embeddings train"].done == 3
+    assert (rows["targets"].done, rows["targets"].others) == (0, 3)
+    why = "targets.guidance_scale is 2.0, was 3.0"
+    assert rows["targets"].why == why
+    assert rows["student"].done == 1, "it is built from the teacher alone"
+    assert (rows["training"].done, rows["training"].why) == (0, why)
+    assert rows["samples teacher"].why.startswith("sampling.guidance_scale is 2.0")
+    assert found(done)["targets"].done == 3, "chunks of a recipe that comes back are found again"
+
+
+def test_a_changed_key_of_the_training_leaves_the_targets(done: Run) -> None:
+    rows = found(done, training={"learning_rate": 0.5})
+    assert rows["targets"].done == 3
+    assert rows["training"].done == 0
+    assert rows["training"].why.startswith("training.learning_rate is 0.5, was ")
+    assert rows["samples teacher"].done == 5
+    (table,) = there_part(rows.values()).tables
+    text = {row[0]: row[-1] for row in table.rows}["training"]
+    assert text.startswith("made again: training.learning_rate")
+
+
+def test_more_of_the_same_keeps_what_is_there(done: Run) -> None:
+    rows = found(done, targets={"samples_per_prompt": 2}, samples={"images_per_prompt": 2})
+    assert (rows["targets"].done, rows["targets"].of) == (0, 5)
+    assert rows["targets"].why == "targets.samples_per_prompt is 2, was 1"
+
+
+def test_a_longer_training_with_a_finish_takes_the_first_part_up(done: Run) -> None:
+    training = {"num_samples": 16, "adversarial": {"samples": 8}}
+    rows = found(done, training=training)
+    assert (rows["training"].done, rows["training"].of) == (8, 16)
+
+
+def test_changes_are_named_with_their_sections() -> None:
+    before = {"version": 1, "teacher": {"height": 64, "path": "a"}, "seed": 0}
+    after = {"version": 1, "teacher": {"height": 96, "path": "a"}, "seed": 0, "new": None}
+    assert describe_changes(before, after) == "teacher.height is 96, was 64"
+    assert describe_changes(before, before) == ""
+    many = {**after, "seed": 1, "version": 2, "other": 3}
+    assert describe_changes(before, many).count(", was ") == 3
+    assert describe_changes(before, many).endswith("; 1 more key")

@@ -1,0 +1,167 @@
+"""The page's third part: time, GPU-hours, network calls, disk and memory of each stage."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tqdm import tqdm
+
+from distillery.config.run import Config, RunConfig
+from distillery.files import readable
+from distillery.planning.gpus import summarise_gpus
+from distillery.planning.jobs import StageJobs, samples_before_rounds
+from distillery.planning.page import Part, listed, without_empty
+from distillery.planning.passes import OF_AN_UPDATE, calls_of_samples
+from distillery.planning.scaling import finish_passes
+from distillery.run_folder import RunFolder
+from distillery.teacher.folder import PipelineFolder
+from distillery.teacher.memory import summarise_memory
+
+DISK_OF = {
+    "student": ("student",),
+    "training": ("checkpoints", "previews"),
+    "round_states": ("rounds",),
+}
+"""Stages whose files the plan of the disk counts by other names."""
+
+
+def what_it_costs(
+    config: RunConfig,
+    folder: PipelineFolder,
+    run: RunFolder,
+    plan: Mapping[str, Any],
+    jobs: Sequence[StageJobs],
+) -> Part:
+    """The costs, stage by stage and in all.
+
+    Args:
+        config: of the run.
+        folder: of the teacher.
+        run: its folder.
+        plan: as in plan.json, but for the page.
+        jobs: of each stage.
+    """
+    times = {row["stage"]: row for row in plan["time"].get("stages", [])}
+    calls = _calls(config, folder, plan)
+    rows = [
+        (
+            row.stage,
+            _wall(times.get(row.stage), plan["time"]),
+            _hours(times.get(row.stage), row.gpus),
+            _number(calls.get(row.stage, 0)),
+            _size(_disk(plan, row.stage)),
+            _size(_memory(plan, row.stage)),
+        )
+        for row in jobs
+    ]
+    total_s, hours = plan["time"].get("wall_s"), plan["time"].get("gpu_hours")
+    rows.append(
+        (
+            "in all",
+            tqdm.format_interval(total_s) if times else "",
+            f"{hours:.2g}" if times and hours is not None else "",
+            _number(sum(calls.values())),
+            readable(plan["disk"]["planned_bytes"]),
+            "",
+        )
+    )
+    where = "GPU" if plan["planned_gpus"]["count"] else "process"
+    heads = ("stage", "time", "GPU-hours", "network calls", "disk", f"memory per {where}")
+    facts = (
+        ("time", _told(plan["time"], run)),
+        ("disk", _told_disk(plan["disk"])),
+        ("devices", _devices(plan)),
+        ("weights", summarise_memory(plan["memory"])),
+        *_training_memory(plan),
+    )
+    note = "In the training, an update of a sample counts as three network calls of the student."
+    notes = (note,) if isinstance(config, Config) else ()
+    return Part("Costs", facts, (without_empty("", heads, rows),), notes)
+
+
+def _calls(config: RunConfig, folder: PipelineFolder, plan: Mapping[str, Any]) -> dict[str, int]:
+    """Forward passes of whole networks, the teacher's or the student's, in each stage."""
+    work = plan["work"]
+    calls = {"samples": calls_of_samples(config, work["num_prompts"]["eval"], folder)}
+    if not isinstance(config, Config):
+        return calls
+    rounds, before = len(config.training.round_numbers), samples_before_rounds(config)
+    states = config.student.steps * work["num_trajectories"]
+    more = round(sum(finish_passes(config, plan["calls_per_step"])))
+    return calls | {
+        "targets": work["teacher_calls"],
+        "training_before_round": OF_AN_UPDATE * before,
+        "round_states": rounds * states,
+        "round_targets": rounds * (work["round_calls"] - states),
+        "training": OF_AN_UPDATE * (config.training.num_samples - before) + more,
+    }
+
+
+def _disk(plan: Mapping[str, Any], stage: str) -> int:
+    stages = plan["disk"]["stages"]
+    return sum(stages.get(name, 0) for name in DISK_OF.get(stage, (stage,)))
+
+
+def _memory(plan: Mapping[str, Any], stage: str) -> int:
+    """Bytes of weights on a GPU, or of a CPU's process: for the training with all that learns."""
+    of_teacher = plan["memory"]["jobs"]
+    if stage.startswith("training"):
+        return int(plan["training"]["bytes_per_device"] + plan["training"]["vae_bytes"])
+    if stage in ("targets", "samples", "round_states", "round_targets"):
+        return int(of_teacher["targets and samples"])
+    return int(of_teacher.get(stage, 0))
+
+
+def _wall(row: Mapping[str, Any] | None, time: Mapping[str, Any]) -> str:
+    """An estimate by counted passes has a mark."""
+    if row is None:
+        return ""
+    mark = " *" if row["stage"] in time["counted"] else ""
+    return tqdm.format_interval(row["wall_s"]) + mark
+
+
+def _hours(row: Mapping[str, Any] | None, gpus: int) -> str:
+    return f"{row['gpu_s'] / 3600:.2g}" if row is not None and gpus else ""
+
+
+def _number(count: int) -> str:
+    return f"{count:,}" if count else ""
+
+
+def _size(num_bytes: int) -> str:
+    return readable(num_bytes) if num_bytes else ""
+
+
+def _told(time: Mapping[str, Any], run: RunFolder) -> str:
+    """The time in all, and where it is from."""
+    if not time.get("stages"):
+        return f"not known; snakemake --cores all {run.probe} measures it"
+    hours = f", {time['gpu_hours']:.2g} GPU-hours" if time["gpu_hours"] is not None else ""
+    on = listed(time["measured_on"]) or "the CPU"
+    counted = "; * by counted network passes" if time["counted"] else ""
+    return (
+        f"about {tqdm.format_interval(time['wall_s'])}{hours}, estimated from the rates in "
+        f"{run.probe}, measured on {on}{counted}"
+    )
+
+
+def _told_disk(disk: Mapping[str, Any]) -> str:
+    present = f", {readable(disk['present_bytes'])} of it there" if "present_bytes" in disk else ""
+    planned, free = readable(disk["planned_bytes"]), readable(disk["free_bytes"])
+    return f"{planned} at the most, {free} free{present}"
+
+
+def _devices(plan: Mapping[str, Any]) -> str:
+    here = len(plan["hardware"]["gpus"]) or "no"
+    cores = plan["hardware"]["num_cores"]
+    return f"{summarise_gpus(plan['planned_gpus'])}; here {here} GPU, {cores} cores"
+
+
+def _training_memory(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What the training takes on a device, where there is one."""
+    if "training" not in plan:
+        return []
+    training = plan["training"]
+    text = f"{readable(training['bytes_per_device'])} on each device, without activations"
+    if training["vae_bytes"]:
+        text += f"; VAE {readable(training['vae_bytes'])} more, and what decoding takes"
+    return [("training", text)]

@@ -1,0 +1,92 @@
+"""The plan's page as text, as wide as the terminal; without colours where it is none."""
+
+import sys
+from collections.abc import Iterator
+from io import StringIO
+from typing import TextIO
+
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.table import Table as Grid
+from rich.text import Text
+
+from distillery.planning.page import Page, Part, Table
+
+PIPED = 100
+"""Columns where no terminal has a width."""
+WIDEST = 120
+"""Longer lines are hard to read."""
+INDENT = (0, 0, 0, 2)
+
+
+def print_page(page: Page, file: TextIO | None = None) -> None:
+    """Print a page.
+
+    Args:
+        page: to print.
+        file: where; the standard error output if there is none.
+    """
+    stream = file or sys.stderr
+    console = Console(file=stream, highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        print(text_of(page), file=stream)
+        return
+    console.width = min(console.width, WIDEST)
+    _print(page, console)
+
+
+def text_of(page: Page, width: int = PIPED) -> str:
+    """A page as plain text of so many columns."""
+    stream = StringIO()
+    console = Console(
+        file=stream, width=width, highlight=False, markup=False, emoji=False, color_system=None
+    )
+    _print(page, console)
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
+
+
+def _print(page: Page, console: Console) -> None:
+    console.print(
+        Text(f"run {page.run}", style="bold").append(f": {page.headline}", style="not bold")
+    )
+    for part in page.parts:
+        console.print()
+        console.print(Text(part.title, style="bold"))
+        for block in _blocks(part):
+            console.print(Padding(block, INDENT))
+
+
+def _blocks(part: Part) -> Iterator[RenderableType]:
+    """What a part shows, from above."""
+    if part.facts:
+        facts = Grid.grid(padding=(0, 2, 0, 0))
+        facts.add_column(no_wrap=True, style="dim")
+        facts.add_column(overflow="fold")
+        for name, text in part.facts:
+            facts.add_row(name, text)
+        yield facts
+    for table in part.tables:
+        if table.title:
+            yield Text(f"\n{table.title}")
+        yield _grid(table)
+    for note in part.notes:
+        points = Grid.grid(padding=(0, 1, 0, 0))
+        points.add_row("-", Text(note, overflow="fold"))
+        yield points
+
+
+def _grid(table: Table) -> Grid:
+    """Columns without lines; those of numbers end alike."""
+    grid = Grid(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for place, column in enumerate(table.columns):
+        justify = "right" if is_numeric(table, place) else "left"
+        grid.add_column(column, justify=justify, overflow="fold", vertical="top")  # type: ignore[arg-type]
+    for row in table.rows:
+        grid.add_row(*(Text(cell) for cell in row))
+    return grid
+
+
+def is_numeric(table: Table, place: int) -> bool:
+    """Whether a column is of numbers, sizes and times, which end alike."""
+    cells = [row[place] for row in table.rows if row[place] not in ("", "-", "none")]
+    return bool(cells) and place > 0 and all(cell[:1].isdigit() for cell in cells)

@@ -1,0 +1,219 @@
+"""The page's second part: what of this very configuration lies on the disk, and what is made again.
+
+Counted by names and not by contents, since targets may be hundreds of GB: folders are named by the
+hash of a recipe, and each stage's frozen configuration says what it was made from. The jobs look at
+the contents and make again what does not fit.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from distillery.config.jobs import freeze, read_frozen
+from distillery.config.run import Config, RunConfig
+from distillery.files import read_sealed
+from distillery.planning.page import Part, Table, counted
+from distillery.run_folder import RunFolder
+from distillery.store.chunks import chunk_folder
+from distillery.store.embeddings import distinct_texts
+
+MAX_NAMED = 3
+"""Changed keys that are named; of the others the number is."""
+CHECKPOINT = "samples-"
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one stage has.
+
+    Attributes:
+        stage: as in the report; of samples with their model.
+        done: pieces that fit this configuration.
+        of: pieces in all.
+        unit: what is counted.
+        others: pieces of other configurations.
+        why: what has changed since they were made, "" for nothing.
+    """
+
+    stage: str
+    done: int
+    of: int
+    unit: str
+    others: int = 0
+    why: str = ""
+
+
+def already_there(
+    config: RunConfig,
+    run: RunFolder,
+    prompts: Mapping[str, pd.DataFrame],
+    recipes: Mapping[str, str],
+) -> list[Found]:
+    """What is there of each stage that takes time.
+
+    Args:
+        config: of the run.
+        run: its folder.
+        prompts: the table of each split.
+        recipes: the hash that `embeddings` will have, and where there are any, `targets`.
+    """
+    found = [_embeddings(config, run, split, prompts[split], recipes) for split in prompts]
+    why = {row.stage: row.why for row in found}
+    if isinstance(config, Config):
+        if config.training.reads_trajectories:
+            found.append(_targets(config, run, len(prompts["train"]), recipes["targets"]))
+        why |= {row.stage: row.why for row in found}
+        found.append(_student(config, run))
+        upstream = _first([*why.values(), found[-1].why])
+        found.append(_training(config, run, upstream))
+        why |= {row.stage: row.why for row in found}
+    for name, model in config.samples.models.items():
+        follows = {"student": ["training"], "untrained": ["student"]}.get(model.source, [])
+        upstream = _first(why.get(stage, "") for stage in ("embeddings eval", *follows))
+        found.append(_samples(config, run, name, len(prompts["eval"]), upstream))
+    return found
+
+
+def _first(reasons: Iterable[str]) -> str:
+    return next(filter(None, reasons), "")
+
+
+def _embeddings(
+    config: RunConfig,
+    run: RunFolder,
+    split: str,
+    table: pd.DataFrame,
+    recipes: Mapping[str, str],
+) -> Found:
+    num_texts = len(distinct_texts(table, config.teacher.negative_prompt).texts)
+    num_chunks = -(-num_texts // config.embeddings.chunk_size)
+    root = run.embeddings(split).parent
+    counts = _count_chunks(root, recipes["embeddings"], num_chunks)
+    return Found(f"embeddings {split}", *counts, _why(config, run, "embeddings", counts[-1]))
+
+
+def _targets(config: Config, run: RunFolder, num_prompts: int, recipe: str) -> Found:
+    targets = config.targets
+    num_chunks = -(-num_prompts * targets.samples_per_prompt // targets.chunk_size)
+    counts = _count_chunks(run.target_folder, recipe, num_chunks)
+    return Found("targets", *counts, _why(config, run, "targets", counts[-1]))
+
+
+def _count_chunks(root: Path, recipe: str, num_chunks: int) -> tuple[int, int, str, int]:
+    """Chunks of a recipe, those that are needed, their unit, and those of other recipes."""
+    own = len(list(chunk_folder(root, recipe).glob("chunk-*.safetensors")))
+    everything = len(list(root.glob("*/chunk-*.safetensors")))
+    return min(own, num_chunks), num_chunks, "chunk", everything - own
+
+
+def _student(config: Config, run: RunFolder) -> Found:
+    is_there = int((run.student("initial") / "config.json").is_file())
+    why = _why(config, run, "student", is_there)
+    return Found("student", 0 if why else is_there, 1, "network", is_there if why else 0, why)
+
+
+def _training(config: Config, run: RunFolder, upstream: str) -> Found:
+    """Samples that the newest checkpoint of this training has seen."""
+    total = config.training.num_samples
+    parts = [config.training, *config.training.earlier_parts]
+    settings = [part.of_recipe for part in parts]
+    seen, others = 0, 0
+    for folder in sorted(run.checkpoints.glob("*/recipe.json")):
+        newest = max((_number(path) for path in folder.parent.glob(f"{CHECKPOINT}*")), default=0)
+        if _is_of(folder, config, settings) and not upstream:
+            seen = max(seen, newest)
+        else:
+            others = max(others, newest)
+    why = upstream or _why(config, run, "training", others)
+    return Found("training", seen, total, "sample", others, "" if seen or not others else why)
+
+
+def _is_of(recipe: Path, config: Config, settings: list[dict[str, Any]]) -> bool:
+    """Whether a checkpoint's training has these settings, or the first part of them."""
+    try:
+        found = read_sealed(recipe)
+    except (OSError, ValueError):  # the training says what is damaged
+        return False
+    same = found.get("seed") == config.seed and found.get("steps") == config.student.steps
+    return same and found.get("training") in settings
+
+
+def _number(checkpoint: Path) -> int:
+    digits = checkpoint.name.removeprefix(CHECKPOINT)
+    return int(digits) if digits.isdecimal() else 0
+
+
+def _samples(
+    config: RunConfig, run: RunFolder, model: str, num_prompts: int, upstream: str
+) -> Found:
+    number = len(list((run.sample_folder / model).glob("*/*.png")))
+    total = config.samples.num_images(num_prompts)
+    why = (upstream or _why(config, run, f"samples-{model}", number)) if number else ""
+    fitting = 0 if why else min(number, total)
+    return Found(f"samples {model}", fitting, total, "image", number - fitting, why)
+
+
+def _why(config: RunConfig, run: RunFolder, stage: str, there: int) -> str:
+    """What has changed since a stage's results were made; "" where nothing has, or none is there.
+
+    The file says what the last job was given. So where a configuration was changed and changed
+    back, nothing is told of the results of the one between.
+    """
+    path = run.config(stage)
+    if not there or not path.is_file():
+        return ""
+    try:
+        before = read_frozen(path)
+    except ValueError:
+        return f"{path} is damaged"
+    return describe_changes(before, freeze(config, stage))
+
+
+def describe_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """The keys whose values differ, with both values, as `targets.steps is 20, was 24`."""
+    old, new = _flat(before), _flat(after)
+    names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+    told = [f"{name} is {_shown(new, name)}, was {_shown(old, name)}" for name in names[:MAX_NAMED]]
+    more = [counted(len(names) - MAX_NAMED, "more key")] if len(names) > MAX_NAMED else []
+    return "; ".join([*told, *more])
+
+
+def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Keys of all sections with their dots."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= (
+            _flat(value, f"{before}{key}.") if isinstance(value, dict) else {before + key: value}
+        )
+    return flat
+
+
+def _shown(values: Mapping[str, Any], name: str) -> str:
+    value = values.get(name)
+    return "null" if value is None else str(value)[:60]
+
+
+def there_part(found: Iterable[Found]) -> Part:
+    """The page's part of what was found."""
+    rows = list(found)
+    if not any(row.done or row.others for row in rows):
+        return Part("Already there", notes=("Nothing: this run begins.",))
+    table = Table(
+        "",
+        ("stage", "there", "needed", "what happens"),
+        tuple((row.stage, f"{row.done:,}", counted(row.of, row.unit), _then(row)) for row in rows),
+    )
+    note = "Counted by names; each job checks contents, and makes again what does not fit."
+    return Part("Already there", tables=(table,), notes=(note,))
+
+
+def _then(row: Found) -> str:
+    """What becomes of what is there."""
+    if row.others and not row.done:
+        return f"made again: {row.why or 'the teacher, a prompt file or this release has changed'}"
+    if row.done >= row.of:
+        return "reused"
+    return "reused, the rest is made" if row.done else "made"

@@ -1,0 +1,206 @@
+"""The page's first part: which models, prompts, sizes and jobs the run has."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from distillery.config.jobs import resolve_sampling
+from distillery.config.run import Config, RunConfig
+from distillery.files import readable
+from distillery.planning.jobs import StageJobs
+from distillery.planning.page import TIMES, Part, Table, counted, in_words, listed
+from distillery.planning.passes import calls_per_image
+from distillery.planning.prompts import guided_splits
+from distillery.planning.residence import residence_table
+from distillery.planning.training import list_finish
+from distillery.prompts import own_negatives
+from distillery.teacher.adapters import find_adapter
+from distillery.teacher.folder import PipelineFolder
+
+Facts = list[tuple[str, str]]
+
+
+def what_runs(
+    config: RunConfig,
+    prompts: Mapping[str, pd.DataFrame],
+    folder: PipelineFolder,
+    plan: Mapping[str, Any],
+    jobs: Sequence[StageJobs],
+) -> Part:
+    """What the run will do.
+
+    Args:
+        config: of the run.
+        prompts: the table of each split.
+        folder: of the teacher.
+        plan: as in plan.json, but for the page.
+        jobs: of each stage.
+    """
+    facts = _teacher(config, folder, plan)
+    facts.append(("prompts", _prompts(config, prompts)))
+    facts.append(("negative prompts", _negatives(config, prompts, folder)))
+    tables = [_models(config, plan, folder)]
+    if isinstance(config, Config):
+        facts += _targets(config, plan) + _student(config, plan) + _training(config, plan)
+        facts.append(("judge", _judge(config)))
+        if plan["training"]["choices"]:
+            tables.append(_choices(plan["training"]["choices"]))
+        if plan["training"]["teacher"]:
+            tables.append(residence_table(plan["training"]["teacher"]))
+    facts.append(("jobs", _jobs(jobs)))
+    return Part("What runs", tuple(facts), tuple(tables))
+
+
+def _teacher(config: RunConfig, folder: PipelineFolder, plan: Mapping[str, Any]) -> Facts:
+    teacher, parameters = config.teacher, folder.parameters
+    sizes = [f"{name} {in_words(number)}" for name, number in parameters.items()]
+    shape = f" {TIMES} ".join(map(str, plan["latent_shape"]))
+    variant = f", variant {teacher.variant}" if teacher.variant else ""
+    where = [("teacher's folder", str(folder.path))] if str(folder.path) != teacher.path else []
+    return [
+        ("teacher", f"{teacher.path}{variant}: {folder.class_name}, family {folder.family.name}"),
+        *where,
+        ("parameters", f"{', '.join(sizes)}; in {teacher.dtype}, the VAE in {teacher.vae_dtype}"),
+        *_adapters(config),
+        ("image size", f"{teacher.width} {TIMES} {teacher.height} pixels; latents {shape}"),
+    ]
+
+
+def _adapters(config: RunConfig) -> Facts:
+    """A line for each LoRA or DoRA of the teacher, with its file."""
+    facts = []
+    how = "fused" if config.teacher.fuse_adapters else "beside the weights"
+    for adapter in config.teacher.adapters:
+        path = find_adapter(adapter)
+        size = readable(path.stat().st_size)
+        expert = f", of {adapter.expert}" if adapter.expert else ""
+        facts.append(("adapter (LoRA)", f"{path} ({size}), scale {adapter.scale:g}, {how}{expert}"))
+    return facts or [("adapters (LoRA)", "none")]
+
+
+def _prompts(config: RunConfig, prompts: Mapping[str, pd.DataFrame]) -> str:
+    files = listed([f"{path}" for path in dict.fromkeys(config.prompts.files)])
+    if "train" not in prompts:
+        return f"{len(prompts['eval']):,}, of {files}"
+    share = config.prompts.eval_fraction
+    how = f"; a share of {share:g} is held out" if share else ""
+    return (
+        f"{len(prompts['train']):,} to learn from, {len(prompts['eval']):,} held out, of {files}"
+        f"{how}"
+    )
+
+
+def _negatives(
+    config: RunConfig, prompts: Mapping[str, pd.DataFrame], folder: PipelineFolder
+) -> str:
+    """Which negative prompts there are, and who reads them."""
+    guided = guided_splits(config, folder)
+    if not guided:
+        return "not used: no network is guided by a second call"
+    text = config.teacher.negative_prompt
+    own = {split: sum(own is not None for own in own_negatives(prompts[split])) for split in guided}
+    with_own = [
+        f"{number} of the {len(prompts[split]):,} {split} prompts have one of their own"
+        for split, number in sorted(own.items(), reverse=True)
+        if number
+    ]
+    usual = "the stock pipeline's own, as none is set" if text is None else f"{text!r} for all"
+    return "; ".join([usual, *with_own])
+
+
+def _targets(config: Config, plan: Mapping[str, Any]) -> Facts:
+    """How the teacher walks, and what is stored of it."""
+    targets, work = config.targets, plan["work"]
+    second = f" and {targets.guidance_scale_2:g}" if targets.guidance_scale_2 else ""
+    calls = counted(targets.steps * plan["calls_per_step"], "network call")
+    walk = f"{targets.steps} steps, guidance {targets.guidance_scale:g}{second}: {calls} each"
+    if not work["num_trajectories"]:
+        return [("trajectories", f"none stored: all targets are online; {walk}")]
+    stored = (
+        f"{work['num_trajectories']:,} in {work['num_chunks']:,} chunks, "
+        f"{work['teacher_calls']:,} network calls"
+    )
+    kept = f"{targets.num_segments + 1} states in {targets.dtype}"
+    return [("trajectories", f"{stored}; {walk}; {kept}")]
+
+
+def _student(config: Config, plan: Mapping[str, Any]) -> Facts:
+    """Its shape, and the steps that it takes."""
+    student = config.student
+    lora = f" of rank {student.lora.rank}" if student.lora else ""
+    origin = f"init: {student.init}{lora}, from the teacher's {plan['student']['network']}"
+    steps = counted(student.steps, "step")
+    return [
+        ("student", f"{plan['student']['summary']}"),
+        ("", f"{steps}, without guidance; {origin}"),
+    ]
+
+
+def _training(config: Config, plan: Mapping[str, Any]) -> Facts:
+    """What is learned, in which order."""
+    training, work = config.training, plan["work"]
+    updates = -(-training.num_samples // training.global_batch_size)
+    facts = [
+        (
+            "training",
+            f"objective {training.objective}; {training.num_samples:,} samples, {updates:,} "
+            f"updates of {training.global_batch_size}; learning rate {training.learning_rate:g}",
+        )
+    ]
+    if training.rounds:
+        facts.append(
+            (
+                "rounds",
+                f"{training.rounds.count}, each {work['num_trajectories']:,} states of the "
+                f"student, {work['round_calls']:,} network calls, and {training.rounds.samples:,} "
+                "samples of the training",
+            )
+        )
+    facts += [("finish", f"{name}: {share}; {what}") for name, share, what in list_finish(training)]
+    if training.rollout_samples:
+        facts.append(("rollouts", f"the last {training.rollout_samples:,} samples"))
+    return facts
+
+
+def _judge(config: Config) -> str:
+    others = [f"{name} ({path})" for name, path in config.evaluation.vision_models.items()]
+    more = f"; sets of images in {listed(others)}" if others else ""
+    return f"{config.evaluation.judge}; compared with {config.evaluation.reference}{more}"
+
+
+def _models(config: RunConfig, plan: Mapping[str, Any], folder: PipelineFolder) -> Table:
+    """Who draws the held-out prompts, and how."""
+    images = config.samples.num_images(plan["work"]["num_prompts"]["eval"])
+    rows = []
+    for name in config.samples.models:
+        model = resolve_sampling(config, name)
+        scales = [model.guidance_scale, model.guidance_scale_2]
+        given = [f"{scale:g}" for scale in scales if scale is not None]
+        scale = " and ".join(given) or "none"
+        calls = calls_per_image(config, name, folder)
+        rows.append((name, model.source, str(model.steps), scale, str(calls), f"{images:,}"))
+    heads = ("model", "network", "steps", "guidance", "calls per image", "images")
+    return Table("Images of the held-out prompts", heads, tuple(rows))
+
+
+def _jobs(jobs: Sequence[StageJobs]) -> str:
+    """How many of each stage, and what each job has, as "4 targets (1 GPU each)"."""
+    told = []
+    for row in jobs:
+        has = [f"{row.processes} processes"] if row.processes > 1 else []
+        has += [counted(row.gpus, "GPU")] if row.gpus else []
+        each = " each" if row.jobs > 1 else ""
+        told.append(f"{row.jobs} {row.stage}" + (f" ({', '.join(has)}{each})" if has else ""))
+    return ", ".join(told)
+
+
+def _choices(choices: Sequence[Mapping[str, str]]) -> Table:
+    """What the hardware decides; a finish is told above, and what a CPU cannot do not at all."""
+    rows = tuple(
+        (row["setting"], row["value"], row["reason"])
+        for row in choices
+        if row["setting"] not in ("adversarial", "online")
+        and (row["reason"] != "no GPU" or row["setting"] == "processes")
+    )
+    return Table("How the training runs", ("setting", "value", "why"), rows)
