@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import yaml
+from released import RELEASED, make_released
 
 from distillery.config.run import parse_config
 from distillery.files import read_json, write_json
 from distillery.planning.page import page_of
 from distillery.planning.text import text_of
 from distillery.stages.plan import make_plan
-from released import RELEASED, make_released
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/tutorial-sdxl.md").read_text(encoding="utf-8")
