@@ -18,6 +18,7 @@ from distillery.run_folder import RunFolder
 from distillery.stages.compare import compare_runs
 from distillery.stages.dataset import make_dataset
 from distillery.telemetry import read_events
+from distillery.training.alarms import COMPANIONS, HELD_OUT
 from runs import Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -141,6 +142,11 @@ def test_every_column_is_described(run: Path, heading: str, pattern: str) -> Non
     files = list(run.glob(pattern)) or list(run.parent.glob(pattern))
     assert files
     check(heading, (column for file in files for column in columns(file)))
+
+
+def test_columns_that_only_some_trainings_have_are_the_codes() -> None:
+    found = {name for name, text in rows("student/loss.parquet").items() if "only" in text}
+    assert found == {HELD_OUT, "loss_rollout", *(f"loss_{name}" for name in COMPANIONS)}
 
 
 @pytest.mark.parametrize(
