@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export XDG_CACHE_HOME ?= $(shell mkdir -p "$$HOME/.cache" 2>/dev/null && test -w "$$HOME/.cache" && \
 	echo "$$HOME/.cache" || echo "$(CURDIR)/.cache")
 
-.PHONY: help demo test test-fast mutants test-gpu test-slurm lint schema format lock clean
+.PHONY: help demo test test-fast mutants test-gpu test-slurm lint docs schema format lock clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -29,6 +29,10 @@ $(VENV)/installed: pyproject.toml constraints.txt
 
 $(VENV)/installed-dev: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,slurm]'
+	touch $@
+
+$(VENV)/installed-docs: $(VENV)/installed-dev
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,slurm,docs]'
 	touch $@
 
 demo: $(VENV)/installed  ## distil the embedded teacher and write results/demo/report/index.html
@@ -62,6 +66,10 @@ lint: $(VENV)/installed-dev  ## ruff, mypy and snakefmt; snakemake's own linter 
 	mypy
 	snakefmt --check Snakefile rules
 
+docs: $(VENV)/installed-docs  ## build the documentation site in site/; opens from the disk
+	NO_MKDOCS_2_WARNING=1 mkdocs build
+	@echo "open site/index.html"
+
 schema: $(VENV)/installed-dev  ## regenerate the configuration's JSON schema and reference page
 	python scripts/schema.py
 
@@ -70,7 +78,7 @@ format: $(VENV)/installed-dev  ## rewrite the code in the house format
 	ruff format
 	snakefmt Snakefile rules
 
-lock: $(VENV)/installed-dev  ## write the versions of this environment to constraints.txt
+lock: $(VENV)/installed-docs  ## write the versions of this environment to constraints.txt
 	python -m pip freeze --exclude-editable | sed 's/+cpu//' > constraints.txt
 
 clean:  ## remove the environment and caches; results stay

@@ -24,7 +24,7 @@ import argparse
 import multiprocessing
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from fnmatch import fnmatch
 from pathlib import Path
@@ -39,6 +39,10 @@ from distillery.files import write_text
 from distillery.hardware import describe_hardware, versions
 
 ROOT = Path(__file__).parents[1]
+Timing = tuple[str, bool, int]
+"""Shape, whether guided, and steps, which alone say how long sampling takes."""
+Times = dict[Timing, float]
+"""Seconds of sampling."""
 STEPS = (1, 2, 4, 8)
 COLUMNS = (
     "shape",
@@ -78,16 +82,25 @@ def main(argv: list[str] | None = None) -> int:
     prepare(bench, map(Store.named, arguments.stores))
     say(f"stores and references ready after {time.time() - begin:.1f} s")
     cells = cells_of(arguments, bench.config().targets.steps)
-    failed = fill(bench, cells, settings, arguments.jobs)
-    rows = [cached(path_of(bench, cell), settings) for cell in cells]
-    made = [cell for cell, row in zip(cells, rows, strict=True) if row]
-    times = time_all(bench, made, settings, arguments.repeats)
-    done = [row | {"sampling_s": times[key_of(row)]} for row in rows if row]
-    write_text(bench.folder / "table.md", table(done, bench))
-    say(
-        f"{len(done)} of {len(cells)} cells in {time.time() - begin:.1f} s: {bench.folder}/table.md"
+    failed = fill(
+        bench, cells, settings, arguments.jobs, lambda: write_table(bench, cells, settings)
     )
+    made = [cell for cell in cells if cached(path_of(bench, cell), settings)]
+    num_rows = write_table(
+        bench, cells, settings, time_all(bench, made, settings, arguments.repeats)
+    )
+    say(f"{num_rows} of {len(cells)} cells in {time.time() - begin:.1f} s: {bench.folder}/table.md")
     return 1 if failed else 0
+
+
+def write_table(
+    bench: Bench, cells: Iterable[Cell], settings: Json, times: Times | None = None
+) -> int:
+    """The table of the cells that are there, so that one which is cut short has its rows too."""
+    rows = [row for cell in cells if (row := cached(path_of(bench, cell), settings))]
+    timed = [row | {"sampling_s": (times or {}).get(key_of(row))} for row in rows]
+    write_text(bench.folder / "table.md", table(timed, bench))
+    return len(rows)
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -107,6 +120,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--num-samples", type=int, default=25600, help="length of each training")
     parser.add_argument("--batch-size", type=int, default=64, help="samples per update")
     parser.add_argument("--learning-rate", type=float, default=5e-4)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--rollout-share", type=float, default=0.2, help="of the finishing phase")
     parser.add_argument("--matching-weight", type=float, default=0.1)
     parser.add_argument("--adversarial-weight", type=float, default=0.1)
@@ -148,6 +162,7 @@ def bench_of(arguments: argparse.Namespace) -> Bench:
         "global_batch_size": size,
         "micro_batch_size": size,
         "learning_rate": arguments.learning_rate,
+        "dtype": arguments.dtype,
         "warmup_samples": arguments.num_samples // 20,
         "ema_half_life_samples": arguments.num_samples // 10,
         "log_every_samples": size * max(1, arguments.num_samples // size // 20),
@@ -196,7 +211,9 @@ def path_of(bench: Bench, cell: Cell) -> Path:
     return bench.folder / "cells" / f"{cell.name}.json"
 
 
-def fill(bench: Bench, cells: Iterable[Cell], settings: Json, jobs: int) -> int:
+def fill(
+    bench: Bench, cells: Iterable[Cell], settings: Json, jobs: int, after_each: Callable[[], object]
+) -> int:
     """Run the cells that are not there; a failed one is named and leaves the others alone.
 
     Workers are started once and do many cells. They are spawned, since CUDA does not outlive a
@@ -212,6 +229,7 @@ def fill(bench: Bench, cells: Iterable[Cell], settings: Json, jobs: int) -> int:
                 keep(path_of(bench, cell), settings, future.result() | {"jobs": jobs})
             failed += error is not None
             say(f"{number} of {len(missing)}: {cell.name} {repr(error) if error else 'done'}")
+            after_each()
     return failed
 
 
@@ -220,11 +238,9 @@ def start_worker() -> None:
     torch.set_num_threads(1)
 
 
-def time_all(
-    bench: Bench, cells: Iterable[Cell], settings: Json, repeats: int
-) -> dict[tuple[str, bool, int], float]:
+def time_all(bench: Bench, cells: Iterable[Cell], settings: Json, repeats: int) -> Times:
     """Seconds of sampling, measured alone; what was learned does not matter for them."""
-    found: dict[tuple[str, bool, int], float] = {}
+    found: Times = {}
     for cell in cells:
         key = (cell.shape, cell.objective == "guided", cell.steps)
         if key in found:
@@ -236,7 +252,7 @@ def time_all(
     return found
 
 
-def key_of(row: Json) -> tuple[str, bool, int]:
+def key_of(row: Json) -> Timing:
     """Which timing a row has."""
     return str(row["shape"]), row["objective"] == "guided", int(row["steps"])
 
@@ -260,10 +276,10 @@ def table(rows: list[Json], bench: Bench) -> str:
     where = gpus or f"{hardware['num_cores']} CPU cores"
     head = [
         f"{training['num_samples']} samples of {training['global_batch_size']} an update at "
-        f"{training['learning_rate']}, a share of {bench.rollout_share} of rollouts or online "
-        f"targets where named, {bench.rounds} rounds of a share of {bench.rounds_share} in all, "
-        f"distribution matching of weight {bench.matching_weight}, an "
-        f"adversarial loss of weight {bench.adversarial_weight}; "
+        f"{training['learning_rate']} in {training['dtype']}, a share of {bench.rollout_share} of "
+        f"rollouts or online targets where named, {bench.rounds} rounds of a share of "
+        f"{bench.rounds_share} in all, distribution matching of weight {bench.matching_weight}, "
+        f"an adversarial loss of weight {bench.adversarial_weight}; "
         f"{bench.num_prompts} held-out prompts with {bench.images_per_prompt} images each. "
         f"Seconds of training with {jobs} cells side by side, of sampling 100 images alone. "
         f"On {where}; {', '.join(f'{key} {it}' for key, it in versions().items())}. "
@@ -284,6 +300,7 @@ def trajectories_of(row: Json) -> int:
 def line_of(row: Json) -> str:
     """One row of the table."""
     training = f"{row['training_s']:.1f}" if row["training_s"] else ""
+    sampling = "" if row["sampling_s"] is None else f"{row['sampling_s']:.3f}"
     values = (
         row["store"],
         f"{row['clip_score']:.4f}",
@@ -295,7 +312,7 @@ def line_of(row: Json) -> str:
         f"{row['pixel_rms']:.1f}",
         f"{row['diversity']:.3f}",
         training,
-        f"{row['sampling_s']:.3f}",
+        sampling,
     )
     return f"| {row['shape']} | {row['steps']} | {row['objective']} | {' | '.join(values)} |"
 

@@ -9,6 +9,7 @@ stored    distillery.stages.training as the workflow starts it, on each number o
           memory, waiting for data, and the stall of one checkpoint
 online    the same with `training.targets: online`, the teacher in each place that is asked for;
           with `own_gpus` one GPU less trains
+finish    the same in an adversarial finish; its cost is what its update takes over a stored one's
 
 MFU is three forward passes' FLOPs a sample over the peak; what is computed again for gradient
 checkpointing does not count.
@@ -28,26 +29,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import psutil
 import torch
 from models import MODELS, WAN, Model, count_teraflops
-from stages import make_teacher, write_embeddings
+from stages import make_teacher
 from stock import measure_peaks
+from training_inputs import STUDENT_STEPS, training_job, write_inputs
 
-from distillery.config.jobs import TargetsJob, TrainingJob
-from distillery.config.run import Targets
-from distillery.config.student import Student
-from distillery.config.teacher import Teacher
-from distillery.config.training import Training
-from distillery.files import hash_json, read_json, remove, write_json
-from distillery.generation.targets import targets_recipe
+from distillery.files import remove, write_json
 from distillery.hardware import describe_hardware, versions, visible_ids
-from distillery.stages.student import build_student
-from distillery.store.chunks import ChunkIdentity, chunk_folder, chunk_path, write_chunk
-from distillery.store.shards import Manifest, describe_chunk
-from distillery.store.trajectories import knots_of
-from distillery.teacher.folder import PipelineFolder
 from distillery.telemetry import Event, read_events
 
 ROOT = Path(__file__).parents[1]
@@ -60,80 +50,11 @@ WAN_SMALL = replace(
 )
 """Wan2.1-T2V-1.3B as released."""
 TRAINED: Mapping[str, Model] = {**MODELS, "wan-1.3b": WAN_SMALL}
-STUDENT_STEPS = 4
-CHUNK_SIZE = 16
 MODULE = ("-m", "distillery.stages.training")
 PEAKS = ("peaks_tflops", "sustained_tflops")
 """Of each GPU: a product that takes a moment, and one that meets the power limit."""
 MOSTLY_FREE = 0.9
 """Of a GPU's memory, when those that used it are gone."""
-
-
-def write_inputs(model: Model, folder: Path, num_trajectories: int) -> None:
-    """Prompts, random embeddings, random trajectories and the untrained student, once."""
-    if (folder / "student/initial").is_dir():
-        return
-    teacher = teacher_of(model, folder)
-    table = pd.DataFrame(
-        {
-            "prompt_id": [f"p{row:05d}" for row in range(num_trajectories)],
-            "prompt": [f"prompt number {row}" for row in range(num_trajectories)],
-        }
-    )
-    (folder / "prompts").mkdir(parents=True, exist_ok=True)
-    table.to_parquet(folder / "prompts/train.parquet", index=False)
-    write_embeddings(model, teacher, folder / "teacher", table, folder / "embeddings")
-    write_targets(model, folder, num_trajectories)
-    build_student(training_job(model, folder, {}), folder / "student/initial")
-
-
-def teacher_of(model: Model, folder: Path) -> Teacher:
-    """The section `teacher` of all stages."""
-    return Teacher(
-        path=str(folder / "teacher"), dtype="bfloat16", height=model.height, width=model.width
-    )
-
-
-def write_targets(model: Model, folder: Path, num_trajectories: int) -> None:
-    """Random states in the store's format, under the recipe that the targets stage would write."""
-    targets = Targets(
-        steps=model.steps,
-        guidance_scale=model.guidance_scale,
-        num_segments=STUDENT_STEPS,
-        batch_size=CHUNK_SIZE,
-        chunk_size=CHUNK_SIZE,
-    )
-    job = TargetsJob(seed=0, teacher=teacher_of(model, folder), targets=targets)
-    embeddings = read_json(folder / "embeddings/manifest.json")["recipe_hash"]
-    recipe = targets_recipe(job, PipelineFolder(folder / "teacher"), embeddings)
-    recipe_hash = recipe.hash
-    root = folder / "targets"
-    chunks = chunk_folder(root, recipe_hash)
-    num_knots = len(knots_of(model.steps, STUDENT_STEPS))
-    generator = torch.Generator().manual_seed(0)
-    records = []
-    for index, start in enumerate(range(0, num_trajectories, CHUNK_SIZE)):
-        rows = range(start, min(start + CHUNK_SIZE, num_trajectories))
-        shape = (len(rows), num_knots, *recipe.latent_shape)
-        tensors = {
-            "noisy": torch.randn(shape, generator=generator),
-            "prompt_row": torch.tensor(list(rows)),
-        }
-        identity = ChunkIdentity(recipe_hash, hash_json({"rows": list(rows)}))
-        write_chunk(chunk_path(chunks, index), tensors, identity, {})
-        records.append(describe_chunk(chunks, index, root, identity.members, len(rows)))
-    Manifest(recipe.to_json(), recipe_hash, tuple(records)).write(root / "manifest.json")
-
-
-def training_job(model: Model, folder: Path, settings: Mapping[str, Any]) -> TrainingJob:
-    """The frozen configuration; `settings` are keys of the section `training`."""
-    sizes = {"num_samples": 1 << 29, "global_batch_size": 64, "ema_half_life_samples": 64000}
-    return TrainingJob(
-        seed=0,
-        teacher=teacher_of(model, folder),
-        student=Student(steps=STUDENT_STEPS),
-        training=Training(**(sizes | dict(settings))),
-    )
 
 
 def training_command(folder: Path, run: Path, num_processes: int) -> list[str]:
@@ -303,6 +224,16 @@ def break_even(
     return found
 
 
+def finish_cost(trainings: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """What an update of the finish takes over one of stored targets alone, on so many GPUs."""
+    finishes = [name for name in trainings if name.startswith("finish-")]
+    plain = {name: f"stored-{name.removeprefix('finish-')}" for name in finishes}
+    return {
+        name: trainings[other]["samples_per_s"] / trainings[name]["samples_per_s"]
+        for name, other in plain.items()
+    }
+
+
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
@@ -342,6 +273,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         help="of the targets stage on one such GPU (benchmarks/generation.py): says when it has "
         "paid for itself",
     )
+    parser.add_argument("--finish", action="store_true", help="an adversarial one beside it")
     parser.add_argument("--checkpoint", action="store_true", help="save one on the way")
     return parser.parse_args(argv)
 
@@ -373,6 +305,7 @@ def main(argv: list[str] | None = None) -> int:
             results["break_even_epochs"] = break_even(
                 results["trainings"], arguments.trajectories_per_s
             )
+        results["finish_cost"] = finish_cost(results["trainings"])
         print(name, json.dumps(results["trainings"][name]), flush=True)  # noqa: T201
         write_json(arguments.output, results)
     return 0
@@ -385,6 +318,9 @@ def measurements(
     found: dict[str, Callable[[], dict[str, Any]]] = {}
     for num_gpus in arguments.num_gpus:
         ways: dict[str, dict[str, Any]] = {"stored": {}}
+        if arguments.finish:  # all but the first update
+            samples = num_samples_of(arguments) - arguments.batch
+            ways["finish"] = {"adversarial": {"samples": samples}}
         for steps in arguments.teacher_steps:
             for residence in arguments.residences:
                 ways[f"online-{residence}-{steps}"] = {
@@ -396,6 +332,12 @@ def measurements(
             name = f"{way}-{num_gpus}"
             found[name] = partial(measure_one, model, arguments, results, name, num_gpus, settings)
     return found
+
+
+def num_samples_of(arguments: argparse.Namespace) -> int:
+    """The length of each training, which is killed long before its end."""
+    updates: int = (arguments.updates + arguments.warm) * 4
+    return updates * int(arguments.batch)
 
 
 def measure_one(
@@ -418,7 +360,7 @@ def measure_one(
         **arguments.settings,
         **way,
     }
-    settings["num_samples"] = batch * last * 4
+    settings["num_samples"] = num_samples_of(arguments)
     run = arguments.folder / "runs" / arguments.output.stem / name
     remove(run)
     events, memory = run_training(model, arguments.folder, run, num_gpus, settings, last)

@@ -23,7 +23,8 @@ from pathlib import Path
 
 import torch
 from stages import make_teacher
-from training_speed import TRAINED, training_job, write_inputs
+from training_inputs import training_job, write_inputs
+from training_speed import TRAINED
 
 from distillery.files import write_json
 from distillery.hardware import describe_hardware, versions

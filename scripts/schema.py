@@ -11,9 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import yaml
 from pydantic import TypeAdapter
 
-from distillery.config.run import Config, GeneratingConfig
+from distillery.config.jobs import JOBS, freeze
+from distillery.config.run import Config, GeneratingConfig, parse_config
 from distillery.config.section import REMAKES_NOTHING
 from distillery.files import write_text
 
@@ -28,14 +30,51 @@ nothing is inherited. Unknown keys are refused.
 A run without `targets`, `student`, `training`, `evaluation` and `prompts.train` trains nothing and
 makes a data set of images: see [generate-a-dataset.md](generate-a-dataset.md).
 
-A key marked ○ changes no result beyond rounding. If you change it on a finished run, only the
-report is made again. If you change any other key, everything that depends on it is made again.
+The column *remakes* names the stages whose frozen configuration holds a key: if you change it on a
+finished run, the next call makes them again, and all that follows from them. A stage in brackets
+depends on the key only if `training.targets` is `online`. With *report* only the report is made
+again, which any change of the configuration does. With another `num_shards` the jobs start again,
+and find the chunks or images that are there. A key marked ○ changes no result beyond rounding.
 
 `make schema` writes this page and `workflow/schemas/config.schema.json`, which editors can read,
 from `workflow/distillery/config/`.
 """
 REMAKES_NOTHING_MARK = " ○"
 # Upper bounds are far beyond what is of use, and would only be in the way.
+IN_NAMES, IN_LISTS = ".{name}", "[]"
+"""What stands behind a key that holds sections."""
+DEMO = Path(__file__).parents[1] / "config/config.yaml"
+UNDECLARED = {"run", "previews"}
+"""Frozen for what makes no result: the plan and the report take the whole run."""
+STORED: list[dict[str, dict[str, Any]]] = [
+    {},
+    {"teacher": {"adapters": [{"path": "this"}]}},
+    {"prompts": {"eval": None, "eval_fraction": 0.5}},
+    {"samples": {"models": {name: {"source": "teacher"} for name in ("teacher", "another")}}},
+    {"student": {"init": "layers", "num_layers": 2}},
+    {"student": {"init": "layers", "layers": [0, 1]}},
+    {"student": {"init": "layers", "unet": {"layers_per_block": 1}}},
+    {"student": {"init": "config", "config": "this"}},
+    {"student": {"init": "lora", "lora": {}}},
+    {"training": {"rounds": {"count": 1, "samples": 3200}}},
+    {"training": {"adversarial": {"samples": 3200}}},
+    {"training": {"rollout_samples": 3200}},
+]
+"""Changes of the demo that together have every key."""
+ONLINE: list[dict[str, dict[str, Any]]] = [
+    {"training": {"targets": "online"}},
+    {"training": {"targets": "online", "distribution_matching": {}}},
+]
+EXAMPLES: dict[str, list[Any]] = {
+    "boolean": [False, True],
+    "integer": [1, 2, 8, 64, 3200],
+    "number": [0.25, 0.5, 1.5, 2.0],
+    "string": ["this", "that", "student"],
+    "array": [[], [1.0, 2.0], [0.5, 0.5], [1], ["to_q"]],
+    "object": [{}, {"this": "that"}],
+    "null": [None],
+}
+"""Values of each type: one is allowed where another stands in a configuration."""
 LIMITS = {
     "minimum": ">=",
     "exclusiveMinimum": ">",
@@ -71,41 +110,148 @@ def main(argv: list[str] | None = None) -> int:
 
 def reference(schema: dict[str, Any]) -> str:
     """The reference page: a table a section."""
+    page = Page(schema)
     parts = [OPENING]
     for key, field in schema["properties"].items():
         section = _referred(schema, field)
         if section is None:
             continue
-        parts += [f"\n## {key}\n", section["description"] + "\n", _table(schema, section)]
+        parts += [f"\n## {key}\n", section["description"] + "\n", page.table(section, key)]
     top = {
         key: field
         for key, field in schema["properties"].items()
         if _referred(schema, field) is None
     }
     required = schema["required"]
-    parts.insert(1, "\n" + _table(schema, {"properties": top, "required": required}))
+    parts.insert(1, "\n" + page.table({"properties": top, "required": required}))
     return "\n".join(parts)
 
 
-def _table(schema: dict[str, Any], section: dict[str, Any]) -> str:
-    head = ["| key | type | default | meaning |", "|---|---|---|---|"]
-    return "\n".join([*head, *_rows(schema, section)]) + "\n"
+class Page:
+    """Tables of keys, with what each remakes."""
+
+    def __init__(self, schema: dict[str, Any]) -> None:
+        """Of the schema of `Config`."""
+        demo = yaml.safe_load(DEMO.read_text(encoding="utf-8"))
+        self.schema = schema
+        self.stored = [_complete(demo, changes) for changes in STORED]
+        self.online = [_complete(demo, changes) for changes in ONLINE]
+
+    def table(self, section: dict[str, Any], name: str = "") -> str:
+        """A section's; `name` is its key, none at the top."""
+        head = ["| key | type | default | meaning | remakes |", "|---|---|---|---|---|"]
+        places = (name,) if name else ()
+        return "\n".join([*head, *self._rows(section, places)]) + "\n"
+
+    def _rows(
+        self, section: dict[str, Any], places: tuple[str, ...], before: str = ""
+    ) -> list[str]:
+        """A row per key; the keys of sections inside follow: `lora.rank`, `models.{name}.steps`."""
+        rows: list[str] = []
+        for key, field in section["properties"].items():
+            required = key in section.get("required", [])
+            default = "required" if required else f"`{json.dumps(field.get('default'))}`"
+            kind = _kind(self.schema, field).replace("|", "\\|")
+            mark = REMAKES_NOTHING_MARK * (REMAKES_NOTHING in field)
+            meaning = field.get("description", "") + mark
+            remade = self._remade(field, (*places, key))
+            rows.append(f"| `{before}{key}` | {kind} | {default} | {meaning} | {remade} |")
+            for after, option in _options(field):
+                inner = _referred(self.schema, option)
+                if inner is not None and "properties" in inner:
+                    below = (*places, key, *([after] if after else []))
+                    rows += self._rows(inner, below, f"{before}{key}{after}.")
+        return rows
+
+    def _remade(self, field: dict[str, Any], places: tuple[str, ...]) -> str:
+        """Which stages another value of a key makes again."""
+        if places == ("run",):
+            return "all, in another folder"
+        stored, online = (_depending(raws, field, places) for raws in (self.stored, self.online))
+        if REMAKES_NOTHING in field:
+            assert not (stored + online), f"{places} is marked and remakes {stored + online}"
+            return "nothing"
+        if not stored and places[0] == "training":
+            return ", ".join(online)
+        only_online = [f"({stage})" for stage in online if stage not in stored]
+        return ", ".join(stored + only_online) or "report"
 
 
-def _rows(schema: dict[str, Any], section: dict[str, Any], before: str = "") -> list[str]:
-    """A row per key; the keys of sections inside follow: `lora.rank`, `models.{name}.steps`."""
-    rows: list[str] = []
-    for key, field in section["properties"].items():
-        required = key in section.get("required", [])
-        default = "required" if required else f"`{json.dumps(field.get('default'))}`"
-        kind = _kind(schema, field).replace("|", "\\|")
-        meaning = field.get("description", "") + REMAKES_NOTHING_MARK * (REMAKES_NOTHING in field)
-        rows.append(f"| `{before}{key}` | {kind} | {default} | {meaning} |")
-        for after, option in _options(field):
-            inner = _referred(schema, option)
-            if inner is not None and "properties" in inner:
-                rows += _rows(schema, inner, f"{before}{key}{after}.")
-    return rows
+def _complete(raw: dict[str, Any], changes: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """A changed configuration with all its defaults."""
+    changed = raw | {section: raw[section] | values for section, values in changes.items()}
+    return parse_config(changed, str(DEMO)).model_dump(mode="json")
+
+
+def _depending(
+    raws: list[dict[str, Any]], field: dict[str, Any], places: tuple[str, ...]
+) -> list[str]:
+    """The stages whose frozen configuration another value of a key changes, in any of `raws`.
+
+    Of a key that cannot change alone: those in which configurations with other values differ.
+    """
+    alone = [(raw, changed) for raw in raws for changed in _changed(raw, _examples(field), places)]
+    found = [_differing(raw, changed) for raw, changed in alone]
+    if all(stages is None for stages in found):
+        found = [
+            _differing(raws[0], raw) for raw in raws[1:] if _at(raws[0], places) != _at(raw, places)
+        ]
+    order = [*JOBS, "samples"]
+    return sorted({stage for stages in found for stage in stages or ()}, key=order.index)
+
+
+def _differing(before: dict[str, Any], after: dict[str, Any]) -> set[str] | None:
+    """The stages that freeze other things of two configurations; None if the second is refused."""
+    try:
+        frozen, frozen_after = _all_frozen(before), _all_frozen(after)
+    except ValueError:
+        return None
+    changed = (stage for stage in frozen_after if frozen_after[stage] != frozen.get(stage))
+    return {stage.split("-")[0] for stage in changed}
+
+
+def _at(raw: dict[str, Any], places: tuple[str, ...]) -> Any:
+    """What a configuration holds at a place; None behind a name or in a section it lacks."""
+    node: Any = raw
+    for place in places:
+        node = node.get(place) if isinstance(node, dict) else None
+    return node
+
+
+def _all_frozen(raw: dict[str, Any]) -> dict[str, Any]:
+    """What each stage depends on, but for `run`, which holds all. Raises ValueError."""
+    config = parse_config(raw, "")
+    stages = [*(JOBS.keys() - UNDECLARED), *(f"samples-{model}" for model in config.samples.models)]
+    return {stage: freeze(config, stage) for stage in stages}
+
+
+def _changed(node: Any, values: list[Any], places: tuple[str, ...]) -> list[Any]:
+    """Copies of what is at a place of a configuration, with each of `values` for a key in it."""
+    if not places:
+        return [value for value in values if value != node]
+    place, *rest = places
+    if place == IN_NAMES:
+        names = node or {}
+        return [
+            {**names, name: value}
+            for name in names
+            for value in _changed(names[name], values, tuple(rest))
+        ]
+    if place == IN_LISTS:
+        return [[value] for item in node or [] for value in _changed(item, values, tuple(rest))]
+    if node is None:
+        return []
+    return [{**node, place: value} for value in _changed(node[place], values, tuple(rest))]
+
+
+def _examples(field: dict[str, Any]) -> list[Any]:
+    """Values of a field's type, two at least for what is no section."""
+    found: list[Any] = []
+    for option in field.get("anyOf", [field]):
+        found += option.get("enum", [])
+        found += [option["const"]] if "const" in option else []
+        found += EXAMPLES.get(option.get("type", ""), [])
+    return found
 
 
 def _options(field: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -113,9 +259,9 @@ def _options(field: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     for option in field.get("anyOf", [field]):
         yield "", option
         for value in _values(option):
-            yield ".{name}", value
+            yield IN_NAMES, value
         if "items" in option:
-            yield "[]", option["items"]
+            yield IN_LISTS, option["items"]
 
 
 def _values(field: dict[str, Any]) -> list[dict[str, Any]]:

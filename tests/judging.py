@@ -26,7 +26,7 @@ from transformers.models.convnext.image_processing_pil_convnext import ConvNextI
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
 from distillery.config.jobs import EvaluationJob
-from distillery.config.run import Evaluation
+from distillery.config.samples import Evaluation
 from distillery.files import hash_file
 from distillery.stages.evaluation import evaluate
 from distillery.telemetry import Reporter

@@ -1,5 +1,6 @@
 """A student that is dealt out over processes learns what a whole one does, from the same files."""
 
+import pandas as pd
 import processes
 import pytest
 from trainings import assert_same_training, log_of, train
@@ -21,6 +22,17 @@ def test_dealt_out_weights_learn_as_whole_ones(data, alone, tmp_path, settings):
     assert_same_training(tmp_path, alone)
     config = "student/trained/config.json"
     assert read_json(tmp_path / config) == read_json(alone / config)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_what_is_held_out_is_measured_by_all_processes(data, tmp_path, parallel):
+    """Of eight segments one process of three has fewer than the others."""
+    settings = {"held_out_prompts": 1} | SAVED_ONCE
+    assert train(data, tmp_path / "one", 1, **settings) == [0]
+    assert train(data, tmp_path / "three", 3, parallel=parallel, **settings) == [0] * 3
+    assert_same_training(tmp_path / "three", tmp_path / "one")
+    losses = pd.read_parquet(tmp_path / "three/student/loss.parquet")
+    assert losses["held_out_loss"].notna().any()
 
 
 @pytest.mark.parametrize(("num_processes", "micro_batch_size"), [(3, "auto"), (3, 2)])

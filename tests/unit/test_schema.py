@@ -22,6 +22,12 @@ def script() -> ModuleType:
     return module
 
 
+@pytest.fixture(scope="module")
+def page(script: ModuleType) -> str:
+    text: str = script.reference(Config.model_json_schema())
+    return text
+
+
 @pytest.mark.parametrize(
     ("section", "before"),
     [
@@ -30,11 +36,29 @@ def script() -> ModuleType:
         ("Adapter", "adapters[]."),
     ],
 )
-def test_keys_of_sections_inside_have_rows(script: ModuleType, section: str, before: str) -> None:
+def test_keys_of_sections_inside_have_rows(page: str, section: str, before: str) -> None:
     schema = Config.model_json_schema()
-    page = script.reference(schema)
     for key in schema["$defs"][section]["properties"]:
         assert f"\n| `{before}{key}` |" in page
+
+
+@pytest.mark.parametrize(
+    ("row", "remade"),
+    [
+        ("notes", "prompts"),
+        ("adapters[].scale", "embeddings, targets, student, training, rounds, export, samples"),
+        ("vae_dtype", "embeddings, targets, rounds, export, samples, (training)"),
+        ("num_segments", "targets, rounds, export, (training)"),
+        ("models.{name}.guidance_scale", "samples"),
+        ("lora", "student, training, rounds, export"),
+        ("online_steps", "training"),
+        ("hang_timeout_s", "nothing"),
+        ("min_clip_ratio", "report"),
+    ],
+)
+def test_a_row_says_what_its_key_remakes(page: str, row: str, remade: str) -> None:
+    (line,) = (line for line in page.splitlines() if line.startswith(f"| `{row}` |"))
+    assert line.endswith(f"| {remade} |")
 
 
 def test_what_is_generated_is_up_to_date(

@@ -142,11 +142,19 @@ def test_trainings_from_stored_and_from_online_targets_are_measured(
     monkeypatch.setitem(training_speed.TRAINED, "sdxl", TINY["sdxl"])
     output = tmp_path / "found.json"
     sizes = ["--batch", "4", "--updates", "4", "--trajectories", "8", "--num-gpus", "0"]
-    options = ["--teacher-steps", "1", "--checkpoint", "--settings", '{"dtype": "float32"}']
+    options = [
+        "--teacher-steps",
+        "1",
+        "--checkpoint",
+        "--settings",
+        '{"dtype": "float32"}',
+        "--finish",
+    ]
     folder = ["--folder", str(tmp_path), "--output", str(output)]
     assert training_speed.main(["sdxl", *folder, *sizes, *options]) == 0
     found = read_json(output)["trainings"]
-    assert found.keys() == {"stored-0", "online-every_rank-1-0"}
+    assert found.keys() == {"stored-0", "finish-0", "online-every_rank-1-0"}
+    assert read_json(output)["finish_cost"].keys() == {"finish-0"}
     assert all(result["samples_per_s"] > 0 for result in found.values())
     assert all(0 <= result["waiting_share"] < 1 for result in found.values())
     assert found["stored-0"]["saves"]

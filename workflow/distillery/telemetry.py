@@ -127,10 +127,10 @@ class Reporter:
             self._failed = True
 
     @contextmanager
-    def work(self, num_items: int, **facts: Any) -> Iterator[None]:
-        """Time a piece of work and emit it when it succeeds."""
+    def work(self, num_items: int, **facts: Any) -> Iterator[dict[str, Any]]:
+        """Time a piece of work and emit it when it succeeds; facts may be added meanwhile."""
         begin_s = time.time()
-        yield
+        yield facts
         self.emit("work", begin_s, time.time(), num_items, **facts)
 
     def progress(self, total: int, unit: str, initial: int = 0) -> ProgressBar:

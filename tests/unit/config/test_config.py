@@ -36,15 +36,6 @@ def refused(raw: dict[str, Any]) -> str:
     return str(caught.value)
 
 
-def test_no_command_gives_snakemake_a_target_as_a_configuration() -> None:
-    """Snakemake takes all that follows --configfile, up to the next option, for configurations."""
-    pages = [REPOSITORY / "README.md", *REPOSITORY.glob("docs/*.md"), *SHIPPED]
-    lines = [line for page in pages for line in page.read_text(encoding="utf-8").splitlines()]
-    commands = [line for line in lines if "snakemake" in line and "--configfile" in line]
-    assert len(commands) >= 10
-    assert not [line for line in commands if re.search(r"--configfile [^-]*\sresults/", line)]
-
-
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_every_shipped_configuration_is_valid(path: Path) -> None:
     raw = yaml.safe_load(path.read_text(encoding="utf-8"))

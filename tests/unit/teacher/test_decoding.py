@@ -1,6 +1,7 @@
 """Images that a VAE of lower precision spoils are decoded again in float32."""
 
 import logging
+import time
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from distillery.config.teacher import Teacher
-from distillery.teacher.decoding import guard_decoding, is_spoiled
+from distillery.teacher.decoding import guard_decoding, is_spoiled, pop_decode_seconds
 from distillery.teacher.folder import PipelineFolder
 from distillery.teacher.loading import load_student, load_teacher
 from families import sdxl
@@ -137,3 +138,14 @@ def test_the_student_is_decoded_in_the_same_type(tmp_path: Path) -> None:
     )
     assert found.vae.dtype == torch.float16
     assert found.unet.dtype == torch.float32
+
+
+def test_the_time_of_decoding_is_told_once(pipeline: Any) -> None:
+    guard_decoding(pipeline)
+    assert pop_decode_seconds(pipeline) == 0
+    begin_s = time.perf_counter()
+    with torch.no_grad():
+        for _ in range(2):
+            pipeline.vae.decode(latents(1.0).half())
+    assert 0 < pop_decode_seconds(pipeline) < time.perf_counter() - begin_s
+    assert pop_decode_seconds(pipeline) == 0

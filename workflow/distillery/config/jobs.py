@@ -15,16 +15,14 @@ from distillery.config.parsing import Model, parse
 from distillery.config.previews import Previews
 from distillery.config.run import (
     Config,
-    Dataset,
     Embeddings,
-    Evaluation,
     GeneratingConfig,
     Prompts,
     RunConfig,
-    Source,
     Targets,
     parse_config,
 )
+from distillery.config.samples import Dataset, Evaluation, Source
 from distillery.config.section import BatchSize, Count, Name, Section, Small, without_result
 from distillery.config.student import Student
 from distillery.config.teacher import Teacher

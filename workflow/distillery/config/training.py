@@ -41,8 +41,8 @@ MicroBatchSize = Annotated[
 """Files of earlier versions hold null for the whole share."""
 OF_ONLINE = ("targets", "finish_samples", "online_steps", "distribution_matching")
 """Settings of online targets."""
-OPTIONAL = ("distribution_matching", "adversarial", "rounds")
-"""Sections that a training may be without; its recipe is then as it was before there were such."""
+OPTIONAL = ("distribution_matching", "adversarial", "rounds", "held_out_prompts")
+"""What a training may be without; its recipe is then as it was before there was such a thing."""
 AFTER_ROUNDS = (*OF_ONLINE, "adversarial", "rollout_samples", "perceptual_weight")
 """Settings of what follows the teacher's trajectories and the rounds."""
 Momentum = Annotated[float, Field(ge=0, lt=1)]
@@ -104,6 +104,12 @@ class Training(Section):
         description="finish with an adversarial loss from stored trajectories alone: heads on the "
         "frozen untrained student learn to tell what the student draws from the trajectories' own "
         "images, and the student to pass. It sharpens students of few steps. null: no",
+    )
+    held_out_prompts: CountOrNone = Field(
+        0,
+        description="so many of prompts.train, spread evenly over them, are not learned from: the "
+        "loss on their trajectories is measured some 20 times, and shows when the student begins "
+        "to learn the others by heart. 0: none. Not with targets: online alone",
     )
     loss: Loss = Field("mse", description="loss of a prediction against its target")
     huber_width: Positive = Field(
@@ -231,6 +237,12 @@ class Training(Section):
         check_adversarial(self)
         check_rounds(self)
         self._check_weights()
+        if self.held_out_prompts and not self.reads_trajectories:
+            raise ValueError(
+                f"training.held_out_prompts is {self.held_out_prompts} and all targets are online: "
+                "the loss is measured on stored trajectories; set training.finish_samples, or "
+                "held_out_prompts: 0"
+            )
         return self
 
     @property
@@ -303,7 +315,7 @@ class Training(Section):
         """The settings that change a result, without those of what is not used."""
         settings = self.model_dump(mode="json", exclude=set(without_result(type(self))))
         # As in recipes from before there was a choice.
-        unused = [name for name in OPTIONAL if settings[name] is None]
+        unused = [name for name in OPTIONAL if not settings[name]]
         unused += OF_ONLINE if self.targets == "stored" else ()
         return {name: value for name, value in settings.items() if name not in unused}
 
@@ -339,6 +351,15 @@ class Training(Section):
                 "it acts where the last segment ends; give that a positive weight, or leave "
                 f"{directed} out"
             )
+
+
+def check_held_out(num_held_out: int, num_prompts: int) -> None:
+    """Raise ValueError where no prompt would be left to learn from."""
+    if num_held_out >= num_prompts:
+        raise ValueError(
+            f"training.held_out_prompts is {num_held_out} and there are {num_prompts} prompts to "
+            f"learn from: hold out fewer, say {num_prompts // 20}"
+        )
 
 
 def check_batch_size(training: Training, num_processes: int) -> None:

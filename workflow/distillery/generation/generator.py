@@ -15,6 +15,7 @@ from distillery.generation.batching import Batcher
 from distillery.generation.speed import PROBE_STEPS, Workload, loading_timed, maybe_compile
 from distillery.noise import SampleId, noise_seed
 from distillery.store.embeddings import EmbeddingStore
+from distillery.teacher.decoding import pop_decode_seconds
 from distillery.teacher.loading import can_be_in_float32, denoisers_of, in_float32
 from distillery.telemetry import Reporter
 
@@ -117,6 +118,7 @@ class Generator:
                 self._pipeline = self._load()
             calls, batcher = self.calls, self._batcher
             batcher.settle(self._probe)
+            pop_decode_seconds(self._pipeline)  # of the probes
             amount = Workload(len(calls.samples), calls.steps, batcher.size)
             maybe_compile(
                 self._pipeline, calls.family, self._device, self._compiling, amount, self._reporter

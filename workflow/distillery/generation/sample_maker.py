@@ -22,7 +22,7 @@ from distillery.model_folder import check_student
 from distillery.noise import all_samples
 from distillery.store.embeddings import EmbeddingStore
 from distillery.teacher.adapters import teacher_hash
-from distillery.teacher.decoding import is_finite
+from distillery.teacher.decoding import is_finite, pop_decode_seconds
 from distillery.teacher.folder import PipelineFolder, find_teacher
 from distillery.teacher.loading import load_student, load_teacher, torch_dtype
 from distillery.telemetry import Reporter
@@ -223,6 +223,10 @@ class SampleMaker:
                 pixels, latents = drawn.pixels[place].numpy(), drawn.latents[place].clone()
                 savers.submit(partial(self.sample_folder.save, row, pixels, latents))
         return failures
+
+    def pop_decode_seconds(self) -> float:
+        """How long the decoder has run since this was last asked."""
+        return pop_decode_seconds(self._generator.pipeline)
 
     def _run_carefully(self, rows: Sequence[int], size: int) -> ImageBatch:
         """`_run`, and again in float32 for what came out black or not finite; on the CPU."""

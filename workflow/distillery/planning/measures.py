@@ -1,6 +1,7 @@
 """The plan of what is measured: vision models that work, and images that are enough for them."""
 
-from distillery.config.run import Config, Evaluation
+from distillery.config.run import Config
+from distillery.config.samples import Evaluation
 from distillery.evaluation.image_sets import describe_left_out, find_left_out
 from distillery.evaluation.judge import check_judge
 from distillery.evaluation.vision import check_vision_model

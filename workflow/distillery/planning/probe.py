@@ -22,6 +22,7 @@ AUTO_BATCH = 8
 WITHOUT = {
     "rounds": None, "adversarial": None, "distribution_matching": None, "finish_samples": None,
     "online_steps": None, "targets": "stored", "rollout_samples": 0, "perceptual_weight": 0.0,
+    "held_out_prompts": 0,
 }  # fmt: skip
 """Of the training, what is not measured: its plain updates are."""
 FOR_THE_PLAN = ("gpu", "num_gpus", "gpu_memory_gib")

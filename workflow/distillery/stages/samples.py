@@ -23,6 +23,7 @@ from distillery.config.section import Compile
 from distillery.files import hash_file
 from distillery.generation.sample_folder import SampleFolder, SaveThreads
 from distillery.generation.sample_maker import SampleMaker
+from distillery.hardware import peak_memory_bytes
 from distillery.noise import noise_seed
 from distillery.prompts import REQUIRED, RESERVED, RESERVED_FOR_PAIRS
 from distillery.store.chunks import DamagedChunkError
@@ -124,8 +125,12 @@ def _make_unit(
     names = [sample_folder.name(row) for row in missing]
     try:
         facts = {"model": model, "recipe": sample_folder.recipe_hash, "samples": names}
-        with reporter.work(len(missing), **facts):
-            return maker.make(rows, missing, savers)
+        with reporter.work(len(missing), **facts) as more:
+            failures = maker.make(rows, missing, savers)
+            # The whole group is decoded for what is missing of it.
+            more["decode_s"] = maker.pop_decode_seconds()
+            more["peak_memory_bytes"] = peak_memory_bytes(maker.device)
+            return failures
     except DamagedChunkError:
         raise  # of the embeddings: every other batch would say the same
     except (ValueError, RuntimeError) as error:

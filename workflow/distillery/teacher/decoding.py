@@ -4,6 +4,7 @@ float16 overflows in some VAEs: NaN silently becomes a black image, infinity a w
 """
 
 import logging
+import time
 from typing import Any
 
 import torch
@@ -24,6 +25,25 @@ def is_finite(values_b: torch.Tensor) -> torch.Tensor:
     return values_b.flatten(1).isfinite().all(dim=1)
 
 
+class Moment:
+    """A moment in a device's work, which the host does not wait for."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Now: after all that the device has been given so far."""
+        self._host_s = time.perf_counter()
+        self._event: torch.cuda.Event | None = None
+        if device.type == "cuda":
+            self._event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            self._event.record(torch.cuda.current_stream(device))
+
+    def seconds_to(self, later: "Moment") -> float:
+        """Between two moments of one device; waits for the later one."""
+        if self._event is None or later._event is None:
+            return later._host_s - self._host_s
+        later._event.synchronize()
+        return float(self._event.elapsed_time(later._event)) / 1000
+
+
 class DecodeGuard:
     """Stands in the place of a VAE's `decode`; see `guard_decoding`."""
 
@@ -31,6 +51,7 @@ class DecodeGuard:
         """`vae` is a Diffusers autoencoder, whose `decode` is not replaced here."""
         self._vae = vae
         self._decode = vae.decode
+        self._spans: list[tuple[Moment, Moment]] = []
 
     def __call__(self, latents: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """Decode as the VAE does; again in float32 what it spoils in a lower precision.
@@ -38,6 +59,7 @@ class DecodeGuard:
         An image that is not finite even so is returned as NaN throughout: the caller finds it,
         also where the stock pipeline clamps infinite values to white.
         """
+        begin = Moment(latents.device)
         # Not all stock pipelines cast them.
         result = self._decode(latents.to(self._vae.dtype), *args, **kwargs)
         decoded_b: torch.Tensor = result[0]
@@ -46,7 +68,13 @@ class DecodeGuard:
         # Without asking the device whether there is one, for which the host would wait.
         lost = ~is_finite(decoded_b).view(-1, *[1] * (decoded_b.ndim - 1))
         decoded_b.masked_fill_(lost, torch.nan)
+        self._spans.append((begin, Moment(latents.device)))
         return result
+
+    def pop_seconds(self) -> float:
+        """How long the device has decoded since this was last asked; waits until it has."""
+        spans, self._spans = self._spans, []
+        return sum(begin.seconds_to(end) for begin, end in spans)
 
     def _repair(
         self, decoded_b: torch.Tensor, latents: torch.Tensor, *args: Any, **kwargs: Any
@@ -78,6 +106,12 @@ class DecodeGuard:
             for tensor, dtype in zip(tensors, dtypes, strict=True):
                 tensor.data = tensor.data.to(dtype)
         return decoded
+
+
+def pop_decode_seconds(pipeline: Pipeline) -> float:
+    """How long a pipeline's VAE has decoded since this was last asked; waits for its device."""
+    decode = getattr(pipeline.vae, "decode", None)
+    return decode.pop_seconds() if isinstance(decode, DecodeGuard) else 0.0
 
 
 def guard_decoding(pipeline: Pipeline) -> None:

@@ -9,7 +9,7 @@ heads on the teacher's features, and Lin et al. 2024 (arXiv:2402.13929), who kee
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import exp, log
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ from distillery.training.drawing import (
     steps_with_an_image,
     update,
     update_seed,
-    with_what_fits,
 )
 from distillery.training.run import Run
 from distillery.training.update import Companion, inspecting, make_moments, predict, trainable_of
@@ -73,14 +72,19 @@ class Heads(nn.Module):
             batch: with `noisy` and `timestep`.
             run: settings, and the family whose network it is.
         """
+        return self.logits(self.features(batch, run))
+
+    def features(self, batch: Batch, run: Run) -> list[torch.Tensor]:
+        """What the heads look at, (b, tokens, width) for each."""
         blocks = parallel.blocks_of(self.frozen)
         with _observing([blocks[place] for place in self.places]) as features:
             predict(self.frozen, batch, run)
-        seen = (features[blocks[place]] for place in self.places)
-        return [
-            head(_tokens(feature)).squeeze(-1)
-            for head, feature in zip(self.heads, seen, strict=True)
-        ]
+        return [_tokens(features[blocks[place]]) for place in self.places]
+
+    def logits(self, features: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Logits (b, tokens) of each head."""
+        pairs = zip(self.heads, features, strict=True)
+        return [head(feature).squeeze(-1) for head, feature in pairs]
 
 
 def new_heads(student: Path, settings: Adversarial, run: Run) -> Companion:
@@ -129,71 +133,74 @@ def judge(drawing: Drawing, heads: Companion, settings: Adversarial, run: Run) -
         settings: of the configuration.
         run: with the dataset.
     """
-    seeds, shares = drawing.seeds(run, "adversarial"), level_shares(run)
-    steps = [_pick(shares, seed >> 32) for seed in seeds]
-    reals = run.dataset.clean_ends(drawing.batch.items).to(run.device)
+    network, seen = heads.network, _what_heads_see(drawing, run)
     waits = drawing.samples_seen < run.training.finish_begins + settings.warmup_samples
-
-    def push(size: int) -> torch.Tensor:
-        """The gradient of the student's loss in what it has drawn."""
-        gradients: list[torch.Tensor] = []
-        for start in range(0, len(steps), size):
-            part = slice(start, start + size)
-            ends = drawing.ends[part].detach().requires_grad_(True)
-            batch = rows(drawing.batch, part)
-            noised = add_noise_to(ends, batch, steps[part], seeds[part], run).batch
-            loss = _mean(F.softplus(-logits) for logits in heads.network(noised, run)).sum()
-            gradients += torch.autograd.grad(loss, ends)
-        return torch.cat([torch.zeros_like(drawing.ends[:0]), *gradients])
-
-    direction = torch.zeros_like(drawing.ends)
-    if not waits:
-        # The batch's loss takes the mean over a sample's elements.
-        scale = settings.weight * direction[:1].numel()
-        direction = scale * with_what_fits(push, drawing.size, run.device)
-    run.watchdog.heartbeat("update of the heads", joint=True)
-    _learn(drawing, heads, reals, steps, seeds, settings, run)
-    return direction
-
-
-def _learn(
-    drawing: Drawing,
-    heads: Companion,
-    reals: torch.Tensor,
-    steps: list[int],
-    seeds: list[int],
-    settings: Adversarial,
-    run: Run,
-) -> None:
-    """One update of the heads: the trajectories' images against the student's, at the same noise
-    and level; and, as further false ones, true images under the prompts of others."""
-    wrong = drawing.batch
-    if wrong.items:
-        others = run.dataset.other_conditioning(wrong.items, seeds)
-        others = {name: value.to(run.device) for name, value in others.items()}
-        wrong = replace(wrong, conditioning=others)
-    jitter = [update_seed(run, drawing.samples_seen, f"jitter\n{seed}") for seed in seeds]
-    false = add_noise_to(drawing.ends, drawing.batch, steps, seeds, run).batch
-    true, other = (
-        add_noise_to(reals, of, steps, seeds, run).batch for of in (drawing.batch, wrong)
-    )
-    moved = replace(
-        true,
-        noisy=true.noisy
-        + JITTER * add_noise_to(torch.zeros_like(reals), true, steps, jitter, run).noise,
-    )
+    gradients: list[torch.Tensor] = []
 
     def losses(size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        kinds = (parts_of(batch, size) for batch in (true, false, other, moved))
-        for parts in zip(*kinds, strict=True):
-            real, fake, misled, near = (heads.network(part, run) for part in parts)
+        gradients.clear()
+        kinds = (parts_of(batch, size) for batch in (seen.drawn, seen.true, seen.other, seen.near))
+        for drawn, *others in zip(*kinds, strict=True):
+            # The noised image's gradient in the image is alpha, which is applied at the end.
+            image = drawn.noisy.detach().requires_grad_(not waits)
+            features = network.features(replace(drawn, noisy=image), run)
+            if not waits:
+                passes = _mean(F.softplus(-logits) for logits in network.logits(features)).sum()
+                gradients.extend(torch.autograd.grad(passes, image))
+            fake = network.logits([feature.detach() for feature in features])
+            real, misled, near = (network(part, run) for part in others)
             told = _mean(F.softplus(-logits) for logits in real)
             told = told + _mean(F.softplus(logits) for logits in (*fake, *misled))
             changes = zip(real, near, strict=True)
             change = _mean((one - beside).square() for one, beside in changes)
             yield told + settings.smoothness * change, told
 
+    run.watchdog.heartbeat("update of the heads", joint=True)
     update(heads, losses, drawing, run)
+    if waits:
+        return torch.zeros_like(drawing.ends)
+    # The batch's loss takes the mean over a sample's elements.
+    scale = settings.weight * drawing.ends[:1].numel()
+    return scale * seen.alpha * torch.cat([drawing.ends[:0], *gradients])
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the heads see in an update, all at the same noise and levels.
+
+    Attributes:
+        drawn: what the student has drawn, to be found false.
+        true: the trajectories' own images.
+        other: these under the prompts of others, to be found false too.
+        near: the true ones with a little more noise, under which the heads should not change.
+        alpha: (b, 1, ...), the share of an image in what is seen of it.
+    """
+
+    drawn: Batch
+    true: Batch
+    other: Batch
+    near: Batch
+    alpha: torch.Tensor
+
+
+def _what_heads_see(drawing: Drawing, run: Run) -> Seen:
+    """Of one update; the noise's levels are drawn by `level_shares`."""
+    batch, seeds, shares = drawing.batch, drawing.seeds(run, "adversarial"), level_shares(run)
+    steps = [_pick(shares, seed >> 32) for seed in seeds]
+    reals = run.dataset.clean_ends(batch.items).to(run.device)
+    drawn = add_noise_to(drawing.ends, batch, steps, seeds, run)
+    true = add_noise_to(reals, batch, steps, seeds, run).batch
+    others = run.dataset.other_conditioning(batch.items, seeds) if batch.items else {}
+    other = {name: value.to(run.device) for name, value in others.items()} or batch.conditioning
+    jitter = [update_seed(run, drawing.samples_seen, f"jitter\n{seed}") for seed in seeds]
+    moved = add_noise_to(torch.zeros_like(reals), batch, steps, jitter, run).noise
+    return Seen(
+        drawn=drawn.batch,
+        true=true,
+        other=replace(true, conditioning=other),
+        near=replace(true, noisy=true.noisy + JITTER * moved),
+        alpha=drawn.alpha,
+    )
 
 
 def level_shares(run: Run) -> dict[int, float]:

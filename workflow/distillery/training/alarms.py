@@ -6,7 +6,6 @@ begins. Nothing here changes a weight. Thresholds were chosen on the demo: see d
 
 import time
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import inf, isfinite, log, nan
@@ -16,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from distillery.telemetry import Reporter
+from distillery.training.course import NUM_BEFORE_SPIKE, Course
 
 Row = Mapping[str, float]
 """A row of loss.parquet."""
@@ -33,8 +33,6 @@ MIN_DEVIATION = 2.0
 
 WINDOW_SAMPLES = 128
 """Samples of a segment whose mean loss is judged; single rows are noisy."""
-NUM_BEFORE_SPIKE = 8
-"""Rows that a spike is held against; half of them must be there."""
 FIRST_SHARE = 0.25
 """Of the training, before losses are held against the baseline: a random student is no better."""
 SEGMENT = "loss_segment_"
@@ -115,10 +113,15 @@ class Alarms:
 
 LOSS_ALARMS = (
     "loss_spike", "loss_growth", "no_better_than_constant", "heads_always_right", "heads_guess",
+    "held_out_loss_rises",
 )  # fmt: skip
 COMPANIONS = ("copy", "heads")
 """What may learn beside the student in a finish: the ends of two columns."""
 HEADS = "loss_heads"
+HELD_OUT = "held_out_loss"
+"""Columns of the history."""
+MAX_HELD_OUT = 1.1
+"""The held-out loss over its lowest: above, the student learns the other trajectories by heart."""
 GUESSING = 2 * log(2)
 """The loss of heads that cannot tell images apart; see `adversarial`."""
 MIN_HEADS = 0.1
@@ -158,19 +161,27 @@ class LossJudge:
             {column: Course(size) for column in ("loss", *self._segments)}
             for _ in range(len(restarts) + 2)
         ]
-        self._phase, self._samples_seen = self._phases[0], 0.0
+        self._number, self._samples_seen = 0, 0.0
         self._heads = Course(size)
+        self._held_out: list[list[Row]] = [[] for _ in self._phases]
 
     def add(self, row: Row) -> None:
         """Add the next row."""
         self._samples_seen = row["samples_seen"]
         is_rollout = isfinite(row.get(ROLLOUT, nan))
         number = bisect_left(self._restarts, self._samples_seen)
-        self._phase = self._phases[-1 if is_rollout else number]
+        self._number = len(self._phases) - 1 if is_rollout else number
         for column, course in self._phase.items():
             course.add(row.get(column, nan))
         if isfinite(row.get(HEADS, nan)):
             self._heads.add(row[HEADS])
+        if isfinite(row.get(HELD_OUT, nan)):
+            self._held_out[self._number].append(row)
+
+    @property
+    def _phase(self) -> dict[str, Course]:
+        """The losses of the present phase, by column."""
+        return self._phases[self._number]
 
     def judge(self) -> list[Alarm]:
         """The alarms of the loss, overall and by segment."""
@@ -183,48 +194,7 @@ class LossJudge:
         if self._samples_seen >= self._first_judged:
             windows = {column: self._phase[column].window for column in self._segments}
             alarms += _ignorance(windows, self._ignorant)
-        return alarms + judge_heads(self._heads)
-
-
-class Course:
-    """One loss over the rows: its last window, and the lowest of the windows before it.
-
-    Attributes:
-        size: rows in a window.
-        lowest: mean of a window that has ended; infinite before.
-    """
-
-    def __init__(self, size: int) -> None:
-        """No row yet."""
-        self.size = size
-        self._rows: deque[float] = deque(maxlen=max(2 * size, 1 + NUM_BEFORE_SPIKE))
-        self.lowest = inf
-
-    def add(self, loss: float) -> None:
-        """Add the next row."""
-        self._rows.append(loss)
-        if len(self._rows) >= 2 * self.size:
-            mean = fmean(self.last(2 * self.size)[: self.size])
-            self.lowest = min(self.lowest, mean) if isfinite(mean) else self.lowest
-
-    def last(self, count: int) -> list[float]:
-        """Up to `count` of the last rows; no more are kept than two windows, or a spike needs."""
-        return list(self._rows)[-count:]
-
-    @property
-    def window(self) -> list[float]:
-        """The last one; shorter where there are fewer rows."""
-        return self.last(self.size)
-
-    @property
-    def growth(self) -> float:
-        """The mean of the last window over the lowest mean of those that ended before it.
-
-        NaN where there are fewer than two windows, or a window without a number.
-        """
-        if not 0 < self.lowest < inf:
-            return nan
-        return fmean(self.window) / self.lowest
+        return alarms + judge_heads(self._heads) + judge_held_out(self._held_out[self._number])
 
 
 def judge_heads(course: Course) -> list[Alarm]:
@@ -250,6 +220,27 @@ def judge_heads(course: Course) -> list[Alarm]:
             )
         ]  # fmt: skip
     return []
+
+
+def judge_held_out(rows: Sequence[Row]) -> list[Alarm]:
+    """Whether the held-out loss has risen from its lowest, while the loss went on falling.
+
+    Args:
+        rows: of one phase, that have one.
+    """
+    if not rows:
+        return []
+    last, best = rows[-1], min(rows, key=lambda row: row[HELD_OUT])
+    if not (last[HELD_OUT] > MAX_HELD_OUT * best[HELD_OUT] and last["loss"] < best["loss"]):
+        return []
+    return [
+        Alarm(
+            "held_out_loss_rises", "", last[HELD_OUT] / best[HELD_OUT], MAX_HELD_OUT,
+            f"ratio of the held-out loss to its lowest, after {best['samples_seen']:.0f} samples, "
+            "while the loss went on falling: the student learns its trajectories by heart",
+            "make more trajectories, of more prompts first, or train for fewer samples",
+        )
+    ]  # fmt: skip
 
 
 def spikes(losses: Sequence[float]) -> list[Alarm]:

@@ -1,7 +1,8 @@
 """In which order a training takes its items, and how a process reads its part of each update.
 
-Epochs follow one another without an end, each a permutation of all items, and global batch i is the
-items [i * G, (i + 1) * G) of that stream, for any number of processes and any micro-batch.
+Epochs follow one another without an end, each a permutation of all items to learn from, and global
+batch i is the items [i * G, (i + 1) * G) of that stream, for any number of processes and any
+micro-batch.
 """
 
 import signal
@@ -9,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from distillery.training.data import Batch, TargetSource
 from distillery.training.distributed import RankInfo
 from distillery.training.health import SIGNALS
 from distillery.training.rounds import places_in_round
+from distillery.training.split import Split
 
 NUM_CUDA_WORKERS = 2
 """Processes that read ahead for one GPU. None on a CPU, which they would take time from."""
@@ -74,8 +76,16 @@ class Batches:
     ranks: RankInfo
 
     def __post_init__(self) -> None:
-        """Every process must have something to do in every update."""
+        """Every process must have something to do in every update, and something to learn from."""
         check_batch_size(self.training, self.ranks.world_size)
+        assert self.split.num_learned > 0
+
+    @cached_property
+    def split(self) -> Split:
+        """Which trajectories are learned from."""
+        dataset = self.dataset
+        per_prompt = dataset.recipe.samples_per_prompt
+        return Split.of(dataset.num_trajectories, per_prompt, self.training.held_out_prompts)
 
     @property
     def local_range(self) -> range:
@@ -106,21 +116,31 @@ class Batches:
         if self.training.rounds_begin <= start < self.training.finish_begins:
             return self._items_of_round(start, stop)
         if start < begin:
-            items = Order(dataset.num_items, self.seed).items(start, stop)
             first = dataset.first_visited if start >= self.training.online_begins else 0
-            return [first + item for item in items]
-        order = Order(dataset.num_trajectories, self.seed)
-        trajectories = order.items(start - begin, stop - begin)
-        return [dataset.first_rollout + trajectory for trajectory in trajectories]
+            return [first + item for item in self._segments(start, stop)]
+        order = Order(self.split.num_learned, self.seed)
+        numbers = order.items(start - begin, stop - begin)
+        return [dataset.first_rollout + self.split.learned(number) for number in numbers]
+
+    def _segments(self, start: int, stop: int) -> list[int]:
+        """The items at the positions [start, stop) of the stream of segments."""
+        steps = self.dataset.steps
+        order = Order(self.split.num_learned * steps, self.seed)
+        pairs = (divmod(place, steps) for place in order.items(start, stop))
+        return [self.split.learned(number) * steps + segment for number, segment in pairs]
 
     def _items_of_round(self, start: int, stop: int) -> list[int]:
         """The items at positions that lie in one round: see `places_in_round`."""
         dataset = self.dataset
         number, places, of_trajectories, of_states = places_in_round(self.training, start, stop)
-        known = Order(dataset.num_items, self.seed)
-        visited = Order(dataset.num_trajectories * (number + 1), self.seed)
-        next_known = iter(known.items(of_trajectories.start, of_trajectories.stop))
-        next_visited = iter(visited.items(of_states.start, of_states.stop))
+        num_learned = self.split.num_learned
+        order = Order(num_learned * (number + 1), self.seed)
+        pairs = (divmod(it, num_learned) for it in order.items(of_states.start, of_states.stop))
+        next_known = iter(self._segments(of_trajectories.start, of_trajectories.stop))
+        next_visited = (
+            earlier * dataset.num_trajectories + self.split.learned(place)
+            for earlier, place in pairs
+        )
         return [
             dataset.first_visited + next(next_visited) if place % 2 else next(next_known)
             for place in places

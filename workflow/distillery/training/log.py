@@ -1,7 +1,6 @@
 """What a training reports: rows of loss.parquet, telemetry, points of TensorBoard's curves."""
 
 import os
-import resource
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,9 +13,10 @@ from typing import Any, Self
 import torch
 from tqdm import tqdm
 
+from distillery.hardware import peak_memory_bytes
 from distillery.images import Pixels
 from distillery.telemetry import ProgressBar
-from distillery.training.alarms import COMPANIONS
+from distillery.training.alarms import COMPANIONS, HELD_OUT
 from distillery.training.previews import LivePreviews
 from distillery.training.run import PreviewPaths, Run
 from distillery.training.update import TrainingState, UpdateTotals, Window, learning_rate_at
@@ -141,6 +141,8 @@ def tags_of(row: Mapping[str, float]) -> dict[str, float]:
             tags["loss/all"] = value
         elif name.startswith("loss_"):
             tags[f"loss/{name.removeprefix('loss_')}"] = value
+        elif name == HELD_OUT:
+            tags["loss/held_out"] = value
         elif name != "samples_seen":
             tags[f"training/{name}"] = value
     return tags
@@ -199,7 +201,13 @@ class ProgressLog:
             self._board.close()
         self._bar.close()
 
-    def add(self, totals: UpdateTotals, num_mine: int, waiting_s: float) -> None:
+    def add(
+        self,
+        totals: UpdateTotals,
+        num_mine: int,
+        waiting_s: float,
+        held_out_loss: float | None = None,
+    ) -> None:
         """Add one update; at the end of an interval add a row to the history and report.
 
         The training's end is one too, so no update is left out of the history.
@@ -208,6 +216,7 @@ class ProgressLog:
             totals: of all processes.
             num_mine: samples of this process.
             waiting_s: that this process waited for them.
+            held_out_loss: at the end of some intervals, see `held_out`.
         """
         window = self._state.window
         window.losses = [a + b for a, b in zip(window.losses, totals.losses, strict=True)]
@@ -222,9 +231,9 @@ class ProgressLog:
         self._interval.num_all += training.global_batch_size
         self._bar.update(training.global_batch_size)
         if seen % training.log_every_samples == 0 or seen == training.num_samples:
-            self._close_interval()
+            self._close_interval(held_out_loss)
 
-    def _close_interval(self) -> None:
+    def _close_interval(self, held_out_loss: float | None) -> None:
         """One row, one event, one line, one point of each curve."""
         state, training = self._state, self._run.training
         last_update = state.samples_seen - training.global_batch_size
@@ -235,6 +244,8 @@ class ProgressLog:
             has_rollouts=training.rollout_samples > 0,
             companion=state.companion.name if state.companion else None,
         )
+        if held_out_loss is not None:
+            row[HELD_OUT] = held_out_loss
         state.history.append(row)
         state.window = Window.empty(len(state.window.losses))
         interval, memory = self._interval, peak_memory_bytes(self._run.device)
@@ -246,7 +257,7 @@ class ProgressLog:
             left = tqdm.format_interval((training.num_samples - state.samples_seen) / speed)
             waited = 100 * interval.waiting_s / seconds
             self._run.reporter.milestone(
-                f"{state.samples_seen} samples, loss {row['loss']:.5f}, {of_companion(row)}"
+                f"{state.samples_seen} samples, loss {row['loss']:.5f}, {of_others(row)}"
                 f"gradient norm {row['grad_norm']:.3f}, learning rate {row['learning_rate']:.2e}, "
                 f"{speed:.1f} samples/s, {left} left, waited {waited:.1f} % of the time for data, "
                 f"{_memory(self._run.device)}"
@@ -356,9 +367,10 @@ def row_of(
     }
 
 
-def of_companion(row: Mapping[str, float]) -> str:
-    """The loss of what learns beside the student, in words; empty where nothing does."""
-    return "".join(
+def of_others(row: Mapping[str, float]) -> str:
+    """The loss of what is held out and of what learns beside the student, in words, if any."""
+    held_out = f"held-out loss {row[HELD_OUT]:.5f}, " if HELD_OUT in row else ""
+    return held_out + "".join(
         f"of the {name} {row[f'loss_{name}']:.4f}, " for name in COMPANIONS if f"loss_{name}" in row
     )
 
@@ -366,13 +378,6 @@ def of_companion(row: Mapping[str, float]) -> str:
 def _or_nan(value: float | None) -> float:
     """NaN for what was not to be measured: a curve has no point there."""
     return nan if value is None else value
-
-
-def peak_memory_bytes(device: torch.device) -> int:
-    """The most memory this process has held: reserved on its GPU, or resident on the host."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_reserved(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _memory(device: torch.device) -> str:

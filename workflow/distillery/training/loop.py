@@ -19,6 +19,7 @@ from distillery.training.data import rows
 from distillery.training.directions import add_directions, new_companion
 from distillery.training.execution import supports_checkpointing
 from distillery.training.health import START_LIMIT_S
+from distillery.training.held_out import HeldOut
 from distillery.training.log import ProgressLog
 from distillery.training.microbatch import accumulate_what_fits, micro_batches_for
 from distillery.training.parallel import set_checkpointing, uses_checkpointing
@@ -113,7 +114,7 @@ def loop(state: TrainingState, run: Run, previews: PreviewPaths | None = None) -
     state.denoiser.train()
     micro_batches = micro_batches_for(state, run)
     model = wrap_student(state, run)
-    arranged_for = None
+    arranged_for, held_out = None, HeldOut(state, run)
     with ProgressLog(state, run, previews) as log, Saver(run) as saver:
         if stopped_while_drawing(log, state, run):
             return False
@@ -136,7 +137,8 @@ def loop(state: TrainingState, run: Run, previews: PreviewPaths | None = None) -
             saver.prepare(state)
             state.samples_seen += training.global_batch_size
             run.watchdog.updated()
-            log.add(totals, len(local.items), waiting_s)
+            held_out_loss = held_out.measure_if_due(cut.size)
+            log.add(totals, len(local.items), waiting_s, held_out_loss)
             finished = state.samples_seen == training.num_samples
             saves = totals.stop or finished or state.samples_seen % training.save_every_samples == 0
             if saves:

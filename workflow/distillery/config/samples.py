@@ -1,0 +1,156 @@
+"""What is generated, from which models, and how it is scored."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator
+
+from distillery.config.section import (
+    BatchSize,
+    Count,
+    Guidance,
+    Name,
+    Section,
+    Shards,
+    Small,
+)
+from distillery.files import JsonObject
+
+Source = Literal["teacher", "student", "untrained"]
+
+
+class SampledModel(Section):
+    """One column of the comparison: who generates, with how many steps."""
+
+    source: Source = Field(
+        description="which pipeline to sample; untrained: the student before training, with the "
+        "student's scheduler"
+    )
+    steps: Small | None = Field(
+        None,
+        description="denoising steps; null: targets.steps for the teacher, student.steps for the "
+        "others, which take no other number. Required without training",
+    )
+    guidance_scale: Guidance | None = Field(
+        None,
+        description="null: targets.guidance_scale for the teacher, 1.0 for the others. Required "
+        "without training",
+    )
+    guidance_scale_2: Guidance | None = Field(
+        None,
+        description="guidance of the teacher's second network; null: as guidance_scale, or "
+        "targets.guidance_scale_2 if that is null too",
+    )
+
+
+class Samples(Section):
+    """What is generated from the prompts of prompts.eval."""
+
+    def num_images(self, num_prompts: int) -> int:
+        """Of each model, from so many held-out prompts."""
+        return min(self.num_prompts or num_prompts, num_prompts) * self.images_per_prompt
+
+    models: dict[Name, SampledModel] = Field(
+        min_length=1, description="the models to compare, by names of your choice"
+    )
+    steps: tuple[Small, ...] = Field(
+        (),
+        description="the teacher is sampled with each of these numbers of steps as well, guided as "
+        "in targets and without guidance, as models teacher-N-steps and teacher-N-steps-unguided: "
+        "the report shows quality against cost. A model of such a name in models stays as it is. "
+        "Not without training",
+    )
+    num_prompts: Count | None = Field(
+        None, description="sample only the first so many held-out prompts; null: all"
+    )
+    images_per_prompt: Count = Field(1, description="images per prompt, each from its own noise")
+    batch_size: BatchSize = Field(
+        8, description="images per call of the pipeline; auto: as for targets"
+    )
+    num_shards: Shards = Field(4, description="independent jobs per model")
+
+    @field_validator("models")
+    @classmethod
+    def _check_names(cls, models: dict[str, SampledModel]) -> dict[str, SampledModel]:
+        """Raise ValueError for names that would share a folder on some disks."""
+        first: dict[str, str] = {}
+        for name in models:
+            other = first.setdefault(name.lower(), name)
+            if other != name:
+                raise ValueError(
+                    f"samples.models has {other} and {name}, which differ in case alone and name "
+                    "folders: rename one"
+                )
+        return models
+
+
+class Dataset(Section):
+    """The tables that make a data set of the images: results/{run}/dataset."""
+
+    pairs: Literal["none", "all", "neighbours"] = Field(
+        "none",
+        description="which pairs of images of a prompt pairs.csv lists, in the order of "
+        "samples.models and of the seeds. all: every pair; neighbours: each image with the next "
+        "one",
+    )
+
+
+class Evaluation(Section):
+    """How samples are scored."""
+
+    judge: str = Field(description="a CLIP model in Transformers format: a folder or a hub id")
+    reference: Name = Field(
+        "teacher", description="the model in `samples` that the others are compared with"
+    )
+    vision_models: dict[Name, str] = Field(
+        {},
+        description="vision models in whose features sets of images are compared (Fréchet "
+        "distance, MMD, density, coverage, diversity), by names of your choice: folders or hub "
+        "ids of CLIP, SigLIP, DINOv2 or others in Transformers format; {}: the judge's own image "
+        "features",
+    )
+    min_clip_ratio: Annotated[float, Field(gt=0)] = Field(
+        0.97,
+        description="the student passes if the whole interval of its CLIP score lies above this "
+        "fraction of the reference's. Choose what you would accept; fewer steps keep less",
+    )
+    num_resamples: Annotated[int, Field(ge=100, le=100_000)] = Field(
+        2000, description="bootstrap resamples per interval"
+    )
+
+
+def add_teachers(raw: JsonObject) -> JsonObject:
+    """A configuration as loaded, with the models that samples.steps asks for.
+
+    What has another shape than a configuration stays: its sections say what is wrong with it.
+    """
+    samples, targets = raw.get("samples"), raw.get("targets")
+    if not isinstance(samples, dict) or not isinstance(targets, dict):
+        return raw
+    steps, models = samples.get("steps"), samples.get("models")
+    if not isinstance(steps, list | tuple) or not isinstance(models, dict):
+        return raw
+    is_guided = targets.get("guidance_scale") != 1.0
+    more: dict[str, Any] = {}
+    for number in steps:
+        more[f"teacher-{number}-steps"] = {"source": "teacher", "steps": number}
+        if is_guided:
+            unguided = {"source": "teacher", "steps": number, "guidance_scale": 1.0}
+            more[f"teacher-{number}-steps-unguided"] = unguided
+    added = {name: model for name, model in more.items() if name not in models}
+    return {**raw, "samples": {**samples, "models": {**models, **added}}}
+
+
+def check_students_steps(samples: Samples, steps: int) -> None:
+    """Raise ValueError for a student that is sampled at other steps than its own `steps`.
+
+    Its scheduler is made for this number: with another it walks levels that the student has not
+    learned, begins below pure noise, or ends in NaN.
+    """
+    for name, model in samples.models.items():
+        if model.source != "teacher" and model.steps not in (None, steps):
+            raise ValueError(
+                f"samples.models.{name}.steps is {model.steps}, student.steps is {steps}: the "
+                f"student and its scheduler are made for {steps} steps and no other number; remove "
+                f"samples.models.{name}.steps, or train a student of {model.steps} steps in "
+                "another run"
+            )
