@@ -1,6 +1,7 @@
 """The plan's page: what it names, in which order, as text and as HTML."""
 
 import re
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from distillery.config.run import parse_config
 from distillery.files import read_json
 from distillery.planning.html import html_of
 from distillery.planning.page import Page, Part, Table, counted, in_words, page_of, without_empty
-from distillery.planning.text import is_numeric, text_of
+from distillery.planning.text import is_numeric, print_page, text_of
 from distillery.stages.plan import make_plan
 from probes import write_probe
 from runs import generating_settings, planned, settings, summary
@@ -135,6 +136,34 @@ def test_text_fits_its_width_and_loses_nothing(width: int) -> None:
     ends = [len(line) for line in lines if line.endswith(("1,000", " 7"))]
     assert len(ends) == 2
     assert ends[0] == ends[1], "numbers end alike"
+
+
+class Terminal(StringIO):
+    """A stream that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_gets_the_page_with_blank_lines_around_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is drawn below begins by removing lines."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    terminal, pipe = Terminal(), StringIO()
+    print_page(EXAMPLE, terminal)
+    print_page(EXAMPLE, pipe)
+    shown = terminal.getvalue()
+    assert shown.startswith("\n")
+    assert shown.endswith("\n\n\n")
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", shown)
+    assert plain != shown, "heads are bold"
+    assert [line.rstrip() for line in plain.strip("\n").split("\n")] == text_of(EXAMPLE, 60).split(
+        "\n"
+    )
+    assert pipe.getvalue() == f"{text_of(EXAMPLE)}\n"
 
 
 def test_html_escapes_and_asks_for_nothing_from_elsewhere() -> None:

@@ -162,6 +162,7 @@ def test_a_teacher_of_several_gpus_does_not_multiply_the_trainings() -> None:
     assert by_stage["export"].gpus == by_stage["report"].gpus == 0
     too_few = Room(list_jobs(config, Gpus(1), 1), 1, cpu_jobs=64)
     assert too_few.at_once("targets") == 1, "not as many as there are cores"
+    assert Room([StageJobs("targets", 4, gpus=2)], 1, cpu_jobs=64).at_once("targets") == 1
 
 
 NUM_PROMPTS = {"train": 1024, "eval": 256}

@@ -89,6 +89,26 @@ def test_a_changed_key_of_the_training_leaves_the_targets(done: Run) -> None:
     assert text.startswith("made again: training.learning_rate")
 
 
+def test_changed_prompts_are_told_of_what_is_made_from_them(done: Run) -> None:
+    """Their chunks keep their names, so the numbers do not show it."""
+    raw = settings(done.folder.parent, Path(done.config.teacher.path))
+    source = Path(raw["prompts"]["eval"])
+    text = source.read_text()
+    source.write_text(text.replace("a red dog", "a blue dog on the hill", 1))
+    make_plan(done.config, done.files.plan)
+    source.write_text(text)
+    rows = {row["stage"]: Found(**row) for row in read_json(done.files.plan)["there"]}
+    changed = {name for name, row in rows.items() if row.other_prompts}
+    assert changed == {
+        "embeddings eval", "samples teacher", "samples student", "samples untrained",
+    }  # fmt: skip
+    (table,) = there_part(rows.values()).tables
+    by_stage = {row[0]: row[-1] for row in table.rows}
+    assert by_stage["samples teacher"].startswith("reused where the prompts are the same")
+    assert by_stage["samples student"] == "made"
+    assert not any(row.other_prompts for row in found(done).values())
+
+
 def test_more_of_the_same_keeps_what_is_there(done: Run) -> None:
     rows = found(done, targets={"samples_per_prompt": 2}, samples={"images_per_prompt": 2})
     assert (rows["targets"].done, rows["targets"].of) == (0, 5)

@@ -27,21 +27,33 @@ def print_page(page: Page, file: TextIO | None = None) -> None:
         file: where; the standard error output if there is none.
     """
     stream = file or sys.stderr
-    console = Console(file=stream, highlight=False, markup=False, emoji=False)
+    console = Console(file=stream)
     if not console.is_terminal:
-        print(text_of(page), file=stream)
+        stream.write(f"{text_of(page)}\n")
         return
-    console.width = min(console.width, WIDEST)
-    _print(page, console)
+    drawn = StringIO()
+    width = min(console.width, WIDEST)
+    _print(page, _console(drawn, width, force_terminal=True))
+    # At once, and with blank lines around it: a board below it takes the last lines for its own.
+    stream.write(f"\n{drawn.getvalue()}\n\n")
+    stream.flush()
+
+
+def _console(file: TextIO, width: int, force_terminal: bool) -> Console:
+    return Console(
+        file=file,
+        width=width,
+        force_terminal=force_terminal,
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
 
 
 def text_of(page: Page, width: int = PIPED) -> str:
     """A page as plain text of so many columns."""
     stream = StringIO()
-    console = Console(
-        file=stream, width=width, highlight=False, markup=False, emoji=False, color_system=None
-    )
-    _print(page, console)
+    _print(page, _console(stream, width, force_terminal=False))
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
 
 

@@ -6,7 +6,7 @@ the contents and make again what does not fit.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,11 @@ from distillery.config.jobs import freeze, read_frozen
 from distillery.config.run import Config, RunConfig
 from distillery.files import read_sealed
 from distillery.planning.page import Part, Table, counted
+from distillery.prompts import NEGATIVE
 from distillery.run_folder import RunFolder
 from distillery.store.chunks import chunk_folder
 from distillery.store.embeddings import distinct_texts
+from distillery.store.tables import read_table
 
 MAX_NAMED = 3
 """Changed keys that are named; of the others the number is."""
@@ -36,6 +38,7 @@ class Found:
         unit: what is counted.
         others: pieces of other configurations.
         why: what has changed since they were made, "" for nothing.
+        other_prompts: whether the prompts have changed; the jobs then make some pieces again.
     """
 
     stage: str
@@ -44,6 +47,7 @@ class Found:
     unit: str
     others: int = 0
     why: str = ""
+    other_prompts: bool = False
 
 
 def already_there(
@@ -74,7 +78,28 @@ def already_there(
         follows = {"student": ["training"], "untrained": ["student"]}.get(model.source, [])
         upstream = _first(why.get(stage, "") for stage in ("embeddings eval", *follows))
         found.append(_samples(config, run, name, len(prompts["eval"]), upstream))
-    return found
+    changed = {split for split, table in prompts.items() if _has_changed(run.prompts(split), table)}
+    return [replace(row, other_prompts=_split_of(row.stage) in changed) for row in found]
+
+
+def _split_of(stage: str) -> str:
+    """The split whose prompts a stage's pieces are named by; "" for the student's."""
+    if stage.startswith("embeddings "):
+        return stage.removeprefix("embeddings ")
+    return "train" if stage == "targets" else "eval" * stage.startswith("samples ")
+
+
+def _has_changed(path: Path, table: pd.DataFrame) -> bool:
+    """Whether the prompts that the last jobs were given are others."""
+    try:
+        before = read_table(path)
+    except (OSError, ValueError):  # none yet, or the job that reads it says what is damaged
+        return False
+    columns = ["prompt_id", "prompt", NEGATIVE]
+    kept = [name for name in columns if name in before or name in table]
+    if any(name not in before or name not in table for name in kept):
+        return True
+    return before[kept].fillna("").to_numpy().tolist() != table[kept].fillna("").to_numpy().tolist()
 
 
 def _first(reasons: Iterable[str]) -> str:
@@ -214,6 +239,8 @@ def _then(row: Found) -> str:
     """What becomes of what is there."""
     if row.others and not row.done:
         return f"made again: {row.why or 'the teacher, a prompt file or this release has changed'}"
+    if row.other_prompts and row.done:
+        return "reused where the prompts are the same: some have changed"
     if row.done >= row.of:
         return "reused"
     return "reused, the rest is made" if row.done else "made"
