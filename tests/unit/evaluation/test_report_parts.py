@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from distillery.config.training import Training
-from distillery.evaluation import figures, image_grid, plots, tables, verdict
+from distillery.evaluation import figures, image_grid, plots, tables, verdict, words
 from distillery.evaluation.manifests import ModelSamples
 from distillery.files import hash_file
 
@@ -218,7 +218,7 @@ def test_the_learning_rate_alone_is_marked_where_it_begins_anew():
 
 
 def test_numbers_are_listed_in_words():
-    found = [figures.listed(numbers) for numbers in ([8], [8, 16], [8, 16, 2400])]
+    found = [words.listed(numbers) for numbers in ([8], [8, 16], [8, 16, 2400])]
     assert found == ["8", "8 and 16", "8, 16 and 2,400"]
 
 

@@ -10,7 +10,8 @@ from distillery.evaluation.timeline import (
     find_workers,
     time_images,
 )
-from distillery.evaluation.timeline_plot import duration, time_ticks
+from distillery.evaluation.timeline_plot import time_ticks
+from distillery.evaluation.words import duration
 from distillery.telemetry import Event
 from events import event, job_events, run_events, training_twice
 

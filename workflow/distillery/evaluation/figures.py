@@ -14,6 +14,7 @@ from distillery.evaluation.plots import Line, Point, interval_plot, line_plot
 from distillery.evaluation.timeline import RunClock, StageTime, Worker
 from distillery.evaluation.timeline_plot import stage_colours, timeline_plot
 from distillery.evaluation.verdict import Check, Roles, percent, read_interval, summarise_checks
+from distillery.evaluation.words import counted, times
 from distillery.training.alarms import COMPANIONS, ROLLOUT
 
 MAX_LOSS_POINTS = 600
@@ -45,32 +46,6 @@ def _kept(quality: Mapping[str, Any], name: str | None, roles: Roles) -> Confide
     """Share of the reference's CLIP score that a model keeps; None where it was not scored."""
     against = quality["models"].get(name, {}).get("against", {}).get(roles.reference, {})
     return read_interval(against.get("clip_score_ratio"))
-
-
-def times(ratio: float, form: str, words: tuple[str, str, str]) -> str:
-    """A ratio in words: 2 is "2× faster", 0.5 is "2× slower", 1 is "as fast".
-
-    Args:
-        ratio: greater than 0.
-        form: writes a factor, e.g. "{:.1f}×".
-        words: for more than 1, for what `form` writes as 1, and for less.
-    """
-    above, same, below = words
-    factor = form.format(max(ratio, 1 / ratio))
-    if factor == form.format(1.0):
-        return same
-    return f"{factor} {above if ratio > 1 else below}"
-
-
-def counted(number: int, noun: str) -> str:
-    """A number with its noun: 1 prompt, 12 prompts."""
-    return f"{number:,} {noun if number == 1 else noun + 's'}"
-
-
-def listed(numbers: Sequence[int]) -> str:
-    """Numbers in words: 8; 8 and 16; 8, 16 and 24."""
-    *others, last = (f"{number:,}" for number in numbers)
-    return f"{', '.join(others)} and {last}" if others else last
 
 
 def training_parts(training: Training) -> str:

@@ -96,11 +96,6 @@ def log_ticks(low: float, high: float) -> list[float]:
     return [value for value in values if low * 0.999 <= value <= high * 1.001]
 
 
-def significant(value: float) -> str:
-    """Three digits, zeros kept: 0.398, 0.0480, 12.5, 240."""
-    return f"{value:#.3g}".rstrip(".") if abs(value) < 1000 else f"{value:.0f}"
-
-
 def short(value: float) -> str:
     """A tick's label: 12.8k instead of 12800, no trailing zeros."""
     if abs(value) >= 1e6:

@@ -6,6 +6,7 @@ from markupsafe import Markup
 
 from distillery.evaluation.plots import NUM_COLOURS, Scale, svg, tag
 from distillery.evaluation.timeline import Attempt, RunClock, Worker
+from distillery.evaluation.words import duration
 
 WIDTH = 1260
 LEFT_PX = 190.0
@@ -133,16 +134,3 @@ def shorten(worker: Worker) -> str:
     device = worker.device.removeprefix("cuda:")
     host = worker.host if len(worker.host) <= 14 else worker.host[:13] + "…"
     return f"{host} {device if len(device) <= 12 else device[:11] + '…'}"
-
-
-def duration(seconds: float) -> str:
-    """Seconds in words: 0.8 s, 42 s, 3 min 20 s, 5 h 12 min, 2 d 3 h."""
-    if seconds < 60:
-        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
-    large, small, size = ("d", "h", 3600)
-    if seconds < 3600:
-        large, small, size = ("min", "s", 1)
-    elif seconds < 48 * 3600:
-        large, small, size = ("h", "min", 60)
-    whole, rest = divmod(round(seconds / size), 24 if large == "d" else 60)
-    return f"{whole} {large}" + (f" {rest} {small}" if rest else "")
