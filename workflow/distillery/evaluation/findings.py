@@ -37,6 +37,8 @@ class Findings:
     training: TrainingFacts | None
     trained_recipes: Sequence[str]
     """The hash of the training's, and those of trainings that do a first part of it."""
+    timesteps: Sequence[float]
+    """Of the trained student's steps."""
     attempts: Sequence[Attempt]
     origin: Origin | None
     manifests: Mapping[str, Mapping[str, Any]]
@@ -55,7 +57,8 @@ def gather(config: Config, run_folder: RunFolder) -> Findings:
     """Read all there is of a run."""
     events = read_events(run_folder.telemetry)
     of_run = [event for event in events if event.stage != OWN_STAGE]
-    trained_recipes = _read_trained_recipes(config, run_folder)
+    trained = _read_training_recipe(run_folder)
+    trained_recipes = _hashes(trained, config) if trained else []
     quality = _read_optional(read_sealed, run_folder.quality)
     return Findings(
         config=config,
@@ -66,6 +69,7 @@ def gather(config: Config, run_folder: RunFolder) -> Findings:
         loss=_read_optional(read_table, run_folder.loss),
         training=gather_training(events, trained_recipes),
         trained_recipes=trained_recipes,
+        timesteps=trained.schedule.timesteps if trained else (),
         attempts=find_attempts(of_run),
         origin=find_origin(of_run),
         manifests=_read_manifests(config, run_folder),
@@ -79,12 +83,16 @@ def _read_optional(read: Callable[[Path], Content], path: Path) -> Content | Non
     return read(path) if path.is_file() else None
 
 
-def _read_trained_recipes(config: Config, run_folder: RunFolder) -> list[str]:
-    """See `Findings`; empty without a trained student."""
+def _read_training_recipe(run_folder: RunFolder) -> TrainingRecipe | None:
+    """The recipe of the trained student; None without one."""
     trained = run_folder.student("trained")
     if not (trained / METADATA).is_file():
-        return []
-    recipe = TrainingRecipe.from_json(read_metadata(trained)["recipe"])
+        return None
+    return TrainingRecipe.from_json(read_metadata(trained)["recipe"])
+
+
+def _hashes(recipe: TrainingRecipe, config: Config) -> list[str]:
+    """See `Findings.trained_recipes`."""
     return [each.hash for each in (recipe, *recipe.earlier_parts(config.training))]
 
 

@@ -98,6 +98,7 @@ def summarise_training(
         "num_samples": int(loss["samples_seen"].iloc[-1]),
         **_first_and_last(of_segments if is_mixed else loss["loss"]),
         "rollout": _first_and_last(for_rollouts) if is_mixed else None,
+        "held_out_loss": _last_measured(loss, figures.HELD_OUT),
         "max_grad_norm": _finite(loss["grad_norm"].max()),
         "telemetry": facts.as_json() if facts else None,
     }
@@ -110,6 +111,14 @@ def _first_and_last(losses: "pd.Series[float]") -> dict[str, float | None]:
         "first_loss": _finite(losses.iloc[0]),
         "final_loss": _finite(losses.iloc[-num_last:].mean()),
     }
+
+
+def _last_measured(loss: pd.DataFrame, column: str) -> dict[str, float | None] | None:
+    """The last value of a column that is measured now and then, and after how many samples."""
+    if column not in loss.columns or loss[column].dropna().empty:
+        return None
+    last = loss[loss[column].notna()].iloc[-1]
+    return {"samples_seen": int(last["samples_seen"]), "loss": _finite(last[column])}
 
 
 def _finite(value: float) -> float | None:

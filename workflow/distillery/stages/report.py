@@ -27,8 +27,10 @@ from distillery.evaluation.summaries import (
     summarise_training,
 )
 from distillery.evaluation.timeline import hold_against_plan
+from distillery.evaluation.timeline_chart import MAX_BARS
 from distillery.evaluation.training_facts import PreviewSheet, gather_previews
 from distillery.evaluation.usage import loading_code
+from distillery.evaluation.vega import runtime
 from distillery.evaluation.verdict import percent, read_interval
 from distillery.files import JsonObject, write_json, write_text
 from distillery.hardware import describe_hardware, source_commit, versions
@@ -120,6 +122,7 @@ def render(
     config = findings.config
     return template.render(
         style=own_file("report.css"),
+        vega=runtime(),
         config=config,
         facts=facts,
         findings=findings,
@@ -129,15 +132,17 @@ def render(
         black=figures.black_images(findings.samples),
         sets=tables.set_tables(findings.quality, findings.roles),
         differences=tables.differences_table(findings.quality, findings.roles),
-        quality_plots=figures.quality_plots(findings.quality, findings.roles),
+        quality_charts=figures.quality_charts(findings.quality),
+        steps_charts=figures.steps_charts(findings.quality),
         training_parts=figures.training_parts(config.training),
         restarts=[begin for begin, _ in figures.restarts(config.training)],
-        loss_plots=figures.loss_plots(findings.loss, config.training),
-        speed_plot=figures.speed_plot(findings.training.speed if findings.training else []),
+        loss_charts=figures.loss_charts(findings.loss, config.training, findings.timesteps),
+        speed_chart=figures.speed_chart(findings.training.speed if findings.training else []),
         previews=previews,
         student_info=describe_student(findings.student_info) if findings.student_info else None,
         timings=timings,
         planned=hold_against_plan(findings.attempts, findings.plan),
+        max_bars=MAX_BARS,
         timeline=figures.timeline(timings.workers, timings.clock, timings.stages),
         grid=grid,
         lead=lead,
