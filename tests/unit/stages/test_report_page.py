@@ -55,7 +55,7 @@ def test_every_chart_is_on_the_page_twice(written):
         "Timeline of 2 workers over 1 min 57 s",
     ]
     assert all(spec["width"] == "container" for spec in specs.values())
-    assert written[0].count('<div class="still"><svg') == len(specs)
+    assert written[0].count('<div class="still" aria-hidden="true"><svg') == len(specs)
     assert written[0].count("IntersectionObserver(") == 1, "what draws the specs"
 
 

@@ -36,11 +36,13 @@ async function show(figure) {
   const place = figure.querySelector(".canvas");
   const still = place.firstElementChild;
   const live = document.createElement("div");
+  live.ariaHidden = "true"; // the place has the chart's name; single bars and dots have none
   still.hidden = true;
   place.append(live);
   try {
     const { view } = await vegaEmbed(live, spec, options);
     still.remove();
+    place.removeAttribute("tabindex"); // a still may scroll, a live chart fits
     live.addEventListener("click", tellTouched);
     const tools = figure.querySelector(".tools");
     if (tools) offer(tools, view);
