@@ -23,8 +23,8 @@ from mutation.find import Mutant
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path("workflow/distillery")
-DRAWINGS = {"evaluation/plots.py", "evaluation/timeline_plot.py"}
-"""Their numbers are places on a page: eyes judge them."""
+DRAWINGS = {"evaluation/charts.py", "evaluation/vega.py"}
+"""Their numbers are sizes on a page: eyes judge them."""
 
 
 def main() -> int:

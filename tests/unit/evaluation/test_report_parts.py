@@ -1,14 +1,12 @@
-"""What a report is put together from: the sentence on top, the choice of images, the plots."""
+"""What a report is put together from: the sentence on top, the choice of images."""
 
-import re
-from itertools import pairwise
 from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 
 from distillery.config.training import Training
-from distillery.evaluation import figures, image_grid, plots, tables, verdict
+from distillery.evaluation import figures, image_grid, tables, verdict, words
 from distillery.evaluation.manifests import ModelSamples
 from distillery.files import hash_file
 
@@ -128,44 +126,6 @@ def test_older_scores_have_no_tables_of_sets():
     assert tables.set_tables(None, verdict.Roles(None, "teacher")) == []
 
 
-def test_the_loss_over_all_stands_out_among_its_segments(monkeypatch):
-    drawn = []
-    monkeypatch.setattr(figures, "line_plot", lambda lines, *_, **__: drawn.append(lines))
-    numbers = [0.1, 0.2]
-    figures.loss_plots(
-        pd.DataFrame(
-            {
-                "samples_seen": [8, 16],
-                "loss": numbers,
-                "grad_norm": numbers,
-                "loss_segment_0": numbers,
-                "loss_segment_1": numbers,
-            }
-        ),
-        PLAIN,
-    )
-    shown = [[(line.name, line.is_main) for line in lines] for lines in drawn]
-    segments = [("segment 0", False), ("segment 1", False)]
-    assert shown == [[*segments, ("all", True)], [("", True)]]
-
-
-def test_what_learns_beside_the_student_has_a_plot_of_its_own_phase(monkeypatch):
-    drawn = {}
-    monkeypatch.setattr(
-        figures, "line_plot", lambda lines, x, y, label, **_: drawn.update({label: lines})
-    )
-    columns = {"samples_seen": [8, 16, 24], "loss": [0.3, 0.2, 0.1]}
-    titles = [plot.title for plot in figures.loss_plots(pd.DataFrame(columns), PLAIN)]
-    assert titles == ["Loss"]
-    with_heads = pd.DataFrame(columns | {"loss_heads": [float("nan"), 1.4, 1.2]})
-    assert [plot.title for plot in figures.loss_plots(with_heads, PLAIN)] == [
-        "Loss",
-        "Loss of the heads",
-    ]
-    (line,) = drawn["Loss of the heads"]
-    assert list(line.points) == [(16, 1.4), (24, 1.2)]
-
-
 @pytest.mark.parametrize(
     ("changes", "parts", "restarts"),
     [
@@ -201,24 +161,8 @@ def test_the_parts_of_a_training_are_told(changes, parts, restarts):
     assert figures.restarts(training) == restarts
 
 
-def test_the_learning_rate_alone_is_marked_where_it_begins_anew():
-    training = Training.model_validate(
-        PLAIN.model_dump(exclude_unset=True) | {"rounds": {"count": 1, "samples": 32}}
-    )
-    columns = {"samples_seen": [8, 32, 64], "loss": [0.3, 0.2, 0.1], "learning_rate": [3, 1, 3]}
-    columns["grad_norm"] = columns["loss"]
-    made = figures.loss_plots(pd.DataFrame(columns), training)
-    drawings = {plot.title: str(plot.drawing) for plot in made}
-    marks = {title: re.findall(r'<line([^>]*)class="mark"', it) for title, it in drawings.items()}
-    counts = {title: len(found) for title, found in marks.items()}
-    assert counts == {"Loss": 0, "Gradient norm": 0, "Learning rate": 1}
-    assert "<title>round 1</title>" in drawings["Learning rate"]
-    middle = 64 + (500 - 64) * (32 - 8) / (64 - 8)
-    assert f'x1="{middle:.2f}"' in marks["Learning rate"][0]
-
-
 def test_numbers_are_listed_in_words():
-    found = [figures.listed(numbers) for numbers in ([8], [8, 16], [8, 16, 2400])]
+    found = [words.listed(numbers) for numbers in ([8], [8, 16], [8, 16, 2400])]
     assert found == ["8", "8 and 16", "8, 16 and 2,400"]
 
 
@@ -285,29 +229,3 @@ def test_the_first_screen_has_the_models_that_matter(tmp_path):
         assert [image.link for image in row.images][:2] == [f"{row.model}/{n}.png" for n in (0, 1)]
         assert {image.width for image in row.images} == {200}, "scaled down: it is on each page"
     assert image_grid.make_lead(samples, ["student", None], tmp_path) is None, "nothing beside it"
-
-
-def test_ticks_are_round_and_inside():
-    assert plots.ticks(0, 1000) == [0, 200, 400, 600, 800, 1000]
-    assert plots.ticks(0.31, 0.49) == pytest.approx([0.35, 0.4, 0.45])
-    assert plots.log_ticks(4, 48) == pytest.approx([5, 10, 20])
-
-
-def test_labels_do_not_overlap():
-    near = [
-        plots.Point(name, 4.0, mean, None, None, False) for name, mean in (("a", 0.5), ("b", 0.501))
-    ]
-    far = plots.Point("c", 48.0, 0.9, None, None, False)
-    drawn = plots.interval_plot([*near, far], "cost", "score", "scores over cost")
-    names = re.findall(r'y="([\d.]+)" class="name[^>]*>([abc])<', drawn)
-    heights = {name: float(y) for y, name in names}
-    assert abs(heights["a"] - heights["b"]) >= 15.0
-    placed = plots.spread_labels([100.0, 101.0, 99.0, 250.0], 15.0, 30.0, 252.0)
-    ordered = sorted(placed)
-    assert all(after - before >= 15 for before, after in pairwise(ordered))
-    assert placed[2] < placed[0] < placed[1] < placed[3] <= 252
-
-
-def test_text_in_a_plot_is_escaped():
-    drawing = plots.tag("text", "<b>&", x=1.5, class_='a"b')
-    assert drawing == '<text x="1.5" class="a&#34;b">&lt;b&gt;&amp;</text>'

@@ -10,7 +10,7 @@ from distillery.evaluation.timeline import (
     find_workers,
     time_images,
 )
-from distillery.evaluation.timeline_plot import duration, time_ticks
+from distillery.evaluation.words import duration
 from distillery.telemetry import Event
 from events import event, job_events, run_events, training_twice
 
@@ -103,18 +103,6 @@ def test_peak_memory_is_the_largest_told():
 )
 def test_durations_in_words(seconds, text):
     assert duration(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("total_s", "ticks"),
-    [
-        (7.0, [0, 1, 2, 3, 4, 5, 6, 7]),
-        (249.0, [0, 60, 120, 180, 240]),
-        (3 * 86_400.0, [0, 43_200, 86_400, 129_600, 172_800, 216_000, 259_200]),
-    ],
-)
-def test_ticks_of_a_clock(total_s, ticks):
-    assert time_ticks(total_s) == ticks
 
 
 def test_a_run_s_origin_is_in_its_events() -> None:

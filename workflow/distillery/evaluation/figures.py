@@ -1,21 +1,27 @@
-"""The report's words and plots, made of its numbers."""
+"""The report's words and charts, made of its numbers."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import pandas as pd
-from markupsafe import Markup
 
 from distillery.config.training import Training
+from distillery.evaluation.charts import Score, Series, line_chart, score_chart, steps_chart
 from distillery.evaluation.manifests import ModelSamples
 from distillery.evaluation.metrics import ConfidenceInterval
-from distillery.evaluation.plots import Line, Point, interval_plot, line_plot
+from distillery.evaluation.tables import COLUMNS
 from distillery.evaluation.timeline import RunClock, StageTime, Worker
-from distillery.evaluation.timeline_plot import stage_colours, timeline_plot
+from distillery.evaluation.timeline_chart import Timeline, timeline_chart
+from distillery.evaluation.vega import NUM_COLOURS, Chart
 from distillery.evaluation.verdict import Check, Roles, percent, read_interval, summarise_checks
+from distillery.evaluation.words import counted, times
 from distillery.training.alarms import COMPANIONS, ROLLOUT
 
+HELD_OUT = "held_out_loss"
+"""Column of the training's log: the loss on trajectories that are never learned from."""
 MAX_LOSS_POINTS = 600
 """Points of a curve; a longer log is averaged down to as many."""
 
@@ -45,32 +51,6 @@ def _kept(quality: Mapping[str, Any], name: str | None, roles: Roles) -> Confide
     """Share of the reference's CLIP score that a model keeps; None where it was not scored."""
     against = quality["models"].get(name, {}).get("against", {}).get(roles.reference, {})
     return read_interval(against.get("clip_score_ratio"))
-
-
-def times(ratio: float, form: str, words: tuple[str, str, str]) -> str:
-    """A ratio in words: 2 is "2× faster", 0.5 is "2× slower", 1 is "as fast".
-
-    Args:
-        ratio: greater than 0.
-        form: writes a factor, e.g. "{:.1f}×".
-        words: for more than 1, for what `form` writes as 1, and for less.
-    """
-    above, same, below = words
-    factor = form.format(max(ratio, 1 / ratio))
-    if factor == form.format(1.0):
-        return same
-    return f"{factor} {above if ratio > 1 else below}"
-
-
-def counted(number: int, noun: str) -> str:
-    """A number with its noun: 1 prompt, 12 prompts."""
-    return f"{number:,} {noun if number == 1 else noun + 's'}"
-
-
-def listed(numbers: Sequence[int]) -> str:
-    """Numbers in words: 8; 8 and 16; 8, 16 and 24."""
-    *others, last = (f"{number:,}" for number in numbers)
-    return f"{', '.join(others)} and {last}" if others else last
 
 
 def training_parts(training: Training) -> str:
@@ -123,90 +103,131 @@ def black_images(samples: Mapping[str, ModelSamples]) -> str | None:
     )
 
 
-# ---- plots -------------------------------------------------------------------------------------
+# ---- charts ------------------------------------------------------------------------------------
 
 
-def quality_plots(quality: Mapping[str, Any] | None, roles: Roles) -> list[Markup]:
-    """CLIP score, and distance to the reference, against network calls; empty without scores."""
+def quality_charts(quality: Mapping[str, Any] | None) -> list[Chart]:
+    """CLIP score, and distance to the reference, against network calls; empty without scores.
+
+    A chart needs two models.
+    """
     if quality is None:
         return []
-    drawings = (
-        _quality_plot(quality, roles, "clip_score", "CLIP score (higher is better)"),
-        _quality_plot(quality, roles, "latents_mse", "latents MSE (lower is better)"),
+    drawn = (
+        _quality_chart(quality, "clip_score", "CLIP score (higher is better)"),
+        _quality_chart(quality, "latents_mse", "Latents MSE (lower is better)"),
     )
-    return [drawing for drawing in drawings if drawing]
+    return [chart for chart in drawn if chart]
 
 
-def _quality_plot(quality: Mapping[str, Any], roles: Roles, metric: str, title: str) -> Markup:
-    """One metric against network calls; nothing for fewer than two models."""
-    points = [
-        Point(
-            name, facts["network_calls"], score.mean, score.low, score.high, name == roles.student
-        )
+def _quality_chart(quality: Mapping[str, Any], metric: str, title: str) -> Chart | None:
+    """One metric against network calls."""
+    scores = [
+        Score(name, facts["network_calls"], score.mean, score.low, score.high)
         for name, facts in quality["models"].items()
         if (score := read_interval(facts[metric])) is not None
     ]
-    if len(points) < 2:
-        return Markup()
-    label = f"{title} of each model against its network calls"
-    return interval_plot(points, "network calls per image (log)", title, label)
+    return score_chart(
+        scores, list(quality["models"]), title, f"{title} of each model against its network calls"
+    )
 
 
 @dataclass(frozen=True)
-class Plot:
-    """A plot and its caption."""
+class StepsChart:
+    """A metric at several numbers of steps: the chart, and its rows for who cannot see it."""
 
     title: str
-    drawing: Markup
+    chart: Chart | None
+    scores: Sequence[Score]
 
 
-def loss_plots(loss: pd.DataFrame | None, training: Training) -> list[Plot]:
+def steps_charts(quality: Mapping[str, Any] | None) -> list[StepsChart]:
+    """Each metric over network calls, from quality.json's `steps`; empty without them.
+
+    A row has model, steps, network_calls, metric, mean, low and high.
+    """
+    rows = (quality or {}).get("steps") or []
+    by_metric: dict[str, list[Score]] = {}
+    for row in rows:
+        names = ("model", "network_calls", "mean", "low", "high", "steps")
+        by_metric.setdefault(row["metric"], []).append(Score(**{it: row.get(it) for it in names}))
+    models = list(
+        dict.fromkeys([*(quality or {}).get("models", ()), *(it["model"] for it in rows)])
+    )
+    found = []
+    for metric, scores in by_metric.items():
+        title = COLUMNS[metric].title if metric in COLUMNS else metric.replace("_", " ")
+        ordered = sorted(scores, key=lambda score: (score.model, score.network_calls))
+        chart = steps_chart(ordered, models, title, f"{title} over network calls")
+        found.append(StepsChart(title, chart, ordered))
+    return found
+
+
+def loss_charts(
+    loss: pd.DataFrame | None, training: Training, timesteps: Sequence[float] = ()
+) -> list[Chart]:
     """Loss with its segments, gradient norm and learning rate; empty without training.
 
     Args:
         loss: the training's log.
         training: its settings.
+        timesteps: of the student's steps, for the names of its segments; empty if not known.
     """
     if loss is None or loss.empty:
         return []
-    segments = sorted(
-        (name for name in loss.columns if name.startswith("loss_segment_")),
-        key=lambda name: int(name.rsplit("_", 1)[1]),
-    )
-    lines = [
-        _line(loss, name, f"segment {name.rsplit('_', 1)[1]}", f"c{1 + number % 7}", is_main=False)
-        for number, name in enumerate(segments)
-    ]
-    is_rollout = find_rollouts(loss)
-    if not is_rollout.all():
-        of_segments = loss.assign(loss=loss["loss"].mask(is_rollout))
-        lines.append(_line(of_segments, "loss", "all" if segments else "loss", "c0"))
-    if is_rollout.any():
-        lines.append(_line(loss, ROLLOUT, "rollout", "c7"))
     axis = "training samples seen"
-    plots = [Plot("Loss", line_plot(lines, axis, "loss", "Training loss", width=1100))]
-    for name, title in (("grad_norm", "Gradient norm"), ("learning_rate", "Learning rate")):
-        if name in loss.columns:
-            line = _line(loss, name, "", "c0")
-            is_measured = name != "learning_rate"
-            marks = [] if is_measured else restarts(training)
-            drawing = line_plot(
-                [line], axis, title.lower(), title, can_be_log=is_measured, marks=marks
-            )
-            plots.append(Plot(title, drawing))
-    return plots + _companion_plots(loss, axis)
+    charts = [
+        line_chart(_losses(loss, timesteps), axis, "loss", "Loss", is_wide=True, log_from=1.0),
+        line_chart([_series(loss, "grad_norm", "gradient norm")], axis, "", "Gradient norm"),
+        line_chart(
+            [_series(loss, "learning_rate", "learning rate")],
+            axis,
+            "",
+            "Learning rate",
+            log_from=math.inf,
+            marks=restarts(training),
+        ),
+        *(
+            line_chart([_series(loss, f"loss_{name}", "loss")], axis, "", f"Loss of the {name}")
+            for name in COMPANIONS
+        ),
+    ]
+    return [chart for chart in charts if chart]
 
 
-def _companion_plots(loss: pd.DataFrame, axis: str) -> list[Plot]:
-    """The loss of what learned beside the student in a finish, over the samples of that."""
-    plots = []
-    for name in COMPANIONS:
-        column = f"loss_{name}"
-        if column in loss.columns and loss[column].notna().any():
-            title = f"Loss of the {name}"
-            line = _line(loss[loss[column].notna()], column, "", "c0")
-            plots.append(Plot(title, line_plot([line], axis, "loss", title)))
-    return plots
+def _losses(loss: pd.DataFrame, timesteps: Sequence[float]) -> list[Series]:
+    """All kinds of loss in a training's log: of segments, of all of them, held out, of rollouts."""
+    segments = segments_of(loss)
+    lines = [
+        _series(loss, name, title, is_main=False, colour=1 + number % 6)
+        for number, (name, title) in enumerate(segment_titles(segments, timesteps).items())
+    ]
+    of_segments = loss.assign(loss=loss["loss"].mask(find_rollouts(loss)))
+    name = "all segments" if segments else "loss"
+    return [
+        *lines,
+        _series(of_segments, "loss", name, colour=0),
+        _series(loss, HELD_OUT, "held out", has_dots=True, colour=0),
+        _series(loss, ROLLOUT, "rollout", colour=7),
+    ]
+
+
+def segments_of(loss: pd.DataFrame) -> list[str]:
+    """The columns of the segments' losses, in order."""
+    names = (name for name in loss.columns if name.startswith("loss_segment_"))
+    return sorted(names, key=lambda name: int(name.rsplit("_", 1)[1]))
+
+
+def segment_titles(segments: Sequence[str], timesteps: Sequence[float]) -> dict[str, str]:
+    """What each segment is called: its number and, where known, its first and last timestep."""
+    names = [f"segment {number}" for number in range(len(segments))]
+    if len(timesteps) == len(segments):
+        ends = [f"{timestep:g}" for timestep in timesteps] + ["clean"]
+        names = [
+            f"{it}, t {begin} to {end}"
+            for it, (begin, end) in zip(names, pairwise(ends), strict=True)
+        ]
+    return dict(zip(segments, names, strict=True))
 
 
 def find_rollouts(loss: pd.DataFrame) -> "pd.Series[bool]":
@@ -216,40 +237,51 @@ def find_rollouts(loss: pd.DataFrame) -> "pd.Series[bool]":
     return loss[ROLLOUT].notna()
 
 
-def speed_plot(speed: Sequence[tuple[float, float]]) -> Markup:
-    """Samples per second over the samples seen; nothing for fewer than two intervals."""
+def speed_chart(speed: Sequence[tuple[float, float]]) -> Chart | None:
+    """Samples per second over the samples seen; None for fewer than two intervals."""
     if len(speed) < 2:
-        return Markup()
+        return None
     table = pd.DataFrame(speed, columns=["samples_seen", "speed"])
-    line = _line(table, "speed", "", "c0")
-    return line_plot([line], "training samples seen", "samples per second", "Training speed")
+    series = _series(table, "speed", "samples per second")
+    return line_chart([series], "training samples seen", "", "Training speed, samples per second")
 
 
-def _line(loss: pd.DataFrame, column: str, name: str, colour: str, is_main: bool = True) -> Line:
-    """A column of the log over the samples seen, averaged down to `MAX_LOSS_POINTS`."""
-    size = -(-len(loss) // MAX_LOSS_POINTS)
+def _series(
+    loss: pd.DataFrame,
+    column: str,
+    name: str,
+    is_main: bool = True,
+    has_dots: bool = False,
+    colour: int | None = None,
+) -> Series:
+    """A column of the log over the samples seen; without points where there is none.
+
+    Averaged down to `MAX_LOSS_POINTS`, of what was measured.
+    """
+    if column not in loss.columns:
+        return Series(name, ())
     kept = loss[["samples_seen", column]].astype(float)
+    size = -(-len(kept) // MAX_LOSS_POINTS)
     if size > 1:
         kept = kept.groupby([number // size for number in range(len(kept))]).mean()
     points = list(zip(kept["samples_seen"].tolist(), kept[column].tolist(), strict=True))
-    return Line(name, points, colour, is_main)
+    return Series(name, points, is_main, has_dots, colour)
 
 
 @dataclass(frozen=True)
-class Timeline:
-    """The timeline, how many workers it shows, and the colour class of each stage."""
+class StageTimeline:
+    """The timeline, and the class of each stage in the style sheet."""
 
-    drawing: Markup
-    num_shown: int
+    timeline: Timeline
     colours: Mapping[str, str]
 
 
 def timeline(
     workers: Sequence[Worker], clock: RunClock, stages: Sequence[StageTime]
-) -> Timeline | None:
-    """The per-worker timeline; None without telemetry."""
+) -> StageTimeline | None:
+    """The workers' timeline; None without telemetry."""
     if not workers:
         return None
-    colours = stage_colours([stage.stage for stage in stages])
-    drawing, num_shown = timeline_plot(workers, clock, colours)
-    return Timeline(drawing, num_shown, colours)
+    classes = {it.stage: f"c{number % NUM_COLOURS}" for number, it in enumerate(stages)}
+    colours = {stage: f"var(--{name})" for stage, name in classes.items()}
+    return StageTimeline(timeline_chart(workers, clock, colours), classes)

@@ -6,7 +6,6 @@ from typing import Any
 
 from distillery.evaluation.image_sets import Need, describe_left_out
 from distillery.evaluation.metrics import ConfidenceInterval
-from distillery.evaluation.plots import significant
 from distillery.evaluation.timeline import ImageTime
 from distillery.evaluation.verdict import (
     COMPARISONS,
@@ -17,6 +16,7 @@ from distillery.evaluation.verdict import (
     percent,
     read_interval,
 )
+from distillery.evaluation.words import significant
 
 
 @dataclass(frozen=True)

@@ -23,11 +23,11 @@ from distillery.evaluation.comparison import (
     pair_up,
     read_pieces,
 )
-from distillery.evaluation.figures import counted
 from distillery.evaluation.image_grid import NUM_LEADING, Lead, make_lead, spread
 from distillery.evaluation.manifests import ModelSamples
 from distillery.evaluation.metrics import ConfidenceInterval
 from distillery.evaluation.pages import own_file, page_environment
+from distillery.evaluation.words import counted
 from distillery.files import write_text
 from distillery.run_folder import RunFolder
 from distillery.store.tables import write_table

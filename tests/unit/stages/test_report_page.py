@@ -1,0 +1,246 @@
+"""The report's page: whole, readable, escaped, and with its charts."""
+
+import json
+import re
+import shutil
+
+import pandas as pd
+import pytest
+
+from distillery.evaluation.pages import TEMPLATES
+from distillery.files import read_sealed, write_sealed
+from judging import PROMPTS
+from quality import make_config
+from reports import Page, write, write_loss, write_trained
+
+HOSTILE = "a <script>alert('x')</script> & \"red\" circle"
+
+
+def test_page_is_self_contained_and_well_nested(written):
+    page = Page(written[0])
+    assert page.open == []
+    assert page.all("link") == []
+    assert {script["type"] for script in page.all("script")} == {"application/json", "module"}
+    assert not any("src" in script for script in page.all("script"))
+    assert all(image["src"].startswith("data:image/") for image in page.all("img"))
+    assert "url(" not in without_scripts(written[0])
+    outside = [link["href"] for link in page.all("a") if "//" in link["href"]]
+    assert outside == ["https://arxiv.org/abs/2104.08718"]
+
+
+def without_scripts(html):
+    return re.sub(r"<script.*?</script>", "", html, flags=re.DOTALL)
+
+
+def charts_of(html):
+    """The specs on a page by the titles of their figures."""
+    figures = re.findall(r'<figure class="chart.*?</figure>', html, re.DOTALL)
+    return {
+        re.search("<figcaption>(.*?)</figcaption>", figure)[1]: json.loads(
+            re.search(r'<script type="application/json">(.*?)</script>', figure, re.DOTALL)[1]
+        )
+        for figure in figures
+    }
+
+
+def test_every_chart_is_on_the_page_twice(written):
+    """As a spec for Vega, and drawn for readers without scripts."""
+    specs = charts_of(written[0])
+    assert list(specs) == [
+        "CLIP score (higher is better) of each model against its network calls",
+        "Latents MSE (lower is better) of each model against its network calls",
+        "Loss",
+        "Gradient norm",
+        "Learning rate",
+        "Timeline of 2 workers over 1 min 57 s",
+    ]
+    assert all(spec["width"] == "container" for spec in specs.values())
+    assert written[0].count('<div class="still" aria-hidden="true"><svg') == len(specs)
+    assert written[0].count("IntersectionObserver(") == 1, "what draws the specs"
+
+
+def test_the_page_is_small_without_its_images(written):
+    html = re.sub(r'src="data:[^"]*"', "", written[0])
+    assert 0.9e6 < len(html.encode()) < 1.2e6
+
+
+def test_a_page_without_charts_has_no_runtime(tmp_path):
+    html, _ = write(make_config(), tmp_path)
+    assert "<script" not in html
+    assert len(html) < 50_000
+
+
+def test_held_out_loss_is_drawn_and_told_where_it_was_measured(folder, tmp_path):
+    (tmp_path / "student").mkdir()
+    table = pd.read_parquet(folder / "student/loss.parquet")
+    measured = table.index % 8 == 7
+    table["held_out_loss"] = table["loss"].where(measured) * 2
+    table.to_parquet(tmp_path / "student/loss.parquet", index=False)
+    html, metrics = write(make_config(), tmp_path)
+    rows = charts_of(html)["Loss"]["data"]["values"]
+    assert [row["x"] for row in rows if "y3" in row] == [256, 512, 768, 1024]
+    assert rows[-1]["y3"] == pytest.approx(2 / 32)
+    assert metrics["training"]["held_out_loss"] == {"samples_seen": 1024, "loss": 2 / 32}
+    words = " ".join(html.split())
+    assert "never learned from it was 0.0625 after 1,024 samples" in words
+
+
+def test_segments_are_named_by_the_trained_student_s_timesteps(folder, tmp_path):
+    copy = tmp_path / "results"
+    shutil.copytree(folder, copy)
+    write_trained(copy, make_config(), timesteps=(999, 500.5))
+    assert "segment 0, t 999 to 500.5" in (page := write(make_config(), copy)[0])
+    assert "segment 1, t 500.5 to clean" in page
+
+
+def test_quality_over_steps_is_drawn_and_tabled(folder, tmp_path, written):
+    assert "Quality over network calls" not in written[0]
+    shutil.copytree(folder, tmp_path / "tiny")
+    path = tmp_path / "tiny/evaluation/quality.json"
+    quality = read_sealed(path)
+    quality["steps"] = [
+        {"model": model, "steps": steps, "network_calls": steps * calls, "metric": "clip_score",
+         "mean": 0.3 + steps / 100, "low": 0.29, "high": 0.41}
+        for model, calls in (("teacher", 2), ("student", 1)) for steps in (1, 2, 4)
+    ]  # fmt: skip
+    write_sealed(path, quality)
+    html, _ = write(make_config(), tmp_path / "tiny")
+    rows = charts_of(html)["CLIP score over network calls"]["data"]["values"]
+    assert {(row["model"], row["network_calls"]) for row in rows} == {
+        *(("teacher", calls) for calls in (2, 4, 8)),
+        *(("student", calls) for calls in (1, 2, 4)),
+    }
+    table = html.split('aria-label="Quality over network calls"')[1].split("</table>")[0]
+    assert table.count("<tr>") == 1 + 6
+    assert "0.34<small>0.29 to 0.41</small>" in table
+
+
+def test_links_lead_somewhere(written, folder):
+    page = Page(written[0])
+    ids = {attributes["id"] for _, attributes in page.elements if "id" in attributes}
+    for link in page.all("a"):
+        target = link["href"]
+        if target.startswith("#"):
+            assert target[1:] in ids
+        elif "//" not in target:
+            assert (folder / "report" / target).exists(), target
+
+
+def test_every_image_has_words(written):
+    page = Page(written[0])
+    images = page.all("img")
+    models = {image["alt"].split(": ")[0] for image in images}
+    on_first_screen = 3 * 6
+    assert len(images) == on_first_screen + 24 * 4
+    assert models == {"teacher", "few", "student", "untrained"}
+    charts = [it for it in page.all("div") if it.get("role") == "img"]
+    assert len(charts) == len(page.all("svg")) == 6
+    assert all(chart["aria-label"].startswith("Chart: ") for chart in charts)
+
+
+def test_sets_of_images_are_shown_with_what_was_left_out(written):
+    page = Page(written[0])
+    words = " ".join(" ".join(page.words).split())
+    assert "Sets of images at other noises, in 16 features of judge" in words
+    assert (
+        "Left out for want of images: Fréchet distance: at least 34 images of each model, 2 of "
+        "each prompt." in words
+    )
+    assert "Coverage" in words
+    assert "÷ its floor" not in words
+    assert "High frequencies" in words
+
+
+def test_prompts_are_escaped(folder, tmp_path):
+    models = {}
+    for model in ("teacher", "few", "student", "untrained"):
+        path = folder / "samples" / model / "manifest.parquet"
+        table = pd.read_parquet(path)
+        table["prompt"] = table["prompt"].replace(PROMPTS[0], HOSTILE)
+        models[model] = table
+        link = tmp_path / "samples" / model
+        link.mkdir(parents=True)
+        for item in path.parent.iterdir():
+            if item.is_dir():
+                (link / item.name).symlink_to(item)
+        table.to_parquet(link / "manifest.parquet", index=False)
+    write(make_config(), tmp_path)
+    html = (tmp_path / "index.html").read_text()
+    assert "<script>" not in html
+    assert "&lt;script&gt;alert(&#39;x&#39;)" in html
+
+
+def test_nothing_but_a_configuration_still_makes_an_honest_page(tmp_path):
+    html, metrics = write(make_config(), tmp_path)
+    assert "No student was compared" in html
+    assert metrics["quality"] is metrics["training"] is metrics["speed"] is None
+    for heading in (
+        "Is the student good",
+        ">Training<",
+        ">Images<",
+        "Load the student",
+        "Seconds per image",
+    ):
+        assert heading not in html
+    assert Page(html).open == []
+
+
+def test_run_without_training_leaves_it_out(folder, tmp_path):
+    (tmp_path / "evaluation").symlink_to(folder / "evaluation")
+    (tmp_path / "samples").symlink_to(folder / "samples")
+    html, metrics = write(make_config(), tmp_path)
+    assert 'id="training"' not in html
+    assert 'id="time"' not in html
+    assert 'id="images"' in html
+    assert metrics["training"] is None
+    assert metrics["speed"]["seconds_ratio"] is None
+
+
+def test_black_images_are_told_beside_the_scores(folder, tmp_path, written):
+    """Two black images are equal: 100 dB that say nothing."""
+    assert "Black images" not in written[0]
+    shutil.copytree(folder, tmp_path / "tiny")
+    for model in ("teacher", "student"):
+        path = tmp_path / "tiny/samples" / model / "manifest.parquet"
+        table = pd.read_parquet(path)
+        table.assign(is_black=table["index"] == 0).to_parquet(path, index=False)
+    html, _ = write(make_config(), tmp_path / "tiny")
+    told = "12 of 24 images of teacher, 12 of 24 images of student: every pixel is 0."
+    assert html.count(told) == 2, "by the metrics, and by the images"
+    assert html.count('<span class="off">black</span>') > 2
+
+
+def test_one_is_singular(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "tiny")
+    path = tmp_path / "tiny/evaluation/quality.json"
+    facts = json.loads(path.read_text()) | {"num_prompts": 1, "num_distinct_prompts": 1}
+    for model in facts["models"].values():
+        model |= {"num_images": 1, "steps": 1, "network_calls": 1}
+    write_sealed(path, facts)
+    page = "\n".join(Page(write(make_config(), tmp_path / "tiny")[0]).words)
+    plurals = re.findall(r"\b1 (?:prompt|image|step|network call|chunk)s\b", page)
+    assert plurals == []
+    assert "1 step, no guidance, 1 network call" in page
+
+
+def test_a_count_says_what_it_counts(written):
+    words = " ".join(" ".join(Page(written[0]).words).split())
+    assert "64 samples in 1 chunk" in words
+    assert "64 distinct texts, the negative prompt among them, in 1 chunk" in words
+    assert "Items done repeats included" in words
+
+
+def test_diverged_training_is_drawn_and_told(folder, tmp_path):
+    (tmp_path / "student").mkdir()
+    write_loss(tmp_path / "student/loss.parquet")
+    table = pd.read_parquet(tmp_path / "student/loss.parquet")
+    table.loc[20:, "loss"] = float("nan")
+    table.to_parquet(tmp_path / "student/loss.parquet", index=False)
+    html, metrics = write(make_config(), tmp_path)
+    assert "The loss is not finite" in html
+    assert metrics["training"]["final_loss"] is None
+    assert "nan" not in html.split('<h2 id="training"')[1].split("</section>")[0]
+
+
+def test_templates_lie_where_the_report_looks():
+    assert (TEMPLATES / "report.html.j2").is_file()

@@ -1,0 +1,126 @@
+"""The numbers of a report that are no scores: times, speed and the training in short."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pandas as pd
+
+from distillery.evaluation import figures
+from distillery.evaluation.findings import Findings
+from distillery.evaluation.timeline import (
+    Attempt,
+    ImageTime,
+    RunClock,
+    StageTime,
+    Worker,
+    find_workers,
+    time_images,
+    time_stages,
+)
+from distillery.evaluation.training_facts import TrainingFacts
+
+LAST_SHARE = 0.1
+"""Of a training's log, averaged to its final loss."""
+
+
+@dataclass(frozen=True)
+class Timings:
+    """What the telemetry says."""
+
+    clock: RunClock
+    stages: Sequence[StageTime]
+    workers: Sequence[Worker]
+    images: Mapping[str, ImageTime]
+
+    def as_json(self) -> dict[str, Any]:
+        """Without the single events."""
+        return {
+            "total_s": self.clock.total_s,
+            "stages": [asdict(stage) | {"items_per_s": stage.items_per_s} for stage in self.stages],
+            "workers": [
+                {
+                    "host": worker.host,
+                    "device": worker.device,
+                    "busy_s": worker.busy_s,
+                    "span_s": worker.span_s,
+                    "utilisation": worker.utilisation,
+                    "peak_memory_bytes": worker.peak_memory_bytes,
+                }
+                for worker in self.workers
+            ],
+            "seconds_per_image": {model: asdict(time) for model, time in self.images.items()},
+        }
+
+
+def summarise_timings(attempts: Sequence[Attempt]) -> Timings:
+    """All times of a run."""
+    clock = RunClock.of(attempts)
+    return Timings(
+        clock, time_stages(attempts), find_workers(attempts, clock), time_images(attempts)
+    )
+
+
+def summarise_speed(
+    findings: Findings, images: Mapping[str, ImageTime]
+) -> dict[str, float | None] | None:
+    """How many times faster the student is than the reference; None without both."""
+    student, reference = findings.roles.student, findings.roles.reference
+    if student is None or not {student, reference} <= set(findings.samples):
+        return None
+    calls = {name: findings.samples[name].network_calls for name in (student, reference)}
+    seconds = {name: images[name].seconds for name in (student, reference) if name in images}
+    return {
+        "student_network_calls": calls[student],
+        "reference_network_calls": calls[reference],
+        "network_calls_ratio": calls[reference] / calls[student],
+        "student_seconds_per_image": seconds.get(student),
+        "reference_seconds_per_image": seconds.get(reference),
+        "seconds_ratio": seconds[reference] / seconds[student] if len(seconds) == 2 else None,
+    }
+
+
+def summarise_training(
+    loss: pd.DataFrame | None, facts: TrainingFacts | None = None
+) -> dict[str, Any] | None:
+    """First and last of the training's log; the last is the mean of the final tenth.
+
+    A finishing phase of rollouts has a loss of another kind, and so its own first and last.
+    `facts` of the telemetry come under their own key.
+    """
+    if loss is None or loss.empty:
+        return None
+    is_rollout = figures.find_rollouts(loss)
+    of_segments, for_rollouts = loss["loss"][~is_rollout], loss["loss"][is_rollout]
+    is_mixed = not of_segments.empty and not for_rollouts.empty
+    return {
+        "num_samples": int(loss["samples_seen"].iloc[-1]),
+        **_first_and_last(of_segments if is_mixed else loss["loss"]),
+        "rollout": _first_and_last(for_rollouts) if is_mixed else None,
+        "held_out_loss": _last_measured(loss, figures.HELD_OUT),
+        "max_grad_norm": _finite(loss["grad_norm"].max()),
+        "telemetry": facts.as_json() if facts else None,
+    }
+
+
+def _first_and_last(losses: "pd.Series[float]") -> dict[str, float | None]:
+    """Of one phase of the training."""
+    num_last = max(1, round(len(losses) * LAST_SHARE))
+    return {
+        "first_loss": _finite(losses.iloc[0]),
+        "final_loss": _finite(losses.iloc[-num_last:].mean()),
+    }
+
+
+def _last_measured(loss: pd.DataFrame, column: str) -> dict[str, float | None] | None:
+    """The last value of a column that is measured now and then, and after how many samples."""
+    if column not in loss.columns or loss[column].dropna().empty:
+        return None
+    last = loss[loss[column].notna()].iloc[-1]
+    return {"samples_seen": int(last["samples_seen"]), "loss": _finite(last[column])}
+
+
+def _finite(value: float) -> float | None:
+    """A number that JSON can hold."""
+    return float(value) if math.isfinite(value) else None

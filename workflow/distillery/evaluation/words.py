@@ -1,0 +1,47 @@
+"""Numbers in words, as all pages write them."""
+
+from collections.abc import Sequence
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: 1 prompt, 12 prompts."""
+    return f"{number:,} {noun if number == 1 else noun + 's'}"
+
+
+def listed(numbers: Sequence[int]) -> str:
+    """Numbers in words: 8; 8 and 16; 8, 16 and 24."""
+    *others, last = (f"{number:,}" for number in numbers)
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def times(ratio: float, form: str, words: tuple[str, str, str]) -> str:
+    """A ratio in words: 2 is "2× faster", 0.5 is "2× slower", 1 is "as fast".
+
+    Args:
+        ratio: greater than 0.
+        form: writes a factor, e.g. "{:.1f}×".
+        words: for more than 1, for what `form` writes as 1, and for less.
+    """
+    above, same, below = words
+    factor = form.format(max(ratio, 1 / ratio))
+    if factor == form.format(1.0):
+        return same
+    return f"{factor} {above if ratio > 1 else below}"
+
+
+def significant(value: float) -> str:
+    """Three digits, zeros kept: 0.398, 0.0480, 12.5, 240."""
+    return f"{value:#.3g}".rstrip(".") if abs(value) < 1000 else f"{value:.0f}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words: 0.8 s, 42 s, 3 min 20 s, 5 h 12 min, 2 d 3 h."""
+    if seconds < 60:
+        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+    large, small, size = ("d", "h", 3600)
+    if seconds < 3600:
+        large, small, size = ("min", "s", 1)
+    elif seconds < 48 * 3600:
+        large, small, size = ("h", "min", 60)
+    whole, rest = divmod(round(seconds / size), 24 if large == "d" else 60)
+    return f"{whole} {large}" + (f" {rest} {small}" if rest else "")
