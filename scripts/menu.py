@@ -28,12 +28,12 @@ for part in ("benchmarks", "tests", "workflow"):
 import pandas as pd
 import yaml
 from models import MODELS
+from released import RELEASED, make_released, write_lora
 
 from distillery.config.run import Config, RunConfig, parse_config
 from distillery.files import read_json, readable, write_json, write_text
 from distillery.hash_cache import CACHE_VARIABLE
 from distillery.stages.plan import make_plan
-from released import RELEASED, make_released, write_lora
 
 DISK_BYTES = 1 << 50
 """Free on the disk of a plan here, so that none is refused for this machine's."""
