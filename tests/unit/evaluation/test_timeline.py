@@ -127,3 +127,16 @@ def test_a_run_s_origin_is_in_its_events() -> None:
     assert origin.gpus == {"H200": 2}
     assert origin.gpu_hours == 1.5
     assert find_origin([]) is None
+
+
+def test_decoding_and_memory_of_a_models_images() -> None:
+    """The first batch loads, and counts for memory alone; a job that tells nothing leaves a gap."""
+    events = job_events("samples-a-0-of-1", 0, 3, 4.0)
+    work = [it for it in events if it.kind == "work"]
+    for number, it in enumerate(work):
+        it.facts.update(decode_s=10.0**-number, peak_memory_bytes=9 - number)
+    time = time_images(find_attempts(events))["a"]
+    assert time.decode_s == pytest.approx((0.1 + 0.01) / sum(it.num_items for it in work[1:]))
+    assert time.peak_memory_bytes == 9
+    del work[1].facts["decode_s"]
+    assert time_images(find_attempts(events))["a"].decode_s is None

@@ -94,25 +94,30 @@ def test_segments_are_named_by_the_trained_student_s_timesteps(folder, tmp_path)
 
 
 def test_quality_over_steps_is_drawn_and_tabled(folder, tmp_path, written):
-    assert "Quality over network calls" not in written[0]
+    assert "Quality over network calls" not in written[0], "two numbers of steps are no curve"
     shutil.copytree(folder, tmp_path / "tiny")
     path = tmp_path / "tiny/evaluation/quality.json"
     quality = read_sealed(path)
-    quality["steps"] = [
-        {"model": model, "steps": steps, "network_calls": steps * calls, "metric": "clip_score",
-         "mean": 0.3 + steps / 100, "low": 0.29, "high": 0.41}
-        for model, calls in (("teacher", 2), ("student", 1)) for steps in (1, 2, 4)
-    ]  # fmt: skip
+    models = make_config().samples.model_dump(mode="json")["models"]
+    config = make_config(samples={"models": models, "steps": [1, 2]})
+    added = [name for name in config.samples.models if name not in quality["models"]]
+    assert len(added) == 4
+    for name in added:
+        steps, guided = int(name.split("-")[1]), not name.endswith("unguided")
+        quality["models"][name] = quality["models"]["few"] | {
+            "steps": steps, "network_calls": steps * (1 + guided),
+            "guidance_scale": 4.0 if guided else 1.0,
+            "clip_score": {"mean": 0.3 + steps / 100, "low": 0.29, "high": 0.41},
+        }  # fmt: skip
     write_sealed(path, quality)
-    html, _ = write(make_config(), tmp_path / "tiny")
+    html, _ = write(config, tmp_path / "tiny")
     rows = charts_of(html)["CLIP score over network calls"]["data"]["values"]
-    assert {(row["model"], row["network_calls"]) for row in rows} == {
-        *(("teacher", calls) for calls in (2, 4, 8)),
-        *(("student", calls) for calls in (1, 2, 4)),
-    }
+    found = {(row["model"], row["network_calls"], row["steps"]) for row in rows}
+    assert {("teacher, guidance 4", 2, 1), ("teacher, guidance 4", 4, 2)} < found
+    assert {("teacher, no guidance", 1, 1), ("teacher, no guidance", 2, 2)} < found
+    assert {"student", "untrained"} < {model for model, _, _ in found}
     table = html.split('aria-label="Quality over network calls"')[1].split("</table>")[0]
-    assert table.count("<tr>") == 1 + 6
-    assert "0.34<small>0.29 to 0.41</small>" in table
+    assert "0.32<small>0.29 to 0.41</small>" in table
 
 
 def test_links_lead_somewhere(written, folder):

@@ -1,6 +1,7 @@
 """The report's words and charts, made of its numbers."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -8,11 +9,11 @@ from typing import Any
 
 import pandas as pd
 
+from distillery.config.samples import SampledModel
 from distillery.config.training import Training
 from distillery.evaluation.charts import Score, Series, line_chart, score_chart, steps_chart
 from distillery.evaluation.manifests import ModelSamples
 from distillery.evaluation.metrics import ConfidenceInterval
-from distillery.evaluation.tables import COLUMNS
 from distillery.evaluation.timeline import RunClock, StageTime, Worker
 from distillery.evaluation.timeline_chart import Timeline, timeline_chart
 from distillery.evaluation.vega import NUM_COLOURS, Chart
@@ -22,6 +23,8 @@ from distillery.training.alarms import COMPANIONS, ROLLOUT
 
 HELD_OUT = "held_out_loss"
 """Column of the training's log: the loss on trajectories that are never learned from."""
+MIN_CURVE = 3
+"""Numbers of steps that make a curve."""
 MAX_LOSS_POINTS = 600
 """Points of a curve; a longer log is averaged down to as many."""
 
@@ -141,26 +144,56 @@ class StepsChart:
     scores: Sequence[Score]
 
 
-def steps_charts(quality: Mapping[str, Any] | None) -> list[StepsChart]:
-    """Each metric over network calls, from quality.json's `steps`; empty without them.
+def steps_charts(
+    quality: Mapping[str, Any] | None, models: Mapping[str, SampledModel]
+) -> list[StepsChart]:
+    """CLIP score, and Fréchet distance in each vision model, over network calls.
 
-    A row has model, steps, network_calls, metric, mean, low and high.
+    The teacher has a curve for each guidance, any other model a point. Empty where no curve has
+    `MIN_CURVE` points.
+
+    Args:
+        quality: quality.json.
+        models: as configured, by name.
     """
-    rows = (quality or {}).get("steps") or []
-    by_metric: dict[str, list[Score]] = {}
-    for row in rows:
-        names = ("model", "network_calls", "mean", "low", "high", "steps")
-        by_metric.setdefault(row["metric"], []).append(Score(**{it: row.get(it) for it in names}))
-    models = list(
-        dict.fromkeys([*(quality or {}).get("models", ()), *(it["model"] for it in rows)])
+    if quality is None:
+        return []
+    curves = {name: _curve_of(name, models[name], quality) for name in quality["models"]}
+    if max(Counter(curves.values()).values(), default=0) < MIN_CURVE:
+        return []
+    charts = [_steps_chart(quality, curves, "CLIP score")]
+    for vision in quality["vision_models"]:
+        title = f"Fréchet distance in {vision}, to other noises"
+        charts.append(_steps_chart(quality, curves, title, vision))
+    return [chart for chart in charts if chart.scores]
+
+
+def _curve_of(name: str, model: SampledModel, quality: Mapping[str, Any]) -> str:
+    """The curve that a model is a point of."""
+    if model.source != "teacher":
+        return name
+    scale = quality["models"][name]["guidance_scale"]
+    return f"teacher, guidance {scale:g}" if scale > 1 else "teacher, no guidance"
+
+
+def _steps_chart(
+    quality: Mapping[str, Any], curves: Mapping[str, str], title: str, vision: str | None = None
+) -> StepsChart:
+    """The CLIP score of all models, or the Fréchet distance in a vision model."""
+
+    def read(facts: Mapping[str, Any]) -> Any:
+        return facts["sets"].get(vision, {}).get("frechet") if vision else facts["clip_score"]
+
+    scores = [
+        Score(curves[name], facts["network_calls"], it.mean, it.low, it.high, facts["steps"])
+        for name, facts in quality["models"].items()
+        if (it := read_interval(read(facts))) is not None
+    ]
+    scores.sort(key=lambda score: (score.model, score.network_calls))
+    drawn = list(dict.fromkeys(curves.values()))
+    return StepsChart(
+        title, steps_chart(scores, drawn, title, f"{title} over network calls"), scores
     )
-    found = []
-    for metric, scores in by_metric.items():
-        title = COLUMNS[metric].title if metric in COLUMNS else metric.replace("_", " ")
-        ordered = sorted(scores, key=lambda score: (score.model, score.network_calls))
-        chart = steps_chart(ordered, models, title, f"{title} over network calls")
-        found.append(StepsChart(title, chart, ordered))
-    return found
 
 
 def loss_charts(

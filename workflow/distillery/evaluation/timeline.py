@@ -94,11 +94,21 @@ class Worker:
 
 @dataclass(frozen=True)
 class ImageTime:
-    """How long one image of a model took on one device."""
+    """How long one image of a model took on one device.
+
+    Attributes:
+        seconds: from a batch's beginning to its saved files.
+        num_images: that were measured.
+        devices: on which.
+        decode_s: of these seconds, the VAE's; None where it was not told.
+        peak_memory_bytes: the most that one of its processes held; None where it was not told.
+    """
 
     seconds: float
     num_images: int
     devices: tuple[str, ...]
+    decode_s: float | None = None
+    peak_memory_bytes: int | None = None
 
 
 def find_attempts(events: Iterable[Event]) -> list[Attempt]:
@@ -322,21 +332,29 @@ def time_images(attempts: Sequence[Attempt]) -> dict[str, ImageTime]:
     The first batch of an attempt loads the model and compiles, so it is left out; a model all of
     whose attempts had one batch is not in the answer.
     """
-    batches: dict[str, list[Event]] = {}
+    by_model: dict[str, list[Attempt]] = {}
     for attempt in attempts:
-        if attempt.stage != "samples" or not attempt.work:
-            continue
-        model = _model_of(attempt)
-        batches.setdefault(model, []).extend(attempt.work[1:])
-    return {
-        model: ImageTime(
-            seconds=sum(event.end_s - event.begin_s for event in events) / num_images,
-            num_images=num_images,
-            devices=tuple(sorted({f"{event.device} on {event.host}" for event in events})),
-        )
-        for model, events in batches.items()
-        if (num_images := sum(event.num_items for event in events))
-    }
+        if attempt.stage == "samples" and attempt.work:
+            by_model.setdefault(_model_of(attempt), []).append(attempt)
+    times = {model: _time_images(tries) for model, tries in by_model.items()}
+    return {model: time for model, time in times.items() if time is not None}
+
+
+def _time_images(attempts: Sequence[Attempt]) -> ImageTime | None:
+    """Of one model; None where all its attempts had one batch."""
+    events = [event for attempt in attempts for event in attempt.work[1:]]
+    num_images = sum(event.num_items for event in events)
+    if not num_images:
+        return None
+    told = [event.facts.get("decode_s") for event in events]
+    decoding = [float(seconds) for seconds in told if seconds is not None]
+    return ImageTime(
+        seconds=sum(event.end_s - event.begin_s for event in events) / num_images,
+        num_images=num_images,
+        devices=tuple(sorted({f"{event.device} on {event.host}" for event in events})),
+        decode_s=sum(decoding) / num_images if len(decoding) == len(events) else None,
+        peak_memory_bytes=_peak_memory_bytes(attempts),
+    )
 
 
 def _model_of(attempt: Attempt) -> str:

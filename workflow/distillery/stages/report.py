@@ -133,7 +133,7 @@ def render(
         sets=tables.set_tables(findings.quality, findings.roles),
         differences=tables.differences_table(findings.quality, findings.roles),
         quality_charts=figures.quality_charts(findings.quality),
-        steps_charts=figures.steps_charts(findings.quality),
+        steps_charts=figures.steps_charts(findings.quality, config.samples.models),
         training_parts=figures.training_parts(config.training),
         restarts=[begin for begin, _ in figures.restarts(config.training)],
         loss_charts=figures.loss_charts(findings.loss, config.training, findings.timesteps),
