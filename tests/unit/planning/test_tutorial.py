@@ -31,6 +31,7 @@ pytestmark = pytest.mark.slow
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """SDXL without weights, a judge of its width, and prompts."""
     folder = tmp_path_factory.mktemp("sdxl")
+    (folder / "config").symlink_to(ROOT / "config")  # as in a checkout
     make_released(SDXL, folder / "teacher", ["prompt"])
     write_json(folder / "judge/config.json", {"model_type": "clip", "projection_dim": 768})
     for split, count in NUM_PROMPTS.items():
