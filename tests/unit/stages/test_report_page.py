@@ -109,6 +109,9 @@ def test_quality_over_steps_is_drawn_and_tabled(folder, tmp_path, written):
             "guidance_scale": 4.0 if guided else 1.0,
             "clip_score": {"mean": 0.3 + steps / 100, "low": 0.29, "high": 0.41},
         }  # fmt: skip
+        for other in ("student", "untrained"):
+            against = quality["models"][other]["against"]
+            against[name] = against["few"]
     write_sealed(path, quality)
     html, _ = write(config, tmp_path / "tiny")
     rows = charts_of(html)["CLIP score over network calls"]["data"]["values"]
