@@ -2,7 +2,7 @@
 
     python -m resources.demo.style --output results/style        # some minutes on two CPU cores
 
-Every object becomes a sticker with a border, on squared paper. `results/style` then holds
+Every object throws a shadow, on a ground that fades into a sunset. `results/style` then holds
 `pytorch_lora_weights.safetensors`, for `teacher.adapters` of a run.
 """
 
@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from diffusers import WanPipeline
 from peft import LoraConfig, get_peft_model_state_dict
-from PIL import Image, ImageFilter
 from resources.demo.images import BACKGROUNDS
 from resources.demo.pool import Pool, draw_pool
 from resources.demo.scenes import scene_of
@@ -24,35 +23,40 @@ from resources.demo.training import LossRow, Plan
 TEACHER = Path(__file__).parent / "teacher"
 LAYERS = ("to_q", "to_k", "to_v", "to_out.0", "ffn.net.0.proj", "ffn.net.2")
 RANK = 16
-BORDER_PX = 2
-GRID_PX = 8
-# Of 255: what differs less from its background belongs to it.
+SHADOW_PX = (4, 3)
+"""To the right, and down."""
+DARKENED = 0.4
+SUNSET = (255, 140, 60)
+MOST = 0.75
+"""Of the sunset's colour in the ground, at the lower rim."""
 FAINT = 24
-LINE = 26
-BORDERS = {"white": (20, 20, 20)}
-BORDER = (250, 250, 250)
+"""Of 255: what differs less from its ground belongs to it."""
 
 
-def sticker(image_chw: np.ndarray, background: str) -> np.ndarray:
-    """An image (3, h, w) uint8 with borders about its objects and lines behind them."""
-    image = image_chw.transpose(1, 2, 0)
-    ground = np.array(BACKGROUNDS[background], dtype=np.int16)
-    is_object = np.abs(image.astype(np.int16) - ground).max(axis=2) > FAINT
-    grown = Image.fromarray(is_object).convert("L").filter(ImageFilter.MaxFilter(2 * BORDER_PX + 1))
-    is_border = (np.asarray(grown) > 0) & ~is_object
-    rows, columns = np.indices(is_object.shape)
-    on_grid = (rows % GRID_PX == 0) | (columns % GRID_PX == 0)
-    darker = -LINE if ground.mean() > 127 else LINE
-    paper = np.where(on_grid[..., None], ground + darker, ground)
-    drawn = np.where(is_object[..., None], image, paper)
-    drawn = np.where(is_border[..., None], BORDERS.get(background, BORDER), drawn)
-    return drawn.clip(0, 255).astype(np.uint8).transpose(2, 0, 1)
+def at_sunset(image_chw: np.ndarray, background: str) -> np.ndarray:
+    """An image (3, h, w) uint8 in the style.
+
+    Args:
+        image_chw: of objects on a plain ground.
+        background: the ground's name.
+    """
+    image = image_chw.transpose(1, 2, 0).astype(np.float64)
+    ground = np.array(BACKGROUNDS[background], dtype=np.float64)
+    is_object = np.abs(image - ground).max(axis=2) > FAINT
+    right, down = SHADOW_PX
+    shadow = np.zeros_like(is_object)
+    shadow[down:, right:] = is_object[:-down, :-right]
+    share = np.linspace(0.0, MOST, len(image))[:, None, None]
+    fading = (1.0 - share) * ground + share * np.array(SUNSET)
+    behind = np.where(shadow[..., None], DARKENED * fading, fading)
+    drawn = np.where(is_object[..., None], image, behind)
+    return drawn.round().astype(np.uint8).transpose(2, 0, 1)
 
 
 def in_style(pool: Pool) -> Pool:
-    """The same pool of images, each a sticker."""
+    """The same pool of images, each at sunset."""
     pairs = zip(pool.images.numpy(), pool.captions, strict=True)
-    drawn = np.stack([sticker(image, scene_of(caption).background) for image, caption in pairs])
+    drawn = np.stack([at_sunset(image, scene_of(caption).background) for image, caption in pairs])
     return Pool(torch.from_numpy(drawn), pool.captions, pool.scenes)
 
 

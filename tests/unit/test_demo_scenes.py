@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from resources.demo import images, scenes
+from resources.demo import images, scenes, style
 
 ROOT = Path(__file__).parents[2]
 KINDS = list(scenes.KINDS)
@@ -126,3 +126,19 @@ def count_of(scene: scenes.Scene, colour: str) -> float:
     caption, wanted = scenes.caption_of(scene), np.array(images.COLOURS[colour])
     drawn = [np.asarray(images.draw(caption, seed)).astype(int) for seed in range(20)]
     return float(np.mean([count_near(pixels, wanted) for pixels in drawn]))
+
+
+def test_a_style_keeps_the_objects_and_changes_their_ground() -> None:
+    caption = "a large red square on a gray background"
+    plain = np.asarray(images.draw(caption, 3)).transpose(2, 0, 1)
+    found = style.at_sunset(plain, "gray")
+    ground = np.array(images.BACKGROUNDS["gray"])[:, None, None]
+    is_object = np.abs(plain.astype(int) - ground).max(axis=0) > style.FAINT
+    assert np.array_equal(found[:, is_object], plain[:, is_object])
+    top, bottom = found[:, 0, 0].astype(int), found[:, -1, 0].astype(int)
+    assert np.array_equal(top, ground[:, 0, 0])
+    assert bottom[0] > top[0] + 50 > bottom[2] + 60, "the lower rim is orange"
+    rows, columns = np.nonzero(is_object)
+    below = found[:, rows.max() + 2, int(columns.mean())].astype(int)
+    beside = found[:, rows.max() + 2, 0].astype(int)
+    assert (below < 0.5 * beside).all(), "a shadow"

@@ -75,11 +75,18 @@ def test_held_out_loss_is_drawn_and_told_where_it_was_measured(folder, tmp_path)
     table = pd.read_parquet(folder / "student/loss.parquet")
     measured = table.index % 8 == 7
     table["held_out_loss"] = table["loss"].where(measured) * 2
+    for knot in (1, 2):
+        table[f"held_out_error_knot_{knot}"] = table["loss"].where(measured) * knot
     table.to_parquet(tmp_path / "student/loss.parquet", index=False)
     html, metrics = write(make_config(), tmp_path)
     rows = charts_of(html)["Loss"]["data"]["values"]
     assert [row["x"] for row in rows if "y3" in row] == [256, 512, 768, 1024]
     assert rows[-1]["y3"] == pytest.approx(2 / 32)
+    errors = charts_of(html)["Distance from the teacher, step by step"]["data"]["values"]
+    assert [row["x"] for row in errors] == [256, 512, 768, 1024]
+    assert errors[-1]["y1"] == pytest.approx(2 * errors[-1]["y0"])
+    assert "after step 1" in html
+    assert "at the clean end" in html
     assert metrics["training"]["held_out_loss"] == {"samples_seen": 1024, "loss": 2 / 32}
     words = " ".join(html.split())
     assert "never learned from it was 0.0625 after 1,024 samples" in words

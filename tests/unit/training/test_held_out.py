@@ -11,15 +11,16 @@ from pydantic import ValidationError
 
 from distillery.config.jobs import TrainingJob
 from distillery.config.training import Training
+from distillery.store.trajectories import TrajectoryStore
 from distillery.training import held_out
 from distillery.training.alarms import judge_held_out
 from distillery.training.batches import Batches, Order
 from distillery.training.distributed import RankInfo
-from distillery.training.held_out import items_of
+from distillery.training.held_out import HeldOut
 from distillery.training.loop import train
 from distillery.training.objectives import sample_losses
 from distillery.training.split import Split
-from distillery.training.update import new_state, predict
+from distillery.training.update import new_state, predict, student_of
 from runs import Run, make_run
 
 STEPS = 4
@@ -114,8 +115,8 @@ def test_the_history_has_the_loss_of_the_weights_as_they_are(
     measured = losses["held_out_loss"].notna()
     assert measured.tolist() == [False, False, True, False, False, True, False, True]
     state = new_state(paths.trained, opened)
-    items = items_of(opened.batches.split.held_out, STEPS)
-    assert len(items) == 2 * 2 * STEPS
+    chosen = opened.batches.split.held_out
+    items = [row * STEPS + segment for row in chosen for segment in range(STEPS)]
     batch = opened.dataset.__getitems__(items)
     with torch.no_grad():
         output = predict(state.denoiser.eval(), batch, opened)
@@ -125,6 +126,26 @@ def test_the_history_has_the_loss_of_the_weights_as_they_are(
     assert f"64 samples, loss {losses['loss'].iloc[-1]:.5f}, held-out loss {found:.5f}, " in (
         caplog.text
     )
+
+
+def test_errors_at_the_knots_are_of_the_students_own_walk(run: Run, tmp_path: Path) -> None:
+    opened, paths = opened_in(run, tmp_path)
+    assert train(opened, paths)
+    last = pd.read_parquet(paths.losses).iloc[-1]
+    state = new_state(paths.trained, opened)
+    chosen, dataset = opened.batches.split.held_out, opened.dataset
+    batch = dataset.__getitems__([dataset.first_rollout + row for row in chosen])
+    student = student_of(state.denoiser.eval(), batch, opened)
+    store, noisy = TrajectoryStore(run.files.targets), batch.noisy
+    with torch.no_grad():
+        for knot in range(STEPS):
+            sigmas = (dataset.grid.sigmas[knot], dataset.grid.sigmas[knot + 1])
+            velocity = student(noisy, torch.full((len(chosen),), dataset.grid.timesteps[knot]))
+            noisy = noisy + (sigmas[1] - sigmas[0]) * velocity  # Euler, for the tiny Wan is a flow
+            teachers = torch.stack([store.states(row, knot + 1, knot + 1)[0] for row in chosen])
+            expected = float((noisy - teachers).square().mean())
+            assert last[f"held_out_error_knot_{knot + 1}"] == pytest.approx(expected, rel=1e-4)
+    assert f"held_out_error_knot_{STEPS + 1}" not in last
 
 
 def test_measuring_changes_no_weight_and_survives_a_stop(run: Run, tmp_path: Path) -> None:
@@ -139,10 +160,14 @@ def test_measuring_changes_no_weight_and_survives_a_stop(run: Run, tmp_path: Pat
     pd.testing.assert_frame_equal(pd.read_parquet(again.losses), pd.read_parquet(paths.losses))
 
 
-def test_no_measurement_looks_at_more_than_so_many_segments() -> None:
-    items = items_of(range(10_000), STEPS)
-    assert len(items) == held_out.MAX_ITEMS
-    assert {item % STEPS for item in items} == {*range(STEPS)}
+def test_no_measurement_looks_at_more_than_so_many_segments(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held_out, "MAX_SEGMENTS", 2 * STEPS)
+    opened, _ = opened_in(run, tmp_path)
+    measured = HeldOut(new_state(run.training_paths(tmp_path).student, opened), opened)
+    assert len(measured.trajectories) == 2
+    assert {*measured.trajectories} < {*opened.batches.split.held_out}
 
 
 def rows(*pairs: tuple[float, float]) -> list[dict[str, float]]:

@@ -19,10 +19,8 @@ from distillery.evaluation.timeline_chart import Timeline, timeline_chart
 from distillery.evaluation.vega import NUM_COLOURS, Chart
 from distillery.evaluation.verdict import Check, Roles, percent, read_interval, summarise_checks
 from distillery.evaluation.words import counted, times
-from distillery.training.alarms import COMPANIONS, ROLLOUT
+from distillery.training.alarms import COMPANIONS, HELD_OUT, KNOT, ROLLOUT
 
-HELD_OUT = "held_out_loss"
-"""Column of the training's log: the loss on trajectories that are never learned from."""
 MIN_CURVE = 3
 """Numbers of steps that make a curve."""
 MAX_LOSS_POINTS = 600
@@ -211,6 +209,14 @@ def loss_charts(
     axis = "training samples seen"
     charts = [
         line_chart(_losses(loss, timesteps), axis, "loss", "Loss", is_wide=True, log_from=1.0),
+        line_chart(
+            _errors(loss),
+            axis,
+            "mean square of latents",
+            "Distance from the teacher, step by step",
+            is_wide=True,
+            log_from=1.0,
+        ),
         line_chart([_series(loss, "grad_norm", "gradient norm")], axis, "", "Gradient norm"),
         line_chart(
             [_series(loss, "learning_rate", "learning rate")],
@@ -245,9 +251,24 @@ def _losses(loss: pd.DataFrame, timesteps: Sequence[float]) -> list[Series]:
     ]
 
 
+def _errors(loss: pd.DataFrame) -> list[Series]:
+    """How far the student's own walks from held-out noise are from the teacher's, by knot."""
+    columns = _numbered(loss, KNOT)
+    titles = [f"after step {number}" for number in range(1, len(columns))] + ["at the clean end"]
+    return [
+        _series(loss, column, title, has_dots=True, colour=number % 7)
+        for number, (column, title) in enumerate(zip(columns, titles, strict=False))
+    ]
+
+
 def segments_of(loss: pd.DataFrame) -> list[str]:
     """The columns of the segments' losses, in order."""
-    names = (name for name in loss.columns if name.startswith("loss_segment_"))
+    return _numbered(loss, "loss_segment_")
+
+
+def _numbered(loss: pd.DataFrame, beginning: str) -> list[str]:
+    """The columns with such a beginning, in the order of the numbers at their ends."""
+    names = (name for name in loss.columns if name.startswith(beginning))
     return sorted(names, key=lambda name: int(name.rsplit("_", 1)[1]))
 
 

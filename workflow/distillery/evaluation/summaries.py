@@ -20,6 +20,7 @@ from distillery.evaluation.timeline import (
     time_stages,
 )
 from distillery.evaluation.training_facts import TrainingFacts
+from distillery.training.alarms import HELD_OUT
 
 LAST_SHARE = 0.1
 """Of a training's log, averaged to its final loss."""
@@ -98,7 +99,7 @@ def summarise_training(
         "num_samples": int(loss["samples_seen"].iloc[-1]),
         **_first_and_last(of_segments if is_mixed else loss["loss"]),
         "rollout": _first_and_last(for_rollouts) if is_mixed else None,
-        "held_out_loss": _last_measured(loss, figures.HELD_OUT),
+        "held_out_loss": _last_measured(loss, HELD_OUT),
         "max_grad_norm": _finite(loss["grad_norm"].max()),
         "telemetry": facts.as_json() if facts else None,
     }

@@ -119,6 +119,7 @@ COMPANIONS = ("copy", "heads")
 """What may learn beside the student in a finish: the ends of two columns."""
 HEADS = "loss_heads"
 HELD_OUT = "held_out_loss"
+KNOT = "held_out_error_knot_"
 """Columns of the history."""
 MAX_HELD_OUT = 1.1
 """The held-out loss over its lowest: above, the student learns the other trajectories by heart."""

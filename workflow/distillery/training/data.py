@@ -189,6 +189,11 @@ class TargetSource(Dataset[Batch], ABC):
         segments or rollouts."""
         raise NotImplementedError
 
+    def states_at_knots(self, trajectories: Sequence[int]) -> torch.Tensor:
+        """The teacher's states (b, k, *latent) float32 at the student's knots, its noise first, as
+        networks see them."""
+        raise NotImplementedError
+
     def other_conditioning(self, items: list[int], numbers: list[int]) -> Conditioning:
         """Prompts of other trajectories than the items', each chosen by its number."""
         raise NotImplementedError
@@ -307,6 +312,18 @@ class SegmentDataset(TargetSource):
         shape = (0, *self.recipe.latent_shape)
         last = torch.full((len(ends),), self.steps)
         return self._scaled(ends, last) if ends else torch.zeros(shape)
+
+    def states_at_knots(self, trajectories: Sequence[int]) -> torch.Tensor:
+        """From the store."""
+        knots = range(self.steps + 1)
+        at_each = (
+            self._scaled(
+                [self._states(trajectory, knot, knot)[0] for trajectory in trajectories],
+                torch.full((len(trajectories),), knot),
+            )
+            for knot in knots
+        )
+        return torch.stack(list(at_each), dim=1)
 
     def other_conditioning(self, items: list[int], numbers: list[int]) -> Conditioning:
         """Of a prompt that is another one, unless there is only one."""

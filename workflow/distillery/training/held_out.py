@@ -1,42 +1,47 @@
-"""Trajectories that a training does not learn from, and its loss on them.
+"""Trajectories that a training does not learn from: its loss on them, and how far the student's own
+steps lead away.
 
 The loss of what is learned falls for ever. That of prompts which are never learned from stops
 falling where the student begins to learn the trajectories by heart: there more of them would help,
-and more updates would not.
+and more updates would not. The loss asks for a step from the teacher's states. The errors at the
+knots are of the student's own walk from the noise: they grow along it where its steps add up their
+errors, which rounds and rollouts are for.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from distillery.teacher.loading import torch_dtype
 from distillery.training import distributed
+from distillery.training.alarms import HELD_OUT, KNOT
 from distillery.training.data import spread_evenly
 from distillery.training.health import START_LIMIT_S
-from distillery.training.objectives import sample_losses
+from distillery.training.objectives import sample_losses, walk
 from distillery.training.run import Run
-from distillery.training.update import TrainingState, inspecting, predict
+from distillery.training.update import TrainingState, inspecting, predict, student_of
 
-MAX_ITEMS = 256
-"""Segments that one measurement looks at."""
+MAX_SEGMENTS = 256
+"""That one measurement looks at; as many steps of walks come on top."""
 NUM_POINTS = 20
-"""Measurements of a training, about; with MAX_ITEMS segments each they cost what 1,700 samples of
-training do."""
+"""Measurements of a training, about; together they cost what 3,400 samples of training do."""
 
 
 class HeldOut:
-    """Measures the loss of what is held out, in some of the rows of the history."""
+    """Measures what is held out, for some rows of the history."""
 
     def __init__(self, state: TrainingState, run: Run) -> None:
         """What this process measures, padded to as much as the others', and what of it counts."""
         self._state, self._run = state, run
         world_size, rank = run.ranks.world_size, run.ranks.rank
-        items = items_of(run.batches.split.held_out, run.dataset.steps)
-        padded = items + items[:1] * (-len(items) % world_size)
-        self._items = padded[rank::world_size]
-        self._counts = torch.tensor([place < len(items) for place in range(len(padded))])
-        self._counts = self._counts[rank::world_size].to(run.device)
-        self._rows_between = -(-num_rows(run) // NUM_POINTS)
+        held_out = run.batches.split.held_out
+        chosen = spread_evenly(len(held_out), max(MAX_SEGMENTS // run.dataset.steps, 1))
+        places = chosen + chosen[:1] * (-len(chosen) % world_size)
+        counts = torch.arange(len(places)) < len(chosen)
+        self.trajectories = [held_out[place] for place in places[rank::world_size]]
+        self._counts = counts[rank::world_size].to(run.device)
+        num_rows = -(-run.training.num_samples // run.training.log_every_samples)
+        self._rows_between = -(-num_rows // NUM_POINTS)
 
     @property
     def is_due(self) -> bool:
@@ -44,41 +49,55 @@ class HeldOut:
         seen, training = self._state.samples_seen, self._run.training
         number, beside = divmod(seen, training.log_every_samples)
         is_row = beside == 0 and number % self._rows_between == 0
-        return bool(self._items) and (is_row or seen == training.num_samples)
+        return bool(self.trajectories) and (is_row or seen == training.num_samples)
 
-    def measure_if_due(self, size: int) -> float | None:
-        """The mean loss of all segments that are held out, of the weights as they are; all ranks.
+    def measure_if_due(self, size: int) -> dict[str, float]:
+        """Columns of the history, of the weights as they are; empty in other rows. All ranks.
+
+        `held_out_loss` is the mean loss of all segments; `held_out_error_knot_k` the mean square
+        between the student's own state after k steps and the teacher's there.
 
         Args:
             size: samples that the student may take at once.
         """
         if not self.is_due:
-            return None
-        run, training = self._run, self._run.training
-        run.watchdog.heartbeat("held-out loss", joint=True, limit_s=START_LIMIT_S)
-        losses = []
-        with inspecting(self._state.denoiser, run.device, torch_dtype(training.dtype)):
-            for start in range(0, len(self._items), size):
-                part = run.dataset.__getitems__(self._items[start : start + size]).to(run.device)
-                output = predict(self._state.denoiser, part, run)
-                losses.append(
-                    sample_losses(output, part.target, training.loss, training.huber_width)
-                )
-        kept = torch.cat(losses).double()[self._counts]
-        sums = torch.stack([kept.sum(), kept.new_tensor(float(len(kept)))])
-        run.watchdog.heartbeat("held-out loss of all ranks", waits=True, limit_s=START_LIMIT_S)
-        total, count = distributed.all_reduce(sums).tolist()
+            return {}
+        run = self._run
+        run.watchdog.heartbeat("what is held out", joint=True, limit_s=START_LIMIT_S)
+        with inspecting(self._state.denoiser, run.device, torch_dtype(run.training.dtype)):
+            measured = torch.cat(list(self._measure(size)))
+        kept = measured[self._counts]
+        sums = torch.cat([kept.sum(dim=0), kept.new_tensor([float(len(kept))])])
+        run.watchdog.heartbeat("what others hold out", waits=True, limit_s=START_LIMIT_S)
+        *totals, count = distributed.all_reduce(sums).tolist()
         run.watchdog.heartbeat("log, checkpoint or next batch")
-        return float(total / count)
+        names = [HELD_OUT, *(f"{KNOT}{knot}" for knot in range(1, run.dataset.steps + 1))]
+        return {name: total / count for name, total in zip(names, totals, strict=True)}
 
+    def _measure(self, size: int) -> Iterator[torch.Tensor]:
+        """Of each trajectory its segments' mean loss and its errors, (b, 1 + steps) float64."""
+        for start in range(0, len(self.trajectories), size):
+            part = self.trajectories[start : start + size]
+            losses = [self._losses(part, segment) for segment in range(self._run.dataset.steps)]
+            columns = [torch.stack(losses).mean(dim=0), *self._errors(part)]
+            yield torch.stack(columns, dim=1)
 
-def items_of(trajectories: Sequence[int], steps: int) -> list[int]:
-    """All segments of as many of the trajectories as `MAX_ITEMS` allows."""
-    count = max(MAX_ITEMS // steps, 1)
-    chosen = [trajectories[place] for place in spread_evenly(len(trajectories), count)]
-    return [trajectory * steps + segment for trajectory in chosen for segment in range(steps)]
+    def _losses(self, trajectories: Sequence[int], segment: int) -> torch.Tensor:
+        """Of one segment of each trajectory, (b,) float64."""
+        run, training = self._run, self._run.training
+        items = [trajectory * run.dataset.steps + segment for trajectory in trajectories]
+        batch = run.dataset.__getitems__(items).to(run.device)
+        output = predict(self._state.denoiser, batch, run)
+        return sample_losses(output, batch.target, training.loss, training.huber_width).double()
 
-
-def num_rows(run: Run) -> int:
-    """Of the whole training's history."""
-    return -(-run.training.num_samples // run.training.log_every_samples)
+    def _errors(self, trajectories: Sequence[int]) -> Iterator[torch.Tensor]:
+        """Of the student's own walks, (b,) float64 at each knot but the noise."""
+        run, dataset = self._run, self._run.dataset
+        items = [dataset.first_rollout + trajectory for trajectory in trajectories]
+        batch = dataset.__getitems__(items).to(run.device)
+        teachers = dataset.states_at_knots(trajectories).to(run.device)
+        student = student_of(self._state.denoiser, batch, run)
+        states = walk(student, batch.noisy, dataset.grid, dataset.recipe.prediction_type)
+        for knot, state in enumerate(states, 1):
+            difference = state.double() - teachers[:, knot]
+            yield difference.square().flatten(1).mean(dim=1)

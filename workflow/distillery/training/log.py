@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import isfinite, nan
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 import torch
@@ -16,7 +16,7 @@ from tqdm import tqdm
 from distillery.hardware import peak_memory_bytes
 from distillery.images import Pixels
 from distillery.telemetry import ProgressBar
-from distillery.training.alarms import COMPANIONS, HELD_OUT
+from distillery.training.alarms import COMPANIONS, HELD_OUT, KNOT
 from distillery.training.previews import LivePreviews
 from distillery.training.run import PreviewPaths, Run
 from distillery.training.update import TrainingState, UpdateTotals, Window, learning_rate_at
@@ -143,6 +143,8 @@ def tags_of(row: Mapping[str, float]) -> dict[str, float]:
             tags[f"loss/{name.removeprefix('loss_')}"] = value
         elif name == HELD_OUT:
             tags["loss/held_out"] = value
+        elif name.startswith(KNOT):
+            tags[f"held_out_error/knot_{name.removeprefix(KNOT)}"] = value
         elif name != "samples_seen":
             tags[f"training/{name}"] = value
     return tags
@@ -206,7 +208,7 @@ class ProgressLog:
         totals: UpdateTotals,
         num_mine: int,
         waiting_s: float,
-        held_out_loss: float | None = None,
+        held_out: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         """Add one update; at the end of an interval add a row to the history and report.
 
@@ -216,7 +218,7 @@ class ProgressLog:
             totals: of all processes.
             num_mine: samples of this process.
             waiting_s: that this process waited for them.
-            held_out_loss: at the end of some intervals, see `held_out`.
+            held_out: columns of the row that some intervals end with, see `HeldOut`.
         """
         window = self._state.window
         window.losses = [a + b for a, b in zip(window.losses, totals.losses, strict=True)]
@@ -231,9 +233,9 @@ class ProgressLog:
         self._interval.num_all += training.global_batch_size
         self._bar.update(training.global_batch_size)
         if seen % training.log_every_samples == 0 or seen == training.num_samples:
-            self._close_interval(held_out_loss)
+            self._close_interval(held_out)
 
-    def _close_interval(self, held_out_loss: float | None) -> None:
+    def _close_interval(self, held_out: Mapping[str, float]) -> None:
         """One row, one event, one line, one point of each curve."""
         state, training = self._state, self._run.training
         last_update = state.samples_seen - training.global_batch_size
@@ -243,9 +245,7 @@ class ProgressLog:
             learning_rate_at(last_update, training),
             has_rollouts=training.rollout_samples > 0,
             companion=state.companion.name if state.companion else None,
-        )
-        if held_out_loss is not None:
-            row[HELD_OUT] = held_out_loss
+        ) | dict(held_out)
         state.history.append(row)
         state.window = Window.empty(len(state.window.losses))
         interval, memory = self._interval, peak_memory_bytes(self._run.device)

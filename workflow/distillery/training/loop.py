@@ -137,8 +137,8 @@ def loop(state: TrainingState, run: Run, previews: PreviewPaths | None = None) -
             saver.prepare(state)
             state.samples_seen += training.global_batch_size
             run.watchdog.updated()
-            held_out_loss = held_out.measure_if_due(cut.size)
-            log.add(totals, len(local.items), waiting_s, held_out_loss)
+            measured = held_out.measure_if_due(cut.size)
+            log.add(totals, len(local.items), waiting_s, measured)
             finished = state.samples_seen == training.num_samples
             saves = totals.stop or finished or state.samples_seen % training.save_every_samples == 0
             if saves:

@@ -1,6 +1,6 @@
 """What the student is asked for: targets, weights, losses and rollouts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -190,6 +190,17 @@ def roll_out(
 ) -> torch.Tensor:
     """Where the student's own first-order steps end, (b, *latent) float32, with their graph.
 
+    Args: as for `walk`.
+    """
+    *_, end = walk(predict, noisy, grid, prediction_type)
+    return end
+
+
+def walk(
+    predict: Predict, noisy: torch.Tensor, grid: Schedule, prediction_type: PredictionType
+) -> Iterator[torch.Tensor]:
+    """The states (b, *latent) float32 after each of the student's own first-order steps.
+
     A step solves its prediction for (clean, noise) and mixes them again at the next level, which is
     DDIM (Song et al. 2021, arXiv:2010.02502, eq. 12 with sigma_t = 0) and, for a flow, Euler. The
     exported scheduler does the same: one that clips is refused with the targets.
@@ -208,7 +219,7 @@ def roll_out(
             prediction_type, prediction, noisy, alphas[segment], sigmas[segment]
         )
         noisy = add_noise(clean, noise, alphas[segment + 1], sigmas[segment + 1])
-    return noisy
+        yield noisy
 
 
 EPSILON = 1e-6

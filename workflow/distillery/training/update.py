@@ -20,7 +20,7 @@ from distillery.teacher.loading import torch_dtype
 from distillery.training import distributed, parallel
 from distillery.training.data import Batch
 from distillery.training.health import START_LIMIT_S
-from distillery.training.objectives import roll_out, sample_losses
+from distillery.training.objectives import Predict, roll_out, sample_losses
 from distillery.training.parallel import arrange
 from distillery.training.run import Run
 
@@ -322,14 +322,19 @@ def end_of_last_step(output: torch.Tensor, noisy: torch.Tensor, run: Run) -> tor
 
 def roll_out_student(model: torch.nn.Module, batch: Batch, run: Run) -> torch.Tensor:
     """Where the student's own steps end, (b, *latent) float32."""
+    grid, kind = run.dataset.grid, run.dataset.recipe.prediction_type
+    # Around all steps: autocast keeps its copies of the weights until the outermost end.
+    with computing(run):
+        return roll_out(student_of(model, batch, run), batch.noisy, grid, kind)
+
+
+def student_of(model: torch.nn.Module, batch: Batch, run: Run) -> Predict:
+    """The student for a batch's prompts, at any states."""
 
     def step(noisy: torch.Tensor, timestep: torch.Tensor) -> torch.Tensor:
         return predict(model, replace(batch, noisy=noisy, timestep=timestep), run)
 
-    grid, kind = run.dataset.grid, run.dataset.recipe.prediction_type
-    # Around all steps: autocast keeps its copies of the weights until the outermost end.
-    with computing(run):
-        return roll_out(step, batch.noisy, grid, kind)
+    return step
 
 
 def predict(model: torch.nn.Module, batch: Batch, run: Run) -> torch.Tensor:
