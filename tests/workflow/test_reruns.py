@@ -38,10 +38,11 @@ OTHERS: dict[str, dict[str, Any]] = {
     "hardware.num_gpus": {"hardware": {"num_gpus": 4}},
     "hardware.gpu_memory_gib": {"hardware": {"gpu_memory_gib": 80}},
     "hardware.cpu_processes": {"hardware": {"cpu_processes": 1}},
+    "hardware.gpu": {"hardware": {"gpu": "H100-80GB x 4"}},
 }
 """Another value of each."""
-EXCLUDE = {"teacher.num_gpus"}
-"""Not together with teacher.offload."""
+EXCLUDE = {"teacher.num_gpus", "hardware.gpu"}
+"""Not together with teacher.offload, and with hardware.num_gpus."""
 FINISHED: dict[str, dict[str, Any]] = {"training": {"num_samples": 16}}
 
 

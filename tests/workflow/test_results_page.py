@@ -18,7 +18,7 @@ from distillery.run_folder import RunFolder
 from distillery.stages.compare import compare_runs
 from distillery.stages.dataset import make_dataset
 from distillery.telemetry import read_events
-from distillery.training.alarms import COMPANIONS, HELD_OUT
+from distillery.training.alarms import COMPANIONS, HELD_OUT, KNOT
 from runs import Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -146,7 +146,7 @@ def test_every_column_is_described(run: Path, heading: str, pattern: str) -> Non
 
 def test_columns_that_only_some_trainings_have_are_the_codes() -> None:
     found = {name for name, text in rows("student/loss.parquet").items() if "only" in text}
-    assert found == {HELD_OUT, "loss_rollout", *(f"loss_{name}" for name in COMPANIONS)}
+    assert found == {HELD_OUT, f"{KNOT}1", "loss_rollout", *(f"loss_{name}" for name in COMPANIONS)}
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def room(monkeypatch: pytest.MonkeyPatch, inputs: Path) -> None:
 
 
 def test_the_page_shows_what_the_plan_prints() -> None:
-    (shown,) = re.findall(r"```text\n(.*?)```", PAGE, flags=re.DOTALL)
+    (shown,) = re.findall(r"```text\n(.*?)\n```", PAGE, flags=re.DOTALL)
     plan = re.sub(r"; here .*", "; here …", printed(None))
     assert plan.partition("\n\n")[2] == shown
 

@@ -111,8 +111,8 @@ def _plan(
         save_frozen(frozen, content)
     measured = [str(run.probe)] if run.probe.is_file() else []
     read = [*sources, *measured]
-    is_whole = run.plan_page.is_file() and _is_newer(plan, read)
-    if _is_current(plan, hash_json(content), num_gpus, num_nodes) and is_whole:
+    is_current = _is_current(plan, hash_json(content), num_gpus, num_nodes)
+    if is_current and run.plan_page.is_file() and _is_newer(plan, read):
         return
     if waited:
         raise ValueError("the plan refuses this run; another job says why")

@@ -58,10 +58,13 @@ def check_contents(plan: Path, sources: Sequence[str]) -> None:
 
     Snakemake compares dates, so nothing would be made again.
     """
-    planned = read_plan(plan).get("sources", {})
+    try:
+        planned, planned_ns = read_plan(plan).get("sources", {}), plan.stat().st_mtime_ns
+    except FileNotFoundError:  # none, or one that a job beside this one is just making again
+        return
     known = [source for source in sources if source in planned and Path(source).is_file()]
     for source, digest in hash_sources(known).items():
-        is_older = Path(source).stat().st_mtime_ns <= plan.stat().st_mtime_ns
+        is_older = Path(source).stat().st_mtime_ns <= planned_ns
         if is_older and digest != planned[source]:
             raise ValueError(
                 f"{source} has another content than when this run was planned, and an older date "
