@@ -63,6 +63,15 @@ def test_rounds_are_counted_and_need_their_disk(teacher: Path, tmp_path: Path) -
     assert student > 1.9 * without["disk"]["stages"]["student"], "before each round it is written"
 
 
+def test_prompts_that_are_held_out_are_told_and_some_must_be_left(
+    teacher: Path, tmp_path: Path
+) -> None:
+    found = plan(tmp_path, teacher, training={"held_out_prompts": 2})
+    assert "held out          2 prompts that the training is measured on" in summary(found)
+    with pytest.raises(ValueError, match="held_out_prompts is 9 and there are 9 prompts"):
+        plan(tmp_path, teacher, training={"held_out_prompts": 9})
+
+
 def test_guidance_off_and_half_precision_cost_half(teacher: Path, tmp_path: Path) -> None:
     work = plan(tmp_path, teacher, targets={"guidance_scale": 1.0, "dtype": "bfloat16"})["work"]
     assert work["teacher_calls"] == 9 * 4

@@ -107,17 +107,24 @@ def black_images(samples: Mapping[str, ModelSamples]) -> str | None:
 # ---- charts ------------------------------------------------------------------------------------
 
 
-def quality_charts(quality: Mapping[str, Any] | None) -> list[Chart]:
+def quality_charts(quality: Mapping[str, Any] | None, has_curves: bool) -> list[Chart]:
     """CLIP score, and distance to the reference, against network calls; empty without scores.
 
     A chart needs two models.
+
+    Args:
+        quality: quality.json.
+        has_curves: whether `steps_charts` draws the CLIP score.
     """
     if quality is None:
         return []
-    drawn = (
-        _quality_chart(quality, "clip_score", "CLIP score (higher is better)"),
-        _quality_chart(quality, "latents_mse", "Latents MSE (lower is better)"),
-    )
+    titles = {
+        "clip_score": "CLIP score (higher is better)",
+        "latents_mse": "Latents MSE (lower is better)",
+    }
+    if has_curves:
+        del titles["clip_score"]
+    drawn = (_quality_chart(quality, metric, title) for metric, title in titles.items())
     return [chart for chart in drawn if chart]
 
 

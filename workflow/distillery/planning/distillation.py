@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 
 from distillery.config.run import Config
+from distillery.config.training import check_held_out
 from distillery.planning.advice import advise_amounts, advise_guidance, advise_prompts
 from distillery.planning.disk import check_disk, plan_disk
 from distillery.planning.gpus import Gpus
@@ -44,11 +45,12 @@ def plan_distillation(
         targets: the recipe that they will have, and the student's grid.
 
     Raises:
-        ValueError: a student that cannot be built, a judge or vision model that is none, previews
-            that the training could not draw, or too little disk space.
+        ValueError: no prompt left to learn from, a student that cannot be built, a judge or vision
+            model that is none, previews that the training could not draw, or too little disk space.
     """
     recipe, grid = targets
     num_prompts = {split: len(table) for split, table in prompts.items()}
+    check_held_out(config.training.held_out_prompts, num_prompts["train"])
     num_features = count_features(config.evaluation)
     student, shape = plan_student(config.student, folder), recipe.latent_shape
     scale = config.targets.guidance_scale

@@ -148,6 +148,9 @@ def _training(config: Config, plan: Mapping[str, Any]) -> Facts:
             f"updates of {training.global_batch_size}; learning rate {training.learning_rate:g}",
         )
     ]
+    if training.held_out_prompts:
+        what = counted(training.held_out_prompts, "prompt")
+        facts.append(("held out", f"{what} that the training is measured on and does not learn"))
     if training.rounds:
         facts.append(
             (

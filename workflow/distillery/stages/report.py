@@ -120,6 +120,7 @@ def render(
     }
     template = environment.get_template("report.html.j2")
     config = findings.config
+    curves = figures.steps_charts(findings.quality, config.samples.models)
     return template.render(
         style=own_file("report.css"),
         vega=runtime(),
@@ -132,8 +133,8 @@ def render(
         black=figures.black_images(findings.samples),
         sets=tables.set_tables(findings.quality, findings.roles),
         differences=tables.differences_table(findings.quality, findings.roles),
-        quality_charts=figures.quality_charts(findings.quality),
-        steps_charts=figures.steps_charts(findings.quality, config.samples.models),
+        quality_charts=figures.quality_charts(findings.quality, bool(curves)),
+        steps_charts=curves,
         training_parts=figures.training_parts(config.training),
         restarts=[begin for begin, _ in figures.restarts(config.training)],
         loss_charts=figures.loss_charts(findings.loss, config.training, findings.timesteps),
