@@ -24,7 +24,7 @@ PROGRAMS = {
 """A block without a language holds commands if a line of it begins so."""
 SHELLS = {"sh", "bash", "shell", "console"}
 MARK = re.compile(r"<!-- needs: (.+?) -->")
-NEEDS = {"a GPU", "released weights", "root", "a cluster", "a plugin", "your code"}
+NEEDS = {"a GPU", "a hub account", "released weights", "root", "a cluster", "a plugin", "your code"}
 """What a mark may give as the reason that no test runs a block."""
 
 

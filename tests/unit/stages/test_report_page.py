@@ -6,6 +6,8 @@ import shutil
 
 import pandas as pd
 import pytest
+from huggingface_hub import ModelCard
+from PIL import Image
 
 from distillery.evaluation.pages import TEMPLATES
 from distillery.files import read_sealed, write_sealed
@@ -128,6 +130,27 @@ def test_quality_over_steps_is_drawn_and_tabled(folder, tmp_path, written):
     assert {"student", "untrained"} < {model for model, _, _ in found}
     table = html.split('aria-label="Quality over network calls"')[1].split("</table>")[0]
     assert "0.32<small>0.29 to 0.41</small>" in table
+
+
+def test_the_card_to_publish_has_images_and_scores(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "tiny")
+    pipeline = tmp_path / "tiny/student/pipeline"
+    write(make_config(), tmp_path / "tiny")
+    assert not (tmp_path / "tiny/card").exists(), "there is no card to begin from"
+    own = "---\nlibrary_name: diffusers\n---\n\n# A student\n\nWords.\n\n## The right call\n\nIt."
+    (pipeline / "README.md").write_text(own)
+    _, metrics = write(make_config(), tmp_path / "tiny")
+    text = (tmp_path / "tiny/card/README.md").read_text()
+    score = metrics["quality"]["models"]["student"]["clip_score"]["mean"]
+    (found,) = [it for it in ModelCard(text).data.eval_results if it.metric_type == "clip_score"]
+    assert found.metric_value == pytest.approx(score, abs=1e-4)
+    assert ModelCard(text).data.model_name == "A student"
+    assert text.index("Words.") < text.index("(strip.png)") < text.index("## The right call")
+    assert f"| student | {score:.4f} (" in text
+    assert text.endswith("It.")
+    with Image.open(tmp_path / "tiny/card/strip.png") as strip:
+        assert strip.size == (6 * 48, 3 * 48)
+    assert "![teacher, student, untrained](strip.png)" in text
 
 
 def test_links_lead_somewhere(written, folder):

@@ -1,8 +1,11 @@
 """The model card's Python is Python, whatever the teacher is called; its types are the samples'."""
 
 import ast
+import shutil
+from pathlib import Path
 
 import pytest
+from huggingface_hub import ModelCard
 
 from distillery.config.jobs import ExportJob
 from distillery.config.run import Targets
@@ -10,6 +13,8 @@ from distillery.config.student import Student
 from distillery.config.teacher import Teacher
 from distillery.stages.export import model_card
 from distillery.student.usage import CAST
+from distillery.teacher.folder import PipelineFolder
+from distillery.teacher.origin import find_origin
 
 NAME = """a "teacher's"\\folder"""
 METADATA = {
@@ -36,6 +41,7 @@ def card_of(
     cast_latents: bool = False,
     vae_dtype: str = "float32",
     training: dict[str, object] | None = None,
+    origin: dict[str, str] | None = None,
     **teacher: object,
 ) -> str:
     call = {
@@ -51,7 +57,7 @@ def card_of(
         student=Student(steps=4),
     )
     recipe = METADATA["recipe"] | {"training": training or {}}  # type: ignore[operator]
-    return model_card(job, METADATA | {"call": call, "recipe": recipe})
+    return model_card(job, METADATA | {"call": call, "recipe": recipe}, origin or {})
 
 
 def codes_of(card: str) -> list[str]:
@@ -94,3 +100,34 @@ def test_a_teachers_name_may_hold_quotes_and_its_source_is_told() -> None:
     assert told["revision"] == "'v1'"
     assert told["variant"] == "'fp16'"
     assert 'the teacher had: "it\'s"' in script
+
+
+def test_the_header_names_the_teacher_and_its_licence_as_the_hub_reads_them() -> None:
+    origin = {"base_model": "owner/teacher", "license": "other", "license_name": "their-licence"}
+    card = card_of(origin=origin)
+    header = ModelCard(card).data.to_dict()
+    assert header == origin | {
+        "library_name": "diffusers",
+        "pipeline_tag": "text-to-image",
+        "tags": ["distillation", "few-step", "lora"],
+        "base_model_relation": "adapter",
+    }
+    assert "the teacher's licence applies: their-licence." in card
+    assert "base_model" not in ModelCard(card_of()).data.to_dict()
+
+
+def test_the_licence_is_that_of_the_teachers_own_card(tmp_path: Path, teacher: Path) -> None:
+    shutil.copytree(teacher, tmp_path / "teacher")
+    folder = PipelineFolder(tmp_path / "teacher")
+    section = Teacher(path=str(tmp_path / "teacher"), height=32, width=32)
+    assert find_origin(section, folder) == {}
+    card = tmp_path / "teacher/README.md"
+    card.write_text("---\nlicense: apache-2.0\ntags: [x]\n---\n# A teacher")
+    assert find_origin(section, folder) == {"license": "apache-2.0"}
+    card.write_text("---\nlicense: [broken\n---\n# A teacher")
+    assert find_origin(section, folder) == {}
+    of_hub = section.model_copy(update={"path": "owner/teacher"})
+    card.write_text("---\nlicense: other\nlicense_link: https://there\n---")
+    assert find_origin(of_hub, folder) == {
+        "base_model": "owner/teacher", "license": "other", "license_link": "https://there",
+    }  # fmt: skip

@@ -100,6 +100,12 @@ def test_the_first_the_last_and_those_between_are_drawn(drawn):
     sheet = Image.open(drawn / "student/previews/samples-000000000064/sheet.png")
     over_time = Image.open(drawn / "student/previews/sheet.png")
     assert sheet.width < over_time.width
+    (events,) = (drawn / "telemetry/tensorboard").iterdir()
+    content = events.read_bytes()
+    for name in expected():
+        stem = Path(name).stem
+        assert f"previews/{stem}".encode() in content
+        assert f"prompts/{stem}/text_summary".encode() in content
 
 
 def test_the_training_does_not_notice(data, drawn, tmp_path):

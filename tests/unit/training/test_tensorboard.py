@@ -93,6 +93,9 @@ def test_a_training_shows_its_loss_table(data, tmp_path):
         assert points == pytest.approx(losses[column].tolist())
     assert {"loss/segment_3", "training/grad_norm", "speed/samples_per_s"} <= shown.keys()
     assert {"speed/peak_memory_gib", "variation/over_prompts"} <= shown.keys()
+    assert [*shown["configuration/text_summary"]] == [0]
+    (content,) = (path.read_bytes() for path in (tmp_path / "telemetry/tensorboard").iterdir())
+    assert b"  num_samples: 64\n" in content
 
 
 def test_a_resumed_training_doubles_no_point(data, tmp_path, monkeypatch):

@@ -41,6 +41,7 @@ from distillery.teacher.loading import (
     load_skeleton,
     torch_dtype,
 )
+from distillery.teacher.origin import find_origin
 from distillery.teacher.weights import plain_name, weights_in, weights_of
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "student"
@@ -108,7 +109,8 @@ def export_student(job: ExportJob, student: Path, output: Path) -> None:
                 write_kohya(student / LORA_FILE, temporary / LORA / KOHYA_FILE)
             about["lora"] = lora_call(folder, about["student"]["network"], scheduler)
         write_metadata(temporary, about)
-        write_text(temporary / "README.md", model_card(job, about) if trained else UNTRAINED)
+        card = model_card(job, about, find_origin(job.teacher, folder)) if trained else UNTRAINED
+        write_text(temporary / "README.md", card)
 
 
 def _check_steps(job: ExportJob, recipe: TrainingRecipe, trained: Path) -> None:
@@ -220,8 +222,14 @@ def lora_call(folder: PipelineFolder, network: str, scheduler: Scheduler) -> dic
     }
 
 
-def model_card(job: ExportJob, about: Mapping[str, Any]) -> str:
-    """README.md of the pipeline: the right call, where the noise comes from, how it was trained."""
+def model_card(job: ExportJob, about: Mapping[str, Any], origin: Mapping[str, str]) -> str:
+    """README.md of the pipeline: the right call, where the noise comes from, how it was trained.
+
+    Args:
+        job: frozen configuration.
+        about: what distillery.json holds.
+        origin: of the teacher, see `find_origin`.
+    """
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         undefined=StrictUndefined,
@@ -241,7 +249,26 @@ def model_card(job: ExportJob, about: Mapping[str, Any]) -> str:
         recipe=about["recipe"],
         recipe_hash=about["recipe_hash"],
         samples_seen=about["samples_seen"],
+        header=card_header(origin, "lora" in about),
+        license=origin.get("license_name") or origin.get("license"),
     )
+
+
+def card_header(origin: Mapping[str, str], is_lora: bool) -> str:
+    """The header of a model card, as the hub reads it: YAML, without its marks."""
+    from huggingface_hub import ModelCardData
+
+    relation = "adapter" if is_lora else "finetune"
+    known: dict[str, Any] = dict(origin)
+    if "base_model" in known:
+        known["base_model_relation"] = relation
+    data = ModelCardData(
+        library_name="diffusers",
+        pipeline_tag="text-to-image",
+        tags=["distillation", "few-step", *["lora"] * is_lora],
+        **known,
+    )
+    return str(data.to_yaml())
 
 
 def main(argv: list[str] | None = None) -> int:

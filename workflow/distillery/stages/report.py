@@ -17,6 +17,7 @@ import yaml
 from distillery import cli
 from distillery.config.run import Config
 from distillery.evaluation import figures, tables, words
+from distillery.evaluation.card import write_card
 from distillery.evaluation.findings import Findings, gather
 from distillery.evaluation.image_grid import Grid, Lead, make_grid, make_lead
 from distillery.evaluation.pages import own_file, page_environment
@@ -39,7 +40,9 @@ from distillery.student.info import describe_student
 
 
 def write_report(job: Config, run_folder: RunFolder, output: Path, metrics: Path) -> None:
-    """Write the report and its numbers; what a run does not have is left out, never guessed.
+    """Write the report, its numbers and a model card with them, in `card/` beside the report.
+
+    What a run does not have is left out, never guessed.
 
     Args:
         job: the whole configuration.
@@ -84,6 +87,11 @@ def write_report(job: Config, run_folder: RunFolder, output: Path, metrics: Path
     )
     write_text(output, render(findings, facts, timings, grid, lead, previews, code))
     write_json(metrics, facts)
+    pipeline_card = run_folder.student("pipeline") / "README.md"
+    table = tables.metrics_table(findings.quality, roles, timings.images)
+    if roles.student in findings.samples and findings.quality and table and pipeline_card.is_file():
+        rest = findings.quality, table, output.parent / "card"
+        write_card(pipeline_card, findings.samples, roles, *rest)
 
 
 def _recipe(manifest: Mapping[str, Any]) -> dict[str, Any]:

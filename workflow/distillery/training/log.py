@@ -11,6 +11,7 @@ from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 import torch
+import yaml
 from tqdm import tqdm
 
 from distillery.hardware import peak_memory_bytes
@@ -172,6 +173,7 @@ class ProgressLog:
         if run.ranks.is_main:
             folder = run.reporter.path.parent / "tensorboard"
             self._board = TensorBoard(folder, state.samples_seen, run.reporter.warning)
+            self._board.text("configuration", settings_of(run), state.samples_seen)
         self._interval = LogWindow(time.time())
         self._logged_bytes = 0
 
@@ -293,6 +295,8 @@ class ProgressLog:
         for path, pixels in self._previews.draw_if_due().items():
             if self._board is not None:
                 self._board.image(f"previews/{path.stem}", pixels, self._state.samples_seen)
+                prompt = self._previews.prompts.get(path.stem, "")
+                self._board.text(f"prompts/{path.stem}", prompt, self._state.samples_seen)
         self._interval.drawing_s += time.time() - begin_s
         return self._previews.is_due
 
@@ -365,6 +369,11 @@ def row_of(
         **dict(zip(names, by_segment, strict=True)),
         **more,
     }
+
+
+def settings_of(run: Run) -> str:
+    """What a training's recipe holds, as Markdown with YAML in it."""
+    return f"```yaml\n{yaml.safe_dump(run.recipe.to_json(), sort_keys=False)}```"
 
 
 def of_others(row: Mapping[str, float]) -> str:

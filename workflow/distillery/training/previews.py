@@ -5,7 +5,7 @@ share of the prompts, between two updates, and saves beside the next ones. Nothi
 another process, and no failure in here ends a training.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -274,6 +274,11 @@ class LivePreviews:
                 "--configfile config/mine.yaml, "
                 "or set training.parallel: ddp"
             )
+
+    @property
+    def prompts(self) -> Mapping[str, str]:
+        """The prompts that all processes draw, by id; none where nothing is to be drawn."""
+        return self._previews.prompts if self._previews is not None else {}
 
     def close(self, wait: bool) -> None:
         """End; after an error of the training without waiting for images."""

@@ -1,0 +1,117 @@
+"""The model card with what was measured: to be published instead of the pipeline's own.
+
+The pipeline's card is written before anything is sampled, and its samples depend on that folder. So
+the one with images and scores lies beside the report.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import EvalResult, ModelCard
+from PIL import Image
+
+from distillery.evaluation.image_grid import NUM_LEADING, spread
+from distillery.evaluation.manifests import ModelSamples
+from distillery.evaluation.tables import Table
+from distillery.evaluation.verdict import Roles
+from distillery.files import atomic_path, write_text
+
+STRIP = "strip.png"
+STRIP_PX = 256
+"""Edge of an image in the strip, at most."""
+BEFORE = "## The right call"
+"""Section of the pipeline's card that images and scores come before."""
+
+
+def write_card(
+    pipeline_card: Path,
+    samples: Mapping[str, ModelSamples],
+    roles: Roles,
+    quality: Mapping[str, Any],
+    table: Table,
+    folder: Path,
+) -> None:
+    """Write README.md and strip.png.
+
+    Args:
+        pipeline_card: that of the student's pipeline.
+        samples: of each model.
+        roles: which of them are compared; there is a student.
+        quality: quality.json.
+        table: the report's metrics.
+        folder: to write to.
+    """
+    named = (roles.reference, roles.student, roles.untrained, roles.rival)
+    models = [name for name in dict.fromkeys(named) if name is not None and name in samples]
+    rows = spread(range(len(samples[models[0]].table)), NUM_LEADING)
+    folder.mkdir(parents=True, exist_ok=True)
+    with atomic_path(folder / STRIP) as temporary:
+        draw_strip([samples[name] for name in models], rows).save(temporary, format="PNG")
+    card = ModelCard(pipeline_card.read_text(encoding="utf-8"))
+    data: Any = card.data
+    data.model_name = str(card.text).strip().splitlines()[0].removeprefix("# ")
+    data.eval_results = _results(quality, roles)
+    calls = ", ".join(f"{name} ({samples[name].network_calls} network calls)" for name in models)
+    sections = [
+        "## What it draws", "", f"![{', '.join(models)}]({STRIP})", "",
+        f"Rows: {calls}. Each column is one held-out prompt and one noise.", "",
+        "## How good it is", "", *_table(table, models), "",
+        f"{quality['num_prompts']} held-out prompts, intervals of 95 %; judge: "
+        f"{quality['judge']}.", "", "",
+    ]  # fmt: skip
+    first, _, rest = str(card.text).partition(BEFORE)
+    card.text = first + "\n".join(sections) + BEFORE + rest
+    write_text(folder / "README.md", str(card))
+
+
+def draw_strip(models: Sequence[ModelSamples], rows: Sequence[int]) -> Image.Image:
+    """A row of images for each model, of the same samples."""
+    images = [[model.read_image(row) for row in rows] for model in models]
+    width, height = images[0][0].size
+    share = min(1.0, STRIP_PX / max(width, height))
+    size = max(1, round(width * share)), max(1, round(height * share))
+    strip = Image.new("RGB", (size[0] * len(rows), size[1] * len(models)))
+    for y, line in enumerate(images):
+        for x, image in enumerate(line):
+            strip.paste(image.resize(size, Image.Resampling.LANCZOS), (x * size[0], y * size[1]))
+    return strip
+
+
+def _results(quality: Mapping[str, Any], roles: Roles) -> list[EvalResult]:
+    """The student's scores in the form that the hub lists."""
+    assert roles.student is not None
+    facts = quality["models"][roles.student]
+    against = facts["against"].get(roles.reference, {})
+    scores = {
+        ("clip_score", "CLIP score"): facts["clip_score"],
+        ("clip_score_ratio", "CLIP score, of the teacher's"): against.get("clip_score_ratio"),
+        ("retrieval_r1", "R@1"): facts["retrieval_r1"],
+    }
+    return [
+        EvalResult(
+            task_type="text-to-image",
+            dataset_type="prompts",
+            dataset_name=f"{quality['num_prompts']} held-out prompts",
+            metric_type=kind,
+            metric_name=name,
+            metric_value=round(score["mean"], 4),
+        )
+        for (kind, name), score in scores.items()
+        if score is not None and score["mean"] is not None
+    ]
+
+
+def _table(table: Table, models: Sequence[str]) -> list[str]:
+    """The metrics of some models, in Markdown."""
+    lines = [
+        f"| | {' | '.join(column.title for column in table.columns)} |",
+        "|---" * (1 + len(table.columns)) + "|",
+    ]
+    for name in models:
+        cells = (
+            (cell.text or "\N{EN DASH}") + (f" ({cell.low_high})" if cell.low_high else "")
+            for cell in table.rows[name]
+        )
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return lines
