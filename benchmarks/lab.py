@@ -27,8 +27,10 @@ OBJECTIVES: Mapping[str, str] = {
     "segment+rounds": "segment",
 }
 """Name in the table to `training.objective`."""
-SHAPES: Mapping[str, float] = {"same": 1.0, "half": 0.5, "quarter": 0.25}
+SHAPES: Mapping[str, float] = {"same": 1.0, "half": 0.5, "quarter": 0.25, "lora": 1.0}
 """Name in the table to the share of the teacher's blocks that are kept, rounded up."""
+LORA_RANK = 16
+"""Of the shape `lora`, whose additions alone are trained."""
 Json = dict[str, Any]
 
 
@@ -125,7 +127,11 @@ class Bench:
         config = teacher.denoiser_config
         num_blocks = sum(config[key] for key in teacher.family.blocks.values())
         kept = math.ceil(SHAPES[cell.shape] * num_blocks)
-        shape = {"init": "layers", "num_layers": kept} if kept < num_blocks else {"init": "teacher"}
+        shape: Json = {"init": "teacher"}
+        if cell.shape == "lora":
+            shape = {"init": "lora", "lora": {"rank": LORA_RANK}}
+        elif kept < num_blocks:
+            shape = {"init": "layers", "num_layers": kept}
         return shape | {"steps": cell.steps}
 
     def _training(self, cell: Cell) -> Json:

@@ -4,11 +4,11 @@
 
 Trains every objective (segment, direct, reflow, prediction, segment with a finishing phase of
 rollouts, of online targets, of these with distribution matching, or with an adversarial loss, and
-segment with rounds) for students of the teacher's shape, half and a quarter of its blocks, at 1, 2,
-4 and 8 steps, from stores of several sizes, for equally many samples; and draws held-out prompts
-with each, at the same noise as the teacher. A rollout's sample costs `steps` passes of the student,
-any other sample one; what a finish or a round asks the teacher or its heads comes on top. The
-teacher itself follows at several numbers of steps, guided and not.
+segment with rounds) for students of the teacher's shape, half and a quarter of its blocks, or as a
+LoRA of it, at 1, 2, 4 and 8 steps, from stores of several sizes, for equally many samples; and
+draws held-out prompts with each, at the same noise as the teacher. A rollout's sample costs `steps`
+passes of the student, any other sample one; what a finish or a round asks the teacher or its heads
+comes on top. The teacher itself follows at several numbers of steps, guided and not.
 
 Cells run side by side on one GPU or on the CPU, each worker doing many. A finished one is not
 repeated: start the same line again to resume. Results: table.md in the folder, and for each cell
@@ -112,7 +112,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--config", type=Path, default=ROOT / "config/config.yaml")
     parser.add_argument("--jobs", type=int, default=2, help="cells side by side")
     parser.add_argument("--objectives", nargs="+", choices=OBJECTIVES, default=list(OBJECTIVES))
-    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    shapes = [name for name in SHAPES if name != "lora"]
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=shapes)
     parser.add_argument("--steps", nargs="+", type=int, choices=STEPS, default=list(STEPS))
     parser.add_argument(
         "--only", nargs="+", metavar="PATTERN", help="of these cells, by name: 'half-*-4-*'"
@@ -203,7 +204,11 @@ def cells_of(arguments: argparse.Namespace, teacher_steps: int) -> list[Cell]:
         for guidance in ("guided", "unguided")
     ]
     patterns = arguments.only or ["*"]
-    return [cell for cell in students if any(fnmatch(cell.name, it) for it in patterns)] + teachers
+    chosen = [cell for cell in students if any(fnmatch(cell.name, it) for it in patterns)]
+    if not chosen:
+        names = ", ".join(cell.name for cell in students)
+        raise SystemExit(f"--only {' '.join(patterns)}: none of {names}")
+    return chosen + teachers
 
 
 def path_of(bench: Bench, cell: Cell) -> Path:

@@ -65,6 +65,17 @@ def test_each_cell_is_made_once_and_has_its_row(
     assert json.loads(transformer.read_text())["num_layers"] == 1, "of the tiny teacher's two"
 
 
+@pytest.mark.slow
+def test_cells_are_chosen_by_name(config: Path, tmp_path: Path) -> None:
+    options = ("--objectives", "segment", "--shapes", "lora", "half")
+    with pytest.raises(SystemExit, match="none of lora-segment-2-4x2, half-segment-2-4x2"):
+        run(tmp_path, config, *options, "--only", "same-*")
+    assert run(tmp_path, config, *options, "--only", "lora-*") == 0
+    (made,) = (tmp_path / "students").iterdir()
+    assert made.name == "lora-segment-2-4x2"
+    assert (made / "pipeline/lora").is_dir()
+
+
 def read_row(path: Path) -> dict[str, float]:
     row: dict[str, float] = json.loads(path.read_text())["row"]
     return row

@@ -171,7 +171,7 @@ def test_what_several_jobs_say_alike_is_told_once(
     end = said.partition("\n\n")[2].splitlines()
     assert end[0] == "targets-0-of-3 failed: another error"
     assert end[2] == "targets-1-of-3 failed: chunk 7 is damaged"
-    assert end[4] == "  1 more jobs say the same"
+    assert end[4] == "  1 more job says the same"
 
 
 def test_a_run_that_is_stopped_says_so(make: Make, stream: io.StringIO, run: RunFolder) -> None:

@@ -27,6 +27,7 @@ from distillery.evaluation.image_grid import NUM_LEADING, Lead, make_lead, sprea
 from distillery.evaluation.manifests import ModelSamples
 from distillery.evaluation.metrics import ConfidenceInterval
 from distillery.evaluation.pages import own_file, page_environment
+from distillery.evaluation.verdict import describe_interval
 from distillery.evaluation.words import counted
 from distillery.files import write_text
 from distillery.run_folder import RunFolder
@@ -124,21 +125,18 @@ def _rows(found: Sequence[Difference], model: str) -> list[dict[str, object]]:
 
 def _word(paired: ConfidenceInterval | None, direction: int) -> str:
     """Better or worse, where the whole interval says so."""
-    if paired is None or paired.low is None or paired.high is None or not direction:
+    if paired is None or not direction:
         return ""
-    if paired.low > 0 or paired.high < 0:
-        return "better" if (paired.mean > 0) == (direction > 0) else "worse"
+    is_above = paired.low is not None and paired.low > 0
+    is_below = paired.high is not None and paired.high < 0
+    if is_above or is_below:
+        return "better" if is_above == (direction > 0) else "worse"
     return ""
 
 
 def _shown(interval: ConfidenceInterval | None) -> str:
     """A mean and its bounds."""
-    if interval is None:
-        return ""
-    mean = f"{interval.mean:.4g}"
-    if interval.low is None or interval.high is None:
-        return mean
-    return f"{mean} ({interval.low:.4g} to {interval.high:.4g})"
+    return "" if interval is None else describe_interval(interval, "{:.4g}".format)
 
 
 def as_table(found: Sequence[Difference], first: str, second: str) -> pd.DataFrame:

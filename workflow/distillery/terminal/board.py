@@ -13,6 +13,8 @@ from distillery.terminal.jobs import Job
 
 BESIDE = 0.1
 """What jobs do beside network passes, by all passes: as much in each job, whatever it is for."""
+MAX_LOOKS = 50
+"""Jobs that one look reads of, twice a second."""
 MIN_SHARE, MIN_S = 0.3, 120.0
 """Of the work, or seconds, before time left is told: at first jobs only load."""
 
@@ -51,6 +53,7 @@ class Board:
     run: RunFolder | None = None
     begin_s: float = field(default_factory=time.time)
     _passes: Mapping[str, float] = field(default_factory=dict)
+    _looked: int = 0
 
     def plan(self, numbers: Mapping[str, int]) -> None:
         """So many jobs of each rule are to be done."""
@@ -84,8 +87,16 @@ class Board:
         return failure
 
     def look(self) -> list[str]:
-        """Read how far the running jobs are; returns their new warnings."""
-        return [warning for job in self.at_work for warning in job.look()]
+        """Read how far the running jobs are; returns their new warnings.
+
+        Each look reads two files of a job: of very many jobs, which a cluster runs, only
+        `MAX_LOOKS` are looked at, one after another.
+        """
+        jobs = self.at_work
+        first = self._looked % max(len(jobs), 1)
+        self._looked = first + MAX_LOOKS
+        turn = (jobs[first:] + jobs[:first])[:MAX_LOOKS]
+        return [warning for job in turn for warning in job.look()]
 
     @property
     def counts(self) -> str:

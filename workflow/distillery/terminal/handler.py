@@ -217,5 +217,10 @@ def lines_of(failures: Sequence[Failure]) -> list[str]:
     lines = []
     for first, *others in alike.values():
         lines += [first.message] + ([f"  log: {first.log}"] if first.log else [])
-        lines += [f"  {len(others)} more jobs say the same"] if others else []
+        if others:
+            lines.append(
+                f"  {len(others)} more jobs say the same"
+                if len(others) > 1
+                else "  1 more job says the same"
+            )
     return lines
