@@ -30,19 +30,13 @@ from distillery.files import write_json
 from distillery.hardware import describe_hardware, versions
 from distillery.telemetry import Reporter
 from distillery.training import parallel
-from distillery.training.data import Batch
+from distillery.training.batch import Batch
 from distillery.training.distributed import RankInfo
 from distillery.training.health import StopRequest, Watchdog
 from distillery.training.microbatch import MicroBatches, accumulate_what_fits, micro_batches_for
 from distillery.training.run import Paths, Run, prepare
-from distillery.training.update import (
-    LocalUpdate,
-    TrainingState,
-    check_finite,
-    new_state,
-    reduce_totals,
-    update_average,
-)
+from distillery.training.state import TrainingState, new_state, update_average
+from distillery.training.update import LocalUpdate, check_finite, reduce_totals
 
 Read = Callable[[LocalUpdate, torch.Tensor, Run], None]
 

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 import tiny
 from distillery.telemetry import Reporter, explain_errors
 from distillery.training import checkpoint, loop
-from distillery.training.update import Window
+from distillery.training.state import Window
 
 WORKFLOW = Path(__file__).parents[3] / "workflow"
 RECIPE = "0" * 64

@@ -17,8 +17,9 @@ from distillery.schedule import from_prediction
 from distillery.store.chunks import DamagedChunkError
 from distillery.store.trajectories import TrajectoryStore
 from distillery.student.schedule import student_grid
+from distillery.training.batch import split
 from distillery.training.batches import NUM_CUDA_WORKERS, Batches, Order
-from distillery.training.data import SegmentDataset, split
+from distillery.training.data import SegmentDataset
 from distillery.training.distributed import RankInfo
 
 TARGETS, EMBEDDINGS, PROMPTS = (

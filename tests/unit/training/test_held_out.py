@@ -20,7 +20,8 @@ from distillery.training.held_out import HeldOut
 from distillery.training.loop import train
 from distillery.training.objectives import sample_losses
 from distillery.training.split import Split
-from distillery.training.update import new_state, predict, student_of
+from distillery.training.state import new_state
+from distillery.training.update import predict, student_of
 from runs import Run, make_run
 
 STEPS = 4

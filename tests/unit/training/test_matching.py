@@ -15,20 +15,14 @@ from distillery.config.jobs import TrainingJob
 from distillery.config.training import Training
 from distillery.schedule import add_noise, from_prediction
 from distillery.training import drawing, matching
-from distillery.training.data import Batch, rows
+from distillery.training.batch import Batch, rows
 from distillery.training.directions import add_directions, new_companion
 from distillery.training.execution import state_bytes
 from distillery.training.loop import train
 from distillery.training.run import Run as OpenedRun
 from distillery.training.run import training_recipe
-from distillery.training.update import (
-    TrainingState,
-    add_targets,
-    backward,
-    end_of_last_step,
-    new_state,
-    predict,
-)
+from distillery.training.state import TrainingState, new_state
+from distillery.training.update import add_targets, backward, end_of_last_step, predict
 from families.sdxl import CASE as SDXL
 from runs import Run, make_run
 

@@ -138,7 +138,7 @@ def test_a_damaged_note_is_ignored_with_a_warning(data, tmp_path, caplog, note):
 def state_of(data, run):
     """A state that nothing was learned in."""
     from distillery.student.lora import load_trainable
-    from distillery.training.update import TrainingState, Window, make_optimizer
+    from distillery.training.state import TrainingState, Window, make_optimizer
 
     denoiser = load_trainable(data / "student/initial", torch.float32).train()
     optimizer = make_optimizer(denoiser.parameters(), run.training, run.device)

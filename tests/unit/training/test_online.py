@@ -14,8 +14,9 @@ from distillery.config.jobs import TrainingJob
 from distillery.config.training import Training
 from distillery.generation.teacher_walk import check_steps
 from distillery.schedule import add_noise, from_prediction
+from distillery.training.batch import Batch, rows
 from distillery.training.batches import Batches
-from distillery.training.data import Batch, SegmentDataset, rows
+from distillery.training.data import SegmentDataset
 from distillery.training.distributed import RankInfo
 from distillery.training.health import Watchdog
 from distillery.training.loop import train

@@ -5,7 +5,7 @@ import torch
 
 import tiny
 from distillery.config.training import Training
-from distillery.training.update import (
+from distillery.training.state import (
     ema_decay,
     learning_rate_at,
     make_moments,

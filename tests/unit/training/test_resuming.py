@@ -12,7 +12,7 @@ from distillery.config.jobs import TrainingJob
 from distillery.config.training import Training
 from distillery.training.loop import train
 from distillery.training.resuming import differences
-from distillery.training.update import learning_rate_at
+from distillery.training.state import learning_rate_at
 from runs import Run, make_run
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"

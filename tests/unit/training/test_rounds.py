@@ -20,7 +20,7 @@ from distillery.training.batches import Batches
 from distillery.training.distributed import RankInfo
 from distillery.training.loop import train
 from distillery.training.rounds import RoundsDataset, visited_segment
-from distillery.training.update import learning_rate_at
+from distillery.training.state import learning_rate_at
 from runs import Run, make_run, settings
 
 STEPS = 4

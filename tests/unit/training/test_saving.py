@@ -13,7 +13,7 @@ import tiny
 from distillery.telemetry import read_events
 from distillery.training import checkpoint, saving
 from distillery.training.saving import HostCopy, Saver
-from distillery.training.update import TrainingState, Window
+from distillery.training.state import TrainingState, Window
 from runs import open_run
 
 CPU = torch.device("cpu")

@@ -23,7 +23,7 @@ from distillery.families.protocol import Denoiser
 from distillery.model_folder import load_denoiser
 from distillery.teacher.loading import torch_dtype
 from distillery.training import parallel
-from distillery.training.data import Batch, rows
+from distillery.training.batch import Batch, rows
 from distillery.training.drawing import (
     Drawing,
     add_noise_to,
@@ -33,7 +33,8 @@ from distillery.training.drawing import (
     update_seed,
 )
 from distillery.training.run import Run
-from distillery.training.update import Companion, inspecting, make_moments, predict, trainable_of
+from distillery.training.state import Companion, make_moments, trainable_of
+from distillery.training.update import inspecting, predict
 
 DEPTHS = (0.1, 0.3, 0.5, 0.75, 0.95)
 """Of the blocks in the order in which they run, whose features the heads see."""

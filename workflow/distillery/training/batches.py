@@ -19,7 +19,8 @@ from torch.utils.data import DataLoader
 from distillery.config.training import Training, check_batch_size
 from distillery.noise import seed_of
 from distillery.store.shards import balanced_range
-from distillery.training.data import Batch, TargetSource
+from distillery.training.batch import Batch
+from distillery.training.data import TargetSource
 from distillery.training.distributed import RankInfo
 from distillery.training.health import SIGNALS
 from distillery.training.rounds import places_in_round

@@ -24,7 +24,7 @@ from distillery.model_folder import copy_permissions, full_disk_as_os_error
 from distillery.store.tables import read_table, seal_table
 from distillery.telemetry import Reporter
 from distillery.training.parallel import load_full, shard_like
-from distillery.training.update import TrainingState, Window
+from distillery.training.state import TrainingState, Window
 
 STATE = "state.json"
 WEIGHTS = "weights.safetensors"

@@ -12,12 +12,12 @@ from pathlib import Path
 import torch
 
 from distillery.training.adversarial import judge, new_heads
-from distillery.training.data import Batch
+from distillery.training.batch import Batch
 from distillery.training.drawing import draw
 from distillery.training.matching import match, new_copy
 from distillery.training.parallel import set_checkpointing, uses_checkpointing
 from distillery.training.run import Run
-from distillery.training.update import Companion, TrainingState
+from distillery.training.state import Companion, TrainingState
 
 
 def new_companion(student: Path, run: Run) -> Companion | None:

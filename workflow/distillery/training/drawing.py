@@ -14,16 +14,10 @@ from distillery import noise
 from distillery.schedule import add_noise
 from distillery.teacher.loading import torch_dtype
 from distillery.training import distributed, parallel
-from distillery.training.data import Batch, at_knots, rows, split
+from distillery.training.batch import Batch, at_knots, rows, split
 from distillery.training.run import Run
-from distillery.training.update import (
-    Companion,
-    TrainingState,
-    end_of_last_step,
-    inspecting,
-    predict,
-    roll_out_student,
-)
+from distillery.training.state import Companion, TrainingState
+from distillery.training.update import end_of_last_step, inspecting, predict, roll_out_student
 
 Result = TypeVar("Result")
 

@@ -19,7 +19,8 @@ from distillery.training.data import spread_evenly
 from distillery.training.health import START_LIMIT_S
 from distillery.training.objectives import sample_losses, walk
 from distillery.training.run import Run
-from distillery.training.update import TrainingState, inspecting, predict, student_of
+from distillery.training.state import TrainingState
+from distillery.training.update import inspecting, predict, student_of
 
 MAX_SEGMENTS = 256
 """That one measurement looks at; as many steps of walks come on top."""

@@ -20,7 +20,8 @@ from distillery.telemetry import ProgressBar
 from distillery.training.alarms import COMPANIONS, HELD_OUT, KNOT
 from distillery.training.previews import LivePreviews
 from distillery.training.run import PreviewPaths, Run
-from distillery.training.update import TrainingState, UpdateTotals, Window, learning_rate_at
+from distillery.training.state import TrainingState, Window, learning_rate_at
+from distillery.training.update import UpdateTotals
 from distillery.training.variation import Watch
 
 FLUSH_S = 10

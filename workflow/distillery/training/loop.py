@@ -14,8 +14,8 @@ from distillery.store.tables import write_table
 from distillery.student.info import read_student_info
 from distillery.student.lora import save_trained
 from distillery.training import checkpoint, distributed, parallel
+from distillery.training.batch import rows
 from distillery.training.batches import next_timed
-from distillery.training.data import rows
 from distillery.training.directions import add_directions, new_companion
 from distillery.training.execution import supports_checkpointing
 from distillery.training.health import START_LIMIT_S
@@ -26,17 +26,14 @@ from distillery.training.parallel import set_checkpointing, uses_checkpointing
 from distillery.training.resuming import resume
 from distillery.training.run import Paths, PreviewPaths, Run
 from distillery.training.saving import Saver
-from distillery.training.update import (
+from distillery.training.state import (
     TrainingState,
-    add_targets,
-    backward,
-    check_finite,
     learning_rate_at,
     new_state,
-    reduce_totals,
     set_learning_rate,
     update_average,
 )
+from distillery.training.update import add_targets, backward, check_finite, reduce_totals
 
 PASSES = 2
 """After the first, DDP's buckets hold the gradients; in the second it arranges the buckets anew."""

@@ -28,7 +28,8 @@ from distillery.training.drawing import (
 )
 from distillery.training.objectives import sample_losses
 from distillery.training.run import Run
-from distillery.training.update import Companion, inspecting, make_moments, predict, trainable_of
+from distillery.training.state import Companion, make_moments, trainable_of
+from distillery.training.update import inspecting, predict
 
 NUM_LEVELS = 4
 """Noise levels of an update at which the teacher looks: a stock call has one for all its states."""

@@ -18,11 +18,12 @@ import torch
 
 from distillery.files import read_json, write_json
 from distillery.training import distributed, parallel
-from distillery.training.data import Batch, rows, split
+from distillery.training.batch import Batch, rows, split
 from distillery.training.execution import supports_checkpointing
 from distillery.training.parallel import set_checkpointing, uses_checkpointing
 from distillery.training.run import Run
-from distillery.training.update import LocalUpdate, TrainingState, accumulate_gradients, backward
+from distillery.training.state import TrainingState
+from distillery.training.update import LocalUpdate, accumulate_gradients, backward
 
 NOTES = {False: "micro_batch.json", True: "micro_batch_of_rollouts.json"}
 """Beside the checkpoints: the size that did not run out of memory, for the next attempt. Rollouts,

@@ -13,7 +13,8 @@ import torch
 
 from distillery.schedule import add_noise, from_prediction
 from distillery.store.trajectories import TrajectoryStore
-from distillery.training.data import Batch, SegmentDataset, Student, at_knots, rows
+from distillery.training.batch import Batch, at_knots, rows
+from distillery.training.data import SegmentDataset, Student
 from distillery.training.health import START_LIMIT_S, Watchdog
 from distillery.training.objectives import segment_target
 from distillery.training.own_teacher import TargetTeacher

@@ -35,7 +35,8 @@ from distillery.training import parallel
 from distillery.training.alarms import IMAGE_ALARMS, Alarms, judge_image
 from distillery.training.health import START_LIMIT_S
 from distillery.training.run import PreviewPaths, Run
-from distillery.training.update import TrainingState, inspecting
+from distillery.training.state import TrainingState
+from distillery.training.update import inspecting
 
 
 @dataclass(frozen=True)

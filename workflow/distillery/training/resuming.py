@@ -11,7 +11,7 @@ from distillery.store.chunks import chunk_folder
 from distillery.training import checkpoint, distributed
 from distillery.training.alarms import ROLLOUT
 from distillery.training.run import Run
-from distillery.training.update import TrainingState
+from distillery.training.state import TrainingState
 
 RECIPE = "recipe.json"
 """Beside the checkpoints: what their training depends on, to say why another does not take them."""

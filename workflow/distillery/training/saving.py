@@ -23,7 +23,7 @@ from distillery.training.checkpoint import Snapshot
 from distillery.training.health import PATIENCE_S, START_LIMIT_S
 from distillery.training.parallel import full_tensor, is_sharded
 from distillery.training.run import Run
-from distillery.training.update import TrainingState
+from distillery.training.state import TrainingState
 
 BLOCK = 1 << 22
 """Elements summed at once: 32 MB of weights at most, and as much for the products."""

@@ -26,10 +26,12 @@ from distillery.training.alarms import (
     Variation,
     judge_variation,
 )
-from distillery.training.data import Batch, TargetSource, spread_evenly
+from distillery.training.batch import Batch
+from distillery.training.data import TargetSource, spread_evenly
 from distillery.training.objectives import sample_losses
 from distillery.training.run import Run
-from distillery.training.update import TrainingState, inspecting
+from distillery.training.state import TrainingState
+from distillery.training.update import inspecting
 
 NUM_VARIED, NUM_HELD = 4, 2
 """States or prompts that are varied, and how many of the other kind they are crossed with."""
