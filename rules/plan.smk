@@ -1,7 +1,13 @@
 import json
 
 from distillery.locks import check_way, hold_run, job_lock
-from distillery.planning.first import asked_to_plan, check_folder, last_work, plan_first
+from distillery.planning.first import (
+    asked_to_plan,
+    check_folder,
+    last_work,
+    measured_at,
+    plan_first,
+)
 from distillery.snakemake_private import jobs_to_run, note_command, rules_folder
 
 # What each stage depends on, and whether the run can work at all.
@@ -68,25 +74,28 @@ rule freeze:
 
 rule plan:
     input:
-        config=RUN.config("run"),
         sources=PLANNED,
         checked=PROMPT_FILES,
-        # Of a run that was measured; asking for the plan measures nothing.
-        probe=lambda wildcards: ancient(RUN.probe) if RUN.probe.is_file() else [],
         # So that a plan that is asked for tells what is there by then.
         work=lambda wildcards: last_work(RUN),
     output:
         # And plan.html beside it, which is not declared: no rule makes it where a run is planned
-        # before its first job, and a plan without it is made again there.
-        RUN.plan,
+        # before its first job, and a plan without it is made again there. A plan that refuses the
+        # run leaves the one before it.
+        update(RUN.plan),
     log:
         RUN.log("plan"),
     benchmark:
         RUN.benchmark("plan")
+    params:
+        # Not by the run's own file: looking at a plan changes nothing that others read.
+        content=lambda wildcards: json.dumps(freeze(CONFIG, "run")),
+        # Of a run that was measured. No input: asking for the plan measures nothing.
+        probe=lambda wildcards: measured_at(RUN),
     shell:
         """
         exec python -m distillery.stages.plan \
-            --config {input.config} \
+            --content {params.content:q} \
             --output {output} \
             --log-file {log}
         """

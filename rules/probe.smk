@@ -8,7 +8,7 @@ rule probe:
         config=RUN.config("run"),
         sources=PLANNED,
     output:
-        RUN.probe,
+        update(RUN.probe),  # that before it stays until there is another
     log:
         RUN.log("probe"),
     threads: cores_of(workflow)

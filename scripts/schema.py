@@ -62,8 +62,8 @@ STORED: list[dict[str, dict[str, Any]]] = [
 ]
 """Changes of the demo that together have every key."""
 ONLINE: list[dict[str, dict[str, Any]]] = [
-    {"training": {"targets": "online"}},
-    {"training": {"targets": "online", "distribution_matching": {}}},
+    {"training": {"targets": "online", "held_out_prompts": 0}},
+    {"training": {"targets": "online", "held_out_prompts": 0, "distribution_matching": {}}},
 ]
 EXAMPLES: dict[str, list[Any]] = {
     "boolean": [False, True],

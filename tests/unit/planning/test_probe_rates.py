@@ -190,7 +190,7 @@ def test_the_plan_tells_time_where_it_was_measured(tmp_path: Path) -> None:
     rows = by_stage(time)
     assert rows["targets"]["busy_s"] == pytest.approx(4 * 2 + 1024 * 0.1)
     assert rows["targets"]["wall_s"] == pytest.approx((4 * 2 + 1024 * 0.1) / 2)
-    assert rows["samples"]["num_jobs"] == 10
+    assert rows["samples"]["num_jobs"] == 14
     assert time["gpu_hours"] is None
     assert time["counted"] == []
     on_gpus = times(config, run, num_gpus=4)
@@ -236,7 +236,7 @@ def test_finishes_take_the_passes_that_they_have(tmp_path: Path) -> None:
 
 def test_processes_that_wait_for_one_teacher_are_counted(tmp_path: Path) -> None:
     rates = {"targets": Rate(0.0, 4.8), "training": Rate(0.0, 0.3, num_processes=2)}
-    online = {"targets": "online", "finish_samples": 8000, "online_steps": 1}
+    online = {"targets": "online", "finish_samples": 8000, "online_steps": 1, "held_out_prompts": 0}
     config = shipped("config.yaml", **online)
     assert isinstance(config, Config)
 

@@ -67,6 +67,11 @@ def last_work(run: RunFolder) -> list[str]:
     return [path for _, path in [max(written, default=(0, ""))] if path]
 
 
+def measured_at(run: RunFolder) -> int:
+    """When the run was probed, in ns; 0 where it was not."""
+    return run.probe.stat().st_mtime_ns if run.probe.is_file() else 0
+
+
 def plan_as_asked(planned: Mapping[str, Any] | None, run: RunFolder) -> None:
     """`plan_first` for a job that others come from, of what `asked_to_plan` gave it.
 

@@ -4,6 +4,7 @@ python -m distillery.stages.plan --config results/demo/config/run.json \\
     --output results/demo/plan.json
 """
 
+import json
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -14,7 +15,7 @@ import pandas as pd
 
 from distillery.cli import logged_parser
 from distillery.config.jobs import EmbeddingsJob, TargetsJob, freeze, read_config
-from distillery.config.run import Config, RunConfig
+from distillery.config.run import Config, RunConfig, parse_config
 from distillery.config.teacher import Teacher
 from distillery.files import hash_json, read_json, write_json, write_text
 from distillery.generation.targets import targets_recipe
@@ -258,7 +259,9 @@ def check_segments(config: Config, recipe: TargetsRecipe) -> Schedule:
 def main(argv: list[str] | None = None) -> int:
     """The command line of this stage: plan, and print the plan."""
     parser = logged_parser(__doc__)
-    parser.add_argument("--config", type=Path, required=True, help="the whole configuration")
+    given = parser.add_mutually_exclusive_group(required=True)
+    given.add_argument("--config", type=Path, help="the whole configuration")
+    given.add_argument("--content", help="the same as JSON, in the place of a file")
     parser.add_argument("--output", type=Path, required=True, help="plan.json")
     parser.add_argument("--num-gpus", type=int, help="that Snakemake gives the training")
     parser.add_argument("--num-nodes", type=int, default=1, help="that these are on")
@@ -266,15 +269,16 @@ def main(argv: list[str] | None = None) -> int:
     # On the terminal, as the plan itself: reading a large teacher takes minutes.
     logging.basicConfig(format="%(message)s")
     logging.getLogger("distillery").setLevel(logging.INFO)
-    status = explain_errors(
-        lambda: make_plan(
-            read_config(arguments.config),
-            arguments.output,
-            arguments.num_gpus,
-            arguments.num_nodes,
-        ),
-        arguments.log,
-    )
+
+    def plan() -> None:
+        config = (
+            parse_config(json.loads(arguments.content), "the configuration")
+            if arguments.content
+            else read_config(arguments.config)
+        )
+        make_plan(config, arguments.output, arguments.num_gpus, arguments.num_nodes)
+
+    status = explain_errors(plan, arguments.log)
     if status == 0:
         print_page(page_of(read_json(arguments.output)))
     return status
