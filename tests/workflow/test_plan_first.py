@@ -57,6 +57,35 @@ def test_a_plan_that_is_asked_for_tells_what_was_made_since(ran: Path) -> None:
     assert "plan" not in jobs(succeed(ran, str(PLAN)))
 
 
+def test_a_plan_is_of_the_configuration_that_was_asked_for(teacher: Path, tmp_path: Path) -> None:
+    """Of a run that began by a stage's file; and looking at it changes nothing of that run."""
+    folder = skeleton(tmp_path)
+    configure(folder, teacher)
+    succeed(folder, EMBEDDINGS)
+    frozen = folder / "results/tiny/config/run.json"
+    before = frozen.read_bytes()
+    configure(folder, teacher, training={"learning_rate": 0.25})
+    succeed(folder, str(PLAN))
+    assert "learning rate 0.25" in (folder / PLAN).with_suffix(".html").read_text()
+    assert frozen.read_bytes() == before, "which verify and comparisons take for the run's own"
+    configure(folder, teacher, training={"learning_rate": 0.125})
+    succeed(folder, str(PLAN))
+    assert "learning rate 0.125" in (folder / PLAN).with_suffix(".html").read_text()
+
+    (folder / "results/tiny/probe.json").write_text("{}")
+    listed = jobs(succeed(folder, str(PLAN), "--dry-run"))
+    assert "plan" in listed, "it tells times by now"
+    assert "probe" not in listed, "asking for a plan measures nothing"
+
+    good = {path: path.read_bytes() for path in (folder / "results/tiny").glob("plan.*")}
+    assert len(good) == 2
+    configure(folder, teacher, training={"held_out_prompts": 10_000})
+    refused = snakemake(folder, str(PLAN))
+    assert refused.returncode != 0
+    assert "held_out_prompts is 10000" in refused.stdout
+    assert {path: path.read_bytes() for path in good} == good
+
+
 def test_another_shape_builds_the_student_again(ran: Path, teacher: Path) -> None:
     initial, shape = "results/tiny/student/initial", ran / "inputs/shape.json"
     config = json.loads((teacher / "transformer/config.json").read_text())
