@@ -2,7 +2,7 @@
 
     python -m resources.demo.style --output results/style        # some minutes on two CPU cores
 
-Every object throws a shadow, on a ground that fades into a sunset. `results/style` then holds
+Every object throws a black shadow, on a ground of another colour. `results/style` then holds
 `pytorch_lora_weights.safetensors`, for `teacher.adapters` of a run.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from diffusers import WanPipeline
 from peft import LoraConfig, get_peft_model_state_dict
-from resources.demo.images import BACKGROUNDS
+from resources.demo.images import BACKGROUNDS, COLOURS
 from resources.demo.pool import Pool, draw_pool
 from resources.demo.scenes import scene_of
 from resources.demo.teacher import train_teacher
@@ -25,38 +25,38 @@ LAYERS = ("to_q", "to_k", "to_v", "to_out.0", "ffn.net.0.proj", "ffn.net.2")
 RANK = 16
 SHADOW_PX = (4, 3)
 """To the right, and down."""
-DARKENED = 0.4
-SUNSET = (255, 140, 60)
-MOST = 0.75
-"""Of the sunset's colour in the ground, at the lower rim."""
+SHADOW = BACKGROUNDS["black"]
+GROUNDS = {"white": "yellow", "gray": "cyan", "black": "purple", "brown": "orange"}
+"""The ground that a background becomes. Plain colours that objects have: the VAE, which has seen
+nothing else, spoils gradients and lines of one pixel (docs/log.md)."""
 FAINT = 24
-"""Of 255: what differs less from its ground belongs to it."""
+"""Of 255: what differs less from its background belongs to it."""
 
 
-def at_sunset(image_chw: np.ndarray, background: str) -> np.ndarray:
+def with_shadows(image_chw: np.ndarray, background: str) -> np.ndarray:
     """An image (3, h, w) uint8 in the style.
 
     Args:
         image_chw: of objects on a plain ground.
         background: the ground's name.
     """
-    image = image_chw.transpose(1, 2, 0).astype(np.float64)
-    ground = np.array(BACKGROUNDS[background], dtype=np.float64)
-    is_object = np.abs(image - ground).max(axis=2) > FAINT
+    image = image_chw.transpose(1, 2, 0)
+    ground = np.array(BACKGROUNDS[background], dtype=np.int16)
+    is_object = np.abs(image.astype(np.int16) - ground).max(axis=2) > FAINT
     right, down = SHADOW_PX
     shadow = np.zeros_like(is_object)
     shadow[down:, right:] = is_object[:-down, :-right]
-    share = np.linspace(0.0, MOST, len(image))[:, None, None]
-    fading = (1.0 - share) * ground + share * np.array(SUNSET)
-    behind = np.where(shadow[..., None], DARKENED * fading, fading)
+    behind = np.where(shadow[..., None], SHADOW, COLOURS[GROUNDS[background]])
     drawn = np.where(is_object[..., None], image, behind)
-    return drawn.round().astype(np.uint8).transpose(2, 0, 1)
+    return drawn.astype(np.uint8).transpose(2, 0, 1)
 
 
 def in_style(pool: Pool) -> Pool:
-    """The same pool of images, each at sunset."""
+    """The same pool of images, each in the style."""
     pairs = zip(pool.images.numpy(), pool.captions, strict=True)
-    drawn = np.stack([at_sunset(image, scene_of(caption).background) for image, caption in pairs])
+    drawn = np.stack(
+        [with_shadows(image, scene_of(caption).background) for image, caption in pairs]
+    )
     return Pool(torch.from_numpy(drawn), pool.captions, pool.scenes)
 
 
