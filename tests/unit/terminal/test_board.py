@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from distillery.files import write_json
+from distillery.run_folder import RunFolder
 from distillery.terminal import board as boards
 from distillery.terminal.board import Board
 from distillery.terminal.jobs import Job
@@ -25,3 +27,18 @@ def test_each_job_is_looked_at_in_turn(
         board.look()
         assert len(seen) - before <= 4
     assert {*seen} == {f"targets-{number}-of-9" for number in range(num_jobs)}
+
+
+def test_a_call_that_only_looks_ends_without_the_runs_verdict(tmp_path: Path) -> None:
+    """It may be of another configuration than the plan that was asked for."""
+    run = RunFolder(tmp_path / "results/tiny")
+    check = {"outcome": "passed", "question": "Good?", "finding": "yes"}
+    write_json(run.metrics, {"verdict": [check]})
+    board = Board()
+    for number, rule in enumerate(("freeze", "plan")):
+        board.begin(number, rule, run.log(rule), 0.0)
+        board.end(number)
+    assert board.closing_lines() == []
+    board.begin(2, "export", run.log("export"), 0.0)
+    board.end(2)
+    assert "passed 1 of 1 checks" in board.closing_lines()

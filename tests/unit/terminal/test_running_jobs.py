@@ -123,8 +123,13 @@ STAMP = "2026-11-23 17:12:00,968 "
             "targets-0-of-4 stopped: interrupted: what is finished is kept, rerun to go on",
         ),
         ("Traceback\n  File x\nKeyError: 'a'\n", "targets-0-of-4 failed: KeyError: 'a'"),
-        ("", "targets-0-of-4 failed: it said nothing"),
-        (None, "targets-0-of-4 failed: it said nothing"),
+        (
+            STAMP + "INFO targets [cpu] targets begins on cpu\n",
+            "targets-0-of-4 ended without an error, as when it is killed; its last line: "
+            "targets [cpu] targets begins on cpu",
+        ),
+        ("", "targets-0-of-4 failed, and its log says nothing"),
+        (None, "targets-0-of-4 failed, and its log says nothing"),
     ],
 )
 def test_last_words(run: RunFolder, log: str | None, words: str) -> None:
@@ -140,7 +145,7 @@ def test_the_log_of_an_earlier_try_says_nothing(run: RunFolder) -> None:
     log = run.log("targets-0-of-4")
     log.write_text("error: long ago\n")
     os.utime(log, (1.0, 1.0))
-    assert job_of(run).last_words().endswith("it said nothing")
+    assert job_of(run).last_words().endswith("its log says nothing")
 
 
 def test_the_work_is_shared_out_by_planned_passes(run: RunFolder) -> None:

@@ -13,6 +13,8 @@ from distillery.terminal.jobs import Job
 
 BESIDE = 0.1
 """What jobs do beside network passes, by all passes: as much in each job, whatever it is for."""
+LOOKING = {"compare", "freeze", "plan", "probe", "verify"}
+"""Rules that make nothing of a run: what it has may be of another configuration than they are."""
 MAX_LOOKS = 50
 """Jobs that one look reads of, twice a second."""
 MIN_SHARE, MIN_S = 0.3, 120.0
@@ -131,7 +133,7 @@ class Board:
 
     def closing_lines(self) -> list[str]:
         """How it all ended, where it ended well: the verdict, and where to look."""
-        if self.run is None:
+        if self.run is None or {*self.finished} <= LOOKING:
             return []
         lines = _verdict_lines(self.run)
         places = {

@@ -119,7 +119,12 @@ class Job:
         stopped = [line for line in lines if any(words in line for words in STOPPED)]
         if stopped:
             return f"{self.name} stopped: {_without_time(stopped[-1])}"
-        return f"{self.name} failed: {_without_time(lines[-1]) if lines else 'it said nothing'}"
+        if not lines:
+            return f"{self.name} failed, and its log says nothing"
+        last = _without_time(lines[-1])
+        if last == lines[-1]:
+            return f"{self.name} failed: {last}"
+        return f"{self.name} ended without an error, as when it is killed; its last line: {last}"
 
     def _log_from(self, position: int) -> bytes:
         """The end of its log; nothing of that of an earlier try, which Snakemake removes."""
