@@ -40,11 +40,19 @@ def test_a_teacher_without_guidance_is_added_once() -> None:
     assert "teacher-2-steps-unguided" not in added
 
 
+def test_the_teachers_own_steps_are_no_second_teacher() -> None:
+    """It is in the models already, and without guidance it is another."""
+    added = {*parsed(targets__steps=24, samples__steps=[24]).samples.models}
+    assert "teacher-24-steps" not in added
+    assert "teacher-24-steps-unguided" in added
+
+
 @pytest.mark.parametrize(
     ("steps", "message"),
     [
-        ([0], "samples.steps.0 is 0"),
-        (["two"], "samples.steps.0 is 'two'"),
+        ([0], r"cannot be used:\n  samples\.steps\.0 is 0[^\n]*$"),
+        (["two"], r"cannot be used:\n  samples\.steps\.0 is 'two'[^\n]*$"),
+        ([2, 4, 2], "samples.steps has 2 more than once"),
         (4, "samples.steps is 4"),
     ],
 )

@@ -68,6 +68,15 @@ class Samples(Section):
     )
     num_shards: Shards = Field(4, description="independent jobs per model")
 
+    @field_validator("steps")
+    @classmethod
+    def _check_steps(cls, steps: tuple[int, ...]) -> tuple[int, ...]:
+        """Raise ValueError for a number that is there twice."""
+        twice = sorted({number for number in steps if steps.count(number) > 1})
+        if twice:
+            raise ValueError(f"samples.steps has {twice[0]} more than once: once is enough")
+        return steps
+
     @field_validator("models")
     @classmethod
     def _check_names(cls, models: dict[str, SampledModel]) -> dict[str, SampledModel]:
@@ -132,7 +141,10 @@ def add_teachers(raw: JsonObject) -> JsonObject:
     is_guided = targets.get("guidance_scale") != 1.0
     more: dict[str, Any] = {}
     for number in steps:
-        more[f"teacher-{number}-steps"] = {"source": "teacher", "steps": number}
+        if not isinstance(number, int) or number < 1:
+            continue  # the section itself says what is wrong with it
+        if number != targets.get("steps"):
+            more[f"teacher-{number}-steps"] = {"source": "teacher", "steps": number}
         if is_guided:
             unguided = {"source": "teacher", "steps": number, "guidance_scale": 1.0}
             more[f"teacher-{number}-steps-unguided"] = unguided

@@ -185,6 +185,6 @@ def _choose_compile(training: Training, num_parameters: int, machine: Machine) -
     updates = training.num_samples // training.global_batch_size
     pays = num_parameters >= MIN_PARAMETERS and updates >= MIN_UPDATES
     return pays, (
-        f"{num_parameters / 1e9:.2f} billion parameters, {updates} updates; it pays from "
+        f"{num_parameters / 1e9:.3g} billion parameters, {updates} updates; it pays from "
         f"{MIN_PARAMETERS / 1e9} billion and {MIN_UPDATES}"
     )
