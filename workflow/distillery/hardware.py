@@ -5,7 +5,6 @@ A Snakefile imports this module while it is parsed, so nothing heavy is imported
 
 import os
 import platform
-import resource
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
@@ -394,12 +393,3 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             version_of[package] = "not installed"
     return version_of
-
-
-def peak_memory_bytes(device: "torch.device") -> int:
-    """The most memory this process has held: reserved on its GPU, or resident on the host."""
-    if device.type == "cuda":
-        import torch
-
-        return torch.cuda.max_memory_reserved(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

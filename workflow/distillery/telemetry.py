@@ -8,6 +8,7 @@ import errno
 import json
 import logging
 import os
+import resource
 import socket
 import sys
 import time
@@ -16,11 +17,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tqdm import tqdm
 
 from distillery.watched import goes_to
+
+if TYPE_CHECKING:
+    import torch
 
 EventKind = Literal["start", "work", "save", "alarm", "end"]
 PERSISTENT_ITEMS = 4
@@ -299,3 +303,12 @@ def read_events(folder: Path) -> list[Event]:
             except (json.JSONDecodeError, TypeError):
                 continue
     return sorted(events, key=lambda event: event.begin_s)
+
+
+def peak_memory_bytes(device: "torch.device") -> int:
+    """The most memory this process has held: reserved on its GPU, or resident on the host."""
+    if device.type == "cuda":
+        import torch
+
+        return torch.cuda.max_memory_reserved(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

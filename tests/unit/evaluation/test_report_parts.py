@@ -5,8 +5,9 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
+from distillery import words
 from distillery.config.training import Training
-from distillery.evaluation import figures, image_grid, tables, verdict, words
+from distillery.evaluation import figures, image_grid, tables, verdict
 from distillery.evaluation.manifests import ModelSamples
 from distillery.files import hash_file
 
@@ -162,7 +163,7 @@ def test_the_parts_of_a_training_are_told(changes, parts, restarts):
 
 
 def test_numbers_are_listed_in_words():
-    found = [words.listed(numbers) for numbers in ([8], [8, 16], [8, 16, 2400])]
+    found = [words.listed_numbers(numbers) for numbers in ([8], [8, 16], [8, 16, 2400])]
     assert found == ["8", "8 and 16", "8, 16 and 2,400"]
 
 

@@ -10,8 +10,8 @@ from distillery.evaluation.timeline import (
     find_workers,
     time_images,
 )
-from distillery.evaluation.words import duration
 from distillery.telemetry import Event
+from distillery.words import duration
 from events import event, job_events, run_events, training_twice
 
 

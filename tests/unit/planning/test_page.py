@@ -12,9 +12,10 @@ from adapters import make_adapter
 from distillery.config.run import parse_config
 from distillery.files import read_json
 from distillery.planning.html import html_of
-from distillery.planning.page import Page, Part, Table, counted, in_words, page_of, without_empty
+from distillery.planning.page import Page, Part, Table, in_words, page_of, without_empty
 from distillery.planning.text import is_numeric, print_page, text_of
 from distillery.stages.plan import make_plan
+from distillery.words import counted
 from probes import write_probe
 from runs import generating_settings, planned, settings, summary
 

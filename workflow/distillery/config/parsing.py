@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, TypeVar, get_args
 
@@ -115,3 +115,12 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def flatten(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """The values of all sections by their keys with dots, as `targets.steps`."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        name = f"{before}{key}"
+        flat |= flatten(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
+    return flat

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from distillery.config.jobs import read_frozen
+from distillery.config.parsing import flatten
 from distillery.evaluation.manifests import KEY, ModelSamples, read_samples
 from distillery.evaluation.metrics import (
     ConfidenceInterval,
@@ -122,7 +123,7 @@ def differing_settings(
     """Key, value in the first and in the second run, of what differs; dots lead into sections."""
     if first is None or second is None:
         return []
-    flat = [dict(_flatten(config)) for config in (first, second)]
+    flat = [flatten(config) for config in (first, second)]
     keys = [key for key in {**flat[0], **flat[1]} if key != "run"]
     values = [(key, *(_value(each.get(key)) for each in flat)) for key in keys]
     return [(key, one, other) for key, one, other in values if one != other]
@@ -130,14 +131,6 @@ def differing_settings(
 
 def _value(value: object) -> str:
     return "not set" if value is None else str(value)
-
-
-def _flatten(value: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    items: list[tuple[str, Any]] = []
-    for key, inner in value.items():
-        name = f"{prefix}{key}"
-        items += _flatten(inner, f"{name}.") if isinstance(inner, Mapping) else [(name, inner)]
-    return items
 
 
 def pair_up(first: ModelSamples, second: ModelSamples) -> Pairs | None:

@@ -18,8 +18,8 @@ from distillery.evaluation.timeline import RunClock, StageTime, Worker
 from distillery.evaluation.timeline_chart import Timeline, timeline_chart
 from distillery.evaluation.vega import NUM_COLOURS, Chart
 from distillery.evaluation.verdict import Check, Roles, percent, read_interval, summarise_checks
-from distillery.evaluation.words import counted, times
 from distillery.training.alarms import COMPANIONS, HELD_OUT, KNOT, ROLLOUT
+from distillery.words import counted, times
 
 MIN_CURVE = 3
 """Numbers of steps that make a curve."""

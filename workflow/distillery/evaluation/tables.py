@@ -16,7 +16,7 @@ from distillery.evaluation.verdict import (
     percent,
     read_interval,
 )
-from distillery.evaluation.words import significant
+from distillery.words import significant
 
 
 @dataclass(frozen=True)

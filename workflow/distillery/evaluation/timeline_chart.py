@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from distillery.evaluation.timeline import Attempt, RunClock, Spans, Worker, union
 from distillery.evaluation.vega import ZOOM, Chart, Spec
-from distillery.evaluation.words import counted, duration
+from distillery.words import counted, duration
 
 LANE_PX = 16
 PARSED = {"x": "number", "end": "number", "share": "number"}

@@ -9,12 +9,13 @@ from distillery.config.run import Config, RunConfig
 from distillery.files import readable
 from distillery.planning.gpus import summarise_gpus
 from distillery.planning.jobs import StageJobs, samples_before_rounds
-from distillery.planning.page import Part, listed, without_empty
+from distillery.planning.page import Part, without_empty
 from distillery.planning.passes import OF_AN_UPDATE, calls_of_samples
 from distillery.planning.scaling import finish_passes
 from distillery.run_folder import RunFolder
 from distillery.teacher.folder import PipelineFolder
 from distillery.teacher.memory import summarise_memory
+from distillery.words import listed
 
 DISK_OF = {
     "student": ("student",),

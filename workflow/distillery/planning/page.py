@@ -87,13 +87,3 @@ def in_words(number: float) -> str:
         if number >= size:
             return f"{number / size:.3g} {word}"
     return f"{number:,.0f}"
-
-
-def counted(number: int, what: str) -> str:
-    """A number with what it counts, as "1 job" or "2 jobs"."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
-def listed(texts: Sequence[str]) -> str:
-    """As "a, b and c"."""
-    return " and ".join(filter(None, [", ".join(texts[:-1]), *texts[-1:]]))

@@ -13,14 +13,16 @@ from typing import Any
 import pandas as pd
 
 from distillery.config.jobs import freeze, read_frozen
+from distillery.config.parsing import flatten
 from distillery.config.run import Config, RunConfig
 from distillery.files import read_sealed
-from distillery.planning.page import Part, Table, counted
+from distillery.planning.page import Part, Table
 from distillery.prompts import NEGATIVE
 from distillery.run_folder import RunFolder
 from distillery.store.chunks import chunk_folder
 from distillery.store.embeddings import distinct_texts
 from distillery.store.tables import read_table
+from distillery.words import counted
 
 MAX_NAMED = 3
 """Changed keys that are named; of the others the number is."""
@@ -199,21 +201,11 @@ def _why(config: RunConfig, run: RunFolder, stage: str, there: int) -> str:
 
 def describe_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     """The keys whose values differ, with both values, as `targets.steps is 20, was 24`."""
-    old, new = _flat(before), _flat(after)
+    old, new = flatten(before), flatten(after)
     names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
     told = [f"{name} is {_shown(new, name)}, was {_shown(old, name)}" for name in names[:MAX_NAMED]]
     more = [counted(len(names) - MAX_NAMED, "more key")] if len(names) > MAX_NAMED else []
     return "; ".join([*told, *more])
-
-
-def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Keys of all sections with their dots."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= (
-            _flat(value, f"{before}{key}.") if isinstance(value, dict) else {before + key: value}
-        )
-    return flat
 
 
 def _shown(values: Mapping[str, Any], name: str) -> str:

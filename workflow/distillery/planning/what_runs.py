@@ -9,7 +9,7 @@ from distillery.config.jobs import resolve_sampling
 from distillery.config.run import Config, RunConfig
 from distillery.files import readable
 from distillery.planning.jobs import StageJobs
-from distillery.planning.page import TIMES, Part, Table, counted, in_words, listed
+from distillery.planning.page import TIMES, Part, Table, in_words
 from distillery.planning.passes import calls_per_image
 from distillery.planning.prompts import guided_splits
 from distillery.planning.residence import residence_table
@@ -17,6 +17,7 @@ from distillery.planning.training import list_finish
 from distillery.prompts import own_negatives
 from distillery.teacher.adapters import find_adapter
 from distillery.teacher.folder import PipelineFolder
+from distillery.words import counted, listed
 
 Facts = list[tuple[str, str]]
 

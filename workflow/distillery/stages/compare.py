@@ -28,10 +28,10 @@ from distillery.evaluation.manifests import ModelSamples
 from distillery.evaluation.metrics import ConfidenceInterval
 from distillery.evaluation.pages import own_file, page_environment
 from distillery.evaluation.verdict import describe_interval
-from distillery.evaluation.words import counted
 from distillery.files import write_text
 from distillery.run_folder import RunFolder
 from distillery.store.tables import write_table
+from distillery.words import counted
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from distillery.planning.guidance import check_second_scale
 from distillery.planning.html import html_of
 from distillery.planning.jobs import Room, StageJobs, list_jobs
 from distillery.planning.overlooked import check_same_teacher, hash_settings, hash_sources
-from distillery.planning.page import Page, Part, counted, page_of
+from distillery.planning.page import Page, Part, page_of
 from distillery.planning.prompts import advise_weights, check_negatives
 from distillery.planning.scaling import networks_of
 from distillery.planning.text import print_page
@@ -50,6 +50,7 @@ from distillery.teacher.loading import check_options, load_scheduler, load_token
 from distillery.teacher.memory import advise_memory, estimate
 from distillery.telemetry import explain_errors
 from distillery.training.objectives import segment_weights
+from distillery.words import counted
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from typing import Any
 
 import yaml
 
-from distillery import cli
+from distillery import cli, words
 from distillery.config.run import Config
-from distillery.evaluation import figures, tables, words
+from distillery.evaluation import figures, tables
 from distillery.evaluation.card import write_card
 from distillery.evaluation.findings import Findings, gather
 from distillery.evaluation.image_grid import Grid, Lead, make_grid, make_lead
@@ -85,10 +85,10 @@ def write_report(job: Config, run_folder: RunFolder, output: Path, metrics: Path
     previews = gather_previews(
         run_folder, findings.trained_recipes, findings.roles.reference, output.parent
     )
-    write_text(output, render(findings, facts, timings, grid, lead, previews, code))
+    table = tables.metrics_table(findings.quality, roles, timings.images)
+    write_text(output, render(findings, facts, timings, table, grid, lead, previews, code))
     write_json(metrics, facts)
     pipeline_card = run_folder.student("pipeline") / "README.md"
-    table = tables.metrics_table(findings.quality, roles, timings.images)
     if roles.student in findings.samples and findings.quality and table and pipeline_card.is_file():
         rest = findings.quality, table, output.parent / "card"
         write_card(pipeline_card, findings.samples, roles, *rest)
@@ -107,6 +107,7 @@ def render(
     findings: Findings,
     facts: JsonObject,
     timings: Timings,
+    table: tables.Table | None,
     grid: Grid | None,
     lead: Lead | None,
     previews: PreviewSheet | None,
@@ -120,7 +121,7 @@ def render(
         "date": _date,
         "duration": words.duration,
         "interval": read_interval,
-        "listed": words.listed,
+        "listed": words.listed_numbers,
         "percent": percent,
         "significant": words.significant,
         "times": words.times,
@@ -137,7 +138,7 @@ def render(
         findings=findings,
         headline=figures.headline(findings.roles, findings.quality, facts["speed"]),
         summary=figures.summary(findings.checks),
-        table=tables.metrics_table(findings.quality, findings.roles, timings.images),
+        table=table,
         black=figures.black_images(findings.samples),
         sets=tables.set_tables(findings.quality, findings.roles),
         differences=tables.differences_table(findings.quality, findings.roles),

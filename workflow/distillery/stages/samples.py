@@ -23,13 +23,12 @@ from distillery.config.section import Compile
 from distillery.files import hash_file
 from distillery.generation.sample_folder import SampleFolder, SaveThreads
 from distillery.generation.sample_maker import SampleMaker
-from distillery.hardware import peak_memory_bytes
 from distillery.noise import noise_seed
 from distillery.prompts import REQUIRED, RESERVED, RESERVED_FOR_PAIRS
 from distillery.store.chunks import DamagedChunkError
 from distillery.store.shards import balanced_range
 from distillery.store.tables import read_table, write_table
-from distillery.telemetry import Reporter
+from distillery.telemetry import Reporter, peak_memory_bytes
 
 MAX_FAILURES_SHOWN = 20
 

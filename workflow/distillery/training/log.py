@@ -14,9 +14,8 @@ import torch
 import yaml
 from tqdm import tqdm
 
-from distillery.hardware import peak_memory_bytes
 from distillery.images import Pixels
-from distillery.telemetry import ProgressBar
+from distillery.telemetry import ProgressBar, peak_memory_bytes
 from distillery.training.alarms import COMPANIONS, HELD_OUT, KNOT
 from distillery.training.previews import LivePreviews
 from distillery.training.run import PreviewPaths, Run

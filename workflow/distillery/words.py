@@ -1,4 +1,4 @@
-"""Numbers in words, as all pages write them."""
+"""Numbers, lists and times in words."""
 
 from collections.abc import Sequence
 
@@ -8,10 +8,14 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun if number == 1 else noun + 's'}"
 
 
-def listed(numbers: Sequence[int]) -> str:
+def listed(texts: Sequence[str]) -> str:
+    """As "a, b and c"."""
+    return " and ".join(filter(None, [", ".join(texts[:-1]), *texts[-1:]]))
+
+
+def listed_numbers(numbers: Sequence[int]) -> str:
     """Numbers in words: 8; 8 and 16; 8, 16 and 24."""
-    *others, last = (f"{number:,}" for number in numbers)
-    return f"{', '.join(others)} and {last}" if others else last
+    return listed([f"{number:,}" for number in numbers])
 
 
 def times(ratio: float, form: str, words: tuple[str, str, str]) -> str:
