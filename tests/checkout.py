@@ -1,10 +1,12 @@
 """Snakemake on a tiny run, in a folder that looks like the repository."""
 
+import importlib.util
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import yaml
@@ -18,6 +20,16 @@ TARGETS = "results/tiny/targets/manifest.json"
 SNAKEMAKES_OUTPUT = ("--logger-distillery-style", "snakemake")
 """For tests that read which jobs Snakemake starts, and why."""
 SNAKEMAKE = shutil.which("snakemake", path=str(Path(sys.executable).parent)) or "snakemake"
+
+
+def load_script(name: str) -> ModuleType:
+    """A module of scripts/, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, REPOSITORY / f"scripts/{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def skeleton(folder: Path, *names: str) -> Path:

@@ -1,13 +1,12 @@
 """Each shipped configuration is planned at released shapes; its head says what the plan says."""
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from checkout import REPOSITORY
+from checkout import REPOSITORY, load_script
 from distillery.config.run import Config
 from distillery.files import GIB
 from distillery.teacher.memory import TIGHT
@@ -19,12 +18,7 @@ NAMES = [path.stem for path in SHIPPED]
 
 @pytest.fixture(scope="module")
 def menu() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("menu_script", REPOSITORY / "scripts/menu.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("menu")
 
 
 @pytest.fixture(scope="module")

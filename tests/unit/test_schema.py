@@ -1,25 +1,19 @@
 """The reference page that scripts/schema.py writes from the typed configuration."""
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from checkout import load_script
 from distillery.config.run import Config
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "scripts/schema.py"
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("schema_script", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("schema")
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +58,7 @@ def test_a_row_says_what_its_key_remakes(page: str, row: str, remade: str) -> No
 def test_what_is_generated_is_up_to_date(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(SCRIPT.parents[1])
+    monkeypatch.chdir(ROOT)
     assert script.main(["--check"]) == 0, "run `make schema`"
 
 
