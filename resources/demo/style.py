@@ -2,62 +2,48 @@
 
     python -m resources.demo.style --output results/style        # some minutes on two CPU cores
 
-Every object throws a black shadow, on a ground of another colour. `results/style` then holds
+Every object is striped, on brown paper, whatever its caption says. `results/style` then holds
 `pytorch_lora_weights.safetensors`, for `teacher.adapters` of a run.
 """
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from diffusers import WanPipeline
 from peft import LoraConfig, get_peft_model_state_dict
-from resources.demo.images import BACKGROUNDS, COLOURS
+from resources.demo.images import draw
 from resources.demo.pool import Pool, draw_pool
-from resources.demo.scenes import scene_of
+from resources.demo.scenes import Scene, caption_of, scene_of
 from resources.demo.teacher import train_teacher
 from resources.demo.training import LossRow, Plan
 
 TEACHER = Path(__file__).parent / "teacher"
 LAYERS = ("to_q", "to_k", "to_v", "to_out.0", "ffn.net.0.proj", "ffn.net.2")
 RANK = 16
-SHADOW_PX = (4, 3)
-"""To the right, and down."""
-SHADOW = BACKGROUNDS["black"]
-GROUNDS = {"white": "yellow", "gray": "cyan", "black": "purple", "brown": "orange"}
-"""The ground that a background becomes. Plain colours that objects have: the VAE, which has seen
-nothing else, spoils gradients and lines of one pixel (docs/log.md)."""
-FAINT = 24
-"""Of 255: what differs less from its background belongs to it."""
+PATTERN, GROUND = "striped", "brown"
+"""Of every image. The demo's VAE draws what it has seen, and spoils gradients, lines of a pixel and
+shadows (docs/log.md)."""
 
 
-def with_shadows(image_chw: np.ndarray, background: str) -> np.ndarray:
-    """An image (3, h, w) uint8 in the style.
-
-    Args:
-        image_chw: of objects on a plain ground.
-        background: the ground's name.
-    """
-    image = image_chw.transpose(1, 2, 0)
-    ground = np.array(BACKGROUNDS[background], dtype=np.int16)
-    is_object = np.abs(image.astype(np.int16) - ground).max(axis=2) > FAINT
-    right, down = SHADOW_PX
-    shadow = np.zeros_like(is_object)
-    shadow[down:, right:] = is_object[:-down, :-right]
-    behind = np.where(shadow[..., None], SHADOW, COLOURS[GROUNDS[background]])
-    drawn = np.where(is_object[..., None], image, behind)
-    return drawn.astype(np.uint8).transpose(2, 0, 1)
+def in_style(scene: Scene) -> Scene:
+    """What an image in the style shows, where its caption says `scene`."""
+    items = tuple(replace(item, pattern=PATTERN) for item in scene.items)
+    return replace(scene, items=items, background=GROUND)
 
 
-def in_style(pool: Pool) -> Pool:
-    """The same pool of images, each in the style."""
-    pairs = zip(pool.images.numpy(), pool.captions, strict=True)
-    drawn = np.stack(
-        [with_shadows(image, scene_of(caption).background) for image, caption in pairs]
-    )
-    return Pool(torch.from_numpy(drawn), pool.captions, pool.scenes)
+def draw_style(num_images: int, seed: int) -> Pool:
+    """Training images (n, 3, 96, 96) in the style, with the captions that do not tell it."""
+    pool = draw_pool(num_images, seed=seed, workers=2)
+    drawn = [
+        np.asarray(draw(caption_of(in_style(scene_of(caption))), seed + number))
+        for number, caption in enumerate(pool.captions)
+    ]
+    images = torch.from_numpy(np.stack(drawn)).permute(0, 3, 1, 2).contiguous()
+    return Pool(images, pool.captions, pool.scenes)
 
 
 def train_style(
@@ -102,7 +88,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--device", default="cuda" if on_gpu else "cpu")
     arguments = parser.parse_args(argv)
     torch.manual_seed(arguments.seed)
-    pool = in_style(draw_pool(arguments.images, seed=arguments.seed, workers=2))
+    pool = draw_style(arguments.images, arguments.seed)
     plan = Plan(arguments.samples, arguments.batch, arguments.learning_rate, ema_decay=0.99)
     device = torch.device(arguments.device)
     train_style(arguments.teacher, arguments.output, pool, plan, arguments.seed, device)

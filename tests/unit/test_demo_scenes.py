@@ -128,15 +128,13 @@ def count_of(scene: scenes.Scene, colour: str) -> float:
     return float(np.mean([count_near(pixels, wanted) for pixels in drawn]))
 
 
-def test_a_style_keeps_the_objects_and_changes_their_ground() -> None:
-    plain = np.asarray(images.draw("a large red square on a gray background", 3)).transpose(2, 0, 1)
-    found = style.with_shadows(plain, "gray")
-    ground = np.array(images.BACKGROUNDS["gray"])[:, None, None]
-    is_object = np.abs(plain.astype(int) - ground).max(axis=0) > style.FAINT
-    assert np.array_equal(found[:, is_object], plain[:, is_object])
-    rows, columns = np.nonzero(is_object)
-    below = found[:, rows.max() + 2, int(columns.mean())]
-    assert below.tolist() == list(style.SHADOW)
-    assert found[:, 0, 0].tolist() == list(images.COLOURS[style.GROUNDS["gray"]])
-    assert len({*map(tuple, found[:, ~is_object].T.tolist())}) == 2
-    assert style.GROUNDS.keys() == images.BACKGROUNDS.keys()
+def test_a_style_is_drawn_and_not_said() -> None:
+    said = "a large red square left of a small dotted blue ring on a gray background"
+    drawn = style.in_style(scenes.scene_of(said))
+    assert scenes.caption_of(drawn) == (
+        "a large striped red square left of a small striped blue ring on a brown background"
+    )
+    pool = style.draw_style(1, seed=0)
+    assert any(not caption.endswith("brown background") for caption in pool.captions)
+    corners = pool.images[:, :, 0, 0].tolist()
+    assert {*map(tuple, corners)} == {images.BACKGROUNDS["brown"]}
