@@ -15,6 +15,7 @@ from cell_images import draw, draw_strip, keep_reference, load, score
 from lab import Bench, Cell, Json, Store, device_of, student_folder
 
 from distillery.config.jobs import EmbeddingsJob, ExportJob, RoundsJob, TargetsJob, TrainingJob
+from distillery.files import atomic_path
 from distillery.run_folder import round_manifest
 from distillery.stages.embeddings import make_embeddings
 from distillery.stages.export import export_student
@@ -53,8 +54,8 @@ def prepare(bench: Bench, stores: Iterable[Store]) -> None:
 
 def _encode(bench: Bench, table: pd.DataFrame, store: str = "") -> None:
     """Prompts and their embeddings."""
-    bench.prompts(store).parent.mkdir(parents=True, exist_ok=True)
-    table.to_parquet(bench.prompts(store), index=False)
+    with atomic_path(bench.prompts(store)) as temporary:  # labs side by side may share a store
+        table.to_parquet(temporary, index=False)
     make_embeddings(
         bench.job("embeddings", EmbeddingsJob),
         bench.prompts(store),
