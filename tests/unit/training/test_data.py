@@ -1,5 +1,6 @@
 """The order of the samples, and what one sample is."""
 
+import gc
 import hashlib
 import os
 import shutil
@@ -111,6 +112,27 @@ def test_a_signal_to_the_whole_group_leaves_those_who_read_ahead_alive(run, numb
         os.kill(worker.pid, number)
     seen += [batch.items for batch in batches]
     assert joined(seen) == Order(dataset.num_items, 3).items(0, 64)
+
+
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument")
+def test_who_reads_ahead_does_not_free_what_its_parent_left(run, tmp_path, monkeypatch):
+    """A forked process that frees a tensor on a GPU ends with 'CUDA error: initialization error'."""
+
+    class OnTheGPU:
+        def __del__(self):
+            (tmp_path / str(os.getpid())).touch()
+
+    def read(self, items, read=SegmentDataset.__getitems__):
+        gc.collect()
+        return read(self, items)
+
+    monkeypatch.setattr(SegmentDataset, "__getitems__", read)
+    left = OnTheGPU()
+    left.itself = left
+    del left
+    list(Batches(open_dataset(run), training(), 3, RankInfo()).read(0, torch.device("cuda")))
+    gc.collect()
+    assert [path.name for path in tmp_path.iterdir()] == [str(os.getpid())]
 
 
 def test_more_processes_than_samples_in_a_batch_are_refused(run):

@@ -5,6 +5,7 @@ batch i is the items [i * G, (i + 1) * G) of that stream, for any number of proc
 micro-batch.
 """
 
+import gc
 import signal
 import time
 from collections.abc import Iterator
@@ -162,7 +163,7 @@ class Batches:
             # Forked, so that the memory maps are shared; workers never touch CUDA.
             multiprocessing_context="fork" if on_cuda else None,
         )
-        with signals_blocked():
+        with signals_blocked(), garbage_kept():
             return iter(loader)
 
 
@@ -179,6 +180,20 @@ def signals_blocked() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def garbage_kept() -> Iterator[None]:
+    """Let processes that are forked in here never collect what this one has left behind.
+
+    Networks and optimizers lie in cycles, which wait for the collector. Tensors on a GPU among them
+    would be freed in the forked process too, which CUDA ends for it.
+    """
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _as_it_is(batch: Any) -> Any:
