@@ -122,6 +122,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=64, help="samples per update")
     parser.add_argument("--learning-rate", type=float, default=5e-4)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--compile", choices=("never", "always"), default="never")
     parser.add_argument("--rollout-share", type=float, default=0.2, help="of the finishing phase")
     parser.add_argument("--matching-weight", type=float, default=0.1)
     parser.add_argument("--adversarial-weight", type=float, default=0.1)
@@ -169,7 +170,7 @@ def bench_of(arguments: argparse.Namespace) -> Bench:
         "log_every_samples": size * max(1, arguments.num_samples // size // 20),
         "save_every_samples": arguments.num_samples,
         "keep_checkpoints": 1,
-        "compile": "never",
+        "compile": arguments.compile,
     }
     raw.pop("previews", None)
     raw["student"] = {"steps": num_segments}
@@ -203,12 +204,12 @@ def cells_of(arguments: argparse.Namespace, teacher_steps: int) -> list[Cell]:
         for steps in sorted({*arguments.steps, teacher_steps}, reverse=True)
         for guidance in ("guided", "unguided")
     ]
-    patterns = arguments.only or ["*"]
-    chosen = [cell for cell in students if any(fnmatch(cell.name, it) for it in patterns)]
+    cells, patterns = students + teachers, arguments.only or ["*"]
+    chosen = [cell for cell in cells if any(fnmatch(cell.name, it) for it in patterns)]
     if not chosen:
-        names = ", ".join(cell.name for cell in students)
+        names = ", ".join(cell.name for cell in cells)
         raise SystemExit(f"--only {' '.join(patterns)}: none of {names}")
-    return chosen + teachers
+    return chosen
 
 
 def path_of(bench: Bench, cell: Cell) -> Path:
@@ -276,12 +277,13 @@ def table(rows: list[Json], bench: Bench) -> str:
         ),
     )
     training, hardware = bench.raw["training"], describe_hardware()
+    compiled = training["compile"] == "always"
     jobs = " or ".join(map(str, sorted({row["jobs"] for row in rows})))
     gpus = ", ".join(str(gpu["name"]) for gpu in hardware["gpus"])
     where = gpus or f"{hardware['num_cores']} CPU cores"
     head = [
         f"{training['num_samples']} samples of {training['global_batch_size']} an update at "
-        f"{training['learning_rate']} in {training['dtype']}, a share of {bench.rollout_share} of "
+        f"{training['learning_rate']} in {training['dtype']}{', compiled' * compiled}, a share of {bench.rollout_share} of "
         f"rollouts or online targets where named, {bench.rounds} rounds of a share of "
         f"{bench.rounds_share} in all, distribution matching of weight {bench.matching_weight}, "
         f"an adversarial loss of weight {bench.adversarial_weight}; "
