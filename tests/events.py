@@ -10,7 +10,7 @@ def event(kind, job, begin_s, end_s, num_items=0, device="cuda:0", host="node1",
 
 def job_events(job, begin_s, batches, seconds, device="cuda:0", num_items=8, load_s=5.0):
     """A job whose first batch takes `load_s` longer."""
-    events = [event("start", job, begin_s, begin_s, device=device)]
+    events = [event("start", job, begin_s, begin_s, device=device, gpu="NVIDIA H200")]
     now = begin_s + 1
     for batch in range(batches):
         end = now + seconds + (load_s if batch == 0 else 0)

@@ -110,6 +110,13 @@ def test_what_was_changed_is_refused_with_its_cure(folder, tmp_path, name, cure)
         write(make_config(), tmp_path / "tiny")
 
 
+def test_the_gpus_of_the_jobs_are_told(written):
+    """Counters do not survive `asdict`: every report of a run on a GPU failed on this one."""
+    page, metrics = written
+    assert metrics["provenance"]["origin"]["gpus"] == {"NVIDIA H200": 2}
+    assert "2 × NVIDIA H200, " in page
+
+
 def test_attempts_are_told_only_where_a_job_was_started_again(written, tmp_path):
     write_telemetry(tmp_path, training_twice())
     assert "<td>2<small>2 attempts</small></td>" in write(make_config(), tmp_path)[0]

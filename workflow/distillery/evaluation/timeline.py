@@ -246,7 +246,7 @@ def find_origin(events: Iterable[Event]) -> Origin | None:
         min(event.begin_s for event in events),
         max(event.end_s for event in events),
         tuple(dict.fromkeys(command for command in typed if command)),
-        Counter(devices.values()),
+        dict(Counter(devices.values())),  # asdict would count a counter's pairs
         sum(attempt.end_s - attempt.begin_s for attempt in on_gpu) / 3600,
     )
 
