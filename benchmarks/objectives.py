@@ -283,9 +283,10 @@ def table(rows: list[Json], bench: Bench) -> str:
     where = gpus or f"{hardware['num_cores']} CPU cores"
     head = [
         f"{training['num_samples']} samples of {training['global_batch_size']} an update at "
-        f"{training['learning_rate']} in {training['dtype']}{', compiled' * compiled}, a share of {bench.rollout_share} of "
-        f"rollouts or online targets where named, {bench.rounds} rounds of a share of "
-        f"{bench.rounds_share} in all, distribution matching of weight {bench.matching_weight}, "
+        f"{training['learning_rate']} in {training['dtype']}{', compiled' * compiled}, "
+        f"a share of {bench.rollout_share} of rollouts or online targets where named, "
+        f"{bench.rounds} rounds of a share of {bench.rounds_share} in all, "
+        f"distribution matching of weight {bench.matching_weight}, "
         f"an adversarial loss of weight {bench.adversarial_weight}; "
         f"{bench.num_prompts} held-out prompts with {bench.images_per_prompt} images each. "
         f"Seconds of training with {jobs} cells side by side, of sampling 100 images alone. "

@@ -114,7 +114,7 @@ def test_the_gpus_of_the_jobs_are_told(written):
     """Counters do not survive `asdict`: every report of a run on a GPU failed on this one."""
     page, metrics = written
     assert metrics["provenance"]["origin"]["gpus"] == {"NVIDIA H200": 2}
-    assert "2 × NVIDIA H200, " in page
+    assert "2 \u00d7 NVIDIA H200, " in page
 
 
 def test_attempts_are_told_only_where_a_job_was_started_again(written, tmp_path):

@@ -116,7 +116,7 @@ def test_a_signal_to_the_whole_group_leaves_those_who_read_ahead_alive(run, numb
 
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument")
 def test_who_reads_ahead_does_not_free_what_its_parent_left(run, tmp_path, monkeypatch):
-    """A forked process that frees a tensor on a GPU ends with 'CUDA error: initialization error'."""
+    """A forked process that frees a tensor on a GPU ends in 'CUDA error: initialization error'."""
 
     class OnTheGPU:
         def __del__(self):
