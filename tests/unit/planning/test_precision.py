@@ -70,3 +70,17 @@ def test_an_average_that_begins_late_is_noted(teacher: Path, tmp_path: Path) -> 
     late = {"training": {"num_samples": 80, "ema_half_life_samples": 80}}
     said = advice(tmp_path, teacher, **late)
     assert "50% of the exported average are still the initial weights; use 10 or fewer" in said
+
+
+def test_segments_that_are_seen_too_often_are_noted(teacher: Path, tmp_path: Path) -> None:
+    seen_once = 2 * planned(settings(tmp_path, teacher), tmp_path)["work"]["num_trajectories"]
+
+    def said(times: int, **changes: int) -> str:
+        sizes = ("global_batch_size", "log_every_samples", "save_every_samples")
+        training = {"num_samples": times * seen_once} | dict.fromkeys(sizes, seen_once)
+        changed = {"student": {"steps": 2}, "training": training | changes}
+        return advice(tmp_path, teacher, **changed)
+
+    assert "each stored segment is seen 30 times" in said(30)
+    assert "learn its trajectories by heart" not in said(29)
+    assert "learn its trajectories by heart" not in said(30, held_out_prompts=1)

@@ -8,6 +8,9 @@ from distillery.config.run import Config
 from distillery.planning.work import Work
 from distillery.teacher.folder import PipelineFolder
 
+MANY_VIEWS = 30
+"""Of a stored segment. 47 gave less than 12 did (docs/how-many-trajectories.md)."""
+
 
 def advise_prompts(prompts: Mapping[str, pd.DataFrame]) -> list[str]:
     """Notes on held-out prompts, and their noise, that the student also learns from."""
@@ -42,9 +45,10 @@ def advise_amounts(config: Config, work: Work) -> list[str]:
         )
     if work.num_trajectories < 1000:
         advice.append(
-            f"{work.num_trajectories} trajectories only initialise a student; real models look "
-            "soft below about 10,000 and good from 100,000"
+            f"{work.num_trajectories} trajectories only initialise a student: begin with 10,000 "
+            "(docs/how-many-trajectories.md)"
         )
+    advice += advise_views(config, work)
     steps = config.student.steps
     if config.training.objective == "prediction" and steps < config.targets.steps:
         advice.append(
@@ -54,6 +58,18 @@ def advise_amounts(config: Config, work: Work) -> list[str]:
             f"student.steps and targets.num_segments to {config.targets.steps}"
         )
     return advice
+
+
+def advise_views(config: Config, work: Work) -> list[str]:
+    """A note where each stored segment is seen so often that a student may learn it by heart."""
+    training = config.training
+    views = training.num_samples // max(1, work.num_trajectories * config.student.steps)
+    if views < MANY_VIEWS or training.held_out_prompts:
+        return []
+    return [
+        f"each stored segment is seen {views} times: the student may learn its trajectories by "
+        "heart; make more of them, or set training.held_out_prompts, which shows it"
+    ]
 
 
 def advise_guidance(config: Config, folder: PipelineFolder) -> list[str]:
