@@ -20,9 +20,9 @@ from distillery.families.protocol import Denoiser
 from distillery.model_folder import full_disk_as_os_error, load_denoiser, save_denoiser
 
 LORA_FILE = "pytorch_lora_weights.safetensors"
+"""The name that Diffusers looks for."""
 KOHYA_FILE = "lora_kohya.safetensors"
 """The same under the names of Kohya's scripts, which programs for UNets read."""
-"""The name that Diffusers looks for."""
 ADAPTER = "student"
 METADATA = "lora_adapter_metadata"
 """Where Diffusers keeps an adapter's configuration in the header of its file."""
