@@ -77,7 +77,7 @@ def test_a_changed_key_of_the_targets_is_named_for_what_follows(done: Run) -> No
     assert rows["targets"].why == why
     assert rows["student"].done == 1, "it is built from the teacher alone"
     assert (rows["training"].done, rows["training"].why) == (0, why)
-    assert rows["samples teacher"].why.startswith("sampling.guidance_scale is 2.0")
+    assert rows["samples teacher"].why == why, "the key that the user changed"
     assert found(done)["targets"].done == 3, "chunks of a recipe that comes back are found again"
 
 
@@ -90,6 +90,15 @@ def test_a_changed_key_of_the_training_leaves_the_targets(done: Run) -> None:
     (table,) = there_part(rows.values()).tables
     text = {row[0]: row[-1] for row in table.rows}["training"]
     assert text.startswith("made again: training.learning_rate")
+
+
+def test_the_users_own_key_of_a_models_samples_is_named(done: Run) -> None:
+    """And none of the stage's frozen file, which holds one model's values alone."""
+    models = {"teacher": {"source": "teacher", "guidance_scale": 5.0}}
+    rows = found(done, samples={"models": models, "images_per_prompt": 2})
+    told = rows["samples teacher"].why.split("; ")
+    assert "samples.models.teacher.guidance_scale is 5.0, was 3.0" in told
+    assert "samples.images_per_prompt is 2, was 1" in told
 
 
 def test_changed_prompts_are_told_of_what_is_made_from_them(done: Run) -> None:

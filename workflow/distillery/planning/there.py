@@ -6,14 +6,15 @@ the contents and make again what does not fit. But Snakemake starts no job for a
 behind a manifest that is there: such files are looked for, and are a doubt.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from distillery.config.jobs import freeze, read_frozen
+from distillery.config.jobs import freeze, read_frozen, user_key
 from distillery.config.parsing import flatten
 from distillery.config.run import Config, RunConfig
 from distillery.files import read_sealed, repair_commands
@@ -229,14 +230,27 @@ def _why(config: RunConfig, run: RunFolder, stage: str, there: int) -> str:
         before = read_frozen(path)
     except ValueError:
         return f"{path} is damaged"
-    return describe_changes(before, freeze(config, stage))
+    return describe_changes(before, freeze(config, stage), partial(user_key, config, stage))
 
 
-def describe_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """The keys whose values differ, with both values, as `targets.steps is 20, was 24`."""
+def describe_changes(
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+    rename: Callable[[str], str] = str,
+) -> str:
+    """The keys whose values differ, with both values, as `targets.steps is 20, was 24`.
+
+    Args:
+        before, after: frozen configurations of one stage.
+        rename: gives the user's own key for one of theirs.
+    """
     old, new = flatten(before), flatten(after)
-    names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-    told = [f"{name} is {_shown(new, name)}, was {_shown(old, name)}" for name in names[:MAX_NAMED]]
+    changed = {rename(key): key for key in {**old, **new} if old.get(key) != new.get(key)}
+    names = list(changed)
+    told = [
+        f"{name} is {_shown(new, changed[name])}, was {_shown(old, changed[name])}"
+        for name in names[:MAX_NAMED]
+    ]
     more = [counted(len(names) - MAX_NAMED, "more key")] if len(names) > MAX_NAMED else []
     return "; ".join([*told, *more])
 
