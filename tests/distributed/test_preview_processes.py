@@ -1,5 +1,8 @@
 """TensorBoard has every process's previews, each once, at the step at which it was drawn."""
 
+import shutil
+import time
+
 import pytest
 from processes import run
 
@@ -55,6 +58,19 @@ def test_a_slow_process_is_waited_for_at_the_end(data, tmp_path):
     """The last images are those that no later row of the log takes up."""
     assert run(2, arguments(data, tmp_path), {1: "slow-previews:64"}) == [0, 0]
     assert_all_are_shown(tmp_path, data)
+
+
+@pytest.mark.slow
+def test_images_that_cannot_be_drawn_are_not_waited_for_long(data, tmp_path):
+    """The training succeeds, and says which images TensorBoard lacks."""
+    broken = tmp_path / "data"
+    shutil.copytree(data, broken)
+    (broken / "teacher/vae/diffusion_pytorch_model.safetensors").write_bytes(b"no weights")
+    begin_s = time.monotonic()
+    assert run(2, arguments(broken, tmp_path)) == [0, 0]
+    assert time.monotonic() - begin_s < 40
+    log = (tmp_path / "logs/training.log").read_text()
+    assert "TensorBoard lacks 9 previews that no process had saved 1" in log
 
 
 def test_another_training_in_the_same_folder_shows_its_own_images_alone(data, tmp_path):

@@ -97,8 +97,8 @@ class ProgressLog:
         self._run.watchdog.heartbeat("last previews of all ranks", limit_s=START_LIMIT_S + limit_s)
         if (missing := self._shown.show_last(board, limit_s)) and is_finished:
             self._run.reporter.warning(
-                f"TensorBoard lacks {counted(missing, 'preview')} that other processes had not "
-                f"saved {limit_s:.0f} s after the training's end"
+                f"TensorBoard lacks {counted(missing, 'preview')} that no process had saved "
+                f"{limit_s:.0f} s after the training's end"
             )
 
     def add(
