@@ -19,6 +19,7 @@ from distillery.training import (
     microbatch,
     nodes,
     own_teacher,
+    previews,
     update,
 )
 
@@ -29,6 +30,7 @@ def arrange(fault):
     at_number = {
         "perturb": _perturb_at, "room": _limit_room, "wait": _wait_at, "estimate": _estimate,
         "teacher": _fail_as_teacher, "mesh": _check_mesh, "count-teachers": _count_teachers,
+        "slow-previews": _draw_slowly_at,
     }  # fmt: skip
     match kind:
         case _ if kind in at_number:
@@ -70,6 +72,18 @@ def _fail_as_teacher(number):
     own_teacher.OwnTeacher.ask = ask
 
 
+def _draw_slowly_at(samples_seen):
+    """Take longer than the other ranks for the images of a moment."""
+    original = previews.Previews.draw
+
+    def draw(self, drawer, row, seen):
+        if seen == samples_seen:
+            time.sleep(SLOW_DRAW_S)
+        return original(self, drawer, row, seen)
+
+    previews.Previews.draw = draw
+
+
 def _raise():
     raise RuntimeError("this rank was broken on purpose")
 
@@ -103,7 +117,7 @@ ACTS = {
     "hang-with-lock": lambda: ctypes.PyDLL(None).sleep(600),
 }
 
-SLOW_SAVE_S = 5.0
+SLOW_SAVE_S, SLOW_DRAW_S = 5.0, 3.0
 ACTS_IN_SAVE = {"kill-in-save": ACTS["kill"], "slow-save": lambda: time.sleep(SLOW_SAVE_S)}
 
 

@@ -57,6 +57,18 @@ def test_a_plan_that_is_asked_for_tells_what_was_made_since(ran: Path) -> None:
     assert "plan" not in jobs(succeed(ran, str(PLAN)))
 
 
+def test_a_plan_that_is_asked_for_tells_which_chunk_is_gone_since(ran: Path) -> None:
+    chunk = sorted((ran / EMBEDDINGS).parent.glob("*/chunk-*.safetensors"))[0]
+    content = chunk.read_bytes()
+    succeed(ran, str(PLAN))
+    assert "Nothing to be done" in succeed(ran, str(PLAN))
+    chunk.unlink()
+    told = " ".join(succeed(ran, str(PLAN)).split())
+    assert f"embeddings eval lacks 1 of 2 files that {EMBEDDINGS} lists, such as" in told
+    chunk.write_bytes(content)
+    assert " lacks " not in succeed(ran, str(PLAN))
+
+
 def test_a_plan_is_of_the_configuration_that_was_asked_for(teacher: Path, tmp_path: Path) -> None:
     """Of a run that began by a stage's file; and looking at it changes nothing of that run."""
     folder = skeleton(tmp_path)

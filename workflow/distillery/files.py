@@ -6,7 +6,7 @@ import os
 import shlex
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -134,6 +134,26 @@ def repair_hint(*paths: Path) -> str:
     """
     named = shlex.join(str(path) for path in paths if path.exists())
     return f"run `rm -r {named}` and start the workflow again; undamaged files are kept"
+
+
+def repair_commands(paths: Iterable[Path], frozen: Path, named: Sequence[str] = ()) -> list[str]:
+    """The shell commands that make again what is damaged, to be run where the workflow runs.
+
+    The run's frozen configuration is a configuration file like any other; where it is damaged
+    itself, the user's own is needed.
+
+    Args:
+        paths: what is damaged or gone, and the files that list it; what is there is removed.
+        frozen: results/{run}/config/run.json.
+        named: files that the rule `all` does not ask for, nor for what is made of them.
+    """
+    paths = list(dict.fromkeys(paths))
+    config = frozen if frozen.is_file() and frozen not in paths else Path("config/mine.yaml")
+    targets = ["--", "all", *named] if named else []
+    return [
+        shlex.join(["rm", "-r", *(str(path) for path in paths if path.exists())]),
+        shlex.join(["snakemake", "--cores", "all", "--configfile", str(config), *targets]),
+    ]
 
 
 def canonical_json(value: JsonObject) -> str:

@@ -15,7 +15,9 @@ from distillery.config.jobs import (
     freeze,
     read_config,
     read_job,
+    user_key,
 )
+from distillery.config.parsing import flatten
 from distillery.config.run import Config, parse_config
 from distillery.files import write_json
 
@@ -39,51 +41,108 @@ def stages_changed_by(**changes: Any) -> set[str]:
     return {stage for stage in before if before[stage] != after[stage]}
 
 
-@pytest.mark.parametrize(
-    ("changes", "stages"),
-    [
-        ({"training__learning_rate": 1e-3}, {"training"}),
-        ({"training__num_samples": 320}, {"training"}),
-        ({"training__save_every_samples": 64}, {"runtime"}),
-        ({"training__hang_timeout_s": 64}, {"runtime"}),
-        ({"targets__guidance_scale": 2.0}, {"targets", "rounds", "export", *ALL_SAMPLES}),
-        ({"targets__guidance_scale_2": 2.0}, {"targets", "rounds", "export", *OF_TEACHER}),
-        ({"targets__num_shards": 9}, {"targets", "rounds", "export"}),
-        (
-            {"teacher__negative_prompt": "x"},
-            {"embeddings", "targets", "rounds", *OF_STUDENT, *ALL_SAMPLES},
-        ),
-        ({"teacher__offload": "model"}, {"runtime"}),
-        ({"teacher__num_gpus": 2}, {"runtime"}),
-        (
-            {"teacher__adapters": [{"path": "x"}]},
-            {"embeddings", "targets", "rounds", *OF_STUDENT, *ALL_SAMPLES},
-        ),
-        ({"embeddings__batch_size": 5}, {"embeddings"}),
-        ({"prompts__eval": "x.csv"}, {"prompts"}),
-        ({"student__steps": 2}, {"rounds", *OF_STUDENT, "samples-student"}),
-        ({"seed": 5}, {"targets", "rounds", *(OF_STUDENT - {"export"}), *ALL_SAMPLES}),
-        ({"previews__every_samples": 640}, {"previews"}),
-        (
-            {"teacher__vae_dtype": "bfloat16"},
-            {"embeddings", "targets", "rounds", "previews", "export", *ALL_SAMPLES},
-        ),
-        ({"samples__batch_size": 5}, ALL_SAMPLES),
-        ({"samples__num_shards": 5}, set()),
-        ({"samples__models__student__steps": 4}, set()),
-        ({"samples__models__teacher-4-steps__steps": 2}, {"samples-teacher-4-steps"}),
-        ({"evaluation__num_resamples": 500}, {"evaluation"}),
-        ({"evaluation__vision_models": {"dino": "facebook/dinov2-base"}}, {"evaluation"}),
-        ({"evaluation__min_clip_ratio": 0.9}, set()),
-        ({"dataset__pairs": "all"}, {"dataset"}),
-        ({"hardware__cpu_threads": 2}, set()),
-        ({"run": "other"}, set()),
-    ],
-)
+CASES: list[tuple[dict[str, Any], set[str]]] = [
+    ({"training__learning_rate": 1e-3}, {"training"}),
+    ({"training__num_samples": 320}, {"training"}),
+    ({"training__save_every_samples": 64}, {"runtime"}),
+    ({"training__hang_timeout_s": 64}, {"runtime"}),
+    ({"targets__guidance_scale": 2.0}, {"targets", "rounds", "export", *ALL_SAMPLES}),
+    ({"targets__guidance_scale_2": 2.0}, {"targets", "rounds", "export", *OF_TEACHER}),
+    ({"targets__num_shards": 9}, {"targets", "rounds", "export"}),
+    (
+        {"teacher__negative_prompt": "x"},
+        {"embeddings", "targets", "rounds", *OF_STUDENT, *ALL_SAMPLES},
+    ),
+    ({"teacher__offload": "model"}, {"runtime"}),
+    ({"teacher__num_gpus": 2}, {"runtime"}),
+    (
+        {"teacher__adapters": [{"path": "x"}]},
+        {"embeddings", "targets", "rounds", *OF_STUDENT, *ALL_SAMPLES},
+    ),
+    ({"embeddings__batch_size": 5}, {"embeddings"}),
+    ({"prompts__eval": "x.csv"}, {"prompts"}),
+    ({"student__steps": 2}, {"rounds", *OF_STUDENT, "samples-student"}),
+    ({"seed": 5}, {"targets", "rounds", *(OF_STUDENT - {"export"}), *ALL_SAMPLES}),
+    ({"previews__every_samples": 640}, {"previews"}),
+    (
+        {"teacher__vae_dtype": "bfloat16"},
+        {"embeddings", "targets", "rounds", "previews", "export", *ALL_SAMPLES},
+    ),
+    ({"samples__batch_size": 5}, ALL_SAMPLES),
+    ({"samples__num_shards": 5}, set()),
+    ({"samples__models__student__steps": 4}, set()),
+    ({"samples__models__teacher-4-steps__steps": 2}, {"samples-teacher-4-steps"}),
+    ({"evaluation__num_resamples": 500}, {"evaluation"}),
+    ({"evaluation__vision_models": {"dino": "facebook/dinov2-base"}}, {"evaluation"}),
+    ({"evaluation__min_clip_ratio": 0.9}, set()),
+    ({"dataset__pairs": "all"}, {"dataset"}),
+    ({"hardware__cpu_threads": 2}, set()),
+    ({"run": "other"}, set()),
+]
+"""A changed key, and the stages that depend on it."""
+
+
+@pytest.mark.parametrize(("changes", "stages"), CASES)
 def test_a_key_changes_the_stages_that_depend_on_it(
     changes: dict[str, Any], stages: set[str]
 ) -> None:
     assert stages_changed_by(**changes) == stages | {"run"}
+
+
+OF_MODELS: list[dict[str, Any]] = [
+    {"samples__models__teacher__guidance_scale": 7.0},
+    {"samples__models__teacher__guidance_scale_2": 7.0},
+    {"samples__models__teacher-4-steps__guidance_scale": 7.0},
+    {"samples__models__student__guidance_scale": 7.0},
+    {"samples__images_per_prompt": 3},
+    {"samples__num_prompts": 3},
+]
+
+
+@pytest.mark.parametrize("changes", [*(changes for changes, _ in CASES), *OF_MODELS])
+def test_every_changed_value_leads_to_the_key_that_the_user_changed(
+    changes: dict[str, Any],
+) -> None:
+    (key,) = (name.replace("__", ".") for name in changes)
+    before, after = frozen(RUN), frozen(changed(**changes))
+    config = parse_config(changed(**changes), "my.yaml")
+    for stage in before:
+        old, new = flatten(before[stage]), flatten(after[stage])
+        names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+        found = {user_key(config, stage, name) for name in names}
+        assert all(name == key or name.startswith(f"{key}.") for name in found), stage
+
+
+@pytest.mark.parametrize(
+    ("own", "key"),
+    [
+        ({}, "targets.guidance_scale_2"),
+        ({"guidance_scale": 5.0}, "samples.models.teacher.guidance_scale_2"),
+        ({"guidance_scale_2": 5.0}, "samples.models.teacher.guidance_scale_2"),
+    ],
+)
+def test_a_model_with_guidance_of_its_own_takes_no_second_one_of_the_targets(
+    own: dict[str, float], key: str
+) -> None:
+    raw = changed(
+        targets__guidance_scale_2=3.0, samples__models__teacher={"source": "teacher"} | own
+    )
+    config = parse_config(raw, "my.yaml")
+    assert user_key(config, "samples-teacher", "sampling.guidance_scale_2") == key
+
+
+def test_a_new_release_is_no_key_of_the_user() -> None:
+    config = parse_config(RUN, "my.yaml")
+    told = user_key(config, "samples-student", "version")
+    assert told == "this release's version of samples-student"
+
+
+def test_without_training_a_models_values_are_its_own() -> None:
+    raw = {"run": "mine", "teacher": RUN["teacher"], "prompts": {"eval": "eval.csv"}}
+    model = {"source": "teacher", "steps": 4, "guidance_scale": 3.0}
+    config = parse_config({**raw, "samples": {"models": {"mine": model}}}, "my.yaml")
+    for name in ("steps", "guidance_scale", "guidance_scale_2"):
+        assert user_key(config, "samples-mine", f"sampling.{name}") == f"samples.models.mine.{name}"
 
 
 def test_a_frozen_job_survives_its_file(tmp_path: Path) -> None:

@@ -153,6 +153,10 @@ def test_the_last_work_is_what_was_written_last(folder: Path) -> None:
         path.write_text("")
         os.utime(path, (seconds, seconds))
     assert last_work(run) == [str(run.telemetry / "embeddings-eval.jsonl")]
+    for chunks in (run.target_folder / "0123456789ab", run.embedding_folder / "eval/0123456789ab"):
+        chunks.mkdir(parents=True)
+        assert last_work(run) == [str(chunks)], "a chunk was added there, or is gone"
+        os.utime(chunks, (1, 1))
 
 
 def test_a_plan_that_refuses_ends_the_run(folder: Path, commands: list[list[str]]) -> None:

@@ -1,5 +1,7 @@
 """What of a configuration lies on the disk, and what is made again because of which key."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ from distillery.config.jobs import JOBS, freeze
 from distillery.config.run import Config, parse_config
 from distillery.files import read_json
 from distillery.planning.there import Found, describe_changes, there_part
+from distillery.stages import verify
 from distillery.stages.freeze import write_frozen
 from distillery.stages.plan import make_plan
 from runs import Run, make_run, settings
@@ -74,7 +77,7 @@ def test_a_changed_key_of_the_targets_is_named_for_what_follows(done: Run) -> No
     assert rows["targets"].why == why
     assert rows["student"].done == 1, "it is built from the teacher alone"
     assert (rows["training"].done, rows["training"].why) == (0, why)
-    assert rows["samples teacher"].why.startswith("sampling.guidance_scale is 2.0")
+    assert rows["samples teacher"].why == why, "the key that the user changed"
     assert found(done)["targets"].done == 3, "chunks of a recipe that comes back are found again"
 
 
@@ -87,6 +90,15 @@ def test_a_changed_key_of_the_training_leaves_the_targets(done: Run) -> None:
     (table,) = there_part(rows.values()).tables
     text = {row[0]: row[-1] for row in table.rows}["training"]
     assert text.startswith("made again: training.learning_rate")
+
+
+def test_the_users_own_key_of_a_models_samples_is_named(done: Run) -> None:
+    """And none of the stage's frozen file, which holds one model's values alone."""
+    models = {"teacher": {"source": "teacher", "guidance_scale": 5.0}}
+    rows = found(done, samples={"models": models, "images_per_prompt": 2})
+    told = rows["samples teacher"].why.split("; ")
+    assert "samples.models.teacher.guidance_scale is 5.0, was 3.0" in told
+    assert "samples.images_per_prompt is 2, was 1" in told
 
 
 def test_changed_prompts_are_told_of_what_is_made_from_them(done: Run) -> None:
@@ -119,6 +131,94 @@ def test_a_longer_training_with_a_finish_takes_the_first_part_up(done: Run) -> N
     training = {"num_samples": 16, "adversarial": {"samples": 8}}
     rows = found(done, training=training)
     assert (rows["training"].done, rows["training"].of) == (8, 16)
+
+
+@contextmanager
+def gone(path: Path) -> Iterator[None]:
+    """While a file is away."""
+    kept = path.rename(path.with_name("kept"))
+    try:
+        yield
+    finally:
+        kept.rename(path)
+
+
+def first(run: Run, pattern: str) -> Path:
+    return sorted(run.folder.glob(pattern))[0]
+
+
+def advice(run: Run) -> list[str]:
+    """The doubts of the plan that was just made about files that are gone."""
+    return [note for note in read_json(run.files.plan)["advice"] if " lacks " in note]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "stage", "kind", "listed_by"),
+    [
+        ("targets/*/chunk-*", "targets", "1 of 3 files", "targets/manifest.json"),
+        ("embeddings/train/*/chunk-*", "embeddings train", "1 of 3 files",
+         "embeddings/train/manifest.json"),
+        ("embeddings/eval/*/chunk-*", "embeddings eval", "1 of 2 files",
+         "embeddings/eval/manifest.json"),
+        ("samples/teacher/*/0.png", "samples teacher", "1 of 10 files",
+         "samples/teacher/manifest.parquet"),
+        ("samples/teacher/*/0.safetensors", "samples teacher", "1 of 10 files",
+         "samples/teacher/manifest.parquet"),
+    ],
+)  # fmt: skip
+def test_a_listed_file_that_is_gone_is_a_doubt_with_the_commands_of_verify(
+    done: Run, capsys: pytest.CaptureFixture[str], pattern: str, stage: str, kind: str,
+    listed_by: str,
+) -> None:  # fmt: skip
+    found(done)
+    assert advice(done) == []
+    path = first(done, pattern)
+    with gone(path):
+        rows = found(done)
+        (note,) = advice(done)
+        assert note.startswith(f"{stage} lacks {kind} that {done.folder / listed_by} lists, such")
+        assert f"such as {path}. " in note
+        assert {name for name, row in rows.items() if row.num_gone} == {stage}
+        assert not verify.tell(done.files)
+        commands = capsys.readouterr().out.splitlines()[-2:]
+        assert all(f"`{command.strip()}`" in note for command in commands)
+        (table,) = there_part(rows.values()).tables
+        text = {row[0]: row[-1] for row in table.rows}[stage]
+        assert text == f"{kind} are gone: see Doubts"
+
+
+def test_an_empty_file_is_gone_too(done: Run) -> None:
+    """As a full disk or a lost machine leaves it."""
+    path = first(done, "targets/*/chunk-*")
+    content = path.read_bytes()
+    path.write_bytes(b"")
+    assert found(done)["targets"].num_gone == 1
+    path.write_bytes(content)
+    assert found(done)["targets"].num_gone == 0
+
+
+def test_what_is_made_again_anyway_lacks_nothing(done: Run) -> None:
+    """Other settings, or other prompts: the jobs run, and make what is gone."""
+    with gone(first(done, "targets/*/chunk-*")), gone(first(done, "samples/teacher/*/0.png")):
+        rows = found(done, targets={"guidance_scale": 2.0})
+        assert not any(row.num_gone for row in rows.values())
+        assert advice(done) == []
+    raw = settings(done.folder.parent, Path(done.config.teacher.path))
+    source = Path(raw["prompts"]["train"])
+    text = source.read_text()
+    source.write_text(text + text.splitlines()[-1].replace(",", "x,", 1) + " again\n")
+    with gone(first(done, "targets/*/chunk-*")):
+        make_plan(done.config, done.files.plan)
+        source.write_text(text)
+        assert advice(done) == []
+
+
+def test_two_stages_that_lack_files_are_mended_together(done: Run) -> None:
+    with gone(first(done, "targets/*/chunk-*")), gone(first(done, "embeddings/eval/*/chunk-*")):
+        found(done)
+        (note,) = advice(done)
+    assert note.count(" lacks ") == 2
+    assert note.count("`rm -r ") == note.count("`snakemake ") == 1
 
 
 def test_changes_are_named_with_their_sections() -> None:

@@ -14,70 +14,25 @@ from PIL import Image
 import runs
 import tiny
 from distillery.config.run import parse_config
-from distillery.files import write_json
 from distillery.images import MAX_COLUMNS, is_preview, thin_out, write_png
+from distillery.store.tables import read_table
 from distillery.telemetry import Reporter, read_events
 from distillery.training import loop
 from distillery.training.previews import Previews
 from distillery.training.run import PreviewPaths
 from distillery.training.saving import Saver
 from distillery.training.variation import inspecting
+from event_files import read_values
+from previewing import FAST, IDS, MOMENTS, arguments, expected, images, preview_options
 
 REPOSITORY = Path(__file__).parents[3]
 sys.path.insert(0, str(REPOSITORY / "tests/distributed"))
-
-NUM_PROMPTS = 3
-IDS = [f"p{row:03d}" for row in range(NUM_PROMPTS)]
-MOMENTS = [0, 32, 64]
-
-
-FAST = {"learning_rate": 0.1}
-"""So that the images change within 64 samples."""
-
-
-def arguments(data, output, every_samples=32, **settings):
-    """The command line of a training whose previews are of the train split's first prompts."""
-    tiny.write_training_job(output, **FAST | settings)
-    teacher = {
-        "path": str(data / "teacher"), "dtype": "float32", "height": tiny.HEIGHT,
-        "width": tiny.WIDTH, "max_sequence_length": tiny.MAX_TOKENS,
-    }  # fmt: skip
-    write_json(
-        output / "config/previews.json",
-        {
-            "seed": 0,
-            "teacher": teacher,
-            "student": {"steps": 4},
-            "previews": {"every_samples": every_samples, "num_prompts": NUM_PROMPTS},
-        },
-    )
-    return [*tiny.train_arguments(data, output), *preview_options(data, output)]
-
-
-def preview_options(data, output):
-    places = {
-        "--previews": output / "student/previews",
-        "--previews-config": output / "config/previews.json",
-        "--eval-prompts": data / "prompts/train.parquet",
-        "--eval-embeddings": data / "embeddings/train/manifest.json",
-    }
-    return [word for option, place in places.items() for word in (option, str(place))]
 
 
 def train(*given, **settings):
     from distillery.stages import training as script
 
     return script.main(arguments(*given, **settings))
-
-
-def images(folder):
-    """Every image by its path, as bytes."""
-    root = folder / "student/previews"
-    return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.glob("*/p*.png")}
-
-
-def expected(moments=MOMENTS):
-    return {f"samples-{seen:012d}/{prompt_id}.png" for seen in moments for prompt_id in IDS}
 
 
 def trained(folder):
@@ -100,12 +55,20 @@ def test_the_first_the_last_and_those_between_are_drawn(drawn):
     sheet = Image.open(drawn / "student/previews/samples-000000000064/sheet.png")
     over_time = Image.open(drawn / "student/previews/sheet.png")
     assert sheet.width < over_time.width
-    (events,) = (drawn / "telemetry/tensorboard").iterdir()
-    content = events.read_bytes()
-    for name in expected():
-        stem = Path(name).stem
-        assert f"previews/{stem}".encode() in content
-        assert f"prompts/{stem}/text_summary".encode() in content
+
+
+def test_tensorboard_has_each_preview_once_with_its_prompt(data, drawn):
+    shown = read_values(drawn / "telemetry/tensorboard")
+    prompts = read_table(data / "prompts/train.parquet").set_index("prompt_id")["prompt"]
+    for prompt_id in IDS:
+        pictures, texts = shown[f"previews/{prompt_id}"], shown[f"prompts/{prompt_id}/text_summary"]
+        assert list(pictures) == list(texts) == MOMENTS
+        for seen in MOMENTS:
+            (picture,), (text,) = pictures[seen], texts[seen]
+            name = f"samples-{seen:012d}/{prompt_id}.png"
+            assert picture.image.encoded_image_string == images(drawn)[name]
+            assert (picture.image.width, picture.image.height) == (32, 32)
+            assert text.tensor.string_val == [prompts[prompt_id].encode()]
 
 
 def test_the_training_does_not_notice(data, drawn, tmp_path):

@@ -2,45 +2,23 @@
 
 import errno
 import os
-import struct
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 from tensorboardX.event_file_writer import EventsWriter
-from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 import tiny
-from distillery.training import log, loop
-from distillery.training.log import MAX_QUEUE, TensorBoard, tags_of
+from distillery.training import loop, tensorboard
+from distillery.training.tensorboard import MAX_QUEUE, TensorBoard, tags_of
+from event_files import read_numbers as read
 
 WORKFLOW = Path(__file__).parents[3] / "workflow"
-
-
-def read(folder):
-    """{tag: {samples seen: [values]}} as TensorBoard shows it.
-
-    Files in the order of their names; at a START mark the points at and beyond its step are void.
-    """
-    shown = {}
-    for path in sorted(folder.glob("events.out.tfevents.*")):
-        content = path.read_bytes()
-        while content:
-            (length,) = struct.unpack("<Q", content[:8])
-            event = Event.FromString(content[12 : 12 + length])
-            content = content[16 + length :]
-            if event.session_log.status == SessionLog.START:
-                for points in shown.values():
-                    for step in [step for step in points if step >= event.step]:
-                        del points[step]
-            for value in event.summary.value:
-                points = shown.setdefault(value.tag, {}).setdefault(event.step, [])
-                points.append(value.simple_value)
-    return shown
+PNG = b"\x89PNG\r\n\x1a\n" + b"\0\0\0\rIHDR" + (6).to_bytes(4) + (4).to_bytes(4)
+"""As far as the size; nothing is encoded again."""
 
 
 def train(data, output, **settings):
@@ -62,10 +40,10 @@ def test_rows_become_curves_and_what_is_not_finite_is_left_out(tmp_path):
 def test_texts_and_images_are_there(tmp_path):
     board = TensorBoard(tmp_path, 0, pytest.fail)
     board.text("alarms", "the loss grows", 8)
-    board.image("previews/p0", np.zeros((4, 6, 3), np.uint8), 8)
+    board.preview("p0", PNG, "a bird", 8)
     board.close()
     found = read(tmp_path)
-    assert found.keys() == {"alarms/text_summary", "previews/p0"}
+    assert found.keys() == {"alarms/text_summary", "previews/p0", "prompts/p0/text_summary"}
 
 
 def test_nothing_is_written_once_the_writing_thread_has_ended(tmp_path, monkeypatch):
@@ -139,7 +117,7 @@ def test_a_thread_that_died_of_a_full_disk_is_told_once_and_blocks_nobody(tmp_pa
         for number in range(3 * MAX_QUEUE):
             board.numbers({"loss/all": 1.0}, number)
         board.text("alarms", "the loss grows", 8)
-        board.image("previews/p0", np.zeros((4, 6, 3), np.uint8), 8)
+        board.preview("p0", PNG, "a bird", 8)
         board.close()
 
     monkeypatch.setattr(EventsWriter, "write_event", fail)
@@ -153,7 +131,7 @@ def test_a_thread_that_died_of_a_full_disk_is_told_once_and_blocks_nobody(tmp_pa
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_queue_that_stays_full_is_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(log, "ROOM_S", 0.2)
+    monkeypatch.setattr(tensorboard, "ROOM_S", 0.2)
     go_on, warnings = threading.Event(), []
     board = TensorBoard(tmp_path, 0, warnings.append)
     thread = thread_of(board)
@@ -188,7 +166,7 @@ PROCESS = """
 import sys
 from pathlib import Path
 from tensorboardX.event_file_writer import EventsWriter
-from distillery.training.log import MAX_QUEUE, TensorBoard
+from distillery.training.tensorboard import MAX_QUEUE, TensorBoard
 
 board = TensorBoard(Path(sys.argv[1]), 0, print)
 healthy = EventsWriter.write_event

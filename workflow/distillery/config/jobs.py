@@ -191,6 +191,8 @@ WITHOUT_TEACHER: dict[str, dict[str, Any]] = {
 """Stages that take the teacher's weights and never run it, to the settings that they ignore. A
 training with online targets runs it."""
 EARLIER_TRAINING = re.compile(r"training-(\d+)-rounds")
+SAME_FOR_ALL_MODELS = ("num_prompts", "images_per_prompt", "batch_size")
+"""Of a model's sampling, what `samples` says once."""
 RUNTIME = "runtime"
 RUNTIME_SECTIONS = ("teacher", "training")
 """Sections with settings that change no result; see `section.NoResult`."""
@@ -299,6 +301,41 @@ def resolve_sampling(config: RunConfig, model: str) -> Sampling:
         images_per_prompt=config.samples.images_per_prompt,
         batch_size=config.samples.batch_size,
     )
+
+
+def user_key(config: RunConfig, stage: str, key: str) -> str:
+    """The key of the configuration that a value of a stage's frozen file comes from.
+
+    Of a value that a sampled model leaves open, `targets.steps` for instance, it is the key that it
+    comes from now: the file does not tell where an earlier value came from.
+
+    Args:
+        config: of the run.
+        stage: as `freeze` takes it.
+        key: with dots, as `sampling.steps`.
+    """
+    if key == "version":
+        return f"this release's version of {stage}"
+    section, _, name = key.partition(".")
+    if section != "sampling":
+        return key
+    model = stage.removeprefix("samples-")
+    if name in SAME_FOR_ALL_MODELS:
+        return f"samples.{name}"
+    if name == "trained_guidance_scale":
+        return "targets.guidance_scale"
+    return _inherited(config, model, name) or f"samples.models.{model}.{name}"
+
+
+def _inherited(config: RunConfig, model: str, name: str) -> str | None:
+    """The key outside of `samples` that a model takes a value from; as in `resolve_sampling`."""
+    chosen = config.samples.models[model]
+    own_guidance = name == "guidance_scale_2" and chosen.guidance_scale is not None
+    if not isinstance(config, Config) or getattr(chosen, name) is not None or own_guidance:
+        return None
+    if chosen.source == "teacher":
+        return f"targets.{name}"
+    return "student.steps" if name == "steps" else None
 
 
 def save_frozen(path: Path, content: JsonObject) -> None:

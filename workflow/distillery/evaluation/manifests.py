@@ -13,6 +13,7 @@ from safetensors.numpy import load
 
 from distillery.files import repair_hint
 from distillery.noise import SampleId
+from distillery.store.lacking import tables_listing
 from distillery.store.tables import read_table
 
 COLUMNS = (
@@ -95,23 +96,10 @@ class ModelSamples:
         content = path.read_bytes() if path.is_file() else None
         if content is None or hashlib.sha256(content).hexdigest() != sha256:
             why = "is not there" if content is None else "is not what its manifest lists"
-            hint = repair_hint(path, *tables_of(self.folder, path))
+            file = path.relative_to(self.folder).as_posix()
+            hint = repair_hint(path, *tables_listing(self.folder, file))
             raise ValueError(f"{path} of {self.model!r} {why}: {hint}")
         return content
-
-
-def tables_of(folder: Path, path: Path) -> list[Path]:
-    """The manifest and the shards of a model's samples that list a file; unreadable ones count."""
-    return [table for table in sorted(folder.glob("*.parquet")) if _lists(table, path)]
-
-
-def _lists(table: Path, path: Path) -> bool:
-    try:
-        listed = read_table(table)
-        names = {*listed["file"], *listed["latents_file"]}
-    except (ValueError, KeyError, OSError):
-        return True
-    return path.relative_to(table.parent).as_posix() in names
 
 
 def read_samples(model: str, path: Path) -> ModelSamples:

@@ -61,9 +61,11 @@ def plan_first(
 
 
 def last_work(run: RunFolder) -> list[str]:
-    """The file that a job wrote to last, if any did: a plan that is older than it does not know all
-    that is there."""
-    written = ((path.stat().st_mtime_ns, str(path)) for path in run.telemetry.glob("*.jsonl"))
+    """The file that a job wrote to last, or the folder of chunks that one was last removed from or
+    came into, if any: a plan that is older than it does not know what is there."""
+    chunks = (run.target_folder.glob("*/"), run.embedding_folder.glob("*/*/"))
+    paths = [*run.telemetry.glob("*.jsonl"), *(path for found in chunks for path in found)]
+    written = ((path.stat().st_mtime_ns, str(path)) for path in paths)
     return [path for _, path in [max(written, default=(0, ""))] if path]
 
 

@@ -2,25 +2,28 @@
 
 Counted by names and not by contents, since targets may be hundreds of GB: folders are named by the
 hash of a recipe, and each stage's frozen configuration says what it was made from. The jobs look at
-the contents and make again what does not fit.
+the contents and make again what does not fit. But Snakemake starts no job for a file that is gone
+behind a manifest that is there: such files are looked for, and are a doubt.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from distillery.config.jobs import freeze, read_frozen
+from distillery.config.jobs import freeze, read_frozen, user_key
 from distillery.config.parsing import flatten
 from distillery.config.run import Config, RunConfig
-from distillery.files import read_sealed
+from distillery.files import read_sealed, repair_commands
 from distillery.planning.page import Part, Table
 from distillery.prompts import NEGATIVE
 from distillery.run_folder import RunFolder
 from distillery.store.chunks import chunk_folder
 from distillery.store.embeddings import distinct_texts
+from distillery.store.lacking import Lacking, lacking_chunks, lacking_images
 from distillery.store.tables import read_table
 from distillery.words import counted
 
@@ -41,6 +44,10 @@ class Found:
         others: pieces of other configurations.
         why: what has changed since they were made, "" for nothing.
         other_prompts: whether the prompts have changed; the jobs then make some pieces again.
+        num_gone: files that its manifests list and that are gone or empty.
+        num_listed: files that they list.
+        gone: the first of these that is gone.
+        listed_by: the manifests that list any of these.
     """
 
     stage: str
@@ -50,6 +57,22 @@ class Found:
     others: int = 0
     why: str = ""
     other_prompts: bool = False
+    num_gone: int = 0
+    num_listed: int = 0
+    gone: str = ""
+    listed_by: Sequence[str] = ()
+
+    def without(self, lacking: Lacking) -> "Found":
+        """The same of a stage that lacks files."""
+        if not lacking.files:
+            return self
+        return replace(
+            self,
+            num_gone=len(lacking.files),
+            num_listed=lacking.num_listed,
+            gone=str(lacking.files[0]),
+            listed_by=tuple(map(str, lacking.manifests)),
+        )
 
 
 def already_there(
@@ -81,7 +104,12 @@ def already_there(
         upstream = _first(why.get(stage, "") for stage in ("embeddings eval", *follows))
         found.append(_samples(config, run, name, len(prompts["eval"]), upstream))
     changed = {split for split, table in prompts.items() if _has_changed(run.prompts(split), table)}
-    return [replace(row, other_prompts=_split_of(row.stage) in changed) for row in found]
+    return [_of_other_prompts(row) if _split_of(row.stage) in changed else row for row in found]
+
+
+def _of_other_prompts(row: Found) -> Found:
+    """Its jobs run again and make what is gone."""
+    return replace(row, other_prompts=True, num_gone=0)
 
 
 def _split_of(stage: str) -> str:
@@ -119,14 +147,16 @@ def _embeddings(
     num_chunks = -(-num_texts // config.embeddings.chunk_size)
     root = run.embeddings(split).parent
     counts = _count_chunks(root, recipes["embeddings"], num_chunks)
-    return Found(f"embeddings {split}", *counts, _why(config, run, "embeddings", counts[-1]))
+    row = Found(f"embeddings {split}", *counts, _why(config, run, "embeddings", counts[-1]))
+    return row.without(lacking_chunks(root, recipes["embeddings"]))
 
 
 def _targets(config: Config, run: RunFolder, num_prompts: int, recipe: str) -> Found:
     targets = config.targets
     num_chunks = -(-num_prompts * targets.samples_per_prompt // targets.chunk_size)
     counts = _count_chunks(run.target_folder, recipe, num_chunks)
-    return Found("targets", *counts, _why(config, run, "targets", counts[-1]))
+    row = Found("targets", *counts, _why(config, run, "targets", counts[-1]))
+    return row.without(lacking_chunks(run.target_folder, recipe))
 
 
 def _count_chunks(root: Path, recipe: str, num_chunks: int) -> tuple[int, int, str, int]:
@@ -176,11 +206,15 @@ def _number(checkpoint: Path) -> int:
 def _samples(
     config: RunConfig, run: RunFolder, model: str, num_prompts: int, upstream: str
 ) -> Found:
-    number = len(list((run.sample_folder / model).glob("*/*.png")))
+    folder = run.sample_folder / model
+    number = len(list(folder.glob("*/*.png")))
     total = config.samples.num_images(num_prompts)
-    why = (upstream or _why(config, run, f"samples-{model}", number)) if number else ""
+    why = upstream or _why(config, run, f"samples-{model}", there=True)
     fitting = 0 if why else min(number, total)
-    return Found(f"samples {model}", fitting, total, "image", number - fitting, why)
+    row = Found(
+        f"samples {model}", fitting, total, "image", number - fitting, why if number else ""
+    )
+    return row if why else row.without(lacking_images(folder))
 
 
 def _why(config: RunConfig, run: RunFolder, stage: str, there: int) -> str:
@@ -196,14 +230,27 @@ def _why(config: RunConfig, run: RunFolder, stage: str, there: int) -> str:
         before = read_frozen(path)
     except ValueError:
         return f"{path} is damaged"
-    return describe_changes(before, freeze(config, stage))
+    return describe_changes(before, freeze(config, stage), partial(user_key, config, stage))
 
 
-def describe_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """The keys whose values differ, with both values, as `targets.steps is 20, was 24`."""
+def describe_changes(
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+    rename: Callable[[str], str] = str,
+) -> str:
+    """The keys whose values differ, with both values, as `targets.steps is 20, was 24`.
+
+    Args:
+        before, after: frozen configurations of one stage.
+        rename: gives the user's own key for one of theirs.
+    """
     old, new = flatten(before), flatten(after)
-    names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-    told = [f"{name} is {_shown(new, name)}, was {_shown(old, name)}" for name in names[:MAX_NAMED]]
+    changed = {rename(key): key for key in {**old, **new} if old.get(key) != new.get(key)}
+    names = list(changed)
+    told = [
+        f"{name} is {_shown(new, changed[name])}, was {_shown(old, changed[name])}"
+        for name in names[:MAX_NAMED]
+    ]
     more = [counted(len(names) - MAX_NAMED, "more key")] if len(names) > MAX_NAMED else []
     return "; ".join([*told, *more])
 
@@ -211,6 +258,28 @@ def describe_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str
 def _shown(values: Mapping[str, Any], name: str) -> str:
     value = values.get(name)
     return "null" if value is None else str(value)[:60]
+
+
+def advise_repair(found: Iterable[Found], run: RunFolder) -> list[str]:
+    """What stages lack though Snakemake takes them for made, and the commands that `verify` prints.
+
+    A manifest does not tell sizes, so of a file that is there only whether it holds anything is
+    known.
+    """
+    rows = [row for row in found if row.num_gone]
+    if not rows:
+        return []
+    lacking = [
+        f"{row.stage} lacks {row.num_gone:,} of {counted(row.num_listed, 'file')} that "
+        f"{row.listed_by[0]} lists, such as {row.gone}"
+        for row in rows
+    ]
+    manifests = [Path(path) for row in rows for path in row.listed_by]
+    remove, make = repair_commands(manifests, run.config("run"))
+    return [
+        f"{'; '.join(lacking)}. Snakemake does not notice it, and a job that reads what is gone "
+        f"fails; to make it again: `{remove}`, then `{make}`"
+    ]
 
 
 def there_part(found: Iterable[Found]) -> Part:
@@ -229,6 +298,8 @@ def there_part(found: Iterable[Found]) -> Part:
 
 def _then(row: Found) -> str:
     """What becomes of what is there."""
+    if row.num_gone:
+        return f"{row.num_gone:,} of {counted(row.num_listed, 'file')} are gone: see Doubts"
     if row.others and not row.done:
         return f"made again: {row.why or 'the teacher, a prompt file or this release has changed'}"
     if row.other_prompts and row.done:

@@ -35,7 +35,7 @@ from distillery.planning.page import Page, Part, page_of
 from distillery.planning.prompts import advise_weights, check_negatives
 from distillery.planning.scaling import networks_of
 from distillery.planning.text import print_page
-from distillery.planning.there import Found, already_there, there_part
+from distillery.planning.there import Found, advise_repair, already_there, there_part
 from distillery.planning.what_runs import what_runs
 from distillery.prompts import own_negatives
 from distillery.run_folder import RunFolder
@@ -155,6 +155,7 @@ def plan_parts(inputs: Inputs, num_cores: int) -> dict[str, Any]:
     plan["advice"] += advise_gpus(gpus) + advise_memory(config.teacher, memory)
     plan["advice"] += advise_duration(plan["time"], gpus, str(inputs.run_folder.probe))
     found = already_there(config, inputs.run_folder, inputs.prompts, recipes)
+    plan["advice"] += advise_repair(found, inputs.run_folder)
     return plan | {
         "stages": [asdict(row) for row in jobs],
         "there": [asdict(row) for row in found],

@@ -11,7 +11,6 @@ a manifest lists nor match the hash that it carries. Reports, previews and the t
 data set are not read: nothing is made of them.
 """
 
-import shlex
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -21,14 +20,14 @@ from pathlib import Path
 
 from distillery.cli import logged_parser
 from distillery.config.jobs import read_frozen
-from distillery.evaluation.manifests import tables_of
-from distillery.files import hash_file, read_sealed
+from distillery.files import hash_file, read_sealed, repair_commands
 from distillery.generation.sample_folder import identity_in, member_of
 from distillery.model_folder import find_changes
 from distillery.noise import SampleId
 from distillery.prompts import texts_of_rows
 from distillery.run_folder import RunFolder
 from distillery.store.chunks import ChunkIdentity, DamagedChunkError, read_chunk, read_identity
+from distillery.store.lacking import tables_listing
 from distillery.store.shards import Manifest, manifests_listing
 from distillery.store.tables import find_problem, read_table
 from distillery.telemetry import Reporter, explain_errors
@@ -89,22 +88,11 @@ def verify(run: RunFolder, reporter: Reporter) -> tuple[list[Damage], int]:
 
 
 def commands(damages: Iterable[Damage], run: RunFolder) -> list[str]:
-    """The shell commands that make again what is damaged, to be run where the workflow runs.
-
-    The run's frozen configuration is a configuration file like any other; where it is damaged
-    itself, the user's own is needed.
-    """
+    """The shell commands that make again what is damaged, to be run where the workflow runs."""
     damaged = [damage.item for damage in damages]
-    paths = dict.fromkeys(path for item in damaged for path in (item.path, *item.manifests()))
-    config = run.config("run")
-    if config in paths or not config.is_file():
-        config = Path("config/mine.yaml")
+    paths = [path for item in damaged for path in (item.path, *item.manifests())]
     named = [str(item.path) for item in damaged if not item.is_asked_for]
-    targets = ["--", "all", *named] if named else []
-    return [
-        shlex.join(["rm", "-r", *(str(path) for path in paths if path.exists())]),
-        shlex.join(["snakemake", "--cores", "all", "--configfile", str(config), *targets]),
-    ]
+    return repair_commands(paths, run.config("run"), named)
 
 
 def _read(item: Item) -> str | None:
@@ -198,7 +186,7 @@ def _find_images(folder: Path) -> Iterator[Item]:
         path = folder / file
         identify = identity_in if path.suffix == ".png" else _identify_chunk
         check = partial(_problem_of_file, path, claims[file], listed, identify)
-        yield Item(path, check, partial(tables_of, folder, path))
+        yield Item(path, check, partial(tables_listing, folder, file))
 
 
 def _identities(claims: Mapping[str, Claims]) -> set[ChunkIdentity]:

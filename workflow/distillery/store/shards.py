@@ -1,5 +1,6 @@
 """Work lists: which chunks a job makes, the manifest that lists them, and the merge of all."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from distillery.store.chunks import (
     check_header,
     chunk_path,
 )
+
+_CHUNK_FILE = re.compile(r'"([^"]*\.safetensors)"')
 
 
 def balanced_range(num_items: int, part: int, num_parts: int) -> range:
@@ -137,14 +140,16 @@ def chunk_repair_hint(root: Path, chunk: ChunkRecord) -> str:
     return repair_hint(root / chunk.file, *manifests_listing(root, chunk.file))
 
 
-def manifests_listing(root: Path, file: str) -> list[Path]:
-    """The manifests in a folder that list a chunk's file, damaged ones too; merged one first."""
-    named = f'"{file}"'
-    return [
-        path
-        for path in sorted(root.glob("*.json"))
-        if path.is_file() and named in path.read_text(encoding="utf-8", errors="replace")
-    ]
+def manifests_listing(root: Path, *files: str) -> list[Path]:
+    """The manifests in a folder that list any of some chunks' files, damaged ones too; merged one
+    first."""
+    paths = [path for path in sorted(root.glob("*.json")) if path.is_file()]
+    return [path for path in paths if not set(files).isdisjoint(_chunks_named_in(path))]
+
+
+def _chunks_named_in(manifest: Path) -> list[str]:
+    """The chunks' files in a manifest, by its text: it may be damaged."""
+    return _CHUNK_FILE.findall(manifest.read_text(encoding="utf-8", errors="replace"))
 
 
 def describe_chunk(

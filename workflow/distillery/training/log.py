@@ -1,12 +1,9 @@
 """What a training reports: rows of loss.parquet, telemetry, points of TensorBoard's curves."""
 
-import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isfinite, nan
-from pathlib import Path
+from math import nan
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
@@ -14,144 +11,21 @@ import torch
 import yaml
 from tqdm import tqdm
 
-from distillery.images import Pixels
 from distillery.telemetry import ProgressBar, peak_memory_bytes
-from distillery.training.alarms import COMPANIONS, HELD_OUT, KNOT
+from distillery.training.alarms import COMPANIONS, HELD_OUT
+from distillery.training.board_previews import BoardPreviews
+from distillery.training.health import SLOWER, START_LIMIT_S
 from distillery.training.previews import LivePreviews
 from distillery.training.run import PreviewPaths, Run
 from distillery.training.state import TrainingState, Window, learning_rate_at
+from distillery.training.tensorboard import TensorBoard, tags_of
 from distillery.training.update import UpdateTotals
 from distillery.training.variation import Watch
-
-FLUSH_S = 10
-"""Between two writes of the library's own thread: what a killed process loses at most."""
-MAX_QUEUE = 100
-"""Points that wait for the library's own thread."""
-ROOM_S = 10.0
-"""Time that a full queue is given; a thread that writes nothing in it is on a disk that hangs."""
-POLL_S = 0.01
-
-
-class TensorBoard:
-    """A writer for one process's attempt; `close` it at the end.
-
-    Curves are dispensable: where they cannot be written, on a full disk say, one warning is logged,
-    and nothing more of this attempt is written.
-
-    tensorboardX writes event files without TensorBoard, its server and gRPC, which PyTorch's own
-    writer needs for the file format alone. Install TensorBoard where the curves are looked at.
-    """
-
-    def __init__(self, folder: Path, samples_seen: int, warn: Callable[[str], None]) -> None:
-        """Write to a new file in `folder`.
-
-        Points of earlier attempts that lie beyond `samples_seen`, where this one continues, are
-        declared void: TensorBoard drops them at the mark that `purge_step` leaves. `warn` takes the
-        one warning.
-        """
-        from tensorboardX import SummaryWriter
-
-        self._warn = warn
-        self._writer: Any = None
-        with self._dropping():
-            folder.mkdir(parents=True, exist_ok=True)
-            self._writer = SummaryWriter(
-                str(folder),
-                purge_step=samples_seen + 1,
-                flush_secs=FLUSH_S,
-                max_queue=MAX_QUEUE,
-                # By themselves the names differ by seconds; an equal one would be written over.
-                filename_suffix=f".{os.getpid()}.{samples_seen:012d}",
-            )
-
-    def close(self) -> None:
-        """Write what is waiting."""
-        with self._dropping():
-            if self._has_room():
-                self._writer.close()
-                self._writer = None
-
-    def numbers(self, values: Mapping[str, float], samples_seen: int) -> None:
-        """Write points; values that are not finite, as of a segment without samples, are left out.
-
-        Args:
-            values: by tag, e.g. "loss/all".
-            samples_seen: the position on the axis.
-        """
-        for tag, value in values.items():
-            if isfinite(value) and self._has_room():
-                self._writer.add_scalar(tag, value, samples_seen)
-
-    def text(self, tag: str, text: str, samples_seen: int) -> None:
-        """Write a line of text."""
-        if self._has_room():
-            self._writer.add_text(tag, text, samples_seen)
-
-    def image(self, tag: str, pixels: Pixels, samples_seen: int) -> None:
-        """Write an image (h, w, 3)."""
-        if self._has_room():
-            self._writer.add_image(tag, pixels, samples_seen, dataformats="HWC")
-
-    def _has_room(self) -> bool:
-        """Whether a point may be put in the queue; waits for room, and drops the board if in vain.
-
-        The thread that takes points out ends at the first error of the disk: the next `put` into a
-        full queue would then wait for ever.
-        """
-        if self._writer is None:
-            return False
-        events = self._writer.file_writer.event_writer
-        until_s = time.monotonic() + ROOM_S
-        while events._worker.is_alive():
-            if not events._event_queue.full():
-                return True
-            if time.monotonic() > until_s:
-                return self._drop(f"nothing was written for {ROOM_S:g} s")
-            time.sleep(POLL_S)
-        return self._drop("the thread that writes them has ended, as it does when the disk is full")
-
-    @contextmanager
-    def _dropping(self) -> Iterator[None]:
-        """Drop the board at an error of the disk."""
-        try:
-            yield
-        except OSError as error:
-            self._drop(str(error))
-
-    def _drop(self, reason: str) -> bool:
-        """Write nothing more; False."""
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            # At the process's end the library would put a last word in the queue, and Python would
-            # wait until it is read; nobody reads it.
-            events = writer.file_writer.event_writer
-            events._closed = True
-            events._event_queue.cancel_join_thread()
-        self._warn(f"no more curves for TensorBoard: {reason}; the training continues")
-        return False
-
-
-def tags_of(row: Mapping[str, float]) -> dict[str, float]:
-    """The columns of a row of loss.parquet by TensorBoard's tags, which group by their first word.
-
-    loss_segment_2 becomes loss/segment_2, loss becomes loss/all; the rest is under training/.
-    """
-    tags = {}
-    for name, value in row.items():
-        if name == "loss":
-            tags["loss/all"] = value
-        elif name.startswith("loss_"):
-            tags[f"loss/{name.removeprefix('loss_')}"] = value
-        elif name == HELD_OUT:
-            tags["loss/held_out"] = value
-        elif name.startswith(KNOT):
-            tags[f"held_out_error/knot_{name.removeprefix(KNOT)}"] = value
-        elif name != "samples_seen":
-            tags[f"training/{name}"] = value
-    return tags
-
+from distillery.words import counted
 
 GIB = 1 << 30
+LAST_IMAGES_S = 10.0
+"""Beside the time that the images took here: what the last ones of other ranks are waited for."""
 MEMORY_RISE = 1.05
 """A rank other than 0 logs its peak memory when it has risen by this factor."""
 
@@ -170,12 +44,15 @@ class ProgressLog:
         self._previews = LivePreviews(state, run, previews)
         self._watch = Watch(state, run) if run.ranks.is_main else None
         self._board: TensorBoard | None = None
+        self._shown: BoardPreviews | None = None
         if run.ranks.is_main:
             folder = run.reporter.path.parent / "tensorboard"
+            if self._previews.share is not None:
+                self._shown = BoardPreviews(self._previews.share, folder, state.samples_seen)
             self._board = TensorBoard(folder, state.samples_seen, run.reporter.warning)
             self._board.text("configuration", settings_of(run), state.samples_seen)
         self._interval = LogWindow(time.time())
-        self._logged_bytes = 0
+        self._logged_bytes, self._drew_s = 0, 0.0
 
     def __enter__(self) -> Self:
         """The first interval begins."""
@@ -202,8 +79,27 @@ class ProgressLog:
             self._emit()
         self._previews.close(wait=wait)
         if self._board is not None:
+            if wait:
+                self._show_last_previews(self._board)
             self._board.close()
         self._bar.close()
+
+    def _show_last_previews(self, board: TensorBoard) -> None:
+        """Those that no later row takes up; a stopped training leaves the rest to the next start.
+
+        The student is trained and its checkpoint written, so rank 0 keeps nobody waiting here. A
+        rank that draws for longer than this one did has failed to.
+        """
+        if self._shown is None:
+            return
+        is_finished = self._state.samples_seen == self._run.training.num_samples
+        limit_s = LAST_IMAGES_S + SLOWER * self._drew_s if is_finished else 0.0
+        self._run.watchdog.heartbeat("last previews of all ranks", limit_s=START_LIMIT_S + limit_s)
+        if (missing := self._shown.show_last(board, limit_s)) and is_finished:
+            self._run.reporter.warning(
+                f"TensorBoard lacks {counted(missing, 'preview')} that no process had saved "
+                f"{limit_s:.0f} s after the training's end"
+            )
 
     def add(
         self,
@@ -285,6 +181,8 @@ class ProgressLog:
         self._board.numbers(tags_of(row) | extra, seen)
         for alarm in alarms:
             self._board.text("alarms", alarm.text, seen)
+        if self._shown is not None:
+            self._shown.show(self._board)
 
     def draw(self) -> bool:
         """Draw previews, if this moment is to be shown; returns whether it is, alike on all ranks.
@@ -292,12 +190,11 @@ class ProgressLog:
         A process that is asked to stop leaves the rest for the next start: see `LivePreviews`.
         """
         begin_s = time.time()
-        for path, pixels in self._previews.draw_if_due().items():
-            if self._board is not None:
-                self._board.image(f"previews/{path.stem}", pixels, self._state.samples_seen)
-                prompt = self._previews.prompts.get(path.stem, "")
-                self._board.text(f"prompts/{path.stem}", prompt, self._state.samples_seen)
-        self._interval.drawing_s += time.time() - begin_s
+        self._previews.draw_if_due()
+        if self._shown is not None and self._previews.is_due:
+            self._shown.expect(self._state.samples_seen)
+        self._drew_s = time.time() - begin_s
+        self._interval.drawing_s += self._drew_s
         return self._previews.is_due
 
     def _emit(self, **facts: Any) -> None:

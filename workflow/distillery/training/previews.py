@@ -5,7 +5,7 @@ share of the prompts, between two updates, and saves beside the next ones. Nothi
 another process, and no failure in here ends a training.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -211,12 +211,26 @@ class Previews:
 
     def missing(self, samples_seen: int) -> list[int]:
         """This process's prompts without a whole image of this training at this moment."""
+        drawn = self.drawn(self._mine, samples_seen)
+        return [row for row in self._mine if row not in drawn]
+
+    def drawn(self, rows: Iterable[int], samples_seen: int) -> set[int]:
+        """Those of some prompts, of other processes too, with a whole image of this training."""
         texts = list(self.prompts.values())
-        return [
+        # A listing asks the file server; what a client remembers as missing an open may not.
+        there = set(moment_folder(self._root, samples_seen).glob("*.png"))
+        images = {row: self.image(row, samples_seen) for row in rows}
+        return {
             row
-            for row in self._mine
-            if not is_preview(self.image(row, samples_seen), self._training, texts[row])
-        ]
+            for row, image in images.items()
+            if image in there and is_preview(image, self._training, texts[row])
+        }
+
+    def moments(self, up_to: int) -> list[int]:
+        """When there are images of, of this training or another, in order."""
+        folders = self._root.glob("samples-*")
+        numbers = (folder.name.removeprefix("samples-") for folder in folders)
+        return sorted(seen for seen in map(int, filter(str.isdecimal, numbers)) if seen <= up_to)
 
     def draw(self, drawer: PreviewPipeline, row: int, samples_seen: int) -> Pixels:
         """Draw one prompt (h, w, 3), and raise an alarm if nothing is on it."""
@@ -277,9 +291,9 @@ class LivePreviews:
             )
 
     @property
-    def prompts(self) -> Mapping[str, str]:
-        """The prompts that all processes draw, by id; none where nothing is to be drawn."""
-        return self._previews.prompts if self._previews is not None else {}
+    def share(self) -> Previews | None:
+        """This process's; None where nothing is to be drawn."""
+        return self._previews
 
     def close(self, wait: bool) -> None:
         """End; after an error of the training without waiting for images."""
@@ -293,15 +307,15 @@ class LivePreviews:
         seen, previews = self._state.samples_seen, self._previews
         return previews is not None and previews.is_due(seen, self._run.training.num_samples)
 
-    def draw_if_due(self) -> dict[Path, Pixels]:
-        """Draw what is missing of this moment, if it is to be shown; images (h, w, 3) by path.
+    def draw_if_due(self) -> None:
+        """Draw what is missing of this moment, if it is to be shown.
 
         A process asked to stop leaves the rest for the next start, unless the training is finished:
         then there may be none. A failure is logged, and the training continues.
         """
         seen, previews = self._state.samples_seen, self._previews
         if previews is None or not self.is_due or self._must_stop():
-            return {}
+            return
         self._check_saved()
         self._run.watchdog.heartbeat("previews", limit_s=START_LIMIT_S)
         try:
@@ -309,13 +323,12 @@ class LivePreviews:
                 pixels = previews.draw_missing(self._get_drawer(), seen, self._must_stop)
         except Exception as error:
             self._warn(f"previews after {seen} samples were not drawn here: {error!r}")
-            return {}
+            return
         finally:
             # The training's next peak must not find the decoder's memory taken.
             if self._run.device.type == "cuda":
                 torch.cuda.empty_cache()
         self._saving = self._thread.submit(previews.save, pixels, seen)
-        return {previews.image(row, seen): image for row, image in pixels.items()}
 
     def _must_stop(self) -> bool:
         """Whether this process was asked to stop, and what it leaves will be drawn later."""
