@@ -4,19 +4,15 @@ python scripts/quality_chart.py
 """
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import vl_convert
 
-ROOT = Path(__file__).resolve().parents[1]
-if str(ROOT / "workflow") not in sys.path:
-    sys.path.append(str(ROOT / "workflow"))
-
 from distillery.evaluation.vega import CONFIG, VEGA_LITE
 from distillery.files import write_text
 
+ROOT = Path(__file__).resolve().parents[1]
 OUTPUT = ROOT / "docs/images/quality.svg"
 BENCHMARKS = ROOT / "benchmarks"
 LARGE_STORE = "8192x8"
@@ -112,6 +108,7 @@ def spec() -> dict[str, Any]:
         "title": None,
         "legend": {"columnPadding": 60},
     }
+    dash = rate | {"legend": None}
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
         "width": 620,
@@ -120,7 +117,7 @@ def spec() -> dict[str, Any]:
         "data": {"values": points},
         "encoding": {"x": x, "color": colour},
         "layer": [
-            {"mark": "line", "encoding": {"y": y, "detail": group, "strokeDash": rate | {"legend": None}}},
+            {"mark": "line", "encoding": {"y": y, "detail": group, "strokeDash": dash}},
             {"mark": {"type": "point", "size": 45}, "encoding": {"y": y, "shape": rate}},
             {"mark": "rule", "encoding": {"y": y | {"field": "low"}, "y2": {"field": "high"}}},
             {

@@ -1,9 +1,10 @@
 """Teach the demo's teacher a style of its own, as a LoRA: what a user's fine-tune is elsewhere.
 
-    python -m resources.demo.style --output results/style        # some minutes on two CPU cores
+    python -m resources.demo.style --output results/my-lora     # 12 minutes on two busy CPU cores
 
-Every object is striped, on brown paper, whatever its caption says. `results/style` then holds
-`pytorch_lora_weights.safetensors`, for `teacher.adapters` of a run.
+Every object is striped, on brown paper, whatever its caption says. `results/my-lora` then holds
+`pytorch_lora_weights.safetensors`, for `teacher.adapters` of a run. The one of
+`config/demo-my-lora.yaml` is in `resources/demo/my-lora`.
 """
 
 import argparse
@@ -67,7 +68,8 @@ def train_style(
         device=device,
         recorded=False,
     )
-    layers = get_peft_model_state_dict(pipeline.transformer)
+    state = get_peft_model_state_dict(pipeline.transformer)
+    layers = {name: tensor.half() for name, tensor in state.items()}
     WanPipeline.save_lora_weights(output, transformer_lora_layers=layers)
     return log
 
@@ -80,8 +82,8 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--output", type=Path, required=True, help="folder of the LoRA")
     parser.add_argument("--teacher", type=Path, default=TEACHER)
-    parser.add_argument("--images", type=int, default=2048, help="to learn from")
-    parser.add_argument("--samples", type=int, default=16_000, help="length of the training")
+    parser.add_argument("--images", type=int, default=4096, help="to learn from")
+    parser.add_argument("--samples", type=int, default=24_000, help="length of the training")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=0)

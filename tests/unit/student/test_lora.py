@@ -12,6 +12,7 @@ from diffusers import DiffusionPipeline
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from adapters import make_adapter
 from distillery.config.jobs import TrainingJob
 from distillery.config.student import Lora
 from distillery.families import family_named
@@ -31,14 +32,18 @@ LEARNED = 1e-3
 """Training must have moved the image by more than this, or equality would say nothing."""
 
 
-def lora_run(folder: Path, case: FamilyCase, **training: Any) -> Run:
-    case.make(folder / "teacher")
+def lora_run(
+    folder: Path, case: FamilyCase, teacher: dict[str, Any] | None = None, **training: Any
+) -> Run:
+    if not (folder / "teacher").is_dir():
+        case.make(folder / "teacher")
     lora = {"rank": RANK, "alpha": ALPHA}
     return make_run(
         folder,
         folder / "teacher",
         teacher={"height": case.height, "width": case.width, "max_sequence_length": case.max_tokens}
-        | dict(case.teacher),
+        | dict(case.teacher)
+        | (teacher or {}),
         targets={"steps": case.steps, "num_segments": case.steps},
         student={"steps": case.steps, "init": "lora", "lora": lora} | dict(case.student),
         training={"num_samples": 32, "learning_rate": 0.03, "schedule": "constant"} | training,
@@ -137,6 +142,35 @@ def test_the_teacher_with_the_file_is_the_exported_student(
     theirs = draw(names["pipeline"], call)
     torch.testing.assert_close(theirs, ours, rtol=1e-5, atol=1e-5)
     names["pipeline"].unload_lora_weights()
+    assert (draw(names["pipeline"], call) - ours).abs().max() > LEARNED
+
+
+@pytest.mark.parametrize("name", ["wan", "sdxl", "wan-two-experts"])
+def test_the_code_also_loads_what_the_teacher_had(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The student's additions are to the teacher with its own LoRA, and are of no use without."""
+    case = CASE_OF[name]
+    case.make(tmp_path / "teacher")
+    adapter = make_adapter(tmp_path / "teacher", tmp_path / "mine", text=name == "sdxl")
+    adapters: list[dict[str, Any]] = [{"path": str(adapter), "scale": 0.5}]
+    if "expert" in case.student:
+        other = make_adapter(tmp_path / "teacher", tmp_path / "other", seed=1)
+        adapters.append({"path": str(other), "expert": "transformer_2"})
+    teacher = {"adapters": adapters}
+    run = lora_run(tmp_path, case, teacher)
+    run.encode("train")
+    run.all_targets()
+    run.train_and_export()
+    monkeypatch.chdir(tmp_path)
+    folder = run.folder / "student/pipeline"
+    call = read_json(folder / METADATA)["call"]
+    ours = draw(DiffusionPipeline.from_pretrained(folder), call)
+    _, code = code_in(folder / "README.md")
+    names: dict[str, Any] = {}
+    exec(code.replace("path/to/this/folder", str(folder)), names)
+    torch.testing.assert_close(draw(names["pipeline"], call), ours, rtol=1e-4, atol=1e-4)
+    names["pipeline"].set_adapters(["student"])
     assert (draw(names["pipeline"], call) - ours).abs().max() > LEARNED
 
 

@@ -49,15 +49,32 @@ def lora_code(lora: Mapping[str, Any], call: Mapping[str, Any], teacher: Teacher
             "",
             *_loading(teacher.path, call, {name: value for name, value in source.items() if value}),
             *_one_network(lora),
-            *(
-                f"# Fuse first what the teacher had: {adapter.path!r}"
-                for adapter in teacher.adapters
-            ),
-            f"pipeline.load_lora_weights({FOLDER + '/lora'!r})",
+            *_additions(lora, teacher),
             f"pipeline.scheduler = {lora['scheduler']}.from_pretrained({FOLDER + '/scheduler'!r})",
             *_drawing(call, "a prompt", 0, ""),
         ]
     )
+
+
+def _additions(lora: Mapping[str, Any], teacher: Teacher) -> list[str]:
+    """Load the student's additions, beside the adapters that the teacher's network had."""
+    own = f"pipeline.load_lora_weights({FOLDER + '/lora'!r}"
+    place, network = next(iter(lora["modules"].items()), ("", ""))
+    adapters = [it for it in teacher.adapters if (it.expert or place) == network or not network]
+    if not adapters:
+        return [f"{own})"]
+    names = [f"teacher-{number}" for number in range(len(adapters))]
+    lines = []
+    for name, adapter in zip(names, adapters, strict=True):
+        words = {"weight_name": adapter.weight_name, "adapter_name": name}
+        settings = ", ".join(f"{key}={value!r}" for key, value in words.items() if value)
+        lines.append(f"pipeline.load_lora_weights({adapter.path!r}, {settings})")
+    scales = [*(adapter.scale for adapter in adapters), 1.0]
+    return [
+        *lines,
+        f"{own}, adapter_name='student')",
+        f"pipeline.set_adapters({[*names, 'student']!r}, {scales!r})",
+    ]
 
 
 def _loading(folder: str, call: Mapping[str, Any], source: Mapping[str, str]) -> list[str]:
