@@ -20,6 +20,7 @@ from snakemake_interface_logger_plugins.common import LogEvent
 from snakemake_interface_logger_plugins.settings import LogHandlerSettingsBase
 from tqdm import tqdm
 
+from distillery.telemetry import ProgressBar, note_of_run
 from distillery.terminal.board import Board, Failure
 from distillery.terminal.stopping import Stopping
 from distillery.watched import watch_jobs
@@ -67,6 +68,7 @@ class LogHandler(LogHandlerBase):
         """Nothing is drawn before a job begins."""
         assert isinstance(self.settings, LogHandlerSettings)
         self._board = Board()
+        self._note: ProgressBar | None = None
         self._view: Any = None
         stream = sys.stdout if self.common_settings.stdout else sys.stderr
         # None where it was closed; what is said goes nowhere then, and the run goes on.
@@ -128,6 +130,7 @@ class LogHandler(LogHandlerBase):
         match fields.get("event"):
             case LogEvent.RUN_INFO:
                 self._board.plan(fields["stats"])
+                self._note = note_of_run(self._board.numbers.total())
             case LogEvent.JOB_INFO:
                 log = Path(fields["log"][0]) if fields["log"] else None
                 self._board.begin(fields["jobid"], fields["rule_name"], log, record.created)
@@ -160,6 +163,8 @@ class LogHandler(LogHandlerBase):
         job = self._board.end(number)
         if job is None:
             return
+        if self._note is not None:
+            self._note.update()
         for warning in job.look():
             self._say(warning, "yellow")
         seconds = time.time() - job.begin_s

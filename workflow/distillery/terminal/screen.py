@@ -87,7 +87,8 @@ def progress_lines(board: Board) -> Iterator[str]:
     counting = [job for job in board.at_work if job.items]
     for job in counting[:MAX_SHOWN]:
         about = [job.items, _speed(job.items_per_s), _left(job.left_s)]
-        yield f"{job.name} [{job.device}] {', '.join(part for part in about if part)}"
+        name = f"{job.name} [{job.device}]" if job.device else job.name
+        yield f"{name} {', '.join(part for part in about if part)}"
     if board.running:
         left = _left(board.left_s)
         yield f"{board.counts}, {board.share:.0%} of the work" + (f", {left}" if left else "")
