@@ -125,6 +125,10 @@ STAMP = "2026-11-23 17:12:00,968 "
         ),
         ("Traceback\n  File x\nKeyError: 'a'\n", "targets-0-of-4 failed: KeyError: 'a'"),
         (
+            "Traceback\n  File x\nKeyboardInterrupt\n",
+            "targets-0-of-4 stopped: interrupted before it began",
+        ),
+        (
             STAMP + "INFO targets [cpu] targets begins on cpu\n",
             "targets-0-of-4 ended without an error, as when it is killed; its last line: "
             "targets [cpu] targets begins on cpu",

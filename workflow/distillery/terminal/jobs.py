@@ -127,6 +127,8 @@ class Job:
             return f"{self.name} stopped: {_without_time(stopped[-1])}"
         if not lines:
             return f"{self.name} failed, and its log says nothing"
+        if lines[-1] == KeyboardInterrupt.__name__:  # where Python still imported
+            return f"{self.name} stopped: interrupted before it began"
         last = _without_time(lines[-1])
         if last == lines[-1]:
             return f"{self.name} failed: {last}"
