@@ -141,6 +141,8 @@ class LogHandler(LogHandlerBase):
                 self._fail(fields["jobid"])
             case LogEvent.PROGRESS:
                 self._is_done = fields["done"] == fields["total"]
+                if self._is_done:
+                    self._errors.clear()  # of jobs that were tried again
             case LogEvent.ERROR:
                 text = record.getMessage()
                 self._errors += [text] if USELESS not in text else []
