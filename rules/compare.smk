@@ -1,4 +1,7 @@
-# Two runs side by side, asked for by their names; whatever this configuration's run is.
+from distillery.planning.compared import compared_files, two_runs
+
+# Two runs side by side, asked for by their names; whatever this configuration's run is. It reads
+# what is there and makes nothing of it, so none of it is an input: see `compared_files`.
 
 
 localrules:
@@ -6,23 +9,17 @@ localrules:
 
 
 rule compare:
-    input:
-        lambda wildcards: [
-            piece
-            for run in (wildcards.first, wildcards.second)
-            for piece in RunFolder(Path("results") / run).compared
-        ],
     output:
-        page="results/compare/{first}-vs-{second}/index.html",
-        metrics="results/compare/{first}-vs-{second}/metrics.parquet",
+        page="results/compare/{pair}/index.html",
+        metrics="results/compare/{pair}/metrics.parquet",
     log:
-        "results/compare/{first}-vs-{second}/compare.log",
+        "results/compare/{pair}/compare.log",
     wildcard_constraints:
-        first="[^/]+?",
-        second="[^/]+",
+        pair="[^/]+-vs-[^/]+",
     params:
-        first=lambda wildcards: f"results/{wildcards.first}",
-        second=lambda wildcards: f"results/{wildcards.second}",
+        first=lambda wildcards: str(two_runs(wildcards.pair)[0].path),
+        second=lambda wildcards: str(two_runs(wildcards.pair)[1].path),
+        files=lambda wildcards: compared_files(wildcards.pair),
     shell:
         """
         exec python -m distillery.stages.compare \

@@ -25,12 +25,15 @@ except ValueError as error:
 # Not in a dry run, and in a module only where the main workflow calls it; no plan where it was asked
 # for itself. By the rules themselves, since a module's have other names.
 onstart:
+    needed = jobs_to_run(workflow)
+    # A comparison is of other runs, or of what this one has already.
+    makes = needed.keys() != {rules.compare.rule}
     try:
-        hold_run(RUN.path)
+        if makes:
+            hold_run(RUN.path)
     except ValueError as error:
         raise WorkflowError(str(error))
-    needed = jobs_to_run(workflow)
-    if rules.plan.rule not in needed:
+    if makes and rules.plan.rule not in needed:
         processes, gpus, nodes = 0, None, 1
         train = (
             needed.get(rules.training.rule) if isinstance(CONFIG, Config) else None

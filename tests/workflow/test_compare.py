@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from checkout import snakemake, succeed
+from checkout import jobs, snakemake, succeed
 
 pytestmark = pytest.mark.slow
 
@@ -25,6 +25,31 @@ def test_two_runs_are_compared_by_name(finished: Path, tmp_path: Path) -> None:
     succeed(folder, page)
     assert "other-vs-wise has no scores" in (folder / page).read_text()
 
-    failed = snakemake(folder, "results/compare/tiny-vs-nowhere/index.html")
-    assert failed.returncode != 0
-    assert "results/nowhere is not there: a comparison needs two runs" in failed.stdout
+    for pair, why in {
+        "tiny-vs-nowhere": "results/nowhere is not there: a comparison needs two runs",
+        "tiny-vs-tiny": "tiny-vs-tiny compares tiny with itself",
+    }.items():
+        failed = snakemake(folder, f"results/compare/{pair}/index.html")
+        assert failed.returncode != 0
+        assert why in failed.stdout
+        assert not (results / "compare" / pair).exists(), "no job has begun"
+
+
+def test_a_comparison_makes_nothing_of_the_configurations_run(
+    finished: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(finished, tmp_path / "run", symlinks=True)
+    results = folder / "results"
+    frozen = results / "tiny/config/run.json"
+    frozen.unlink()
+    succeed(folder, "--", str(frozen.relative_to(folder)))
+    (results / "tiny/plan.json").unlink()
+    shutil.copytree(results / "tiny", results / "other")
+    before = frozen.read_bytes()
+    settings = folder / "config/config.yaml"
+    settings.write_text(f"seed: 17\n{settings.read_text()}")
+    said = succeed(folder, "results/compare/tiny-vs-other/index.html")
+    assert jobs(said) == {"compare"}
+    assert "What runs" not in said, "no plan of a run that is not made"
+    assert frozen.read_bytes() == before
+    assert not (results / "tiny/plan.json").exists()

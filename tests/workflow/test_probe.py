@@ -25,6 +25,8 @@ def test_a_probe_gives_the_plan_its_times(teacher: Path, tmp_path: Path) -> None
     assert all(rate["start_s"] >= 0 and rate["item_s"] >= 0 for rate in rates.values())
     assert rates["training"]["item_s"] > 0
     assert not (folder / "results" / "tiny-probe").exists(), "it is removed"
+    note = json.loads((folder / "results/tiny/telemetry/probe.progress").read_text())
+    assert note["done"] == note["total"] > 20, "its jobs"
     assert "Nothing to be done" in succeed(folder, "--dry-run", PROBE)
     after = succeed(folder, "results/tiny/plan.json")
     assert re.search(r"^  time +about .* estimated from the rates in ", after, flags=re.MULTILINE)

@@ -33,6 +33,10 @@ COMMAND = "DISTILLERY_COMMAND"
 """Environment variable: the command line that a person typed, for the report."""
 NOTE_S = 1.0
 """Between two notes of how far a job is."""
+RUN_NOTE = "DISTILLERY_RUN_NOTE"
+"""Environment variable of a Snakemake that is itself a job: the job's note of how far it is."""
+OF_A_RUN = " jobs"
+"""What such a note counts; seconds and hours alike, so that their speed tells nothing."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,14 @@ class ProgressBar(tqdm):  # type: ignore[type-arg]
         self._noted_s = time.time()
         with suppress(OSError):
             self._note.write_text(json.dumps(self._facts | {"at_s": self._noted_s}))
+
+
+def note_of_run(num_jobs: int) -> ProgressBar | None:
+    """For a Snakemake that is a job: its note, which counts jobs; None for all others."""
+    path = os.environ.get(RUN_NOTE)
+    if path is None:
+        return None
+    return ProgressBar(Path(path), "", total=num_jobs, unit=OF_A_RUN, disable=True)
 
 
 SHOWN = "shown"

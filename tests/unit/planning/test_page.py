@@ -155,6 +155,7 @@ def test_a_terminal_gets_the_page_with_blank_lines_around_it(
     monkeypatch.delenv("NO_COLOR", raising=False)
     terminal, pipe = Terminal(), StringIO()
     print_page(EXAMPLE, terminal)
+    monkeypatch.delenv("COLUMNS")
     print_page(EXAMPLE, pipe)
     shown = terminal.getvalue()
     assert shown.startswith("\n")
@@ -165,6 +166,18 @@ def test_a_terminal_gets_the_page_with_blank_lines_around_it(
         "\n"
     )
     assert pipe.getvalue() == f"{text_of(EXAMPLE)}\n"
+
+
+@pytest.mark.parametrize(
+    ("columns", "given"), [("60", 60), ("110", 110), ("400", 120), ("0", 100), ("wide", 100)]
+)
+def test_a_pipe_has_as_many_columns_as_the_variable_says(
+    monkeypatch: pytest.MonkeyPatch, columns: str, given: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    pipe = StringIO()
+    print_page(EXAMPLE, pipe)
+    assert pipe.getvalue() == f"{text_of(EXAMPLE, given)}\n"
 
 
 def test_html_escapes_and_asks_for_nothing_from_elsewhere() -> None:

@@ -97,8 +97,12 @@ def as_quiet_as_before() -> Iterator[None]:
 
 @pytest.mark.usefixtures("as_quiet_as_before")
 def test_the_command_prints_the_plan_or_what_is_wrong(
-    teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    teacher: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
     frozen, output = tmp_path / "run.json", tmp_path / "plan.json"
     arguments = ["--config", str(frozen), "--output", str(output)]
     frozen.write_text(json.dumps(settings(tmp_path, teacher)))

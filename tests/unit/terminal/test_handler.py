@@ -174,6 +174,24 @@ def test_what_several_jobs_say_alike_is_told_once(
     assert end[4] == "  1 more job says the same"
 
 
+def test_a_run_whose_second_try_succeeds_ends_well(
+    make: Make, stream: io.StringIO, run: RunFolder
+) -> None:
+    handler = make()
+    tell(handler, LogEvent.RUN_INFO, "", stats={"targets": 1, "total": 1})
+    begin(handler, 1, "targets", run.log("targets-0-of-1"))
+    tell(handler, LogEvent.ERROR, "RuleException:\nCalledProcessError", logging.ERROR)
+    tell(handler, LogEvent.JOB_ERROR, "", logging.ERROR, jobid=1)
+    tell(handler, None, "Trying to restart job 1.")
+    begin(handler, 1, "targets", run.log("targets-0-of-1"))
+    finish(handler, 1, 1, 1)
+    handler.close()
+    assert stream.getvalue().splitlines()[1:] == [
+        "targets-0-of-1 is tried again",
+        "1 of 1 jobs in 00:00",
+    ]
+
+
 def test_a_run_that_is_stopped_says_so(make: Make, stream: io.StringIO, run: RunFolder) -> None:
     handler = make()
     tell(handler, LogEvent.RUN_INFO, "", stats={"targets": 2, "total": 2})

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from distillery.run_folder import RunFolder
-from distillery.telemetry import Reporter
+from distillery.telemetry import RUN_NOTE, Reporter, note_of_run
 from distillery.terminal.board import Board
 from distillery.terminal.jobs import Job
+from distillery.terminal.screen import progress_lines
 from distillery.watched import WATCHED, log_in, watch_jobs
 
 
@@ -124,6 +125,10 @@ STAMP = "2026-11-23 17:12:00,968 "
         ),
         ("Traceback\n  File x\nKeyError: 'a'\n", "targets-0-of-4 failed: KeyError: 'a'"),
         (
+            "Traceback\n  File x\nKeyboardInterrupt\n",
+            "targets-0-of-4 stopped: interrupted before it began",
+        ),
+        (
             STAMP + "INFO targets [cpu] targets begins on cpu\n",
             "targets-0-of-4 ended without an error, as when it is killed; its last line: "
             "targets [cpu] targets begins on cpu",
@@ -165,6 +170,36 @@ def test_the_work_is_shared_out_by_planned_passes(run: RunFolder) -> None:
     board.look()
     assert board.share == pytest.approx((40 + 30 + 4 * 10 / 6) / 110)
     assert board.left_s is not None
+
+
+def test_a_probe_is_measured_by_the_jobs_of_its_small_run(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board = Board()
+    board.plan({"freeze": 1, "probe": 1, "total": 2})
+    board.begin(0, "freeze", run.log("freeze-run"), time.time())
+    board.end(0)
+    assert board.share < 0.1, "the other one is nearly all of the work"
+    board.begin(1, "probe", run.log("probe"), time.time())
+    monkeypatch.setenv(RUN_NOTE, str(run.progress("probe")))
+    note = note_of_run(4)
+    assert note is not None
+    note.update(3)
+    board.begin_s -= 1000
+    note.update()
+    board.look()
+    (job,) = board.at_work
+    assert (job.items, job.items_per_s, job.left_s) == ("4 of 4 jobs", None, None)
+    assert board.share == pytest.approx(1.05 / 1.1)
+    assert board.left_s is None, "short jobs tell nothing of long ones"
+    assert [*progress_lines(board)] == ["probe 4 of 4 jobs", "1 of 2 jobs, 95% of the work"]
+
+
+def test_only_a_snakemake_that_is_a_job_notes_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(RUN_NOTE, raising=False)
+    assert note_of_run(4) is None
 
 
 def test_a_job_that_is_tried_again_has_not_failed(run: RunFolder) -> None:

@@ -1,5 +1,6 @@
 """The plan's page as text, as wide as the terminal; without colours where it is none."""
 
+import os
 import sys
 from collections.abc import Iterator
 from io import StringIO
@@ -13,7 +14,7 @@ from rich.text import Text
 from distillery.planning.page import Page, Part, Table
 
 PIPED = 100
-"""Columns where no terminal has a width."""
+"""Columns where neither a terminal nor the variable COLUMNS tells them."""
 WIDEST = 120
 """Longer lines are hard to read."""
 INDENT = (0, 0, 0, 2)
@@ -29,7 +30,7 @@ def print_page(page: Page, file: TextIO | None = None) -> None:
     stream = file or sys.stderr
     console = Console(file=stream)
     if not console.is_terminal:
-        stream.write(f"{text_of(page)}\n")
+        stream.write(f"{text_of(page, _piped_columns())}\n")
         return
     drawn = StringIO()
     width = min(console.width, WIDEST)
@@ -37,6 +38,12 @@ def print_page(page: Page, file: TextIO | None = None) -> None:
     # At once, and with blank lines around it: a board below it takes the last lines for its own.
     stream.write(f"\n{drawn.getvalue()}\n\n")
     stream.flush()
+
+
+def _piped_columns() -> int:
+    """Not those of a terminal that this process has besides its pipe."""
+    asked = os.environ.get("COLUMNS", "")
+    return min(int(asked), WIDEST) if asked.isdigit() and int(asked) else PIPED
 
 
 def _console(file: TextIO, width: int, force_terminal: bool) -> Console:

@@ -17,6 +17,8 @@ LOOKING = {"compare", "freeze", "plan", "probe", "verify"}
 """Rules that make nothing of a run: what it has may be of another configuration than they are."""
 MAX_LOOKS = 50
 """Jobs that one look reads of, twice a second."""
+A_RUN = {"probe": 1.0}
+"""Passes of a job that is a run of its own, which no plan tells: more than the jobs before it."""
 MIN_SHARE, MIN_S = 0.3, 120.0
 """Of the work, or seconds, before time left is told: at first jobs only load."""
 
@@ -108,18 +110,23 @@ class Board:
     @property
     def share(self) -> float:
         """Of the planned work that is done, from 0 to 1."""
-        passes = sum(self._passes.get(rule, 0.0) * jobs for rule, jobs in self.numbers.items())
+        passes = sum(self._passes_of(rule) * jobs for rule, jobs in self.numbers.items())
         beside = BESIDE * (passes or 1.0) / max(self.numbers.total(), 1)
-        done = sum(
-            (self._passes.get(rule, 0.0) + beside) * jobs for rule, jobs in self.finished.items()
-        )
-        done += sum(self._passes.get(job.rule, 0.0) * job.share for job in self.at_work)
+        done = sum((self._passes_of(rule) + beside) * jobs for rule, jobs in self.finished.items())
+        done += sum(self._passes_of(job.rule) * job.share for job in self.at_work)
         whole = passes + beside * self.numbers.total()
         return min(1.0, done / whole) if whole else 0.0
 
+    def _passes_of(self, rule: str) -> float:
+        """Network passes of one job."""
+        return self._passes.get(rule, A_RUN.get(rule, 0.0))
+
     @property
     def left_s(self) -> float | None:
-        """Seconds to the end at the speed so far; None where too little is done to say."""
+        """Seconds to the end at the speed so far; None where too little is done to say, and during
+        a job that is a run: its jobs are unlike each other."""
+        if any(job.rule in A_RUN for job in self.at_work):
+            return None
         share = self.share
         seconds = time.time() - self.begin_s
         if share == 0.0 or (share < MIN_SHARE and seconds < MIN_S):

@@ -20,7 +20,9 @@ from snakemake_interface_logger_plugins.common import LogEvent
 from snakemake_interface_logger_plugins.settings import LogHandlerSettingsBase
 from tqdm import tqdm
 
+from distillery.telemetry import ProgressBar, note_of_run
 from distillery.terminal.board import Board, Failure
+from distillery.terminal.stopping import Stopping
 from distillery.watched import watch_jobs
 
 HIDDEN = ("Warning: the following output files of rule",)
@@ -30,6 +32,7 @@ USELESS = "At least one job did not complete successfully"
 """Its last word where a job failed, which is told by name, and after SIGTERM, where none did."""
 SHOWN = (
     "Nothing to be done", "Shutting down", "Will exit after finishing", "Report created", "Unlock",
+    "Terminating processes",
 )  # fmt: skip
 """What Snakemake says that a user must see, by how it begins."""
 CALLED_FROM = re.compile(
@@ -65,6 +68,7 @@ class LogHandler(LogHandlerBase):
         """Nothing is drawn before a job begins."""
         assert isinstance(self.settings, LogHandlerSettings)
         self._board = Board()
+        self._note: ProgressBar | None = None
         self._view: Any = None
         stream = sys.stdout if self.common_settings.stdout else sys.stderr
         # None where it was closed; what is said goes nowhere then, and the run goes on.
@@ -72,12 +76,14 @@ class LogHandler(LogHandlerBase):
         self._errors: list[str] = []
         self._is_done = self._has_ended = False
         self._snakemakes: logging.Handler | None = None
+        self._stopping: Stopping | None = None
         common = self.common_settings
         asks = common.dryrun or common.verbose or common.debug_dag or common.printshellcmds
         if asks or common.quiet or self.settings.style == "snakemake":
             self._snakemakes_own()
         else:
             watch_jobs()
+            self._stopping = Stopping(self._show_cursor)
 
     writes_to_stream = True
     writes_to_file = False
@@ -104,6 +110,8 @@ class LogHandler(LogHandlerBase):
                 self._end()
             except Exception as error:
                 self._stream.write(f"the end could not be shown: {error!r}\n")
+        if self._stopping is not None:
+            self._stopping.give_back()
         super().close()
 
     def _snakemakes_own(self) -> logging.Handler:
@@ -122,6 +130,7 @@ class LogHandler(LogHandlerBase):
         match fields.get("event"):
             case LogEvent.RUN_INFO:
                 self._board.plan(fields["stats"])
+                self._note = note_of_run(self._board.numbers.total())
             case LogEvent.JOB_INFO:
                 log = Path(fields["log"][0]) if fields["log"] else None
                 self._board.begin(fields["jobid"], fields["rule_name"], log, record.created)
@@ -132,6 +141,8 @@ class LogHandler(LogHandlerBase):
                 self._fail(fields["jobid"])
             case LogEvent.PROGRESS:
                 self._is_done = fields["done"] == fields["total"]
+                if self._is_done:
+                    self._errors.clear()  # of jobs that were tried again
             case LogEvent.ERROR:
                 text = record.getMessage()
                 self._errors += [text] if USELESS not in text else []
@@ -154,6 +165,8 @@ class LogHandler(LogHandlerBase):
         job = self._board.end(number)
         if job is None:
             return
+        if self._note is not None:
+            self._note.update()
         for warning in job.look():
             self._say(warning, "yellow")
         seconds = time.time() - job.begin_s
@@ -185,6 +198,10 @@ class LogHandler(LogHandlerBase):
         else:
             self._view = view_of(self._board, self._stream, every_s, self.common_settings.nocolor)
 
+    def _show_cursor(self) -> None:
+        if self._view is not None:
+            self._view.show_cursor()
+
     def _close_view(self) -> None:
         if self._view is not None:
             self._view.close()
@@ -203,10 +220,19 @@ class LogHandler(LogHandlerBase):
         elif self._is_done:
             for line in (*self._board.closing_lines(), f"{self._board.counts} in {took}"):
                 self._say(line)
+        is_stopped = self._stopping is not None and self._stopping.is_asked
         if self._view is not None and not self._is_done:
             stopped = "" if self._board.failures or self._errors else "stopped; "
             self._say(f"{stopped}{self._board.counts} done in {took}, what is finished is kept")
-            self._say(f"go on with: {shlex.join(['snakemake', *sys.argv[1:]])}")
+            self._say(_way_on())
+        elif is_stopped and not self._is_done:
+            self._say("stopped before the first job")
+            self._say(_way_on())
+
+
+def _way_on() -> str:
+    """The command that was typed, to be typed again."""
+    return f"go on with: {shlex.join(['snakemake', *sys.argv[1:]])}"
 
 
 def lines_of(failures: Sequence[Failure]) -> list[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from distillery.run_folder import RunFolder
+from distillery.telemetry import OF_A_RUN
 
 MAX_ERROR_LINES, MAX_LINE = 20, 400
 """Of a message on the terminal, and characters of a line; the log has all."""
@@ -49,6 +50,11 @@ class Job:
         return str(self.note.get("device", ""))
 
     @property
+    def is_a_run(self) -> bool:
+        """Whether it is a Snakemake with jobs of its own."""
+        return self.note.get("unit") == OF_A_RUN
+
+    @property
     def share(self) -> float:
         """Of its items that are done, from 0 to 1."""
         total = self.note.get("total", 0)
@@ -57,7 +63,7 @@ class Job:
     @property
     def items_per_s(self) -> float | None:
         """Since its first items were done, before which it loads; None where nothing is known."""
-        if self._loaded is None:
+        if self._loaded is None or self.is_a_run:
             return None
         done_before, at_s = self._loaded
         seconds, done = self.note["at_s"] - at_s, self.note["done"] - done_before
@@ -121,6 +127,8 @@ class Job:
             return f"{self.name} stopped: {_without_time(stopped[-1])}"
         if not lines:
             return f"{self.name} failed, and its log says nothing"
+        if lines[-1] == KeyboardInterrupt.__name__:  # where Python still imported
+            return f"{self.name} stopped: interrupted before it began"
         last = _without_time(lines[-1])
         if last == lines[-1]:
             return f"{self.name} failed: {last}"

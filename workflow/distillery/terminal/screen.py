@@ -1,5 +1,6 @@
 """Two ways to show a board: a part of the terminal that is drawn again, or lines now and then."""
 
+import os
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -7,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TextIO
 
 from rich.console import Console, RenderableType
+from rich.control import Control
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -41,6 +43,10 @@ class View(ABC):
     def close(self) -> None:
         """Show nothing more but lines that stay."""
 
+    @abstractmethod
+    def show_cursor(self) -> None:
+        """Show what drawing hides; called by a signal's handler."""
+
 
 class Lines(View):
     """For pipes, logs and small terminals: lines, at intervals one of each running job."""
@@ -61,6 +67,9 @@ class Lines(View):
         """The thread ends."""
         self._ended.set()
 
+    def show_cursor(self) -> None:
+        """Lines never hide it."""
+
     def _repeat(self, every_s: float) -> None:
         begin_s = told_s = time.monotonic()
         while not self._ended.wait(min(every_s, LOOK_S)):
@@ -78,7 +87,8 @@ def progress_lines(board: Board) -> Iterator[str]:
     counting = [job for job in board.at_work if job.items]
     for job in counting[:MAX_SHOWN]:
         about = [job.items, _speed(job.items_per_s), _left(job.left_s)]
-        yield f"{job.name} [{job.device}] {', '.join(part for part in about if part)}"
+        name = f"{job.name} [{job.device}]" if job.device else job.name
+        yield f"{name} {', '.join(part for part in about if part)}"
     if board.running:
         left = _left(board.left_s)
         yield f"{board.counts}, {board.share:.0%} of the work" + (f", {left}" if left else "")
@@ -107,6 +117,10 @@ class Screen(View):
     def close(self) -> None:
         """Take the jobs away."""
         self._live.stop()
+
+    def show_cursor(self) -> None:
+        """Past the console, which another thread may hold."""
+        os.write(self._console.file.fileno(), str(Control.show_cursor(True)).encode())
 
     def _draw(self) -> RenderableType:
         for warning in self._board.look():

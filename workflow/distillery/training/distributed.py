@@ -64,10 +64,10 @@ class RankInfo:
         return self.rank == 0
 
 
-def die_with_parent() -> None:
-    """Have the kernel end this process when the one that started it ends (Linux only)."""
+def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel send this process a signal when its parent ends (Linux only)."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
 
 
 def die_with_launcher(environ: Mapping[str, str]) -> None:

@@ -1,0 +1,60 @@
+"""Signals that a logger takes from a process, and gives back."""
+
+import signal
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from distillery.terminal.stopping import Stopping
+
+TAKEN = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
+
+@pytest.fixture(autouse=True)
+def as_at_first() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in TAKEN}
+    hook = sys.excepthook
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    sys.excepthook = hook
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_only_the_first_ctrl_c_stops() -> None:
+    stopping = Stopping(lambda: None)
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    assert stopping.is_asked
+    signal.raise_signal(signal.SIGINT)
+    stopping.give_back()
+    signal.raise_signal(signal.SIGINT)  # Python itself is about to end
+
+
+def test_signals_are_given_back_where_nobody_stopped() -> None:
+    hook = sys.excepthook
+    stopping = Stopping(lambda: None)
+    assert signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL
+    stopping.give_back()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+    assert sys.excepthook is hook
+
+
+def test_what_is_ignored_stays_ignored() -> None:
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    Stopping(lambda: None)
+    signal.raise_signal(signal.SIGHUP)
+    signal.raise_signal(signal.SIGINT)
+
+
+def test_other_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[type[BaseException]] = []
+    monkeypatch.setattr(sys, "excepthook", lambda kind, *_: told.append(kind))
+    Stopping(lambda: None)
+    for error in (KeyboardInterrupt(), RuntimeError("ours")):
+        sys.excepthook(type(error), error, None)
+    assert told == [RuntimeError]
