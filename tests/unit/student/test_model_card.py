@@ -99,7 +99,7 @@ def test_a_teachers_name_may_hold_quotes_and_its_source_is_told() -> None:
     told = {word.arg: ast.unparse(word.value) for word in load.keywords}
     assert told["revision"] == "'v1'"
     assert told["variant"] == "'fp16'"
-    assert 'the teacher had: "it\'s"' in script
+    assert 'pipeline.load_lora_weights("it\'s", adapter_name=' in script
 
 
 def test_the_header_names_the_teacher_and_its_licence_as_the_hub_reads_them() -> None:
