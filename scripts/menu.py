@@ -213,9 +213,10 @@ def _hours(config: RunConfig, plan: Mapping[str, Any]) -> str:
         told.append(f"{what} {hours:.2g} (rate of benchmarks/{file})")
     trained = TRAINING_RATES.get(family)
     if isinstance(config, Config) and trained and _is_of_the_teachers_shape(config):
-        rate = _benchmark(trained)["trainings"]["stored-1"]["samples_per_s"]
+        benchmark = _benchmark(trained)
+        rate = benchmark["trainings"]["stored-1"]["samples_per_s"]
         hours = config.training.num_samples / rate / 3600
-        told.append(f"training {hours:.2g} (rate of benchmarks/{trained})")
+        told.append(f"training {hours:.2g} (batch {benchmark['batch']}, benchmarks/{trained})")
     return f"of one H200: {'; '.join(told)}" if told else ""
 
 

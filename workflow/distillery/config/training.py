@@ -103,7 +103,8 @@ class Training(Section):
         None,
         description="finish with an adversarial loss from stored trajectories alone: heads on the "
         "frozen untrained student learn to tell what the student draws from the trajectories' own "
-        "images, and the student to pass. It sharpens students of few steps. null: no",
+        "images, and the student to pass. Meant to sharpen students of few steps; short finishes "
+        "gained nothing where they were measured. null: no",
     )
     held_out_prompts: CountOrNone = Field(
         0,
