@@ -1,4 +1,4 @@
-"""The demo through a real SLURM: one-GPU shard jobs, two-GPU training that meets its time limit.
+"""A short demo through a real SLURM: one-GPU jobs, two-GPU training that meets its time limit.
 
 Not part of `make test`, since it needs root and twenty minutes: `make test-slurm`.
 """
@@ -29,6 +29,10 @@ def finished_run(slurm: None, tmp_path_factory: pytest.TempPathFactory) -> tuple
     subprocess.run(["git", "clone", "--quiet", REPOSITORY, checkout], check=True)
     config = yaml.safe_load((checkout / "config/config.yaml").read_text())
     config["run"] = RUN
+    # Enough to meet the limit; attempts begin ever more slowly, since SLURM is asked ever more rarely.
+    config["training"]["num_samples"] = 4800
+    config["samples"]["num_prompts"] = 16
+    del config["samples"]["steps"]
     (checkout / "config/slurm-demo.yaml").write_text(yaml.safe_dump(config))
     profile = yaml.safe_load((checkout / "profiles/slurm/config.yaml").read_text())
     profile["slurm-init-seconds-before-status-checks"] = 3
