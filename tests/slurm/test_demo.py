@@ -29,7 +29,7 @@ def finished_run(slurm: None, tmp_path_factory: pytest.TempPathFactory) -> tuple
     subprocess.run(["git", "clone", "--quiet", REPOSITORY, checkout], check=True)
     config = yaml.safe_load((checkout / "config/config.yaml").read_text())
     config["run"] = RUN
-    # Enough to meet the limit; attempts begin ever more slowly, since SLURM is asked ever more rarely.
+    # Enough to meet the limit. Attempts begin ever more slowly: SLURM is asked ever more rarely.
     config["training"]["num_samples"] = 4800
     config["samples"]["num_prompts"] = 16
     del config["samples"]["steps"]
