@@ -68,7 +68,18 @@ if isinstance(CONFIG, Config):
 
 # Not the last files alone: Snakemake overlooks what is missing behind a file that is there, and
 # damage is repaired by removing what is damaged. So `all` asks for all that a rule makes.
+# Frozen configurations too: without them and without Snakemake's notes, as in a run that was moved,
+# results would be taken for those of any configuration.
+FROZEN = ["prompts", "embeddings", *(f"samples-{model}" for model in MODELS)]
+if isinstance(CONFIG, Config):
+    FROZEN += ["student", "training", "previews", "export", "evaluation", "run"]
+    FROZEN += ["targets"] * bool(TARGETS) + ["rounds"] * bool(ROUNDS)
+    FROZEN += [f"training-{done}-rounds" for done in range(len(ROUNDS))]
+else:
+    FROZEN += ["dataset"]
+
 RESULTS = [
+    expand(RUN.config("{stage}"), stage=FROZEN),
     expand(rules.prompts.output, split=SPLITS),
     expand(rules.embeddings.output, split=SPLITS),
     expand(rules.samples.output, model=MODELS, shard=range(CONFIG.samples.num_shards)),

@@ -13,7 +13,7 @@ Cell = Callable[[Quality], str]
 
 
 def interval(value: Mapping[str, float], digits: int) -> str:
-    return f"{value['mean']:.{digits}f} ({value['low']:.{digits}f}–{value['high']:.{digits}f})"
+    return f"{value['mean']:.{digits}f} ({value['low']:.{digits}f}\u2013{value['high']:.{digits}f})"
 
 
 def clip(model: Quality) -> str:

@@ -128,5 +128,12 @@ def test_results_that_were_moved_without_snakemakes_notes_are_not_taken_for_othe
         done = snakemake(moved, "--dry-run", "--configfile", str(config))
         assert done.returncode == status, done.stdout
         assert ("moved without the folder .snakemake" in done.stdout) == bool(status)
+    frozen = moved / "results/tiny/config"
+    frozen.rename(frozen.with_name("aside"))  # what the message says, with any settings
+    for options in ({}, {"seed": 1}):
+        config.write_text(yaml.safe_dump(raw | options))
+        listed = jobs(succeed(moved, "--dry-run", "--configfile", str(config)))
+        assert {"freeze", "prompts", "targets", "training", "samples", "report"} <= listed
+    frozen.with_name("aside").rename(frozen)
     shutil.copytree(finished / ".snakemake", moved / ".snakemake", dirs_exist_ok=True)
     assert "targets" in jobs(succeed(moved, "--dry-run", "--configfile", str(config)))
