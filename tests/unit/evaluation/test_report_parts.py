@@ -84,6 +84,17 @@ def test_the_best_of_a_column_needs_intervals():
     assert found == {key: [] for key in tables.COLUMNS} | {"clip_score": ["slow"]}
 
 
+def test_equals_are_the_best_together():
+    scores = {"a": 1.0, "b": 1.0, "c": 0.5}
+    models = {
+        name: {"against": {}, "network_calls": 2, "clip_score": {"mean": mean} | ENDS}
+        for name, mean in scores.items()
+    }
+    table = tables.metrics_table({"models": models}, verdict.Roles("a", "b"), {})
+    place = list(tables.COLUMNS).index("clip_score")
+    assert [name for name in scores if table.rows[name][place].is_best] == ["a", "b"]
+
+
 def sets_of(student, left_out):
     """quality.json of three models with Fréchet distances in one vision model; None: left out."""
 

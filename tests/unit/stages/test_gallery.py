@@ -98,6 +98,19 @@ def test_its_rows_have_the_scores_that_there_are(manifests: list[Path], tmp_path
     assert "<span>CLIP score 0.9123</span>" in page
 
 
+@pytest.mark.parametrize(
+    ("names", "chosen"),
+    [(["teacher", "student", "fast"], "student"), (["teacher", "fast", "mine"], "mine")],
+)
+def test_it_begins_with_the_student_beside_the_first(
+    names: list[str], chosen: str, tmp_path: Path
+) -> None:
+    output = tmp_path / "results" / "demo" / "gallery"
+    make_gallery([manifest(tmp_path, name, 2) for name in names], None, output)
+    page = (output / "index.html").read_text()
+    assert re.findall(r"<option [^>]*selected>([^<]*)<", page) == [chosen]
+
+
 def test_models_of_other_noises_are_refused(tmp_path: Path) -> None:
     manifests = [manifest(tmp_path, "teacher", 48), manifest(tmp_path, "student", 2, noise_seed=7)]
     with pytest.raises(ValueError, match="differ in noise_seed"):

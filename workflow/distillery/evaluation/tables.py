@@ -150,12 +150,12 @@ def _set_table(sets: Mapping[str, Mapping[str, Any]], roles: Roles) -> Table | N
 def _table(
     columns: Mapping[str, Column],
     values: Mapping[str, Mapping[str, ConfidenceInterval | None]],
-    best: Mapping[str, str | None],
+    best: Mapping[str, frozenset[str]],
 ) -> Table:
     """A row for each model."""
     rows = {
         name: tuple(
-            _cell(column.form, row[key], best[key] == name) for key, column in columns.items()
+            _cell(column.form, row[key], name in best[key]) for key, column in columns.items()
         )
         for name, row in values.items()
     }
@@ -176,8 +176,8 @@ def _values(
 
 def _best(
     key: str, column: Column, values: Mapping[str, Mapping[str, ConfidenceInterval | None]]
-) -> str | None:
-    """The model with the best mean; None if fewer than two have one, or if they are level.
+) -> frozenset[str]:
+    """The models with the best mean; none if fewer than two have one, or if all are level.
 
     A value measured once, without an interval, such as a time, is never marked.
     """
@@ -188,8 +188,9 @@ def _best(
         if interval and interval.low is not None
     }
     if column.direction == 0 or len(set(means.values())) < 2:
-        return None
-    return max(means, key=lambda name: column.direction * means[name])
+        return frozenset()
+    best = max(means.values(), key=lambda mean: column.direction * mean)
+    return frozenset(name for name, mean in means.items() if mean == best)
 
 
 def _cell(form: Callable[[float], str], value: ConfidenceInterval | None, is_best: bool) -> Cell:

@@ -73,6 +73,7 @@ def make_gallery(manifests: Sequence[Path], scores: Path | None, output: Path) -
                 style=own_file("gallery/gallery.css"),
                 script=own_file("gallery/gallery.js"),
                 models=columns,
+                second=_second(models),
                 samples=page,
                 number=number,
                 names=[name_of(page) for page in range(1, len(pages) + 1)],
@@ -81,6 +82,12 @@ def make_gallery(manifests: Sequence[Path], scores: Path | None, output: Path) -
             )
             write_text(folder / name_of(number), text)
         write_text(folder / "rows.js", rows_script(columns, samples, scored))
+
+
+def _second(models: Sequence[ModelSamples]) -> int:
+    """The model beside the first unless another is chosen: the student, or the last."""
+    names = [model.model for model in models]
+    return names.index("student") if "student" in names else len(names) - 1
 
 
 def name_of(page: int) -> str:

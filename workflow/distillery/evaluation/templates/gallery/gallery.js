@@ -48,6 +48,7 @@ function choose() {
   const words = at("words").value.toLowerCase().split(/\s+/).filter(Boolean);
   shown = rows.filter((row) => words.every((word) => `${row[2]} ${row[0]}/${row[1]}`.toLowerCase().includes(word)));
   const place = scored.indexOf(at("score")?.value) + 1;
+  for (const id of ["model", "descending"]) if (at(id)) at(id).disabled = place === 0;
   if (place > 0) {
     const model = Number(at("model").value);
     const sign = at("descending").checked ? -1 : 1;
