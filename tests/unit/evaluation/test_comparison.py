@@ -92,6 +92,79 @@ def test_other_noise_is_said_and_not_paired(tmp_path: Path) -> None:
     assert pair_up(pieces(one).samples["student"], pieces(third).samples["student"]) is None
 
 
+def make_half(folder: Path, one: Path, name: str) -> Path:
+    """A run of the first half of another's prompts: the same images, but for ranks of its own."""
+    run, other = RunFolder(make_run(folder, name)), RunFolder(one)
+    kept = [f"p-{number}" for number in range(NUM_PROMPTS // 2)]
+    for path, source in ((run.samples("student"), other.samples("student")), (run.scores,) * 2):
+        table = read_table(source)
+        table = table[table["prompt_id"].isin(kept)]
+        write_table(table.assign(rank=1) if path == run.scores else table, path)
+    return run.path
+
+
+def with_own_prompts(path: Path) -> Path:
+    """Another text for each prompt."""
+    manifest = RunFolder(path).samples("student")
+    table = read_table(manifest)
+    write_table(table.assign(prompt=table["prompt_id"]), manifest)
+    return path
+
+
+def test_ranks_among_other_prompts_have_no_difference(tmp_path: Path) -> None:
+    one = with_own_prompts(make_run(tmp_path, "a"))
+    half = make_half(tmp_path, one, "half")
+    found, notes = differences(pieces(one), pieces(half))
+    by_metric = {it.metric: it for it in found}
+    rank = by_metric["found_first"]
+    assert rank.paired is None
+    assert rank.reason == "not compared: the ranks are among 12 and among 6 prompts"
+    assert (rank.first.mean, rank.second.mean, rank.num_images) == (0.5, 1.0, (24, 12))
+    assert by_metric["clip_score"].paired == ConfidenceInterval(0.0, 0.0, 0.0)
+    assert "student: the images of these pairs are the same in both" in notes
+    compare_runs(one, half, tmp_path / "results" / "compare" / "c" / "index.html")
+    page = (tmp_path / "results" / "compare" / "c" / "index.html").read_text()
+    assert rank.reason in page
+    assert "all 24 images" in page
+
+
+def test_numbers_beside_a_difference_are_of_its_pairs(tmp_path: Path) -> None:
+    """The half that both have scores lower than the rest, which one has alone."""
+    one = with_own_prompts(make_run(tmp_path, "a"))
+    half = make_half(tmp_path, one, "half")
+    scores = RunFolder(half).scores
+    table = read_table(scores)
+    change = np.array([0.5, -0.3, *[0.1] * 10])
+    write_table(
+        table.assign(clip_score=table["clip_score"] + 0.01, high_frequency=1.0 + change), scores
+    )
+    found, _ = differences(pieces(one), pieces(half))
+    paired = [it for it in found if it.paired is not None]
+    assert {it.metric for it in paired} == {"clip_score", "psnr_db", "high_frequency"}
+    for it in paired:
+        assert it.paired is not None
+        assert it.second.mean - it.first.mean == pytest.approx(it.paired.mean, abs=1e-5)
+        assert it.num_images == (12, 12)
+    compare_runs(one, half, tmp_path / "c" / "index.html")
+    numbers = read_table(tmp_path / "c" / "metrics.parquet")
+    pairs = numbers[numbers["metric"] == "clip_score"]["num_pairs"]
+    assert list(pairs) == [12, 12, 12]
+    assert numbers[numbers["metric"] == "found_first"]["num_pairs"].isna().all()
+
+
+def test_r_at_1_has_both_bounds_where_few_images_change(tmp_path: Path) -> None:
+    one, other = make_run(tmp_path, "a"), make_run(tmp_path, "b", shade=9)
+    scores = RunFolder(other).scores
+    write_table(read_table(scores).assign(rank=[1, 1, *[1, 2] * (NUM_PROMPTS - 1)]), scores)
+    found, _ = differences(pieces(one), pieces(other))
+    (rank,) = (it.paired for it in found if it.metric == "found_first")
+    assert rank is not None
+    assert rank.mean == pytest.approx(1 / 24, rel=1e-5)
+    assert rank.low is not None
+    assert rank.high is not None
+    assert -1 <= rank.low < 0 < rank.high <= 1
+
+
 def test_scores_of_other_judges_are_not_compared(tmp_path: Path) -> None:
     one, other = make_run(tmp_path, "a"), make_run(tmp_path, "b", shade=9)
     write_sealed(RunFolder(other).quality, {"judge": "another"})

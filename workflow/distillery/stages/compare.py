@@ -145,8 +145,8 @@ def as_table(found: Sequence[Difference], first: str, second: str) -> pd.DataFra
         {"model": it.model, "metric": it.metric, "of": name, **vars(value), "num_pairs": pairs}
         for it in found
         for name, value, pairs in (
-            (first, it.first, None),
-            (second, it.second, None),
+            (first, it.first, it.num_pairs or None),
+            (second, it.second, it.num_pairs or None),
             ("difference", it.paired, it.num_pairs),
         )
         if value is not None
