@@ -1,5 +1,6 @@
 """Two runs side by side: paired differences, what is not there, and the page."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +208,49 @@ def test_equal_runs_are_said_to_be_equal(tmp_path: Path) -> None:
     assert "<img" not in page
 
 
+def test_a_run_without_scores_is_told_how_to_get_them(tmp_path: Path) -> None:
+    one, other = make_run(tmp_path, "a"), make_run(tmp_path, "b", shade=9)
+    RunFolder(other).scores.unlink()
+    RunFolder(other).quality.unlink()
+    for run in (one, other):
+        save_frozen(RunFolder(run).config("run"), {"run": run.name, "evaluation": {"judge": "j"}})
+    report = RunFolder(one).report
+    report.parent.mkdir()
+    report.touch()
+    output = tmp_path / "results" / "compare" / "a-vs-b" / "index.html"
+    compare_runs(one, other, output)
+    page = output.read_text()
+    command = f"snakemake --cores all {RunFolder(other).quality} --configfile FILE"
+    assert page.count("has no scores") == page.count(command) == 1
+    assert '<a href="../../a/report/index.html">a</a>.' in page
+    assert "b/report" not in page
+    assert "<img" in page
+    assert "metrics.parquet" not in page
+
+    save_frozen(RunFolder(other).config("run"), {"run": "b"})
+    compare_runs(one, other, output)
+    page = output.read_text()
+    assert "b has no scores: its metrics are not compared. It only generates images" in page
+    assert "snakemake" not in page
+
+
+def test_a_sentence_on_several_models_is_said_once(tmp_path: Path) -> None:
+    seeds = [*range(4), *range(100, 100 + 2 * NUM_PROMPTS - 4)]
+    one, other = make_run(tmp_path, "a"), make_run(tmp_path, "b", 0.05, 9, noise_seed=seeds)
+    for run in map(RunFolder, (one, other)):
+        shutil.copytree(run.samples("student").parent, run.samples("twin").parent)
+    _, notes = differences(pieces(one), pieces(other))
+    assert notes == [
+        "student and twin: 4 of 24 samples are of the same prompt and noise; differences are of "
+        "these"
+    ]
+    for run in map(RunFolder, (one, other)):
+        shutil.rmtree(run.samples("twin").parent)
+    student = RunFolder(other).samples("student").parent
+    student.rename(student.with_name("other"))
+    assert differences(pieces(one), pieces(other)) == ([], ["no model has a name in both runs"])
+
+
 def test_what_a_run_lacks_is_named(tmp_path: Path) -> None:
     one = make_run(tmp_path, "a")
     (tmp_path / "results" / "empty").mkdir()
@@ -214,6 +258,7 @@ def test_what_a_run_lacks_is_named(tmp_path: Path) -> None:
     page = (tmp_path / "c" / "index.html").read_text()
     for gap in ("empty has no configuration", "empty has no scores", "empty has no images"):
         assert gap in page
-    assert "They could not be compared." in page
+    for claim in ("Settings that differ", "metrics.parquet", "Intervals", "/report/index.html"):
+        assert claim not in page
     with pytest.raises(FileNotFoundError, match="nowhere is not there"):
         compare_runs(one, tmp_path / "nowhere", tmp_path / "c" / "index.html")

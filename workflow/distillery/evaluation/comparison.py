@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,7 @@ class RunPieces:
         samples: by model, those that are there.
         judge: by which it was scored; None where it was not.
         gaps: what is not there, in words.
+        report: its page; None where it is not there.
     """
 
     name: str
@@ -58,6 +60,7 @@ class RunPieces:
     samples: Mapping[str, ModelSamples]
     judge: str | None
     gaps: Sequence[str]
+    report: Path | None
 
 
 @dataclass(frozen=True)
@@ -116,13 +119,25 @@ def read_pieces(run: RunFolder) -> RunPieces:
     if config is None:
         gaps.append(f"{name} has no configuration: its settings are not compared")
     if scores is None or quality is None:
-        gaps.append(f"{name} has no scores: its metrics are not compared")
+        gaps.append(_no_scores(run, config))
     if not samples:
         gaps.append(f"{name} has no images")
     if scores is not None:
         scores = scores.assign(found_first=(scores["rank"] == 1).astype(float))
     judge = str(quality["judge"]) if quality else None
-    return RunPieces(name, config, scores, samples, judge, gaps)
+    report = run.report if run.report.is_file() else None
+    return RunPieces(name, config, scores, samples, judge, gaps, report)
+
+
+def _no_scores(run: RunFolder, config: Mapping[str, Any] | None) -> str:
+    """That a run has none, and how it gets them; one that only generates is never scored."""
+    gap = f"{run.path.name} has no scores: its metrics are not compared"
+    if config is not None and "evaluation" not in config:
+        return f"{gap}. It only generates images, which are not scored"
+    return (
+        f"{gap}. To make them: snakemake --cores all {run.quality} --configfile FILE, where FILE "
+        f"says run: {run.path.name}"
+    )
 
 
 def differing_settings(
@@ -168,7 +183,10 @@ def differences(first: RunPieces, second: RunPieces) -> tuple[list[Difference], 
         )
     found: list[Difference] = []
     facts: dict[str, list[str]] = {}
-    for model in (name for name in first.samples if name in second.samples):
+    models = [name for name in first.samples if name in second.samples]
+    if not models:
+        notes.append("no model has a name in both runs")
+    for model in models:
         pairs = pair_up(first.samples[model], second.samples[model])
         num_all = max(len(run.samples[model].table) for run in (first, second))
         for fact in _facts(pairs, num_all):
@@ -178,7 +196,7 @@ def differences(first: RunPieces, second: RunPieces) -> tuple[list[Difference], 
         for metric in METRICS:
             if metric not in left_out:
                 found += _difference(first, second, model, metric, pairs)
-    return found, [*notes, *(f"{listed(models)}: {fact}" for fact, models in facts.items())]
+    return found, [*notes, *(f"{listed(names)}: {fact}" for fact, names in facts.items())]
 
 
 def _facts(pairs: Pairs | None, num_all: int) -> list[str]:
