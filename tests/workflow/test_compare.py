@@ -16,7 +16,7 @@ def test_two_runs_are_compared_by_name(finished: Path, tmp_path: Path) -> None:
     shutil.copytree(results / "tiny", results / "other-vs-wise")
     page = "results/compare/tiny-vs-other-vs-wise/index.html"
     succeed(folder, page)
-    assert "student: all " in (folder / page).read_text(), "its images are the same"
+    assert "images are the same in both" in (folder / page).read_text()
     assert (folder / page).with_name("metrics.parquet").is_file()
     assert "Nothing to be done" in succeed(folder, "--dry-run", page)
 
@@ -25,8 +25,11 @@ def test_two_runs_are_compared_by_name(finished: Path, tmp_path: Path) -> None:
     succeed(folder, page)
     assert "other-vs-wise has no scores" in (folder / page).read_text()
 
+    (results / "half").mkdir()
     for pair, why in {
         "tiny-vs-nowhere": "results/nowhere is not there: a comparison needs two runs",
+        "tniy-vs-other-vs-wise": "results/tniy is not there, did you mean tiny",
+        "tiny-vs-half": "results/half holds no results of a run",
         "tiny-vs-tiny": "tiny-vs-tiny compares tiny with itself",
     }.items():
         failed = snakemake(folder, f"results/compare/{pair}/index.html")

@@ -1,5 +1,6 @@
 """Two runs side by side: paired differences, what is not there, and the page."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,79 @@ def test_other_noise_is_said_and_not_paired(tmp_path: Path) -> None:
     assert pair_up(pieces(one).samples["student"], pieces(third).samples["student"]) is None
 
 
+def make_half(folder: Path, one: Path, name: str) -> Path:
+    """A run of the first half of another's prompts: the same images, but for ranks of its own."""
+    run, other = RunFolder(make_run(folder, name)), RunFolder(one)
+    kept = [f"p-{number}" for number in range(NUM_PROMPTS // 2)]
+    for path, source in ((run.samples("student"), other.samples("student")), (run.scores,) * 2):
+        table = read_table(source)
+        table = table[table["prompt_id"].isin(kept)]
+        write_table(table.assign(rank=1) if path == run.scores else table, path)
+    return run.path
+
+
+def with_own_prompts(path: Path) -> Path:
+    """Another text for each prompt."""
+    manifest = RunFolder(path).samples("student")
+    table = read_table(manifest)
+    write_table(table.assign(prompt=table["prompt_id"]), manifest)
+    return path
+
+
+def test_ranks_among_other_prompts_have_no_difference(tmp_path: Path) -> None:
+    one = with_own_prompts(make_run(tmp_path, "a"))
+    half = make_half(tmp_path, one, "half")
+    found, notes = differences(pieces(one), pieces(half))
+    by_metric = {it.metric: it for it in found}
+    rank = by_metric["found_first"]
+    assert rank.paired is None
+    assert rank.reason == "not compared: the ranks are among 12 and among 6 prompts"
+    assert (rank.first.mean, rank.second.mean, rank.num_images) == (0.5, 1.0, (24, 12))
+    assert by_metric["clip_score"].paired == ConfidenceInterval(0.0, 0.0, 0.0)
+    assert "student: the images of these pairs are the same in both" in notes
+    compare_runs(one, half, tmp_path / "results" / "compare" / "c" / "index.html")
+    page = (tmp_path / "results" / "compare" / "c" / "index.html").read_text()
+    assert rank.reason in page
+    assert "all 24 images" in page
+
+
+def test_numbers_beside_a_difference_are_of_its_pairs(tmp_path: Path) -> None:
+    """The half that both have scores lower than the rest, which one has alone."""
+    one = with_own_prompts(make_run(tmp_path, "a"))
+    half = make_half(tmp_path, one, "half")
+    scores = RunFolder(half).scores
+    table = read_table(scores)
+    change = np.array([0.5, -0.3, *[0.1] * 10])
+    write_table(
+        table.assign(clip_score=table["clip_score"] + 0.01, high_frequency=1.0 + change), scores
+    )
+    found, _ = differences(pieces(one), pieces(half))
+    paired = [it for it in found if it.paired is not None]
+    assert {it.metric for it in paired} == {"clip_score", "psnr_db", "high_frequency"}
+    for it in paired:
+        assert it.paired is not None
+        assert it.second.mean - it.first.mean == pytest.approx(it.paired.mean, abs=1e-5)
+        assert it.num_images == (12, 12)
+    compare_runs(one, half, tmp_path / "c" / "index.html")
+    numbers = read_table(tmp_path / "c" / "metrics.parquet")
+    pairs = numbers[numbers["metric"] == "clip_score"]["num_pairs"]
+    assert list(pairs) == [12, 12, 12]
+    assert numbers[numbers["metric"] == "found_first"]["num_pairs"].isna().all()
+
+
+def test_r_at_1_has_both_bounds_where_few_images_change(tmp_path: Path) -> None:
+    one, other = make_run(tmp_path, "a"), make_run(tmp_path, "b", shade=9)
+    scores = RunFolder(other).scores
+    write_table(read_table(scores).assign(rank=[1, 1, *[1, 2] * (NUM_PROMPTS - 1)]), scores)
+    found, _ = differences(pieces(one), pieces(other))
+    (rank,) = (it.paired for it in found if it.metric == "found_first")
+    assert rank is not None
+    assert rank.mean == pytest.approx(1 / 24, rel=1e-5)
+    assert rank.low is not None
+    assert rank.high is not None
+    assert -1 <= rank.low < 0 < rank.high <= 1
+
+
 def test_scores_of_other_judges_are_not_compared(tmp_path: Path) -> None:
     one, other = make_run(tmp_path, "a"), make_run(tmp_path, "b", shade=9)
     write_sealed(RunFolder(other).quality, {"judge": "another"})
@@ -134,6 +208,49 @@ def test_equal_runs_are_said_to_be_equal(tmp_path: Path) -> None:
     assert "<img" not in page
 
 
+def test_a_run_without_scores_is_told_how_to_get_them(tmp_path: Path) -> None:
+    one, other = make_run(tmp_path, "a"), make_run(tmp_path, "b", shade=9)
+    RunFolder(other).scores.unlink()
+    RunFolder(other).quality.unlink()
+    for run in (one, other):
+        save_frozen(RunFolder(run).config("run"), {"run": run.name, "evaluation": {"judge": "j"}})
+    report = RunFolder(one).report
+    report.parent.mkdir()
+    report.touch()
+    output = tmp_path / "results" / "compare" / "a-vs-b" / "index.html"
+    compare_runs(one, other, output)
+    page = output.read_text()
+    command = f"snakemake --cores all {RunFolder(other).quality} --configfile FILE"
+    assert page.count("has no scores") == page.count(command) == 1
+    assert '<a href="../../a/report/index.html">a</a>.' in page
+    assert "b/report" not in page
+    assert "<img" in page
+    assert "metrics.parquet" not in page
+
+    save_frozen(RunFolder(other).config("run"), {"run": "b"})
+    compare_runs(one, other, output)
+    page = output.read_text()
+    assert "b has no scores: its metrics are not compared. It only generates images" in page
+    assert "snakemake" not in page
+
+
+def test_a_sentence_on_several_models_is_said_once(tmp_path: Path) -> None:
+    seeds = [*range(4), *range(100, 100 + 2 * NUM_PROMPTS - 4)]
+    one, other = make_run(tmp_path, "a"), make_run(tmp_path, "b", 0.05, 9, noise_seed=seeds)
+    for run in map(RunFolder, (one, other)):
+        shutil.copytree(run.samples("student").parent, run.samples("twin").parent)
+    _, notes = differences(pieces(one), pieces(other))
+    assert notes == [
+        "student and twin: 4 of 24 samples are of the same prompt and noise; differences are of "
+        "these"
+    ]
+    for run in map(RunFolder, (one, other)):
+        shutil.rmtree(run.samples("twin").parent)
+    student = RunFolder(other).samples("student").parent
+    student.rename(student.with_name("other"))
+    assert differences(pieces(one), pieces(other)) == ([], ["no model has a name in both runs"])
+
+
 def test_what_a_run_lacks_is_named(tmp_path: Path) -> None:
     one = make_run(tmp_path, "a")
     (tmp_path / "results" / "empty").mkdir()
@@ -141,6 +258,7 @@ def test_what_a_run_lacks_is_named(tmp_path: Path) -> None:
     page = (tmp_path / "c" / "index.html").read_text()
     for gap in ("empty has no configuration", "empty has no scores", "empty has no images"):
         assert gap in page
-    assert "They could not be compared." in page
+    for claim in ("Settings that differ", "metrics.parquet", "Intervals", "/report/index.html"):
+        assert claim not in page
     with pytest.raises(FileNotFoundError, match="nowhere is not there"):
         compare_runs(one, tmp_path / "nowhere", tmp_path / "c" / "index.html")

@@ -244,3 +244,48 @@ def test_intervals_of_a_median_cover(num_prompts):
 def test_a_median_is_not_moved_by_one_image_and_needs_prompts_for_its_interval():
     interval = metrics.median_interval(np.array([1.0, 2.0, 1e9]), Groups.of(list("abc")))
     assert interval == metrics.ConfidenceInterval(2.0, None, None)
+
+
+@pytest.mark.parametrize("num_prompts", [8, 24, 80])
+@pytest.mark.parametrize(("gained", "lost"), [(0.05, 0.01), (0.05, 0.05), (0.3, 0.1), (0.0, 0.0)])
+def test_intervals_of_a_difference_of_shares_cover(gained, lost, num_prompts):
+    generator = np.random.default_rng(3)
+    groups = Groups.of([str(number) for number in range(num_prompts)])
+    chances = [lost, 1 - gained - lost, gained]
+    changes = generator.choice([-1.0, 0.0, 1.0], size=(2000, num_prompts), p=chances)
+    intervals = [metrics.share_difference(row, groups) for row in changes]
+    assert np.mean([it.low <= gained - lost <= it.high for it in intervals]) >= 0.93
+
+
+def test_a_difference_of_shares_has_both_bounds_where_one_image_changes():
+    """One of 24 gains, by hand: (2 - 1) / 26 and z times the root of (3 / 26 - 1 / 26²) / 26."""
+    groups = Groups.of([str(number) for number in range(24)])
+    interval = metrics.share_difference(np.eye(24)[0], groups)
+    reach = 1.959964 * math.sqrt((3 / 26 - 1 / 26**2) / 26)
+    assert interval.mean == pytest.approx(1 / 24, rel=1e-5)
+    assert interval.low == pytest.approx(1 / 26 - reach, rel=1e-5)
+    assert interval.high == pytest.approx(1 / 26 + reach, rel=1e-5)
+    assert metrics.share_difference(np.ones(4), Groups.of(list("abcd"))).high == 1.0
+    assert metrics.share_difference(-np.ones(4), Groups.of(list("abcd"))).low == -1.0
+    few = metrics.share_difference(np.array([0.0, 1.0]), Groups.of(list("ab")))
+    assert few == metrics.ConfidenceInterval(0.5, None, None)
+
+
+def test_a_difference_of_medians_is_that_of_the_medians():
+    """Two of three values rise a little, and the median falls."""
+    before, after = np.array([1.0, 2.0, 9.0]), np.array([1.1, 1.5, 9.1])
+    weights = metrics.draw_weights(3, 50)
+    found = metrics.median_difference(before, after, Groups.of(list("abc")), weights)
+    assert found == metrics.ConfidenceInterval(-0.5, None, None)
+
+
+def test_intervals_of_a_difference_of_medians_cover():
+    generator = np.random.default_rng(4)
+    groups, weights = Groups.of([str(n) for n in range(30)]), metrics.draw_weights(30, 300)
+    covered = 0
+    for _ in range(200):
+        before = generator.exponential(size=30)
+        after = before * 1.5 + generator.normal(0.0, 0.05, 30)
+        found = metrics.median_difference(before, after, groups, weights)
+        covered += found.low <= 0.5 * math.log(2) <= found.high
+    assert covered / 200 >= 0.91

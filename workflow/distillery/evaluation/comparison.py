@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,15 @@ from distillery.evaluation.metrics import (
     Groups,
     bootstrap_mean,
     draw_weights,
+    median_difference,
     median_interval,
+    share_difference,
     wilson_share,
 )
 from distillery.files import read_sealed
 from distillery.run_folder import RunFolder
 from distillery.store.tables import read_table
+from distillery.words import listed
 
 METRICS: Mapping[str, tuple[str, int]] = {
     "clip_score": ("CLIP score", +1),
@@ -47,6 +51,7 @@ class RunPieces:
         samples: by model, those that are there.
         judge: by which it was scored; None where it was not.
         gaps: what is not there, in words.
+        report: its page; None where it is not there.
     """
 
     name: str
@@ -55,6 +60,7 @@ class RunPieces:
     samples: Mapping[str, ModelSamples]
     judge: str | None
     gaps: Sequence[str]
+    report: Path | None
 
 
 @dataclass(frozen=True)
@@ -64,10 +70,13 @@ class Difference:
     Attributes:
         model: its name in `samples.models`.
         metric: a key of `METRICS`.
-        first, second: means with intervals, of all samples that each run has.
+        first, second: means with intervals: over the pairs where there is a paired difference, so
+            that it is theirs; else over all images that each run has.
         paired: of the second less the first over samples of the same prompt and noise; None
             without such.
         num_pairs: how many those are.
+        num_images: how many `first` and `second` are of.
+        reason: why nothing is paired although there are pairs; else empty.
     """
 
     model: str
@@ -76,6 +85,8 @@ class Difference:
     second: ConfidenceInterval
     paired: ConfidenceInterval | None
     num_pairs: int
+    num_images: tuple[int, int]
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -108,13 +119,25 @@ def read_pieces(run: RunFolder) -> RunPieces:
     if config is None:
         gaps.append(f"{name} has no configuration: its settings are not compared")
     if scores is None or quality is None:
-        gaps.append(f"{name} has no scores: its metrics are not compared")
+        gaps.append(_no_scores(run, config))
     if not samples:
         gaps.append(f"{name} has no images")
     if scores is not None:
         scores = scores.assign(found_first=(scores["rank"] == 1).astype(float))
     judge = str(quality["judge"]) if quality else None
-    return RunPieces(name, config, scores, samples, judge, gaps)
+    report = run.report if run.report.is_file() else None
+    return RunPieces(name, config, scores, samples, judge, gaps, report)
+
+
+def _no_scores(run: RunFolder, config: Mapping[str, Any] | None) -> str:
+    """That a run has none, and how it gets them; one that only generates is never scored."""
+    gap = f"{run.path.name} has no scores: its metrics are not compared"
+    if config is not None and "evaluation" not in config:
+        return f"{gap}. It only generates images, which are not scored"
+    return (
+        f"{gap}. To make them: snakemake --cores all {run.quality} --configfile FILE, where FILE "
+        f"says run: {run.path.name}"
+    )
 
 
 def differing_settings(
@@ -159,22 +182,35 @@ def differences(first: RunPieces, second: RunPieces) -> tuple[list[Difference], 
             "compared"
         )
     found: list[Difference] = []
-    for model in (name for name in first.samples if name in second.samples):
+    facts: dict[str, list[str]] = {}
+    models = [name for name in first.samples if name in second.samples]
+    if not models:
+        notes.append("no model has a name in both runs")
+    for model in models:
         pairs = pair_up(first.samples[model], second.samples[model])
-        num_pairs = len(pairs.first.table) if pairs else 0
         num_all = max(len(run.samples[model].table) for run in (first, second))
-        if pairs is not None and pairs.are_same and num_pairs == num_all:
-            notes.append(f"{model}: all {num_all:,} images are the same in both")
+        for fact in _facts(pairs, num_all):
+            facts.setdefault(fact, []).append(model)
+        if pairs is not None and pairs.are_same and len(pairs.first.table) == num_all:
             continue
-        if num_pairs < num_all:
-            notes.append(
-                f"{model}: {num_pairs:,} of {num_all:,} samples are of the same prompt and noise"
-                + ("; differences are of these" if num_pairs else ", so no difference is paired")
-            )
         for metric in METRICS:
             if metric not in left_out:
                 found += _difference(first, second, model, metric, pairs)
-    return found, notes
+    return found, [*notes, *(f"{listed(names)}: {fact}" for fact, names in facts.items())]
+
+
+def _facts(pairs: Pairs | None, num_all: int) -> list[str]:
+    """What is to be known of one model's pairs."""
+    num_pairs = len(pairs.first.table) if pairs else 0
+    if pairs is not None and pairs.are_same and num_pairs == num_all:
+        return [f"all {num_all:,} images are the same in both"]
+    facts = []
+    if num_pairs < num_all:
+        use = "; differences are of these" if num_pairs else ", so no difference is paired"
+        facts.append(f"{num_pairs:,} of {num_all:,} samples are of the same prompt and noise{use}")
+    if pairs is not None and pairs.are_same:
+        facts.append("the images of these pairs are the same in both")
+    return facts
 
 
 def _difference(
@@ -184,15 +220,46 @@ def _difference(
     one, other = (_values(run, model, metric) for run in (first, second))
     if one.empty or other.empty:
         return []
-    paired, num_pairs = None, 0
+    paired, num_pairs, reason = None, 0, ""
     if pairs is not None:
-        both = pairs.first.table[KEY].merge(one, on=KEY).merge(other, on=KEY)
-        num_pairs = len(both)
-        if num_pairs:
-            both[metric] = both[f"{metric}_y"] - both[f"{metric}_x"]
-            paired = _mean(both[[*KEY, metric]])
+        keys = pairs.first.table[KEY].merge(one[KEY], on=KEY).merge(other[KEY], on=KEY)
+        reason = _why_ranks_differ(first, second, model) if metric == "found_first" else ""
+        num_pairs = 0 if reason else len(keys)
+    if num_pairs:
+        one, other = (keys.merge(each, on=KEY) for each in (one, other))
+        paired = _paired(one, other, metric)
     means = _summary(one, metric), _summary(other, metric)
-    return [Difference(model, metric, *means, paired, num_pairs)]
+    num_images = len(one), len(other)
+    return [Difference(model, metric, *means, paired, num_pairs, num_images, reason)]
+
+
+def _why_ranks_differ(first: RunPieces, second: RunPieces, model: str) -> str:
+    """Why ranks cannot be compared: they are among a run's prompts; empty where these are equal."""
+    one, other = (_gallery(run, model) for run in (first, second))
+    if one == other:
+        return ""
+    if len(one) == len(other):
+        return "not compared: the ranks are among other prompts"
+    return f"not compared: the ranks are among {len(one):,} and among {len(other):,} prompts"
+
+
+def _gallery(run: RunPieces, model: str) -> set[str]:
+    """The scored prompts, among which a run's ranks are."""
+    scored = _values(run, model, "found_first")[KEY]
+    return set(scored.merge(run.samples[model].table, on=KEY, how="left")["prompt"])
+
+
+def _paired(one: pd.DataFrame, other: pd.DataFrame, metric: str) -> ConfidenceInterval:
+    """The second less the first, row by row; it is the difference of their summaries."""
+    groups = Groups.of(one["prompt_id"].tolist())
+    before, after = (each[metric].to_numpy(dtype=np.float64) for each in (one, other))
+    match metric:
+        case "found_first":
+            return share_difference(after - before, groups)
+        case "high_frequency":
+            weights = draw_weights(groups.num_groups, NUM_RESAMPLES)
+            return median_difference(before, after, groups, weights)
+    return _mean(one[KEY].assign(difference=after - before))
 
 
 def _values(run: RunPieces, model: str, metric: str) -> pd.DataFrame:
@@ -205,7 +272,7 @@ def _values(run: RunPieces, model: str, metric: str) -> pd.DataFrame:
 
 
 def _summary(values: pd.DataFrame, metric: str) -> ConfidenceInterval:
-    """Of one run, as its report has it."""
+    """Of one run's images, by the formula of its report."""
     groups, numbers = Groups.of(values["prompt_id"].tolist()), values[metric].to_numpy()
     match metric:
         case "found_first":

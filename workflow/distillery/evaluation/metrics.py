@@ -201,6 +201,26 @@ def wilson_share(hits_b: FloatArray, groups: Groups) -> ConfidenceInterval:
     return ConfidenceInterval(*(round_significant(value) for value in (share, low, high)))
 
 
+def share_difference(changes_b: FloatArray, groups: Groups) -> ConfidenceInterval:
+    """Mean of changes of hits, each -1, 0 or 1, with the interval of Bonett & Price 2012.
+
+    A pair is added to those that gain and to those that lose, so that the interval has a width
+    where few or none change; resampling often draws none of few, and then finds no bound. It lies
+    in [-1, 1]. Images of one prompt count as one, as in `wilson_share`.
+    """
+    change = float(np.mean(changes_b))
+    if groups.num_groups < MIN_PROMPTS:
+        return ConfidenceInterval(round_significant(change), None, None)
+    number = groups.num_groups + 2
+    gained, lost = (
+        (float(np.mean(sign * changes_b > 0)) * groups.num_groups + 1) / number for sign in (1, -1)
+    )
+    centre = gained - lost
+    reach = NORMAL_QUANTILE * math.sqrt((gained + lost - centre**2) / number)
+    low, high = max(centre - reach, -1.0), min(centre + reach, 1.0)
+    return ConfidenceInterval(*(round_significant(value) for value in (change, low, high)))
+
+
 def median_interval(values_b: FloatArray, groups: Groups) -> ConfidenceInterval:
     """Median over images; its interval is the quantiles at Wilson's interval of a share of a half.
 
@@ -215,6 +235,25 @@ def median_interval(values_b: FloatArray, groups: Groups) -> ConfidenceInterval:
     low = float(np.quantile(values_b, below, method="lower"))
     high = float(np.quantile(values_b, above, method="higher"))
     return ConfidenceInterval(median, round_significant(low), round_significant(high))
+
+
+def median_difference(
+    before_b: FloatArray, after_b: FloatArray, groups: Groups, weights_rp: FloatArray
+) -> ConfidenceInterval:
+    """Median after less median before, of pairs, with percentiles over resampled prompts.
+
+    Not the median of the differences: that may rise where the median falls.
+    """
+    difference = round_significant(float(np.median(after_b) - np.median(before_b)))
+    if groups.num_groups < MIN_PROMPTS:
+        return ConfidenceInterval(difference, None, None)
+    found_r = []
+    for weights_p in weights_rp:
+        drawn = np.repeat(np.arange(len(before_b)), weights_p[groups.of_image_b].astype(int))
+        found_r.append(np.median(after_b[drawn]) - np.median(before_b[drawn]))
+    tail = (1 - CONFIDENCE) / 2
+    low, high = (float(bound) for bound in np.quantile(found_r, [tail, 1 - tail]))
+    return ConfidenceInterval(difference, round_significant(low), round_significant(high))
 
 
 def _wilson(share: float, number: int) -> tuple[float, float]:

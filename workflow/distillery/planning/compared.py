@@ -1,6 +1,8 @@
 """Two runs that are asked for by the name of their comparison."""
 
 import re
+from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 
 from distillery.run_folder import RunFolder
@@ -18,16 +20,14 @@ def two_runs(pair: str, results: Path = Path("results")) -> tuple[RunFolder, Run
         results: has the folders of all runs.
 
     Raises:
-        ValueError: a run is not there, both are the same, or it may be of several pairs.
+        ValueError: a run is not there or has no results, both are the same, or it may be of
+            several pairs.
     """
     names = _ways_to_read(pair)
-    there = [each for each in names if all((results / name).is_dir() for name in each)]
+    there = [each for each in names if not _missing(each, results)]
     if not there:
-        missing = [results / name for name in names[0] if not (results / name).is_dir()]
-        raise ValueError(
-            f"{listed([str(path) for path in missing])} {'are' if len(missing) > 1 else 'is'} not "
-            "there: a comparison needs two runs' results; make them first"
-        )
+        nearest = min((_missing(each, results) for each in names), key=len)
+        raise ValueError(_explain_missing(nearest, results))
     if len(there) > 1:
         ways = " or ".join(f"{first} with {second}" for first, second in there)
         raise ValueError(
@@ -37,7 +37,15 @@ def two_runs(pair: str, results: Path = Path("results")) -> tuple[RunFolder, Run
     first, second = there[0]
     if first == second:
         raise ValueError(f"{pair} compares {first} with itself: name two runs")
-    return RunFolder(results / first), RunFolder(results / second)
+    runs = RunFolder(results / first), RunFolder(results / second)
+    for run in runs:
+        if not run.compared:
+            raise ValueError(
+                f"{run} holds no results of a run, neither config/run.json nor "
+                "samples/*/manifest.parquet nor evaluation/scores.parquet: make the run first, "
+                f"by snakemake --cores all --configfile FILE, where FILE says run: {run.path.name}"
+            )
+    return runs
 
 
 def compared_files(pair: str) -> list[str]:
@@ -45,8 +53,28 @@ def compared_files(pair: str) -> list[str]:
 
     As input files they would be made again by a configuration that has changed since.
     """
-    files = [path for run in two_runs(pair) for path in run.compared]
+    runs = two_runs(pair)
+    reports = [run.report for run in runs if run.report.is_file()]  # linked if they are there
+    files = [*(path for run in runs for path in run.compared), *reports]
     return [f"{path} {path.stat().st_mtime_ns}" for path in files]
+
+
+def _missing(names: Sequence[str], results: Path) -> list[str]:
+    """Which of the runs have no folder."""
+    return [name for name in names if not (results / name).is_dir()]
+
+
+def _explain_missing(missing: Sequence[str], results: Path) -> str:
+    """What is not there, what may be meant, and what there is."""
+    folders = sorted(results.iterdir()) if results.is_dir() else []
+    runs = [path.name for path in folders if path.is_dir() and RunFolder(path).compared]
+    near = [name for each in missing for name in get_close_matches(each, runs, n=1)]
+    meant = f", did you mean {listed(near)}" if near else ""
+    paths = listed([str(results / name) for name in missing])
+    return (
+        f"{paths} {'are' if len(missing) > 1 else 'is'} not there{meant}: a comparison needs two "
+        f"runs' results; {results} has {', '.join(runs) or 'none'}"
+    )
 
 
 def _ways_to_read(pair: str) -> list[tuple[str, str]]:

@@ -23,7 +23,7 @@ from distillery.evaluation.comparison import (
     pair_up,
     read_pieces,
 )
-from distillery.evaluation.image_grid import NUM_LEADING, Lead, make_lead, spread
+from distillery.evaluation.image_grid import NUM_LEADING, Lead, link_to, make_lead, spread
 from distillery.evaluation.manifests import ModelSamples
 from distillery.evaluation.metrics import ConfidenceInterval
 from distillery.evaluation.pages import own_file, page_environment
@@ -64,6 +64,7 @@ def compare_runs(first: Path, second: Path, output: Path) -> None:
     environment.filters |= {"counted": counted, "interval": _shown}
     text = environment.get_template("compare.html.j2").render(
         style=own_file("report.css"),
+        reports=_links([one, other], output.parent),
         first=one,
         second=other,
         gaps=[*one.gaps, *other.gaps, *notes],
@@ -74,6 +75,11 @@ def compare_runs(first: Path, second: Path, output: Path) -> None:
     output.parent.mkdir(parents=True, exist_ok=True)
     write_text(output, text)
     write_table(as_table(found, one.name, other.name), output.with_name("metrics.parquet"))
+
+
+def _links(runs: Sequence[RunPieces], folder: Path) -> dict[str, str]:
+    """Where the reports are, seen from the page, by the run's name; only those that are there."""
+    return {run.name: link_to(run.report, folder) for run in runs if run.report is not None}
 
 
 def strips(first: RunPieces, second: RunPieces, model: str, folder: Path) -> list[Strip]:
@@ -145,8 +151,8 @@ def as_table(found: Sequence[Difference], first: str, second: str) -> pd.DataFra
         {"model": it.model, "metric": it.metric, "of": name, **vars(value), "num_pairs": pairs}
         for it in found
         for name, value, pairs in (
-            (first, it.first, None),
-            (second, it.second, None),
+            (first, it.first, it.num_pairs or None),
+            (second, it.second, it.num_pairs or None),
             ("difference", it.paired, it.num_pairs),
         )
         if value is not None
