@@ -175,7 +175,7 @@ class LogHandler(LogHandlerBase):
             self._say(f"{job.name} done in {tqdm.format_interval(seconds)}{counted}")
 
     def _fail(self, number: int) -> None:
-        failure = self._board.fail(number)
+        failure = self._board.fail(number, self._is_stopped)
         if failure is not None:
             self._say(failure.message.splitlines()[0], "red")
 
@@ -185,6 +185,11 @@ class LogHandler(LogHandlerBase):
             self._stream.flush()
         else:
             self._view.say(text, style)
+
+    @property
+    def _is_stopped(self) -> bool:
+        """Whether Ctrl-C was pressed."""
+        return self._stopping is not None and self._stopping.is_asked
 
     def _open_view(self) -> None:
         if self._view is not None:
@@ -220,12 +225,11 @@ class LogHandler(LogHandlerBase):
         elif self._is_done:
             for line in (*self._board.closing_lines(), f"{self._board.counts} in {took}"):
                 self._say(line)
-        is_stopped = self._stopping is not None and self._stopping.is_asked
         if self._view is not None and not self._is_done:
             stopped = "" if self._board.failures or self._errors else "stopped; "
             self._say(f"{stopped}{self._board.counts} done in {took}, what is finished is kept")
             self._say(_way_on())
-        elif is_stopped and not self._is_done:
+        elif self._is_stopped and not self._is_done:
             self._say("stopped before the first job")
             self._say(_way_on())
 
