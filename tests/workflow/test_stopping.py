@@ -42,6 +42,16 @@ except KeyboardInterrupt:
 """
 
 
+DONE_JOB = """
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # as where Python has ended
+line = "2026-11-23 17:12:00,968 INFO targets [cpu] targets done in 10.9 s\\n"
+open(sys.argv[1], "w").write(line)
+time.sleep(60)
+"""
+LOG = "results/demo/logs/targets.log"
+
+
 class Terminal:
     """Snakemake in a terminal of its own, of 30 lines with 120 columns."""
 
@@ -100,11 +110,24 @@ def test_the_way_on_comes_last_however_often_ctrl_c_is_pressed(
     assert "Terminating processes on user request" in terminal.text
     *_, stopped, log, counts, way_on = terminal.last_lines()
     assert stopped == "targets stopped: interrupted: what is finished is kept"
-    assert log == "  log: results/demo/logs/targets.log"
+    assert log == f"  log: {LOG}"
     assert counts.startswith("0 of 2 jobs done in ")
     assert way_on == f"go on with: {' '.join(COMMAND)}"
     assert "Traceback" not in terminal.text
     assert terminal.text.rfind(SHOW) > terminal.text.rfind(HIDE) >= 0
+
+
+def test_a_job_that_ends_just_then_is_said_to_be_interrupted(tmp_path: Path) -> None:
+    terminal = Terminal(tmp_path)
+    (tmp_path / "slow.py").write_text(DONE_JOB)
+    terminal.read_until(BOARD)
+    until = time.monotonic() + 30
+    while not (tmp_path / LOG).is_file() and time.monotonic() < until:
+        time.sleep(0.05)
+    terminal.send(signal.SIGINT)
+    terminal.read_until()
+    said = "targets stopped: interrupted; its last line: targets [cpu] targets done in 10.9 s"
+    assert said in terminal.last_lines()
 
 
 def test_ctrl_c_before_the_first_job_ends_without_a_traceback(tmp_path: Path) -> None:

@@ -125,7 +125,6 @@ def test_what_failed_comes_last_with_the_way_on(
     tell(handler, None, "At least one job did not complete successfully.", logging.ERROR)
     handler.close()
     assert stream.getvalue().splitlines() == [
-        "targets-0-of-2 failed: the disk is full",
         "",
         "targets-0-of-2 failed: the disk is full",
         "  free 3 GiB",
@@ -133,6 +132,26 @@ def test_what_failed_comes_last_with_the_way_on(
         "0 of 2 jobs done in 00:00, what is finished is kept",
         "go on with: snakemake --cores all 'my run'",
     ]
+
+
+def test_a_failure_is_told_at_once_where_others_run_or_begin(
+    make: Make, stream: io.StringIO, run: RunFolder
+) -> None:
+    """Their end may be hours away."""
+    handler = make()
+    tell(handler, LogEvent.RUN_INFO, "", stats={"targets": 4, "total": 4})
+    for number in range(2):
+        begin(handler, number, "targets", run.log(f"targets-{number}-of-4"))
+        run.log(f"targets-{number}-of-4").write_text(f"error: chunk {number} is damaged\n")
+    tell(handler, LogEvent.JOB_ERROR, "", logging.ERROR, jobid=0)
+    assert stream.getvalue() == "targets-0-of-4 failed: chunk 0 is damaged\n"
+    tell(handler, LogEvent.JOB_ERROR, "", logging.ERROR, jobid=1)
+    assert "chunk 1" not in stream.getvalue(), "it may be the last"
+    begin(handler, 2, "targets", run.log("targets-2-of-4"))
+    handler.close()
+    before, _, end = stream.getvalue().partition("\n\n")
+    assert before.splitlines()[1:] == ["targets-1-of-4 failed: chunk 1 is damaged"]
+    assert "chunk 0 is damaged" in end
 
 
 def test_a_refused_run_says_why_and_nothing_of_jobs(make: Make, stream: io.StringIO) -> None:

@@ -146,6 +146,27 @@ def test_last_words(run: RunFolder, log: str | None, words: str) -> None:
     assert job.last_words() == words
 
 
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        (
+            STAMP + "INFO targets [cpu] targets done in 10.9 s\n",
+            "stopped: interrupted; its last line: targets [cpu] targets done in 10.9 s",
+        ),
+        ("Traceback\n  File x\nKeyboardInterrupt\n", "stopped: interrupted before it began"),
+        ("", "stopped: interrupted before it began"),
+        ("error: the disk is full\n", "failed: the disk is full"),
+    ],
+)
+def test_last_words_of_a_job_that_ctrl_c_met(run: RunFolder, log: str, words: str) -> None:
+    """A job that has just done its work says nothing of it."""
+    job = job_of(run)
+    assert job.log is not None
+    job.log.write_text(log)
+    os.utime(job.log, (job.begin_s + 1, job.begin_s + 1))
+    assert job.last_words(is_stopped=True) == f"targets-0-of-4 {words}"
+
+
 def test_the_log_of_an_earlier_try_says_nothing(run: RunFolder) -> None:
     log = run.log("targets-0-of-4")
     log.write_text("error: long ago\n")

@@ -81,12 +81,12 @@ class Board:
             self.finished[job.rule] += 1
         return job
 
-    def fail(self, number: int) -> Failure | None:
-        """A job has failed."""
+    def fail(self, number: int, is_stopped: bool = False) -> Failure | None:
+        """A job has failed, perhaps since Ctrl-C was pressed."""
         job = self.running.pop(number, None)
         if job is None:
             return None
-        failure = Failure(job.last_words(), job.log)
+        failure = Failure(job.last_words(is_stopped), job.log)
         self.failures[number] = failure
         return failure
 

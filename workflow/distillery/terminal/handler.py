@@ -31,7 +31,7 @@ RESTART = re.compile(r"Trying to restart job (\d+)\.")
 USELESS = "At least one job did not complete successfully"
 """Its last word where a job failed, which is told by name, and after SIGTERM, where none did."""
 SHOWN = (
-    "Nothing to be done", "Shutting down", "Will exit after finishing", "Report created", "Unlock",
+    "Nothing to be done", "Will exit after finishing", "Report created", "Unlock",
     "Terminating processes",
 )  # fmt: skip
 """What Snakemake says that a user must see, by how it begins."""
@@ -74,6 +74,7 @@ class LogHandler(LogHandlerBase):
         # None where it was closed; what is said goes nowhere then, and the run goes on.
         self._stream = stream or open(os.devnull, "w")  # noqa: PTH123, SIM115
         self._errors: list[str] = []
+        self._held: list[str] = []
         self._is_done = self._has_ended = False
         self._snakemakes: logging.Handler | None = None
         self._stopping: Stopping | None = None
@@ -132,6 +133,7 @@ class LogHandler(LogHandlerBase):
                 self._board.plan(fields["stats"])
                 self._note = note_of_run(self._board.numbers.total())
             case LogEvent.JOB_INFO:
+                self._say_held()
                 log = Path(fields["log"][0]) if fields["log"] else None
                 self._board.begin(fields["jobid"], fields["rule_name"], log, record.created)
                 self._open_view()
@@ -155,6 +157,7 @@ class LogHandler(LogHandlerBase):
         if record.levelno >= logging.ERROR:
             self._errors += [text] if USELESS not in text else []
         elif restart := RESTART.match(text):
+            self._say_held()
             self._say(f"{self._board.names.get(int(restart[1]), 'a job')} is tried again")
         elif text.startswith(HIDDEN):
             return
@@ -175,9 +178,18 @@ class LogHandler(LogHandlerBase):
             self._say(f"{job.name} done in {tqdm.format_interval(seconds)}{counted}")
 
     def _fail(self, number: int) -> None:
-        failure = self._board.fail(number)
+        """Where nothing else runs, the last lines are about to say it."""
+        failure = self._board.fail(number, self._is_stopped)
         if failure is not None:
-            self._say(failure.message.splitlines()[0], "red")
+            self._held.append(failure.message.splitlines()[0])
+            if self._board.running and not self._is_stopped:
+                self._say_held()
+
+    def _say_held(self) -> None:
+        """Failures that are not the end."""
+        for line in self._held:
+            self._say(line, "red")
+        self._held.clear()
 
     def _say(self, text: str, style: str = "") -> None:
         if self._view is None:
@@ -185,6 +197,11 @@ class LogHandler(LogHandlerBase):
             self._stream.flush()
         else:
             self._view.say(text, style)
+
+    @property
+    def _is_stopped(self) -> bool:
+        """Whether Ctrl-C was pressed."""
+        return self._stopping is not None and self._stopping.is_asked
 
     def _open_view(self) -> None:
         if self._view is not None:
@@ -220,12 +237,11 @@ class LogHandler(LogHandlerBase):
         elif self._is_done:
             for line in (*self._board.closing_lines(), f"{self._board.counts} in {took}"):
                 self._say(line)
-        is_stopped = self._stopping is not None and self._stopping.is_asked
         if self._view is not None and not self._is_done:
             stopped = "" if self._board.failures or self._errors else "stopped; "
             self._say(f"{stopped}{self._board.counts} done in {took}, what is finished is kept")
             self._say(_way_on())
-        elif is_stopped and not self._is_done:
+        elif self._is_stopped and not self._is_done:
             self._say("stopped before the first job")
             self._say(_way_on())
 

@@ -113,10 +113,11 @@ class Job:
         self._read += len(whole)
         return _lines(whole)
 
-    def last_words(self) -> str:
+    def last_words(self, is_stopped: bool = False) -> str:
         """How it ended without success: its message for the user, or its last line.
 
-        Launchers write long tracebacks below it.
+        Launchers write long tracebacks below it. Ctrl-C may meet a job that can say nothing of it,
+        as its work is done: `is_stopped` tells that it was pressed.
         """
         lines = [line for line in _lines(self._log_from(0)) if line.strip()]
         begins = [number for number, line in enumerate(lines) if line.startswith(ERROR)]
@@ -126,10 +127,16 @@ class Job:
         if stopped:
             return f"{self.name} stopped: {_without_time(stopped[-1])}"
         if not lines:
-            return f"{self.name} failed, and its log says nothing"
+            return (
+                f"{self.name} stopped: interrupted before it began"
+                if is_stopped
+                else f"{self.name} failed, and its log says nothing"
+            )
         if lines[-1] == KeyboardInterrupt.__name__:  # where Python still imported
             return f"{self.name} stopped: interrupted before it began"
         last = _without_time(lines[-1])
+        if is_stopped:
+            return f"{self.name} stopped: interrupted; its last line: {last}"
         if last == lines[-1]:
             return f"{self.name} failed: {last}"
         return f"{self.name} ended without an error, as when it is killed; its last line: {last}"
