@@ -116,6 +116,28 @@ def test_the_header_names_the_teacher_and_its_licence_as_the_hub_reads_them() ->
     assert "base_model" not in ModelCard(card_of()).data.to_dict()
 
 
+def test_the_card_names_the_teachers_adapters_and_their_licences() -> None:
+    """They are part of what the student learned from, and of what it is made of."""
+    adapters = (
+        {"path": "owner/style", "scale": 0.7, "weight_name": "a.safetensors"},
+        {"path": "loras/second.safetensors"},
+    )
+    card = " ".join(card_of(adapters=adapters).split())
+    told = "owner/style/a.safetensors at scale 0.7, loras/second.safetensors at scale 1"
+    assert f"# A 4-step student of {NAME} with adapters Distilled" in card
+    assert f"It is {NAME} changed by {told}." in card
+    assert f"| teacher | {NAME}; adapters: {told} |" in card
+    assert "holds the difference to the teacher with its adapters. On" in card
+    assert "the teacher's licence applies; so do the licences of its adapters." in card
+
+
+def test_the_card_of_a_teacher_without_adapters_speaks_of_none() -> None:
+    card = card_of()
+    assert "adapter" not in card.partition("---\n\n")[2].replace("adapter_name", "")
+    assert "holds the difference to the teacher alone. On" in card
+    assert "the teacher's licence applies." in card
+
+
 def test_the_licence_is_that_of_the_teachers_own_card(tmp_path: Path, teacher: Path) -> None:
     shutil.copytree(teacher, tmp_path / "teacher")
     folder = PipelineFolder(tmp_path / "teacher")
