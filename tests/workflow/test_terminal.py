@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 import forks
 from checkout import SNAKEMAKE
@@ -58,6 +59,34 @@ def test_a_failed_job_comes_last_with_the_way_on(folder: Path) -> None:
     assert counts.startswith("0 of 1 jobs done in ")
     assert way_on == "go on with: snakemake --cores 2 results/tiny/student/trained"
     assert not any("Traceback" in line for line in lines)
+
+
+def test_damage_and_what_mends_it_come_last(folder: Path) -> None:
+    chunk = sorted((folder / TINY / "targets").glob("*/chunk-*.safetensors"))[0]
+    chunk.write_bytes(chunk.read_bytes()[:1000])
+    status, lines = run(folder, "verify")
+    assert status != 0
+    damage, count, remove, again = lines[-4:]
+    assert damage.startswith(f"{chunk.relative_to(folder)}: ")
+    assert count.endswith("are damaged; these commands make them again:")
+    assert remove.startswith("    rm -r ")
+    assert again.startswith("    snakemake ")
+    log = (folder / TINY / "logs" / "verify.log").read_text()
+    assert f"{remove}\n{again}\n" in log
+
+
+def test_a_refused_plan_says_why_once_and_ends(folder: Path) -> None:
+    (folder / TINY / "plan.json").unlink()
+    settings = folder / "config" / "config.yaml"
+    content = yaml.safe_load(settings.read_text())
+    content["training"]["held_out_prompts"] = 10_000
+    settings.write_text(yaml.safe_dump(content))
+    status, lines = run(folder, "results/tiny/plan.json")
+    assert status != 0
+    error, end = lines
+    assert error.startswith("error: training.held_out_prompts is 10000 ")
+    log = "results/tiny/logs/plan.log"
+    assert end == f"the plan refuses this run, nothing was started; see above, or {log}"
 
 
 def test_nothing_to_do_is_said(folder: Path) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 WATCHED = "DISTILLERY_WATCHED"
 """Environment variable of jobs whose terminal is drawn on by `handler`; its value is `_here()`."""
 LOG_OPTION = "--log-file"
+TOLD = "told on the terminal"
+"""Line of a watched job's log: why it fails, it has said there itself."""
 
 
 def watch_jobs() -> None:
@@ -19,7 +21,7 @@ def watch_jobs() -> None:
 
 def keep_to_log(log: Path | None) -> None:
     """Write what goes to this process's terminal to the job's log, if the job is watched."""
-    if log is None or os.environ.get(WATCHED) != _here():
+    if log is None or not is_watched():
         return
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -32,6 +34,11 @@ def keep_to_log(log: Path | None) -> None:
         os.dup2(file, number)
     if file > 2:
         os.close(file)
+
+
+def is_watched() -> bool:
+    """Whether somebody draws on this process's terminal."""
+    return os.environ.get(WATCHED) == _here()
 
 
 def log_in(command: Sequence[str]) -> Path | None:

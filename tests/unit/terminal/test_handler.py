@@ -287,6 +287,30 @@ class Terminal(io.StringIO):
         return True
 
 
+def test_nothing_is_drawn_over_a_job_s_own_words(
+    make: Make, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"COLUMNS": "120", "LINES": "40", "TERM": "xterm"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    handler = make(stdout=True)
+    begin(handler, 1, "targets", run.log("targets-0-of-2"))
+    assert isinstance(handler._view, Screen)
+    begin(handler, 2, "verify", run.log("verify"))
+    assert handler._view is None
+    finish(handler, 2, 1, 2)
+    assert isinstance(handler._view, Screen)
+    handler.close()
+
+
+def test_a_killed_verify_has_told_nothing(make: Make, stream: io.StringIO, run: RunFolder) -> None:
+    handler = make()
+    begin(handler, 1, "verify", run.log("verify"))
+    tell(handler, LogEvent.JOB_ERROR, "", logging.ERROR, jobid=1)
+    handler.close()
+    assert "verify failed, and its log says nothing" in stream.getvalue()
+
+
 def a_board(run: RunFolder) -> Any:
     from distillery.terminal.board import Board
 

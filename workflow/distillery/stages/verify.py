@@ -14,6 +14,7 @@ data set are not read: nothing is made of them.
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,6 +33,7 @@ from distillery.store.shards import Manifest, manifests_listing
 from distillery.store.tables import find_problem, read_table
 from distillery.telemetry import Reporter, explain_errors
 from distillery.training import checkpoint
+from distillery.watched import TOLD, is_watched
 
 MAX_THREADS = 8
 STUDENTS = ("initial", "trained", "pipeline", "untrained", "trained-*-rounds", "*-rounds")
@@ -265,24 +267,40 @@ def _problem_of_student(folder: Path) -> str | None:
     return f"not as they were written: {', '.join(changes)}" if changes else None
 
 
-def tell(run: RunFolder) -> bool:
+def tell(run: RunFolder, log: Path | None = None) -> bool:
     """Verify a run and print the result; True where nothing is damaged.
 
-    Raises ValueError where there is no such run.
+    Args:
+        run: its folder.
+        log: the job's log file, which gets what is damaged too; there may be none.
+
+    Raises:
+        ValueError: there is no such run.
     """
     if not run.path.is_dir():
         raise ValueError(f"there is no run in {run}: give results/NAME, NAME as `run` has it")
     damages, num_read = verify(run, Reporter(run.telemetry, "verify", "verify", "cpu"))
-    for damage in damages:
-        print(f"{damage.item.path}: {damage.why}")
     if not damages:
         print(f"{num_read} files and folders of {run} were read: all are as they were written")
         print("what is not there at all is not among them: snakemake -n lists what is to be made")
         return True
-    print(f"{len(damages)} of {num_read} are damaged; these commands make them again:")
-    for command in commands(damages, run):
-        print(f"    {command}")
+    count = f"{len(damages)} of {num_read} are damaged"
+    lines = [f"{damage.item.path}: {damage.why}" for damage in damages]
+    lines.append(f"{count}; these commands make them again:")
+    lines += [f"    {command}" for command in commands(damages, run)]
+    print("\n".join(lines))
+    if log is not None:
+        lines += [TOLD] if is_watched() else []
+        _append(log, [*lines, f"error: {count}; the log has the commands that make them again"])
     return False
+
+
+def _append(log: Path, lines: Iterable[str]) -> None:
+    """Lines to a log; the terminal has them where it cannot be written."""
+    with suppress(OSError):
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("a", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in lines)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -294,7 +312,7 @@ def main(argv: list[str] | None = None) -> int:
 
     def body() -> None:
         nonlocal is_whole
-        is_whole = tell(RunFolder(arguments.run))
+        is_whole = tell(RunFolder(arguments.run), arguments.log)
 
     return explain_errors(body, arguments.log) or (0 if is_whole else 1)
 

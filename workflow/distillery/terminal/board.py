@@ -30,10 +30,12 @@ class Failure:
     Attributes:
         message: how it ended, maybe in several lines.
         log: its file.
+        is_told: whether the job has said so on the terminal itself.
     """
 
     message: str
     log: Path | None
+    is_told: bool = False
 
 
 @dataclass
@@ -86,7 +88,7 @@ class Board:
         job = self.running.pop(number, None)
         if job is None:
             return None
-        failure = Failure(job.last_words(is_stopped), job.log)
+        failure = Failure(job.last_words(is_stopped), job.log, job.has_told)
         self.failures[number] = failure
         return failure
 
@@ -137,6 +139,12 @@ class Board:
     def at_work(self) -> list[Job]:
         """The running jobs; the other thread may change them meanwhile."""
         return list(self.running.values())
+
+    @property
+    def all_is_told(self) -> bool:
+        """Whether all jobs that began have failed and said why: the terminal ends with that."""
+        is_all = self.names.keys() == self.failures.keys() != set()
+        return is_all and all(failure.is_told for failure in self.failures.values())
 
     def closing_lines(self) -> list[str]:
         """How it all ended, where it ended well: the verdict, and where to look."""

@@ -25,8 +25,9 @@ from distillery.terminal.board import Board, Failure
 from distillery.terminal.stopping import Stopping
 from distillery.watched import watch_jobs
 
-HIDDEN = ("Warning: the following output files of rule",)
-"""What it warns of though nothing is wrong: the plan before the first job writes a job's file."""
+HIDDEN = ("Warning: the following output files of rule", "Cannot restore ")
+"""What it warns of though nothing is wrong: the plan before the first job writes a job's file, and
+a plan that is refused leaves none where none was."""
 RESTART = re.compile(r"Trying to restart job (\d+)\.")
 USELESS = "At least one job did not complete successfully"
 """Its last word where a job failed, which is told by name, and after SIGTERM, where none did."""
@@ -39,6 +40,8 @@ CALLED_FROM = re.compile(
     r"(\nWildcards:(\n.*)*\nTraceback:)?(\n +File \".*\", line \d+, in .*)*\n?$"
 )
 """Where in a Snakefile an error was raised, which says nothing to who wrote a configuration."""
+REFUSED = "the plan refuses this run, nothing was started; see above, or {}"
+"""As where it is planned before the first job."""
 MIN_EVERY_S = 1.0
 QUIET_S = 2.0
 """A job without a count that was done sooner is not named."""
@@ -170,6 +173,7 @@ class LogHandler(LogHandlerBase):
             return
         if self._note is not None:
             self._note.update()
+        self._open_view()
         for warning in job.look():
             self._say(warning, "yellow")
         seconds = time.time() - job.begin_s
@@ -180,7 +184,8 @@ class LogHandler(LogHandlerBase):
     def _fail(self, number: int) -> None:
         """Where nothing else runs, the last lines are about to say it."""
         failure = self._board.fail(number, self._is_stopped)
-        if failure is not None:
+        self._open_view()
+        if failure is not None and not failure.is_told:
             self._held.append(failure.message.splitlines()[0])
             if self._board.running and not self._is_stopped:
                 self._say_held()
@@ -204,16 +209,23 @@ class LogHandler(LogHandlerBase):
         return self._stopping is not None and self._stopping.is_asked
 
     def _open_view(self) -> None:
-        if self._view is not None:
-            return
+        """Draw, unless a job's own words would be drawn over."""
+        jobs = self._board.at_work
+        if self._stream.isatty() and any(job.talks for job in jobs):
+            self._close_view()
+            self._view = None
+        elif jobs and self._view is None:
+            self._view = self._new_view()
+
+    def _new_view(self) -> Any:
+        """What the options and the stream ask for."""
         from distillery.terminal.screen import Lines, view_of
 
         assert isinstance(self.settings, LogHandlerSettings)
         every_s = max(MIN_EVERY_S, self.settings.every_s)
         if self.settings.style == "lines":
-            self._view = Lines(self._board, self._stream, every_s)
-        else:
-            self._view = view_of(self._board, self._stream, every_s, self.common_settings.nocolor)
+            return Lines(self._board, self._stream, every_s)
+        return view_of(self._board, self._stream, every_s, self.common_settings.nocolor)
 
     def _show_cursor(self) -> None:
         if self._view is not None:
@@ -226,6 +238,9 @@ class LogHandler(LogHandlerBase):
     def _end(self) -> None:
         """The last lines: the verdict, or what failed and how to go on."""
         self._close_view()
+        if self._board.all_is_told:
+            self._end_told()
+            return
         took = tqdm.format_interval(time.time() - self._board.begin_s)
         if self._board.failures:
             self._say("")
@@ -237,13 +252,19 @@ class LogHandler(LogHandlerBase):
         elif self._is_done:
             for line in (*self._board.closing_lines(), f"{self._board.counts} in {took}"):
                 self._say(line)
-        if self._view is not None and not self._is_done:
+        if self._board.names and not self._is_done:
             stopped = "" if self._board.failures or self._errors else "stopped; "
             self._say(f"{stopped}{self._board.counts} done in {took}, what is finished is kept")
             self._say(_way_on())
         elif self._is_stopped and not self._is_done:
             self._say("stopped before the first job")
             self._say(_way_on())
+
+    def _end_told(self) -> None:
+        """Below what jobs have said: trying again would only say it again."""
+        for failure in self._board.failures.values():
+            if failure.log is not None and failure.log.stem == "plan":
+                self._say(REFUSED.format(failure.log), "red")
 
 
 def _way_on() -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from distillery.run_folder import RunFolder
 from distillery.telemetry import OF_A_RUN
+from distillery.watched import TOLD
 
 MAX_ERROR_LINES, MAX_LINE = 20, 400
 """Of a message on the terminal, and characters of a line; the log has all."""
@@ -18,6 +19,9 @@ CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 ERROR = "error: "
 STOPPED = ("interrupted: ", "stopped by a signal")
 """What jobs say that end because they were asked to."""
+TALKING = {"plan": ERROR, "verify": TOLD}
+"""Jobs whose results go to the terminal, which nobody draws on meanwhile; and how a line of their
+log begins where they have said there why they fail."""
 WARNING, WAITING = " WARNING ", "waiting for "
 
 
@@ -53,6 +57,18 @@ class Job:
     def is_a_run(self) -> bool:
         """Whether it is a Snakemake with jobs of its own."""
         return self.note.get("unit") == OF_A_RUN
+
+    @property
+    def talks(self) -> bool:
+        """Whether the terminal is its own."""
+        return self.name in TALKING
+
+    @property
+    def has_told(self) -> bool:
+        """Whether it has said on the terminal why it fails."""
+        begin = TALKING.get(self.name)
+        lines = _lines(self._log_from(0)) if begin else []
+        return any(line.startswith(begin) for line in lines if begin)
 
     @property
     def share(self) -> float:
