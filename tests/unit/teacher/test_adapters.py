@@ -328,8 +328,9 @@ def test_where_an_adapter_is(tmp_path: Path) -> None:
         find_adapter(Adapter(path=str(tmp_path / "one")))
     named = Adapter(path=str(tmp_path / "one"), weight_name="b.safetensors")
     assert find_adapter(named).name == "b.safetensors"
-    with pytest.raises(FileNotFoundError, match="there is no such file or folder"):
-        find_adapter(Adapter(path="/nowhere/x.safetensors"))
+    for path in ("/nowhere/x.safetensors", "loras/mistyped.safetensors", "a/b/c", "./a", "~/a"):
+        with pytest.raises(FileNotFoundError, match="there is no such file or folder"):
+            find_adapter(Adapter(path=path))
     (tmp_path / "a.bin").touch()
     with pytest.raises(FileNotFoundError, match=r"a\.bin is no safetensors file"):
         find_adapter(Adapter(path=str(tmp_path / "a.bin")))

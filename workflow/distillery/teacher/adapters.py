@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from distillery.config.teacher import Adapter, Teacher
 from distillery.files import could_be_hub_id, hash_json
 from distillery.hash_cache import hash_large_files
-from distillery.hub import explain_hub
+from distillery.hub import download_file, explain_hub
 from distillery.teacher.folder import PipelineFolder
 
 HUB_NAME = "pytorch_lora_weights.safetensors"
@@ -57,15 +57,15 @@ def find_adapter(adapter: Adapter) -> Path:
     if path.is_dir():
         return _in_folder(path, adapter.weight_name)
     if not could_be_hub_id(adapter.path):
+        tilde = " (~ is not expanded here)" if adapter.path.startswith("~") else ""
         raise FileNotFoundError(
-            f"teacher.adapters: path is {adapter.path!r}: there is no such file or folder; give a "
-            "safetensors file, a folder with one, or the id of a hub repository, owner/name"
+            f"teacher.adapters: path is {adapter.path!r}: there is no such file or folder{tilde}; "
+            "give a safetensors file, a folder with one, or the id of a hub repository, owner/name "
+            "(weight_name names a file of it)"
         )
-    from huggingface_hub import hf_hub_download
-
     name = adapter.weight_name or HUB_NAME
     try:
-        return Path(hf_hub_download(adapter.path, name))
+        return download_file(adapter.path, name)
     except (OSError, ValueError) as error:
         raise FileNotFoundError(
             f"teacher.adapters: path is {adapter.path!r}: it is no file here, and {name} could not "
