@@ -15,6 +15,8 @@ from typing import Any
 GIB = 1 << 30
 BLOCK_BYTES = 1 << 25
 MAX_THREADS = 8
+WEIGHT_FILES = (".safetensors", ".ckpt", ".gguf", ".bin", ".pt", ".pth")
+"""Suffixes of files of weights."""
 SEAL = "content_sha256"
 """The key of a JSON object that holds the hash of all others."""
 JsonObject = Mapping[str, Any]
@@ -176,8 +178,9 @@ def readable(num_bytes: float) -> str:
 
 
 def could_be_hub_id(path: str) -> bool:
-    """Whether a path in a configuration may name a hub repository, owner/name, and no folder."""
-    return path.count("/") == 1 and not path.startswith((".", "/", "~"))
+    """Whether a path in a configuration may name a hub repository, owner/name, and no file here."""
+    is_local = path.startswith((".", "/", "~")) or path.lower().endswith(WEIGHT_FILES)
+    return path.count("/") == 1 and not is_local
 
 
 def hash_file(path: Path) -> str:

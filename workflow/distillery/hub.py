@@ -1,11 +1,46 @@
-"""Messages that say why a download from the hub failed, and what helps."""
+"""Ask the hub once, and say why a download failed, and what helps."""
 
+import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 NO_NETWORK = re.compile("Connect|Network|Timeout|Proxy|LocalEntryNotFound")
 """In the names of errors that mean that the hub did not answer."""
+
+
+def download_file(repository: str, name: str) -> Path:
+    """A file of a repository on the hub, in the cache.
+
+    Raises OSError or ValueError, see `explain_hub`; without network after some tries, each a line.
+    """
+    from huggingface_hub import hf_hub_download
+
+    if logging.getLogger().handlers:  # which write these lines too
+        logging.getLogger("huggingface_hub").handlers.clear()
+    return Path(hf_hub_download(repository, name))
+
+
+def check_reachable(setting: str, repository: str, name: str) -> None:
+    """Ask for one small file that every such repository has, before a library asks for many.
+
+    Each of them would be tried again and again where the hub does not answer.
+
+    Args:
+        setting: key and value, for the message.
+        repository: its id.
+        name: of the file; one that the cache holds is not asked for.
+
+    Raises:
+        ValueError: it cannot be had.
+    """
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        if not isinstance(try_to_load_from_cache(repository, name), str):
+            download_file(repository, name)
+    except (OSError, ValueError) as error:
+        raise ValueError(explain_missing(setting, repository, error)) from error
 
 
 def explain_missing(setting: str, repository: str, error: Exception) -> str:

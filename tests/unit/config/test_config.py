@@ -51,6 +51,15 @@ def test_every_shipped_configuration_is_valid(path: Path) -> None:
             {"samples__models__teacher__step": 4},
             ["samples.models.teacher.step is not a key", "guidance_scale_2, source, steps"],
         ),
+        ({"run": "../x"}, ["run is '../x': use letters, digits, '.', '_' or '-', beginning with"]),
+        (
+            {"samples__models": {"../x": {"source": "teacher"}}},
+            ["samples.models.../x is '../x': use letters, digits"],
+        ),
+        (
+            {"evaluation__min_clip_ratio": 95},
+            ["evaluation.min_clip_ratio is 95: it is a ratio, at most 2; write 0.95 for 95 %"],
+        ),
         ({"targets": None}, ["targets is null"]),
         ({"targets__steps": "many"}, ["targets.steps is 'many'"]),
         ({"targets__steps": True}, ["targets.steps is True"]),

@@ -311,7 +311,9 @@ def test_manifests_of_other_models_are_refused(run):
         run.evaluate()
 
 
-@pytest.mark.parametrize("judge", ["resources/demo/nothing-here", "./judge", "/nowhere/judge"])
+@pytest.mark.parametrize(
+    "judge", ["resources/demo/nothing-here", "./judge", "/nowhere/judge", "models/clip.safetensors"]
+)
 def test_missing_judge_folder_is_named(judge):
     with pytest.raises(ValueError, match=f"'{judge}': there is no such folder"):
         load_judge(judge, CPU)

@@ -64,7 +64,7 @@ def test_the_plan_knows_the_number_of_features_without_reading_weights(name, fol
 
 
 @pytest.mark.parametrize("use", [check_vision_model, lambda *it: load_vision_model(*it, CPU)])
-@pytest.mark.parametrize("path", ["resources/demo/nothing", "./dino", "/nowhere"])
+@pytest.mark.parametrize("path", ["resources/demo/nothing", "./dino", "/nowhere", "dino/v2.bin"])
 def test_a_missing_folder_is_named(use, path):
     with pytest.raises(ValueError, match=f"^{SETTING} is '{path}': there is no such folder"):
         use(SETTING, path)

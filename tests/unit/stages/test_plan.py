@@ -68,6 +68,7 @@ def test_prompts_that_are_held_out_are_told_and_some_must_be_left(
 ) -> None:
     found = plan(tmp_path, teacher, training={"held_out_prompts": 2})
     assert "held out          2 prompts that the training is measured on" in summary(found)
+    assert "7 to learn from, 2 of the training held out, 5 to evaluate" in summary(found)
     with pytest.raises(ValueError, match="held_out_prompts is 9 and there are 9 prompts"):
         plan(tmp_path, teacher, training={"held_out_prompts": 9})
 
@@ -80,7 +81,7 @@ def test_guidance_off_and_half_precision_cost_half(teacher: Path, tmp_path: Path
 
 def test_the_page_is_one_page_and_knows_the_machine(teacher: Path, tmp_path: Path) -> None:
     text = summary(plan(tmp_path, teacher))
-    assert "9 to learn from, 5 held out" in text
+    assert "9 to learn from, 5 to evaluate" in text
     assert "9 in 3 chunks, 72 network calls" in text
     assert "? cores" not in text
     assert len(text.splitlines()) < 62

@@ -1,5 +1,6 @@
 """Adapters: the teacher that stock Diffusers makes of them, or a refusal that names the fault."""
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,11 @@ from distillery.files import hash_json
 from distillery.generation.targets import targets_recipe
 from distillery.hash_cache import hash_large_files
 from distillery.stages.student import build_student
+from distillery.teacher.adapter_fit import TIMES, name_some
 from distillery.teacher.adapters import (
     adapt,
     cast,
     find_adapter,
-    name_some,
     teacher_hash,
     text_hash,
 )
@@ -267,9 +268,32 @@ def test_an_adapter_of_a_wider_model(tiny: Path, tmp_path: Path) -> None:
         tensors.update({name: torch.zeros(2, 99) for name in found})
 
     message = refused(tiny, make_adapter(tiny, tmp_path, spoil=widen))
-    assert message.count("size mismatch") == 3
-    assert message.endswith(f" and {len(found) - 3} more")
+    assert f"{len(found)} of its {2 * len(found)} tensors do not, first {min(found)}" in message
+    assert f"which is 2 {TIMES} 99 and would have to be 2 {TIMES} " in message
+    assert message.endswith("; use one that was trained on this teacher")
     assert "\n" not in message
+
+
+def test_an_adapter_with_other_blocks_alone(tiny: Path, tmp_path: Path) -> None:
+    """PEFT names every block of the file then."""
+
+    def rename(tensors: dict[str, torch.Tensor]) -> None:
+        for name in list(tensors):
+            tensors[name.replace("blocks.", "layers.")] = tensors.pop(name)
+
+    message = refused(tiny, make_adapter(tiny, tmp_path, spoil=rename))
+    assert re.search(r"(\d+) of its \1 tensors do not: the model has no place for", message)
+    assert len(message) < 700
+
+
+def test_a_text_encoders_adapter_of_a_wider_model(tiny_sdxl: Path, tmp_path: Path) -> None:
+    """Transformers would leave its tensors out, and say nothing."""
+    tensors = load_file(make_adapter(tiny_sdxl, tmp_path, text=True))
+    name = next(key for key in tensors if key.startswith("text_encoder.") and "down" in key)
+    save_file(tensors | {name: torch.zeros(2, 99)}, tmp_path / FILE)
+    message = refused(tiny_sdxl, tmp_path / FILE)
+    assert "does not fit the teacher's text_encoder: 1 of its" in message
+    assert f"which is 2 {TIMES} 99" in message
 
 
 @pytest.mark.parametrize(
@@ -328,8 +352,9 @@ def test_where_an_adapter_is(tmp_path: Path) -> None:
         find_adapter(Adapter(path=str(tmp_path / "one")))
     named = Adapter(path=str(tmp_path / "one"), weight_name="b.safetensors")
     assert find_adapter(named).name == "b.safetensors"
-    with pytest.raises(FileNotFoundError, match="there is no such file or folder"):
-        find_adapter(Adapter(path="/nowhere/x.safetensors"))
+    for path in ("/nowhere/x.safetensors", "loras/mistyped.safetensors", "a/b/c", "./a", "~/a"):
+        with pytest.raises(FileNotFoundError, match="there is no such file or folder"):
+            find_adapter(Adapter(path=path))
     (tmp_path / "a.bin").touch()
     with pytest.raises(FileNotFoundError, match=r"a\.bin is no safetensors file"):
         find_adapter(Adapter(path=str(tmp_path / "a.bin")))

@@ -90,11 +90,12 @@ def test_a_home_folders_sign_is_named() -> None:
 def test_a_single_file_elsewhere(path: str) -> None:
     assert "it is one file" in refusal(path)
     assert f"from_single_file('{path}')" in refusal(path)
+    assert ("there is no such file here" in refusal(path)) == ("://" not in path)
 
 
 def test_a_damaged_file_is_still_one_file(tmp_path: Path) -> None:
     (tmp_path / "x.safetensors").write_bytes(b"not one")
-    assert "it is one file" in refusal(tmp_path / "x.safetensors")
+    assert ": it is one file" in refusal(tmp_path / "x.safetensors")
 
 
 @pytest.fixture
@@ -206,18 +207,22 @@ def hub() -> Iterator[str]:
 
 
 FIND = """
+import logging
 import sys
 import time
 from distillery.config.teacher import Adapter, Teacher
 from distillery.evaluation.judge import check_judge
+from distillery.evaluation.vision import check_vision_model
 from distillery.teacher.adapters import find_adapter
 from distillery.teacher.folder import find_teacher
+logging.basicConfig()
 time.sleep = lambda seconds: None  # or the hub's library waits before it tries again
 for name in sys.argv[1:]:
     for find in (
         lambda: find_teacher(Teacher(path=name, height=64, width=64)).path,
         lambda: find_adapter(Adapter(path=name)),
         lambda: check_judge(name),
+        lambda: check_vision_model("evaluation.vision_models.dino", name),
     ):
         try:
             print(find())
@@ -227,7 +232,7 @@ for name in sys.argv[1:]:
 
 
 def ask(*names: str, home: Path, **variables: str) -> list[str]:
-    """What is said of hub ids, as a teacher, an adapter and a judge, in a process of its own."""
+    """What is said of hub ids, as all that may be one, in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-c", FIND, *names],
         env={**os.environ, "HF_HOME": str(home), **variables},
@@ -237,7 +242,9 @@ def ask(*names: str, home: Path, **variables: str) -> list[str]:
         timeout=120,
     )
     lines = done.stdout.splitlines()
-    assert len(lines) == 3 * len(names), lines
+    assert len(lines) == 4 * len(names), lines
+    assert "processor_config.json" not in done.stderr, "a vision model is asked for once"
+    assert done.stderr.count("/pytorch_lora_weights") <= 6 * len(names), "each try is told once"
     return lines
 
 
@@ -245,11 +252,11 @@ def ask(*names: str, home: Path, **variables: str) -> list[str]:
 def test_what_the_hub_refuses_is_explained(hub: str, tmp_path: Path) -> None:
     names = ("owner/gated", "owner/none", "owner/old")
     lines = ask(*names, home=tmp_path, HF_ENDPOINT=hub, HF_HUB_OFFLINE="0")
-    for line in lines[:3]:
+    for line in lines[:4]:
         assert "its licence must be accepted at https://huggingface.co/owner/gated; then" in line
         assert "`hf auth login`, or set HF_TOKEN" in line
-    assert all("the hub has no such repository, or it is private" in line for line in lines[3:6])
-    assert all("no such revision" in line for line in lines[6:])
+    assert all("the hub has no such repository, or it is private" in line for line in lines[4:8])
+    assert all("no such revision" in line for line in lines[8:])
 
 
 def assert_cache_is_named(line: str, name: str, home: Path) -> None:
@@ -275,7 +282,7 @@ def test_offline_a_filled_cache_serves(tmp_path: Path) -> None:
     shutil.copytree(DEMO, cached / "snapshots" / ("a" * 40))
     found, *others = ask("owner/name", "owner/other", home=tmp_path, HF_HUB_OFFLINE="1")
     assert found == str(cached / "snapshots" / ("a" * 40))
-    names = ("owner/name", "owner/name", *["owner/other"] * 3)
+    names = (*["owner/name"] * 3, *["owner/other"] * 4)
     for name, line in zip(names, others, strict=True):
         assert "HF_HUB_OFFLINE is set" in line
         assert_cache_is_named(line, name, tmp_path)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from distillery.config.section import Section
+from distillery.config.section import NAME_RULE, Section
 from distillery.files import JsonObject
 
 Model = TypeVar("Model", bound=Section)
@@ -84,6 +84,8 @@ def _explain(model: type[BaseModel], details: Any) -> str:
             return f"{key} is missing: add it"
         case "value_error":
             return str(details["ctx"]["error"])
+        case "string_pattern_mismatch":
+            return f"{key} is {shorten(repr(value))}: {NAME_RULE}"
         case "float_type" | "int_type" if isinstance(value, str) and _is_number(value):
             why = "leave out the quotes"
             if "e" in value.lower():

@@ -15,6 +15,7 @@ from distillery.config.section import (
 )
 from distillery.files import JsonObject
 
+MAX_CLIP_RATIO = 2.0
 Source = Literal["teacher", "student", "untrained"]
 
 
@@ -125,6 +126,17 @@ class Evaluation(Section):
     num_resamples: Annotated[int, Field(ge=100, le=100_000)] = Field(
         2000, description="bootstrap resamples per interval"
     )
+
+    @field_validator("min_clip_ratio")
+    @classmethod
+    def _check_ratio(cls, ratio: float) -> float:
+        """Raise ValueError for what must be meant in percent."""
+        if ratio > MAX_CLIP_RATIO:
+            raise ValueError(
+                f"evaluation.min_clip_ratio is {ratio:g}: it is a ratio, at most "
+                f"{MAX_CLIP_RATIO:g}; write 0.95 for 95 %"
+            )
+        return ratio
 
 
 def add_teachers(raw: JsonObject) -> JsonObject:

@@ -19,6 +19,8 @@ Guidance = Annotated[float, Field(ge=1.0, le=1000.0)]
 Positive = Annotated[float, Field(gt=0, le=1e6)]
 Compile = Literal["auto", "always", "never"]
 BatchSize = Small | Literal["auto"]
+NAME_RULE = "use letters, digits, '.', '_' or '-', beginning with a letter or digit"
+"""What the pattern of `Name` says, the only one of the configuration."""
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=64)]
 
 

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 
 from distillery.evaluation.metrics import FloatArray
 from distillery.files import could_be_hub_id
-from distillery.hub import explain_hub
+from distillery.hub import check_reachable, explain_hub
 
 if TYPE_CHECKING:
     from transformers import BaseImageProcessor, PreTrainedModel
@@ -118,12 +118,14 @@ def _load_processor(path: str) -> "BaseImageProcessor":
 
 
 def _check_exists(setting: str, path: str) -> None:
-    """Say plainly that a folder is missing; the hub's own message would speak of repository ids."""
+    """Raise ValueError that says plainly what is missing: a folder, or the way to the hub."""
     if not Path(path).is_dir() and not could_be_hub_id(path):
         raise ValueError(
             f"{setting} is {path!r}: there is no such folder; give a folder with a vision model in "
             "transformers format, or a hub id such as facebook/dinov2-base"
         )
+    if not Path(path).is_dir():
+        check_reachable(f"{setting} is {path!r}", path, "config.json")
 
 
 def _not_loaded(setting: str, path: str, error: Exception) -> ValueError:

@@ -15,6 +15,7 @@ from distillery.planning.measures import advise_measures, count_features
 from distillery.planning.passes import passes_per_job
 from distillery.planning.precision import advise_precision
 from distillery.planning.training import plan_training
+from distillery.planning.unusual import advise_settings
 from distillery.planning.work import count_jobs, plan_work
 from distillery.run_folder import RunFolder
 from distillery.schedule import Schedule
@@ -77,6 +78,7 @@ def plan_distillation(
         + advise_amounts(config, work)
         + advise_measures(config, num_features, num_prompts["eval"])
         + advise_guidance(config, folder)
+        + advise_settings(config, num_prompts["train"])
         + advise_precision(config, grid, recipe.prediction_type)
         + training["advice"],
     }

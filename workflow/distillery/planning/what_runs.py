@@ -85,11 +85,12 @@ def _prompts(config: RunConfig, prompts: Mapping[str, pd.DataFrame]) -> str:
     if "train" not in prompts:
         return f"{len(prompts['eval']):,}, of {files}"
     share = config.prompts.eval_fraction
-    how = f"; a share of {share:g} is held out" if share else ""
-    return (
-        f"{len(prompts['train']):,} to learn from, {len(prompts['eval']):,} held out, of {files}"
-        f"{how}"
-    )
+    how = f"; a share of {share:g} is not trained on" if share else ""
+    unlearned = config.training.held_out_prompts if isinstance(config, Config) else 0
+    parts = [f"{len(prompts['train']) - unlearned:,} to learn from"]
+    parts += [f"{unlearned:,} of the training held out"] if unlearned else []
+    parts.append(f"{len(prompts['eval']):,} to evaluate")
+    return f"{', '.join(parts)}, of {files}{how}"
 
 
 def _negatives(
@@ -176,11 +177,13 @@ def _judge(config: Config) -> str:
 def _models(config: RunConfig, plan: Mapping[str, Any], folder: PipelineFolder) -> Table:
     """Who draws the held-out prompts, and how."""
     images = config.samples.num_images(plan["work"]["num_prompts"]["eval"])
+    # A network that takes the scale as an input has no scale at which guidance is off.
+    off = None if folder.family.has_guidance_embedding(folder.denoiser_config) else 1.0
     rows = []
     for name in config.samples.models:
         model = resolve_sampling(config, name)
         scales = [model.guidance_scale, model.guidance_scale_2]
-        given = [f"{scale:g}" for scale in scales if scale is not None]
+        given = [f"{scale:g}" for scale in scales if scale is not None and scale != off]
         scale = " and ".join(given) or "none"
         calls = calls_per_image(config, name, folder)
         rows.append((name, model.source, str(model.steps), scale, str(calls), f"{images:,}"))

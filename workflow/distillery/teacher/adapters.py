@@ -16,14 +16,22 @@ from safetensors import SafetensorError, safe_open
 from distillery.config.teacher import Adapter, Teacher
 from distillery.files import could_be_hub_id, hash_json
 from distillery.hash_cache import hash_large_files
-from distillery.hub import explain_hub
+from distillery.hub import download_file, explain_hub
+from distillery.teacher.adapter_fit import (
+    TRAINED_ON_IT,
+    check_all_loaded,
+    check_fit,
+    in_peft_names,
+    name_some,
+)
 from distillery.teacher.folder import PipelineFolder
 
 HUB_NAME = "pytorch_lora_weights.safetensors"
 """The file name that Diffusers gives adapters."""
 TEXT_KEYS = ("text_encoder", "lora_te")
 """How names of a text encoder's tensors begin, in Diffusers' format and in kohya's."""
-MAX_NAMED = 3
+MAX_SHOWN = 300
+"""Characters of a library's own message, which may have a name for each tensor."""
 
 
 @dataclass(frozen=True)
@@ -57,15 +65,15 @@ def find_adapter(adapter: Adapter) -> Path:
     if path.is_dir():
         return _in_folder(path, adapter.weight_name)
     if not could_be_hub_id(adapter.path):
+        tilde = " (~ is not expanded here)" if adapter.path.startswith("~") else ""
         raise FileNotFoundError(
-            f"teacher.adapters: path is {adapter.path!r}: there is no such file or folder; give a "
-            "safetensors file, a folder with one, or the id of a hub repository, owner/name"
+            f"teacher.adapters: path is {adapter.path!r}: there is no such file or folder{tilde}; "
+            "give a safetensors file, a folder with one, or the id of a hub repository, owner/name "
+            "(weight_name names a file of it)"
         )
-    from huggingface_hub import hf_hub_download
-
     name = adapter.weight_name or HUB_NAME
     try:
-        return Path(hf_hub_download(adapter.path, name))
+        return download_file(adapter.path, name)
     except (OSError, ValueError) as error:
         raise FileNotFoundError(
             f"teacher.adapters: path is {adapter.path!r}: it is no file here, and {name} could not "
@@ -195,13 +203,6 @@ def _check_numbers(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         )
 
 
-def name_some(keys: Iterable[str]) -> str:
-    """The first few names, and how many more there are."""
-    names = sorted(keys)
-    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    return ", ".join(names[:MAX_NAMED]) + more
-
-
 def choose_components(adapter: Adapter, weights: Weights, folder: PipelineFolder) -> dict[str, str]:
     """The components that an adapter changes, each with the beginning of its tensors' names.
 
@@ -264,6 +265,26 @@ def adapt(
             _activate(components[name], scales, fuse)
 
 
+def check_texts(
+    encoders: Mapping[str, torch.nn.Module], teacher: Teacher, folder: PipelineFolder
+) -> None:
+    """Raise ValueError unless the teacher's adapters fit its text encoders, by their shapes alone.
+
+    Transformers leaves out what does not fit, and says nothing.
+    """
+    for adapter in teacher.adapters:
+        weights = read_weights(find_adapter(adapter), folder)
+        for name, prefix in choose_components(adapter, weights, folder).items():
+            if name in encoders:
+                named = in_peft_names(weights.tensors, prefix, encoders[name])
+                check_fit(_misfit(adapter, prefix), encoders[name], named)
+
+
+def _misfit(adapter: Adapter, prefix: str) -> str:
+    """How the messages begin that say what does not fit."""
+    return f"teacher.adapters: {adapter.path} does not fit the teacher's {prefix}"
+
+
 def _load(
     model: torch.nn.Module,
     name: str,
@@ -281,6 +302,9 @@ def _load(
         "adapter_name": name,
         "low_cpu_mem_usage": is_denoiser,
     }
+    setting = _misfit(adapter, prefix)
+    named = in_peft_names(weights.tensors, prefix, model)
+    check_fit(setting, model, named)
     try:
         if is_denoiser:
             model.load_lora_adapter(dict(weights.tensors), **options)  # type: ignore[operator]
@@ -289,60 +313,14 @@ def _load(
                 dict(weights.tensors), text_encoder=model, **options
             )
     except (RuntimeError, ValueError, KeyError) as error:
-        raise ValueError(
-            f"teacher.adapters: {adapter.path} does not fit the teacher's {prefix}: "
-            f"{_first_problems(error)}"
-        ) from error
-    _check_all_loaded(model, name, prefix, weights, adapter)
+        raise ValueError(f"{setting}: {_shorten(error)}; {TRAINED_ON_IT}") from error
+    check_all_loaded(setting, model, name, named)
 
 
-def _first_problems(error: Exception) -> str:
-    """The first lines of an error; PyTorch has one per tensor of another size, maybe hundreds."""
-    heading, *lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
-    more = f" and {len(lines) - MAX_NAMED} more" if len(lines) > MAX_NAMED else ""
-    return " ".join([heading, *lines[:MAX_NAMED]]) + more
-
-
-def _check_all_loaded(
-    model: torch.nn.Module, name: str, prefix: str, weights: Weights, adapter: Adapter
-) -> None:
-    """Raise ValueError unless the model took each tensor of the file, and lacks none."""
-    from peft import get_peft_model_state_dict
-
-    loaded_names = set(get_peft_model_state_dict(model, adapter_name=name))
-    file_names = _in_peft_names(weights, prefix, model)
-    if loaded_names == file_names:
-        return
-    strange, lacking = name_some(file_names - loaded_names), name_some(loaded_names - file_names)
-    problems = [f"the model has no place for {strange}"] if strange else []
-    problems += [f"the file lacks {lacking}"] if lacking else []
-    raise ValueError(
-        f"teacher.adapters: {adapter.path} does not fit the teacher's {prefix}: "
-        f"{'; '.join(problems)}; use an adapter that was trained on this model"
-    )
-
-
-def _in_peft_names(weights: Weights, prefix: str, model: torch.nn.Module) -> set[str]:
-    """The names of a component's tensors as PEFT has them in the model."""
-    from diffusers.utils import (
-        convert_state_dict_to_diffusers,
-        convert_state_dict_to_peft,
-        convert_unet_state_dict_to_peft,
-    )
-
-    start = f"{prefix}."
-    own = {
-        key.removeprefix(start): value
-        for key, value in weights.tensors.items()
-        if key.startswith(start)
-    }
-    if not hasattr(model, "load_lora_adapter"):
-        own = convert_state_dict_to_peft(convert_state_dict_to_diffusers(own))
-        flat = not hasattr(model, "text_model")
-        return {key.removeprefix("text_model.") if flat else key for key in own}
-    if not any("lora_A" in key for key in own):
-        own = convert_unet_state_dict_to_peft(own)
-    return set(own)
+def _shorten(error: Exception) -> str:
+    """The beginning of an error's message, in one line."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]} …"
 
 
 def _activate(model: torch.nn.Module, scales: Mapping[str, float], fuse: bool) -> None:

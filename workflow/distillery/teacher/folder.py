@@ -237,7 +237,8 @@ def _download(teacher: Teacher) -> Path:
     """
     setting = f"teacher.path is {teacher.path!r}"
     if _is_single_file(teacher.path):
-        raise FileNotFoundError(f"{setting}: {_explain_single_file(teacher.path)}")
+        absent = "" if _is_there(teacher.path) else "there is no such file here; "
+        raise FileNotFoundError(f"{setting}: {absent}{_explain_single_file(teacher.path)}")
     if not could_be_hub_id(teacher.path):
         tilde = " (~ is not expanded here)" if teacher.path.startswith("~") else ""
         raise FileNotFoundError(
@@ -319,6 +320,11 @@ def _text_to_image_class(folder: PipelineFolder, pipeline: str) -> str | None:
 def _is_single_file(path: str) -> bool:
     """Whether a path names one file of weights: here, by a URL, or as owner/name/file."""
     return Path(path).is_file() or path.lower().endswith(SINGLE_FILES)
+
+
+def _is_there(path: str) -> bool:
+    """Whether a single file is on this machine; one with a URL is elsewhere, as its user knows."""
+    return "://" in path or Path(path).is_file()
 
 
 def _single_file_in(folder: Path) -> Path | None:

@@ -1,0 +1,50 @@
+"""Settings that are allowed and most often a mistake are told; usual ones are not."""
+
+from typing import Any
+
+import pytest
+
+from configs import changed
+from distillery.config.run import Config, parse_config
+from distillery.config.teacher import Adapter, Teacher
+from distillery.planning.unusual import advise_adapters, advise_settings
+
+
+def notes(num_train: int = 1000, **changes: Any) -> list[str]:
+    config = parse_config(changed(**changes), "my.yaml")
+    assert isinstance(config, Config)
+    return advise_settings(config, num_train)
+
+
+def of_adapters(*adapters: Adapter) -> list[str]:
+    return advise_adapters(Teacher(path="teacher", height=8, width=8, adapters=adapters))
+
+
+SAVED = {"training__num_samples": 64, "training__save_every_samples": 32}
+
+
+def test_usual_settings_are_not_told() -> None:
+    held_out = {"training__held_out_prompts": 500, "evaluation__min_clip_ratio": 1.2}
+    assert notes(**SAVED, **held_out) == []
+    twice = Adapter(path="a"), Adapter(path="b"), Adapter(path="a", expert="transformer_2")
+    assert of_adapters(*twice, Adapter(path="a", weight_name="b")) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"evaluation__min_clip_ratio": 1.3}, "min_clip_ratio is 1.3: the student passes only if"),
+        ({"training__held_out_prompts": 501}, "holds out 501 prompts of 1,000, more than half"),
+        ({"training__save_every_samples": 64}, "is 64 for 64 samples: there is no checkpoint"),
+    ],
+)
+def test_a_setting_that_is_most_often_a_mistake(changes: dict[str, Any], told: str) -> None:
+    (note,) = notes(**(SAVED | changes))
+    assert told in note
+
+
+def test_an_adapter_that_is_there_twice_or_changes_nothing() -> None:
+    (twice,) = of_adapters(Adapter(path="a", scale=0.5), Adapter(path="a"))
+    assert "lists a 2 times" in twice
+    (nothing,) = of_adapters(Adapter(path="a", scale=0.0))
+    assert "the scale of a is 0" in nothing

@@ -1,0 +1,55 @@
+"""Notes on settings that are allowed and most often a mistake."""
+
+from collections import Counter
+
+from distillery.config.run import Config
+from distillery.config.teacher import Teacher
+from distillery.words import counted
+
+HIGH_CLIP_RATIO = 1.2
+"""Of the reference's CLIP score: no student has come near."""
+
+
+def advise_adapters(teacher: Teacher) -> list[str]:
+    """Notes on adapters that change nothing, or that are put in twice."""
+    keys = [(it.path, it.weight_name, it.expert) for it in teacher.adapters]
+    twice = [
+        f"teacher.adapters lists {'/'.join(filter(None, key[:2]))} {number} times: their scales "
+        "add up; keep one, with the scale that you mean"
+        for key, number in Counter(keys).items()
+        if number > 1
+    ]
+    return twice + [
+        f"teacher.adapters: the scale of {it.path} is 0, so it changes nothing: leave it out, or "
+        "give it a scale"
+        for it in teacher.adapters
+        if it.scale == 0
+    ]
+
+
+def advise_settings(config: Config, num_train: int) -> list[str]:
+    """Notes on the training and the evaluation.
+
+    Args:
+        config: of the run.
+        num_train: prompts of prompts.train.
+    """
+    training, ratio, advice = config.training, config.evaluation.min_clip_ratio, []
+    if ratio > HIGH_CLIP_RATIO:
+        advice.append(
+            f"evaluation.min_clip_ratio is {ratio:g}: the student passes only if its CLIP score is "
+            f"{ratio:g} times the reference's; it is a ratio, 0.95 for 95 %"
+        )
+    if 2 * training.held_out_prompts > num_train:
+        held_out = counted(training.held_out_prompts, "prompt")
+        advice.append(
+            f"training.held_out_prompts holds out {held_out} of {num_train:,}, more than half: the "
+            f"student learns from the rest alone; {max(1, num_train // 20):,} would do"
+        )
+    if training.save_every_samples >= training.num_samples:
+        advice.append(
+            f"training.save_every_samples is {training.save_every_samples:,} for "
+            f"{training.num_samples:,} samples: there is no checkpoint before the end, and a "
+            "training that stops begins anew; save more often"
+        )
+    return advice
