@@ -39,7 +39,9 @@ def _make(folder: Path) -> None:
     for path, run in STAND_INS.items():
         (folder / path).write_text(yaml.safe_dump(raw | {"run": run}))
     for run in ("demo", *STAND_INS.values()):
-        (folder / "results" / run).mkdir(parents=True, exist_ok=True)
+        scores = folder / "results" / run / "evaluation/scores.parquet"
+        scores.parent.mkdir(parents=True, exist_ok=True)
+        scores.touch()
 
 
 def test_commands_were_found() -> None:
