@@ -46,9 +46,14 @@ def test_signals_are_given_back_where_nobody_stopped() -> None:
 def test_what_is_ignored_stays_ignored() -> None:
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    Stopping(lambda: None)
+    stopping = Stopping(lambda: None)
     signal.raise_signal(signal.SIGHUP)
     signal.raise_signal(signal.SIGINT)
+    assert not stopping.is_asked
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGHUP)] == [
+        signal.SIG_IGN,
+        signal.SIG_IGN,
+    ]
 
 
 def test_other_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,7 @@ def advise_amounts(config: Config, work: Work) -> list[str]:
         )
     if work.num_trajectories < 1000:
         advice.append(
-            f"{work.num_trajectories} trajectories only initialise a student: begin with 10,000 "
+            f"{work.num_trajectories} trajectories teach a student little: begin with 10,000 "
             "(docs/how-many-trajectories.md)"
         )
     advice += advise_views(config, work)

@@ -50,6 +50,6 @@ def advise_settings(config: Config, num_train: int) -> list[str]:
         advice.append(
             f"training.save_every_samples is {training.save_every_samples:,} for "
             f"{training.num_samples:,} samples: there is no checkpoint before the end, and a "
-            "training that stops begins anew; save more often"
+            "training that is killed begins anew; save more often"
         )
     return advice
