@@ -2,6 +2,9 @@
 
 import tiny
 from distillery.files import write_json
+from distillery.telemetry import Reporter
+from distillery.training.previews import Previews
+from distillery.training.run import PreviewPaths
 
 NUM_PROMPTS = 3
 IDS = [f"p{row:03d}" for row in range(NUM_PROMPTS)]
@@ -38,6 +41,19 @@ def preview_options(data, output):
         "--eval-embeddings": data / "embeddings/train/manifest.json",
     }
     return [word for option, place in places.items() for word in (option, str(place))]
+
+
+def share_of(data, output, rank):
+    """The previews of one of two processes; nothing is drawn yet."""
+    arguments(data, output)
+    paths = PreviewPaths(
+        previews=output / "previews",
+        previews_config=output / "config/previews.json",
+        eval_prompts=data / "prompts/train.parquet",
+        eval_embeddings=data / "embeddings/train/manifest.json",
+    )
+    reporter = Reporter(output / "telemetry", "training", "training", "cpu")
+    return Previews(paths, (rank, 2), "recipe", reporter)
 
 
 def images(folder):

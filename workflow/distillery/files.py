@@ -15,7 +15,9 @@ from typing import Any
 GIB = 1 << 30
 BLOCK_BYTES = 1 << 25
 MAX_THREADS = 8
-WEIGHT_FILES = (".safetensors", ".ckpt", ".gguf", ".bin", ".pt", ".pth")
+SINGLE_FILES = (".safetensors", ".ckpt", ".gguf", ".pt", ".pth")
+"""Suffixes of files that hold a whole pipeline."""
+WEIGHT_FILES = (*SINGLE_FILES, ".bin")
 """Suffixes of files of weights."""
 SEAL = "content_sha256"
 """The key of a JSON object that holds the hash of all others."""

@@ -47,15 +47,15 @@ def test_the_manifests_that_list_what_is_gone_are_named(store: Path) -> None:
 
 def test_a_whole_folder_may_be_gone(store: Path) -> None:
     chunk(store, 0).parent.rename(store / "elsewhere")
-    assert len(lacking_chunks(store).files) == 4
+    assert len(lacking_chunks(store, HASH).files) == 4
 
 
 def test_before_the_merge_the_shards_count_and_after_it_the_manifest_alone(store: Path) -> None:
     old = ChunkRecord(9, f"{HASH[:12]}/chunk-000009.safetensors", "sha256", "members", 8)
     Manifest(RECIPE, HASH, (old,), 10).write(store / "shard-9-of-10.json")
-    assert lacking_chunks(store).files == ()
+    assert lacking_chunks(store, HASH).files == ()
     (store / "manifest.json").unlink()
-    assert lacking_chunks(store).files == (chunk(store, 9),)
+    assert lacking_chunks(store, HASH).files == (chunk(store, 9),)
 
 
 def test_manifests_of_another_recipe_or_damaged_ones_tell_nothing(store: Path) -> None:

@@ -71,6 +71,14 @@ def draw(pipeline: Any, call: dict[str, Any]) -> torch.Tensor:
     return found
 
 
+def by_the_card(folder: Path) -> Any:
+    """The pipeline that the second code of a model card makes, run as it stands."""
+    _, code = code_in(folder / "README.md")
+    names: dict[str, Any] = {}
+    exec(code.replace("path/to/this/folder", str(folder)), names)
+    return names["pipeline"]
+
+
 def base(case: FamilyCase, run: Run) -> Path:
     """The folder of the network that the student starts from."""
     name = case.student.get("expert", family_named(case.family).denoisers[0])
@@ -136,13 +144,11 @@ def test_the_teacher_with_the_file_is_the_exported_student(
     folder = run.folder / "student/pipeline"
     call = read_json(folder / METADATA)["call"]
     ours = draw(DiffusionPipeline.from_pretrained(folder), call)
-    _, code = code_in(folder / "README.md")
-    names: dict[str, Any] = {}
-    exec(code.replace("path/to/this/folder", str(folder)), names)
-    theirs = draw(names["pipeline"], call)
+    pipeline = by_the_card(folder)
+    theirs = draw(pipeline, call)
     torch.testing.assert_close(theirs, ours, rtol=1e-5, atol=1e-5)
-    names["pipeline"].unload_lora_weights()
-    assert (draw(names["pipeline"], call) - ours).abs().max() > LEARNED
+    pipeline.unload_lora_weights()
+    assert (draw(pipeline, call) - ours).abs().max() > LEARNED
 
 
 @pytest.mark.parametrize("name", ["wan", "sdxl", "wan-two-experts"])
@@ -166,12 +172,10 @@ def test_the_code_also_loads_what_the_teacher_had(
     folder = run.folder / "student/pipeline"
     call = read_json(folder / METADATA)["call"]
     ours = draw(DiffusionPipeline.from_pretrained(folder), call)
-    _, code = code_in(folder / "README.md")
-    names: dict[str, Any] = {}
-    exec(code.replace("path/to/this/folder", str(folder)), names)
-    torch.testing.assert_close(draw(names["pipeline"], call), ours, rtol=1e-4, atol=1e-4)
-    names["pipeline"].set_adapters(["student"])
-    assert (draw(names["pipeline"], call) - ours).abs().max() > LEARNED
+    pipeline = by_the_card(folder)
+    torch.testing.assert_close(draw(pipeline, call), ours, rtol=1e-4, atol=1e-4)
+    pipeline.set_adapters(["student"])
+    assert (draw(pipeline, call) - ours).abs().max() > LEARNED
 
 
 def test_other_programs_names_give_the_same_student(
@@ -189,13 +193,11 @@ def test_other_programs_names_give_the_same_student(
     assert {name.rpartition(".")[2] for name in tensors} == {"weight", "alpha"}
     assert all(name.startswith("lora_unet_down_blocks_") for name in sorted(tensors)[:3])
     call = read_json(folder / METADATA)["call"]
-    _, code = code_in(folder / "README.md")
-    names: dict[str, Any] = {}
-    exec(code.replace("path/to/this/folder", str(folder)), names)
-    expected = draw(names["pipeline"], call)
-    names["pipeline"].unload_lora_weights()
-    names["pipeline"].load_lora_weights(folder / "lora", weight_name=KOHYA_FILE)
-    torch.testing.assert_close(draw(names["pipeline"], call), expected, rtol=1e-5, atol=1e-5)
+    pipeline = by_the_card(folder)
+    expected = draw(pipeline, call)
+    pipeline.unload_lora_weights()
+    pipeline.load_lora_weights(folder / "lora", weight_name=KOHYA_FILE)
+    torch.testing.assert_close(draw(pipeline, call), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_the_same_bytes_for_the_same_seed_alone(tmp_path: Path) -> None:

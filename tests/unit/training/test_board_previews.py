@@ -4,27 +4,16 @@ import numpy as np
 import pytest
 
 from distillery.images import moment_folder, write_png
-from distillery.telemetry import Reporter
 from distillery.training.board_previews import BoardPreviews
-from distillery.training.previews import Previews
-from distillery.training.run import PreviewPaths
 from distillery.training.tensorboard import TensorBoard, shown_previews
 from event_files import read_values
-from previewing import IDS, arguments
+from previewing import IDS, share_of
 
 
 @pytest.fixture
 def previews(data, tmp_path):
     """Rank 0's of two."""
-    arguments(data, tmp_path)
-    paths = PreviewPaths(
-        previews=tmp_path / "previews",
-        previews_config=tmp_path / "config/previews.json",
-        eval_prompts=data / "prompts/train.parquet",
-        eval_embeddings=data / "embeddings/train/manifest.json",
-    )
-    reporter = Reporter(tmp_path / "telemetry", "training", "training", "cpu")
-    return Previews(paths, (0, 2), "recipe", reporter)
+    return share_of(data, tmp_path, 0)
 
 
 @pytest.fixture

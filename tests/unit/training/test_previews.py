@@ -16,14 +16,22 @@ import tiny
 from distillery.config.run import parse_config
 from distillery.images import MAX_COLUMNS, is_preview, thin_out, write_png
 from distillery.store.tables import read_table
-from distillery.telemetry import Reporter, read_events
+from distillery.telemetry import read_events
 from distillery.training import loop
 from distillery.training.previews import Previews
-from distillery.training.run import PreviewPaths
 from distillery.training.saving import Saver
 from distillery.training.variation import inspecting
 from event_files import read_values
-from previewing import FAST, IDS, MOMENTS, arguments, expected, images, preview_options
+from previewing import (
+    FAST,
+    IDS,
+    MOMENTS,
+    arguments,
+    expected,
+    images,
+    preview_options,
+    share_of,
+)
 
 REPOSITORY = Path(__file__).parents[3]
 sys.path.insert(0, str(REPOSITORY / "tests/distributed"))
@@ -169,15 +177,7 @@ def test_every_rank_draws_its_share(data, drawn, tmp_path):
 
 
 def test_shares_are_all_prompts_and_no_two_the_same(data, tmp_path):
-    arguments(data, tmp_path)
-    paths = PreviewPaths(
-        previews=tmp_path / "previews",
-        previews_config=tmp_path / "config/previews.json",
-        eval_prompts=data / "prompts/train.parquet",
-        eval_embeddings=data / "embeddings/train/manifest.json",
-    )
-    reporter = Reporter(tmp_path / "telemetry", "training", "training", "cpu")
-    shares = [Previews(paths, (rank, 2), "recipe", reporter).missing(0) for rank in range(2)]
+    shares = [share_of(data, tmp_path, rank).missing(0) for rank in range(2)]
     assert shares == [[0, 1], [2]]
 
 

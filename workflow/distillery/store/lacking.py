@@ -28,17 +28,17 @@ class Lacking:
     manifests: tuple[Path, ...] = ()
 
 
-def lacking_chunks(root: Path, recipe_hash: str | None = None) -> Lacking:
+def lacking_chunks(root: Path, recipe_hash: str) -> Lacking:
     """What a store of chunks lacks.
 
     Args:
         root: the folder of its manifests.
-        recipe_hash: nothing is looked for where manifests are of another; None: of any.
+        recipe_hash: nothing is looked for where manifests are of another.
     """
 
     def listed_by(path: Path) -> Iterable[str]:
         manifest = Manifest.read(path)
-        is_ours = recipe_hash in (None, manifest.recipe_hash)
+        is_ours = manifest.recipe_hash == recipe_hash
         return [chunk.file for chunk in manifest.chunks] if is_ours else []
 
     return _lacking(root, "json", listed_by, manifests_listing)
@@ -47,11 +47,7 @@ def lacking_chunks(root: Path, recipe_hash: str | None = None) -> Lacking:
 def lacking_images(folder: Path) -> Lacking:
     """What a model's samples lack, images and latents."""
 
-    def listed_by(path: Path) -> Iterable[str]:
-        table = read_table(path)
-        return [*table["file"], *table["latents_file"]]
-
-    return _lacking(folder, "parquet", listed_by, tables_listing)
+    return _lacking(folder, "parquet", _files_in, tables_listing)
 
 
 def tables_listing(folder: Path, *files: str) -> list[Path]:
@@ -61,11 +57,15 @@ def tables_listing(folder: Path, *files: str) -> list[Path]:
 
 def _lists(table: Path, files: set[str]) -> bool:
     try:
-        listed = read_table(table)
-        names = {*listed["file"], *listed["latents_file"]}
+        return not files.isdisjoint(_files_in(table))
     except (ValueError, KeyError, OSError):
         return True
-    return not names.isdisjoint(files)
+
+
+def _files_in(table: Path) -> list[str]:
+    """The images and latents that a table of samples lists."""
+    listed = read_table(table)
+    return [*listed["file"], *listed["latents_file"]]
 
 
 def _lacking(

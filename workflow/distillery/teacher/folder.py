@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 
 from distillery.config.teacher import Teacher
 from distillery.families import FAMILIES, Family, family_of
-from distillery.files import could_be_hub_id, hash_json, read_json
+from distillery.files import SINGLE_FILES, could_be_hub_id, hash_json, read_json
 from distillery.hash_cache import hash_large_files
 from distillery.hub import explain_missing
 from distillery.teacher.weights import (
@@ -38,8 +38,6 @@ CONFIGS = {
 LIBRARIES = ("diffusers", "transformers")
 OTHER_USES = ("Img2Img", "Inpaint")
 """Parts of the names of pipeline classes that use the same networks otherwise."""
-SINGLE_FILES = (".safetensors", ".ckpt", ".gguf", ".pt", ".pth")
-"""Suffixes of files that hold a whole pipeline."""
 PREFIX = "model.diffusion_model."
 MARKS = {
     "conditioner.embedders.1.": "StableDiffusionXLPipeline",
