@@ -45,6 +45,17 @@ def test_a_run_ends_with_its_verdict_and_its_places(folder: Path) -> None:
     assert not any(line.startswith(("rule ", "Building", "Select jobs")) for line in lines)
 
 
+def test_a_page_that_was_asked_for_comes_last(folder: Path) -> None:
+    shutil.copytree(folder / TINY, folder / "results/other")
+    comparison = "results/compare/tiny-vs-other/index.html"
+    (folder / TINY / "plan.json").unlink()
+    for target, page in {comparison: comparison, f"{TINY}/plan.json": f"{TINY}/plan.html"}.items():
+        status, lines = run(folder, target)
+        assert status == 0
+        assert lines[-2] == f"made: {page}"
+        assert lines[-1].startswith("1 of 1 jobs in ")
+
+
 def test_a_failed_job_comes_last_with_the_way_on(folder: Path) -> None:
     chunk = sorted((folder / TINY / "targets").glob("*/chunk-*.safetensors"))[0]
     chunk.write_bytes(chunk.read_bytes()[:1000])

@@ -42,3 +42,20 @@ def test_a_call_that_only_looks_ends_without_the_runs_verdict(tmp_path: Path) ->
     board.begin(2, "export", run.log("export"), 0.0)
     board.end(2)
     assert "passed 1 of 1 checks" in board.closing_lines()
+
+
+def test_what_was_asked_for_is_told_once_beside_the_places_of_the_run(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "results/tiny")
+    run.gallery.mkdir(parents=True)
+    (run.gallery / "index.html").touch()
+    images = f"images: {run.gallery / 'index.html'}"
+    outputs = {"scores": run.scores, "gallery": run.gallery}
+    told = {"scores": [images, f"made: {run.scores}"], "gallery": [images]}
+    for rule, output in outputs.items():
+        board = Board()
+        board.begin(0, rule, run.log(rule), 0.0, output)
+        board.end(0)
+        assert board.closing_lines() == told[rule]
+    board.begin(1, "all", None, 0.0)
+    board.end(1)
+    assert board.closing_lines() == [images]

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,8 @@ class Board:
         failures: of jobs that failed and were not tried again.
         names: of all jobs that began.
         run: folder of the run; None before a job has named it.
+        made: the first output of the job that ended last, which a call was asked for; None where
+            it has none, as `all` and `verify`.
     """
 
     running: dict[int, Job] = field(default_factory=dict)
@@ -57,6 +59,7 @@ class Board:
     failures: dict[int, Failure] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)
     run: RunFolder | None = None
+    made: Path | None = None
     begin_s: float = field(default_factory=time.time)
     _passes: Mapping[str, float] = field(default_factory=dict)
     _looked: int = 0
@@ -66,10 +69,12 @@ class Board:
         self.numbers = Counter({rule: int(number) for rule, number in numbers.items()})
         del self.numbers["total"]
 
-    def begin(self, number: int, rule: str, log: Path | None, begin_s: float) -> None:
-        """A job begins, perhaps once more."""
+    def begin(
+        self, number: int, rule: str, log: Path | None, begin_s: float, output: Path | None = None
+    ) -> None:
+        """A job begins, perhaps once more; `output` is the first that it makes."""
         self.failures.pop(number, None)
-        self.running[number] = Job(rule, log, begin_s)
+        self.running[number] = Job(rule, log, begin_s, output)
         self.names[number] = self.running[number].name
         if log is not None and log.parent.name == "logs":
             self.run = RunFolder(log.parent.parent)
@@ -81,6 +86,7 @@ class Board:
         job = self.running.pop(number, None)
         if job is not None:
             self.finished[job.rule] += 1
+            self.made = job.output
         return job
 
     def fail(self, number: int, is_stopped: bool = False) -> Failure | None:
@@ -147,17 +153,29 @@ class Board:
         return is_all and all(failure.is_told for failure in self.failures.values())
 
     def closing_lines(self) -> list[str]:
-        """How it all ended, where it ended well: the verdict, and where to look."""
+        """How it all ended, where it ended well: the verdict, and where to look.
+
+        A call that only looks tells the place of its own page alone.
+        """
         if self.run is None or {*self.finished} <= LOOKING:
-            return []
-        lines = _verdict_lines(self.run)
+            return self._lines_of_made()
         places = {
             "report": self.run.report,
             "images": self.run.gallery / "index.html",
             "student": self.run.student("pipeline"),
             "data set": self.run.dataset,
         }
-        return lines + [f"{name}: {path}" for name, path in places.items() if path.exists()]
+        there = {name: path for name, path in places.items() if path.exists()}
+        lines = [f"{name}: {path}" for name, path in there.items()]
+        return _verdict_lines(self.run) + lines + self._lines_of_made(there.values())
+
+    def _lines_of_made(self, others: Collection[Path] = ()) -> list[str]:
+        """Where that is which was asked for, or its page, unless it is told already."""
+        if self.made is None:
+            return []
+        pages = (self.made / "index.html", self.made.with_suffix(".html"))
+        place = next((page for page in pages if page.is_file()), self.made)
+        return [] if place in others else [f"made: {place}"]
 
 
 def _planned_passes(run: RunFolder) -> Mapping[str, float]:

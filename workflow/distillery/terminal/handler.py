@@ -42,6 +42,8 @@ CALLED_FROM = re.compile(
 """Where in a Snakefile an error was raised, which says nothing to who wrote a configuration."""
 REFUSED = "the plan refuses this run, nothing was started; see above, or {}"
 """As where it is planned before the first job."""
+UPDATED = " (update)"
+"""How the name of an output ends that a job may leave as it is."""
 MIN_EVERY_S = 1.0
 QUIET_S = 2.0
 """A job without a count that was done sooner is not named."""
@@ -137,8 +139,9 @@ class LogHandler(LogHandlerBase):
                 self._note = note_of_run(self._board.numbers.total())
             case LogEvent.JOB_INFO:
                 self._say_held()
-                log = Path(fields["log"][0]) if fields["log"] else None
-                self._board.begin(fields["jobid"], fields["rule_name"], log, record.created)
+                number, rule = fields["jobid"], fields["rule_name"]
+                log, output = _first(fields["log"]), _first(fields["output"])
+                self._board.begin(number, rule, log, record.created, output)
                 self._open_view()
             case LogEvent.JOB_FINISHED:
                 self._finish(fields["job_id"])
@@ -265,6 +268,11 @@ class LogHandler(LogHandlerBase):
         for failure in self._board.failures.values():
             if failure.log is not None and failure.log.stem == "plan":
                 self._say(REFUSED.format(failure.log), "red")
+
+
+def _first(files: Sequence[str]) -> Path | None:
+    """The first of a job's files, without what Snakemake says of it."""
+    return Path(files[0].removesuffix(UPDATED)) if files else None
 
 
 def _way_on() -> str:

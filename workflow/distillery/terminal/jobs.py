@@ -33,12 +33,14 @@ class Job:
         rule: its name in the workflow.
         log: its log file; None where it has none.
         begin_s: Unix time.
+        output: the first of its outputs; None where it has none.
         note: what the job wrote last of how far it is, see `telemetry.ProgressBar`.
     """
 
     rule: str
     log: Path | None
     begin_s: float
+    output: Path | None = None
     note: dict[str, Any] = field(default_factory=dict)
     _read: int = 0
     _loaded: tuple[float, float] | None = None
