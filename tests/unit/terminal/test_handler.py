@@ -252,6 +252,22 @@ def test_a_run_that_is_stopped_says_so(make: Make, stream: io.StringIO, run: Run
     assert lines[1] == "stopped; 1 of 2 jobs done in 00:00, what is finished is kept"
 
 
+def test_a_training_that_is_stopped_says_so_once(
+    make: Make, stream: io.StringIO, run: RunFolder
+) -> None:
+    """In a warning of its log, which the view reads before the job has ended."""
+    handler = make()
+    begin(handler, 1, "training", run.log("training"))
+    stamp = "2026-11-23 17:12:00,968 WARNING training [cpu]"
+    stopped = "stopped by a signal, a checkpoint is saved"
+    run.log("training").write_text(f"{stamp} the loss rises\n{stamp} {stopped}\n")
+    warnings = handler._board.look()
+    tell(handler, LogEvent.JOB_ERROR, "", logging.ERROR, jobid=1)
+    handler.close()
+    assert warnings == ["training [cpu] the loss rises"]
+    assert stream.getvalue().count(stopped) == 1
+
+
 def test_nobody_listens(make: Make, monkeypatch: pytest.MonkeyPatch, run: RunFolder) -> None:
     monkeypatch.setattr(sys, "stdout", None)
     handler = make(stdout=True)

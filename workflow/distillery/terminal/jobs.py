@@ -104,11 +104,15 @@ class Job:
         return f"{self.note['done']:,} of {self.note['total']:,} {self.note['unit'].strip()}"
 
     def look(self) -> list[str]:
-        """Read how far it is; returns what is new in its log of warnings, and of waiting."""
+        """Read how far it is; returns what is new in its log of warnings, and of waiting.
+
+        That it was asked to stop are its last words, which the terminal says when it has ended.
+        """
         self._look_at_note()
         new = self._new_lines()
         waits = [f"{self.name} is {line}" for line in new if line.startswith(WAITING)]
-        return waits + [_without_time(line) for line in new if WARNING in line]
+        warnings = [line for line in new if WARNING in line and not _says_stopped(line)]
+        return waits + [_without_time(line) for line in warnings]
 
     def _look_at_note(self) -> None:
         """A note that is half written, or of an earlier try, changes nothing."""
@@ -141,7 +145,7 @@ class Job:
         begins = [number for number, line in enumerate(lines) if line.startswith(ERROR)]
         if begins:
             return f"{self.name} failed: {_message(lines[begins[-1] :])}"
-        stopped = [line for line in lines if any(words in line for words in STOPPED)]
+        stopped = [line for line in lines if _says_stopped(line)]
         if stopped:
             return f"{self.name} stopped: {_without_time(stopped[-1])}"
         if not lines:
@@ -169,6 +173,10 @@ class Job:
                 return file.read()
         except OSError:
             return b""
+
+
+def _says_stopped(line: str) -> bool:
+    return any(words in line for words in STOPPED)
 
 
 def _message(lines: Sequence[str]) -> str:
