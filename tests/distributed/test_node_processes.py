@@ -38,7 +38,7 @@ def test_nodes_learn_what_one_process_does(data, alone, tmp_path, nodes, paralle
     assert read_json(tmp_path / config) == read_json(alone / config)
 
 
-def test_a_node_that_dies_ends_the_others_and_another_number_of_nodes_goes_on(
+def test_a_node_that_dies_ends_the_others_and_another_number_of_nodes_resumes(
     data, alone, tmp_path
 ):
     """Two nodes, then one, then three."""

@@ -68,7 +68,7 @@ def test_bfloat16_dealt_out_is_bfloat16_whole(data, tmp_path):
         ((2, "fsdp"), (1, "auto")),
     ],
 )
-def test_a_training_goes_on_however_the_weights_are_dealt_out(data, alone, tmp_path, first, then):
+def test_a_training_resumes_however_the_weights_are_dealt_out(data, alone, tmp_path, first, then):
     num_processes, parallel = first
     killed = train(data, tmp_path, num_processes, {0: "kill:6"}, parallel=parallel)
     assert killed[0] == -9

@@ -30,8 +30,8 @@ def test_rollouts_of_many_processes_equal_those_of_one(
     assert_same_training(tmp_path, alone)
 
 
-def test_a_training_of_two_goes_on_as_one_in_the_phase(data, teacher, alone, tmp_path):
-    """Killed in the phase with two processes, gone on with one: the same order of trajectories."""
+def test_a_training_of_two_resumes_as_one_in_the_phase(data, teacher, alone, tmp_path):
+    """Killed in the phase with two processes, resumed with one: the same order of trajectories."""
     (tmp_path / "teacher").symlink_to(teacher)
     assert train(data, tmp_path, 2, {0: "kill:7"}, **FINISH) != [0, 0]
     assert not (tmp_path / "student/trained").exists()

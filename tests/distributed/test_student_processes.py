@@ -1,4 +1,4 @@
-"""A student of low-rank additions learns the same on two processes, and continues where it was."""
+"""A student of low-rank additions learns the same on two processes, and resumes where it was."""
 
 import pytest
 import torch
@@ -41,7 +41,7 @@ def test_two_processes_equal_one(data, alone, tmp_path, parallel):
         assert not torch.allclose(value, before[name], rtol=0, atol=1e-4), name
 
 
-def test_a_killed_training_goes_on(data, undisturbed, tmp_path):
+def test_a_killed_training_resumes(data, undisturbed, tmp_path):
     assert train(data, tmp_path, 2, {0: "kill:6"}) != [0, 0]
     assert train(data, tmp_path, 2) == [0, 0]
     assert outputs(tmp_path) == outputs(undisturbed(2))

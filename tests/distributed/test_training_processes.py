@@ -82,14 +82,14 @@ def test_a_killed_training_ends_as_an_undisturbed_one(
     assert outputs(tmp_path) == outputs(undisturbed(num_processes))
 
 
-def test_a_training_goes_on_with_another_number_of_processes(data, alone, tmp_path):
+def test_a_training_resumes_with_another_number_of_processes(data, alone, tmp_path):
     assert train(data, tmp_path, 3, {1: "kill:6"}) != [0, 0, 0]
     assert saved(tmp_path) == ["samples-000000000016", "samples-000000000032"]
     assert train(data, tmp_path, 2) == [0, 0]
     assert_same_training(tmp_path, alone)
 
 
-def test_interrupted_on_two_goes_on_with_one_and_then_with_four(data, alone, tmp_path):
+def test_interrupted_on_two_resumes_with_one_and_then_with_four(data, alone, tmp_path):
     assert train(data, tmp_path, 2, {1: "kill:4"}) == [1, -9]
     assert saved(tmp_path) == ["samples-000000000016"]
     assert train(data, tmp_path, 1, {0: "terminate:3"}) == [75]
@@ -99,7 +99,7 @@ def test_interrupted_on_two_goes_on_with_one_and_then_with_four(data, alone, tmp
 
 
 @pytest.mark.slow
-def test_torchrun_slurm_and_plain_variables_go_on_where_another_stopped(
+def test_torchrun_slurm_and_plain_variables_resume_where_another_stopped(
     data, undisturbed, tmp_path
 ):
     """D11: one training, started by three launchers, ends as an undisturbed one."""
@@ -168,7 +168,7 @@ def test_one_rank_fails_and_the_others_end_without_a_launcher(data, tmp_path, fa
     status = train(data, tmp_path, 3, {1: f"{fault}:3"}, hang_timeout_s=3, timeout_s=600)
     assert status == [1, -9 if fault == "kill" else 1, 1]
     assert time.monotonic() - begin_s < 60
-    assert train(data, tmp_path, 2) == [0, 0], "the next attempt continues"
+    assert train(data, tmp_path, 2) == [0, 0], "the next attempt resumes"
     assert "resumes from" in log_of(tmp_path)
 
 

@@ -19,7 +19,7 @@ def test_two_gpus_learn_what_one_does(data, alone, tmp_path, parallel):
     assert_same_training(tmp_path, alone, **CLOSE)
 
 
-def test_interrupted_on_two_gpus_goes_on_with_one(data, alone, tmp_path):
+def test_interrupted_on_two_gpus_resumes_with_one(data, alone, tmp_path):
     assert train(data, tmp_path, 2, {1: "terminate:3"}) == [75, 75]
     assert saved(tmp_path) == ["samples-000000000016", "samples-000000000024"]
     assert train(data, tmp_path, 1) == [0]

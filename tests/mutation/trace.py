@@ -1,7 +1,7 @@
 """A plugin of pytest that notes which functions of ours each test runs, and how long it takes.
 
 `MUTATION_TRACE` names the file that gets one line of JSON for each test; tests that are in it
-already are left out, so an interrupted run continues. What runs in processes of their own is not
+already are left out, so an interrupted run resumes. What runs in processes of their own is not
 seen.
 """
 

@@ -135,9 +135,9 @@ def test_a_full_disk_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     assert "free some space and rerun, what is finished is kept" in capsys.readouterr().err
 
 
-def test_an_interrupt_says_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupt_says_how_to_resume(capsys: pytest.CaptureFixture[str]) -> None:
     assert explain_errors(failing(KeyboardInterrupt())) == 130
-    assert "rerun to go on" in capsys.readouterr().err
+    assert "rerun to resume" in capsys.readouterr().err
 
 
 def test_success() -> None:

@@ -76,7 +76,7 @@ def stage(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.slow
-def test_a_killed_job_goes_on_where_it_stopped(embedded: Run, stage: str) -> None:
+def test_a_killed_job_resumes_where_it_stopped(embedded: Run, stage: str) -> None:
     pattern, total = {
         "targets": ("targets/*/chunk-*.safetensors", NUM_PROMPTS // 4),
         "samples": ("samples/teacher/*/*.png", NUM_PROMPTS),

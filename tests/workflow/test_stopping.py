@@ -96,7 +96,7 @@ class Terminal:
 
 
 @pytest.mark.parametrize("num_times", [1, 2, 4])
-def test_the_way_on_comes_last_however_often_ctrl_c_is_pressed(
+def test_the_command_that_resumes_comes_last_however_often_ctrl_c_is_pressed(
     tmp_path: Path, num_times: int
 ) -> None:
     terminal = Terminal(tmp_path)
@@ -108,11 +108,11 @@ def test_the_way_on_comes_last_however_often_ctrl_c_is_pressed(
     terminal.read_until()
     assert terminal.process.wait(10) == 1
     assert "Terminating processes on user request" in terminal.text
-    *_, stopped, log, counts, way_on = terminal.last_lines()
+    *_, stopped, log, counts, resume = terminal.last_lines()
     assert stopped == "targets stopped: interrupted: what is finished is kept"
     assert log == f"  log: {LOG}"
     assert counts.startswith("0 of 2 jobs done in ")
-    assert way_on == f"go on with: {' '.join(COMMAND)}"
+    assert resume == f"resume with: {' '.join(COMMAND)}"
     assert "Traceback" not in terminal.text
     assert terminal.text.rfind(SHOW) > terminal.text.rfind(HIDE) >= 0
 
@@ -137,7 +137,7 @@ def test_ctrl_c_before_the_first_job_ends_without_a_traceback(tmp_path: Path) ->
     terminal.send(signal.SIGINT)
     terminal.read_until()
     assert terminal.process.wait(10) == -signal.SIGINT, "as a shell expects"
-    last = ["stopped before the first job", f"go on with: {' '.join(COMMAND)}"]
+    last = ["stopped before the first job", f"resume with: {' '.join(COMMAND)}"]
     assert terminal.last_lines()[-2:] == last
     assert "Traceback" not in terminal.text
 

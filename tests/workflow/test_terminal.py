@@ -1,4 +1,4 @@
-"""What a user sees of a run in a pipe: what was done, how it ended, and how to go on."""
+"""What a user sees of a run in a pipe: what was done, how it ended, and how to resume."""
 
 import shutil
 import subprocess
@@ -56,19 +56,19 @@ def test_a_page_that_was_asked_for_comes_last(folder: Path) -> None:
         assert lines[-1].startswith("1 of 1 jobs in ")
 
 
-def test_a_failed_job_comes_last_with_the_way_on(folder: Path) -> None:
+def test_a_failed_job_comes_last_with_the_command_that_resumes(folder: Path) -> None:
     chunk = sorted((folder / TINY / "targets").glob("*/chunk-*.safetensors"))[0]
     chunk.write_bytes(chunk.read_bytes()[:1000])
     shutil.rmtree(folder / TINY / "student" / "trained")
     shutil.rmtree(folder / TINY / "checkpoints", ignore_errors=True)
     status, lines = run(folder, "results/tiny/student/trained")
     assert status != 0
-    failed, log, counts, way_on = lines
+    failed, log, counts, resume = lines
     assert failed.startswith("training failed: ")
     assert f"{chunk.name} is damaged" in failed
     assert log == "  log: results/tiny/logs/training.log"
     assert counts.startswith("0 of 1 jobs done in ")
-    assert way_on == "go on with: snakemake --cores 2 results/tiny/student/trained"
+    assert resume == "resume with: snakemake --cores 2 results/tiny/student/trained"
     assert not any("Traceback" in line for line in lines)
 
 

@@ -269,7 +269,7 @@ def explain_errors(main: Callable[[], None], log: Path | None = None) -> int:
         _tell(f"error: {message}", traceback.format_exc(), log)
         return 1
     except KeyboardInterrupt:
-        _tell("interrupted: what is finished is kept, rerun to go on", "", log)
+        _tell("interrupted: what is finished is kept, rerun to resume", "", log)
         return 130
     except Exception:
         _tell(traceback.format_exc(), "", log)

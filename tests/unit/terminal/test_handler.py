@@ -139,7 +139,7 @@ def test_a_plan_that_was_asked_for_is_named_by_its_page(
     assert f"made: {run.plan_page}" in stream.getvalue().splitlines()
 
 
-def test_what_failed_comes_last_with_the_way_on(
+def test_what_failed_comes_last_with_the_command_that_resumes(
     make: Make, stream: io.StringIO, run: RunFolder
 ) -> None:
     handler = make()
@@ -157,7 +157,7 @@ def test_what_failed_comes_last_with_the_way_on(
         "  free 3 GiB",
         f"  log: {log}",
         "0 of 2 jobs done in 00:00, what is finished is kept",
-        "go on with: snakemake --cores all 'my run'",
+        "resume with: snakemake --cores all 'my run'",
     ]
 
 

@@ -120,8 +120,8 @@ STAMP = "2026-11-23 17:12:00,968 "
             "targets-0-of-4 stopped: training [cpu] stopped by a signal, a checkpoint is saved",
         ),
         (
-            "interrupted: what is finished is kept, rerun to go on\n",
-            "targets-0-of-4 stopped: interrupted: what is finished is kept, rerun to go on",
+            "interrupted: what is finished is kept, rerun to resume\n",
+            "targets-0-of-4 stopped: interrupted: what is finished is kept, rerun to resume",
         ),
         ("Traceback\n  File x\nKeyError: 'a'\n", "targets-0-of-4 failed: KeyError: 'a'"),
         (

@@ -58,7 +58,7 @@ def test_an_epoch_holds_every_item_once_and_epochs_differ():
 
 
 def test_the_order_is_a_permutation_seeded_by_the_first_63_bits_of_a_hash():
-    """A training that another version continues with sees the same samples."""
+    """A training that another version resumes sees the same samples."""
     for epoch in (0, 1):
         bits = int(hashlib.sha256(f"order\n3\n{epoch}".encode()).hexdigest(), 16)
         generator = torch.Generator().manual_seed(bits >> 256 - 63)

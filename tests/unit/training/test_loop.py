@@ -1,4 +1,4 @@
-"""One process: what a training reads, writes, refuses, and where it continues."""
+"""One process: what a training reads, writes, refuses, and where it resumes."""
 
 import os
 import shutil

@@ -193,7 +193,7 @@ def learn(run: Run, output: Path, **settings: Any) -> tuple[dict[str, Any], pd.D
     return load_file(paths.trained / WEIGHTS), pd.read_parquet(paths.losses)
 
 
-def test_a_resumed_training_goes_on_with_its_copy(run: Run, tmp_path: Path) -> None:
+def test_a_resumed_training_has_its_copy(run: Run, tmp_path: Path) -> None:
     whole, losses = learn(run, tmp_path / "whole")
     assert (losses["loss_copy"] > 0).all()
     plain, plain_losses = learn(run, tmp_path / "plain", distribution_matching=None)

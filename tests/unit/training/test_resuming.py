@@ -1,4 +1,4 @@
-"""From which checkpoint a training goes on, and what it says of those that it does not take."""
+"""From which checkpoint a training resumes, and what it says of those that it does not take."""
 
 from pathlib import Path
 from typing import Any

@@ -72,7 +72,7 @@ def _advise(config: RunConfig, per_model: int, disk: Mapping[str, Any]) -> list[
     if disk["planned_bytes"] > disk["free_bytes"]:
         advice.append(
             "the images may not fit on the disk: free some space, or make results/ a link to a "
-            "larger one; a run that fills it stops, keeps what it made, and continues when rerun"
+            "larger one; a run that fills it stops, keeps what it made, and resumes when rerun"
         )
     batch_size = config.samples.batch_size
     num_batches = -(-per_model // (1 if batch_size == "auto" else batch_size))

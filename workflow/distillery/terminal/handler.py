@@ -239,7 +239,7 @@ class LogHandler(LogHandlerBase):
             self._view.close()
 
     def _end(self) -> None:
-        """The last lines: the verdict, or what failed and how to go on."""
+        """The last lines: the verdict, or what failed and how to resume."""
         self._close_view()
         if self._board.all_is_told:
             self._end_told()
@@ -258,10 +258,10 @@ class LogHandler(LogHandlerBase):
         if self._board.names and not self._is_done:
             stopped = "" if self._board.failures or self._errors else "stopped; "
             self._say(f"{stopped}{self._board.counts} done in {took}, what is finished is kept")
-            self._say(_way_on())
+            self._say(_how_to_resume())
         elif self._is_stopped and not self._is_done:
             self._say("stopped before the first job")
-            self._say(_way_on())
+            self._say(_how_to_resume())
 
     def _end_told(self) -> None:
         """Below what jobs have said: trying again would only say it again."""
@@ -275,9 +275,9 @@ def _first(files: Sequence[str]) -> Path | None:
     return Path(files[0].removesuffix(UPDATED)) if files else None
 
 
-def _way_on() -> str:
+def _how_to_resume() -> str:
     """The command that was typed, to be typed again."""
-    return f"go on with: {shlex.join(['snakemake', *sys.argv[1:]])}"
+    return f"resume with: {shlex.join(['snakemake', *sys.argv[1:]])}"
 
 
 def lines_of(failures: Sequence[Failure]) -> list[str]:

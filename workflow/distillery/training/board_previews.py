@@ -23,7 +23,7 @@ class BoardPreviews:
         Args:
             previews: of rank 0, which know the prompts of all.
             folder: of TensorBoard's files, before this attempt adds one.
-            samples_seen: where this attempt continues.
+            samples_seen: where this attempt resumes.
         """
         self._previews = previews
         self._ids = previews.prompt_ids

@@ -1,4 +1,4 @@
-"""Where a training goes on: its own newest checkpoint, or one that it would have made itself."""
+"""Where a training resumes: its own newest checkpoint, or one that it would have made itself."""
 
 from dataclasses import replace
 from math import nan
@@ -19,7 +19,7 @@ MAX_SHOWN = 3
 
 
 def resume(state: TrainingState, run: Run) -> None:
-    """Go on from the newest whole checkpoint that fits; rank 0 says which that is."""
+    """Resume from the newest whole checkpoint that fits; rank 0 says which that is."""
     newest = ""
     run.watchdog.heartbeat("search of the last checkpoint", waits=not run.ranks.is_main)
     if run.ranks.is_main:
@@ -49,7 +49,7 @@ def _add_columns(state: TrainingState, run: Run) -> None:
 
 
 def find_start(run: Run) -> Path | None:
-    """The checkpoint to go on from; says so where it is another training's, or why none is."""
+    """The checkpoint to resume from; says so where it is another training's, or why none is."""
     reporter = run.reporter
     own = checkpoint.find_newest(run.checkpoints, run.recipe_hash, reporter)
     if own is not None:

@@ -33,7 +33,7 @@ from distillery.training.target_teacher import load_target_teacher
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a training starts from, and where it continues.
+    """What a training starts from, and where it resumes.
 
     Attributes:
         student: the untrained student's folder.

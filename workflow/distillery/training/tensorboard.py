@@ -38,7 +38,7 @@ class TensorBoard:
     def __init__(self, folder: Path, samples_seen: int, warn: Callable[[str], None]) -> None:
         """Write to a new file in `folder`.
 
-        Points of earlier attempts that lie beyond `samples_seen`, where this one continues, are
+        Points of earlier attempts that lie beyond `samples_seen`, where this one resumes, are
         declared void: TensorBoard drops them at the mark that `purge_step` leaves. One that begins
         drops all: they may be another training's. `warn` takes the one warning.
         """
@@ -161,12 +161,12 @@ def tags_of(row: Mapping[str, float]) -> dict[str, float]:
 
 
 def first_void(samples_seen: int) -> int:
-    """From which step on earlier points are void where an attempt continues from `samples_seen`."""
+    """From which step on earlier points are void where an attempt resumes from `samples_seen`."""
     return samples_seen + 1 if samples_seen else 0
 
 
 def shown_previews(folder: Path, samples_seen: int) -> set[tuple[int, str]]:
-    """(samples seen, prompt id) of the images that stay where an attempt continues.
+    """(samples seen, prompt id) of the images that stay where an attempt resumes.
 
     Whole files are read, some hundred MB per second: it is asked for once per attempt. What a
     killed process has left half written, or a bad disk has spoilt, ends its file, as it does for
