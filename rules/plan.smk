@@ -31,6 +31,9 @@ onstart:
     try:
         if makes:
             hold_run(RUN.path)
+        # `all` has asked in its inputs; a plan or one stage by its file has not.
+        if makes and needed.keys() != {rules.verify.rule}:
+            check_noted(CONFIG, RUN, partial(has_noted, workflow))
     except ValueError as error:
         raise WorkflowError(str(error))
     if makes and rules.plan.rule not in needed:

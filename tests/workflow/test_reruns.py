@@ -128,6 +128,15 @@ def test_results_that_were_moved_without_snakemakes_notes_are_not_taken_for_othe
         done = snakemake(moved, "--dry-run", "--configfile", str(config))
         assert done.returncode == status, done.stdout
         assert ("moved without the folder .snakemake" in done.stdout) == bool(status)
+    (moved / "results/tiny/plan.json").unlink()
+    (moved / "results/tiny/report/index.html").unlink()
+    for asked in ("plan.json", "report/index.html"):
+        done = snakemake(moved, f"results/tiny/{asked}", "--configfile", str(config))
+        assert done.returncode == 1
+        assert "moved without the folder .snakemake" in done.stdout, "which a plan would not see"
+        assert not (moved / "results/tiny" / asked).exists(), "no job has begun"
+    looked = snakemake(moved, "verify", "--configfile", str(config)).stdout
+    assert "moved without the folder .snakemake" not in looked, "it only reads"
     frozen = moved / "results/tiny/config"
     frozen.rename(frozen.with_name("aside"))  # what the message says, with any settings
     for options in ({}, {"seed": 1}):

@@ -88,6 +88,7 @@ def test_damage_and_what_mends_it_come_last(folder: Path) -> None:
 
 def test_a_refused_plan_says_why_once_and_ends(folder: Path) -> None:
     (folder / TINY / "plan.json").unlink()
+    shutil.rmtree(folder / TINY / "config")  # of other settings, and without Snakemake's notes
     settings = folder / "config" / "config.yaml"
     content = yaml.safe_load(settings.read_text())
     content["training"]["held_out_prompts"] = 10_000
