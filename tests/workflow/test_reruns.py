@@ -1,6 +1,8 @@
 """On a finished run, settings that change no result make nothing again but the report."""
 
+import shlex
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -146,3 +148,20 @@ def test_results_that_were_moved_without_snakemakes_notes_are_not_taken_for_othe
     frozen.with_name("aside").rename(frozen)
     shutil.copytree(finished / ".snakemake", moved / ".snakemake", dirs_exist_ok=True)
     assert "targets" in jobs(succeed(moved, "--dry-run", "--configfile", str(config)))
+
+
+def test_the_report_of_a_renamed_run_is_made_again_by_the_command_that_is_told(
+    finished: Path, tmp_path: Path
+) -> None:
+    """Snakemake's notes are of the old paths, so it would keep a page with the old name."""
+    folder = shutil.copytree(finished, tmp_path / "run", symlinks=True)
+    (folder / "results/tiny").rename(folder / "results/better")
+    config = folder / "config/config.yaml"
+    config.write_text(yaml.safe_dump(yaml.safe_load(config.read_text()) | {"run": "better"}))
+    told = snakemake(folder, "--dry-run")
+    assert told.returncode == 1
+    assert "was the folder renamed?" in told.stdout
+    command = told.stdout.split("`")[1]
+    assert command == "rm results/better/config/run.json"
+    subprocess.run(shlex.split(command), cwd=folder, check=True)
+    assert jobs(succeed(folder, "--dry-run")) == {"all", "freeze", "report"}

@@ -94,3 +94,21 @@ def test_results_without_snakemakes_notes_are_refused_where_settings_differ(run:
         check(False, seed=1)
     frozen.write_text("{")
     check(False, seed=1)  # the stage that reads it says what it is
+
+
+def test_a_report_of_another_name_is_refused_where_the_run_was_renamed(run: Run) -> None:
+    def check(noted: bool) -> None:
+        config = run.config.model_copy(update={"run": "renamed"})
+        assert check_noted(config, run.files, lambda _: noted) == []
+
+    frozen = run.files.config("run")
+    save_frozen(frozen, freeze(run.config, "run"))
+    check(False)  # no report
+    run.files.report.parent.mkdir()
+    run.files.report.touch()
+    check(True)
+    with pytest.raises(ValueError, match=r"was the folder renamed\? Run `rm .*run\.json`"):
+        check(False)
+    assert check_noted(run.config, run.files, lambda _: False) == []
+    frozen.unlink()
+    check(False)

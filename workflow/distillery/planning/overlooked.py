@@ -30,7 +30,8 @@ def check_noted(config: RunConfig, run: RunFolder, has_noted: Callable[[str], bo
         Nothing, as the inputs that a rule has by it.
 
     Raises:
-        ValueError: a stage's frozen configuration is another one, and there is no note of it.
+        ValueError: a stage's frozen configuration is another one, or the report is of a run of
+            another name, and there is no note of it.
     """
     stages = {*JOBS, *(f"samples-{model}" for model in config.samples.models)} - {"run"}
     for frozen in sorted(run.config("x").parent.glob("*.json")):
@@ -42,7 +43,22 @@ def check_noted(config: RunConfig, run: RunFolder, has_noted: Callable[[str], bo
             f"results/? Bring that too, or run `rm -r {frozen.parent}` and start again: jobs run "
             "again and keep what fits"
         )
+    whole = run.config("run")
+    if run.report.is_file() and not has_noted(str(whole)) and _names_other(whole, config):
+        raise ValueError(
+            f"{run.report} is of a run of another name, and Snakemake has no note of how it was "
+            f"made: was the folder renamed? Run `rm {whole}` and start again: the report is made "
+            "again, and nothing else"
+        )
     return []
+
+
+def _names_other(frozen: Path, config: RunConfig) -> bool:
+    """Whether the whole configuration of a run is there and has another name of it."""
+    try:
+        return bool(read_frozen(frozen)["run"] != config.run)
+    except (FileNotFoundError, KeyError, ValueError):
+        return False
 
 
 def _is_other(frozen: Path, config: RunConfig) -> bool:
