@@ -12,12 +12,13 @@ NO_NETWORK = re.compile("Connect|Network|Timeout|Proxy|LocalEntryNotFound")
 def download_file(repository: str, name: str) -> Path:
     """A file of a repository on the hub, in the cache.
 
-    Raises OSError or ValueError, see `explain_hub`; without network after some tries, each a line.
+    Raises OSError or ValueError, see `explain_hub`; without network at once, see `ask_once`.
     """
     from huggingface_hub import hf_hub_download
 
     if logging.getLogger().handlers:  # which write these lines too
         logging.getLogger("huggingface_hub").handlers.clear()
+    ask_once(repository, name)
     return Path(hf_hub_download(repository, name))
 
 
@@ -34,13 +35,32 @@ def check_reachable(setting: str, repository: str, name: str) -> None:
     Raises:
         ValueError: it cannot be had.
     """
-    from huggingface_hub import try_to_load_from_cache
-
     try:
-        if not isinstance(try_to_load_from_cache(repository, name), str):
-            download_file(repository, name)
+        ask_once(repository, name)
     except (OSError, ValueError) as error:
         raise ValueError(explain_missing(setting, repository, error)) from error
+
+
+def ask_once(repository: str, name: str, revision: str | None = None) -> None:
+    """Ask the hub for a file that the cache does not hold, without a second try.
+
+    Downloads try five more times within 23 s, or wait for minutes where nothing answers, and have
+    no setting for it. How long this one try waits, 10 s, is set by HF_HUB_ETAG_TIMEOUT.
+
+    Raises OSError or ValueError, see `explain_hub`.
+    """
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+
+    if isinstance(try_to_load_from_cache(repository, name, revision=revision), str):
+        return
+    try:
+        get_hf_file_metadata(hf_hub_url(repository, name, revision=revision))
+    except (OSError, ValueError):
+        raise
+    except Exception as error:  # of the library that it asks by, whose errors are no OSError
+        if not NO_NETWORK.search(type(error).__name__):
+            raise
+        raise ConnectionError(str(error)) from error
 
 
 def explain_missing(setting: str, repository: str, error: Exception) -> str:

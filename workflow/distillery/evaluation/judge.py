@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from distillery.evaluation.metrics import FloatArray
 from distillery.evaluation.vision import BATCH_SIZE, VisionModel, as_array, in_batches
 from distillery.files import could_be_hub_id, read_json
-from distillery.hub import explain_hub, explain_missing
+from distillery.hub import check_reachable, explain_hub, explain_missing
 
 if TYPE_CHECKING:
     from transformers import CLIPModel, CLIPProcessor
@@ -92,10 +92,11 @@ def check_judge(judge: str) -> int:
         path = Path(judge) / "config.json"
         config = read_json(path) if path.is_file() else {}
     else:
+        setting = f"evaluation.judge is {judge!r}"
+        check_reachable(setting, judge, "config.json")
         try:
             config = CLIPConfig.get_config_dict(judge)[0]
         except OSError as error:
-            setting = f"evaluation.judge is {judge!r}"
             raise ValueError(explain_missing(setting, judge, error)) from error
     _check_is_clip(judge, config)
     return int(CLIPConfig.from_dict(config).projection_dim)

@@ -12,7 +12,7 @@ from distillery.config.teacher import Teacher
 from distillery.families import FAMILIES, Family, family_of
 from distillery.files import SINGLE_FILES, could_be_hub_id, hash_json, read_json
 from distillery.hash_cache import hash_large_files
-from distillery.hub import explain_missing
+from distillery.hub import ask_once, explain_missing
 from distillery.teacher.weights import (
     Size,
     choose_variant,
@@ -249,6 +249,7 @@ def _download(teacher: Teacher) -> Path:
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # its warnings tell of causes that the error names
     try:
+        ask_once(teacher.path, INDEX, teacher.revision)
         downloaded = DiffusionPipeline.download(
             teacher.path, revision=teacher.revision, variant=teacher.variant
         )
