@@ -271,6 +271,17 @@ def test_a_difference_of_shares_has_both_bounds_where_one_image_changes():
     assert few == metrics.ConfidenceInterval(0.5, None, None)
 
 
+def test_a_difference_of_shares_where_some_gain_and_some_lose():
+    """Of 21, one gains and seven lose: (2 - 8) / 23 and z times the root of
+    (10 / 23 - 6² / 23²) / 23, which is 0.2475."""
+    groups = Groups.of([str(number) for number in range(21)])
+    changes = np.array([1.0] + [-1.0] * 7 + [0.0] * 13)
+    interval = metrics.share_difference(changes, groups)
+    assert interval.mean == pytest.approx(-6 / 21, rel=1e-5)
+    assert interval.low == pytest.approx(-0.508359, abs=1e-5)
+    assert interval.high == pytest.approx(-0.013380, abs=1e-5)
+
+
 def test_a_difference_of_medians_is_that_of_the_medians():
     """Two of three values rise a little, and the median falls."""
     before, after = np.array([1.0, 2.0, 9.0]), np.array([1.1, 1.5, 9.1])

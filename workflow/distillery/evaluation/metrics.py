@@ -202,11 +202,13 @@ def wilson_share(hits_b: FloatArray, groups: Groups) -> ConfidenceInterval:
 
 
 def share_difference(changes_b: FloatArray, groups: Groups) -> ConfidenceInterval:
-    """Mean of changes of hits, each -1, 0 or 1, with the interval of Bonett & Price 2012.
+    """Mean of changes of hits, each -1, 0 or 1, with an adjusted Wald interval of paired shares.
 
     A pair is added to those that gain and to those that lose, so that the interval has a width
     where few or none change; resampling often draws none of few, and then finds no bound. It lies
     in [-1, 1]. Images of one prompt count as one, as in `wilson_share`.
+
+    Bonett and Price 2012, Journal of Educational and Behavioral Statistics 37(4), 479-488.
     """
     change = float(np.mean(changes_b))
     if groups.num_groups < MIN_PROMPTS:
