@@ -18,6 +18,7 @@ from distillery.files import hash_json
 from distillery.generation.targets import targets_recipe
 from distillery.hash_cache import hash_large_files
 from distillery.stages.student import build_student
+from distillery.teacher import adapters
 from distillery.teacher.adapter_fit import TIMES, name_some
 from distillery.teacher.adapters import (
     adapt,
@@ -240,6 +241,17 @@ def refused(folder: Path, *paths: Path, **changes: Any) -> str:
 
 def test_what_fits_passes_the_plan(tiny: Path, tmp_path: Path) -> None:
     check_options(section(tiny, make_adapter(tiny, tmp_path, dora=True)), PipelineFolder(tiny))
+
+
+def test_the_plan_reads_an_adapter_of_text_encoders_too_once(
+    tiny_sdxl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have a gigabyte, on a slow disk."""
+    read, reads = adapters.read_weights, []
+    monkeypatch.setattr(adapters, "read_weights", lambda *of: reads.append(of[0]) or read(*of))
+    path = make_adapter(tiny_sdxl, tmp_path, text=True)
+    check_options(section(tiny_sdxl, path), PipelineFolder(tiny_sdxl))
+    assert reads == [path]
 
 
 def test_names_that_match_nothing(tiny: Path, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ find at random values. Here both are errors. Its `load_lora_weights` needs every
 pipeline; `adapt` calls what it calls, one component at a time, since no job loads them all.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -265,19 +265,35 @@ def adapt(
             _activate(components[name], scales, fuse)
 
 
-def check_texts(
-    encoders: Mapping[str, torch.nn.Module], teacher: Teacher, folder: PipelineFolder
+def check_adapters(
+    denoisers: Mapping[str, torch.nn.Module],
+    text_encoder: Callable[[str], torch.nn.Module],
+    teacher: Teacher,
+    folder: PipelineFolder,
 ) -> None:
-    """Raise ValueError unless the teacher's adapters fit its text encoders, by their shapes alone.
+    """Check that the teacher's adapters fit its networks, by their shapes alone.
 
-    Transformers leaves out what does not fit, and says nothing.
+    Transformers leaves out what does not fit, and says nothing; so of text encoders the shapes are
+    compared, and denoisers, on the meta device too, take the adapters in.
+
+    Args:
+        denoisers: those that the teacher has, by component.
+        text_encoder: gives one of the teacher's text encoders, by component.
+        teacher: section of the configuration.
+        folder: of the teacher.
+
+    Raises:
+        ValueError: one does not.
     """
-    for adapter in teacher.adapters:
+    for number, adapter in enumerate(teacher.adapters):
         weights = read_weights(find_adapter(adapter), folder)
         for name, prefix in choose_components(adapter, weights, folder).items():
-            if name in encoders:
-                named = in_peft_names(weights.tensors, prefix, encoders[name])
-                check_fit(_misfit(adapter, prefix), encoders[name], named)
+            if name in denoisers:
+                _load(denoisers[name], f"adapter_{number}", prefix, weights, adapter, folder)
+            else:
+                encoder = text_encoder(name)
+                named = in_peft_names(weights.tensors, prefix, encoder)
+                check_fit(_misfit(adapter, prefix), encoder, named)
 
 
 def _misfit(adapter: Adapter, prefix: str) -> str:

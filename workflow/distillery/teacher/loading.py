@@ -1,7 +1,8 @@
 """Load the parts of a pipeline that a job needs, as the configuration asks."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from distillery.families.protocol import Denoiser, Pipeline
 from distillery.files import read_json
 from distillery.model_folder import load_denoiser
 from distillery.schedulers import Scheduler, check_settings, make_scheduler
-from distillery.teacher.adapters import adapt, adapted_components, cast, check_texts
+from distillery.teacher.adapters import adapt, adapted_components, cast, check_adapters
 from distillery.teacher.decoding import guard_decoding
 from distillery.teacher.folder import PipelineFolder
 from distillery.teacher.placement import check_attention, check_devices, place, set_attention
@@ -279,19 +280,15 @@ def check_options(teacher: Teacher, folder: PipelineFolder) -> None:
     for denoiser in denoisers.values():
         if teacher.attention is not None:
             check_attention(denoiser, teacher.attention)
-    adapt(denoisers, teacher, folder, fuse=False)
-    texts = adapted_components(teacher, folder) & set(folder.family.text_components)
-    check_texts(_text_skeletons(folder, texts), teacher, folder)
+    check_adapters(denoisers, partial(_text_skeleton, folder), teacher, folder)
 
 
-def _text_skeletons(folder: PipelineFolder, names: Iterable[str]) -> dict[str, torch.nn.Module]:
-    """Text encoders on the meta device, by component."""
+def _text_skeleton(folder: PipelineFolder, name: str) -> torch.nn.Module:
+    """A text encoder on the meta device, by its component."""
     import transformers
 
-    skeletons = {}
-    for name in names:
-        model = getattr(transformers, folder.components[name])
-        config = model.config_class.from_pretrained(folder.path / name)
-        with torch.device("meta"):
-            skeletons[name] = model(config)
-    return skeletons
+    model = getattr(transformers, folder.components[name])
+    config = model.config_class.from_pretrained(folder.path / name)
+    with torch.device("meta"):
+        skeleton: torch.nn.Module = model(config)
+    return skeleton
