@@ -5,7 +5,9 @@ import contextlib
 import errno
 import logging
 import os
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,7 +16,14 @@ import pytest
 from distillery.cli import folder_of_run, parser_of, shard_argument, stage_of
 from distillery.run_folder import RunFolder
 from distillery.stages.targets import make_targets
-from distillery.telemetry import LogFile, Reporter, explain_errors, read_events, reporting
+from distillery.telemetry import (
+    LogFile,
+    Reporter,
+    explain_errors,
+    loaded_for_s,
+    read_events,
+    reporting,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +57,22 @@ def test_a_job_leaves_its_times_and_its_log(tmp_path: Path) -> None:
     lines = log.read_text().splitlines()
     assert any("for the log" in line for line in lines)
     assert all("targets-0-of-2 [cpu]" in line for line in lines), "every line names job and device"
+
+
+def test_a_job_begins_with_its_process_whose_imports_are_part_of_it(tmp_path: Path) -> None:
+    code = (
+        "import time; time.sleep(1); import distillery.telemetry as t\nprint(t.loaded_for_s(None))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert 1 <= float(done.stdout) < 60
+    assert loaded_for_s(["--config", "x"]) == 0, "called by a program that is older than the job"
+    before_s = time.time()
+    with reporting(tmp_path, "export", "export-pipeline", "cpu", None, loaded_s=50.0):
+        pass
+    start, end = read_events(tmp_path)
+    assert start.begin_s < before_s - 49
+    assert end.begin_s == start.begin_s
+    assert end.end_s >= before_s
 
 
 def test_a_jobs_stage_is_its_rule() -> None:

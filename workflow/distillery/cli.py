@@ -20,7 +20,7 @@ from distillery.config.jobs import read_job
 from distillery.hardware import device_label, select_device, use_cpu
 from distillery.locks import alone, job_lock
 from distillery.run_folder import RunFolder
-from distillery.telemetry import explain_errors, reporting
+from distillery.telemetry import explain_errors, loaded_for_s, reporting
 from distillery.watched import keep_to_log
 
 Shard = tuple[int, int]
@@ -53,10 +53,11 @@ def run(
         device = (select_device if "device" in takes else use_cpu)(arguments.cpu_threads)
         values = values_of(make, arguments)
         name, run_folder = job.format(**vars(arguments)), folder_of_run(arguments)
-        stage, label = stage_of(job), device_label(device)
+        stage, label, loaded_s = stage_of(job), device_label(device), loaded_for_s(argv)
+        log = arguments.log
         with (
             alone(job_lock(run_folder.path, name)),
-            reporting(run_folder.telemetry, stage, name, label, arguments.log) as reporter,
+            reporting(run_folder.telemetry, stage, name, label, log, loaded_s) as reporter,
         ):
             process = {"device": device, "reporter": reporter}
             make(**values, **{name: process[name] for name in process.keys() & takes.keys()})

@@ -13,12 +13,13 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import psutil
 from tqdm import tqdm
 
 from distillery.watched import goes_to
@@ -176,9 +177,18 @@ class Reporter:
         self.logger.warning(message)
 
 
+def loaded_for_s(argv: Sequence[str] | None) -> float:
+    """Seconds since this process began, which Python spends on imports; of a job it is a part.
+
+    Args:
+        argv: words that a program gave to a stage that it calls, which then is no process: 0.
+    """
+    return 0.0 if argv is not None else max(0.0, time.time() - psutil.Process().create_time())
+
+
 @contextmanager
 def reporting(
-    folder: Path, stage: str, job: str, device: str, log: Path | None
+    folder: Path, stage: str, job: str, device: str, log: Path | None, loaded_s: float = 0.0
 ) -> Iterator[Reporter]:
     """Open a job's log and event file, and emit its start and end.
 
@@ -186,10 +196,11 @@ def reporting(
         folder: results/{run}/telemetry.
         stage, job, device: see `Event`.
         log: the job's own log file, or None to log to stderr.
+        loaded_s: as much earlier it began: what its imports took.
     """
     reporter = Reporter(folder, stage, job, device)
     _set_up_logging(reporter, log)
-    begin_s = time.time()
+    begin_s = time.time() - loaded_s
     facts = _placement() | {"gpu": _gpu_name(device), "command": os.environ.get(COMMAND)}
     reporter.emit("start", begin_s, begin_s, pid=os.getpid(), **facts)
     reporter.info(f"{stage} begins on {device}")

@@ -26,7 +26,7 @@ from distillery import cli
 from distillery.config.jobs import TrainingJob
 from distillery.hardware import device_label, select_device
 from distillery.run_folder import RunFolder
-from distillery.telemetry import explain_errors, reporting
+from distillery.telemetry import explain_errors, loaded_for_s, reporting
 from distillery.training import distributed
 from distillery.training.health import EXIT_INTERRUPTED, Peers, Stopped, StopRequest, Watchdog
 from distillery.training.loop import train
@@ -51,6 +51,7 @@ def main(argv: list[str] | None = None) -> int:
                 stop=stop,
                 cpu_threads=arguments.cpu_threads,
                 log=arguments.log,
+                loaded_s=loaded_for_s(argv),
             )
 
     status = explain_errors(body, arguments.log)
@@ -67,6 +68,7 @@ def train_here(
     stop: StopRequest,
     cpu_threads: int,
     log: Path | None,
+    loaded_s: float,
 ) -> bool:
     """Find this process's place among the others and train; True when the training is finished.
 
@@ -79,6 +81,7 @@ def train_here(
         stop: set by a signal.
         cpu_threads: of this process where there is no GPU.
         log: for where it hangs.
+        loaded_s: what this process took to be here.
     """
     ranks = distributed.detect_rank(os.environ)
     watchdog = Watchdog(ranks.rank, job.training.hang_timeout_s, log)
@@ -89,7 +92,8 @@ def train_here(
         process = name if ranks.is_main else f"{name}-rank-{ranks.rank}"
         label, finished = device_label(device), False
         # What was stopped is not done, and must not be reported so: `Stopped` goes through.
-        with suppress(Stopped), reporting(folder, "training", process, label, log) as reporter:
+        reported = reporting(folder, "training", process, label, log, loaded_s)
+        with suppress(Stopped), reported as reporter:
             run = prepare(job, paths, ranks, device, reporter, stop, watchdog)
             train_or_stop(run, paths)
             run.dataset.close()
