@@ -13,7 +13,7 @@ from distillery.config.yaml_files import check_files
 from distillery.hardware import count_gpus
 from distillery.launcher import gpus_per_node, launch_with, num_processes
 from distillery.planning.first import check_prompt_files, sources_of
-from distillery.planning.overlooked import check_noted
+from distillery.planning.overlooked import check_contents, check_noted
 from distillery.run_folder import RunFolder
 from distillery.snakemake_private import (
     config_files,
@@ -112,3 +112,4 @@ rule all:
         RESULTS,
         # Of `all`: an error in the inputs of another rule is none where its output is there.
         lambda wildcards: check_noted(CONFIG, RUN, partial(has_noted, workflow)),
+        lambda wildcards: check_contents(RUN.plan, PLANNED),

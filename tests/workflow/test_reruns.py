@@ -15,7 +15,7 @@ from checkout import configure, jobs, skeleton, snakemake, succeed
 from distillery.config.jobs import freeze, save_frozen
 from distillery.config.run import Config, parse_config
 from distillery.config.section import without_result
-from distillery.files import hash_json, write_json, write_text
+from distillery.files import hash_json, read_json, write_json, write_text
 
 ALLOWED = {"freeze", "report"}
 """The report prints the whole configuration."""
@@ -148,6 +148,21 @@ def test_results_that_were_moved_without_snakemakes_notes_are_not_taken_for_othe
     frozen.with_name("aside").rename(frozen)
     shutil.copytree(finished / ".snakemake", moved / ".snakemake", dirs_exist_ok=True)
     assert "targets" in jobs(succeed(moved, "--dry-run", "--configfile", str(config)))
+
+
+def test_prompts_of_an_older_date_are_told_though_nothing_is_to_be_done(
+    finished: Path, tmp_path: Path
+) -> None:
+    """As a backup has them, or a copy that keeps dates."""
+    folder = shutil.copytree(finished, tmp_path / "run", symlinks=True)
+    succeed(folder, "results/tiny/plan.json")
+    plan = folder / "results/tiny/plan.json"
+    planned = read_json(plan)
+    (source,) = (path for path in planned["sources"] if path.endswith("eval.csv"))
+    write_json(plan, planned | {"sources": planned["sources"] | {source: "0" * 64}})
+    told = snakemake(folder)
+    assert told.returncode == 1
+    assert "an older date" in told.stdout + told.stderr
 
 
 def test_the_report_of_a_renamed_run_is_made_again_by_the_command_that_is_told(

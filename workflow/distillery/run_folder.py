@@ -184,8 +184,14 @@ class RunFolder:
     @property
     def compared(self) -> list[Path]:
         """What a comparison reads, as far as it is there."""
+        frozen = self.config("run")
+        return [*([frozen] if frozen.is_file() else []), *self.made_images]
+
+    @property
+    def made_images(self) -> list[Path]:
+        """The manifests of images and what they are scored, as far as they are there."""
         manifests = self.sample_folder.glob("*/manifest.parquet")
-        files = [self.config("run"), self.quality, self.scores, *sorted(manifests)]
+        files = [self.quality, self.scores, *sorted(manifests)]
         return [path for path in files if path.is_file()]
 
     @property

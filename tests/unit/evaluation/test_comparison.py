@@ -1,5 +1,6 @@
 """Two runs side by side: paired differences, what is not there, and the page."""
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,10 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from distillery.config.jobs import save_frozen
+from distillery.config.jobs import read_frozen, save_frozen
 from distillery.evaluation.comparison import differences, differing_settings, pair_up, read_pieces
 from distillery.evaluation.metrics import ConfidenceInterval
-from distillery.files import hash_file, write_sealed
+from distillery.files import hash_file, write_json, write_sealed
 from distillery.run_folder import RunFolder
 from distillery.stages.compare import compare_runs
 from distillery.store.tables import read_table, write_table
@@ -23,6 +24,9 @@ NUM_PROMPTS = 12
 def make_run(folder: Path, name: str, gain: float = 0.0, shade: int = 0, **changes: Any) -> Path:
     """A run of one student: two images a prompt, scores that are `gain` above those of another."""
     run = RunFolder(folder / "results" / name)
+    run.config("run").parent.mkdir(parents=True)
+    settings = {"num_samples": 8 + int(100 * gain), "rounds": None}
+    save_frozen(run.config("run"), {"run": name, "training": settings, "seed": 0})
     keys = [(f"p-{number}", index) for number in range(NUM_PROMPTS) for index in range(2)]
     images = run.samples("student").parent
     images.mkdir(parents=True)
@@ -52,9 +56,6 @@ def make_run(folder: Path, name: str, gain: float = 0.0, shade: int = 0, **chang
     run.scores.parent.mkdir()
     write_table(scores, run.scores)
     write_sealed(run.quality, {"judge": "resources/judge"})
-    run.config("run").parent.mkdir()
-    settings = {"num_samples": 8 + int(100 * gain), "rounds": None}
-    save_frozen(run.config("run"), {"run": name, "training": settings, "seed": 0})
     return run.path
 
 
@@ -76,6 +77,25 @@ def test_differences_are_of_the_same_prompt_and_noise(tmp_path: Path) -> None:
     assert clip.second.mean - clip.first.mean == pytest.approx(0.05)
     assert by_metric["found_first"].first.mean == 0.5
     assert by_metric["psnr_db"].paired == ConfidenceInterval(0.0, 0.0, 0.0)
+
+
+def test_settings_are_those_that_the_images_were_made_with(tmp_path: Path) -> None:
+    """A stage that is asked for by its file freezes new settings and leaves the images."""
+    run = RunFolder(make_run(tmp_path, "a"))
+    assert pieces(run.path).gaps == []
+    before = read_frozen(run.config("run"))
+    save_frozen(run.config("run"), before | {"seed": 1})
+    found = pieces(run.path)
+    assert found.config["seed"] == 1
+    assert found.gaps == [
+        "the settings of a have changed since its images were made and scored, and there is no "
+        "report of these: the settings are told as they are now"
+    ]
+    write_json(run.metrics, {"provenance": {"config": before}})
+    save_frozen(run.config("run"), before | {"seed": 2})
+    assert (pieces(run.path).config, pieces(run.path).gaps) == (before, [])
+    os.utime(run.scores)
+    assert pieces(run.path).config["seed"] == 2, "scored again since the report"
 
 
 def test_other_noise_is_said_and_not_paired(tmp_path: Path) -> None:

@@ -80,6 +80,27 @@ def test_prompts_exchanged_for_older_ones_are_refused(run: Run) -> None:
     check_contents(plan, [source])  # Snakemake sees it now, and the plan is made again
 
 
+def test_a_plan_that_was_made_since_does_not_let_older_prompts_in(run: Run) -> None:
+    """It knows the new content alone; what is in use tells."""
+
+    def plan(**changes: Any) -> None:
+        make_plan(run.config.model_copy(update=changes), run.files.plan)
+
+    frozen, made = run.files.config("prompts"), run.files.prompts("train")
+    save_frozen(frozen, freeze(run.config, "prompts"))
+    os.utime(made)
+    (source,) = (Path(path) for path in run.config.prompts.files if path.endswith("train.csv"))
+    source.write_text(source.read_text().replace("red", "blue"))
+    plan()  # newer: Snakemake sees it
+    os.utime(source, (1e9, 1e9))
+    run.files.plan.unlink()
+    with pytest.raises(ValueError, match=r"has made of it, and an older date .* run `touch "):
+        plan()
+    plan(prompts=run.config.prompts.model_copy(update={"notes": ("theme",)}))
+    os.utime(frozen, (2e9, 2e9))
+    plan()  # other settings until just now: Snakemake makes the table again
+
+
 def test_results_without_snakemakes_notes_are_refused_where_settings_differ(run: Run) -> None:
     def check(noted: bool, **changes: Any) -> None:
         config = run.config.model_copy(update=changes)

@@ -1,5 +1,6 @@
 """What is known of all jobs: how many of them one look reads."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,7 @@ def test_a_call_that_only_looks_ends_without_the_runs_verdict(tmp_path: Path) ->
     run = RunFolder(tmp_path / "results/tiny")
     check = {"outcome": "passed", "question": "Good?", "finding": "yes"}
     write_json(run.metrics, {"verdict": [check]})
+    run.report.touch()
     board = Board()
     for number, rule in enumerate(("freeze", "plan")):
         board.begin(number, rule, run.log(rule), 0.0)
@@ -44,6 +46,28 @@ def test_a_call_that_only_looks_ends_without_the_runs_verdict(tmp_path: Path) ->
     assert "passed 1 of 1 checks" in board.closing_lines()
 
 
+def test_a_call_for_one_file_tells_no_verdict_of_an_older_report(tmp_path: Path) -> None:
+    """The student that was asked for may be of other settings than the report's."""
+    run = RunFolder(tmp_path / "results/tiny")
+    check = {"outcome": "passed", "question": "Good?", "finding": "yes"}
+    write_json(run.metrics, {"verdict": [check]})
+    trained = run.student("trained")
+    for path in (run.report, run.gallery / "index.html"):
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+        os.utime(path, (1e9, 1e9))
+    board = Board()
+    board.begin(0, "training", run.log("training"), 0.0, trained)
+    board.end(0)
+    assert board.closing_lines() == [f"made: {trained}"]
+    os.utime(run.report)
+    assert board.closing_lines()[:2] == ["passed 1 of 1 checks", f"report: {run.report}"]
+    os.utime(run.report, (1e9, 1e9))
+    board.begin(1, "all", None, 0.0)
+    board.end(1)
+    assert "passed 1 of 1 checks" in board.closing_lines(), "all of it is up to date"
+
+
 def test_what_was_asked_for_is_told_once_beside_the_places_of_the_run(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "results/tiny")
     run.gallery.mkdir(parents=True)
@@ -52,7 +76,7 @@ def test_what_was_asked_for_is_told_once_beside_the_places_of_the_run(tmp_path: 
     outputs = {"scores": run.scores, "gallery": run.gallery}
     told = {"scores": [images, f"made: {run.scores}"], "gallery": [images]}
     for rule, output in outputs.items():
-        board = Board()
+        board = Board(begin_s=0.0)
         board.begin(0, rule, run.log(rule), 0.0, output)
         board.end(0)
         assert board.closing_lines() == told[rule]

@@ -22,7 +22,7 @@ from distillery.evaluation.metrics import (
     share_difference,
     wilson_share,
 )
-from distillery.files import read_sealed
+from distillery.files import read_json, read_sealed
 from distillery.run_folder import RunFolder
 from distillery.store.tables import read_table
 from distillery.words import listed
@@ -108,16 +108,14 @@ def read_pieces(run: RunFolder) -> RunPieces:
     Raises ValueError for a file that is there and damaged.
     """
     gaps, name = [], run.path.name
-    frozen = run.config("run")
-    config = read_frozen(frozen) if frozen.is_file() else None
+    config, notes = read_settings(run)
     scores = read_table(run.scores) if run.scores.is_file() else None
     quality = read_sealed(run.quality) if run.quality.is_file() else None
     samples = {
         path.parent.name: read_samples(path.parent.name, path)
         for path in sorted(run.sample_folder.glob("*/manifest.parquet"))
     }
-    if config is None:
-        gaps.append(f"{name} has no configuration: its settings are not compared")
+    gaps += notes
     if scores is None or quality is None:
         gaps.append(_no_scores(run, config))
     if not samples:
@@ -127,6 +125,32 @@ def read_pieces(run: RunFolder) -> RunPieces:
     judge = str(quality["judge"]) if quality else None
     report = run.report if run.report.is_file() else None
     return RunPieces(name, config, scores, samples, judge, gaps, report)
+
+
+def read_settings(run: RunFolder) -> tuple[Mapping[str, Any] | None, list[str]]:
+    """The settings that a run's images were made with, and what is to be said of them.
+
+    Those of its report, where that came after the images; the frozen ones may be those of a stage
+    that was asked for since. None where there are none.
+    """
+    name, frozen, made = run.path.name, run.config("run"), run.made_images
+    if run.metrics.is_file() and _last(made) <= _last([run.metrics]):
+        facts = read_json(run.metrics)
+        return facts["provenance"]["config"], []
+    if not frozen.is_file():
+        return None, [f"{name} has no configuration: its settings are not compared"]
+    notes = []
+    if made and _last([frozen]) > _last(made):
+        notes.append(
+            f"the settings of {name} have changed since its images were made and scored, and there "
+            "is no report of these: the settings are told as they are now"
+        )
+    return read_frozen(frozen), notes
+
+
+def _last(paths: Sequence[Path]) -> int:
+    """When the last of some files was written, in ns; 0 where there are none."""
+    return max((path.stat().st_mtime_ns for path in paths), default=0)
 
 
 def _no_scores(run: RunFolder, config: Mapping[str, Any] | None) -> str:

@@ -69,24 +69,30 @@ def _is_other(frozen: Path, config: RunConfig) -> bool:
         return False
 
 
-def check_contents(plan: Path, sources: Sequence[str]) -> None:
+def check_contents(plan: Path, sources: Sequence[str]) -> list[str]:
     """Raise ValueError for a file that was exchanged for an older one since it was planned.
 
-    Snakemake compares dates, so nothing would be made again.
+    Snakemake compares dates, so nothing would be made again. Returns nothing, as the inputs that a
+    rule has by it.
     """
     try:
         planned, planned_ns = read_plan(plan).get("sources", {}), plan.stat().st_mtime_ns
     except FileNotFoundError:  # none, or one that a job beside this one is just making again
-        return
+        return []
     known = [source for source in sources if source in planned and Path(source).is_file()]
     for source, digest in hash_sources(known).items():
         is_older = Path(source).stat().st_mtime_ns <= planned_ns
         if is_older and digest != planned[source]:
-            raise ValueError(
-                f"{source} has another content than when this run was planned, and an older date "
-                "than what was made from it, which Snakemake overlooks: run "
-                f"`touch {shlex.quote(source)}` and start again"
-            )
+            raise ValueError(older_than_made(source, "when this run was planned"))
+    return []
+
+
+def older_than_made(source: str, before: str) -> str:
+    """What a user is told of a file that Snakemake overlooks, and what to run."""
+    return (
+        f"{source} has another content than {before}, and an older date than what was made from "
+        f"it, which Snakemake overlooks: run `touch {shlex.quote(source)}` and start again"
+    )
 
 
 def hash_sources(sources: Sequence[str]) -> dict[str, str]:

@@ -2,12 +2,17 @@
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 import pandas as pd
 
-from distillery.config.jobs import resolve_sampling
+from distillery.config.jobs import freeze, read_frozen, resolve_sampling
 from distillery.config.run import Config, RunConfig
+from distillery.config.section import Split
+from distillery.planning.overlooked import older_than_made
+from distillery.planning.there import has_changed
 from distillery.prompts import NEGATIVE, own_negatives
+from distillery.run_folder import RunFolder
 from distillery.teacher.folder import PipelineFolder
 
 WEIGHTS = re.compile(
@@ -15,6 +20,38 @@ WEIGHTS = re.compile(
     r"|\(\([^()]+\)\)|\[\[[^\[\]]+\]\]|<lora:[^<>]+>"
 )
 """Attention weights and adapters as some tools read them out of a prompt."""
+
+
+def check_made(
+    config: RunConfig, prompts: Mapping[str, pd.DataFrame], run_folder: RunFolder
+) -> None:
+    """Refuse prompts that are others than those in use, where Snakemake would keep the latter.
+
+    It compares dates: a file of an older date than the table that was made from it, under the same
+    settings, is not read again. A plan that was made since knows the new content alone.
+
+    Args:
+        config: of the run.
+        prompts: the table of each split, as the files are now.
+        run_folder: with the tables that are in use, if any.
+
+    Raises:
+        ValueError: a file has other prompts, and an older date.
+    """
+    frozen = run_folder.config("prompts")
+    try:
+        if read_frozen(frozen) != freeze(config, "prompts"):
+            return  # which Snakemake sees
+    except (FileNotFoundError, ValueError):  # the job that reads it says what is damaged
+        return
+    splits: tuple[Split, ...] = ("train", "eval")
+    for split in splits:
+        made, source = run_folder.prompts(split), config.prompts.file(split)
+        if source is None or not made.is_file() or not has_changed(made, prompts[split]):
+            continue
+        made_ns = made.stat().st_mtime_ns
+        if all(Path(path).stat().st_mtime_ns <= made_ns for path in (source, frozen)):
+            raise ValueError(older_than_made(source, "what this run has made of it"))
 
 
 def check_negatives(

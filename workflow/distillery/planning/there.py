@@ -103,7 +103,7 @@ def already_there(
         follows = {"student": ["training"], "untrained": ["student"]}.get(model.source, [])
         upstream = _first(why.get(stage, "") for stage in ("embeddings eval", *follows))
         found.append(_samples(config, run, name, len(prompts["eval"]), upstream))
-    changed = {split for split, table in prompts.items() if _has_changed(run.prompts(split), table)}
+    changed = {split for split, table in prompts.items() if has_changed(run.prompts(split), table)}
     return [_of_other_prompts(row) if _split_of(row.stage) in changed else row for row in found]
 
 
@@ -119,7 +119,7 @@ def _split_of(stage: str) -> str:
     return "train" if stage == "targets" else "eval" * stage.startswith("samples ")
 
 
-def _has_changed(path: Path, table: pd.DataFrame) -> bool:
+def has_changed(path: Path, table: pd.DataFrame) -> bool:
     """Whether the prompts that the last jobs were given are others."""
     try:
         before = read_table(path)

@@ -32,7 +32,7 @@ from distillery.planning.html import html_of
 from distillery.planning.jobs import Room, StageJobs, list_jobs
 from distillery.planning.overlooked import check_same_teacher, hash_settings, hash_sources
 from distillery.planning.page import Page, Part, page_of
-from distillery.planning.prompts import advise_weights, check_negatives
+from distillery.planning.prompts import advise_weights, check_made, check_negatives
 from distillery.planning.scaling import networks_of
 from distillery.planning.text import print_page
 from distillery.planning.there import Found, advise_repair, already_there, there_part
@@ -88,19 +88,20 @@ def make_plan(
 
     Raises:
         FileNotFoundError: a prompt file, the teacher or a part of it is missing.
-        ValueError: bad prompts, or some that are too long for the teacher, an impossible size or
-            grid, adapters or attention that do not fit the teacher, a second guidance scale or
-            negative prompts that nothing would use, no CLIP model as the judge, a vision model
-            that gives no features, weights of timesteps that leave a step out, previews that the
-            training could not draw, or too little disk space.
+        ValueError: bad prompts, some that are too long for the teacher, or others that Snakemake
+            would not read again, an impossible size or grid, adapters or attention that do not fit
+            the teacher, a second guidance scale or negative prompts that nothing would use, no
+            CLIP model as the judge, a vision model that gives no features, weights of timesteps
+            that leave a step out, previews that the training could not draw, or too little disk
+            space.
     """
-    prompts = read_splits(config.prompts)
+    run_folder, prompts = RunFolder(output.parent), read_splits(config.prompts)
+    check_made(config, prompts, run_folder)
     folder = find_teacher(config.teacher)
     of_prompts = check_inputs(config, prompts, folder)
     hardware = describe_hardware()
     gpus = plan_gpus(config.hardware, hardware["gpus"], num_gpus, num_nodes)
     output.parent.mkdir(parents=True, exist_ok=True)
-    run_folder = RunFolder(output.parent)
     inputs = Inputs(config, prompts, folder, run_folder, gpus)
     plan: dict[str, Any] = {
         "run": config.run,

@@ -155,7 +155,8 @@ class Board:
     def closing_lines(self) -> list[str]:
         """How it all ended, where it ended well: the verdict, and where to look.
 
-        A call that only looks tells the place of its own page alone.
+        A call that only looks tells the place of its own page alone, and one for a single file
+        only what it has made: the rest may be of earlier settings.
         """
         if self.run is None or {*self.finished} <= LOOKING:
             return self._lines_of_made()
@@ -165,9 +166,14 @@ class Board:
             "student": self.run.student("pipeline"),
             "data set": self.run.dataset,
         }
-        there = {name: path for name, path in places.items() if path.exists()}
+        there = {name: path for name, path in places.items() if self._is_current(path)}
         lines = [f"{name}: {path}" for name, path in there.items()]
-        return _verdict_lines(self.run) + lines + self._lines_of_made(there.values())
+        verdict = _verdict_lines(self.run) if "report" in there else []
+        return verdict + lines + self._lines_of_made(there.values())
+
+    def _is_current(self, path: Path) -> bool:
+        """Whether a result is there, and made by this call where that was not for all of it."""
+        return path.exists() and (self.made is None or path.stat().st_mtime >= self.begin_s)
 
     def _lines_of_made(self, others: Collection[Path] = ()) -> list[str]:
         """Where that is which was asked for, or its page, unless it is told already."""
