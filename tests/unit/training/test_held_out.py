@@ -4,6 +4,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -147,6 +148,33 @@ def test_errors_at_the_knots_are_of_the_students_own_walk(run: Run, tmp_path: Pa
             expected = float((noisy - teachers).square().mean())
             assert last[f"held_out_error_knot_{knot + 1}"] == pytest.approx(expected, rel=1e-4)
     assert f"held_out_error_knot_{STEPS + 1}" not in last
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16", "float16"])
+def stored_in(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, teacher: Path
+) -> Run:
+    """Trajectories and embeddings in one number type."""
+    made = make_run(
+        tmp_path_factory.mktemp(request.param),
+        teacher,
+        teacher={"dtype": request.param},
+        targets={"steps": 8, "num_segments": STEPS, "dtype": request.param},
+        student={"steps": STEPS},
+    )
+    return made.ready_to_train()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_any_stored_type_is_measured_by_any_training(
+    stored_in: Run, tmp_path: Path, dtype: str
+) -> None:
+    """CPU autocast to bfloat16 refuses to stack float16."""
+    opened, paths = opened_in(stored_in, tmp_path, num_samples=8, dtype=dtype)
+    assert train(opened, paths)
+    last = pd.read_parquet(paths.losses).iloc[-1]
+    columns = ["held_out_loss", *(f"held_out_error_knot_{knot}" for knot in range(1, STEPS + 1))]
+    assert np.isfinite(last[columns].astype(float)).all()
 
 
 def test_measuring_changes_no_weight_and_survives_a_stop(run: Run, tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ knots are of the student's own walk from the noise: they grow along it where its
 errors, which rounds and rollouts are for.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import torch
 
@@ -26,6 +27,7 @@ MAX_SEGMENTS = 256
 """That one measurement looks at; as many steps of walks come on top."""
 NUM_POINTS = 20
 """Measurements of a training, about; together they cost what 3,400 samples of training do."""
+Stored = TypeVar("Stored")
 
 
 class HeldOut:
@@ -87,7 +89,7 @@ class HeldOut:
         """Of one segment of each trajectory, (b,) float64."""
         run, training = self._run, self._run.training
         items = [trajectory * run.dataset.steps + segment for trajectory in trajectories]
-        batch = run.dataset.__getitems__(items).to(run.device)
+        batch = _read(run.dataset.__getitems__, items).to(run.device)
         output = predict(self._state.denoiser, batch, run)
         return sample_losses(output, batch.target, training.loss, training.huber_width).double()
 
@@ -95,10 +97,16 @@ class HeldOut:
         """Of the student's own walks, (b,) float64 at each knot but the noise."""
         run, dataset = self._run, self._run.dataset
         items = [dataset.first_rollout + trajectory for trajectory in trajectories]
-        batch = dataset.__getitems__(items).to(run.device)
-        teachers = dataset.states_at_knots(trajectories).to(run.device)
+        batch = _read(dataset.__getitems__, items).to(run.device)
+        teachers = _read(dataset.states_at_knots, trajectories).to(run.device)
         student = student_of(self._state.denoiser, batch, run)
         states = walk(student, batch.noisy, dataset.grid, dataset.recipe.prediction_type)
         for knot, state in enumerate(states, 1):
             difference = state.double() - teachers[:, knot]
             yield difference.square().flatten(1).mean(dim=1)
+
+
+def _read(stored: Callable[[list[int]], Stored], numbers: Sequence[int]) -> Stored:
+    """Read from the stores as outside a measurement: autocast to bfloat16 stacks no float16."""
+    with torch.autocast("cpu", enabled=False):
+        return stored(list(numbers))
