@@ -10,6 +10,7 @@ from typing import Any
 
 from distillery.run_folder import RunFolder
 from distillery.telemetry import OF_A_RUN
+from distillery.terminal.tracebacks import first_error
 from distillery.watched import TOLD
 
 MAX_ERROR_LINES, MAX_LINE = 20, 400
@@ -136,10 +137,10 @@ class Job:
         return _lines(whole)
 
     def last_words(self, is_stopped: bool = False) -> str:
-        """How it ended without success: its message for the user, or its last line.
+        """How it ended without success: its message for the user, the first error or its last line.
 
-        Launchers write long tracebacks below it. Ctrl-C may meet a job that can say nothing of it,
-        as its work is done: `is_stopped` tells that it was pressed.
+        Launchers write long tracebacks below these. Ctrl-C may meet a job that can say nothing of
+        it, as its work is done: `is_stopped` tells that it was pressed.
         """
         lines = [line for line in _lines(self._log_from(0)) if line.strip()]
         begins = [number for number, line in enumerate(lines) if line.startswith(ERROR)]
@@ -160,7 +161,7 @@ class Job:
         if is_stopped:
             return f"{self.name} stopped: interrupted; its last line: {last}"
         if last == lines[-1]:
-            return f"{self.name} failed: {last}"
+            return f"{self.name} failed: {first_error(lines) or last}"
         return f"{self.name} ended without an error, as when it is killed; its last line: {last}"
 
     def _log_from(self, position: int) -> bytes:
