@@ -13,18 +13,21 @@ FAST = {"learning_rate": 0.1}
 """So that the images change within 64 samples."""
 
 
-def arguments(data, output, every_samples=32, num_prompts=NUM_PROMPTS, **settings):
-    """The command line of a training whose previews are of the train split's first prompts."""
+def arguments(data, output, every_samples=32, num_prompts=NUM_PROMPTS, teacher=None, **settings):
+    """The command line of a training whose previews are of the train split's first prompts.
+
+    `teacher` are keys of that section.
+    """
     tiny.write_training_job(output, **FAST | settings)
-    teacher = {
+    section = {
         "path": str(data / "teacher"), "dtype": "float32", "height": tiny.HEIGHT,
         "width": tiny.WIDTH, "max_sequence_length": tiny.MAX_TOKENS,
-    }  # fmt: skip
+    } | (teacher or {})  # fmt: skip
     write_json(
         output / "config/previews.json",
         {
             "seed": 0,
-            "teacher": teacher,
+            "teacher": section,
             "student": {"steps": 4},
             "previews": {"every_samples": every_samples, "num_prompts": num_prompts},
         },

@@ -143,6 +143,21 @@ def test_a_failure_to_draw_is_told_and_the_training_goes_on(data, drawn, tmp_pat
     assert trained(tmp_path) == trained(drawn)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("vae_dtype", ["float32", "bfloat16", "float16"])
+def test_any_type_of_the_decoder_is_drawn_beside_any_training(
+    data, drawn, tmp_path, dtype, vae_dtype
+):
+    """The pipeline stacks decoded images, and CPU autocast to bfloat16 refuses float16."""
+    teacher = {"dtype": "bfloat16", "vae_dtype": vae_dtype}
+    settings = {"dtype": dtype, "num_samples": 8, "every_samples": 8, "warmup_samples": 0}
+    assert train(data, tmp_path, teacher=teacher, **settings) == 0
+    assert images(tmp_path).keys() == expected([0, 8])
+    for name in expected([0]):
+        ours, theirs = (pixels(run / "student/previews" / name) for run in (tmp_path, drawn))
+        assert abs(ours - theirs).mean() < 3
+
+
 def test_who_is_asked_to_stop_draws_nothing_more(data, tmp_path, monkeypatch):
     real = loop.reduce_totals
 

@@ -7,7 +7,7 @@ another process, and no failure in here ends a training.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -100,7 +100,6 @@ class PreviewPipeline:
         pipeline.set_progress_bar_config(disable=True)
         pipeline.vae.requires_grad_(False).to(device)
         guard_decoding(pipeline)
-        _decode_without_autocast(pipeline, device)
         return cls(pipeline, family, denoiser, recipe, steps, device, torch_dtype(dtype))
 
     def calls(self, store: EmbeddingStore, samples: Sequence[SampleId], seed: int) -> Calls:
@@ -120,45 +119,45 @@ class PreviewPipeline:
 
     def draw(self, request: Request) -> Pixels:
         """One image (h, w, 3), as the student draws it now; one at a time takes least memory."""
-        with inspecting(self.denoiser, self.device, self.dtype), self._timesteps_cast():
+        with inspecting(self.denoiser, self.device, self.dtype), self._network_alone():
             images = self.family.generate(self.pipeline, request)
         assert images is not None
         return as_bytes(images).cpu()[0].numpy()
 
     @contextmanager
-    def _timesteps_cast(self) -> Iterator[None]:
-        """Autocast leaves the pipeline's states, and so its timesteps, in float32."""
+    def _network_alone(self) -> Iterator[None]:
+        """Autocast for the network alone, as in a stock call: solvers and VAEs keep their types.
+
+        The pipeline's states, and so its timesteps, are float32. Within `inspecting` the weights
+        are cast once for all steps.
+        """
+        kind, casts, computing = self.device.type, self.dtype != torch.float32, ExitStack()
 
         def enter(
             _module: Denoiser, args: tuple[Any, ...], kwargs: dict[str, Any]
         ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            computing.enter_context(torch.autocast(kind, self.dtype, enabled=casts))
             return args, cast_timestep(kwargs, self.dtype, self.family)
 
-        hook = self.denoiser.register_forward_pre_hook(enter, with_kwargs=True)
+        def leave(*_called: Any) -> None:
+            computing.close()
+
+        hooks = (
+            self.denoiser.register_forward_pre_hook(enter, with_kwargs=True),
+            self.denoiser.register_forward_hook(leave, always_call=True),
+        )
         try:
-            yield
+            with torch.autocast(kind, enabled=False):
+                yield
         finally:
-            hook.remove()
+            for hook in hooks:
+                hook.remove()
 
     def _setting(self) -> Setting:
         """Without guidance; a network that takes the scale as an input gets its targets'."""
         is_guided_by_input = self.family.has_guidance_embedding(self.denoiser.config)  # type: ignore[arg-type]
         scale = self.recipe.guidance_scale if is_guided_by_input else 1.0
         return Setting(self.recipe.height, self.recipe.width, scale)
-
-
-def _decode_without_autocast(pipeline: Pipeline, device: torch.device) -> None:
-    """Let the VAE decode in its own type: lower ones shift colours.
-
-    Pipelines whose schedulers take the network's type hand over latents of that type.
-    """
-    decode = pipeline.vae.decode
-
-    def precise(latents: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        with torch.autocast(device.type, enabled=False):
-            return decode(latents.to(pipeline.vae.dtype), *args, **kwargs)
-
-    pipeline.vae.decode = precise
 
 
 class Previews:
