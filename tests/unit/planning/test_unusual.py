@@ -7,7 +7,7 @@ import pytest
 from configs import changed
 from distillery.config.run import Config, parse_config
 from distillery.config.teacher import Adapter, Teacher
-from distillery.planning.unusual import advise_adapters, advise_settings
+from distillery.planning.unusual import advise_adapters, advise_attention, advise_settings
 
 
 def notes(num_train: int = 1000, **changes: Any) -> list[str]:
@@ -48,3 +48,18 @@ def test_an_adapter_that_is_there_twice_or_changes_nothing() -> None:
     assert "lists a 2 times" in twice
     (nothing,) = of_adapters(Adapter(path="a", scale=0.0))
     assert "the scale of a is 0" in nothing
+
+
+@pytest.mark.parametrize("can_use", [True, False])
+def test_kernels_whose_package_is_not_here(can_use: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By Diffusers' own requirements, before the first job."""
+    from diffusers.models import attention_dispatch
+
+    monkeypatch.setattr(attention_dispatch, "_CAN_USE_FLASH_ATTN", can_use)
+    teacher = Teacher(path="teacher", height=8, width=8, attention="flash")
+    notes = advise_attention(teacher)
+    assert len(notes) == (not can_use)
+    assert all("'flash', and its kernels cannot be used here: " in note for note in notes)
+    assert all("Please install `flash-attn" in note for note in notes)
+    for usable in ("native", None):
+        assert advise_attention(teacher.model_copy(update={"attention": usable})) == []

@@ -206,6 +206,17 @@ def test_prompts_in_both_files_are_pointed_out(teacher: Path, tmp_path: Path) ->
     assert any(line.startswith("5 prompt ids of prompts.eval are also in") for line in advice)
 
 
+def test_attention_kernels_that_cannot_be_used_here_are_doubted(
+    teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from diffusers.models import attention_dispatch
+
+    monkeypatch.setattr(attention_dispatch, "_CAN_USE_FLASH_ATTN", False)
+    flash = {"attention": "flash", "dtype": "bfloat16"}
+    doubts = plan(tmp_path, teacher, teacher=settings(tmp_path, teacher)["teacher"] | flash)
+    assert any(line.startswith("teacher.attention is 'flash'") for line in doubts["advice"])
+
+
 def test_no_disk_space(teacher: Path, tmp_path: Path) -> None:
     message = refused(tmp_path, teacher, targets={"samples_per_prompt": 10**9})
     assert "the run needs" in message

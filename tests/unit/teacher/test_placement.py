@@ -214,8 +214,6 @@ def test_too_few_gpus(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             r"is false with offload: sequential: .* set fuse_adapters: true",
         ),
         ({"vae_dtype": "float16", "offload": "sequential"}, "set vae_dtype: float32 or offload: m"),
-        ({"attention": "flash"}, "kernels take bfloat16 and float16 alone"),
-        ({"attention": "_native_cudnn"}, "set dtype: bfloat16 or attention: native"),
         ({"adapters": [{"pth": "a"}]}, r"adapters\.0\.pth is not a key .*known here: expert, path"),
         ({"num_gpus": 0}, r"num_gpus is 0"),
     ],
@@ -275,6 +273,12 @@ def test_the_chosen_kernels_are_taken(wan: Path) -> None:
 def test_kernels_that_cannot_be_taken(wan: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"attention is 'fast': Diffusers knows flash, .*native"):
         check_options(section(wan, attention="fast"), PipelineFolder(wan))
+    with pytest.raises(ValueError, match=r"attention is 'sagee': Diffusers knows flash, .*native"):
+        check_options(section(wan, attention="sagee"), PipelineFolder(wan))
+    with pytest.raises(ValueError, match=r"'flash' .*kernels take bfloat16 and float16 alone"):
+        check_options(section(wan, attention="flash"), PipelineFolder(wan))
+    with pytest.raises(ValueError, match=r"'_native_cudnn' .*bfloat16 or attention: native"):
+        check_options(section(wan, attention="_native_cudnn"), PipelineFolder(wan))
     with pytest.raises(ValueError, match=r"attention is 'flash': .*flash"):
         loaded(section(wan, attention="flash", dtype="bfloat16"))
     sdxl.make(tmp_path / "sdxl")

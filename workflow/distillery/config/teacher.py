@@ -9,9 +9,6 @@ from pydantic import Field, model_validator
 
 from distillery.config.section import Dtype, NoResult, Section, Small
 
-HALF_ONLY = ("flash", "sage", "aiter", "cudnn")
-"""Parts of the names of attention backends whose kernels take no float32."""
-
 
 class Adapter(Section):
     """A LoRA or DoRA that changes the teacher."""
@@ -117,19 +114,11 @@ class Teacher(Section):
 
     @model_validator(mode="after")
     def _check_types(self) -> Self:
-        """Raise ValueError for types that a kernel does not take, or that cannot be cast back."""
+        """Raise ValueError for a type that cannot be cast back."""
         if self.vae_dtype != "float32" and self.offload == "sequential":
             raise ValueError(
                 f"teacher.vae_dtype is {self.vae_dtype!r} with offload: sequential: a black "
                 "image is decoded again in float32, and weights that come layer by layer cannot "
                 "be cast for that; set vae_dtype: float32 or offload: model"
-            )
-        needs_half = self.attention is not None and any(
-            part in self.attention.lower() for part in HALF_ONLY
-        )
-        if needs_half and self.dtype == "float32":
-            raise ValueError(
-                f"teacher.attention is {self.attention!r} with dtype: float32: its kernels take "
-                "bfloat16 and float16 alone; set dtype: bfloat16 or attention: native"
             )
         return self

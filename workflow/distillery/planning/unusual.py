@@ -4,6 +4,7 @@ from collections import Counter
 
 from distillery.config.run import Config
 from distillery.config.teacher import Teacher
+from distillery.teacher.placement import lacking_for_attention
 from distillery.words import counted
 
 HIGH_CLIP_RATIO = 1.2
@@ -24,6 +25,18 @@ def advise_adapters(teacher: Teacher) -> list[str]:
         "give it a scale"
         for it in teacher.adapters
         if it.scale == 0
+    ]
+
+
+def advise_attention(teacher: Teacher) -> list[str]:
+    """A note that the chosen attention kernels lack a package here: elsewhere it may be there."""
+    lacking = lacking_for_attention(teacher.attention) if teacher.attention else None
+    if lacking is None:
+        return []
+    return [
+        f"teacher.attention is {teacher.attention!r}, and its kernels cannot be used here: "
+        f"{lacking}. Every job that calls the teacher needs this where it runs, and fails without; "
+        "or set attention: native"
     ]
 
 

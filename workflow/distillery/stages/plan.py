@@ -36,7 +36,7 @@ from distillery.planning.prompts import advise_weights, check_made, check_negati
 from distillery.planning.scaling import networks_of
 from distillery.planning.text import print_page
 from distillery.planning.there import Found, advise_repair, already_there, there_part
-from distillery.planning.unusual import advise_adapters
+from distillery.planning.unusual import advise_adapters, advise_attention
 from distillery.planning.what_runs import what_runs
 from distillery.prompts import own_negatives
 from distillery.run_folder import RunFolder
@@ -124,13 +124,13 @@ def make_plan(
 def check_inputs(
     config: RunConfig, prompts: Mapping[str, pd.DataFrame], folder: PipelineFolder
 ) -> list[str]:
-    """Notes on prompts and adapters; raises as `make_plan` for what the teacher cannot do."""
+    """Notes on prompts and the teacher; raises as `make_plan` for what the teacher cannot do."""
     check_options(config.teacher, folder)
     check_second_scale(config, folder)
     check_all_steps(config, folder)
     check_all_lengths(config.teacher, folder, prompts)
     notes = check_negatives(config, prompts, folder) + advise_weights(prompts)
-    return notes + advise_adapters(config.teacher)
+    return notes + advise_adapters(config.teacher) + advise_attention(config.teacher)
 
 
 def plan_parts(inputs: Inputs, num_cores: int) -> dict[str, Any]:

@@ -119,7 +119,7 @@ def _set_up(pipeline: Pipeline, teacher: Teacher, family: Family, device: torch.
     """Set up a loaded pipeline as the configuration asks: attention, decoding, placement."""
     for denoiser in denoisers_of(pipeline, family).values():
         if teacher.attention is not None:
-            set_attention(denoiser, teacher.attention)
+            set_attention(denoiser, teacher.attention, teacher.dtype)
     guard_decoding(pipeline)
     return place(pipeline, teacher, device)
 
@@ -279,7 +279,7 @@ def check_options(teacher: Teacher, folder: PipelineFolder) -> None:
     denoisers = denoisers_of(load_skeleton(folder), folder.family)
     for denoiser in denoisers.values():
         if teacher.attention is not None:
-            check_attention(denoiser, teacher.attention)
+            check_attention(denoiser, teacher.attention, teacher.dtype)
     check_adapters(denoisers, partial(_text_skeleton, folder), teacher, folder)
 
 

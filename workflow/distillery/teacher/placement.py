@@ -4,10 +4,13 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
+from distillery.config.section import Dtype
 from distillery.config.teacher import Teacher
 from distillery.families.protocol import Denoiser, Pipeline
 
 GIB = 1 << 30
+HALF_ONLY = ("flash", "sage", "aiter", "cudnn")
+"""Parts of the names of attention backends whose kernels take no float32."""
 
 
 def place(pipeline: Pipeline, teacher: Teacher, device: torch.device) -> Pipeline:
@@ -119,16 +122,26 @@ def plan_blocks(
     return gpu_of_part
 
 
-def check_attention(denoiser: Denoiser, name: str) -> None:
+def check_attention(denoiser: Denoiser, name: str, dtype: Dtype) -> None:
     """Raise ValueError unless a denoiser's attention can take the kernels of this name.
 
     Denoisers with Diffusers' older attention processors silently ignore the setting.
+
+    Args:
+        denoiser: on any device.
+        name: of Diffusers' attention backend.
+        dtype: of the denoiser when it computes.
     """
     from diffusers.models.attention_dispatch import AttentionBackendName
 
     known = [backend.value for backend in AttentionBackendName]
     if name not in known:
         raise ValueError(f"teacher.attention is {name!r}: Diffusers knows {', '.join(known)}")
+    if dtype == "float32" and any(part in name for part in HALF_ONLY):
+        raise ValueError(
+            f"teacher.attention is {name!r} with dtype: float32: its kernels take bfloat16 and "
+            "float16 alone; set dtype: bfloat16 or attention: native"
+        )
     processors = [getattr(module, "processor", None) for module in denoiser.modules()]
     if not any(hasattr(processor, "_attention_backend") for processor in processors):
         raise ValueError(
@@ -137,12 +150,24 @@ def check_attention(denoiser: Denoiser, name: str) -> None:
         )
 
 
-def set_attention(denoiser: Denoiser, name: str) -> None:
-    """Let a denoiser's attention take the kernels of this name.
+def lacking_for_attention(name: str) -> str | None:
+    """What the kernels of a known name lack on this machine, in Diffusers' words; None: nothing."""
+    from diffusers.models import attention_dispatch
 
-    Raises ValueError where it cannot: see `check_attention`, or a package is missing.
+    backend = attention_dispatch.AttentionBackendName(name)
+    try:
+        attention_dispatch._check_attention_backend_requirements(backend)
+    except RuntimeError as error:
+        return str(error).rstrip(".")
+    return None
+
+
+def set_attention(denoiser: Denoiser, name: str, dtype: Dtype) -> None:
+    """Let a denoiser's attention take the kernels of this name; arguments as of `check_attention`.
+
+    Raises ValueError where it cannot: see there, or a package is missing.
     """
-    check_attention(denoiser, name)
+    check_attention(denoiser, name, dtype)
     try:
         denoiser.set_attention_backend(name)  # type: ignore[operator]
     except (RuntimeError, ImportError, OSError) as error:
