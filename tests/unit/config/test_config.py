@@ -156,6 +156,10 @@ def test_every_shipped_configuration_is_valid(path: Path) -> None:
         ({"student__layers": [0]}, ["student.init is 'teacher'"]),
         ({"student__init": "layers", "student__layers": [2, 1]}, ["ascending"]),
         ({"student__init": "layers", "student__layers": []}, ["at least one block"]),
+        (
+            {"student__init": "lora", "student__lora": {"targets": []}},
+            ["student.lora.targets is []: no layer would be trained; name at least one by"],
+        ),
     ],
 )
 def test_what_is_wrong_is_said(changes: dict[str, Any], parts: list[str]) -> None:

@@ -360,8 +360,10 @@ def test_where_an_adapter_is(tmp_path: Path) -> None:
     (tmp_path / "one" / "a.safetensors").touch()
     assert find_adapter(Adapter(path=str(tmp_path / "one"))).name == "a.safetensors"
     (tmp_path / "one" / "b.safetensors").touch()
-    with pytest.raises(FileNotFoundError, match=r"weight_name is None .* a\.safetensors, b\."):
+    with pytest.raises(FileNotFoundError, match=r"weight_name is null .* a\.safetensors, b\."):
         find_adapter(Adapter(path=str(tmp_path / "one")))
+    with pytest.raises(FileNotFoundError, match=r"no LoRA: no \.safetensors file is in it"):
+        find_adapter(Adapter(path=str(tmp_path)))
     named = Adapter(path=str(tmp_path / "one"), weight_name="b.safetensors")
     assert find_adapter(named).name == "b.safetensors"
     for path in ("/nowhere/x.safetensors", "loras/mistyped.safetensors", "a/b/c", "./a", "~/a"):

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from distillery.config.section import Count, Positive, Section, Small
 
@@ -76,10 +76,21 @@ class Lora(Section):
     )
     targets: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         ("to_q", "to_k", "to_v", "to_out.0"),
-        min_length=1,
         description="linear and convolution layers that get an addition, by the ends of their "
         "names",
+        json_schema_extra={"minItems": 1},
     )
+
+    @field_validator("targets")
+    @classmethod
+    def _check_targets(cls, targets: tuple[str, ...]) -> tuple[str, ...]:
+        """Raise ValueError for none, which would train nothing."""
+        if not targets:
+            raise ValueError(
+                "student.lora.targets is []: no layer would be trained; name at least one by the "
+                "end of its name, such as to_q, or leave the key out for attention's layers"
+            )
+        return targets
 
 
 class Student(Section):

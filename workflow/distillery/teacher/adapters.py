@@ -85,11 +85,17 @@ def find_adapter(adapter: Adapter) -> Path:
 def _in_folder(folder: Path, weight_name: str | None) -> Path:
     """The one adapter of a folder, or the one that is named."""
     names = sorted(path.name for path in folder.glob("*.safetensors"))
+    if not names:
+        raise FileNotFoundError(
+            f"teacher.adapters: the folder {folder} has no LoRA: no .safetensors file is in it; "
+            "give the file itself, or the folder that it is in"
+        )
     name = weight_name or (names[0] if len(names) == 1 else None)
     if name is None or not (folder / name).is_file():
+        given = "null" if weight_name is None else repr(weight_name)
         raise FileNotFoundError(
-            f"teacher.adapters: weight_name is {weight_name!r} in {folder}, which has "
-            f"{', '.join(names) or 'no safetensors files'}: name one of them"
+            f"teacher.adapters: weight_name is {given} in {folder}, which has {', '.join(names)}: "
+            "name one of them"
         )
     return folder / name
 
