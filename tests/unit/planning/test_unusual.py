@@ -7,7 +7,12 @@ import pytest
 from configs import changed
 from distillery.config.run import Config, parse_config
 from distillery.config.teacher import Adapter, Teacher
-from distillery.planning.unusual import advise_adapters, advise_attention, advise_settings
+from distillery.planning.unusual import (
+    advise_adapters,
+    advise_attention,
+    advise_numbers,
+    advise_settings,
+)
 
 
 def notes(num_train: int = 1000, **changes: Any) -> list[str]:
@@ -63,3 +68,27 @@ def test_kernels_whose_package_is_not_here(can_use: bool, monkeypatch: pytest.Mo
     assert all("Please install `flash-attn" in note for note in notes)
     for usable in ("native", None):
         assert advise_attention(teacher.model_copy(update={"attention": usable})) == []
+
+
+def of_numbers(num_eval: int, **changes: Any) -> list[str]:
+    return advise_numbers(parse_config(changed(**changes), "my.yaml"), num_eval)
+
+
+def test_more_prompts_than_there_are() -> None:
+    previews = {"previews__every_samples": 320, "previews__num_prompts": 99}
+    told = of_numbers(16, samples__num_prompts=500, **previews)
+    assert told == [
+        "samples.num_prompts is 500, and eval.csv has 16 prompts: all are drawn",
+        "previews.num_prompts is 99, and eval.csv has 16 prompts: all are drawn",
+    ]
+    assert of_numbers(99, samples__num_prompts=99, **previews) == []
+    assert of_numbers(16, previews__num_prompts=99) == [], "none are drawn"
+    assert of_numbers(5, previews__every_samples=320) == [], "nobody asked for 8"
+
+
+def test_too_few_prompts_for_an_interval() -> None:
+    (few,) = of_numbers(16, samples__num_prompts=3)
+    assert few.startswith("samples are of 3 prompts, and an interval needs 4: the thresholds of")
+    (one,) = of_numbers(1)
+    assert one.startswith("samples are of 1 prompt,")
+    assert of_numbers(4) == of_numbers(16, samples__num_prompts=4) == []

@@ -217,6 +217,14 @@ def test_attention_kernels_that_cannot_be_used_here_are_doubted(
     assert any(line.startswith("teacher.attention is 'flash'") for line in doubts["advice"])
 
 
+def test_numbers_of_prompts_are_doubted(teacher: Path, tmp_path: Path) -> None:
+    """There are 5 held-out prompts."""
+    many = plan(tmp_path, teacher, samples={"num_prompts": 500})["advice"]
+    assert any("num_prompts is 500, and" in line and "5 prompts: all" in line for line in many)
+    few = plan(tmp_path, teacher, samples={"num_prompts": 3})["advice"]
+    assert any("thresholds of evaluation cannot be decided" in line for line in few)
+
+
 def test_no_disk_space(teacher: Path, tmp_path: Path) -> None:
     message = refused(tmp_path, teacher, targets={"samples_per_prompt": 10**9})
     assert "the run needs" in message

@@ -2,8 +2,10 @@
 
 from collections import Counter
 
-from distillery.config.run import Config
+from distillery.config.previews import Previews
+from distillery.config.run import Config, RunConfig
 from distillery.config.teacher import Teacher
+from distillery.evaluation.metrics import MIN_PROMPTS
 from distillery.teacher.placement import lacking_for_attention
 from distillery.words import counted
 
@@ -38,6 +40,34 @@ def advise_attention(teacher: Teacher) -> list[str]:
         f"{lacking}. Every job that calls the teacher needs this where it runs, and fails without; "
         "or set attention: native"
     ]
+
+
+def advise_numbers(config: RunConfig, num_eval: int) -> list[str]:
+    """Notes on more prompts than there are, and on too few for what is to be decided.
+
+    Args:
+        config: of the run.
+        num_eval: held-out prompts.
+    """
+    asked = {"samples.num_prompts": config.samples.num_prompts or 0}
+    if isinstance(config, Config) and config.previews.every_samples:
+        # The default is no wish; previews draw what there is.
+        number = config.previews.num_prompts
+        asked["previews.num_prompts"] = number if number != Previews().num_prompts else 0
+    source = config.prompts.eval or "the held-out share of prompts.train"
+    notes = [
+        f"{key} is {number:,}, and {source} has {counted(num_eval, 'prompt')}: all are drawn"
+        for key, number in asked.items()
+        if number > num_eval
+    ]
+    num_sampled = min(config.samples.num_prompts or num_eval, num_eval)
+    if isinstance(config, Config) and num_sampled < MIN_PROMPTS:
+        notes.append(
+            f"samples are of {counted(num_sampled, 'prompt')}, and an interval needs "
+            f"{MIN_PROMPTS}: the thresholds of evaluation cannot be decided; raise "
+            "samples.num_prompts, or give more held-out prompts"
+        )
+    return notes
 
 
 def advise_settings(config: Config, num_train: int) -> list[str]:
