@@ -23,6 +23,8 @@ LONGER = {
     "one-1.5e3": {"num_samples": 2_560_000, "learning_rate": 1.5e-3},
 }
 """Of rows that do not say it themselves; the pages beside the files do."""
+LONGEST = 6_000_000
+"""Of the last file those with more samples are shown; its others repeat what the first have."""
 HIGH_RATE = 1.5e-3
 USUAL, HIGHER = "learning rate up to 1e-3", "learning rate from 1.5e-3"
 CHART_STEPS = 4
@@ -47,9 +49,11 @@ def rows() -> list[dict[str, Any]]:
     long = read("objectives_long_h200_2026-11-23") + read("objectives_rates_h200_2026-11-24")
     named = read("fine_tune_h200_2026-11-24").items()
     longer = [LONGER[key] | row for name, row in named if (key := name.split("/")[0]) in LONGER]
+    rounds = read("objectives_rounds_h100_2026-11-24")
+    longest = [row for row in rounds if row.get("num_samples", 0) > LONGEST]
     return [
         row
-        for row in large + long + longer
+        for row in large + long + longer + longest
         if (row["objective"], row["store"]) == ("segment", LARGE_STORE)
         and row.get("dtype") != "bfloat16"
         and (row["shape"] == "same" or row["steps"] == CHART_STEPS)
@@ -84,8 +88,8 @@ def spec() -> dict[str, Any]:
     x = {
         "field": "samples",
         "type": "quantitative",
-        "scale": {"type": "log", "domain": [320_000, 14_000_000]},
-        "axis": {"values": [5e5, 1e6, 2e6, 5e6], "format": ",.0f", "grid": False},
+        "scale": {"type": "log", "domain": [320_000, 24_000_000]},
+        "axis": {"values": [5e5, 1e6, 2e6, 5e6, 1e7], "format": ",.0f", "grid": False},
         "title": "samples learned from",
     }
     y = {
