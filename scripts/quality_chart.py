@@ -83,12 +83,12 @@ def point_of(row: dict[str, Any]) -> dict[str, Any]:
 
 def spec() -> dict[str, Any]:
     """The chart: a point a student, a line for those of one shape and number of steps."""
-    points = sorted(map(point_of, rows()), key=lambda it: it["samples"])
-    last = {point["student"]: point for point in points if point["rate"] == USUAL}
+    points = sorted(map(point_of, rows()), key=lambda it: (it["samples"], it["ratio"]))
+    last = {point["label"]: point for point in points}
     x = {
         "field": "samples",
         "type": "quantitative",
-        "scale": {"type": "log", "domain": [320_000, 24_000_000]},
+        "scale": {"type": "log", "domain": [320_000, 30_000_000]},
         "axis": {"values": [5e5, 1e6, 2e6, 5e6, 1e7], "format": ",.0f", "grid": False},
         "title": "samples learned from",
     }
@@ -126,7 +126,7 @@ def spec() -> dict[str, Any]:
             {"mark": "rule", "encoding": {"y": y | {"field": "low"}, "y2": {"field": "high"}}},
             {
                 "data": {"values": list(last.values())},
-                "mark": {"type": "text", "align": "left", "dx": 5, "dy": -9, "fontSize": 12},
+                "mark": {"type": "text", "align": "left", "dx": 7, "dy": -7, "fontSize": 12},
                 "encoding": {"y": y, "text": {"field": "label"}},
             },
         ],
