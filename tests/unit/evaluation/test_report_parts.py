@@ -41,6 +41,20 @@ def test_a_headline_says_what_was_kept_before_the_training():
     assert text.endswith("24 times fewer network calls.")
 
 
+def test_a_headline_names_a_reference_that_is_not_the_teacher():
+    """Three times the score of a broken teacher of two steps is not three times the teacher's."""
+    kept = {"against": {"teacher-2-steps": {"clip_score_ratio": {"mean": 3.036} | ENDS}}}
+    roles = verdict.Roles("student", "teacher-2-steps")
+    speed = {"network_calls_ratio": 2.0}
+    assert figures.headline(roles, {"models": {"student": kept}}, speed) == (
+        "The student keeps 303.6\xa0% of teacher-2-steps's CLIP score with 2 times fewer network "
+        "calls than teacher-2-steps."
+    )
+    assert "2 times fewer network calls than teacher-2-steps;" in figures.headline(
+        roles, None, speed
+    )
+
+
 def test_a_difference_is_marked_where_its_whole_interval_is_better():
     def difference(low, high):
         return {"mean": (low + high) / 2, "low": low, "high": high}

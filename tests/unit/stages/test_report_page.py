@@ -1,5 +1,6 @@
 """The report's page: whole, readable, escaped, and with its charts."""
 
+import html as html_module
 import json
 import re
 import shutil
@@ -151,6 +152,26 @@ def test_the_card_to_publish_has_images_and_scores(folder, tmp_path):
     with Image.open(tmp_path / "tiny/card/strip.png") as strip:
         assert strip.size == (6 * 48, 3 * 48)
     assert "![teacher, student, untrained](strip.png)" in text
+
+
+@pytest.mark.parametrize(("reference", "whose"), [("teacher", "the teacher's"), ("few", "few's")])
+def test_card_and_page_say_whose_score_is_kept(folder, tmp_path, reference, whose):
+    """Not the teacher's, where the student is compared with another model."""
+    shutil.copytree(folder, tmp_path / "tiny")
+    path = tmp_path / "tiny/evaluation/quality.json"
+    quality = read_sealed(path)
+    kept = {"clip_score_ratio": {"mean": 3.0, "low": 2.9, "high": 3.1}}
+    quality["models"]["student"]["against"][reference] |= kept
+    write_sealed(path, quality)
+    (tmp_path / "tiny/student/pipeline/README.md").write_text("---\n---\n\n# A student\n")
+    config = make_config(evaluation={"judge": "judge", "reference": reference})
+    html, _ = write(config, tmp_path / "tiny")
+    page = without_scripts(html)
+    assert f"<h1>The student keeps 300.0\xa0% of {whose} CLIP score" in html_module.unescape(page)
+    assert ("the teacher&#39;s CLIP score" in page) == (reference == "teacher")
+    results = ModelCard((tmp_path / "tiny/card/README.md").read_text()).data.eval_results
+    names = {it.metric_type: it.metric_name for it in results}
+    assert names["clip_score_ratio"] == f"CLIP score, of {whose}"
 
 
 def test_links_lead_somewhere(written, folder):
