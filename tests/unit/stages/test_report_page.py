@@ -282,6 +282,23 @@ def test_one_is_singular(folder, tmp_path):
     assert "1 step, no guidance, 1 network call" in page
 
 
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [
+        (12, "small figures are 95 % intervals, bootstrap-t over prompts"),
+        (7, "fewer than 8 prompts give none but of R@1 and of the median"),
+        (3, "Fewer than 8 prompts give no interval."),
+    ],
+)
+def test_a_page_of_few_prompts_says_why_it_has_no_intervals(folder, tmp_path, number, told):
+    shutil.copytree(folder, tmp_path / "tiny")
+    path = tmp_path / "tiny/evaluation/quality.json"
+    write_sealed(path, read_sealed(path) | {"num_prompts": number})
+    page = " ".join(write(make_config(), tmp_path / "tiny")[0].split())
+    assert told in page
+    assert ("small figures" in page) == (number >= 4)
+
+
 def test_a_count_says_what_it_counts(written):
     words = " ".join(" ".join(Page(written[0]).words).split())
     assert "64 samples in 1 chunk" in words
