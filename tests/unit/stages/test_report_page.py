@@ -233,6 +233,8 @@ def test_nothing_but_a_configuration_still_makes_an_honest_page(tmp_path):
     html, metrics = write(make_config(), tmp_path)
     assert "No student was compared" in html
     assert metrics["quality"] is metrics["training"] is metrics["speed"] is None
+    assert metrics["timings"]["total_s"] is None, "not 0 seconds"
+    assert "Not known: the run's telemetry is not there." in html
     for heading in (
         "Is the student good",
         ">Training<",
