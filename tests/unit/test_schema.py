@@ -47,6 +47,7 @@ def test_keys_of_sections_inside_have_rows(page: str, section: str, before: str)
         ("lora", "student, training, rounds, export"),
         ("online_steps", "training"),
         ("hang_timeout_s", "nothing"),
+        ("reference", "evaluation"),
         ("min_clip_ratio", "report"),
     ],
 )

@@ -121,9 +121,10 @@ def test_the_jackknife_of_a_mean_is_the_means_own_interval():
     )
 
 
-def test_too_few_prompts_give_numbers_without_an_interval():
+@pytest.mark.parametrize("number", [3, 7])
+def test_too_few_prompts_give_numbers_without_an_interval(number):
     generator = np.random.default_rng(5)
-    groups = prompts(3, 10)
+    groups = prompts(number, 10)
     features = {name: draw(generator, groups, 3) for name in ("teacher", "student")}
     found = summarise(features, groups)["student"]
     assert all(found[key].mean is not None for key in found)

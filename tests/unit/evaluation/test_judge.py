@@ -179,6 +179,32 @@ def test_retrieval_counts_first_places_only(run):
     assert quality["models"]["student"]["retrieval_r1"]["mean"] == 0.25
 
 
+def test_no_interval_goes_beyond_what_its_measure_can_be(run):
+    """Two prompts stand out of many alike: resamples without them have next to no spread."""
+    samples = {model: read_samples(model, path) for model, path in run.manifests.items()}
+    stand_out = np.repeat(np.arange(12) < 2, 2)
+    alike = np.linspace(0.0, 1e-3, 24)
+    columns = {
+        "clip_score": np.where(stand_out, 1.0, 0.3 + alike),
+        "psnr_db": np.where(stand_out, IDENTICAL_PSNR_DB, 80.0 + alike),
+        "latents_mse": np.where(stand_out, 0.0, 5.0 + alike),
+    }
+    scores = {
+        model: found.table[["prompt_id", "index"]].assign(
+            rank=1, high_frequency=1.0, **{name: own * values for name, values in columns.items()}
+        )
+        for (model, found), own in zip(samples.items(), (0.1, 0.5, 1.0, 0.0), strict=True)
+    }
+    features = {"judge": dict.fromkeys(samples, np.eye(24, 4) + 1)}
+    student = summarise(run.job, samples, scores, features, 12)["models"]["student"]
+    assert student["clip_score"]["high"] == 1.0
+    assert student["psnr_db"]["high"] == 100.0
+    assert student["latents_mse"]["low"] == 0.0
+    against = student["against"]["untrained"]
+    assert against["psnr_db_difference"]["high"] == 100.0
+    assert against["clip_score_difference"]["high"] == 2.0
+
+
 def test_prompts_that_the_judge_reads_alike_count_as_one(run, judge_folder, caplog):
     """In capitals, or longer than the judge reads: each image would tie with its twin's."""
     twins = {

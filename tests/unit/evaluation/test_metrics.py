@@ -74,10 +74,10 @@ def test_ties_count_against_the_image():
     assert metrics.retrieval_ranks(np.ones((1, 2)), prompts, np.array([2])).tolist() == [4]
 
 
-@pytest.mark.parametrize("num_prompts", [4, 8, 16, 50])
+@pytest.mark.parametrize("num_prompts", [8, 16, 50])
 @pytest.mark.parametrize("shape", ["normal", "exponential"])
 def test_intervals_cover_for_few_and_for_skewed_values(shape, num_prompts):
-    """Of 95 % intervals about 95 % cover the truth; percentiles cover 78 % of it for 4 prompts."""
+    """Of 95 % intervals about 95 % cover the truth."""
     generator = np.random.default_rng(1)
     draw = {"normal": partial(generator.normal, 1.0), "exponential": generator.exponential}[shape]
     groups = Groups.of([str(number) for number in range(num_prompts)])
@@ -123,27 +123,29 @@ def test_a_share_of_all_or_none_is_not_certain():
 
 def test_the_interval_is_the_bootstrap_t_of_the_books():
     """Written out for each resample, by the textbook's standard error of a mean."""
-    values = np.array([0.3, 1.1, 2.7, 0.4, 9.0, 1.9])
-    weights = metrics.draw_weights(6, 300)
-    mean, error = values.mean(), values.std(ddof=1) / math.sqrt(6)
+    values = np.array([0.3, 1.1, 2.7, 0.4, 9.0, 1.9, 0.7, 3.1])
+    weights = metrics.draw_weights(8, 300)
+    mean, error = values.mean(), values.std(ddof=1) / math.sqrt(8)
     deviations = []
     for counts in weights.astype(int):
         drawn = np.repeat(values, counts)
-        spread = drawn.std(ddof=1) / math.sqrt(6)
+        spread = drawn.std(ddof=1) / math.sqrt(8)
         deviations.append((drawn.mean() - mean) / spread if spread > 1e-12 else math.inf)
     lowest, highest = np.quantile(deviations, [0.025, 0.975], method="nearest")
-    interval = metrics.bootstrap_mean(values, Groups.of(list("abcdef")), weights)
+    interval = metrics.bootstrap_mean(values, Groups.of(list("abcdefgh")), weights)
     assert interval.low == pytest.approx(mean - highest * error, rel=1e-4)
     assert interval.high == pytest.approx(mean - lowest * error, rel=1e-4)
 
 
 def test_values_without_spread_leave_a_bound_open():
-    """In a third of the resamples all four values are equal: nobody knows how far up it goes."""
-    groups, weights = Groups.of(list("abcd")), metrics.draw_weights(4, 500)
-    interval = metrics.bootstrap_mean(np.array([0.3, 0.3, 0.3, 0.5]), groups, weights)
+    """In a third of the resamples all values are equal: nobody knows how far up it goes."""
+    groups, weights = Groups.of(list("abcdefgh")), metrics.draw_weights(8, 500)
+    values = np.array([*[0.3] * 7, 0.5])
+    interval = metrics.bootstrap_mean(values, groups, weights)
     assert interval.high is None
     assert interval.low < 0.35
-    same = metrics.bootstrap_mean(np.full(4, 0.1), groups, weights)
+    assert metrics.bootstrap_mean(values, groups, weights, (-1.0, 1.0)).high == 1.0, "its end"
+    same = metrics.bootstrap_mean(np.full(8, 0.1), groups, weights)
     assert same == metrics.ConfidenceInterval(0.1, 0.1, 0.1)
 
 
@@ -169,14 +171,38 @@ def test_interval_is_reproducible_and_holds_the_mean():
     assert first.low < first.mean < first.high
 
 
-@pytest.mark.parametrize("num_prompts", [1, 3])
+@pytest.mark.parametrize("num_prompts", [1, 3, 4, 7])
 def test_too_few_prompts_give_no_interval(num_prompts):
-    groups = Groups.of(list("abc")[:num_prompts] * 2)
+    """Four are enough for a share, but not to be resampled."""
+    groups = Groups.of(list("abcdefg")[:num_prompts] * 2)
     weights = metrics.draw_weights(num_prompts, 100)
     values = np.repeat([0.0, 1.0], num_prompts)
     expected = metrics.ConfidenceInterval(0.5, None, None)
     assert metrics.bootstrap_mean(values, groups, weights) == expected
-    assert metrics.wilson_share(values, groups) == expected
+    assert metrics.bootstrap_ratio(values, 1 + 0 * values, groups, weights) == expected
+    assert metrics.median_difference(0 * values, values, groups, weights) == expected
+    assert (metrics.wilson_share(values, groups) == expected) == (num_prompts < 4)
+
+
+def test_intervals_end_where_the_measure_does():
+    """Two images equal to the reference's lead the interval beyond 100 dB."""
+    groups, weights = Groups.of(list("abcdefgh")), metrics.draw_weights(8, 2000)
+    values = np.array([80.0, 80.5, 81.0, 80.2, 80.7, 81.2, 100.0, 100.0])
+    free = metrics.bootstrap_mean(values, groups, weights)
+    within = metrics.bootstrap_mean(values, groups, weights, metrics.SCORE_ENDS["psnr_db"])
+    assert free.high > 100.0
+    assert within == metrics.ConfidenceInterval(free.mean, free.low, 100.0)
+    assert metrics.difference_ends((0.0, 100.0)) == (-100.0, 100.0)
+    assert metrics.difference_ends((0.0, math.inf)) == metrics.NO_ENDS
+
+
+def test_a_ratio_of_what_is_never_negative_ends_at_zero():
+    """Most prompts as the others', two without any: resamples without the two are sure."""
+    groups, weights = Groups.of(list("abcdefgh")), metrics.draw_weights(8, 2000)
+    others = np.ones(8)
+    own = np.array([4.0, 4.1, 3.9, 4.05, 4.2, 3.95, 1e-3, 2e-3])
+    assert metrics.bootstrap_ratio(own, others, groups, weights).low == 0.0
+    assert metrics.bootstrap_ratio(own - 2.0, others, groups, weights).low < 0.0
 
 
 def test_ratio_of_a_constant_factor_is_known_exactly():

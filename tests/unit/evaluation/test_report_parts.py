@@ -41,6 +41,20 @@ def test_a_headline_says_what_was_kept_before_the_training():
     assert text.endswith("24 times fewer network calls.")
 
 
+def test_a_headline_names_a_reference_that_is_not_the_teacher():
+    """Three times the score of a broken teacher of two steps is not three times the teacher's."""
+    kept = {"against": {"teacher-2-steps": {"clip_score_ratio": {"mean": 3.036} | ENDS}}}
+    roles = verdict.Roles("student", "teacher-2-steps")
+    speed = {"network_calls_ratio": 2.0}
+    assert figures.headline(roles, {"models": {"student": kept}}, speed) == (
+        "The student keeps 303.6\xa0% of teacher-2-steps's CLIP score with 2 times fewer network "
+        "calls than teacher-2-steps."
+    )
+    assert "2 times fewer network calls than teacher-2-steps;" in figures.headline(
+        roles, None, speed
+    )
+
+
 def test_a_difference_is_marked_where_its_whole_interval_is_better():
     def difference(low, high):
         return {"mean": (low + high) / 2, "low": low, "high": high}
@@ -67,12 +81,27 @@ def test_a_comparison_that_older_scores_lack_is_an_empty_cell():
     assert [cell.text for cell in table.rows["fast"]] == [""] * len(verdict.COMPARISONS)
 
 
+def around(mean, reach=0.01):
+    return {"mean": mean, "low": mean - reach, "high": mean + reach}
+
+
+def best_of(scores):
+    """The models that are marked for their CLIP score, of intervals by name."""
+    models = {
+        name: {"against": {}, "network_calls": 2, "clip_score": score}
+        for name, score in scores.items()
+    }
+    table = tables.metrics_table({"models": models}, verdict.Roles("a", "b"), {})
+    place = list(tables.COLUMNS).index("clip_score")
+    return [name for name in scores if table.rows[name][place].is_best]
+
+
 def test_the_best_of_a_column_needs_intervals():
     """Times are measured once: which of three equal ones came out least says nothing."""
     names = ("slow", "fast", "odd")
     means = dict(zip(names, (0.3, 0.2, 0.1), strict=True))
     models = {
-        name: {"against": {}, "network_calls": 2, "clip_score": {"mean": mean} | ENDS}
+        name: {"against": {}, "network_calls": 2, "clip_score": around(mean)}
         for name, mean in means.items()
     }
     times = {name: SimpleNamespace(seconds=mean) for name, mean in means.items()}
@@ -84,22 +113,36 @@ def test_the_best_of_a_column_needs_intervals():
     assert found == {key: [] for key in tables.COLUMNS} | {"clip_score": ["slow"]}
 
 
+def test_the_best_of_a_column_overlaps_no_other():
+    """Neither the second best nor one of a wide or an open interval."""
+    assert best_of({"a": around(0.9), "b": around(0.5), "c": around(0.4)}) == ["a"]
+    assert best_of({"a": around(0.9), "b": around(0.89), "c": around(0.4)}) == []
+    assert best_of({"a": around(0.9), "b": around(0.5), "c": around(0.4, 0.6)}) == []
+    assert best_of({"a": around(0.9), "b": around(0.5), "c": around(0.4) | {"high": None}}) == []
+    assert best_of({"a": around(0.9)}) == []
+
+
 def test_equals_are_the_best_together():
-    scores = {"a": 1.0, "b": 1.0, "c": 0.5}
-    models = {
-        name: {"against": {}, "network_calls": 2, "clip_score": {"mean": mean} | ENDS}
-        for name, mean in scores.items()
-    }
-    table = tables.metrics_table({"models": models}, verdict.Roles("a", "b"), {})
-    place = list(tables.COLUMNS).index("clip_score")
-    assert [name for name in scores if table.rows[name][place].is_best] == ["a", "b"]
+    assert best_of({"a": around(1.0), "b": around(1.0), "c": around(0.5)}) == ["a", "b"]
+    assert best_of({"a": around(1.0), "b": around(1.0)}) == []
+
+
+def test_noise_below_zero_is_not_the_nearest_set():
+    """An MMD² without bias may be below 0, which is its ideal."""
+    quality = sets_of(0.02, {})
+    noise = {"mean": -8.48e-3, "low": -34.5e-3, "high": 8.6e-3}
+    for name, mmd in (("few", noise), ("student", around(1e-3, 5e-3))):
+        quality["models"][name]["sets"]["judge"]["mmd"] = mmd
+    (found,) = tables.set_tables(quality, verdict.Roles("student", "teacher"))
+    place = [column.title for column in found.table.columns].index("1,000 MMD²")
+    assert not any(row[place].is_best for row in found.table.rows.values())
 
 
 def sets_of(student, left_out):
     """quality.json of three models with Fréchet distances in one vision model; None: left out."""
 
     def measures(mean):
-        interval = None if student is None else {"mean": mean} | ENDS
+        interval = None if student is None else around(mean)
         return {"judge": dict.fromkeys(tables.SET_COLUMNS) | {"frechet": interval}}
 
     facts = {"path": "j", "num_features": 64, "num_prompts": 80, "left_out": left_out}

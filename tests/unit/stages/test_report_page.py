@@ -1,5 +1,6 @@
 """The report's page: whole, readable, escaped, and with its charts."""
 
+import html as html_module
 import json
 import re
 import shutil
@@ -153,6 +154,26 @@ def test_the_card_to_publish_has_images_and_scores(folder, tmp_path):
     assert "![teacher, student, untrained](strip.png)" in text
 
 
+@pytest.mark.parametrize(("reference", "whose"), [("teacher", "the teacher's"), ("few", "few's")])
+def test_card_and_page_say_whose_score_is_kept(folder, tmp_path, reference, whose):
+    """Not the teacher's, where the student is compared with another model."""
+    shutil.copytree(folder, tmp_path / "tiny")
+    path = tmp_path / "tiny/evaluation/quality.json"
+    quality = read_sealed(path)
+    kept = {"clip_score_ratio": {"mean": 3.0, "low": 2.9, "high": 3.1}}
+    quality["models"]["student"]["against"][reference] |= kept
+    write_sealed(path, quality)
+    (tmp_path / "tiny/student/pipeline/README.md").write_text("---\n---\n\n# A student\n")
+    config = make_config(evaluation={"judge": "judge", "reference": reference})
+    html, _ = write(config, tmp_path / "tiny")
+    page = without_scripts(html)
+    assert f"<h1>The student keeps 300.0\xa0% of {whose} CLIP score" in html_module.unescape(page)
+    assert ("the teacher&#39;s CLIP score" in page) == (reference == "teacher")
+    results = ModelCard((tmp_path / "tiny/card/README.md").read_text()).data.eval_results
+    names = {it.metric_type: it.metric_name for it in results}
+    assert names["clip_score_ratio"] == f"CLIP score, of {whose}"
+
+
 def test_links_lead_somewhere(written, folder):
     page = Page(written[0])
     ids = {attributes["id"] for _, attributes in page.elements if "id" in attributes}
@@ -212,6 +233,8 @@ def test_nothing_but_a_configuration_still_makes_an_honest_page(tmp_path):
     html, metrics = write(make_config(), tmp_path)
     assert "No student was compared" in html
     assert metrics["quality"] is metrics["training"] is metrics["speed"] is None
+    assert metrics["timings"]["total_s"] is None, "not 0 seconds"
+    assert "Not known: the run's telemetry is not there." in html
     for heading in (
         "Is the student good",
         ">Training<",
@@ -259,6 +282,23 @@ def test_one_is_singular(folder, tmp_path):
     plurals = re.findall(r"\b1 (?:prompt|image|step|network call|chunk)s\b", page)
     assert plurals == []
     assert "1 step, no guidance, 1 network call" in page
+
+
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [
+        (12, "small figures are 95 % intervals, bootstrap-t over prompts"),
+        (7, "fewer than 8 prompts give none but of R@1 and of the median"),
+        (3, "Fewer than 8 prompts give no interval."),
+    ],
+)
+def test_a_page_of_few_prompts_says_why_it_has_no_intervals(folder, tmp_path, number, told):
+    shutil.copytree(folder, tmp_path / "tiny")
+    path = tmp_path / "tiny/evaluation/quality.json"
+    write_sealed(path, read_sealed(path) | {"num_prompts": number})
+    page = " ".join(write(make_config(), tmp_path / "tiny")[0].split())
+    assert told in page
+    assert ("small figures" in page) == (number >= 4)
 
 
 def test_a_count_says_what_it_counts(written):

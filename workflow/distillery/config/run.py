@@ -17,6 +17,7 @@ from distillery.config.samples import (
     Evaluation,
     Samples,
     add_teachers,
+    check_reference,
     check_students_steps,
 )
 from distillery.config.section import (
@@ -272,11 +273,7 @@ class Config(RunConfig):
                 "spread over several; use own_gpus, which takes GPUs from the training, set "
                 "teacher.num_gpus: 1, or training.targets: stored"
             )
-        if self.evaluation.reference not in self.samples.models:
-            raise ValueError(
-                f"evaluation.reference is {self.evaluation.reference!r}: it must be one of "
-                f"samples.models ({', '.join(self.samples.models)})"
-            )
+        check_reference(self.evaluation, self.samples)
         return self
 
     @property

@@ -109,7 +109,8 @@ class Evaluation(Section):
 
     judge: str = Field(description="a CLIP model in Transformers format: a folder or a hub id")
     reference: Name = Field(
-        "teacher", description="the model in `samples` that the others are compared with"
+        "teacher",
+        description="the model in `samples` that the others are compared with; not a student",
     )
     vision_models: dict[Name, str] = Field(
         {},
@@ -162,6 +163,23 @@ def add_teachers(raw: JsonObject) -> JsonObject:
             more[f"teacher-{number}-steps-unguided"] = unguided
     added = {name: model for name, model in more.items() if name not in models}
     return {**raw, "samples": {**samples, "models": {**models, **added}}}
+
+
+def check_reference(evaluation: Evaluation, samples: Samples) -> None:
+    """Raise ValueError for a reference that is no model of the samples, or is the student."""
+    name = evaluation.reference
+    if name not in samples.models:
+        raise ValueError(
+            f"evaluation.reference is {name!r}: it must be one of samples.models "
+            f"({', '.join(samples.models)})"
+        )
+    if samples.models[name].source == "student":
+        others = [other for other, model in samples.models.items() if model.source != "student"]
+        instead = f"name {' or '.join(others)}" if others else "add a model of source: teacher"
+        raise ValueError(
+            f"evaluation.reference is {name!r}, a model of source: student: the student is what is "
+            f"judged, and cannot be its own measure; {instead}"
+        )
 
 
 def check_students_steps(samples: Samples, steps: int) -> None:

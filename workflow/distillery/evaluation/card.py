@@ -85,7 +85,7 @@ def _results(quality: Mapping[str, Any], roles: Roles) -> list[EvalResult]:
     against = facts["against"].get(roles.reference, {})
     scores = {
         ("clip_score", "CLIP score"): facts["clip_score"],
-        ("clip_score_ratio", "CLIP score, of the teacher's"): against.get("clip_score_ratio"),
+        ("clip_score_ratio", f"CLIP score, of {roles.whose}"): against.get("clip_score_ratio"),
         ("retrieval_r1", "R@1"): facts["retrieval_r1"],
     }
     return [

@@ -12,10 +12,13 @@ from distillery.config.jobs import read_frozen
 from distillery.config.parsing import flatten
 from distillery.evaluation.manifests import KEY, ModelSamples, read_samples
 from distillery.evaluation.metrics import (
+    SCORE_ENDS,
     ConfidenceInterval,
+    Ends,
     FloatArray,
     Groups,
     bootstrap_mean,
+    difference_ends,
     draw_weights,
     median_difference,
     median_interval,
@@ -283,7 +286,8 @@ def _paired(one: pd.DataFrame, other: pd.DataFrame, metric: str) -> ConfidenceIn
         case "high_frequency":
             weights = draw_weights(groups.num_groups, NUM_RESAMPLES)
             return median_difference(before, after, groups, weights)
-    return _mean(one[KEY].assign(difference=after - before))
+    ends = difference_ends(SCORE_ENDS[metric])
+    return _mean(one[KEY].assign(difference=after - before), ends)
 
 
 def _values(run: RunPieces, model: str, metric: str) -> pd.DataFrame:
@@ -303,14 +307,14 @@ def _summary(values: pd.DataFrame, metric: str) -> ConfidenceInterval:
             return wilson_share(numbers, groups)
         case "high_frequency":
             return median_interval(numbers, groups)
-    return _mean(values)
+    return _mean(values, SCORE_ENDS[metric])
 
 
-def _mean(values: pd.DataFrame) -> ConfidenceInterval:
-    """The mean of the last column with its interval over prompts."""
+def _mean(values: pd.DataFrame, ends: Ends) -> ConfidenceInterval:
+    """The mean of the last column with its interval over prompts, within `ends`."""
     groups = Groups.of(values["prompt_id"].tolist())
     weights = draw_weights(groups.num_groups, NUM_RESAMPLES)
-    return bootstrap_mean(values.iloc[:, -1].to_numpy(dtype=np.float64), groups, weights)
+    return bootstrap_mean(values.iloc[:, -1].to_numpy(dtype=np.float64), groups, weights, ends)
 
 
 def gains(first: RunPieces, second: RunPieces, model: str, pairs: Pairs) -> FloatArray:

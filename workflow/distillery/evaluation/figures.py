@@ -33,17 +33,18 @@ def headline(
     """The answer to the user's question in one sentence."""
     if roles.student is None or speed is None:
         return "No student was compared with its teacher in this run."
+    calls = f"network calls{roles.than_reference}"
     fewer = times(
         speed["network_calls_ratio"] or 1.0,
         "{:.3g} times",
-        ("fewer network calls", "as many network calls", "more network calls"),
+        (f"fewer {calls}", f"as many {calls}", f"more {calls}"),
     )
     if quality is None:
         return f"The student needs {fewer}; its quality was not scored."
     ratio = _kept(quality, roles.student, roles)
     if ratio is None:
         return f"The student needs {fewer}; how much quality it keeps is not defined."
-    text = f"The student keeps {percent(ratio.mean)} of the teacher's CLIP score with {fewer}"
+    text = f"The student keeps {percent(ratio.mean)} of {roles.whose} CLIP score with {fewer}"
     before = _kept(quality, roles.untrained, roles)
     return text + (f"; before its training it kept {percent(before.mean)}." if before else ".")
 

@@ -31,6 +31,8 @@ ENDS = {
     "coverage": (0.0, 1.0),
 }
 """The least and the largest value of each distance; without bias an MMD can be negative."""
+DIVERSITY_ENDS = (0.0, 2.0)
+"""Of a mean of 1 - cosine."""
 
 
 @dataclass(frozen=True)
@@ -143,11 +145,11 @@ class Estimate:
         )
 
     def interval(
-        self, num_resamples: int, least: float = -math.inf, most: float = math.inf
+        self, num_resamples: int, ends: metrics.Ends = metrics.NO_ENDS
     ) -> ConfidenceInterval:
         """The number with a 95 % interval: bootstrap-t over the jackknife's pseudo-values.
 
-        It ends where the number itself does, at `least` and `most`.
+        It ends where the number itself does.
 
         Blocks of prompts are left out in turn (delete-a-group jackknife; Efron & Tibshirani 1993,
         section 11.5), since resampled prompts would put images into a set twice, which makes sets
@@ -159,12 +161,8 @@ class Estimate:
             return ConfidenceInterval(metrics.round_significant(self.value), None, None)
         values_k = self.value + (k - 1) * (self.without_k.mean() - self.without_k)
         blocks = Groups(np.arange(k), k)
-        found = metrics.bootstrap_mean(values_k, blocks, metrics.draw_weights(k, num_resamples))
-        low = max(least, -math.inf if found.low is None else found.low)
-        high = min(most, math.inf if found.high is None else found.high)
-        return ConfidenceInterval(
-            found.mean, *(it if math.isfinite(it) else None for it in (low, high))
-        )
+        weights_rk = metrics.draw_weights(k, num_resamples)
+        return metrics.bootstrap_mean(values_k, blocks, weights_rk, ends)
 
 
 def measure_sets(
@@ -269,7 +267,7 @@ def _jackknife(measure: Callable[[BoolArray], Vector], num_prompts: int) -> list
     block_p = np.arange(num_prompts) % NUM_BLOCKS
     values = measure(np.ones(num_prompts, dtype=bool))
     # Fewer give no interval, and of two prompts one cannot be left out.
-    blocks = range(block_p.max() + 1) if num_prompts >= metrics.MIN_PROMPTS else ()
+    blocks = range(block_p.max() + 1) if num_prompts >= metrics.MIN_RESAMPLED else ()
     without = [measure(block_p != block) for block in blocks]
     return [
         Estimate(value, np.array([numbers[number] for numbers in without]))
@@ -328,7 +326,7 @@ def _intervals(
 ) -> Intervals:
     """Of a model's distances, and of the Fréchet distance as a multiple of its floor."""
     intervals: Intervals = {
-        name: found[name].interval(num_resamples, *ends) if name in found else None
+        name: found[name].interval(num_resamples, ends) if name in found else None
         for name, ends in ENDS.items()
     }
     intervals["frechet_ratio"] = None
@@ -348,7 +346,7 @@ def _diversity(
         return {"diversity": None, "diversity_ratio": None}
     is_reference = own_p is reference_p
     return {
-        "diversity": metrics.bootstrap_mean(own_p, prompts, weights_rp),
+        "diversity": metrics.bootstrap_mean(own_p, prompts, weights_rp, DIVERSITY_ENDS),
         "diversity_ratio": None
         if is_reference
         else metrics.bootstrap_ratio(own_p, reference_p, prompts, weights_rp),

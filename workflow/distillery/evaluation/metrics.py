@@ -4,7 +4,7 @@ Shapes: b images, p distinct prompts, d features of the judge, r bootstrap resam
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,12 +23,27 @@ CONFIDENCE = 0.95
 NORMAL_QUANTILE = 1.959964
 """Of the standard normal distribution at (1 + CONFIDENCE) / 2."""
 MIN_PROMPTS = 4
-"""For an interval: of 3 prompts one resample in nine draws the same one three times."""
+"""For the interval of a share or of a median, which resamples nothing."""
+MIN_RESAMPLED = 8
+"""Prompts for an interval by resampling. It covers for fewer, but with 4 one in twenty is 16 to 35
+times as wide as Student's: some resamples have next to no spread, and deviations are divided by
+it. With 8 it is 1.4 to 3.6 times as wide (docs/log.md)."""
 ROUNDING = 1e-9
 """Relative: what is nearer to nothing than this is nothing."""
 BOOTSTRAP_SEED = 0
 SIGNIFICANT_DIGITS = 6
 """Of numbers in files: a sum's last bits depend on the number of threads, these digits do not."""
+
+
+Ends = tuple[float, float]
+"""The least and the largest value that a measure can have; no interval goes beyond them."""
+NO_ENDS: Ends = (-math.inf, math.inf)
+SCORE_ENDS: Mapping[str, Ends] = {
+    "clip_score": (-1.0, 1.0),
+    "latents_mse": (0.0, math.inf),
+    "psnr_db": (0.0, IDENTICAL_PSNR_DB),
+}
+"""Of the columns of the scores that are averaged."""
 
 
 @dataclass(frozen=True)
@@ -168,11 +183,17 @@ def draw_weights(num_groups: int, num_resamples: int) -> FloatArray:
     return generator.multinomial(num_groups, shares, size=num_resamples).astype(np.float64)
 
 
+def difference_ends(ends: Ends) -> Ends:
+    """Of the difference of two values of a measure."""
+    least, most = ends
+    return least - most, most - least
+
+
 def bootstrap_mean(
-    values_b: FloatArray, groups: Groups, weights_rp: FloatArray
+    values_b: FloatArray, groups: Groups, weights_rp: FloatArray, ends: Ends = NO_ENDS
 ) -> ConfidenceInterval:
-    """Mean over images with its bootstrap-t interval over resampled prompts."""
-    return _bootstrap_t(groups.sums(values_b), groups.sizes(), weights_rp)
+    """Mean over images with its bootstrap-t interval over resampled prompts, within `ends`."""
+    return _bootstrap_t(groups.sums(values_b), groups.sizes(), weights_rp, ends)
 
 
 def bootstrap_ratio(
@@ -181,11 +202,13 @@ def bootstrap_ratio(
     """Ratio of two paired means; None where the lower mean is not positive in every resample.
 
     The ratio of the means, not the mean of ratios: a single image near zero would rule the latter.
+    Where the upper mean is negative in no resample, the interval ends at 0.
     """
-    below_p = groups.sums(others_b)
+    above_p, below_p = groups.sums(values_b), groups.sums(others_b)
     if below_p.sum() <= 0 or np.any(weights_rp @ below_p <= 0):
         return None
-    return _bootstrap_t(groups.sums(values_b), below_p, weights_rp)
+    least = 0.0 if np.all(weights_rp @ above_p >= 0) else -math.inf
+    return _bootstrap_t(above_p, below_p, weights_rp, (least, math.inf))
 
 
 def wilson_share(hits_b: FloatArray, groups: Groups) -> ConfidenceInterval:
@@ -247,7 +270,7 @@ def median_difference(
     Not the median of the differences: that may rise where the median falls.
     """
     difference = round_significant(float(np.median(after_b) - np.median(before_b)))
-    if groups.num_groups < MIN_PROMPTS:
+    if groups.num_groups < MIN_RESAMPLED:
         return ConfidenceInterval(difference, None, None)
     found_r = []
     for weights_p in weights_rp:
@@ -268,16 +291,16 @@ def _wilson(share: float, number: int) -> tuple[float, float]:
 
 
 def _bootstrap_t(
-    above_p: FloatArray, below_p: FloatArray, weights_rp: FloatArray
+    above_p: FloatArray, below_p: FloatArray, weights_rp: FloatArray, ends: Ends
 ) -> ConfidenceInterval:
-    """Ratio of two sums over prompts with the bootstrap-t interval.
+    """Ratio of two sums over prompts with the bootstrap-t interval, cut at the measure's ends.
 
     Each resample's deviation is divided by its own standard error (Efron & Tibshirani 1993,
-    section 12.5), which covers for few and for skewed values, where percentiles do not. A bound is
-    None where too many resamples have no spread at all.
+    section 12.5), which covers for few and for skewed values, where percentiles do not. A bound
+    is the measure's end, or None, where too many resamples have no spread at all.
     """
     (ratio,), (error,) = _ratios(above_p, below_p, np.ones((1, len(above_p))))
-    if len(above_p) < MIN_PROMPTS:
+    if len(above_p) < MIN_RESAMPLED:
         return ConfidenceInterval(round_significant(float(ratio)), None, None)
     ratio_r, error_r = _ratios(above_p, below_p, weights_rp)
     error_r[error_r <= ROUNDING * error] = 0.0
@@ -287,9 +310,9 @@ def _bootstrap_t(
     tail = (1 - CONFIDENCE) / 2
     # "nearest" never averages with a deviation that is infinite.
     lowest, highest = np.quantile(t_r, [tail, 1 - tail], method="nearest")
+    bounds = max(ratio - highest * error, ends[0]), min(ratio - lowest * error, ends[1])
     low, high = (
-        round_significant(float(bound)) if np.isfinite(bound) else None
-        for bound in (ratio - highest * error, ratio - lowest * error)
+        round_significant(float(bound)) if np.isfinite(bound) else None for bound in bounds
     )
     return ConfidenceInterval(round_significant(float(ratio)), low, high)
 

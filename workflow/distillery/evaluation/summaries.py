@@ -36,9 +36,9 @@ class Timings:
     images: Mapping[str, ImageTime]
 
     def as_json(self) -> dict[str, Any]:
-        """Without the single events."""
+        """Without the single events; the whole time is None where no telemetry is there."""
         return {
-            "total_s": self.clock.total_s,
+            "total_s": self.clock.total_s if self.clock.active else None,
             "stages": [asdict(stage) | {"items_per_s": stage.items_per_s} for stage in self.stages],
             "workers": [
                 {

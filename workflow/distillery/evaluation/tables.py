@@ -1,5 +1,6 @@
 """The report's tables: every model's metrics, and the student against the others."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -80,7 +81,7 @@ SET_COLUMNS = {
 def metrics_table(
     quality: Mapping[str, Any] | None, roles: Roles, images: Mapping[str, ImageTime]
 ) -> Table | None:
-    """Means with intervals; the best of each column is marked where models differ."""
+    """Means with intervals; the best of a column is marked where no interval overlaps its."""
     if quality is None:
         return None
     names = _in_order(quality, roles)
@@ -177,20 +178,31 @@ def _values(
 def _best(
     key: str, column: Column, values: Mapping[str, Mapping[str, ConfidenceInterval | None]]
 ) -> frozenset[str]:
-    """The models with the best mean; none if fewer than two have one, or if all are level.
+    """The models with the best mean; none if an interval of theirs overlaps another model's.
 
-    A value measured once, without an interval, such as a time, is never marked.
+    A difference within the intervals may be noise. A value measured once, without an interval, such
+    as a time, is never marked, and neither are models that are all level.
     """
-    intervals = {name: row[key] for name, row in values.items()}
-    means = {
-        name: interval.mean
-        for name, interval in intervals.items()
-        if interval and interval.low is not None
+    intervals = {
+        name: interval
+        for name, row in values.items()
+        if (interval := row[key]) and (interval.low, interval.high) != (None, None)
     }
-    if column.direction == 0 or len(set(means.values())) < 2:
+    if column.direction == 0 or not intervals:
         return frozenset()
-    best = max(means.values(), key=lambda mean: column.direction * mean)
-    return frozenset(name for name, mean in means.items() if mean == best)
+    top = max(column.direction * interval.mean for interval in intervals.values())
+    best = {name for name, it in intervals.items() if column.direction * it.mean == top}
+    others = [_reach(it, column.direction)[1] for name, it in intervals.items() if name not in best]
+    worst = min(_reach(intervals[name], column.direction)[0] for name in best)
+    return frozenset(best if others and worst > max(others) else ())
+
+
+def _reach(interval: ConfidenceInterval, direction: int) -> tuple[float, float]:
+    """The worst and the best end of an interval, times the direction; an open one is unlimited."""
+    low = -math.inf if interval.low is None else interval.low
+    high = math.inf if interval.high is None else interval.high
+    worst, best = sorted((direction * low, direction * high))
+    return worst, best
 
 
 def _cell(form: Callable[[float], str], value: ConfidenceInterval | None, is_best: bool) -> Cell:

@@ -12,6 +12,8 @@ from distillery.evaluation.manifests import ModelSamples
 from distillery.evaluation.metrics import ConfidenceInterval
 
 Outcome = Literal["passed", "failed", "undecided", "not measured"]
+TEACHER = "teacher"
+"""The usual name of the reference: the teacher as the targets were made."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,16 @@ class Roles:
     reference: str
     rival: str | None = None
     untrained: str | None = None
+
+    @property
+    def whose(self) -> str:
+        """The reference as an owner, for "of the teacher's CLIP score"."""
+        return "the teacher's" if self.reference == TEACHER else f"{self.reference}'s"
+
+    @property
+    def than_reference(self) -> str:
+        """Words after "fewer network calls"; none where the reference is the teacher, as usual."""
+        return "" if self.reference == TEACHER else f" than {self.reference}"
 
 
 @dataclass(frozen=True)

@@ -276,7 +276,10 @@ def summarise(
 
 def _means(scores: pd.DataFrame, groups: Groups, weights_rp: FloatArray) -> dict[str, Any]:
     """Each metric with its interval; None where it is not defined (the reference itself)."""
-    means = {column: _mean(_values(scores, column), groups, weights_rp) for column in SCORES}
+    means = {
+        column: _mean(_values(scores, column), groups, weights_rp, _ends(column))
+        for column in SCORES
+    }
     medians = {column: _median(_values(scores, column), groups) for column in MEDIANS}
     is_first_b = (_values(scores, "rank") == 1).astype(np.float64)
     shares = {"retrieval_r1": _as_json(metrics.wilson_share(is_first_b, groups))}
@@ -292,20 +295,28 @@ def _paired(
     )
     differences = {
         f"{column}_difference": _mean(
-            _values(own, column) - _values(other, column), groups, weights_rp
+            _values(own, column) - _values(other, column),
+            groups,
+            weights_rp,
+            metrics.difference_ends(_ends(column)),
         )
         for column in SCORES
     }
     return {"clip_score_ratio": _as_json(ratio)} | differences
 
 
+def _ends(column: str) -> metrics.Ends:
+    """The least and the largest value of a column; those of a new one need not be known."""
+    return metrics.SCORE_ENDS.get(column, metrics.NO_ENDS)
+
+
 def _mean(
-    values_b: FloatArray, groups: Groups, weights_rp: FloatArray
+    values_b: FloatArray, groups: Groups, weights_rp: FloatArray, ends: metrics.Ends
 ) -> dict[str, float | None] | None:
     """Mean with interval as JSON; None if an image has no value."""
     if np.any(np.isnan(values_b)):
         return None
-    return _as_json(metrics.bootstrap_mean(values_b, groups, weights_rp))
+    return _as_json(metrics.bootstrap_mean(values_b, groups, weights_rp, ends))
 
 
 def _median(values_b: FloatArray, groups: Groups) -> dict[str, float | None] | None:

@@ -20,6 +20,7 @@ from distillery.evaluation import figures, tables
 from distillery.evaluation.card import write_card
 from distillery.evaluation.findings import Findings, gather
 from distillery.evaluation.image_grid import Grid, Lead, make_grid, make_lead
+from distillery.evaluation.metrics import MIN_PROMPTS, MIN_RESAMPLED
 from distillery.evaluation.pages import own_file, page_environment
 from distillery.evaluation.summaries import (
     Timings,
@@ -153,6 +154,8 @@ def render(
         timings=timings,
         planned=hold_against_plan(findings.attempts, findings.plan),
         max_bars=MAX_BARS,
+        min_prompts=MIN_PROMPTS,
+        min_resampled=MIN_RESAMPLED,
         timeline=figures.timeline(timings.workers, timings.clock, timings.stages),
         grid=grid,
         lead=lead,
