@@ -139,6 +139,27 @@ def test_a_model_has_one_colour_and_shape_in_all_charts():
     assert score_chart(alone[:1], models, "CLIP", "CLIP") is None
 
 
+@pytest.mark.parametrize("is_line", [False, True])
+def test_a_legend_has_room_for_the_readers_font(is_line):
+    """It is laid out with the fonts of this machine; a reader's are up to a fifth wider."""
+    names = ("teacher-2-steps-unguided", "teacher-4-steps-unguided", "untrained", "student")
+    if is_line:
+        lines = [Series(name, [(0, 1), (1, 2)]) for name in names]
+        chart = line_chart(lines, "x", "y", "Lines")
+    else:
+        scores = [Score(name, number + 1, 0.5) for number, name in enumerate(names)]
+        chart = score_chart(scores, names, "CLIP score", "Scores")
+    entries = re.findall(
+        r'translate\(([\d.]+),([\d.]+)\)"><path class="background" aria-hidden="true" '
+        r'd="M0,0h([\d.]+)v[\d.]+h-',
+        chart.svg.split("role-legend-entry")[1],
+    )
+    places = [(float(x), float(y), float(width)) for x, y, width in entries if float(width) > 0]
+    first, second = places[:2]
+    assert first[1] == second[1], "in a row"
+    assert first[0] + 1.2 * first[2] < second[0]
+
+
 def test_a_score_without_an_interval_has_none():
     assert rows(score_chart(scores(), ["teacher", "student"], "CLIP", "CLIP")) == [
         {"model": "teacher", "network_calls": 48, "mean": 0.5},

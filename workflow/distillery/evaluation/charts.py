@@ -119,8 +119,7 @@ def _legend(lines: Sequence[Series]) -> Spec:
     """The names of the series, in as many columns as fit."""
     names = json.dumps([one.name for one in lines])  # JSON is also an expression of Vega's
     return {
-        "title": None,
-        "columns": {"expr": f"max(1, floor(width / {_legend_px(lines)}))"},
+        **_columns([one.name for one in lines]),
         "labelExpr": f"{names}[+slice(datum.value, 1)]",
         "symbolType": "stroke",
         "symbolOpacity": 1,
@@ -134,9 +133,17 @@ def _palette(lines: Sequence[Series]) -> list[str]:
     return [palette[number] for number in numbers]
 
 
-def _legend_px(lines: Sequence[Series]) -> int:
-    """The width of a legend's column."""
-    return 45 + 7 * max(len(one.name) for one in lines)
+def _columns(names: Sequence[str]) -> Spec:
+    """A legend's columns, as many as fit, apart by more than a wider font takes.
+
+    The still is laid out here and read elsewhere: there a name is up to a fifth wider.
+    """
+    longest = max(map(len, names))
+    return {
+        "title": None,
+        "columns": {"expr": f"max(1, floor(width / {45 + 7 * longest}))"},
+        "columnPadding": 18 + 1.2 * longest,
+    }
 
 
 def _folded(lines: Sequence[Series]) -> list[Spec]:
@@ -299,10 +306,8 @@ def _calls(scores: Sequence[Score], is_path: bool) -> Spec:
 
 def _by_model(models: Sequence[str], values: Sequence[str]) -> Spec:
     """A channel that gives each model its value; the channels share one legend."""
-    legend_px = 45 + 7 * max(map(len, models))
-    legend = {"title": None, "columns": {"expr": f"max(1, floor(width / {legend_px}))"}}
     scale = {"domain": list(models), "range": list(values)}
-    return {"field": "model", "type": "nominal", "scale": scale, "legend": legend}
+    return {"field": "model", "type": "nominal", "scale": scale, "legend": _columns(models)}
 
 
 def _score_tooltip(scores: Sequence[Score], y_title: str) -> list[Spec]:

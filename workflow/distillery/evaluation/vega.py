@@ -52,7 +52,6 @@ CONFIG: Spec = {
         "titleFontWeight": "normal",
     },
     "legend": {
-        "columnPadding": 18,
         "labelColor": "var(--ink)",
         "labelFontSize": 12,
         "labelLimit": 0,
