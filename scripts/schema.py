@@ -36,11 +36,13 @@ depends on the key only if `training.targets` is `online`. With *report* only th
 again, which any change of the configuration does. With another `num_shards` the jobs start again,
 and find the chunks or images that are there. A key marked ○ changes no result beyond rounding.
 
+A number without an upper limit in its row is at most 10⁹ if whole (`seed`: below 2⁶³), else 10⁶;
+an adapter's `scale` has none.
+
 `make schema` writes this page and `workflow/schemas/config.schema.json`, which editors can read,
 from `workflow/distillery/config/`.
 """
 REMAKES_NOTHING_MARK = " ○"
-# Upper bounds are far beyond what is of use, and would only be in the way.
 IN_NAMES, IN_LISTS = ".{name}", "[]"
 """What stands behind a key that holds sections."""
 DEMO = Path(__file__).parents[1] / "config/config.yaml"
@@ -78,8 +80,12 @@ EXAMPLES: dict[str, list[Any]] = {
 LIMITS = {
     "minimum": ">=",
     "exclusiveMinimum": ">",
+    "maximum": "<=",
+    "exclusiveMaximum": "<",
     "maxLength": "of at most",
 }
+FAR = 10**6
+"""Upper bounds from here on are far beyond what is of use; the page says them once."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -287,8 +293,12 @@ def _kind(schema: dict[str, Any], field: dict[str, Any]) -> str:
         items = field.get("items") or (field.get("prefixItems") or [{}])[0]
         kind = _kind(schema, items)
         return f"list of ({kind})" if "anyOf" in items else f"list of {kind}"
-    limits = [f"{sign} {field[name]}" for name, sign in LIMITS.items() if name in field]
-    return " ".join([str(field.get("type", "any")), *limits])
+    limits = [
+        f"{sign} {field[name]}"
+        for name, sign in LIMITS.items()
+        if name in field and field[name] < FAR
+    ]
+    return f"{field.get('type', 'any')} {', '.join(limits)}".strip()
 
 
 def _referred(schema: dict[str, Any], field: dict[str, Any]) -> dict[str, Any] | None:

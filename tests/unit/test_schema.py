@@ -56,6 +56,29 @@ def test_a_row_says_what_its_key_remakes(page: str, row: str, remade: str) -> No
     assert line.endswith(f"| {remade} |")
 
 
+def test_a_row_says_both_bounds_of_its_key(page: str) -> None:
+    bounds = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+    sections = Config.model_json_schema()["$defs"].values()
+    fields = [field for it in sections for field in it.get("properties", {}).items()]
+    checked = 0
+    for key, field in fields:
+        for option in field.get("anyOf", [field]):
+            words = [
+                f"{sign} {option[name]}"
+                for name, sign in bounds.items()
+                if option.get(name, 1e6) < 1e6
+            ]
+            rows = [row for row in page.splitlines() if f"{key}` |" in row]
+            assert any(all(word in row for word in words) for row in rows), (key, words)
+            checked += len(words)
+    assert checked > 100
+    for row in (
+        "| `learning_rate` | number > 0, <= 10 |",
+        "| `min_clip_ratio` | number > 0, <= 2.0 |",
+    ):
+        assert row in page
+
+
 def test_what_is_generated_is_up_to_date(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:

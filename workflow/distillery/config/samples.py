@@ -121,6 +121,7 @@ class Evaluation(Section):
     )
     min_clip_ratio: Annotated[float, Field(gt=0)] = Field(
         0.97,
+        json_schema_extra={"maximum": MAX_CLIP_RATIO},
         description="the student passes if the whole interval of its CLIP score lies above this "
         "fraction of the reference's. Choose what you would accept; fewer steps keep less",
     )
