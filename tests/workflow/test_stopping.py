@@ -52,6 +52,11 @@ time.sleep(60)
 LOG = "results/demo/logs/targets.log"
 
 
+def _heed_quit() -> None:
+    """As in a terminal: a shell's background job, as a CI's may be, is started with it ignored."""
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+
+
 class Terminal:
     """Snakemake in a terminal of its own, of 30 lines with 120 columns."""
 
@@ -68,6 +73,7 @@ class Terminal:
             stdout=its,
             stderr=its,
             start_new_session=True,
+            preexec_fn=_heed_quit,
         )
         os.close(its)
         self.text = ""

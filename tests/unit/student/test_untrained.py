@@ -37,6 +37,7 @@ def run(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run whose student was built and exported, and learned nothing."""
     folder = tmp_path_factory.mktemp("untrained")
     run = make_run(folder, teacher, samples={"models": COMPARED})
+    shutil.copy(folder / "train.csv", folder / "eval.csv")  # enough prompts for an interval
     run.encode("eval")
     build_student(run.job("training", TrainingJob), run.folder / "student" / "initial")
     run.export_untrained()
