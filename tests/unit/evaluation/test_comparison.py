@@ -13,7 +13,7 @@ from PIL import Image
 from distillery.config.jobs import read_frozen, save_frozen
 from distillery.evaluation.comparison import differences, differing_settings, pair_up, read_pieces
 from distillery.evaluation.metrics import ConfidenceInterval
-from distillery.files import hash_file, write_json, write_sealed
+from distillery.files import hash_file, read_sealed, write_json, write_sealed
 from distillery.run_folder import RunFolder
 from distillery.stages.compare import compare_runs
 from distillery.store.tables import read_table, write_table
@@ -88,14 +88,20 @@ def test_settings_are_those_that_the_images_were_made_with(tmp_path: Path) -> No
     found = pieces(run.path)
     assert found.config["seed"] == 1
     assert found.gaps == [
-        "the settings of a have changed since its images were made and scored, and there is no "
-        "report of these: the settings are told as they are now"
+        "there is no report of the images of a as they are scored now: its settings are told as "
+        "they are now, and have changed since"
     ]
-    write_json(run.metrics, {"provenance": {"config": before}})
+    quality = read_sealed(run.quality)
+    write_json(run.metrics, {"quality": quality, "provenance": {"config": before}})
     save_frozen(run.config("run"), before | {"seed": 2})
     assert (pieces(run.path).config, pieces(run.path).gaps) == (before, [])
-    os.utime(run.scores)
-    assert pieces(run.path).config["seed"] == 2, "scored again since the report"
+    for path in run.path.glob("**/*"):
+        os.utime(path, (1e9, 1e9))  # as a copy may have it
+    assert pieces(run.path).config == before
+    write_sealed(run.quality, quality | {"num_prompts": 7})
+    scored_again = pieces(run.path)
+    assert scored_again.config["seed"] == 2
+    assert scored_again.gaps[0].endswith("and may have changed since")
 
 
 def test_other_noise_is_said_and_not_paired(tmp_path: Path) -> None:

@@ -289,7 +289,7 @@ def test_one_is_singular(folder, tmp_path):
     [
         (12, "small figures are 95 % intervals, bootstrap-t over prompts"),
         (7, "fewer than 8 prompts give none but of R@1 and of the median"),
-        (3, "Fewer than 8 prompts give no interval."),
+        (3, "Fewer than 8 prompts give no interval, but for R@1 and medians."),
     ],
 )
 def test_a_page_of_few_prompts_says_why_it_has_no_intervals(folder, tmp_path, number, told):

@@ -133,20 +133,22 @@ def read_pieces(run: RunFolder) -> RunPieces:
 def read_settings(run: RunFolder) -> tuple[Mapping[str, Any] | None, list[str]]:
     """The settings that a run's images were made with, and what is to be said of them.
 
-    Those of its report, where that came after the images; the frozen ones may be those of a stage
+    Those of its report, where that is of the same scores; the frozen ones may be those of a stage
     that was asked for since. None where there are none.
     """
     name, frozen, made = run.path.name, run.config("run"), run.made_images
-    if run.metrics.is_file() and _last(made) <= _last([run.metrics]):
-        facts = read_json(run.metrics)
+    facts = read_json(run.metrics) if run.metrics.is_file() else None
+    quality = read_sealed(run.quality) if run.quality.is_file() else None
+    if facts is not None and facts["quality"] == quality:
         return facts["provenance"]["config"], []
     if not frozen.is_file():
         return None, [f"{name} has no configuration: its settings are not compared"]
     notes = []
-    if made and _last([frozen]) > _last(made):
+    is_later = bool(made) and _last([frozen]) > _last(made)  # a copy may have lost the dates
+    if is_later or facts is not None:
         notes.append(
-            f"the settings of {name} have changed since its images were made and scored, and there "
-            "is no report of these: the settings are told as they are now"
+            f"there is no report of the images of {name} as they are scored now: its settings are "
+            f"told as they are now, and {'have' if is_later else 'may have'} changed since"
         )
     return read_frozen(frozen), notes
 

@@ -48,7 +48,7 @@ def check_noted(config: RunConfig, run: RunFolder, has_noted: Callable[[str], bo
         raise ValueError(
             f"{run.report} is of a run of another name, and Snakemake has no note of how it was "
             f"made: was the folder renamed? Run `rm {whole}` and start again: the report is made "
-            "again, and nothing else"
+            "again, and what else is not up to date"
         )
     return []
 
