@@ -110,15 +110,14 @@ def read_pieces(run: RunFolder) -> RunPieces:
 
     Raises ValueError for a file that is there and damaged.
     """
-    gaps, name = [], run.path.name
-    config, notes = read_settings(run)
+    name = run.path.name
     scores = read_table(run.scores) if run.scores.is_file() else None
     quality = read_sealed(run.quality) if run.quality.is_file() else None
+    config, gaps = _settings(run, quality)
     samples = {
         path.parent.name: read_samples(path.parent.name, path)
         for path in sorted(run.sample_folder.glob("*/manifest.parquet"))
     }
-    gaps += notes
     if scores is None or quality is None:
         gaps.append(_no_scores(run, config))
     if not samples:
@@ -130,7 +129,9 @@ def read_pieces(run: RunFolder) -> RunPieces:
     return RunPieces(name, config, scores, samples, judge, gaps, report)
 
 
-def read_settings(run: RunFolder) -> tuple[Mapping[str, Any] | None, list[str]]:
+def _settings(
+    run: RunFolder, quality: Mapping[str, Any] | None
+) -> tuple[Mapping[str, Any] | None, list[str]]:
     """The settings that a run's images were made with, and what is to be said of them.
 
     Those of its report, where that is of the same scores; the frozen ones may be those of a stage
@@ -138,7 +139,6 @@ def read_settings(run: RunFolder) -> tuple[Mapping[str, Any] | None, list[str]]:
     """
     name, frozen, made = run.path.name, run.config("run"), run.made_images
     facts = read_json(run.metrics) if run.metrics.is_file() else None
-    quality = read_sealed(run.quality) if run.quality.is_file() else None
     if facts is not None and facts["quality"] == quality:
         return facts["provenance"]["config"], []
     if not frozen.is_file():
