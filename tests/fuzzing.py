@@ -1,7 +1,4 @@
-"""Random inputs: each fuzz test takes one seed a case, and `FUZZ_CASES` asks for more of them.
-
-    FUZZ_CASES=5000 python -m pytest tests/fuzz
-"""
+"""Random inputs: each fuzz test takes one seed a case; the variable `FUZZ_CASES` asks for more."""
 
 import os
 
