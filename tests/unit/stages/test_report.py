@@ -8,6 +8,7 @@ import shutil
 import pandas as pd
 import pytest
 
+import golden
 from distillery.evaluation import verdict
 from distillery.files import hash_json, read_sealed, write_sealed
 from events import job_events, training_twice
@@ -26,6 +27,12 @@ def test_headline_and_thresholds(written):
     assert outcomes["Closer to teacher than the teacher at as few network calls is, in pixels"] == (
         "not measured"
     )
+
+
+def test_the_keys_of_the_metrics_are_as_they_were(written):
+    """Meant? See tests/golden.py."""
+    before = (golden.FOLDER / "metrics.json").read_text()
+    assert golden.as_text(golden.keys_of(written[1])) == before
 
 
 def test_the_share_of_the_score_that_was_kept_is_shown(folder, tmp_path):
