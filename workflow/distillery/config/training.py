@@ -301,6 +301,11 @@ class Training(Section):
         return self.model_copy(update=changes | {"rounds": rounds, "num_samples": end})
 
     @property
+    def of_jobs(self) -> "list[Training]":
+        """What the jobs of it do, one after another: each up to a round, the last all of it."""
+        return [*map(self.up_to_round, range(len(self.round_numbers))), self]
+
+    @property
     def earlier_parts(self) -> "list[Training]":
         """The trainings that do a first part of one with rounds or a finish, the longest first.
 
