@@ -183,6 +183,11 @@ def draw_weights(num_groups: int, num_resamples: int) -> FloatArray:
     return generator.multinomial(num_groups, shares, size=num_resamples).astype(np.float64)
 
 
+def ends_of(column: str) -> Ends:
+    """The least and the largest value of a column; those of a new one need not be known."""
+    return SCORE_ENDS.get(column, NO_ENDS)
+
+
 def difference_ends(ends: Ends) -> Ends:
     """Of the difference of two values of a measure."""
     least, most = ends
