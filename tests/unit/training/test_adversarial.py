@@ -145,7 +145,7 @@ def test_the_direction_is_the_gradient_of_passing_for_true(run: Run, tmp_path: P
         torch.testing.assert_close(found[[row]], expected, rtol=2e-2, atol=1e-3)
 
 
-@pytest.mark.parametrize("smoothness", [0.0, 3.0])
+@pytest.mark.parametrize("smoothness", [0.0, 1000.0])
 def test_heads_learn_from_four_kinds_of_images(run: Run, tmp_path: Path, smoothness: float) -> None:
     """The gradient of their loss written out: what is drawn and true images under the prompts of
     others are false, true ones are true, and a little noise should change nothing; all with the
@@ -198,7 +198,8 @@ def test_heads_learn_from_four_kinds_of_images(run: Run, tmp_path: Path, smoothn
         loss = loss + loss_one + smoothness * of_heads(change.square() for change in changes)
     (loss / (8 / STEPS)).backward()  # type: ignore[no-untyped-call]
     for name, value in learned.items():
-        torch.testing.assert_close(found[name], value.grad, rtol=2e-2, atol=2e-3)
+        near = 2e-3 * float(value.grad.abs().max())  # type: ignore[union-attr]
+        torch.testing.assert_close(found[name], value.grad, rtol=1e-2, atol=near)
     assert state.companion.losses.tolist() == pytest.approx([told, len(last)], rel=1e-2)
 
 

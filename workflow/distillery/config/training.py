@@ -198,8 +198,9 @@ class Training(Section):
         16384, description="samples between two checkpoints"
     )
     keep_checkpoints: Annotated[Small, NoResult] = Field(
-        2, description="number of checkpoints to keep, with rounds of each part before a round too; older "
-        "ones are removed"
+        2,
+        description="number of checkpoints to keep, with rounds of each part before a round too; "
+        "older ones are removed",
     )
     timeout_s: Annotated[Count, NoResult] = Field(
         1800,
