@@ -6,8 +6,14 @@ from pathlib import Path
 import pytest
 
 from checkout import ONE_SHARD, check_names, configure, jobs, skeleton, snakemake, succeed
+from distillery.config.jobs import read_config
+from distillery.evaluation.timeline import BEFORE_ROUND, RANK
+from distillery.files import read_json
+from distillery.planning.probe import amounts_of
 from distillery.run_folder import RunFolder
 from distillery.stages import verify
+from distillery.store.embeddings import distinct_texts
+from distillery.store.tables import read_table
 from distillery.telemetry import Reporter, read_events
 
 pytestmark = pytest.mark.timeout(600)
@@ -59,6 +65,36 @@ def test_each_jobs_log_and_telemetry_have_one_name(folder: Path) -> None:
     assert stages == {"embeddings", "targets", "student", "training", "export"} | {
         job.replace("-", "_") for job in STORED
     }
+
+
+def test_the_plan_counts_what_the_jobs_do(folder: Path) -> None:
+    """Jobs and items of each stage by their telemetry, and a weight for each of the trainings."""
+    run = RunFolder(folder / RUN)
+    config, plan = read_config(run.config("run")), read_json(run.plan)
+    texts = {
+        split: len(distinct_texts(read_table(run.prompts(split)), None).texts)
+        for split in ("train", "eval")
+    }
+    assert sum(texts.values()) != sum(plan["work"]["num_prompts"].values())
+    found: dict[str, tuple[set[str], int]] = {}
+    for event in read_events(run.telemetry):
+        names, items = found.get(_kind(event.job, event.stage), (set(), 0))
+        number = items + event.num_items * (event.kind == "work")
+        found[_kind(event.job, event.stage)] = (names | {RANK.sub("", event.job)}, number)
+    expected: dict[str, tuple[int, int]] = {}
+    for amount in amounts_of(config, plan["work"]["num_prompts"], texts):
+        jobs_, items = expected.get(amount.kind, (0, 0))
+        expected[amount.kind] = (jobs_ + amount.num_jobs, items + amount.items)
+    del found["export"]  # the untrained student's is not asked for here
+    for stage, (names, items) in found.items():
+        assert (len(names), items) == expected[stage], stage
+        if stage == "training_before_round":
+            assert names <= plan["passes_per_job"].keys()
+    assert found.keys() >= {"embeddings", "targets", "training", "round_states", "round_targets"}
+
+
+def _kind(job: str, stage: str) -> str:
+    return "training_before_round" if BEFORE_ROUND.match(job) else stage
 
 
 def test_damage_in_a_round_is_found_and_made_again(

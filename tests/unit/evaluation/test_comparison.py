@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from distillery.config.jobs import read_frozen, save_frozen
+from distillery.evaluation import comparison
 from distillery.evaluation.comparison import differences, differing_settings, pair_up, read_pieces
 from distillery.evaluation.metrics import ConfidenceInterval
 from distillery.files import hash_file, read_sealed, write_json, write_sealed
@@ -77,6 +78,19 @@ def test_differences_are_of_the_same_prompt_and_noise(tmp_path: Path) -> None:
     assert clip.second.mean - clip.first.mean == pytest.approx(0.05)
     assert by_metric["found_first"].first.mean == 0.5
     assert by_metric["psnr_db"].paired == ConfidenceInterval(0.0, 0.0, 0.0)
+
+
+def test_a_measure_whose_ends_are_not_known_is_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a new one that evaluation scores, and of which only the comparison's list knows."""
+    monkeypatch.setattr(comparison, "METRICS", {"aesthetic": ("aesthetic score", 3)})
+    runs = [make_run(tmp_path, "a"), make_run(tmp_path, "b", shade=9)]
+    for path, score in zip(runs, (1.0, 1e6), strict=True):
+        scores = RunFolder(path).scores
+        write_table(read_table(scores).assign(aesthetic=score), scores)
+    (found,), _ = differences(*map(pieces, runs))
+    assert found.paired == ConfidenceInterval(1e6 - 1, 1e6 - 1, 1e6 - 1)
 
 
 def test_settings_are_those_that_the_images_were_made_with(tmp_path: Path) -> None:

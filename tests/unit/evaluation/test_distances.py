@@ -127,6 +127,17 @@ def test_the_bandwidth_is_the_median_distance():
     assert distances.median_bandwidth(np.ones((3, 2))) == 1.0
 
 
+def test_equal_images_have_no_distance_whatever_the_rounding():
+    """Rows of length one, of which a third differ in their last bit as a device's batches do."""
+    generator = np.random.default_rng(6)
+    for _ in range(50):
+        row = normalise(generator.normal(size=(1, 24)).astype(np.float32).astype(np.float64))
+        same = np.repeat(row, 12, axis=0)
+        assert distances.median_bandwidth(same) == 1.0
+        same[::3] *= 1 + 2e-7
+        assert distances.median_bandwidth(same) == 1.0
+
+
 def test_diversity_is_the_mean_over_pairs():
     generator = np.random.default_rng(5)
     features = normalise(generator.normal(size=(7, 4)))

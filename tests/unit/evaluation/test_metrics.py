@@ -121,6 +121,27 @@ def test_a_share_of_all_or_none_is_not_certain():
     assert metrics.wilson_share(np.zeros(4), groups).high == pytest.approx(1 - interval.low)
 
 
+@pytest.mark.parametrize("images", [1, 2, 5])
+def test_shares_count_prompts_whatever_their_images(images):
+    """Both by hand, of 12 prompts: Wilson 1927 for 9 hits, Bonett and Price 2012 for 3 that gain
+    and 1 that loses."""
+    groups = Groups.of([name for name in "abcdefghijkl" for _ in range(images)])
+    share, number, z = 9 / 12, 12, 1.959964
+    interval = metrics.wilson_share(np.repeat([1.0] * 9 + [0.0] * 3, images), groups)
+    centre = (share + z**2 / (2 * number)) / (1 + z**2 / number)
+    reach = math.sqrt(share * (1 - share) / number + z**2 / (4 * number**2))
+    reach *= z / (1 + z**2 / number)
+    assert interval.mean == share
+    assert interval.low == pytest.approx(centre - reach, rel=1e-5)
+    assert interval.high == pytest.approx(centre + reach, rel=1e-5)
+    changes = np.repeat([1.0] * 3 + [-1.0] + [0.0] * 8, images)
+    difference = metrics.share_difference(changes, groups)
+    gained, lost = 4 / 14, 2 / 14
+    reach = z * math.sqrt((gained + lost - (gained - lost) ** 2) / 14)
+    assert difference.low == pytest.approx(gained - lost - reach, rel=1e-5)
+    assert difference.high == pytest.approx(gained - lost + reach, rel=1e-5)
+
+
 def test_the_interval_is_the_bootstrap_t_of_the_books():
     """Written out for each resample, by the textbook's standard error of a mean."""
     values = np.array([0.3, 1.1, 2.7, 0.4, 9.0, 1.9, 0.7, 3.1])

@@ -112,6 +112,32 @@ def test_one_checkpoint_more_lies_there_while_it_is_written(
     assert num_checkpoints(chosen) == expected
 
 
+def saved(chosen: Training) -> tuple[int, int]:
+    """Checkpoints at the end and at the most at once, by walking over all updates of all jobs."""
+    rounds = chosen.rounds
+    ends = [32, 48] if rounds else []
+    folders, most, begin = list[list[int]](), 0, 0
+    for end in [*ends, 80 if not rounds else 64]:
+        folders.append([])
+        for seen in range(begin + 8, end + 1, 8):
+            if seen % chosen.save_every_samples == 0 or seen == end:
+                folders[-1].append(seen)
+                most = max(most, sum(map(len, folders)))
+                folders[-1] = folders[-1][-chosen.keep_checkpoints :]
+        begin = end
+    return sum(map(len, folders)), most
+
+
+@pytest.mark.parametrize("keep", [1, 2, 9])
+@pytest.mark.parametrize("every", [8, 16, 24, 40, 160])
+def test_each_job_of_a_training_keeps_its_own_checkpoints(every: int, keep: int) -> None:
+    """Those before rounds end after 32 and 48 of 64 samples, in folders of their own."""
+    cadence = {"save_every_samples": every, "keep_checkpoints": keep}
+    for changes in ({}, {"num_samples": 64, "rounds": {"count": 2, "samples": 16}}):
+        chosen = training(**cadence, **changes)
+        assert num_checkpoints(chosen) == saved(chosen)
+
+
 def test_the_sum_is_compared_with_what_is_free_and_there(tmp_path: Path) -> None:
     (tmp_path / "embeddings").mkdir()
     (tmp_path / "embeddings/chunk").write_bytes(bytes(1000))

@@ -75,7 +75,21 @@ def test_bytes_a_parameter() -> None:
     assert state_bytes(training(), 100, 10) == 90 * 2 + 10 * 18
     assert state_bytes(training(dtype="float32"), 100, 10) == 90 * 4 + 10 * 16
     whole = state_bytes(training(), SDXL, SDXL)
-    assert whole / 4 < sharded_bytes(training(), whole, SDXL, 4) < whole / 3
+    assert whole / 4 < sharded_bytes(training(), SDXL, SDXL, 4) < whole / 3
+
+
+def test_the_frozen_network_of_a_finish_is_whole_on_each_device() -> None:
+    """12 billion parameters on eight GPUs of 48 GiB: it does not fit, though a part of it would."""
+    size, machine = 12 * 10**9, Machine(8, 48 * GB)
+    plain, finish = (
+        choose_execution(training(**changes), size, size, machine)
+        for changes in ({}, {"adversarial": {"samples": 8}})
+    )
+    assert finish.parallel == plain.parallel == "fsdp"
+    assert finish.bytes_per_device == plain.bytes_per_device + 2 * size
+    assert finish.bytes_per_device / 2**30 == pytest.approx(54.2, abs=0.1)
+    (line,) = advise_training(training(), finish, machine, "teacher")
+    assert "training needs 54.2 GiB on each GPU" in line
 
 
 def test_a_student_is_dealt_out_within_a_node() -> None:

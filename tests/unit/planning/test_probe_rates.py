@@ -14,13 +14,16 @@ from distillery.planning.duration import advise_duration, is_named, plan_duratio
 from distillery.planning.gpus import Gpus
 from distillery.planning.jobs import Room, StageJobs, list_jobs
 from distillery.planning.probe import (
+    Amount,
     Planned,
     Rate,
+    amounts_of,
     kind_of_probe,
     plan_times,
     probe_config,
     prompts_needed,
     rates_of,
+    wall_time,
 )
 from distillery.planning.scaling import Networks, networks_of, scale_rates
 from distillery.run_folder import RunFolder
@@ -139,16 +142,60 @@ def test_times_add_up_over_jobs_and_gpus() -> None:
         "export": Rate(7.0, 0.0),
     }
     amounts = [
-        ("targets", 8, 1000), ("training", 1, 2000), ("samples-a", 2, 100), ("samples-b", 2, 100),
-        ("export", 1, 0), ("report", 1, 0), ("targets", 0, 0),
-    ]  # fmt: skip
+        Amount("targets", 8, 1000),
+        Amount("training", 1, 2000),
+        Amount("samples-a", 2, 100),
+        Amount("samples-b", 2, 100),
+        Amount("export"),
+        Amount("report"),
+        Amount("targets", 0, 0),
+    ]
     assert plan_times(rates, amounts, ROOM_OF_FOUR) == [
         Planned("targets", 8, busy_s=140.0, wall_s=35.0, gpu_s=140.0),
         Planned("training", 1, busy_s=120.0, wall_s=30.0, gpu_s=120.0),
-        # Two GPUs a job, so that two jobs run at once.
+        # Two GPUs a job, so that two jobs run at once: those of one model, then of the other.
         Planned("samples", 4, busy_s=79.0, wall_s=39.5, gpu_s=158.0),
         Planned("export", 1, busy_s=7.0, wall_s=7.0, gpu_s=0.0),
     ]
+
+
+@pytest.mark.parametrize(("num_jobs", "num_gpus"), [(9, 8), (4, 3), (5, 4), (16, 8), (1, 8)])
+def test_equal_jobs_run_in_waves_of_which_the_last_may_have_room(
+    num_jobs: int, num_gpus: int
+) -> None:
+    """Nine jobs of 110 s on eight GPUs take 220 s."""
+    room = Room([StageJobs("targets", num_jobs, gpus=1)], num_gpus, cpu_jobs=1)
+    (row,) = plan_times(
+        {"targets": Rate(10.0, 1.0)}, [Amount("targets", num_jobs, 100 * num_jobs)], room
+    )
+    assert row.wall_s == 110 * -(-num_jobs // num_gpus)
+    assert row.busy_s == row.gpu_s == 110 * num_jobs
+
+
+def test_a_job_begins_where_another_has_ended() -> None:
+    assert wall_time([5, 1, 1, 1, 4], 2) == 7, "1 + 1 + 1 + 4 beside 5"
+    assert wall_time([2, 3], 8) == 3
+    assert wall_time([2, 3], 1) == 5
+
+
+def test_rounds_wait_for_each_other(tmp_path: Path) -> None:
+    """Two rounds of three jobs, for four at once: twice the time of one job, not that of half."""
+    rounds = {"count": 2, "samples": 320}
+    config = shipped("config.yaml", rounds=rounds)
+    assert isinstance(config, Config)
+    config = config.model_copy(
+        update={"targets": config.targets.model_copy(update={"num_shards": 3})}
+    )
+    rates = dict.fromkeys(("round_states", "training_before_round", "training"), Rate(2.0, 0.1))
+    room = Room(list_jobs(config, Gpus(), 1), 0, cpu_jobs=4)
+    rows = {
+        row.stage: row
+        for row in plan_times(rates, amounts_of(config, NUM_PROMPTS, NUM_TEXTS), room)
+    }
+    assert rows["round_states"].wall_s == pytest.approx(2 * (2 + 1024 / 3 * 0.1))
+    assert rows["round_states"].busy_s == pytest.approx(3 * rows["round_states"].wall_s)
+    before = rows["training_before_round"]
+    assert before.wall_s == before.busy_s == pytest.approx(2 * 2 + (8000 - 320) * 0.1)
 
 
 def test_a_teacher_of_several_gpus_does_not_multiply_the_trainings() -> None:
@@ -166,6 +213,7 @@ def test_a_teacher_of_several_gpus_does_not_multiply_the_trainings() -> None:
 
 
 NUM_PROMPTS = {"train": 1024, "eval": 256}
+NUM_TEXTS = {"train": 900, "eval": 101}
 ONE = Networks(calls_per_step=2, size=0.5, num_processes=1), None
 
 
@@ -175,7 +223,7 @@ def measured(run: RunFolder, config: RunConfig, *gpus: str, **rates: float) -> N
 
 def times(config: RunConfig, run: RunFolder, num_gpus: int = 0) -> dict[str, Any]:
     room = Room(list_jobs(config, Gpus(num_gpus), 1), num_gpus, cpu_jobs=2)
-    return plan_duration(config, NUM_PROMPTS, run, room, ONE)
+    return plan_duration(config, NUM_PROMPTS, NUM_TEXTS, run, room, ONE)
 
 
 def by_stage(time: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -231,7 +279,7 @@ def test_finishes_take_the_passes_that_they_have(tmp_path: Path) -> None:
     online = {"targets": "online", "finish_samples": 800, "online_steps": 1}
     assert more_s(run, **online) == pytest.approx(800 * (0.5 * 0.1 + 2 * of_teacher))
     assert more_s(run, rollout_samples=320) == pytest.approx(320 * 0.3), "a second step"
-    assert more_s(run, adversarial={"samples": 320}) == pytest.approx(320 * 7 / 2 * 0.1)
+    assert more_s(run, adversarial={"samples": 320}) == pytest.approx(320 * 6 / 2 * 0.1)
 
 
 def test_processes_that_wait_for_one_teacher_are_counted(tmp_path: Path) -> None:
@@ -295,6 +343,24 @@ def test_a_probe_of_another_gpu_is_said(tmp_path: Path) -> None:
 )
 def test_names_of_gpus_are_compared_by_words(name: str, driver: str, expected: bool) -> None:
     assert is_named(name, driver) == expected
+
+
+def test_trainings_before_rounds_are_held_against_their_own_plan() -> None:
+    """All report as stage `training`; their jobs' names tell them apart."""
+    rows = [
+        {"stage": "training_before_round", "busy_s": 100.0},
+        {"stage": "training", "busy_s": 50.0},
+    ]
+    attempts = [
+        attempt("training-0-rounds", 0, 60),
+        attempt("training-0-rounds-rank-1", 0, 20),
+        attempt("training-11-rounds", 60, 80),
+        attempt("training", 80, 120),
+        attempt("training-rank-1", 80, 90),
+    ]
+    found = {row.stage: row for row in hold_against_plan(attempts, {"time": {"stages": rows}})}
+    assert found["training_before_round"].measured_s == 100.0
+    assert found["training"].measured_s == 50.0
 
 
 def test_planned_and_measured_stand_side_by_side() -> None:

@@ -174,6 +174,20 @@ def test_the_log_of_an_earlier_try_says_nothing(run: RunFolder) -> None:
     assert job_of(run).last_words().endswith("its log says nothing")
 
 
+def test_jobs_of_one_rule_count_by_what_each_does(run: RunFolder) -> None:
+    """Of a training in parts the first is the longest."""
+    passes = {"training_before_round": 50.0, "training-0-rounds": 90.0, "training-1-rounds": 10.0}
+    run.plan.write_text(json.dumps({"passes_per_job": passes}))
+    board = Board()
+    board.plan({"training_before_round": 2})
+    board.begin(1, "training_before_round", run.log("training-0-rounds"), 0.0)
+    board.end(1)
+    assert board.share == pytest.approx((90 + 5) / 110)
+    board.begin(2, "training_before_round", run.log("training-1-rounds"), 0.0)
+    board.end(2)
+    assert board.share == pytest.approx(1.0)
+
+
 def test_the_work_is_shared_out_by_planned_passes(run: RunFolder) -> None:
     run.plan.write_text(json.dumps({"passes_per_job": {"targets": 10.0, "training": 60.0}}))
     board = Board()

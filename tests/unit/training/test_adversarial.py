@@ -1,7 +1,8 @@
 """An adversarial finish: heads on frozen features, from stored trajectories alone."""
 
+from collections.abc import Iterable
 from dataclasses import replace
-from math import log
+from math import exp, log
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from safetensors.torch import load_file
 
 from distillery.config.jobs import TrainingJob
 from distillery.config.training import Training
+from distillery.noise import draw_noise
 from distillery.training import adversarial
 from distillery.training.adversarial import level_shares
 from distillery.training.batch import Batch, rows
@@ -143,6 +145,69 @@ def test_the_direction_is_the_gradient_of_passing_for_true(run: Run, tmp_path: P
         torch.testing.assert_close(found[[row]], expected, rtol=2e-2, atol=1e-3)
 
 
+@pytest.mark.parametrize("smoothness", [0.0, 1000.0])
+def test_heads_learn_from_four_kinds_of_images(run: Run, tmp_path: Path, smoothness: float) -> None:
+    """The gradient of their loss written out: what is drawn and true images under the prompts of
+    others are false, true ones are true, and a little noise should change nothing; all with the
+    same noise, a fifth of a batch's rows left out so that the mean is over those of a whole one."""
+    opened, state, batch = begun(run, tmp_path, smoothness=smoothness)
+    assert state.companion is not None
+    heads, learned = state.companion.network, state.companion.trainable
+    for parameter in learned.values():
+        torch.nn.init.normal_(parameter, std=0.3)
+    batch = rows(batch, [*last_rows(batch)[1:], *set(range(8)) - set(last_rows(batch))])
+    before = {name: value.clone() for name, value in learned.items()}
+    found: dict[str, torch.Tensor] = {}
+
+    def keep(*_: Any) -> None:
+        found.update({name: value.grad.clone() for name, value in learned.items()})  # type: ignore[union-attr]
+
+    state.companion.optimizer.register_step_pre_hook(keep)
+    add_directions(batch, state, 3, opened)
+    for name, value in learned.items():
+        value.data.copy_(before[name])
+    last, told, loss = last_rows(batch), 0.0, torch.zeros(())
+    assert last
+    for row in last:
+        one = rows(batch, [row])
+        (seed,) = seeds = [
+            adversarial.update_seed(opened, state.samples_seen, f"adversarial\n{one.items[0]}")
+        ]
+        step = adversarial._pick(level_shares(opened), seed >> 32)
+        jitter = adversarial.update_seed(opened, state.samples_seen, f"jitter\n{seed}")
+        grid, shape = opened.dataset.teacher_grid, opened.dataset.recipe.latent_shape
+        alpha, sigma = grid.alphas[step], grid.sigmas[step]
+        noise, moved = (draw_noise([number], shape) for number in (seed, jitter))
+        with torch.no_grad():
+            drawn = end_of_last_step(predict(state.denoiser, one, opened), one.noisy, opened)
+        true = alpha * end_of_last_step(one.target, one.noisy, opened) + sigma * noise
+        others = opened.dataset.other_conditioning(one.items, seeds)
+
+        here = replace(one, timestep=torch.tensor([grid.timesteps[step]]))
+        kinds = (
+            replace(here, noisy=true),
+            replace(here, noisy=alpha * drawn + sigma * noise),
+            replace(here, noisy=true, conditioning=others),
+            replace(here, noisy=true + 0.05 * moved),
+        )
+        real, fake, misled, near = (heads(each, opened) for each in kinds)
+        real_loss = of_heads(F.softplus(-logits) for logits in real)
+        loss_one = real_loss + of_heads(F.softplus(logits) for logits in (*fake, *misled))
+        told += loss_one.item()
+        changes = (one - beside for one, beside in zip(real, near, strict=True))
+        loss = loss + loss_one + smoothness * of_heads(change.square() for change in changes)
+    (loss / (8 / STEPS)).backward()  # type: ignore[no-untyped-call]
+    for name, value in learned.items():
+        near = 2e-3 * float(value.grad.abs().max())  # type: ignore[union-attr]
+        torch.testing.assert_close(found[name], value.grad, rtol=1e-2, atol=near)
+    assert state.companion.losses.tolist() == pytest.approx([told, len(last)], rel=1e-2)
+
+
+def of_heads(values: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Each head counts alike, whatever the number of its tokens."""
+    return torch.stack([value.mean() for value in values]).mean()
+
+
 def _negative(values: list[torch.Tensor]) -> list[torch.Tensor]:
     return [-value for value in values]
 
@@ -186,6 +251,12 @@ def test_levels_are_logit_normal_as_far_as_the_steps_allow(run: Run, tmp_path: P
     opened, _, _ = begun(run, tmp_path)
     shares = level_shares(opened)
     assert sum(shares.values()) == pytest.approx(1)
+    grid, own = opened.dataset.teacher_grid, {}
+    u = [sigma / (alpha + sigma) for alpha, sigma in zip(grid.alphas, grid.sigmas, strict=True)]
+    for step in shares:
+        logit = log(u[step] / (1 - u[step]))
+        own[step] = exp(-(logit**2) / 2) / (u[step] * (1 - u[step])) * (u[step - 1] - u[step + 1])
+    assert shares == pytest.approx({step: it / sum(own.values()) for step, it in own.items()})
     assert 0 not in shares, "noise alone tells nothing"
     counts = dict.fromkeys(shares, 0)
     for seed in range(0, 2**31, 2**31 // 1000):

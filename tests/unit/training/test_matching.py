@@ -13,7 +13,9 @@ from safetensors.torch import load_file
 from distillery.config.finishes import DistributionMatching
 from distillery.config.jobs import TrainingJob
 from distillery.config.training import Training
-from distillery.schedule import add_noise, from_prediction
+from distillery.noise import draw_noise
+from distillery.schedule import add_noise, as_prediction, from_prediction
+from distillery.store.tables import read_table
 from distillery.training import drawing, matching
 from distillery.training.batch import Batch, rows
 from distillery.training.directions import add_directions, new_companion
@@ -21,9 +23,16 @@ from distillery.training.execution import state_bytes
 from distillery.training.loop import train
 from distillery.training.run import Run as OpenedRun
 from distillery.training.run import training_recipe
-from distillery.training.state import TrainingState, new_state
-from distillery.training.update import add_targets, backward, end_of_last_step, predict
+from distillery.training.state import Companion, TrainingState, new_state
+from distillery.training.update import (
+    add_targets,
+    backward,
+    end_of_last_step,
+    predict,
+    roll_out_student,
+)
 from families.sdxl import CASE as SDXL
+from own_wan import OwnWan
 from runs import Run, make_run
 
 STEPS = 2
@@ -92,6 +101,27 @@ def test_the_teacher_sees_what_its_next_step_is_made_of(run: Run, tmp_path: Path
             / (grid.scales[4 * segment + 4])
         )
         torch.testing.assert_close(walked, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_the_teacher_sees_with_guidance(teacher: Path, tmp_path: Path) -> None:
+    """A flow network, written out: the clean end of a straight line along the guided velocity."""
+    made = make_run(
+        tmp_path,
+        teacher,
+        teacher={"scheduler": EULER_FLOW, "dtype": "float32"},
+        targets={"steps": 8, "num_segments": STEPS, "guidance_scale": 3.0},
+        student={"steps": STEPS},
+        training=TRAINING,
+    )
+    opened, _, _ = begun(made.ready_to_train(), tmp_path / "training")
+    dataset: Any = opened.dataset
+    stock = OwnWan(teacher, list(read_table(made.prompts("train"))["prompt"]), "the house")
+    states = torch.randn(3, *dataset.recipe.latent_shape, generator=torch.manual_seed(1))
+    for step in (1, 4, 7):
+        sigma = stock.sigmas(8)[step]
+        expected = states - sigma * stock.velocity(states, sigma, [0, 1, 2], scale=3.0)
+        found = dataset.teachers_view(states, [step] * 3, [0, STEPS, 2 * STEPS])
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_copy_that_knows_what_the_teacher_knows_gives_no_direction(
@@ -185,6 +215,70 @@ def test_the_gradient_in_what_is_drawn_is_the_direction(run: Run, tmp_path: Path
     alone = [value.grad for value in state.trainable.values() if value.grad is not None]
     for one, both, added in zip(without, together, alone, strict=True):
         torch.testing.assert_close(both - one, added, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("is_rollout", [False, True])
+def test_the_copy_learns_by_a_clipped_mean_over_what_is_drawn(
+    run: Run, tmp_path: Path, is_rollout: bool
+) -> None:
+    """Its denoising loss written out; the mean is over what all processes draw of a whole batch on
+    average, which are all rollouts and one in two of other samples, whatever this one has drawn."""
+    gradients: list[torch.Tensor] = []
+    for limit in (1e6, 0.01):
+        settings = {"num_samples": 40, "rollout_samples": 8, "max_grad_norm": limit}
+        opened, state, batch = begun(run, tmp_path / f"{limit}", **settings)
+        assert state.companion is not None
+        copy, learned = state.companion.network, state.companion.trainable
+        for parameter in learned.values():
+            parameter.data.mul_(0.9)
+        if is_rollout:
+            first = opened.dataset.first_rollout
+            batch = opened.dataset.__getitems__(list(range(first, first + 8)))
+        batch = rows(batch, range(5))
+        keep_gradients(state.companion, gradients)
+        before = {name: value.clone() for name, value in learned.items()}
+        add_directions(batch, state, 3, opened)
+    whole, clipped = gradients[0], gradients[2]
+    for name, value in learned.items():
+        value.data.copy_(before[name])
+    drawn = [
+        row for row, step in enumerate(batch.segment.tolist()) if is_rollout or step == STEPS - 1
+    ]
+    grid, kind = opened.dataset.teacher_grid, opened.dataset.recipe.prediction_type
+    copy.zero_grad()
+    for row in drawn:
+        one = _one(batch, row)
+        with torch.no_grad():
+            end = roll_out_student if is_rollout else predict
+            clean = end(state.denoiser, one, opened)
+            clean = clean if is_rollout else end_of_last_step(clean, one.noisy, opened)
+        seed = drawing.update_seed(opened, 0, f"copy 0\n{one.items[0]}")
+        step = range(1, 8)[(seed >> 32) % 7]
+        alpha, sigma = (torch.tensor(values[step]) for values in (grid.alphas, grid.sigmas))
+        noise = draw_noise([seed], opened.dataset.recipe.latent_shape)
+        here = replace(
+            one,
+            noisy=alpha * clean + sigma * noise,
+            timestep=torch.tensor([grid.timesteps[step]]),
+        )
+        target = as_prediction(kind, clean, noise, alpha, sigma)
+        error = (predict(copy, here, opened) - target).square().mean()
+        (error / (8 if is_rollout else 8 / STEPS)).backward()
+    assert len(drawn) not in (0, 8 / STEPS, 8)
+    expected = torch.cat([value.grad.flatten() for value in learned.values()])  # type: ignore[union-attr]
+    torch.testing.assert_close(whole, expected, rtol=1e-2, atol=1e-3 * float(expected.abs().max()))
+    assert float(whole.norm()) > 0.02
+    torch.testing.assert_close(clipped, whole * 0.01 / whole.norm(), rtol=1e-2, atol=1e-5)
+
+
+def keep_gradients(companion: Companion, kept: list[torch.Tensor]) -> None:
+    """Of each update, as the optimizer gets them."""
+
+    def keep(*_: object) -> None:
+        values = companion.trainable.values()
+        kept.append(torch.cat([value.grad.flatten() for value in values]))  # type: ignore[union-attr]
+
+    companion.optimizer.register_step_pre_hook(keep)
 
 
 def learn(run: Run, output: Path, **settings: Any) -> tuple[dict[str, Any], pd.DataFrame]:

@@ -79,6 +79,17 @@ def test_values_go_in_and_come_out_whole(group):
     assert all(torch.equal(denoiser.state_dict()[name], wanted[name]) for name in wanted)
 
 
+def test_gradients_are_clipped_to_the_norm_that_is_set():
+    """Of two parameters together: (3, 4) has the norm 5."""
+    parameters = [torch.nn.Parameter(torch.zeros(1)) for _ in range(2)]
+    for limit, expected in ((1.0, (0.6, 0.8)), (5.5, (3.0, 4.0)), (0.25, (0.15, 0.2))):
+        for parameter, value in zip(parameters, (3.0, 4.0), strict=True):
+            parameter.grad = torch.tensor([value])
+        assert parallel.clip_gradients(parameters, limit) == pytest.approx(5.0)
+        found = [parameter.grad.item() for parameter in parameters]
+        assert found == pytest.approx(expected, rel=1e-4)
+
+
 def test_what_is_not_sharded_passes_through():
     value, target = torch.ones(3), torch.zeros(3)
     assert parallel.full_tensor(value) is value

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from distillery.config.jobs import ExportJob, TrainingJob, freeze
 from distillery.config.run import parse_config
 from distillery.config.training import Training
+from distillery.planning.disk import num_checkpoints
 from distillery.stages.export import export_student
 from distillery.store.chunks import DamagedChunkError
 from distillery.training.batches import Batches
@@ -135,13 +136,16 @@ def test_it_ends_the_same_taken_up_or_in_one_piece(
 ) -> None:
     caplog.set_level("INFO")
     found, losses = {}, {}
-    shutil.copytree(run.files.checkpoints, tmp_path / "taken-up/student/checkpoints")
+    checkpoints = tmp_path / "taken-up/student/checkpoints"
+    shutil.copytree(run.files.checkpoints, checkpoints)
     for name in ("taken-up", "in-one-piece"):
         opened, paths = opened_in(run, tmp_path / name)
         assert train(opened, paths)
         found[name] = load_file(paths.trained / WEIGHTS)
         losses[name] = pd.read_parquet(paths.losses)
     assert caplog.text.count("of a training up to round 1: so far this one") == 1
+    kept, _ = num_checkpoints(Training(**TRAINING))
+    assert len(list(checkpoints.glob("*/samples-*"))) == kept == 6, "as the plan of the disk says"
     assert losses["taken-up"]["loss"].equals(losses["in-one-piece"]["loss"])
     for name, value in found["taken-up"].items():
         assert value.equal(found["in-one-piece"][name])

@@ -198,7 +198,9 @@ class Training(Section):
         16384, description="samples between two checkpoints"
     )
     keep_checkpoints: Annotated[Small, NoResult] = Field(
-        2, description="number of checkpoints to keep; older ones are removed"
+        2,
+        description="number of checkpoints to keep, with rounds of each part before a round too; "
+        "older ones are removed",
     )
     timeout_s: Annotated[Count, NoResult] = Field(
         1800,
@@ -299,6 +301,11 @@ class Training(Section):
         rounds = self.rounds.model_copy(update={"count": count}) if self.rounds and count else None
         end = self.rounds_begin + (count * self.rounds.samples if self.rounds else 0)
         return self.model_copy(update=changes | {"rounds": rounds, "num_samples": end})
+
+    @property
+    def of_jobs(self) -> "list[Training]":
+        """What the jobs of it do, one after another: each up to a round, the last all of it."""
+        return [*map(self.up_to_round, range(len(self.round_numbers))), self]
 
     @property
     def earlier_parts(self) -> "list[Training]":

@@ -12,7 +12,6 @@ from distillery.config.jobs import read_frozen
 from distillery.config.parsing import flatten
 from distillery.evaluation.manifests import KEY, ModelSamples, read_samples
 from distillery.evaluation.metrics import (
-    SCORE_ENDS,
     ConfidenceInterval,
     Ends,
     FloatArray,
@@ -20,6 +19,7 @@ from distillery.evaluation.metrics import (
     bootstrap_mean,
     difference_ends,
     draw_weights,
+    ends_of,
     median_difference,
     median_interval,
     share_difference,
@@ -288,7 +288,7 @@ def _paired(one: pd.DataFrame, other: pd.DataFrame, metric: str) -> ConfidenceIn
         case "high_frequency":
             weights = draw_weights(groups.num_groups, NUM_RESAMPLES)
             return median_difference(before, after, groups, weights)
-    ends = difference_ends(SCORE_ENDS[metric])
+    ends = difference_ends(ends_of(metric))
     return _mean(one[KEY].assign(difference=after - before), ends)
 
 
@@ -309,7 +309,7 @@ def _summary(values: pd.DataFrame, metric: str) -> ConfidenceInterval:
             return wilson_share(numbers, groups)
         case "high_frequency":
             return median_interval(numbers, groups)
-    return _mean(values, SCORE_ENDS[metric])
+    return _mean(values, ends_of(metric))
 
 
 def _mean(values: pd.DataFrame, ends: Ends) -> ConfidenceInterval:

@@ -84,11 +84,11 @@ def median_bandwidth(features_bd: FloatArray) -> float:
 
     Gretton et al. 2012, section 8. Without it the width would have to be chosen for each vision
     model; CMMD's fixed 10 is far beyond the distances of rows of length one, where the kernel is
-    flat and only the means count. Equal images, which have no distance, give 1.
+    flat and only the means count. Equal images, which have no distance but for rounding, give 1.
     """
     above = np.triu_indices(len(features_bd), k=1)
-    median = float(np.sqrt(np.median(squared_distances(features_bd, features_bd)[above])))
-    return median or 1.0
+    squared = float(np.median(squared_distances(features_bd, features_bd)[above]))
+    return float(np.sqrt(squared)) if squared > ROUNDING else 1.0
 
 
 def mmd_terms(

@@ -183,6 +183,11 @@ def draw_weights(num_groups: int, num_resamples: int) -> FloatArray:
     return generator.multinomial(num_groups, shares, size=num_resamples).astype(np.float64)
 
 
+def ends_of(column: str) -> Ends:
+    """The least and the largest value of a column; those of a new one need not be known."""
+    return SCORE_ENDS.get(column, NO_ENDS)
+
+
 def difference_ends(ends: Ends) -> Ends:
     """Of the difference of two values of a measure."""
     least, most = ends
@@ -214,8 +219,11 @@ def bootstrap_ratio(
 def wilson_share(hits_b: FloatArray, groups: Groups) -> ConfidenceInterval:
     """Share of hits, 1.0 or 0.0 an image, with the interval of Wilson 1927.
 
-    It covers at shares near 0 and 1, where resampling finds no spread: 4 hits of 4 have the
-    interval 51 % to 100 %. Images of one prompt count as one, so with several it is a little wide.
+    It has a width at shares near 0 and 1, where resampling finds no spread: 4 hits of 4 have the
+    interval 51 % to 100 %. Images of one prompt count as one, which is right where all of them hit
+    or none does. Where they are independent, two of each prompt give a coverage of 96 to 99.6 %
+    instead of 95, and a width √2 times too large. With 8 prompts a share of 0.98 is covered in
+    85 % of cases, with 24 in 93 % (simulated, 2,000 draws of each).
     """
     share = float(np.mean(hits_b))
     if groups.num_groups < MIN_PROMPTS:

@@ -21,6 +21,8 @@ MAX_PAUSE_S = 60.0
 SAMPLES_JOB = re.compile(r"^samples-(?P<model>.+?)(-\d+-of-\d+)?$")
 RANK = re.compile(r"-rank-(\d+)$")
 """What the processes of a job but the first put behind the job's name."""
+BEFORE_ROUND = re.compile(r"^training-\d+-rounds(-rank-\d+)?$")
+"""Jobs that the plan has a row of its own for; all trainings report as one stage."""
 
 
 @dataclass
@@ -277,7 +279,8 @@ def hold_against_plan(
     spans: dict[str, float] = {}
     for attempt in attempts:
         seconds = attempt.end_s - attempt.begin_s
-        spans[attempt.stage] = spans.get(attempt.stage, 0.0) + seconds
+        stage = "training_before_round" if BEFORE_ROUND.match(attempt.job) else attempt.stage
+        spans[stage] = spans.get(stage, 0.0) + seconds
     stages = (plan or {}).get("time", {}).get("stages", ())
     return [
         PlannedTime(row["stage"], float(row["busy_s"]), spans[row["stage"]])

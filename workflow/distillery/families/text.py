@@ -38,12 +38,23 @@ def find_cut(reader: Reader, prompt: str) -> str | None:
     return str(reader.tokenizer.decode(text_ids[reader.limit - num_special :]))
 
 
+def find_long(reader: Reader, prompts: Sequence[str]) -> list[str]:
+    """Prompts of more tokens than are kept; all at once takes a fraction of one after another."""
+    if not prompts:
+        return []
+    cleaned = [reader.clean(prompt) for prompt in prompts]
+    tokens = reader.tokenizer(cleaned, truncation=False, verbose=False).input_ids
+    return [prompt for prompt, ids in zip(prompts, tokens, strict=True) if len(ids) > reader.limit]
+
+
 def check_lengths(readers: Sequence[Reader], prompts: Sequence[str]) -> None:
     """Raise ValueError that names prompts which would be cut, and the part that would be lost."""
+    long = {prompt for reader in readers for prompt in find_long(reader, prompts)}
     cuts = {
         prompt: f"{prompt[:60]!r} would lose {cut[:200]!r} (the {reader.name} reads "
         f"{reader.limit} tokens)"
         for prompt in prompts
+        if prompt in long
         for reader in readers
         if (cut := find_cut(reader, prompt)) is not None
     }

@@ -8,10 +8,9 @@ from tqdm import tqdm
 from distillery.config.run import Config, RunConfig
 from distillery.files import readable
 from distillery.planning.gpus import summarise_gpus
-from distillery.planning.jobs import StageJobs, samples_before_rounds
+from distillery.planning.jobs import StageJobs
 from distillery.planning.page import Part, without_empty
-from distillery.planning.passes import OF_AN_UPDATE, calls_of_samples
-from distillery.planning.scaling import finish_passes
+from distillery.planning.passes import passes_of_stages
 from distillery.run_folder import RunFolder
 from distillery.teacher.folder import PipelineFolder
 from distillery.teacher.memory import summarise_memory
@@ -42,7 +41,8 @@ def what_it_costs(
         jobs: of each stage.
     """
     times = {row["stage"]: row for row in plan["time"].get("stages", [])}
-    calls = _calls(config, folder, plan)
+    passes = passes_of_stages(config, plan, folder)
+    calls = {stage: each.calls for stage, each in passes.items()}
     rows = [
         (
             row.stage,
@@ -77,24 +77,6 @@ def what_it_costs(
     note = "In the training, an update of a sample counts as three network calls of the student."
     notes = (note,) if isinstance(config, Config) else ()
     return Part("Costs", facts, (without_empty("", heads, rows),), notes)
-
-
-def _calls(config: RunConfig, folder: PipelineFolder, plan: Mapping[str, Any]) -> dict[str, int]:
-    """Forward passes of whole networks, the teacher's or the student's, in each stage."""
-    work = plan["work"]
-    calls = {"samples": calls_of_samples(config, work["num_prompts"]["eval"], folder)}
-    if not isinstance(config, Config):
-        return calls
-    rounds, before = len(config.training.round_numbers), samples_before_rounds(config)
-    states = config.student.steps * work["num_trajectories"]
-    more = round(sum(finish_passes(config, plan["calls_per_step"])))
-    return calls | {
-        "targets": work["teacher_calls"],
-        "training_before_round": OF_AN_UPDATE * before,
-        "round_states": rounds * states,
-        "round_targets": rounds * (work["round_calls"] - states),
-        "training": OF_AN_UPDATE * (config.training.num_samples - before) + more,
-    }
 
 
 def _disk(plan: Mapping[str, Any], stage: str) -> int:

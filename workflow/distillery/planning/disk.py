@@ -19,6 +19,7 @@ from distillery.config.training import Training
 from distillery.files import readable
 from distillery.model_folder import LINKED_BYTES
 from distillery.run_folder import RunFolder
+from distillery.store.embeddings import distinct_texts
 from distillery.student.info import StudentInfo
 from distillery.teacher.folder import PipelineFolder
 from distillery.teacher.loading import load_tokenizers
@@ -56,13 +57,16 @@ class Sizes:
 def embeddings_bytes(
     teacher: Teacher, folder: PipelineFolder, prompts: Mapping[str, pd.DataFrame]
 ) -> int:
-    """Bytes of all text embeddings: each distinct prompt and the negative one, once per split."""
+    """Bytes of all text embeddings: each distinct text, negative ones too, once per split."""
     config = folder.denoiser_config
     width = next((int(config[name]) for name in TEXT_WIDTHS if config.get(name)), 0)
-    texts = [list(dict.fromkeys(table["prompt"])) for table in prompts.values()]
-    num_texts = sum(len(of_split) + 1 for of_split in texts)
-    tokens = _mean_tokens(teacher, folder, [text for part in texts for text in part])
-    return int(num_texts * tokens * width * ITEM_BYTES[teacher.dtype])
+    texts = [
+        text if isinstance(text, str) else text.text or ""
+        for table in prompts.values()
+        for text in distinct_texts(table, teacher.negative_prompt).texts
+    ]
+    tokens = _mean_tokens(teacher, folder, texts)
+    return int(len(texts) * tokens * width * ITEM_BYTES[teacher.dtype])
 
 
 def _mean_tokens(teacher: Teacher, folder: PipelineFolder, texts: list[str]) -> float:
@@ -116,9 +120,18 @@ def checkpoint_bytes(training: Training, num_trained: int) -> int:
 
 
 def num_checkpoints(training: Training) -> tuple[int, int]:
-    """How many are kept at the end, and how many lie there at once."""
-    saves = -(-training.num_samples // training.save_every_samples)
-    return min(training.keep_checkpoints, saves), min(training.keep_checkpoints + 1, saves)
+    """How many are kept at the end, and how many lie there at once.
+
+    Each job of a training with rounds has a folder of its own, which keeps its last ones.
+    """
+    every, keep = training.save_every_samples, training.keep_checkpoints
+    kept = most = begin = 0
+    for part in training.of_jobs:
+        saves = -(-part.num_samples // every) - begin // every
+        most = max(most, kept + min(keep + 1, saves))
+        kept += min(keep, saves)
+        begin = part.num_samples
+    return kept, most
 
 
 def samples_bytes(config: RunConfig, num_prompts: int, shape: tuple[int, ...]) -> int:

@@ -12,7 +12,6 @@ from distillery.planning.advice import advise_amounts, advise_guidance, advise_p
 from distillery.planning.disk import check_disk, plan_disk
 from distillery.planning.gpus import Gpus
 from distillery.planning.measures import advise_measures, count_features
-from distillery.planning.passes import passes_per_job
 from distillery.planning.precision import advise_precision
 from distillery.planning.training import plan_training
 from distillery.planning.unusual import advise_settings
@@ -62,15 +61,12 @@ def plan_distillation(
     chunks = chunk_folder(run_folder.target_folder, recipe.hash)
     vae = vae_bytes(config, folder.parameters["vae"])
     training = plan_training(config, student, folder, gpus, vae)
-    size = student.num_parameters / student.teacher_parameters
-    calls = {"targets": work.teacher_calls, "round": work.round_calls}
     return {
         "latent_shape": list(shape),
         "student": asdict(student) | {"summary": describe_student(student)},
         "work": vars(work),
         "calls_per_step": calls_per_step,
         "jobs": count_jobs(config),
-        "passes_per_job": passes_per_job(config, num_prompts["eval"], calls, folder, size),
         "disk": check_disk(sizes, run_folder, chunks),
         "training": training,
         "num_features": num_features,

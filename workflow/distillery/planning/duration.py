@@ -16,7 +16,8 @@ from distillery.run_folder import RunFolder
 
 def plan_duration(
     config: RunConfig,
-    num_prompts: dict[str, int],
+    num_prompts: Mapping[str, int],
+    num_texts: Mapping[str, int],
     run_folder: RunFolder,
     room: Room,
     networks: tuple[Networks, str | None] | None = None,
@@ -26,6 +27,7 @@ def plan_duration(
     Args:
         config: of the run.
         num_prompts: of each split.
+        num_texts: that are encoded of each split.
         run_folder: where the probe is.
         room: what the jobs share.
         networks: of a training, and why its online targets have no estimate.
@@ -46,7 +48,7 @@ def plan_duration(
     if isinstance(config, Config) and networks is not None:
         sizes, note = networks
         rates, counted = scale_rates(config, rates, sizes, note is None), counted_stages(config)
-    rows = plan_times(rates, amounts_of(config, num_prompts), room)
+    rows = plan_times(rates, amounts_of(config, num_prompts, num_texts), room)
     stages = [asdict(row) for row in rows]
     return {
         "stages": stages,

@@ -9,7 +9,6 @@ import pandas as pd
 from distillery.config.jobs import resolve_sampling
 from distillery.config.run import RunConfig
 from distillery.planning.disk import embeddings_bytes, samples_bytes
-from distillery.planning.passes import passes_per_job
 from distillery.run_folder import RunFolder
 from distillery.teacher.folder import PipelineFolder
 from distillery.teacher.loading import load_scheduler, load_skeleton
@@ -60,7 +59,6 @@ def plan_generation(
             "teacher_calls": per_model * sum(calls),
         },
         "jobs": {"embeddings": 1, "samples": len(models) * samples.num_shards},
-        "passes_per_job": passes_per_job(config, num_prompts, {}, folder, 1.0),
         "disk": disk,
         "advice": _advise(config, per_model, disk),
     }

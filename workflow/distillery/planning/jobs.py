@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from distillery.config.run import Config, RunConfig
 from distillery.planning.gpus import Gpus
@@ -62,12 +63,10 @@ def count_exports(config: Config) -> int:
     return 1 + len(config.training.round_numbers) + untrained
 
 
-def samples_before_rounds(config: Config) -> int:
-    """Samples of the training that the jobs before its rounds learn from; 0 without rounds."""
-    training = config.training
-    if training.rounds is None:
-        return 0
-    return training.rounds_begin + (training.rounds.count - 1) * training.rounds.samples
+def samples_of_jobs(config: Config) -> list[int]:
+    """Samples that each job of the training learns from: those before rounds, then the last."""
+    ends = [part.num_samples for part in config.training.of_jobs]
+    return [end - begin for begin, end in pairwise([0, *ends])]
 
 
 @dataclass(frozen=True)

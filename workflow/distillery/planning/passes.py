@@ -1,50 +1,124 @@
-"""How much each job computes, in forward passes of the teacher's network."""
+"""How much each stage computes, in forward passes of whole networks.
+
+One table, from which the plan's network calls, the terminal's share of the work and the times of
+what a probe leaves out are taken. Measurements on held-out prompts and previews are not counted.
+"""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from distillery.config.jobs import resolve_sampling
 from distillery.config.run import Config, RunConfig
+from distillery.planning.jobs import StageJobs, samples_of_jobs
+from distillery.planning.residence import TRAINING_PASSES, judging_passes, online_passes
 from distillery.teacher.folder import PipelineFolder
 
-OF_AN_UPDATE = 3
-"""Forward passes that a forward and a backward pass take."""
+
+@dataclass(frozen=True)
+class Passes:
+    """Forward passes of both networks; a backward pass is two of them."""
+
+    teacher: float = 0.0
+    student: float = 0.0
+
+    @property
+    def calls(self) -> int:
+        """Of either network."""
+        return round(self.teacher + self.student)
+
+    def of_size(self, size: float) -> float:
+        """In passes of the teacher, of which one of the student takes the share `size`."""
+        return self.teacher + size * self.student
 
 
-def passes_per_job(
-    config: RunConfig, num_eval: int, calls: Mapping[str, int], folder: PipelineFolder, size: float
-) -> dict[str, float]:
-    """Passes of one job of each rule that has many.
+def passes_of_stages(
+    config: RunConfig, plan: Mapping[str, Any], folder: PipelineFolder
+) -> dict[str, Passes]:
+    """Passes of each stage that has any.
 
     Args:
         config: of the run.
-        num_eval: held-out prompts.
-        calls: of the teacher in all, for `targets` and for one round.
+        plan: as in plan.json, with `work` and `calls_per_step`.
         folder: of the teacher.
+    """
+    work = plan["work"]
+    passes = {"samples": _of_samples(config, work["num_prompts"]["eval"], folder)}
+    if isinstance(config, Config):
+        finish = finish_passes(config, plan["calls_per_step"])
+        *before, last = (TRAINING_PASSES * samples for samples in samples_of_jobs(config))
+        rounds = len(config.training.round_numbers)
+        walked = rounds * config.student.steps * work["num_trajectories"]
+        passes |= {
+            "targets": Passes(teacher=work["teacher_calls"]),
+            "training_before_round": Passes(student=sum(before)),
+            "round_states": Passes(student=walked),
+            "round_targets": Passes(teacher=rounds * work["round_calls"] - walked),
+            "training": Passes(finish.teacher, last + finish.student),
+        }
+    return {stage: each for stage, each in passes.items() if each.calls}
+
+
+def passes_per_job(
+    config: RunConfig, passes: Mapping[str, Passes], jobs: list[StageJobs], size: float
+) -> dict[str, float]:
+    """Passes of one job of each rule, in those of the teacher; where a rule's jobs differ they are
+    the mean, and each job has its own beside it, by its name.
+
+    Args:
+        config: of the run.
+        passes: of each stage.
+        jobs: of each stage.
         size: parameters of the student over those of the teacher.
     """
-    passes = {"samples": _of_samples(config, num_eval, folder, size)}
-    if isinstance(config, Config):
-        shards, training = config.targets.num_shards, config.training
-        per_round = training.rounds.samples if training.rounds else 0
-        passes |= {
-            "targets": calls["targets"] / shards,
-            "round_targets": calls["round"] / shards,
-            "training": OF_AN_UPDATE * size * training.num_samples,
-            "training_before_round": OF_AN_UPDATE * size * per_round,
-        }
-    return {rule: number for rule, number in passes.items() if number}
+    found = {row.stage: passes[row.stage] for row in jobs if row.stage in passes}
+    of_rules = {
+        row.stage: found[row.stage].of_size(size) / row.jobs for row in jobs if row.stage in found
+    }
+    if not isinstance(config, Config):
+        return of_rules
+    *before, _ = samples_of_jobs(config)
+    of_jobs = {
+        f"training-{number}-rounds": TRAINING_PASSES * size * samples
+        for number, samples in enumerate(before)
+    }
+    return of_rules | of_jobs
 
 
-def _of_samples(config: RunConfig, num_eval: int, folder: PipelineFolder, size: float) -> float:
-    """Of one job that draws, in the mean over the models."""
-    samples = config.samples
-    calls = 0.0
-    for name, model in samples.models.items():
-        calls += calls_per_image(config, name, folder) * (
-            1.0 if model.source == "teacher" else size
-        )
-    images = samples.num_images(num_eval)
-    return images * calls / max(len(samples.models) * samples.num_shards, 1)
+def finish_passes(config: Config, calls_per_step: int) -> Passes:
+    """What finishes and rollouts have beyond plain updates, over the whole training.
+
+    Args:
+        config: of the run.
+        calls_per_step: of the teacher in one guided step.
+    """
+    training, steps = config.training, config.student.steps
+    visit, looks = online_passes(config)
+    student, teacher = training.online_samples * visit, training.online_samples * looks
+    student += training.rollout_samples * (steps - 1) * TRAINING_PASSES
+    judged, asked = judging_passes(training)
+    if judged:  # the rollouts' images, too: each is drawn by all steps
+        student += training.rollout_samples * (steps + judged)
+        teacher += training.rollout_samples * asked
+    if training.adversarial is not None:
+        finish, warmup = training.adversarial.samples, training.adversarial.warmup_samples
+        student += finish * (1 + judged) / steps
+        # Meanwhile nothing flows back to the image.
+        student -= min(warmup, finish) / steps + max(warmup - finish, 0)
+    return Passes(teacher * calls_per_step, student)
+
+
+def _of_samples(config: RunConfig, num_eval: int, folder: PipelineFolder) -> Passes:
+    """Of all models' images."""
+    images = config.samples.num_images(num_eval)
+    teacher = student = 0
+    for name, model in config.samples.models.items():
+        calls = images * calls_per_image(config, name, folder)
+        if model.source == "teacher":
+            teacher += calls
+        else:
+            student += calls
+    return Passes(teacher, student)
 
 
 def calls_per_image(config: RunConfig, name: str, folder: PipelineFolder) -> int:
@@ -52,9 +126,3 @@ def calls_per_image(config: RunConfig, name: str, folder: PipelineFolder) -> int
     model = resolve_sampling(config, name)
     scale = model.guidance_scale or 1.0
     return model.steps * folder.family.calls_per_step(folder.denoiser_config, scale)
-
-
-def calls_of_samples(config: RunConfig, num_eval: int, folder: PipelineFolder) -> int:
-    """Network calls for the images of all models, whatever the size of their network."""
-    images = config.samples.num_images(num_eval)
-    return images * sum(calls_per_image(config, name, folder) for name in config.samples.models)

@@ -5,6 +5,7 @@ every rate is taken from the real job.
 """
 
 import copy
+import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from distillery.config.run import Config, RunConfig
 from distillery.evaluation.timeline import RANK, SAMPLES_JOB, Attempt
 from distillery.files import hash_json
-from distillery.planning.jobs import Room, count_exports, samples_before_rounds
+from distillery.planning.jobs import Room, count_exports, samples_of_jobs
 
 NUM_CHUNKS, NUM_BATCHES, NUM_INTERVALS, UPDATES = 2, 3, 4, 4
 """Chunks of targets; batches of each model's images; intervals of the training's log, and updates
@@ -35,7 +36,7 @@ class Rate:
 
     Attributes:
         start_s: of one job: loading, compiling, saving.
-        item_s: of one sample, image or prompt; 0 where none is counted.
+        item_s: of one sample, image or text; 0 where none is counted.
         num_processes: that one job has.
     """
 
@@ -153,55 +154,107 @@ class Planned:
     gpu_s: float = 0.0
 
 
-def plan_times(
-    rates: Mapping[str, Rate], amounts: Iterable[tuple[str, int, int]], room: Room
-) -> list[Planned]:
+@dataclass(frozen=True)
+class Amount:
+    """Equal jobs of one kind.
+
+    Attributes:
+        kind: as of `Rate`.
+        num_jobs: of them.
+        items: of all of them together, as the stage's telemetry counts them.
+        turn: jobs of a stage wait for those of earlier turns.
+    """
+
+    kind: str
+    num_jobs: int = 1
+    items: int = 0
+    turn: int = 0
+
+    @property
+    def stage(self) -> str:
+        """That the jobs are of."""
+        return "samples" if self.kind.startswith("samples-") else self.kind
+
+
+def plan_times(rates: Mapping[str, Rate], amounts: Iterable[Amount], room: Room) -> list[Planned]:
     """The time of each stage.
 
     Args:
         rates: of the probe.
-        amounts: kind, jobs and items in all; kinds without a rate are left out.
+        amounts: of all jobs; kinds without a rate are left out.
         room: what the jobs share.
     """
-    rows: dict[str, Planned] = {}
-    for kind, num_jobs, items in amounts:
-        rate = rates.get(kind)
-        if rate is None or not num_jobs:
-            continue
-        stage = "samples" if kind.startswith("samples-") else kind
-        alone_s = num_jobs * rate.start_s + items * rate.item_s
-        before = rows.get(stage, Planned(stage, 0, 0.0, 0.0))
-        rows[stage] = Planned(
-            stage,
-            before.num_jobs + num_jobs,
-            before.busy_s + alone_s * rate.num_processes,
-            before.wall_s + alone_s / min(num_jobs, room.at_once(stage)),
-            before.gpu_s + alone_s * room.of(stage).gpus,
-        )
-    return list(rows.values())
+    by_stage: dict[str, list[tuple[Amount, Rate]]] = {}
+    for amount in amounts:
+        rate = rates.get(amount.kind)
+        if rate is not None and amount.num_jobs:
+            by_stage.setdefault(amount.stage, []).append((amount, rate))
+    return [_plan_stage(stage, rows, room) for stage, rows in by_stage.items()]
 
 
-def amounts_of(config: RunConfig, num_prompts: dict[str, int]) -> list[tuple[str, int, int]]:
-    """Kind, jobs and items of all that a run does, for `plan_times`."""
+def _plan_stage(stage: str, rows: Sequence[tuple[Amount, Rate]], room: Room) -> Planned:
+    """One stage over all its jobs."""
+    busy_s, turns = 0.0, dict[int, list[float]]()
+    for amount, rate in rows:
+        job_s = rate.start_s + amount.items / amount.num_jobs * rate.item_s
+        turns.setdefault(amount.turn, []).extend([job_s] * amount.num_jobs)
+        busy_s += amount.num_jobs * job_s * rate.num_processes
+    places = room.at_once(stage)
+    return Planned(
+        stage,
+        sum(map(len, turns.values())),
+        busy_s,
+        sum(wall_time(jobs_s, places) for jobs_s in turns.values()),
+        sum(map(sum, turns.values())) * room.of(stage).gpus,
+    )
+
+
+def wall_time(jobs_s: Iterable[float], places: int) -> float:
+    """Seconds until the last of some jobs ends, each begun when one of the places is free."""
+    free_s = [0.0] * places
+    for job_s in jobs_s:
+        heapq.heapreplace(free_s, free_s[0] + job_s)
+    return max(free_s)
+
+
+def amounts_of(
+    config: RunConfig, num_prompts: Mapping[str, int], num_texts: Mapping[str, int]
+) -> list[Amount]:
+    """All that a run does, for `plan_times`.
+
+    Args:
+        config: of the run.
+        num_prompts: of each split.
+        num_texts: that are encoded of each split, see `distinct_texts`.
+    """
     samples = config.samples
     images = samples.num_images(num_prompts["eval"])
-    amounts = [("embeddings", len(num_prompts), sum(num_prompts.values()))]
-    drawn = [(f"samples-{name}", samples.num_shards, images) for name in samples.models]
+    encoded = [Amount("embeddings", items=number) for number in num_texts.values()]
+    drawn = [Amount(f"samples-{name}", samples.num_shards, images) for name in samples.models]
     if not isinstance(config, Config):
-        return [*amounts, *drawn]
-    training, shards = config.training, config.targets.num_shards
-    trajectories = num_prompts["train"] * config.targets.samples_per_prompt
-    rounds, before = len(training.round_numbers), samples_before_rounds(config)
+        return [*encoded, *drawn]
+    # The judge sees each image, and so does each vision model.
+    seen = images * len(samples.models) * (1 + len(config.evaluation.vision_models))
+    *before, last = samples_of_jobs(config)
     return [
-        *amounts,
-        ("targets", shards, trajectories * training.reads_trajectories),
-        ("student", 1, 0),
-        ("training_before_round", rounds, before),
-        ("round_states", rounds * shards, rounds * trajectories),
-        ("round_targets", rounds * shards, rounds * trajectories),
-        ("training", 1, training.num_samples - before),
-        ("export", count_exports(config), 0),
+        *encoded,
+        *_amounts_of_targets(config, num_prompts["train"] * config.targets.samples_per_prompt),
+        Amount("student"),
+        *(Amount("training_before_round", 1, items, turn) for turn, items in enumerate(before)),
+        Amount("training", items=last),
+        *(Amount("export", turn=turn) for turn in range(count_exports(config))),
         *drawn,
-        ("evaluation", 1, images * len(samples.models)),
-        ("report", 1, 0),
+        Amount("evaluation", items=seen),
+        Amount("report"),
+    ]
+
+
+def _amounts_of_targets(config: Config, trajectories: int) -> list[Amount]:
+    """Of the trajectories, and of each round's states with the teacher's answers."""
+    training, shards = config.training, config.targets.num_shards
+    stored = [Amount("targets", shards, trajectories)] * training.reads_trajectories
+    return stored + [
+        Amount(kind, shards, trajectories, number)
+        for kind in ("round_states", "round_targets")
+        for number in training.round_numbers
     ]

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any, get_args
 
 from distillery.config.run import Config
-from distillery.config.training import Place
+from distillery.config.training import Place, Training
 from distillery.files import readable
 from distillery.planning.page import Table
 from distillery.student.info import StudentInfo
@@ -19,6 +19,8 @@ from distillery.training.residence import choose_place, demands
 
 TRAINING_PASSES = 3
 """Of the student in an update, for each sample: forward, and backward as two."""
+ADVERSARIAL_PASSES = 5
+"""Of the frozen network of an adversarial finish, for each image that the student has drawn."""
 
 
 def plan_residence(
@@ -76,11 +78,23 @@ def online_passes(config: Config) -> tuple[float, float]:
     """
     steps = config.training.online_steps or config.targets.steps // config.student.steps
     visit, looks = (config.student.steps - 1) / 2, float(steps)
-    matching = config.training.distribution_matching
-    if matching is not None:
-        visit += (2 + TRAINING_PASSES * matching.updates) / config.student.steps
-        looks += 1 / config.student.steps
+    if config.training.distribution_matching is not None:
+        judged, asked = judging_passes(config.training)
+        visit += (1 + judged) / config.student.steps
+        looks += asked / config.student.steps
     return visit, looks
+
+
+def judging_passes(training: Training) -> tuple[int, int]:
+    """For an image that the student has drawn: passes of networks of its size that tell where it
+    should go and learn from it, and the steps that the teacher takes; none without such a finish.
+
+    A frozen network looks at the image and sends a gradient back to it, which takes no gradient of
+    its weights and so one pass; then at three other kinds of images, while the heads learn.
+    """
+    if training.distribution_matching is not None:
+        return 1 + TRAINING_PASSES * training.distribution_matching.updates, 1
+    return (ADVERSARIAL_PASSES, 0) if training.adversarial is not None else (0, 0)
 
 
 def _passes(config: Config, student: StudentInfo, folder: PipelineFolder) -> tuple[float, float]:

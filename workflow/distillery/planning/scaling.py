@@ -11,13 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from distillery.config.run import Config
-from distillery.planning.jobs import samples_before_rounds
+from distillery.planning.jobs import samples_of_jobs
+from distillery.planning.passes import finish_passes
 from distillery.planning.probe import Rate
-from distillery.planning.residence import TRAINING_PASSES, online_passes
-
-ADVERSARIAL_PASSES = 7
-"""Of the student's network, where a step ends on an image: it draws, the frozen one looks and has a
-gradient, and looks at four kinds of images while the heads learn."""
+from distillery.planning.residence import TRAINING_PASSES
 
 
 @dataclass(frozen=True)
@@ -78,7 +75,7 @@ def scale_rates(
     # The same work of all processes, by another number of them.
     item_s = plain.item_s * plain.num_processes / networks.num_processes
     plain = replace(plain, item_s=item_s, num_processes=networks.num_processes)
-    learned = config.training.num_samples - samples_before_rounds(config)
+    learned = samples_of_jobs(config)[-1]
     more_s = _finish_s(config, plain, teacher_s if has_answers else 0.0, networks)
     return {
         **rates,
@@ -91,27 +88,10 @@ def scale_rates(
 
 def _finish_s(config: Config, plain: Rate, teacher_s: float, networks: Networks) -> float:
     """Seconds that finishes and rollouts take beyond plain updates, by all processes at once."""
-    of_student, of_teacher = finish_passes(config, networks.calls_per_step)
+    more = finish_passes(config, networks.calls_per_step)
     student_s = plain.item_s * networks.num_processes / TRAINING_PASSES
-    answers_s = of_teacher * teacher_s * networks.num_answered
-    return (of_student * student_s + answers_s) / networks.num_processes
-
-
-def finish_passes(config: Config, calls_per_step: int) -> tuple[float, float]:
-    """Passes of the student and of the teacher that finishes and rollouts have beyond plain
-    updates, over the whole training.
-
-    Args:
-        config: of the run.
-        calls_per_step: of the teacher in one guided step.
-    """
-    training, steps = config.training, config.student.steps
-    visit, looks = online_passes(config)
-    student = training.online_samples * visit
-    if training.adversarial:
-        student += training.adversarial.samples * ADVERSARIAL_PASSES / steps
-    student += training.rollout_samples * (steps - 1) * TRAINING_PASSES
-    return student, training.online_samples * looks * calls_per_step
+    answers_s = more.teacher * teacher_s * networks.num_answered
+    return (more.student * student_s + answers_s) / networks.num_processes
 
 
 def counted_stages(config: Config) -> list[str]:

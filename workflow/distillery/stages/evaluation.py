@@ -277,7 +277,7 @@ def summarise(
 def _means(scores: pd.DataFrame, groups: Groups, weights_rp: FloatArray) -> dict[str, Any]:
     """Each metric with its interval; None where it is not defined (the reference itself)."""
     means = {
-        column: _mean(_values(scores, column), groups, weights_rp, _ends(column))
+        column: _mean(_values(scores, column), groups, weights_rp, metrics.ends_of(column))
         for column in SCORES
     }
     medians = {column: _median(_values(scores, column), groups) for column in MEDIANS}
@@ -298,16 +298,11 @@ def _paired(
             _values(own, column) - _values(other, column),
             groups,
             weights_rp,
-            metrics.difference_ends(_ends(column)),
+            metrics.difference_ends(metrics.ends_of(column)),
         )
         for column in SCORES
     }
     return {"clip_score_ratio": _as_json(ratio)} | differences
-
-
-def _ends(column: str) -> metrics.Ends:
-    """The least and the largest value of a column; those of a new one need not be known."""
-    return metrics.SCORE_ENDS.get(column, metrics.NO_ENDS)
 
 
 def _mean(

@@ -32,6 +32,7 @@ from distillery.planning.html import html_of
 from distillery.planning.jobs import Room, StageJobs, list_jobs
 from distillery.planning.overlooked import check_same_teacher, hash_settings, hash_sources
 from distillery.planning.page import Page, Part, page_of
+from distillery.planning.passes import passes_of_stages, passes_per_job
 from distillery.planning.prompts import advise_weights, check_made, check_negatives
 from distillery.planning.scaling import networks_of
 from distillery.planning.text import print_page
@@ -43,6 +44,7 @@ from distillery.run_folder import RunFolder
 from distillery.schedule import Schedule
 from distillery.stages.embeddings import check_prompt_lengths, embeddings_recipe
 from distillery.stages.prompts import read_splits
+from distillery.store.embeddings import distinct_texts
 from distillery.store.recipes import TargetsRecipe
 from distillery.student.schedule import student_grid
 from distillery.teacher.adapters import teacher_hash
@@ -137,7 +139,7 @@ def check_inputs(
 def plan_parts(inputs: Inputs, num_cores: int) -> dict[str, Any]:
     """What a run needs of everything; raises as `make_plan`."""
     config, folder, gpus = inputs.config, inputs.folder, inputs.gpus
-    world, networks, recipes = 1, None, {"embeddings": _embeddings_hash(config, folder)}
+    world, size, networks, recipes = 1, 1.0, None, {"embeddings": _embeddings_hash(config, folder)}
     if isinstance(config, Config):
         recipe = _recipe(config, folder, recipes["embeddings"])
         targets = recipe, check_segments(config, recipe)
@@ -152,8 +154,10 @@ def plan_parts(inputs: Inputs, num_cores: int) -> dict[str, Any]:
         plan = plan_generation(config, inputs.prompts, folder, inputs.run_folder)
     jobs = list_jobs(config, gpus, world)
     room = Room(jobs, gpus.count, num_cores // config.hardware.cpu_threads)
-    num_prompts = plan["work"]["num_prompts"]
-    plan["time"] = plan_duration(config, num_prompts, inputs.run_folder, room, networks)
+    num_prompts, num_texts = plan["work"]["num_prompts"], _count_texts(inputs)
+    plan["time"] = plan_duration(config, num_prompts, num_texts, inputs.run_folder, room, networks)
+    passes = passes_of_stages(config, plan, folder)
+    plan["passes_per_job"] = passes_per_job(config, passes, jobs, size)
     memory = estimate(config.teacher, folder, gpus.memory_bytes, gpus.is_unknown)
     plan["memory"] = vars(memory)
     plan["advice"] += advise_gpus(gpus) + advise_memory(config.teacher, memory)
@@ -166,6 +170,13 @@ def plan_parts(inputs: Inputs, num_cores: int) -> dict[str, Any]:
         "sources": hash_sources(sources_of(config)),
         "teacher": _about_teacher(config.teacher, folder),
     }
+
+
+def _count_texts(inputs: Inputs) -> dict[str, int]:
+    """What is encoded of each split."""
+    negative = inputs.config.teacher.negative_prompt
+    tables = inputs.prompts.items()
+    return {split: len(distinct_texts(table, negative).texts) for split, table in tables}
 
 
 def page_for(inputs: Inputs, plan: Mapping[str, Any]) -> Page:

@@ -62,6 +62,7 @@ class Board:
     made: Path | None = None
     begin_s: float = field(default_factory=time.time)
     _passes: Mapping[str, float] = field(default_factory=dict)
+    _passes_done: float = 0.0
     _looked: int = 0
 
     def plan(self, numbers: Mapping[str, int]) -> None:
@@ -86,6 +87,7 @@ class Board:
         job = self.running.pop(number, None)
         if job is not None:
             self.finished[job.rule] += 1
+            self._passes_done += self._passes_of(job.rule, job.name)
             self.made = job.output
         return job
 
@@ -120,14 +122,14 @@ class Board:
         """Of the planned work that is done, from 0 to 1."""
         passes = sum(self._passes_of(rule) * jobs for rule, jobs in self.numbers.items())
         beside = BESIDE * (passes or 1.0) / max(self.numbers.total(), 1)
-        done = sum((self._passes_of(rule) + beside) * jobs for rule, jobs in self.finished.items())
-        done += sum(self._passes_of(job.rule) * job.share for job in self.at_work)
+        done = beside * self.finished.total() + self._passes_done
+        done += sum(self._passes_of(job.rule, job.name) * job.share for job in self.at_work)
         whole = passes + beside * self.numbers.total()
         return min(1.0, done / whole) if whole else 0.0
 
-    def _passes_of(self, rule: str) -> float:
-        """Network passes of one job."""
-        return self._passes.get(rule, A_RUN.get(rule, 0.0))
+    def _passes_of(self, rule: str, name: str = "") -> float:
+        """Network passes of one job, by its name where the rule's jobs are unlike each other."""
+        return self._passes.get(name, self._passes.get(rule, A_RUN.get(rule, 0.0)))
 
     @property
     def left_s(self) -> float | None:

@@ -79,7 +79,7 @@ def choose_execution(
     needed = whole
     if parallel == "fsdp":
         parts = machine.world_size // machine.num_nodes
-        needed = sharded_bytes(training, whole, num_parameters, parts)
+        needed = sharded_bytes(training, num_parameters, num_trainable, parts)
     sharded = parallel == "fsdp"
     if sharded and training.targets == "online":
         raise ValueError(
@@ -120,7 +120,12 @@ def state_bytes(training: Training, num_parameters: int, num_trainable: int) -> 
     networks = 1 + (training.distribution_matching is not None)
     learning = networks * (16 + item % 4) + 4 * bool(training.ema_half_life_samples)
     whole = networks * (num_parameters - num_trainable) * item + num_trainable * learning
-    return whole + bool(training.adversarial) * num_parameters * item
+    return whole + frozen_bytes(training, num_parameters)
+
+
+def frozen_bytes(training: Training, num_parameters: int) -> int:
+    """Bytes of the frozen network of an adversarial finish; 0 without one."""
+    return bool(training.adversarial) * num_parameters * ITEM_BYTES[training.dtype]
 
 
 def student_state_bytes(training: Training, student: StudentInfo) -> int:
@@ -129,11 +134,16 @@ def student_state_bytes(training: Training, student: StudentInfo) -> int:
     return state_bytes(training, student.num_parameters + additions, student.trained_parameters)
 
 
-def sharded_bytes(training: Training, whole: int, num_parameters: int, num_parts: int) -> int:
-    """Bytes on each device where `whole`, as in `state_bytes`, is dealt out: a part of all, and the
-    weights and gradients that are gathered at once."""
+def sharded_bytes(
+    training: Training, num_parameters: int, num_trainable: int, num_parts: int
+) -> int:
+    """Bytes on each device where a student is dealt out: a part of its `state_bytes`, the weights
+    and gradients that are gathered at once, and the frozen network, which every device has whole.
+    """
+    frozen = frozen_bytes(training, num_parameters)
+    dealt_out = state_bytes(training, num_parameters, num_trainable) - frozen
     gathered = num_parameters * (ITEM_BYTES[training.dtype] + 4)
-    return -(-whole // num_parts) + int(GATHERED_SHARE * gathered)
+    return -(-dealt_out // num_parts) + int(GATHERED_SHARE * gathered) + frozen
 
 
 def _choose_parallel(

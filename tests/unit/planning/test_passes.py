@@ -1,0 +1,161 @@
+"""Counted network passes: against those that a training takes, and one table for all who tell."""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import WanTransformer3DModel
+
+from distillery.config.jobs import TrainingJob
+from distillery.config.training import Training
+from distillery.planning.gpus import Gpus
+from distillery.planning.jobs import StageJobs, list_jobs
+from distillery.planning.passes import Passes, finish_passes, passes_of_stages, passes_per_job
+from distillery.planning.probe import amounts_of
+from distillery.planning.residence import TRAINING_PASSES
+from distillery.planning.work import plan_work
+from distillery.teacher.folder import find_teacher
+from distillery.training.directions import new_companion
+from distillery.training.loop import loop
+from distillery.training.state import new_state
+from distillery.training.variation import Watch
+from runs import Run, make_run
+
+STEPS = 4
+EPOCH = STEPS * 9 * 2
+"""Samples of nine prompts with two trajectories each: each step comes as often as any other."""
+BASE = {
+    "num_samples": EPOCH, "global_batch_size": 8, "dtype": "float32", "tf32": False,
+    "log_every_samples": EPOCH, "save_every_samples": EPOCH,
+}  # fmt: skip
+MATCHING = {"targets": "online", "online_steps": 1, "distribution_matching": {"updates": 2}}
+HEADS = {"adversarial": {"samples": EPOCH}}
+ROLLOUTS = {"num_samples": EPOCH + 16, "rollout_samples": 16}
+ROUNDS = {"num_samples": 4 * EPOCH, "rounds": {"count": 2, "samples": 64}}
+
+
+@pytest.fixture(scope="module")
+def run(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    made = make_run(
+        tmp_path_factory.mktemp("passes"),
+        teacher,
+        targets={"steps": 8, "num_segments": STEPS, "samples_per_prompt": 2},
+        student={"steps": STEPS},
+        training=BASE,
+    )
+    return made.ready_to_train()
+
+
+@dataclass
+class Counter:
+    """Counts passes by what they take: a gradient of the weights is one, that of what comes in
+    another. The first block of a network always asks for both where its weights learn."""
+
+    own: set[int]
+    passes: dict[str, int] = field(default_factory=lambda: {"teacher": 0, "student": 0})
+    is_paused: bool = False
+
+    def count(self, network: torch.nn.Module, latents: torch.Tensor) -> None:
+        if self.is_paused:
+            return
+        learns = any(parameter.requires_grad for parameter in network.parameters())
+        backward = 2 if learns else int(latents.requires_grad)
+        who = "student" if id(network) in self.own else "teacher"
+        self.passes[who] += (1 + backward * torch.is_grad_enabled()) * len(latents)
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, own: set[int]) -> Counter:
+    """What networks of the teacher's class do from now on, but for the alarms' measurements."""
+    counter, forward, measure = Counter(own), WanTransformer3DModel.forward, Watch.look
+
+    def count(network: Any, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        counter.count(network, hidden_states)
+        return forward(network, hidden_states, *args, **kwargs)
+
+    def pause(watch: Watch) -> Any:
+        counter.is_paused = True
+        found = measure(watch)
+        counter.is_paused = False
+        return found
+
+    monkeypatch.setattr(WanTransformer3DModel, "forward", count)
+    monkeypatch.setattr(Watch, "look", pause)
+    return counter
+
+
+def with_training(run: Run, **changes: Any) -> Run:
+    """The same run with another training."""
+    training = Training(**BASE | changes)
+    return replace(run, config=run.config.model_copy(update={"training": training}))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        HEADS | ROLLOUTS,
+        {"adversarial": {"samples": EPOCH, "warmup_samples": EPOCH + 8}} | ROLLOUTS,
+        MATCHING | ROLLOUTS,
+    ],
+)
+def test_a_training_takes_the_passes_that_are_counted(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    changed = with_training(run, **changes)
+    training, paths = changed.config.training, changed.training_paths(tmp_path)
+    paths = replace(paths, targets=run.files.targets)
+    opened = changed.open_training(changed.job("training", TrainingJob), paths)
+    state = new_state(paths.student, opened)
+    state.companion = new_companion(paths.student, opened)
+    own = {id(state.denoiser)}
+    if state.companion is not None:
+        network: Any = state.companion.network
+        own.add(id(getattr(network, "frozen", network)))
+    counter = counted(monkeypatch, own)
+    assert loop(state, opened)
+    more = finish_passes(changed.config, calls_per_step=2)
+    student = TRAINING_PASSES * training.num_samples + more.student
+    if training.targets == "online":  # by draws, how far a student walks
+        assert counter.passes["student"] == pytest.approx(student, rel=0.05)
+        assert counter.passes["teacher"] == pytest.approx(more.teacher, rel=0.05)
+    else:
+        assert counter.passes == {"teacher": more.teacher, "student": student}
+
+
+def tables(run: Run) -> tuple[dict[str, Passes], dict[str, float], list[StageJobs]]:
+    """Passes of each stage, of each job, and the jobs, for a student as large as its teacher."""
+    config, num_prompts = run.config, {"train": 9, "eval": 5}
+    work = plan_work(config, num_prompts, (16, 1, 4, 4), calls_per_step=2)
+    folder = find_teacher(config.teacher)
+    passes = passes_of_stages(config, {"work": vars(work), "calls_per_step": 2}, folder)
+    jobs = list_jobs(config, Gpus())
+    return passes, passes_per_job(config, passes, jobs, 1.0), jobs
+
+
+@pytest.mark.parametrize("changes", [{}, ROLLOUTS, HEADS, MATCHING, ROUNDS, ROUNDS | HEADS])
+def test_the_terminal_and_the_costs_tell_the_same_work(run: Run, changes: dict[str, Any]) -> None:
+    passes, of_jobs, jobs = tables(with_training(run, **changes))
+    num_jobs = {row.stage: row.jobs for row in jobs}
+    whole = {stage: of_jobs[stage] * num_jobs[stage] for stage in passes}
+    assert whole == pytest.approx({stage: each.calls for stage, each in passes.items()})
+
+
+def test_a_trainings_jobs_have_the_samples_that_they_learn_from(run: Run) -> None:
+    """Each takes up where the one before has ended."""
+    passes, of_jobs, _ = tables(with_training(run, **ROUNDS))
+    first = 3 * (4 * EPOCH - 128)
+    assert of_jobs["training-0-rounds"] == first
+    assert of_jobs["training-1-rounds"] == of_jobs["training"] == 3 * 64
+    assert passes["training_before_round"].calls == first + 3 * 64
+    assert passes["round_states"].calls == 2 * 18 * STEPS
+    assert passes["round_targets"].calls == 2 * 18 * 2 * 2, "two guided steps from each state"
+
+
+@pytest.mark.parametrize("changes", [{}, ROLLOUTS, HEADS, MATCHING, ROUNDS])
+def test_times_are_planned_for_the_jobs_that_there_are(run: Run, changes: dict[str, Any]) -> None:
+    config = with_training(run, **changes).config
+    num_jobs: dict[str, int] = {}
+    for amount in amounts_of(config, {"train": 9, "eval": 5}, {"train": 9, "eval": 5}):
+        num_jobs[amount.stage] = num_jobs.get(amount.stage, 0) + amount.num_jobs
+    assert num_jobs == {row.stage: row.jobs for row in list_jobs(config, Gpus())}
