@@ -38,7 +38,9 @@ MERGE = (
 )
 
 
-FOREIGN = re.compile(r"diffusion_model\.|lora_unet_|base_model\.|lora_down|lora_up")
+FOREIGN = re.compile(
+    r"diffusion_model\.|lora_unet_|base_model\.|lora_down|lora_up|^transformer\.transformer\."
+)
 """What no name of Diffusers has: the converter did not know it."""
 MUSUBI_WAN = re.compile(r"^lora_unet_blocks_(\d+)_(self_attn|cross_attn|ffn)_(\w+)\.")
 
@@ -68,7 +70,9 @@ class Traced(torch.Tensor):
         cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Compute as usual, and mark each result with the sources of all arguments."""
-        result = super().__torch_function__(function, types, args, kwargs or {})
+        result = super().__torch_function__(  # type: ignore[no-untyped-call]
+            function, types, args, kwargs or {}
+        )
         given = [*_traced(args), *_traced(tuple((kwargs or {}).values()))]
         sources = frozenset[str]().union(*(tensor.sources for tensor in given))
         for tensor in _traced(result):
