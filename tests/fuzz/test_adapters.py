@@ -118,11 +118,12 @@ def put_in(model: Any, teacher: Teacher, folder: PipelineFolder, name: str) -> s
             told.append("")
         except ValueError as error:
             told.append(str(error))
-    assert bool(told[0]) == bool(told[1]), told
-    return told[1]
+    # Loading leaves out what changes other components.
+    assert told[0] or not told[1], told
+    return told[0]
 
 
-@pytest.mark.parametrize("seed", seeds(60))
+@pytest.mark.parametrize("seed", seeds(40))
 def test_a_lora_changes_what_it_says_or_is_refused_by_name(
     seed: int, base: Callable[[Dialect], tuple[Path, Any]], tmp_path: Path
 ) -> None:

@@ -131,8 +131,13 @@ def convert(
     carriers = {name: pair.down for pair in pairs for name in (pair.alpha, pair.mid) if name}
     failures: list[Exception] = []
     read: list[tuple[dict[str, Traced], Account]] = []
-    marked = {name: trace(name, value) for name, value in folded.items()}
-    for spelled in _spellings(marked, pairs, zero):
+    paired = {name for pair in pairs for name in pair.names}
+    marked = {
+        name: trace(name, value)
+        for name, value in folded.items()
+        if name not in zero or name in paired
+    }
+    for spelled in _spellings(marked or dict(folded), pairs, zero):
         try:
             converted = _through(folder, spelled)
         except Exception as error:

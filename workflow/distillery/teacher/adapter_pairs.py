@@ -239,7 +239,7 @@ def without_effect(
     tensors: Mapping[str, torch.Tensor], folded: Mapping[str, torch.Tensor], pairs: list[Pair]
 ) -> set[str]:
     """Names of the tensors that change nothing: zeros, and pairs whose product is zero."""
-    zero = {name for name, value in tensors.items() if not value.any()}
+    zero = {name for name, value in tensors.items() if not value.any() and MAGNITUDE not in name}
     for pair in pairs:
         product = folded[pair.down].any() and folded[pair.up].any()
         if not product and not pair.is_dora:

@@ -33,8 +33,12 @@ def misread(
     """
     from diffusers.configuration_utils import FrozenDict
 
-    if not any(name.endswith(".alpha") for name in tensors):
+    given = [value for name, value in tensors.items() if name.endswith(".alpha")]
+    prefixes = frozenset(name.partition(".")[0] for name in converted)
+    if not given:
         return frozenset()
+    if any((alpha < 0).any() for alpha in given):
+        return prefixes  # Some converters halve and double for ever at these.
     try:
         theirs, *alphas, _ = folder.pipeline_class.lora_state_dict(
             {name: value.clone() for name, value in tensors.items()},
@@ -44,7 +48,6 @@ def misread(
         )
     except Exception:
         return frozenset()  # No earlier release read it either.
-    prefixes = {name.partition(".")[0] for name in converted}
     return frozenset(
         prefix
         for prefix in prefixes
