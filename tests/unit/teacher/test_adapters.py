@@ -17,6 +17,7 @@ from distillery.families import family_named
 from distillery.files import hash_json
 from distillery.generation.targets import targets_recipe
 from distillery.hash_cache import hash_large_files
+from distillery.planning.unusual import advise_idle
 from distillery.stages.student import build_student
 from distillery.teacher import adapters
 from distillery.teacher.adapter_fit import TIMES, name_some
@@ -30,6 +31,7 @@ from distillery.teacher.adapters import (
 from distillery.teacher.folder import PipelineFolder
 from distillery.teacher.loading import check_options
 from families import sdxl, wan_two_experts
+from lora_files import DIALECTS, LoraFile
 from runs import SETTINGS, loaded, make_run
 from tiny import make_tiny_wan
 
@@ -183,6 +185,90 @@ def test_a_kohya_file_is_read_with_its_alphas(tiny_sdxl: Path, tmp_path: Path) -
     stock.fuse_lora(components=["unet"])
     stock.unload_lora_weights()
     assert_equal(ours.unet, stock.unet)
+
+
+@pytest.mark.parametrize("fuse", [True, False], ids=["fused", "beside"])
+def test_each_layer_has_its_own_scale(tiny_sdxl: Path, tmp_path: Path, fuse: bool) -> None:
+    """Diffusers gives attention layers the most frequent alpha of the file."""
+    base = AutoModel.from_pretrained(str(tiny_sdxl / "unet"))
+    layers = [name for name, _ in base.named_modules() if name.endswith(("to_q", "to_k"))][:3]
+    file = LoraFile()
+    for number, (layer, alpha) in enumerate(zip(layers, (1.0, 8.0, None), strict=True)):
+        weight = base.get_submodule(layer).weight
+        dtype, rank = torch.float32, number + 2
+        file.add(DIALECTS["sdxl-kohya"], layer, weight, rank, alpha, dtype, seed=number)
+    save_file(file.tensors, tmp_path / FILE)
+    ours = loaded(section(tiny_sdxl, tmp_path / FILE, scale=0.5, fuse_adapters=fuse)).unet
+    for layer in layers:
+        weight = base.get_submodule(layer).weight
+        module = ours.get_submodule(layer)
+        found = module.weight if fuse else weight + module.get_delta_weight("adapter_0")
+        torch.testing.assert_close(found, weight + 0.5 * file.change[f"{layer}.weight"])
+
+
+def kohya_file(folder: Path, path: Path, alphas: tuple[float | None, ...]) -> Path:
+    """A file of kohya's with these alphas, one to a layer, all of rank 4."""
+    base = AutoModel.from_pretrained(str(folder / "unet"))
+    layers = [name for name, _ in base.named_modules() if name.endswith("to_q")]
+    file = LoraFile()
+    for seed, alpha in enumerate(alphas):
+        layer = layers[seed]
+        weight = base.get_submodule(layer).weight
+        file.add(DIALECTS["sdxl-kohya"], layer, weight, 4, alpha, torch.float32, seed)
+    save_file(file.tensors, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("alphas", "is_other"),
+    [((None, None), False), ((2.0, 2.0), False), ((2.0, 1.0), True), ((2.0, None), True)],
+)
+def test_files_that_were_scaled_wrongly_have_another_recipe(
+    tiny_sdxl: Path, tmp_path: Path, alphas: tuple[float | None, ...], is_other: bool
+) -> None:
+    path = kohya_file(tiny_sdxl, tmp_path / FILE, alphas)
+    folder = PipelineFolder(tiny_sdxl)
+    named = {"hash": hash_large_files([path])[path], "scale": 1.0, "expert": None}
+    before = hash_json(
+        {
+            "folder": folder.fingerprint(),
+            "variant": None,
+            "adapters": [named],
+            "fused": True,
+            "attention": None,
+        }
+    )
+    found = teacher_hash(section(tiny_sdxl, path), folder)
+    assert (found != before) == is_other
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("lora_te3_x.lora_up.weight", torch.ones(2, 2), "does not fit the teacher's unet"),
+        ("lora_unet_x.diff_b", torch.ones(2), "would be left out of this|could not be converted"),
+        ("lora_unet_x.hada_w1_a", torch.ones(2), "is a LoHa"),
+        ("lora_unet_x.lora_up.weight", torch.ones(2, 2, dtype=torch.int8), "holds int8 in"),
+    ],
+)
+def test_a_part_that_would_be_lost(
+    tiny_sdxl: Path, tmp_path: Path, name: str, value: torch.Tensor, told: str
+) -> None:
+    path = kohya_file(tiny_sdxl, tmp_path / FILE, (2.0,))
+    save_file(load_file(path) | {name: value}, path)
+    assert re.search(told, refused(tiny_sdxl, path))
+    save_file(load_file(path) | {name: torch.zeros(value.shape)}, path)
+    if "hada" not in name:
+        check_options(section(tiny_sdxl, path), PipelineFolder(tiny_sdxl))
+
+
+def test_a_file_that_changes_nothing_is_told(tiny_sdxl: Path, tmp_path: Path) -> None:
+    folder = PipelineFolder(tiny_sdxl)
+    idle = section(tiny_sdxl, kohya_file(tiny_sdxl, tmp_path / FILE, (0.0, 0.0)))
+    (note,) = advise_idle(idle, folder)
+    assert "changes nothing, since its matrices or its alphas are all zero" in note
+    active = section(tiny_sdxl, kohya_file(tiny_sdxl, tmp_path / FILE, (0.0, 1.0)))
+    assert advise_idle(active, folder) == []
 
 
 def test_a_text_encoder_is_adapted_too(tiny_sdxl: Path, tmp_path: Path) -> None:

@@ -6,6 +6,9 @@ from distillery.config.previews import Previews
 from distillery.config.run import Config, RunConfig
 from distillery.config.teacher import Teacher
 from distillery.evaluation.metrics import MIN_PROMPTS
+from distillery.teacher.adapter_files import facts_of
+from distillery.teacher.adapters import find_adapter
+from distillery.teacher.folder import PipelineFolder
 from distillery.teacher.placement import lacking_for_attention
 from distillery.words import counted
 
@@ -27,6 +30,16 @@ def advise_adapters(teacher: Teacher) -> list[str]:
         "give it a scale"
         for it in teacher.adapters
         if it.scale == 0
+    ]
+
+
+def advise_idle(teacher: Teacher, folder: PipelineFolder) -> list[str]:
+    """Notes on adapters whose files change nothing: all their products or scales are zero."""
+    return [
+        f"teacher.adapters: {it.path} changes nothing, since its matrices or its alphas are all "
+        "zero: leave it out, or use the file that was trained"
+        for it in teacher.adapters
+        if facts_of(find_adapter(it), folder).changes_nothing
     ]
 
 

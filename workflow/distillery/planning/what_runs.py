@@ -15,6 +15,7 @@ from distillery.planning.prompts import guided_splits
 from distillery.planning.residence import residence_table
 from distillery.planning.training import list_finish
 from distillery.prompts import own_negatives
+from distillery.teacher.adapter_files import facts_of
 from distillery.teacher.adapters import find_adapter
 from distillery.teacher.folder import PipelineFolder
 from distillery.words import counted, listed
@@ -63,20 +64,22 @@ def _teacher(config: RunConfig, folder: PipelineFolder, plan: Mapping[str, Any])
         ("teacher", f"{teacher.path}{variant}: {folder.class_name}, family {folder.family.name}"),
         *where,
         ("parameters", f"{', '.join(sizes)}; in {teacher.dtype}, the VAE in {teacher.vae_dtype}"),
-        *_adapters(config),
+        *_adapters(config, folder),
         ("image size", f"{teacher.width} {TIMES} {teacher.height} pixels; latents {shape}"),
     ]
 
 
-def _adapters(config: RunConfig) -> Facts:
-    """A line for each LoRA or DoRA of the teacher, with its file."""
+def _adapters(config: RunConfig, folder: PipelineFolder) -> Facts:
+    """A line for each LoRA or DoRA of the teacher, with its file and what becomes of it."""
     facts = []
     how = "fused" if config.teacher.fuse_adapters else "beside the weights"
     for adapter in config.teacher.adapters:
         path = find_adapter(adapter)
-        size = readable(path.stat().st_size)
+        size, what = readable(path.stat().st_size), facts_of(path, folder)
         expert = f", of {adapter.expert}" if adapter.expert else ""
-        facts.append(("adapter (LoRA)", f"{path} ({size}), scale {adapter.scale:g}, {how}{expert}"))
+        account = f"{counted(what.used, 'tensor')} used, {what.zero} zero, none left out"
+        told = f"{path} ({size}), scale {adapter.scale:g}, {how}{expert}; {account}"
+        facts.append(("adapter (LoRA)", told))
     return facts or [("adapters (LoRA)", "none")]
 
 

@@ -37,7 +37,12 @@ from distillery.planning.prompts import advise_weights, check_made, check_negati
 from distillery.planning.scaling import networks_of
 from distillery.planning.text import print_page
 from distillery.planning.there import Found, advise_repair, already_there, there_part
-from distillery.planning.unusual import advise_adapters, advise_attention, advise_numbers
+from distillery.planning.unusual import (
+    advise_adapters,
+    advise_attention,
+    advise_idle,
+    advise_numbers,
+)
 from distillery.planning.what_runs import what_runs
 from distillery.prompts import own_negatives
 from distillery.run_folder import RunFolder
@@ -133,7 +138,8 @@ def check_inputs(
     check_all_lengths(config.teacher, folder, prompts)
     notes = check_negatives(config, prompts, folder) + advise_weights(prompts)
     notes += advise_numbers(config, len(prompts["eval"]))
-    return notes + advise_adapters(config.teacher) + advise_attention(config.teacher)
+    notes += advise_adapters(config.teacher) + advise_idle(config.teacher, folder)
+    return notes + advise_attention(config.teacher)
 
 
 def plan_parts(inputs: Inputs, num_cores: int) -> dict[str, Any]:

@@ -3,13 +3,26 @@
 PEFT and Diffusers say it in a line per tensor, and transformers drops what does not fit.
 """
 
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 
 MAX_NAMED = 3
 TIMES = "\N{MULTIPLICATION SIGN}"
 TRAINED_ON_IT = "use one that was trained on this teacher"
+
+
+MAX_SHOWN = 300
+"""Characters of a library's own message, which may have a name for each tensor."""
+
+
+def shorten(error: Exception) -> str:
+    """The beginning of an error's message, in one line."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]} …"
 
 
 def name_some(keys: Iterable[str]) -> str:
@@ -36,6 +49,16 @@ def check_fit(setting: str, model: torch.nn.Module, tensors: Mapping[str, torch.
         raise ValueError(
             f"{setting}: {len(strange)} of its {len(tensors)} tensors do not: the model has no "
             f"place for {name_some(strange)}; {TRAINED_ON_IT}"
+        )
+    unbiased = [
+        name
+        for name in tensors
+        if name.endswith(".lora_B.bias") and getattr(layers[_layer_of(name)], "bias", 0) is None
+    ]
+    if unbiased:
+        raise ValueError(
+            f"{setting}: the layers of {name_some(unbiased)} have no bias that it could change; "
+            f"{TRAINED_ON_IT}"
         )
     wrong = {}
     for name, tensor in tensors.items():
@@ -86,23 +109,55 @@ def in_peft_names(
         prefix: the beginning of the component's.
         model: the component.
     """
-    from diffusers.utils import (
-        convert_state_dict_to_diffusers,
-        convert_state_dict_to_peft,
-        convert_unet_state_dict_to_peft,
-    )
+    is_text = not hasattr(model, "load_lora_adapter")
+    named = peft_names(tensors, prefix, is_text)
+    flat = is_text and not hasattr(model, "text_model")
+    return {key.removeprefix("text_model.") if flat else key: named[key] for key in named}
+
+
+def peft_names(
+    tensors: Mapping[str, torch.Tensor], prefix: str, is_text: bool
+) -> dict[str, torch.Tensor]:
+    """As `in_peft_names`, without a model: of text encoders with `text_model.` where it is."""
+    from diffusers.utils import convert_unet_state_dict_to_peft
 
     start = f"{prefix}."
     own = {
         key.removeprefix(start): value for key, value in tensors.items() if key.startswith(start)
     }
-    if not hasattr(model, "load_lora_adapter"):
-        own = convert_state_dict_to_peft(convert_state_dict_to_diffusers(own))
-        flat = not hasattr(model, "text_model")
-        return {key.removeprefix("text_model.") if flat else key: own[key] for key in own}
-    if not any("lora_A" in key for key in own):
-        own = convert_unet_state_dict_to_peft(own)
-    return dict(own)
+    if is_text:
+        return {_text_name(key): value for key, value in own.items()}
+    # As Diffusers does, which looks at the first name alone.
+    return dict(own if "lora_A" in next(iter(own), "") else convert_unet_state_dict_to_peft(own))
+
+
+def _text_name(name: str) -> str:
+    """PEFT's name of a text encoder's tensor, from that of any age of Diffusers."""
+    for old in ("q", "k", "v", "out"):
+        name = name.replace(f".to_{old}_lora.", f".{old}_proj.lora.")
+        name = name.replace(f".to_{old}.lora_mag", f".{old}_proj.lora_mag")
+    name = name.replace(".lora_linear_layer.", ".lora.")
+    return name.replace(".lora.down.", ".lora_A.").replace(".lora.up.", ".lora_B.")
+
+
+def config_of(named: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """The configuration of PEFT in which each layer's alpha is its rank, so its scale is 1."""
+    ranks = {
+        _layer_of(name): value.shape[1]
+        for name, value in named.items()
+        if name.endswith(".lora_B.weight") and value.dim() > 1
+    }
+    usual = Counter(ranks.values()).most_common(1)[0][0] if ranks else 1
+    others = {f"^{re.escape(layer)}": rank for layer, rank in ranks.items() if rank != usual}
+    return {
+        "r": usual,
+        "lora_alpha": usual,
+        "rank_pattern": others,
+        "alpha_pattern": dict(others),
+        "target_modules": sorted({_layer_of(name) for name in named}),
+        "use_dora": any("lora_magnitude_vector" in name for name in named),
+        "lora_bias": any(name.endswith("lora_B.bias") for name in named),
+    }
 
 
 def check_all_loaded(

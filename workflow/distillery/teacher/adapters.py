@@ -1,4 +1,4 @@
-"""LoRA and DoRA adapters: find their files, say which they are, check them, put them into models.
+"""LoRA and DoRA adapters: find their files, say which they are, put them into models.
 
 Diffusers only warns when names in a file match nothing in the model, and leaves what it did not
 find at random values. Here both are errors. Its `load_lora_weights` needs every component of a
@@ -6,47 +6,30 @@ pipeline; `adapt` calls what it calls, one component at a time, since no job loa
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from distillery.config.teacher import Adapter, Teacher
 from distillery.files import could_be_hub_id, hash_json
 from distillery.hash_cache import hash_large_files
 from distillery.hub import download_file, explain_hub
+from distillery.teacher.adapter_files import Weights, facts_of, read_weights
 from distillery.teacher.adapter_fit import (
     TRAINED_ON_IT,
     check_all_loaded,
     check_fit,
+    config_of,
     in_peft_names,
     name_some,
+    shorten,
 )
+from distillery.teacher.adapter_pairs import has_one_scale, has_text
 from distillery.teacher.folder import PipelineFolder
 
 HUB_NAME = "pytorch_lora_weights.safetensors"
 """The file name that Diffusers gives adapters."""
-TEXT_KEYS = ("text_encoder", "lora_te")
-"""How names of a text encoder's tensors begin, in Diffusers' format and in kohya's."""
-MAX_SHOWN = 300
-"""Characters of a library's own message, which may have a name for each tensor."""
-
-
-@dataclass(frozen=True)
-class Weights:
-    """What an adapter's file holds, in Diffusers' names.
-
-    Attributes:
-        tensors: float32, by names that begin with their component's.
-        alphas: the scales of formats that keep them apart, else None.
-        metadata: the configuration of PEFT that newer files carry, else None.
-    """
-
-    tensors: Mapping[str, torch.Tensor]
-    alphas: Mapping[str, float] | None
-    metadata: Mapping[str, Any] | None
 
 
 def find_adapter(adapter: Adapter) -> Path:
@@ -105,13 +88,13 @@ def teacher_hash(teacher: Teacher, folder: PipelineFolder) -> str:
 
     That is: its files, their variant, its adapters and how they are put in, its attention kernels.
     """
-    return _hash(teacher, folder, _find_all(teacher), teacher.attention)
+    return _hash(teacher, folder, _find_all(teacher), teacher.attention, "")
 
 
 def text_hash(teacher: Teacher, folder: PipelineFolder) -> str:
     """As `teacher_hash`, for the text encoders: without adapters that do not change them."""
     files = [(adapter, path) for adapter, path in _find_all(teacher) if has_text(path)]
-    return _hash(teacher, folder, files, attention=None)
+    return _hash(teacher, folder, files, None, "text_encoder")
 
 
 def _find_all(teacher: Teacher) -> list[tuple[Adapter, Path]]:
@@ -124,12 +107,18 @@ def _hash(
     folder: PipelineFolder,
     adapters: Iterable[tuple[Adapter, Path]],
     attention: str | None,
+    part: str,
 ) -> str:
-    """A hash of the folder and of what is added to it; without that, the folder's fingerprint."""
+    """A hash of the folder and of what is added to it; without that, the folder's fingerprint.
+
+    What was computed with a file's wrong scales is of another teacher, so where they were wrong in
+    a component whose name begins with `part`, the right ones are named.
+    """
     adapters = list(adapters)
     hashes = hash_large_files(path for _, path in adapters)
     named = [
         {"hash": hashes[path], "scale": adapter.scale, "expert": adapter.expert}
+        | ({"alphas": "of each layer"} if _was_misread(path, folder, part) else {})
         for adapter, path in adapters
     ]
     added = {
@@ -142,71 +131,11 @@ def _hash(
     return hash_json({"folder": fingerprint, **added}) if any(added.values()) else fingerprint
 
 
-def has_text(path: Path) -> bool:
-    """Whether an adapter's file changes a text encoder."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            return any(name.startswith(TEXT_KEYS) for name in file.keys())  # noqa: SIM118
-    except SafetensorError as error:
-        raise ValueError(
-            f"teacher.adapters: {path} is damaged ({error}): copy or download it again; if it is "
-            "tiny, fetch it with git lfs pull"
-        ) from error
-
-
-def read_weights(path: Path, folder: PipelineFolder) -> Weights:
-    """Read an adapter's file through the teacher's pipeline class, and check its numbers.
-
-    Args:
-        path: of the adapter.
-        folder: of the teacher.
-
-    Raises:
-        ValueError: the pipeline takes no adapters, the file is none, or it is not finite.
-    """
-    from diffusers.configuration_utils import FrozenDict
-
-    has_text(path)
-    pipeline = folder.pipeline_class
-    if not hasattr(pipeline, "lora_state_dict"):
-        raise ValueError(
-            f"teacher.adapters: Diffusers loads none into a {folder.class_name}; leave them out"
-        )
-    with safe_open(path, framework="pt") as file:
-        dora = [key for key in file.keys() if "dora_scale" in key]  # noqa: SIM118
-    if dora:
-        raise ValueError(
-            f"teacher.adapters: {path} has DoRA scales as {dora[0]}, which Diffusers drops: "
-            "convert it to PEFT's format (lora_magnitude_vector)"
-        )
-    tensors, *alphas, metadata = pipeline.lora_state_dict(
-        str(path.parent),
-        weight_name=path.name,
-        use_safetensors=True,
-        local_files_only=True,
-        unet_config=FrozenDict(folder.denoiser_config),
-        return_alphas=True,
-        return_lora_metadata=True,
-    )
-    _check_numbers(path, tensors)
-    floats = {key: value.float() for key, value in tensors.items()}
-    return Weights(floats, alphas[0] if alphas else None, metadata)
-
-
-def _check_numbers(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Raise ValueError for tensors that belong to no adapter, or are not finite."""
-    foreign = [key for key in tensors if "lora" not in key]
-    if foreign or not tensors:
-        raise ValueError(
-            f"teacher.adapters: {path} is no LoRA or DoRA: it holds "
-            f"{name_some(foreign) or 'nothing'}"
-        )
-    bad = [key for key, value in tensors.items() if not value.isfinite().all()]
-    if bad:
-        raise ValueError(
-            f"teacher.adapters: {path} is not finite in {name_some(bad)}: it was spoiled when it "
-            "was trained or converted; use another one"
-        )
+def _was_misread(path: Path, folder: PipelineFolder, part: str) -> bool:
+    """Whether earlier releases scaled some layer of a file wrongly; most headers say that not."""
+    if has_one_scale(path):
+        return False
+    return any(name.startswith(part) for name in facts_of(path, folder).misread)
 
 
 def choose_components(adapter: Adapter, weights: Weights, folder: PipelineFolder) -> dict[str, str]:
@@ -229,8 +158,9 @@ def choose_components(adapter: Adapter, weights: Weights, folder: PipelineFolder
     unknown = [key for key in weights.tensors if key.partition(".")[0] not in known]
     if unknown:
         raise ValueError(
-            f"teacher.adapters: {adapter.path} was made for another model: the teacher has nothing "
-            f"named {name_some(unknown)}; what it can change begins with {', '.join(known)}"
+            f"teacher.adapters: {adapter.path} ({weights.dialect}) was made for another model: "
+            f"the teacher has nothing named {name_some(unknown)}; what it can "
+            f"change begins with {', '.join(known)}"
         )
     return {known[prefix]: prefix for prefix in prefixes}
 
@@ -264,7 +194,7 @@ def adapt(
         weights = read_weights(find_adapter(adapter), folder)
         for name, prefix in choose_components(adapter, weights, folder).items():
             if name in components:
-                _load(components[name], f"adapter_{number}", prefix, weights, adapter, folder)
+                _load(components[name], f"adapter_{number}", prefix, weights, adapter)
                 loaded[name][f"adapter_{number}"] = adapter.scale
     for name, scales in loaded.items():
         if scales:
@@ -295,16 +225,17 @@ def check_adapters(
         weights = read_weights(find_adapter(adapter), folder)
         for name, prefix in choose_components(adapter, weights, folder).items():
             if name in denoisers:
-                _load(denoisers[name], f"adapter_{number}", prefix, weights, adapter, folder)
+                _load(denoisers[name], f"adapter_{number}", prefix, weights, adapter)
             else:
                 encoder = text_encoder(name)
                 named = in_peft_names(weights.tensors, prefix, encoder)
-                check_fit(_misfit(adapter, prefix), encoder, named)
+                check_fit(_misfit(adapter, weights, prefix), encoder, named)
 
 
-def _misfit(adapter: Adapter, prefix: str) -> str:
+def _misfit(adapter: Adapter, weights: Weights, prefix: str) -> str:
     """How the messages begin that say what does not fit."""
-    return f"teacher.adapters: {adapter.path} does not fit the teacher's {prefix}"
+    given = f"{adapter.path} ({weights.dialect})"
+    return f"teacher.adapters: {given} does not fit the teacher's {prefix}"
 
 
 def _load(
@@ -313,36 +244,49 @@ def _load(
     prefix: str,
     weights: Weights,
     adapter: Adapter,
-    folder: PipelineFolder,
 ) -> None:
     """Load one adapter into one component under a name, and check that all of it fits."""
-    is_denoiser = hasattr(model, "load_lora_adapter")
-    options: dict[str, Any] = {
-        "prefix": prefix,
-        "network_alphas": weights.alphas,
-        "metadata": weights.metadata,
-        "adapter_name": name,
-        "low_cpu_mem_usage": is_denoiser,
-    }
-    setting = _misfit(adapter, prefix)
+    setting = _misfit(adapter, weights, prefix)
     named = in_peft_names(weights.tensors, prefix, model)
     check_fit(setting, model, named)
     try:
-        if is_denoiser:
-            model.load_lora_adapter(dict(weights.tensors), **options)  # type: ignore[operator]
-        else:
-            folder.pipeline_class.load_lora_into_text_encoder(
-                dict(weights.tensors), text_encoder=model, **options
+        if hasattr(model, "load_lora_adapter"):
+            model.load_lora_adapter(  # type: ignore[operator]
+                dict(weights.tensors),
+                prefix=prefix,
+                network_alphas=None,
+                metadata=weights.metadata,
+                adapter_name=name,
+                low_cpu_mem_usage=True,
             )
-    except (RuntimeError, ValueError, KeyError) as error:
-        raise ValueError(f"{setting}: {_shorten(error)}; {TRAINED_ON_IT}") from error
+        else:
+            _load_text(model, name, prefix, named, weights.metadata)
+    except Exception as error:
+        raise ValueError(f"{setting}: {shorten(error)}; {TRAINED_ON_IT}") from error
     check_all_loaded(setting, model, name, named)
 
 
-def _shorten(error: Exception) -> str:
-    """The beginning of an error's message, in one line."""
-    text = " ".join(str(error).split())
-    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]} …"
+def _load_text(
+    model: torch.nn.Module,
+    name: str,
+    prefix: str,
+    named: dict[str, torch.Tensor],
+    metadata: Mapping[str, Any] | None,
+) -> None:
+    """Load one adapter into a text encoder, any layer of it; Diffusers knows some of CLIP's."""
+    from peft import LoraConfig
+
+    start = f"{prefix}."
+    given = {
+        key.removeprefix(start): value
+        for key, value in (metadata or {}).items()
+        if key.startswith(start)
+    }
+    model.load_adapter(  # type: ignore[operator]
+        adapter_name=name,
+        adapter_state_dict=named,
+        peft_config=LoraConfig(**(given if metadata is not None else config_of(named))),
+    )
 
 
 def _activate(model: torch.nn.Module, scales: Mapping[str, float], fuse: bool) -> None:
