@@ -12,7 +12,8 @@ from distillery.planning.disk import embeddings_bytes, samples_bytes
 from distillery.planning.passes import passes_per_job
 from distillery.run_folder import RunFolder
 from distillery.teacher.folder import PipelineFolder
-from distillery.teacher.loading import load_scheduler, load_skeleton
+from distillery.teacher.loading import load_skeleton
+from distillery.teacher.solver import load_scheduler
 
 
 def plan_generation(

@@ -91,8 +91,8 @@ def student_grid(recipe: TargetsRecipe, steps: int) -> Schedule:
         raise ValueError(
             f"a student of {steps} steps would sample at timesteps {list(grid.timesteps)}, sigmas "
             f"{_rounded(grid.sigmas)}; the targets hold timesteps {list(stored.timesteps)}, sigmas "
-            f"{_rounded(stored.sigmas)}: choose targets.steps so that the student's grid lies on "
-            "the teacher's, and make the targets again"
+            f"{_rounded(stored.sigmas)}: choose targets.steps, or teacher.scheduler, so that the "
+            "student's grid lies on the teacher's, and make the targets again"
         )
     return grid
 
