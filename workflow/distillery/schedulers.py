@@ -120,7 +120,16 @@ def plain_config(scheduler: Scheduler) -> dict[str, Any]:
 def is_flow(scheduler: Scheduler) -> bool:
     """Whether states are `(1 - sigma) * clean + sigma * noise`."""
     is_flow_match = type(scheduler).__name__.startswith("FlowMatch")
-    return is_flow_match or bool(scheduler.config.get("use_flow_sigmas", False))
+    return is_flow_match or bool(setting_of(scheduler, "use_flow_sigmas", False))
+
+
+def setting_of(scheduler: Scheduler, name: str, default: object = None) -> Any:
+    """A setting's value, or a default where the class has no such setting.
+
+    Diffusers keeps in `config` what a folder holds for another class, without effect.
+    """
+    known = inspect.signature(type(scheduler).__init__).parameters
+    return scheduler.config[name] if name in known else default
 
 
 def states_of(scheduler: Scheduler) -> str:
@@ -140,7 +149,7 @@ def prediction_type(scheduler: Scheduler) -> PredictionType:
     Raises ValueError for a type that is none of `PredictionType`, or that contradicts the states.
     """
     default = "flow_prediction" if is_flow(scheduler) else "epsilon"
-    configured_type = scheduler.config.get("prediction_type", default)
+    configured_type = setting_of(scheduler, "prediction_type", default)
     if configured_type == "flow_prediction" and is_flow(scheduler):
         return "flow_prediction"
     if not is_flow(scheduler):
@@ -260,7 +269,7 @@ def first_order(scheduler: Scheduler, grid: Schedule, steps: int) -> Scheduler:
         ValueError: the teacher's scheduler clips or adds noise.
     """
     name, config = type(scheduler).__name__, scheduler.config
-    _refuse_clipping(name, config)
+    _refuse_clipping(scheduler)
     changes: dict[str, Any] = {}
     if name in MULTISTEP:
         changes = _first_order_multistep(name, config, steps)
@@ -286,17 +295,17 @@ def _first_order_multistep(name: str, config: Mapping[str, Any], steps: int) -> 
     return {"solver_order": 1}
 
 
-def _refuse_clipping(name: str, config: Mapping[str, Any]) -> None:
+def _refuse_clipping(scheduler: Scheduler) -> None:
     """Raise ValueError for clipping: a student that gives the exact secant would land elsewhere.
 
     With guidance a teacher's clean estimates lie beyond any bound. Stable Diffusion's pipeline, for
     one, turns `clip_sample` off when loaded: not even the teacher would then clip.
     """
     for setting in ("clip_sample", "thresholding"):
-        if config.get(setting, False):
+        if setting_of(scheduler, setting, False):
             raise ValueError(
-                f"the teacher's {name} has {setting}: true, which clips each step's prediction: "
-                "a student could not land on the teacher's states; set teacher.scheduler: "
+                f"the teacher's {type(scheduler).__name__} has {setting}: true, which clips "
+                "each step's prediction: a student could not land on the teacher's states; set teacher.scheduler: "
                 f"{{{setting}: false}}, beside the settings that are there"
             )
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from distillery.families import Family, timed
-from distillery.schedulers import ADVICE, Scheduler, is_flow, settings_of, told
+from distillery.schedulers import ADVICE, Scheduler, is_flow, setting_of, told
 
 TINY = (3, 4, 4)
 """Shape of the states that a walk is tried on: of the rank that most schedulers expect."""
@@ -47,7 +47,7 @@ def solver_of(
     _check_direction(family, scheduler, solver, latent_shape)
     _check_signal(solver)
     _check_steps(solver)
-    return _set(family, scheduler, steps, latent_shape, grid)
+    return solver
 
 
 def even(scheduler: Scheduler) -> Scheduler:
@@ -89,7 +89,7 @@ def even_changes(
 def _can_be_even(scheduler: Scheduler) -> bool:
     if is_flow(scheduler):
         return "sigmas" in inspect.signature(scheduler.set_timesteps).parameters
-    return "timestep_spacing" in settings_of(type(scheduler).__name__)
+    return setting_of(scheduler, "timestep_spacing") is not None
 
 
 def _evenly(set_timesteps: Callable[..., None]) -> Callable[..., None]:
@@ -135,11 +135,10 @@ def _check_direction(
 
 def _check_signal(solver: Scheduler) -> None:
     """Raise ValueError where a clean estimate would be divided by a signal of zero."""
-    config = solver.config
-    is_rescaled = bool(config.get("rescale_betas_zero_snr", False))
-    if not is_rescaled or config.get("prediction_type", "epsilon") != "epsilon":
+    is_rescaled = bool(setting_of(solver, "rescale_betas_zero_snr", False))
+    if not is_rescaled or setting_of(solver, "prediction_type", "epsilon") != "epsilon":
         return
-    last = config.num_train_timesteps - 1
+    last = solver.config.num_train_timesteps - 1
     if float(solver.timesteps[0]) > last - 0.5:
         raise ValueError(
             f"teacher.scheduler: {type(solver).__name__} has rescale_betas_zero_snr: true and "

@@ -10,7 +10,14 @@ import torch
 from distillery.config.jobs import resolve_sampling
 from distillery.config.run import Config, RunConfig
 from distillery.generation.walk import EVEN, even_changes, solver_of
-from distillery.schedulers import Scheduler, is_flow, prediction_type, settings_of, states_of
+from distillery.schedulers import (
+    Scheduler,
+    is_flow,
+    prediction_type,
+    setting_of,
+    settings_of,
+    states_of,
+)
 from distillery.teacher.folder import PipelineFolder
 from distillery.teacher.solver import SHIFTS, advise_solver, load_scheduler, solver_settings
 from distillery.words import counted, listed
@@ -96,7 +103,7 @@ def _solver(config: RunConfig, folder: PipelineFolder, scheduler: Scheduler) -> 
     parts = [name if asked else f"{name}, the folder's own"]
     if states_of(scheduler) in ("flow", "diffusion"):
         parts.append(f"network predicts {prediction_type(scheduler)}")
-    if is_flow(scheduler) and settings.get("use_dynamic_shifting"):
+    if is_flow(scheduler) and setting_of(scheduler, "use_dynamic_shifting"):
         parts.append("shift by the size of the image")
     elif is_flow(scheduler):
         parts += [f"{name} {settings[name]:g}" for name in SHIFTS if name in known]

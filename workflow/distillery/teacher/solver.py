@@ -19,6 +19,7 @@ from distillery.schedulers import (
     is_flow,
     make_scheduler,
     prediction_type,
+    setting_of,
     settings_of,
     states_of,
 )
@@ -76,7 +77,8 @@ def load_scheduler(folder: PipelineFolder, teacher: Teacher | None = None) -> Sc
         check_settings(name, changes)
         scheduler = make_scheduler(name, _config(folder) | solver_settings(folder, teacher))
     _check_states(folder, own, scheduler)
-    _check_prediction(folder, teacher)
+    if states_of(own) == states_of(scheduler):
+        _check_prediction(folder, teacher)
     if states_of(scheduler) in ("flow", "diffusion"):
         prediction_type(scheduler)
     return scheduler
@@ -173,7 +175,7 @@ def advise_solver(folder: PipelineFolder, teacher: Teacher) -> list[str]:
             "that the folder is wrong"
         )
     shifts = [name for name in SHIFTS if name in teacher.scheduler]
-    if shifts and scheduler.config.get("use_dynamic_shifting"):
+    if shifts and setting_of(scheduler, "use_dynamic_shifting"):
         notes.append(
             f"teacher.scheduler: {shifts[0]} has no effect beside use_dynamic_shifting: true, by "
             "which the size of the image decides; set use_dynamic_shifting: false to shift by it"
