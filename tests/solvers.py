@@ -135,7 +135,7 @@ def _level(solver: Any, timestep: torch.Tensor) -> tuple[float, float]:
     return square**0.5, (1 - square) ** 0.5
 
 
-def kind_of_folder(name: str, folder: PipelineFolder) -> str:
+def kind_of_teacher(name: str) -> str:
     """What its network predicts: of flows and of what the released scheduler says."""
     scheduler = TEACHERS[name][1]
     if is_flow(scheduler):

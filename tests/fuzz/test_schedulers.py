@@ -2,6 +2,8 @@
 
 import json
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from distillery.generation.walk import solver_of
 from distillery.schedulers import (
     GRID_TOLERANCE,
     first_order,
+    has_levels,
     is_flow,
     make_scheduler,
     plain_config,
@@ -26,7 +29,7 @@ from fuzzing import seeds
 from solvers import (
     CLASSES,
     TEACHERS,
-    kind_of_folder,
+    kind_of_teacher,
     perfect_miss,
     states,
     teacher_folder,
@@ -34,13 +37,10 @@ from solvers import (
     with_scheduler,
 )
 
-LIKELY = (
-    "DDIMScheduler",
-    "DPMSolverMultistepScheduler",
-    "EulerDiscreteScheduler",
-    "FlowMatchEulerDiscreteScheduler",
-    "UniPCMultistepScheduler",
-)
+MULTISTEP = ("DPMSolverMultistepScheduler", "UniPCMultistepScheduler")
+DIFFUSIONS = ("DDIMScheduler", "EulerDiscreteScheduler", *MULTISTEP)
+FLOWS = ("FlowMatchEulerDiscreteScheduler", *MULTISTEP)
+LIKELY = (*DIFFUSIONS, *FLOWS)
 SLOW_TO_MAKE = ("KDPM2DiscreteScheduler", "KDPM2AncestralDiscreteScheduler")
 VALUES: dict[str, tuple[Any, ...]] = {
     "timestep_spacing": ("trailing", "leading", "linspace", "other"),
@@ -68,15 +68,17 @@ LANDED = 1e-3
 AT_THE_IMAGE = 0.15
 
 
-def asked(draw: random.Random) -> dict[str, Any]:
+def asked(draw: random.Random, is_flow_network: bool) -> dict[str, Any]:
     """A section `teacher.scheduler`, most of which could be meant."""
     usual = [name for name in CLASSES if name not in SLOW_TO_MAKE]
-    name = draw.choice(LIKELY if draw.random() < 0.7 else usual)
+    fits = FLOWS if is_flow_network else DIFFUSIONS
+    name = draw.choice(draw.choice([fits, fits, fits, LIKELY, usual]))
     try:
         known = settings_of(name)
     except ValueError:
         return {"class": name}
-    likely = draw.choice([{}, DIFFUSION_LIKE, FLOW_LIKE])
+    meant = FLOW_LIKE if is_flow_network else DIFFUSION_LIKE
+    likely = draw.choice([meant, meant, meant, {}, DIFFUSION_LIKE, FLOW_LIKE])
     chosen = {setting: value for setting, value in likely.items() if setting in known}
     for setting in draw.sample(sorted(known), min(len(known), draw.choice([0, 0, 1, 2, 3]))):
         default = known[setting]
@@ -91,32 +93,52 @@ def asked(draw: random.Random) -> dict[str, Any]:
 def test_a_scheduler_is_exact_or_refused(seed: int, tmp_path: Path) -> None:
     draw = random.Random(seed)
     name = draw.choice(sorted(TEACHERS))
-    scheduler = asked(draw)
+    scheduler = asked(draw, is_flow(TEACHERS[name][1]))
     steps, segments = draw.choice([(4, 4), (8, 4), (8, 2), (20, 4), (20, 1), (28, 4), (30, 5)])
     case = f"{name} {scheduler} {steps} {segments}"
     folder, shape = teacher_folder(tmp_path, name), TEACHERS[name][2]
     family = folder.family
-    try:
+    with refusing(case):
         chosen = load_scheduler(folder, with_scheduler(scheduler))
         solver = solver_of(family, chosen, steps, shape)
+        check_generated(name, family, chosen, solver, steps, case)
+        if has_levels(chosen):
+            check_distilled(family, chosen, steps, segments, shape, case)
+
+
+@contextmanager
+def refusing(case: str) -> Iterator[None]:
+    """A refusal names the key."""
+    try:
+        yield
     except ValueError as error:
-        assert "teacher.scheduler" in str(error), case
-        return
-    kind = kind_of_folder(name, folder)
+        if "teacher.scheduler" not in str(error):
+            raise AssertionError(case) from error
+
+
+def check_generated(
+    name: str, family: Any, chosen: Any, solver: Any, steps: int, case: str
+) -> None:
+    """A solver that generates is deterministic, and of the network's kind."""
+    shape = TEACHERS[name][2]
+    kind = kind_of_teacher(name)
     assert is_flow(chosen) == (kind == "flow_prediction"), case
     assert prediction_type(chosen) == kind, case
     again = solver_of(family, chosen, steps, shape)
     assert torch.equal(walk_of(solver, 1), walk_of(again, 2)), case
-    if steps >= 20 and "num_train_timesteps" not in scheduler:
+    if steps >= 20:
         end = perfect_miss(solver_of(family, chosen, steps, shape), kind)
         assert end < AT_THE_IMAGE, f"{case}: {end}"
-    try:
-        grid = grid_of(family, chosen, steps, shape)
-        knots = grid.subset(range(0, steps + 1, steps // segments))
-        check_student_grid(family, chosen, knots, steps, shape)
-    except ValueError as error:
-        assert "teacher.scheduler" in str(error), case
-        return
+
+
+def check_distilled(
+    family: Any, chosen: Any, steps: int, segments: int, shape: Any, case: str
+) -> None:
+    """A solver of targets has a student that lands on its states, and the stock call's grid."""
+    grid = grid_of(family, chosen, steps, shape)
+    knots = grid.subset(range(0, steps + 1, steps // segments))
+    check_student_grid(family, chosen, knots, steps, shape)
+    again = solver_of(family, chosen, steps, shape)
     assert [float(at) for at in again.timesteps] == pytest.approx(grid.timesteps), case
     config = json.loads(json.dumps(plain_config(chosen)))
     stored = make_scheduler(config.pop("class"), config)

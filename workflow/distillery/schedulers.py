@@ -305,8 +305,8 @@ def _refuse_clipping(scheduler: Scheduler) -> None:
         if setting_of(scheduler, setting, False):
             raise ValueError(
                 f"the teacher's {type(scheduler).__name__} has {setting}: true, which clips "
-                "each step's prediction: a student could not land on the teacher's states; set teacher.scheduler: "
-                f"{{{setting}: false}}, beside the settings that are there"
+                "each step's prediction: a student could not land on the teacher's states; set "
+                f"teacher.scheduler: {{{setting}: false}}, beside the settings that are there"
             )
 
 
