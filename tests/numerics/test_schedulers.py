@@ -190,5 +190,7 @@ def test_a_scheduler_is_made_again_from_its_plain_configuration() -> None:
 
 
 def test_an_unknown_scheduler_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="no scheduler 'Euler'; supported here: DDIMScheduler"):
+    with pytest.raises(
+        ValueError, match="no scheduler 'Euler'; supported for a distillation: DDIMScheduler"
+    ):
         make_scheduler("Euler", {})

@@ -7,7 +7,8 @@ for all families alike.
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import pairwise
 from math import inf
 from typing import Any
@@ -32,30 +33,76 @@ ADVICE = (
 def make_scheduler(class_name: str, config: Mapping[str, Any]) -> Scheduler:
     """A scheduler of a Diffusers class, from its own or another class's configuration.
 
-    Raises ValueError for a class that Diffusers does not have.
+    Raises ValueError for a class that Diffusers does not have, or settings that it cannot take.
     """
-    return _class_named(class_name).from_config(dict(config))
+    scheduler_class = _class_named(class_name)
+    with told(f"{class_name} cannot be made with these settings"):
+        return scheduler_class.from_config(dict(config))
 
 
-def check_settings(class_name: str, settings: Iterable[str]) -> None:
-    """Raise ValueError for a setting that a scheduler's class lacks; Diffusers would ignore it."""
-    known = inspect.signature(_class_named(class_name).__init__).parameters.keys() - {"self"}
+@contextmanager
+def told(problem: str) -> Iterator[None]:
+    """Raise what Diffusers raises for a user's settings, of whatever type, as a ValueError that
+    begins with the key and says what to set."""
+    try:
+        yield
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"teacher.scheduler: {problem} ({reason}); {ADVICE}") from error
+
+
+def settings_of(class_name: str) -> dict[str, Any]:
+    """The settings of a scheduler's class, with their defaults."""
+    parameters = inspect.signature(_class_named(class_name).__init__).parameters
+    return {name: each.default for name, each in parameters.items() if name != "self"}
+
+
+def check_settings(class_name: str, settings: Mapping[str, object]) -> None:
+    """Raise ValueError for a setting that a scheduler's class lacks, which Diffusers would ignore,
+    or for a value of another type than its default."""
+    known = settings_of(class_name)
     unknown = [name for name in settings if name not in known]
     if unknown:
         raise ValueError(
             f"teacher.scheduler: {class_name} has no setting {', '.join(unknown)}; it has "
             f"{', '.join(sorted(known))}"
         )
+    for name, value in settings.items():
+        kinds = _KINDS.get(type(known[name]), (bool, int, float, str))
+        if type(value) not in kinds:
+            raise ValueError(
+                f"teacher.scheduler: {name} of {class_name} is {value!r}, which must be "
+                f"{' or '.join(_KIND_NAMES[kind] for kind in kinds)}, such as {known[name]!r}"
+            )
+
+
+_KINDS: Mapping[type, tuple[type, ...]] = {
+    bool: (bool,),
+    int: (int,),
+    float: (float, int),
+    str: (str,),
+}
+"""Type of a setting's default to those of its values; a bool is no number here."""
+_KIND_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
 
 def _class_named(class_name: str) -> Any:
     import diffusers  # heavy, and the numbers below do not need it
 
     scheduler_class = getattr(diffusers, class_name, None)
-    if scheduler_class is None or not class_name.endswith("Scheduler"):
+    if class_name.startswith("_") or not class_name.endswith("Scheduler") or not scheduler_class:
         raise ValueError(
-            f"Diffusers has no scheduler {class_name!r}; supported here: {', '.join(_LEVELS_OF)}"
+            f"teacher.scheduler: Diffusers has no scheduler {class_name!r}; supported for a "
+            f"distillation: {', '.join(_LEVELS_OF)}"
         )
+    lacking = getattr(scheduler_class, "_backends", [])
+    if lacking:  # Diffusers' stand-in for a class whose packages are not installed
+        raise ValueError(
+            f"teacher.scheduler: {class_name} needs {' and '.join(lacking)}, which is not all "
+            f"installed; {ADVICE}"
+        )
+    if not all(hasattr(scheduler_class, name) for name in ("from_config", "set_timesteps", "step")):
+        raise ValueError(f"teacher.scheduler: {class_name} solves no pipeline's call; {ADVICE}")
     return scheduler_class
 
 
@@ -72,8 +119,28 @@ def plain_config(scheduler: Scheduler) -> dict[str, Any]:
 
 def is_flow(scheduler: Scheduler) -> bool:
     """Whether states are `(1 - sigma) * clean + sigma * noise`."""
-    is_flow_match = type(scheduler).__name__ == "FlowMatchEulerDiscreteScheduler"
-    return is_flow_match or bool(scheduler.config.get("use_flow_sigmas", False))
+    is_flow_match = type(scheduler).__name__.startswith("FlowMatch")
+    return is_flow_match or bool(setting_of(scheduler, "use_flow_sigmas", False))
+
+
+def setting_of(scheduler: Scheduler, name: str, default: object = None) -> Any:
+    """A setting's value, or a default where the class has no such setting.
+
+    Diffusers keeps in `config` what a folder holds for another class, without effect.
+    """
+    known = inspect.signature(type(scheduler).__init__).parameters
+    return scheduler.config[name] if name in known else default
+
+
+def states_of(scheduler: Scheduler) -> str:
+    """The kind of states that a scheduler walks: flow, diffusion, EDM, or, for a class that is
+    alone with its kind, that class."""
+    name = type(scheduler).__name__
+    if is_flow(scheduler):
+        return "flow"
+    if "beta_start" in settings_of(name):
+        return "diffusion"
+    return "EDM" if name.startswith("EDM") else name
 
 
 def prediction_type(scheduler: Scheduler) -> PredictionType:
@@ -82,7 +149,7 @@ def prediction_type(scheduler: Scheduler) -> PredictionType:
     Raises ValueError for a type that is none of `PredictionType`, or that contradicts the states.
     """
     default = "flow_prediction" if is_flow(scheduler) else "epsilon"
-    configured_type = scheduler.config.get("prediction_type", default)
+    configured_type = setting_of(scheduler, "prediction_type", default)
     if configured_type == "flow_prediction" and is_flow(scheduler):
         return "flow_prediction"
     if not is_flow(scheduler):
@@ -99,19 +166,35 @@ def prediction_type(scheduler: Scheduler) -> PredictionType:
     )
 
 
+def check_known(scheduler: Scheduler) -> None:
+    """Raise ValueError for a class whose grid is not known here."""
+    name = type(scheduler).__name__
+    if not has_levels(scheduler):
+        raise ValueError(
+            f"the teacher's scheduler is {name}, known are {', '.join(_LEVELS_OF)}: {ADVICE}"
+        )
+
+
+def has_levels(scheduler: Scheduler) -> bool:
+    """Whether `schedule_of` knows the class."""
+    return type(scheduler).__name__ in _LEVELS_OF
+
+
 def schedule_of(scheduler: Scheduler) -> Schedule:
     """The grid of a scheduler whose timesteps are set.
 
     Raises ValueError for a class that is not supported, or a setting under which its states do not
     lie on the grid it announces.
     """
+    check_known(scheduler)
     name = type(scheduler).__name__
-    if name not in _LEVELS_OF:
-        raise ValueError(
-            f"the teacher's scheduler is {name}, known are {', '.join(_LEVELS_OF)}: {ADVICE}"
-        )
     timesteps = tuple(timestep.item() for timestep in scheduler.timesteps)
     alphas, sigmas, scales = zip(*_LEVELS_OF[name](scheduler), strict=True)
+    if len(sigmas) != len(timesteps) + 1:
+        raise ValueError(
+            f"teacher.scheduler: {name} with these settings has {len(sigmas)} noise levels for "
+            f"{len(timesteps)} steps, which should be one more than the steps; {ADVICE}"
+        )
     return Schedule(timesteps, alphas, sigmas, scales)
 
 
@@ -152,9 +235,10 @@ def _levels_of_ddim(scheduler: Scheduler) -> list[Level]:
     stride = scheduler.config.num_train_timesteps // len(steps)
     if any(now - stride != then for now, then in pairwise(steps)):
         raise ValueError(
-            f"DDIM with timestep_spacing {scheduler.config.timestep_spacing!r} and {len(steps)} "
-            f"steps goes to timesteps that are not its next ones, {steps[:3]} …: use 'trailing' "
-            f"and a number of steps that divides {scheduler.config.num_train_timesteps}"
+            f"teacher.scheduler: DDIM with timestep_spacing {scheduler.config.timestep_spacing!r} "
+            f"and {len(steps)} steps goes to timesteps that are not its next ones, {steps[:3]} …: "
+            "use 'trailing' and a number of steps that divides "
+            f"{scheduler.config.num_train_timesteps}"
         )
     squares = [float(scheduler.alphas_cumprod[step]) for step in steps]
     last = steps[-1] - stride
@@ -185,7 +269,7 @@ def first_order(scheduler: Scheduler, grid: Schedule, steps: int) -> Scheduler:
         ValueError: the teacher's scheduler clips or adds noise.
     """
     name, config = type(scheduler).__name__, scheduler.config
-    _refuse_clipping(name, config)
+    _refuse_clipping(scheduler)
     changes: dict[str, Any] = {}
     if name in MULTISTEP:
         changes = _first_order_multistep(name, config, steps)
@@ -211,26 +295,26 @@ def _first_order_multistep(name: str, config: Mapping[str, Any], steps: int) -> 
     return {"solver_order": 1}
 
 
-def _refuse_clipping(name: str, config: Mapping[str, Any]) -> None:
+def _refuse_clipping(scheduler: Scheduler) -> None:
     """Raise ValueError for clipping: a student that gives the exact secant would land elsewhere.
 
     With guidance a teacher's clean estimates lie beyond any bound. Stable Diffusion's pipeline, for
     one, turns `clip_sample` off when loaded: not even the teacher would then clip.
     """
     for setting in ("clip_sample", "thresholding"):
-        if config.get(setting, False):
+        if setting_of(scheduler, setting, False):
             raise ValueError(
-                f"the teacher's {name} has {setting}: true, which clips each step's prediction: "
-                "a student could not land on the teacher's states; set teacher.scheduler: "
-                f"{{{setting}: false}}, beside the settings that are there"
+                f"the teacher's {type(scheduler).__name__} has {setting}: true, which clips "
+                "each step's prediction: a student could not land on the teacher's states; set "
+                f"teacher.scheduler: {{{setting}: false}}, beside the settings that are there"
             )
 
 
 def _refuse_stochastic(is_stochastic: bool, name: str) -> None:
     if is_stochastic:
         raise ValueError(
-            f"the teacher's {name} adds noise while it samples: targets must be functions of their "
-            "starting noise; use its deterministic form"
+            f"teacher.scheduler: {name} adds noise while it samples: targets must be functions of "
+            "their starting noise; use its deterministic form"
         )
 
 

@@ -154,7 +154,7 @@ def test_a_size_that_does_not_fit(teacher: Path, tmp_path: Path) -> None:
         ({"class": "PNDMScheduler"}, "is PNDMScheduler, known are DDIM"),
         ({"class": "Euler"}, "Diffusers has no scheduler 'Euler'"),
         ({"final_sigmas_type": "sigma_min"}, "must lie on the teacher's grid"),
-        ({"prediction_type": "epsilon"}, "'epsilon' on flow states"),
+        ({"prediction_type": "epsilon"}, "prediction_type is 'epsilon', and the teacher's own"),
         ({"flow_shfit": 5.0}, "has no setting flow_shfit; it has .*flow_shift"),
     ],
 )

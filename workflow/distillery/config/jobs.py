@@ -9,7 +9,7 @@ that change no result are in none of these files but in runtime.json, which no r
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from distillery.config.parsing import Model, parse
 from distillery.config.previews import Previews
@@ -131,6 +131,7 @@ class Sampling(Section):
     steps: Small
     guidance_scale: float | None
     guidance_scale_2: float | None = None
+    grid: Literal["even"] | None = None
     trained_guidance_scale: float | None
     num_prompts: Count | None
     images_per_prompt: Count
@@ -219,6 +220,8 @@ def freeze(config: RunConfig, stage: str) -> dict[str, Any]:
         left_out.pop("teacher", None)
     if isinstance(job, TrainingJob) and job.targets is None:
         left_out["targets"] = True
+    if isinstance(job, SamplesJob) and job.sampling.grid is None:
+        left_out["sampling"] = {"grid"}  # so that files of earlier releases stay as they are
     return job.model_dump(mode="json", exclude=left_out)
 
 
@@ -296,6 +299,7 @@ def resolve_sampling(config: RunConfig, model: str) -> Sampling:
         steps=steps,
         guidance_scale=guidance_scale,
         guidance_scale_2=guidance_scale_2,
+        grid=chosen.grid,
         trained_guidance_scale=trained,
         num_prompts=config.samples.num_prompts,
         images_per_prompt=config.samples.images_per_prompt,

@@ -1,8 +1,8 @@
 """What is generated, from which models, and how it is scored."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from distillery.config.section import (
     BatchSize,
@@ -41,6 +41,23 @@ class SampledModel(Section):
         description="guidance of the teacher's second network; null: as guidance_scale, or "
         "targets.guidance_scale_2 if that is null too",
     )
+    grid: Literal["even"] | None = Field(
+        None,
+        description="of the teacher: even takes equal steps from pure noise, which few steps need "
+        "where the stock call's last step is next to none. Flows start from sigmas linspace(1, "
+        "1/n, n), shifted as the scheduler shifts; others from timestep_spacing: trailing. null: "
+        "as the stock call",
+    )
+
+    @model_validator(mode="after")
+    def _check_grid(self) -> Self:
+        """Raise ValueError for a student on another grid than it has learned."""
+        if self.grid is not None and self.source != "teacher":
+            raise ValueError(
+                f"grid is {self.grid!r} with source: {self.source}: a student walks the levels "
+                "that it has learned; remove grid, or set source: teacher"
+            )
+        return self
 
 
 class Samples(Section):

@@ -78,7 +78,8 @@ class Teacher(Section):
     negative_prompt: str | None = Field(
         None,
         description="prompt of the unconditional branch; null: what the stock pipeline uses if "
-        "none is given",
+        "none is given. FLUX's and Qwen-Image's would then not guide: with a guidance_scale above "
+        "1.0 by a second call, null is the empty prompt for FLUX and a blank for Qwen-Image",
     )
     max_sequence_length: Small | None = Field(
         None,

@@ -1,5 +1,7 @@
 """One adapter file per model family, behind one protocol."""
 
+import torch
+
 from distillery.families.flux import Flux
 from distillery.families.pixart import PixArt
 from distillery.families.protocol import Conditioning, Family, Request, Setting
@@ -10,7 +12,7 @@ from distillery.families.sd3 import Sd3
 from distillery.families.sdxl import Sdxl
 from distillery.families.wan import Wan
 from distillery.schedule import Schedule
-from distillery.schedulers import Scheduler, schedule_of
+from distillery.schedulers import Scheduler, check_known, schedule_of, told
 
 __all__ = [
     "Conditioning",
@@ -20,6 +22,7 @@ __all__ = [
     "family_named",
     "family_of",
     "grid_of",
+    "timed",
 ]
 
 FAMILIES: tuple[Family, ...] = (Wan(), Sdxl(), Sd(), PixArt(), Sana(), Sd3(), Flux(), QwenImage())
@@ -49,6 +52,23 @@ def grid_of(
     family: Family, scheduler: Scheduler, steps: int, latent_shape: tuple[int, ...]
 ) -> Schedule:
     """The grid of `steps` steps that the stock pipeline would walk; `scheduler` is not changed."""
-    copy = type(scheduler).from_config(scheduler.config)
-    family.set_timesteps(copy, steps, latent_shape)
-    return schedule_of(copy)
+    check_known(scheduler)
+    return schedule_of(timed(family, scheduler, steps, latent_shape))
+
+
+def timed(
+    family: Family, scheduler: Scheduler, steps: int, latent_shape: tuple[int, ...]
+) -> Scheduler:
+    """A copy of a scheduler with the timesteps of the stock pipeline's call.
+
+    Raises ValueError where the scheduler cannot make so many steps, or the pipeline cannot ask for
+    them.
+    """
+    name = type(scheduler).__name__
+    with told(f"{name} cannot make {steps} steps of {family.name} with these settings"):
+        copy = type(scheduler).from_config(scheduler.config)
+        family.set_timesteps(copy, steps, latent_shape)
+        levels = getattr(copy, "sigmas", None)
+        if isinstance(levels, torch.Tensor) and not bool(levels.isfinite().all()):
+            raise ValueError(f"its noise levels would be {levels.tolist()}")
+    return copy

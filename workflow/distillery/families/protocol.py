@@ -77,6 +77,8 @@ class Family(Protocol):
 
     name: str
     pipeline_classes: tuple[str, ...]
+    is_flow: bool = False
+    """Whether every network of the family predicts a flow; else its folder's scheduler tells."""
     denoisers: tuple[str, ...] = ("transformer",)
     """Names of the pipeline's components that denoise; a folder may lack all but the first."""
     single_network: Mapping[str, object] = MappingProxyType({})
@@ -94,6 +96,11 @@ class Family(Protocol):
     compiles_by_block: bool = True
     """Whether the denoiser is compiled by its repeated blocks, which takes seconds and loses
     nothing where all the work is in them; else whole, which takes a minute."""
+    no_negative: str | None = None
+    """The text that guides where no negative prompt is given and the stock call would then not
+    guide; None: it guides, by what `encode_no_negative` gives."""
+    guidance_doubt: str = ""
+    """What is doubtful about guidance by a second call; "" for nothing."""
     guidance_argument: str = "guidance_scale"
     """The call's argument that means classifier-free guidance."""
     casts_latents: bool = True
@@ -134,7 +141,7 @@ class Family(Protocol):
 
     def encode_no_negative(self, pipeline: Pipeline, max_sequence_length: int) -> Conditioning:
         """What the stock pipeline takes for the negative prompt where none is given; unpadded."""
-        return self.encode(pipeline, [""], max_sequence_length)[0]
+        return self.encode(pipeline, [self.no_negative or ""], max_sequence_length)[0]
 
     def pad(self, prompts: Sequence[Conditioning], max_sequence_length: int) -> Conditioning:
         """Stack unpadded prompts to a batch, padded exactly as the stock pipeline pads."""

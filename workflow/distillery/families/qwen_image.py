@@ -26,9 +26,6 @@ from distillery.families.protocol import (
 from distillery.families.text import Reader
 from distillery.schedulers import Scheduler
 
-NO_NEGATIVE = " "
-"""The stock call does not guide without a negative prompt; its authors use this one for none."""
-
 
 class QwenImage(Family):
     """Adapter of `QwenImagePipeline`; latents are (tokens, features), as its scheduler sees them.
@@ -39,11 +36,13 @@ class QwenImage(Family):
 
     name = "qwen_image"
     pipeline_classes = ("QwenImagePipeline",)
+    is_flow = True
     text_components = ("tokenizer", "text_encoder")
     max_sequence_length = 512
     blocks: Mapping[str, str] = MappingProxyType({"transformer_blocks": "num_layers"})
     interface = (*Family.interface, "joint_attention_dim", "guidance_embeds")
     guidance_argument = "true_cfg_scale"
+    no_negative = " "  # which its authors use for none
 
     def call_options(self, max_sequence_length: int) -> Mapping[str, object]:
         """Where prompts are cut; they are padded no further than to the longest of a batch."""
@@ -69,10 +68,6 @@ class QwenImage(Family):
         if mask_bl is None:  # what the pipeline says where no prompt is padded
             mask_bl = torch.ones(embeds_bld.shape[:2])
         return unmasked(embeds_bld, mask_bl)
-
-    def encode_no_negative(self, pipeline: Pipeline, max_sequence_length: int) -> Conditioning:
-        """`NO_NEGATIVE`."""
-        return self.encode(pipeline, [NO_NEGATIVE], max_sequence_length)[0]
 
     def pad(self, prompts: Sequence[Conditioning], max_sequence_length: int) -> Conditioning:
         """Masked zeros up to the longest prompt of the batch."""

@@ -26,6 +26,7 @@ class Sana(MaskedText):
 
     name = "sana"
     pipeline_classes = ("SanaPipeline",)
+    is_flow = True
     text_components = ("tokenizer", "text_encoder")
     max_sequence_length = 300
     stock_multiple = 32

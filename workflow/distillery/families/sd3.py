@@ -32,6 +32,7 @@ class Sd3(Family):
 
     name = "sd3"
     pipeline_classes = ("StableDiffusion3Pipeline",)
+    is_flow = True
     text_components = (
         "tokenizer",
         "tokenizer_2",

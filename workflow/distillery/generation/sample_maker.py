@@ -17,6 +17,7 @@ from distillery.files import hash_json
 from distillery.generation.generator import Calls, Generator
 from distillery.generation.sample_folder import SampleFolder, SaveThreads
 from distillery.generation.trajectory import record
+from distillery.generation.walk import even, solver_of
 from distillery.images import as_bytes
 from distillery.model_folder import check_student
 from distillery.noise import all_samples
@@ -25,13 +26,20 @@ from distillery.teacher.adapters import teacher_hash
 from distillery.teacher.decoding import is_finite, pop_decode_seconds
 from distillery.teacher.folder import PipelineFolder, find_teacher
 from distillery.teacher.loading import load_student, load_teacher, torch_dtype
+from distillery.teacher.solver import solver_settings
 from distillery.telemetry import Reporter
 
 AUTO_UNIT = 32
 """Images that are made together where `batch_size` is `auto`, in batches of what fits."""
-NOT_IN_RECIPE = {"num_prompts", "guidance_scale", "guidance_scale_2", "trained_guidance_scale"}
+NOT_IN_RECIPE = {
+    "num_prompts",
+    "guidance_scale",
+    "guidance_scale_2",
+    "trained_guidance_scale",
+    "grid",
+}
 """`num_prompts` only decides which images are made; the scales that are used are written
-themselves."""
+themselves, and so is a grid that is not the stock call's."""
 
 
 @dataclass(frozen=True)
@@ -181,10 +189,18 @@ class SampleMaker:
             "height": self.job.teacher.height,
             "width": self.job.teacher.width,
             "max_sequence_length": self.length,
-            "scheduler": None if self.is_student else self.job.teacher.scheduler,
+            "scheduler": self._solver_recipe(),
             **self.job.sampling.model_dump(mode="json", exclude=NOT_IN_RECIPE),
+            **({"grid": self.job.sampling.grid} if self.job.sampling.grid else {}),
             **self.setting.guidance,
         }
+
+    def _solver_recipe(self) -> dict[str, Any] | None:
+        """`teacher.scheduler` with what its class takes over from the folder's."""
+        teacher = self.job.teacher
+        if self.is_student or teacher.scheduler is None:
+            return None
+        return teacher.scheduler | solver_settings(self.folder, teacher)
 
     @property
     def num_calls(self) -> int:
@@ -195,7 +211,15 @@ class SampleMaker:
     def _load(self) -> Pipeline:
         """The pipeline without its text encoder."""
         load = load_student if self.is_student else load_teacher
-        return load(self.job.teacher, self.folder, self.device, self.family.text_components)
+        teacher, sampling = self.job.teacher, self.job.sampling
+        pipeline = load(teacher, self.folder, self.device, self.family.text_components)
+        if not self.is_student:
+            shape = self.family.latent_shape(pipeline, teacher.height, teacher.width)
+            given = pipeline.scheduler, sampling.steps, shape, sampling.grid
+            solver_of(self.family, *given)
+            if sampling.grid is not None:
+                pipeline.scheduler = even(pipeline.scheduler)
+        return pipeline
 
     def units(self) -> list[range]:
         """The samples in groups that are made together; they do not depend on shards."""

@@ -12,6 +12,7 @@ from distillery.families import Family, Setting, grid_of
 from distillery.files import hash_json
 from distillery.generation.chunked import ChunkPlan
 from distillery.generation.generator import Calls
+from distillery.generation.walk import solver_of
 from distillery.noise import all_samples, noise_seed
 from distillery.prompts import texts_of_rows
 from distillery.schedulers import plain_config, prediction_type
@@ -21,7 +22,8 @@ from distillery.store.trajectories import hash_samples, knots_of
 from distillery.student.schedule import check_student_grid
 from distillery.teacher.adapters import teacher_hash
 from distillery.teacher.folder import PipelineFolder, find_teacher
-from distillery.teacher.loading import load_scheduler, load_skeleton, torch_dtype
+from distillery.teacher.loading import load_skeleton, torch_dtype
+from distillery.teacher.solver import load_scheduler
 
 
 def setting_of(job: TargetsJob) -> Setting:
@@ -33,8 +35,8 @@ def setting_of(job: TargetsJob) -> Setting:
 def targets_recipe(job: TargetsJob, folder: PipelineFolder, embeddings_hash: str) -> TargetsRecipe:
     """Everything that a trajectory depends on beside its sample's identity.
 
-    Raises ValueError for a size the teacher cannot make, or if the student's scheduler could not
-    walk the same knots.
+    Raises ValueError for a size the teacher cannot make, a scheduler that cannot solve it (see
+    `solver_of`), or if the student's scheduler could not walk the same knots.
     """
     targets, teacher, family = job.targets, job.teacher, folder.family
     scheduler = load_scheduler(folder, teacher)
@@ -42,6 +44,7 @@ def targets_recipe(job: TargetsJob, folder: PipelineFolder, embeddings_hash: str
     knots = knots_of(targets.steps, targets.num_segments)
     schedule = grid_of(family, scheduler, targets.steps, shape).subset(knots)
     check_student_grid(family, scheduler, schedule, targets.steps, shape)
+    solver_of(family, scheduler, targets.steps, shape)
     return TargetsRecipe(
         kind="targets",
         version=job.version,

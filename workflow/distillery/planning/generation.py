@@ -11,7 +11,8 @@ from distillery.config.run import RunConfig
 from distillery.planning.disk import embeddings_bytes, samples_bytes
 from distillery.run_folder import RunFolder
 from distillery.teacher.folder import PipelineFolder
-from distillery.teacher.loading import load_scheduler, load_skeleton
+from distillery.teacher.loading import load_skeleton
+from distillery.teacher.solver import load_scheduler
 
 
 def plan_generation(

@@ -7,6 +7,7 @@ import pandas as pd
 
 from distillery.config.jobs import resolve_sampling
 from distillery.config.run import Config, RunConfig
+from distillery.families import Family
 from distillery.files import readable
 from distillery.planning.jobs import StageJobs
 from distillery.planning.page import TIMES, Part, Table, in_words
@@ -40,6 +41,7 @@ def what_runs(
         jobs: of each stage.
     """
     facts = _teacher(config, folder, plan)
+    facts += plan["solver"]["facts"]
     facts.append(("prompts", _prompts(config, prompts)))
     facts.append(("negative prompts", _negatives(config, prompts, folder)))
     tables = [_models(config, plan, folder)]
@@ -110,8 +112,19 @@ def _negatives(
         for split, number in sorted(own.items(), reverse=True)
         if number
     ]
-    usual = "the stock pipeline's own, as none is set" if text is None else f"{text!r} for all"
-    return "; ".join([usual, *with_own])
+    return "; ".join([_usual_negative(text, folder.family), *with_own])
+
+
+def _usual_negative(text: str | None, family: Family) -> str:
+    """What guides where a prompt has no negative prompt of its own."""
+    if text is not None:
+        return f"{text!r} for all"
+    if family.no_negative is None:
+        return "the stock pipeline's own, as none is set"
+    return (
+        f"{family.no_negative!r} for all, as none is set: the teacher is guided by it, where the "
+        "stock call without a negative prompt would not guide at all"
+    )
 
 
 def _targets(config: Config, plan: Mapping[str, Any]) -> Facts:

@@ -37,11 +37,11 @@ from distillery.student.usage import lora_code, student_code
 from distillery.teacher.folder import INDEX, PipelineFolder, find_teacher
 from distillery.teacher.loading import (
     load_adapted_text,
-    load_scheduler,
     load_skeleton,
     torch_dtype,
 )
 from distillery.teacher.origin import find_origin
+from distillery.teacher.solver import load_scheduler
 from distillery.teacher.weights import plain_name, weights_in, weights_of
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "student"

@@ -27,7 +27,7 @@ from distillery.planning.duration import advise_duration, plan_duration
 from distillery.planning.first import sources_of
 from distillery.planning.generation import plan_generation
 from distillery.planning.gpus import Gpus, advise_gpus, plan_gpus
-from distillery.planning.guidance import check_second_scale
+from distillery.planning.guidance import advise_guidance, check_second_scale
 from distillery.planning.html import html_of
 from distillery.planning.jobs import Room, StageJobs, list_jobs
 from distillery.planning.overlooked import check_same_teacher, hash_settings, hash_sources
@@ -35,6 +35,7 @@ from distillery.planning.page import Page, Part, page_of
 from distillery.planning.passes import passes_of_stages, passes_per_job
 from distillery.planning.prompts import advise_weights, check_made, check_negatives
 from distillery.planning.scaling import networks_of
+from distillery.planning.solver import plan_solver
 from distillery.planning.text import print_page
 from distillery.planning.there import Found, advise_repair, already_there, there_part
 from distillery.planning.unusual import (
@@ -54,8 +55,9 @@ from distillery.store.recipes import TargetsRecipe
 from distillery.student.schedule import student_grid
 from distillery.teacher.adapters import teacher_hash
 from distillery.teacher.folder import PipelineFolder, find_teacher
-from distillery.teacher.loading import check_options, load_scheduler, load_tokenizers
+from distillery.teacher.loading import check_options, load_tokenizers
 from distillery.teacher.memory import advise_memory, estimate
+from distillery.teacher.solver import load_scheduler
 from distillery.telemetry import explain_errors
 from distillery.training.objectives import segment_weights
 from distillery.words import counted
@@ -137,7 +139,7 @@ def check_inputs(
     check_all_steps(config, folder)
     check_all_lengths(config.teacher, folder, prompts)
     notes = check_negatives(config, prompts, folder) + advise_weights(prompts)
-    notes += advise_numbers(config, len(prompts["eval"]))
+    notes += advise_numbers(config, len(prompts["eval"])) + advise_guidance(config, folder)
     notes += advise_adapters(config.teacher) + advise_idle(config.teacher, folder)
     return notes + advise_attention(config.teacher)
 
@@ -158,6 +160,8 @@ def plan_parts(inputs: Inputs, num_cores: int) -> dict[str, Any]:
         networks = networks_of(training, plan["calls_per_step"], size)
     else:
         plan = plan_generation(config, inputs.prompts, folder, inputs.run_folder)
+    plan["solver"] = plan_solver(config, folder, tuple(plan["latent_shape"]))
+    plan["advice"] += plan["solver"].pop("advice")
     jobs = list_jobs(config, gpus, world)
     room = Room(jobs, gpus.count, num_cores // config.hardware.cpu_threads)
     num_prompts, num_texts = plan["work"]["num_prompts"], _count_texts(inputs)

@@ -5,6 +5,7 @@ a subset of the teacher's, and a secant between two stored states is exactly one
 """
 
 from dataclasses import asdict
+from itertools import pairwise
 
 from distillery.families import Family, family_named, grid_of
 from distillery.schedule import Schedule
@@ -59,6 +60,7 @@ def check_student_grid(
         latent_shape: of one sample.
     """
     num_segments = len(knots.timesteps)
+    _check_distinct(knots)
     chosen = few_step_scheduler(family, scheduler, steps, num_segments, latent_shape)
     student = grid_of(family, chosen, num_segments, latent_shape)
     if student.distance(knots) > GRID_TOLERANCE:
@@ -68,6 +70,18 @@ def check_student_grid(
             "must lie on the teacher's grid; choose other targets.steps or targets.num_segments, "
             f"or another scheduler ({ADVICE})"
         )
+
+
+def _check_distinct(knots: Schedule) -> None:
+    """Raise ValueError for neighbouring states of one noise level, between which no step leads."""
+    levels = list(zip(knots.alphas, knots.sigmas, strict=True))
+    for place, ((alpha, sigma), (next_alpha, next_sigma)) in enumerate(pairwise(levels)):
+        if abs(alpha * next_sigma - next_alpha * sigma) <= GRID_TOLERANCE:
+            raise ValueError(
+                f"teacher.scheduler: states {place} and {place + 1} of the stored ones have one "
+                f"noise level, {sigma:.6g}, with these settings: a student could take no step "
+                f"between them; {ADVICE}"
+            )
 
 
 def student_grid(recipe: TargetsRecipe, steps: int) -> Schedule:
@@ -91,8 +105,8 @@ def student_grid(recipe: TargetsRecipe, steps: int) -> Schedule:
         raise ValueError(
             f"a student of {steps} steps would sample at timesteps {list(grid.timesteps)}, sigmas "
             f"{_rounded(grid.sigmas)}; the targets hold timesteps {list(stored.timesteps)}, sigmas "
-            f"{_rounded(stored.sigmas)}: choose targets.steps so that the student's grid lies on "
-            "the teacher's, and make the targets again"
+            f"{_rounded(stored.sigmas)}: choose targets.steps, or teacher.scheduler, so that the "
+            "student's grid lies on the teacher's, and make the targets again"
         )
     return grid
 

@@ -11,30 +11,14 @@ from distillery.config.section import Dtype
 from distillery.config.teacher import Teacher
 from distillery.families import Family
 from distillery.families.protocol import Denoiser, Pipeline
-from distillery.files import read_json
 from distillery.model_folder import load_denoiser
-from distillery.schedulers import Scheduler, check_settings, make_scheduler
 from distillery.teacher.adapters import adapt, adapted_components, cast, check_adapters
 from distillery.teacher.decoding import guard_decoding
 from distillery.teacher.folder import PipelineFolder
 from distillery.teacher.placement import check_attention, check_devices, place, set_attention
+from distillery.teacher.solver import load_scheduler
 
 LOW_PRECISION = (torch.bfloat16, torch.float16)
-
-
-def load_scheduler(folder: PipelineFolder, teacher: Teacher | None = None) -> Scheduler:
-    """The pipeline's scheduler alone, or the one a teacher's configuration puts in its place.
-
-    Milliseconds, no weights.
-    """
-    name = folder.index["scheduler"][1]
-    config = read_json(folder.path / "scheduler" / "scheduler_config.json")
-    if teacher is not None and teacher.scheduler is not None:
-        changes = dict(teacher.scheduler)
-        name = str(changes.pop("class", name))
-        check_settings(name, changes)
-        config = config | changes
-    return make_scheduler(name, config)
 
 
 def torch_dtype(name: Dtype) -> torch.dtype:

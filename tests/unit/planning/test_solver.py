@@ -1,0 +1,139 @@
+"""What the plan says of the teacher's solver, and the samples on another grid than the stock's."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+
+from distillery.config.jobs import freeze
+from distillery.config.run import parse_config
+from distillery.noise import SampleId, noise_seed
+from families.case import FamilyCase
+from families.flux_schnell import CASE as SCHNELL
+from families.qwen_image import CASE as QWEN
+from families.sd3 import CASE as SD3
+from families.sdxl import CASE as SDXL
+from runs import Run, generating_settings, loaded, planned, summary
+
+TEACHER = {"source": "teacher", "steps": 4, "guidance_scale": 3.0}
+EVEN = TEACHER | {"grid": "even"}
+TRAILING = {"timestep_spacing": "trailing"}
+
+
+def raw_settings(
+    folder: Path, case: FamilyCase, models: Mapping[str, Any], **teacher: Any
+) -> dict[str, Any]:
+    """A generating run of a family's tiny teacher."""
+    if not (folder / "teacher").exists():
+        case.make(folder / "teacher")
+    size = {"height": case.height, "width": case.width, "max_sequence_length": case.max_tokens}
+    section = size | {"negative_prompt": None} | teacher
+    samples = {"models": models, "num_shards": 1}
+    return generating_settings(folder, folder / "teacher", teacher=section, samples=samples)
+
+
+def told(folder: Path, case: FamilyCase, models: Mapping[str, Any], **teacher: Any) -> str:
+    """The plan's page, on one line."""
+    plan = planned(raw_settings(folder, case, models, **teacher), folder)
+    return " ".join(summary(plan).split())
+
+
+def test_the_plan_tells_the_solver_and_an_idle_step(tmp_path: Path) -> None:
+    text = told(tmp_path, SD3, {"teacher": TEACHER})
+    assert "FlowMatchEulerDiscreteScheduler, the folder's own; network predicts flow" in text
+    assert "shift 3" in text
+    assert "4 steps (teacher): timesteps 1000, 857.9" in text
+    assert "0.008929, 0" in text
+    assert "guidance off 1.0, with one network call" in text
+    assert "step 4 of 4 covers 0.9% of the noise's range" in text
+    assert "{source: teacher, steps: 4, grid: even}" in text
+    beside = told(tmp_path, SD3, {"teacher": TEACHER, "even": EVEN})
+    assert "4 even steps (even): timesteps 1000, 900, 750, 500" in beside
+    assert "covers" not in beside
+    carried = {"class": "UniPCMultistepScheduler", "use_flow_sigmas": True}
+    other = carried | {"prediction_type": "flow_prediction"}
+    assert "flow_shift 3.0 taken over from the folder's" in told(
+        tmp_path, SD3, {"teacher": TEACHER}, scheduler=other
+    )
+
+
+def test_a_few_steps_that_begin_low_are_a_doubt(tmp_path: Path) -> None:
+    text = told(tmp_path, SDXL, {"teacher": TEACHER})
+    assert "begins at timestep 751 of 1000, not at pure noise" in text
+    assert "covers" not in told(tmp_path, SDXL, {"teacher": TEACHER}, scheduler=TRAILING)
+
+
+@pytest.mark.parametrize(
+    ("case", "used"), [(SCHNELL, "''"), (QWEN, "' '")], ids=["flux-schnell", "qwen-image"]
+)
+def test_guidance_that_the_stock_call_would_not_give_is_told(
+    tmp_path: Path, case: FamilyCase, used: str
+) -> None:
+    doubt = "FLUX.1-schnell, which is such a one, was distilled"
+    text = told(tmp_path, case, {"teacher": TEACHER})
+    assert f"{used} for all, as none is set: the teacher is guided by it, where the stock" in text
+    assert (doubt in text) == (case is SCHNELL)
+    unguided = told(tmp_path, case, {"teacher": TEACHER | {"guidance_scale": 1.0}})
+    assert "not used: no network is guided" in unguided
+    assert doubt not in unguided
+
+
+def test_a_random_scheduler_is_refused_before_anything_is_generated(tmp_path: Path) -> None:
+    random = {"class": "EulerAncestralDiscreteScheduler"}
+    with pytest.raises(ValueError, match=r"teacher\.scheduler.*adds noise while it samples"):
+        told(tmp_path, SDXL, {"teacher": TEACHER}, scheduler=random)
+    run = Run(
+        tmp_path / "run",
+        parse_config(raw_settings(tmp_path, SDXL, {"teacher": TEACHER}, scheduler=random), "t"),
+    )
+    run.encode("eval")
+    with pytest.raises(ValueError, match="adds noise while it samples"):
+        run.samples()
+
+
+def test_even_steps_that_the_stock_call_takes_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"models\.even\.grid is 'even', .*are even already"):
+        told(tmp_path, SCHNELL, {"even": EVEN})
+
+
+def test_a_grid_is_written_only_where_it_is_set(tmp_path: Path) -> None:
+    models = {"teacher": TEACHER, "even": EVEN}
+    config = parse_config(raw_settings(tmp_path, SD3, models), "t")
+    assert "grid" not in freeze(config, "samples-teacher")["sampling"]
+    assert freeze(config, "samples-even")["sampling"]["grid"] == "even"
+
+
+@pytest.mark.parametrize("case", [SD3, SDXL], ids=["flow", "diffusion"])
+def test_even_samples_are_those_of_a_stock_call_on_that_grid(
+    tmp_path: Path, case: FamilyCase
+) -> None:
+    run = Run(tmp_path / "run", parse_config(raw_settings(tmp_path, case, {"even": EVEN}), "t"))
+    run.encode("eval")
+    run.samples(model="even")
+    table = pd.read_parquet(run.prompts("eval"))
+    row = table.iloc[0]
+    pipeline, grid = loaded(run.config.teacher), dict[str, Any]()
+    if case.family == "sdxl":
+        scheduler = pipeline.scheduler
+        pipeline.scheduler = type(scheduler).from_config(scheduler.config, **TRAILING)
+    else:
+        grid = {"sigmas": list(np.linspace(1, 1 / 4, 4))}
+    length = {} if case.family == "sdxl" else {"max_sequence_length": case.max_tokens}
+    seed = noise_seed(run.config.seed, SampleId(row["prompt_id"], 0))
+    image = pipeline(
+        row["prompt"],
+        generator=torch.Generator().manual_seed(seed),
+        height=case.height,
+        width=case.width,
+        num_inference_steps=4,
+        guidance_scale=3.0,
+        **length,
+        **grid,
+    ).images[0]
+    (made,) = tmp_path.rglob(f"{row['prompt_id']}/0.png")
+    assert np.abs(np.asarray(image).astype(int) - np.asarray(Image.open(made))).max() <= 1

@@ -1,0 +1,194 @@
+"""The plan of the teacher's solver: its noise levels, and which of its steps are idle."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from distillery.config.jobs import resolve_sampling
+from distillery.config.run import Config, RunConfig
+from distillery.generation.walk import EVEN, even_changes, solver_of
+from distillery.schedulers import (
+    Scheduler,
+    is_flow,
+    prediction_type,
+    setting_of,
+    settings_of,
+    states_of,
+)
+from distillery.teacher.folder import PipelineFolder
+from distillery.teacher.solver import SHIFTS, advise_solver, load_scheduler, solver_settings
+from distillery.words import counted, listed
+
+FEW_STEPS = 10
+"""A grid of more steps may well have small ones."""
+IDLE = 0.02
+"""Share of the range of timesteps under which a step is next to none."""
+LATE = 0.9
+"""Share of the training timesteps below which a walk does not begin at pure noise."""
+
+
+@dataclass(frozen=True)
+class Walk:
+    """How the teacher is sampled somewhere in the run.
+
+    Attributes:
+        steps: that it takes.
+        grid: `even`, or None for the stock call's.
+    """
+
+    steps: int
+    grid: str | None
+
+
+def plan_solver(
+    config: RunConfig, folder: PipelineFolder, latent_shape: tuple[int, ...]
+) -> dict[str, Any]:
+    """What the plan says of the teacher's solver: `facts`, and `advice`.
+
+    Args:
+        config: of the run.
+        folder: of the teacher.
+        latent_shape: of one sample.
+
+    Raises:
+        ValueError: the solver cannot take the steps of some walk, see `generation.walk.solver_of`;
+            or a grid that is asked for is the stock call's own.
+    """
+    scheduler = load_scheduler(folder, config.teacher)
+    walks = _walks(config)
+    facts, advice = _facts(config, folder, scheduler), advise_solver(folder, config.teacher)
+    for walk, users in walks.items():
+        given = folder.family, scheduler, walk.steps, latent_shape
+        solver = solver_of(*given, walk.grid)
+        if walk.grid == EVEN and not even_changes(*given):
+            raise ValueError(
+                f"samples.models.{users[0]}.grid is 'even', and {walk.steps} steps of the stock "
+                f"call with {type(scheduler).__name__} are even already; remove grid"
+            )
+        facts.append(("noise levels", _levels(walk, users, solver)))
+        if walk.grid is None and Walk(walk.steps, EVEN) not in walks:
+            better = solver_of(*given, EVEN) if even_changes(*given) else None
+            advice += _advise_steps(walk, users, solver, better)
+    return {"facts": facts, "advice": advice}
+
+
+def _walks(config: RunConfig) -> dict[Walk, list[str]]:
+    """Each different walk of the teacher, and what of the configuration asks for it."""
+    walks: dict[Walk, list[str]] = {}
+    if isinstance(config, Config):
+        walks[Walk(config.targets.steps, None)] = ["targets"]
+    for name in config.samples.models:
+        sampling = resolve_sampling(config, name)
+        if sampling.source == "teacher":
+            walks.setdefault(Walk(sampling.steps, sampling.grid), []).append(name)
+    return walks
+
+
+def _facts(
+    config: RunConfig, folder: PipelineFolder, scheduler: Scheduler
+) -> list[tuple[str, str]]:
+    return [
+        ("solver", _solver(config, folder, scheduler)),
+        ("guidance off", _guidance(folder)),
+    ]
+
+
+def _solver(config: RunConfig, folder: PipelineFolder, scheduler: Scheduler) -> str:
+    """Class, prediction, and what decides the noise levels."""
+    settings, asked, name = scheduler.config, config.teacher.scheduler, type(scheduler).__name__
+    known = settings_of(name)
+    parts = [name if asked else f"{name}, the folder's own"]
+    if states_of(scheduler) in ("flow", "diffusion"):
+        parts.append(f"network predicts {prediction_type(scheduler)}")
+    if is_flow(scheduler) and setting_of(scheduler, "use_dynamic_shifting"):
+        parts.append("shift by the size of the image")
+    elif is_flow(scheduler):
+        parts += [f"{name} {settings[name]:g}" for name in SHIFTS if name in known]
+    elif "timestep_spacing" in known:
+        parts.append(f"timestep_spacing {settings['timestep_spacing']}")
+    taken = {
+        name: value
+        for name, value in solver_settings(folder, config.teacher).items()
+        if name not in (asked or {})
+    }
+    if taken:
+        told = listed([f"{name} {value}" for name, value in taken.items()])
+        parts.append(f"{told} taken over from the folder's scheduler")
+    return "; ".join(parts)
+
+
+def _guidance(folder: PipelineFolder) -> str:
+    """Which scale is off, and what is called then."""
+    if folder.family.has_guidance_embedding(folder.denoiser_config):
+        return (
+            "no scale is: the network takes it as an input, in one call per step and without a "
+            "negative prompt"
+        )
+    return "1.0, with one network call per step and without a negative prompt"
+
+
+def _levels(walk: Walk, users: Sequence[str], solver: Scheduler) -> str:
+    """First and last timesteps and sigmas of a walk, and what takes it."""
+    steps = counted(walk.steps, "even step" if walk.grid else "step")
+    sigmas = _ends(_sigmas(solver))
+    told = [f"timesteps {_ends(_timesteps(solver))}", *([f"sigmas {sigmas}"] if sigmas else [])]
+    return f"{steps} ({listed(list(users))}): {'; '.join(told)}"
+
+
+def _timesteps(solver: Scheduler) -> list[float]:
+    """Each once: some solvers look twice at one."""
+    return list(dict.fromkeys(float(timestep) for timestep in solver.timesteps))
+
+
+def _sigmas(solver: Scheduler) -> list[float]:
+    """The scheduler's own, of whatever scale; where it has none, those of its training levels."""
+    sigmas, levels = (getattr(solver, name, None) for name in ("sigmas", "alphas_cumprod"))
+    if isinstance(sigmas, torch.Tensor):
+        return [float(sigma) for sigma in sigmas]
+    if isinstance(levels, torch.Tensor):
+        return [float((1 - levels[round(at)]) ** 0.5) for at in _timesteps(solver)] + [0.0]
+    return []
+
+
+def _ends(values: Sequence[float]) -> str:
+    """The first two and the last two."""
+    told = [f"{value:.4g}" for value in values]
+    return ", ".join(told) if len(told) <= 4 else f"{told[0]}, {told[1]} … {told[-2]}, {told[-1]}"
+
+
+def _advise_steps(
+    walk: Walk, users: Sequence[str], solver: Scheduler, better: Scheduler | None
+) -> list[str]:
+    """A note on few steps of which one is next to none, or that do not begin at the noise."""
+    if walk.steps > FEW_STEPS or states_of(solver) not in ("flow", "diffusion"):
+        return []
+    timesteps = _timesteps(solver)
+    last = solver.config.num_train_timesteps
+    faults = []
+    share, place = _smallest(timesteps)
+    if len(timesteps) > 1 and share < IDLE:
+        where = f"step {place + 1} of {len(timesteps)} covers {share:.1%} of the noise's range"
+        faults.append(f"{where} and does next to nothing")
+    if timesteps[0] < LATE * last:
+        faults.append(f"the first begins at timestep {timesteps[0]:g} of {last}, not at pure noise")
+    if not faults:
+        return []
+    who = f"{listed(list(users))}: of the teacher's {counted(walk.steps, 'step')}"
+    helps = better is not None and _smallest(_timesteps(better))[0] > share
+    cure = (
+        "; judge it fairly with one more of samples.models, {source: teacher, steps: "
+        f"{walk.steps}, grid: even}}, which takes equal steps"
+        if helps
+        else ""
+    )
+    return [f"{who}, {', and '.join(faults)}{cure}"]
+
+
+def _smallest(timesteps: Sequence[float]) -> tuple[float, int]:
+    """The smallest step as a share of the range, and its place."""
+    sizes = [first - second for first, second in pairwise((*timesteps, 0.0))]
+    smallest = min(sizes)
+    return smallest / timesteps[0] if timesteps[0] else 0.0, sizes.index(smallest)
