@@ -3,7 +3,8 @@
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -272,8 +273,16 @@ def _cast_states(value: Any, dtype: torch.dtype) -> Any:
 def load_skeleton(folder: PipelineFolder) -> Pipeline:
     """The pipeline with its shapes but without weights: denoisers and VAE on the meta device.
 
+    Callers share it, and change nothing in it: a large one takes seconds.
+
     Raises ValueError that names the component which cannot be made of its files.
     """
+    files = sorted((folder.path / INDEX, *folder.path.glob("*/*.json")))
+    return _load_skeleton(folder, tuple((path, path.stat().st_mtime_ns) for path in files))
+
+
+@lru_cache(maxsize=1)
+def _load_skeleton(folder: PipelineFolder, _dates: tuple[tuple[Path, int], ...]) -> Pipeline:
     components, settings = folder.pipeline_class._get_signature_keys(folder.pipeline_class)
     parts: dict[str, Any] = dict.fromkeys(components)
     # Diffusers ignores settings that its class does not know.
@@ -315,7 +324,7 @@ def check_options(teacher: Teacher, folder: PipelineFolder) -> None:
     """Raise ValueError if adapters or attention do not fit the teacher; reads no weights of it."""
     if not teacher.adapters and teacher.attention is None:
         return
-    denoisers = denoisers_of(load_skeleton(folder), folder.family)
+    denoisers: dict[str, Denoiser] = {name: _skeleton(folder, name) for name in folder.denoisers}
     for denoiser in denoisers.values():
         if teacher.attention is not None:
             check_attention(denoiser, teacher.attention, teacher.dtype)
