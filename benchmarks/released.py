@@ -16,10 +16,10 @@ import torch
 import transformers
 from end_to_end import CLIP_BIG_G, CLIP_L
 from models import FLUX, SDXL, WAN, Model
+from tokenizers.pre_tokenizers import ByteLevel
 
 from distillery import hash_cache
 from distillery.files import write_json
-from families.clip import tiny_clip_tokenizer
 
 CLIP_TOKENS, T5_TOKENS = 77, 512
 XXL: dict[str, Any] = {
@@ -180,10 +180,11 @@ def write_hollow(path: Path, shapes: Mapping[str, tuple[int, ...]], dtype: str) 
 
 
 def _clip_tokenizer() -> Any:
-    """It spells letters; what it gives is padded, so their number does not matter."""
-    tokenizer = tiny_clip_tokenizer()
-    tokenizer.model_max_length = CLIP_TOKENS
-    return tokenizer
+    """It spells bytes; what it gives is padded, so their number does not matter."""
+    signs = sorted(ByteLevel.alphabet())
+    pieces = [*signs, *(f"{sign}</w>" for sign in signs), "<|startoftext|>", "<|endoftext|>"]
+    vocab = {piece: index for index, piece in enumerate(pieces)}
+    return transformers.CLIPTokenizer(vocab=vocab, merges=[], model_max_length=CLIP_TOKENS)
 
 
 def _t5_tokenizer(words: Iterable[str]) -> Any:

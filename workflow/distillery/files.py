@@ -88,7 +88,7 @@ def read_json(path: Path, made_with: Path | None = None) -> dict[str, Any]:
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # too many digits, or nested too deeply
         raise ValueError(
             f"{path} is not valid JSON ({error}): {repair_hint(made_with or path)}"
         ) from error

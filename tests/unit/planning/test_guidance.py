@@ -18,7 +18,7 @@ from distillery.prompts import REQUIRED, RESERVED
 from distillery.stages.dataset import make_dataset
 from distillery.stages.merge_samples import merge_samples
 from distillery.store.trajectories import TrajectoryStore
-from distillery.teacher.folder import INDEX
+from distillery.teacher.components import INDEX
 from families.wan_two_experts import make
 from runs import CPU, Run, generating_settings, loaded, make_run, planned, settings
 

@@ -13,7 +13,7 @@ from distillery.stages.export import take_over
 from distillery.teacher.adapters import teacher_hash, text_hash
 from distillery.teacher.folder import PipelineFolder, find_teacher
 from distillery.teacher.loading import load_adapted_denoiser
-from distillery.teacher.weights import plain_name, variant_of
+from distillery.teacher.weights import plain_name, variant_of, weights_of
 from runs import loaded, make_run
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
@@ -162,3 +162,56 @@ def test_of_two_sets_the_export_takes_one(both: Path, tmp_path: Path) -> None:
         assert sorted(path.name for path in (output / "vae").glob("*.safetensors")) == [WEIGHTS]
         source = both / "vae" / (WEIGHTS if variant is None else FP16)
         assert (output / "vae" / WEIGHTS).read_bytes() == source.read_bytes()
+
+
+def saved_twice(teacher: Path, folder: Path, component: str, stray: str) -> tuple[Path, Path]:
+    """A component in shards, alone and with a stray file beside them."""
+    alone, beside = folder / "alone", folder / "beside"
+    shutil.copytree(teacher, alone)
+    pipeline = DiffusionPipeline.from_pretrained(alone)
+    for path in (alone / component).glob("*.safetensors"):
+        path.unlink()
+    getattr(pipeline, component).save_pretrained(alone / component, max_shard_size="5KB")
+    shutil.copytree(alone, beside)
+    shard = next((alone / component).glob("*00001-of*"))
+    shutil.copyfile(shard, beside / component / stray)
+    return alone, beside
+
+
+@pytest.mark.parametrize(
+    ("component", "stray"),
+    [
+        ("transformer", WEIGHTS),
+        ("transformer", "diffusion_pytorch_model-00001-of-00099.safetensors"),
+        ("transformer", "lora.safetensors"),
+        ("text_encoder", "model-00001-of-00099.safetensors"),
+    ],
+)
+def test_weights_beside_an_index_are_neither_counted_nor_hashed(
+    teacher: Path, tmp_path: Path, component: str, stray: str
+) -> None:
+    alone, beside = map(PipelineFolder, saved_twice(teacher, tmp_path, component, stray))
+    assert beside.parameters == alone.parameters == PipelineFolder(teacher).parameters
+    assert beside.fingerprint() == alone.fingerprint()
+    beside.check_complete()
+    # One that the index names counts.
+    next((beside.path / component).glob("*00002-of-*")).unlink()
+    with pytest.raises(FileNotFoundError, match=f"missing: {component}/.*00002-of"):
+        beside.check_complete()
+
+
+def test_transformers_reads_a_whole_file_before_an_index(teacher: Path, tmp_path: Path) -> None:
+    _, beside = saved_twice(teacher, tmp_path, "text_encoder", "model.safetensors")
+    whole = beside / "text_encoder" / "model.safetensors"
+    assert weights_of(beside / "text_encoder", None) == [whole]
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["{}", '{"weight_map": {}}', '{"weight_map": ["a"]}', '{"weight_map": {"a": "../b"}}', "["],
+)
+def test_a_damaged_index_is_named(teacher: Path, tmp_path: Path, content: str) -> None:
+    shutil.copytree(teacher, tmp_path / "teacher")
+    (tmp_path / "teacher" / "transformer" / f"{WEIGHTS}.index.json").write_text(content)
+    with pytest.raises(ValueError, match=rf"{WEIGHTS}\.index\.json"):
+        PipelineFolder(tmp_path / "teacher").check_complete()

@@ -46,6 +46,7 @@ class Flux(Family):
         "text_encoder_2",
     )
     max_sequence_length = 512
+    longest_sequence = 512
     blocks: Mapping[str, str] = MappingProxyType(
         {"transformer_blocks": "num_layers", "single_transformer_blocks": "num_single_layers"}
     )

@@ -85,8 +85,12 @@ class Family(Protocol):
     """Entries of model_index.json for a student, which has one network where a teacher has more."""
     text_components: tuple[str, ...]
     """Names of the components that only encode prompts; not loaded once embeddings exist."""
+    may_lack: tuple[str, ...] = ()
+    """Those of `text_components` that a pipeline may do without."""
     max_sequence_length: int
     """Text tokens that the stock pipeline pads to by default."""
+    longest_sequence: int | None = None
+    """The largest `max_sequence_length` that the stock call takes; None: any."""
     blocks: Mapping[str, str] = MappingProxyType({})
     """Attributes of the denoiser that list its repeated blocks, in the order they run, to the keys
     of its configuration that count them. Empty: blocks cannot be dropped one by one."""

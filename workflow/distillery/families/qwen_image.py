@@ -39,6 +39,7 @@ class QwenImage(Family):
     is_flow = True
     text_components = ("tokenizer", "text_encoder")
     max_sequence_length = 512
+    longest_sequence = 1024
     blocks: Mapping[str, str] = MappingProxyType({"transformer_blocks": "num_layers"})
     interface = (*Family.interface, "joint_attention_dim", "guidance_embeds")
     guidance_argument = "true_cfg_scale"

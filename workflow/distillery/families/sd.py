@@ -33,7 +33,9 @@ class Sd(Family):
     casts_latents = False
     stock_multiple = 8
     text_components = ("tokenizer", "text_encoder", "safety_checker", "feature_extractor")
+    may_lack = ("safety_checker", "feature_extractor")
     max_sequence_length = 77
+    longest_sequence = 77
 
     def readers(self, pipeline: Pipeline, max_sequence_length: int) -> Sequence[Reader]:
         """CLIP; the stock pipeline takes what the encoder can read."""

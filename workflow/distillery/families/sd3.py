@@ -41,7 +41,9 @@ class Sd3(Family):
         "text_encoder_2",
         "text_encoder_3",
     )
+    may_lack = ("tokenizer_3", "text_encoder_3")
     max_sequence_length = 256
+    longest_sequence = 512
     blocks: Mapping[str, str] = MappingProxyType({"transformer_blocks": "num_layers"})
     interface = (*Family.interface, "joint_attention_dim", "pooled_projection_dim")
     casts_latents = False

@@ -39,7 +39,9 @@ class Sdxl(Family):
         "text_encoder",
         "text_encoder_2",
     )
+    may_lack = ("tokenizer", "text_encoder")
     max_sequence_length = 77
+    longest_sequence = 77
 
     def readers(self, pipeline: Pipeline, max_sequence_length: int) -> Sequence[Reader]:
         """Both CLIP tokenizers; the stock pipeline takes what their encoders can read."""

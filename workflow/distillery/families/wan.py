@@ -21,8 +21,8 @@ class Wan(Family):
     """Adapter of `WanPipeline`; latents are (c, f, h, w) with one frame.
 
     Wan2.2-A14B has two networks: `transformer` for the noisier part of the schedule, and
-    `transformer_2` below `boundary_ratio`. Wan2.2-5B, which gives every token a timestep of its
-    own (`expand_timesteps`), is refused.
+    `transformer_2` below `boundary_ratio`. Wan2.2-5B, whose network takes a timestep for every
+    token (`expand_timesteps`), is refused.
     """
 
     name = "wan"
@@ -72,11 +72,7 @@ class Wan(Family):
 
     def latent_shape(self, pipeline: Pipeline, height: int, width: int) -> tuple[int, ...]:
         """(c, 1, height / factor, width / factor)."""
-        if pipeline.config.get("expand_timesteps"):
-            raise ValueError(
-                "the teacher has expand_timesteps, as Wan2.2-5B: it is made for video from a first "
-                "frame and is not supported; use Wan2.1 or Wan2.2-T2V-A14B"
-            )
+        _check_networks(pipeline)
         scale = pipeline.vae_scale_factor_spatial
         config = (pipeline.transformer or pipeline.transformer_2).config
         _, patch_h, patch_w = config.patch_size
@@ -117,3 +113,21 @@ class Wan(Family):
             return_dict=False,
         )[0]
         return prediction
+
+
+def _check_networks(pipeline: Pipeline) -> None:
+    """Raise ValueError for a network that the stock call needs and has not, or feeds otherwise."""
+    if pipeline.config.get("expand_timesteps"):
+        raise ValueError(
+            "the teacher has expand_timesteps, as Wan2.2-TI2V-5B: its network takes a timestep for "
+            "each token, and Distillery gives a sample one; use Wan2.1 or Wan2.2-T2V-A14B"
+        )
+    boundary = pipeline.config.get("boundary_ratio")
+    is_number = isinstance(boundary, int | float) and not isinstance(boundary, bool)
+    if boundary is not None and not (is_number and 0 <= boundary <= 1):
+        raise ValueError(f"boundary_ratio in model_index.json is {boundary}: use 0 to 1, or null")
+    if boundary and pipeline.transformer_2 is None:
+        raise ValueError(
+            f"boundary_ratio in model_index.json is {boundary}, and the folder has no "
+            "transformer_2 for the steps below it: add that network, or set boundary_ratio to null"
+        )

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from distillery.config.section import Dtype
 from distillery.files import hash_json
 from distillery.store.chunks import (
     ChunkIdentity,
@@ -18,11 +19,37 @@ from distillery.store.chunks import (
 from distillery.store.shards import Manifest, balanced_range, describe_chunk
 from distillery.telemetry import Reporter
 
-MAX_FAILURES_SHOWN = 20
+MAX_NAMED = 5
 
 
 class NotFiniteError(ValueError):
-    """Values of a chunk are infinite or no numbers; the other chunks can still be made."""
+    """Values of a chunk are infinite or no numbers; the other chunks can still be made.
+
+    Attributes:
+        who: gave the values.
+        prompts: for which.
+        advice: the end of the message.
+    """
+
+    def __init__(self, who: str, prompts: Sequence[str], advice: str) -> None:
+        """The message names some of the prompts, each whole."""
+        more = f" and {len(prompts) - MAX_NAMED:,} more" if len(prompts) > MAX_NAMED else ""
+        named = f"{', '.join(prompts[:MAX_NAMED])}{more}"
+        super().__init__(f"{who} gave values that are not finite for {named}: {advice}")
+        self.who, self.prompts, self.advice = who, tuple(prompts), advice
+
+
+def advise_not_finite(dtype: Dtype, weights: Sequence[Path]) -> str:
+    """What to do about a teacher's values that are not finite.
+
+    Args:
+        dtype: it computes in.
+        weights: folders of the networks that gave them.
+    """
+    if dtype != "float32":
+        return f"teacher.dtype is {dtype}, try bfloat16 or float32"
+    folders = " or ".join(map(str, weights))
+    return f"teacher.dtype is float32, so the weights in {folders} may be damaged: get them again"
 
 
 def check_finite(values: torch.Tensor, prompt_ids: Sequence[str], who: str, advice: str) -> None:
@@ -37,9 +64,7 @@ def check_finite(values: torch.Tensor, prompt_ids: Sequence[str], who: str, advi
     finite = values.flatten(1).isfinite().all(dim=1).tolist()
     bad = [name for name, is_good in zip(prompt_ids, finite, strict=True) if not is_good]
     if bad:
-        raise NotFiniteError(
-            f"{who} gave values that are not finite for the prompts {', '.join(bad)}: {advice}"
-        )
+        raise NotFiniteError(who, [f"prompt {name}" for name in bad], advice)
 
 
 @dataclass(frozen=True)
@@ -98,15 +123,14 @@ def make_chunks(
                     )
                 )
             except NotFiniteError as error:
-                reporter.warning(f"chunk {plan.index}: {error}")
-                failures.append(str(error))
+                reporter.info(f"chunk {plan.index}: {error}")  # told at the end, once
+                failures.append(error)
             bar.update(plan.num_samples)
     reporter.info(f"{num_made} of {len(shard_plans)} chunks made, the others were there or failed")
     if failures:
-        raise NotFiniteError(
-            f"{len(failures)} of {len(shard_plans)} chunks could not be made, the others are saved:"
-            + "".join(f"\n  {failure}" for failure in failures[:MAX_FAILURES_SHOWN])
-        )
+        who = f"{len(failures)} of {len(shard_plans)} chunks could not be made: {failures[0].who}"
+        prompts = [prompt for failure in failures for prompt in failure.prompts]
+        raise NotFiniteError(who, prompts, failures[0].advice)
     Manifest(recipe, recipe_hash, tuple(records), len(plans)).write(output)
 
 

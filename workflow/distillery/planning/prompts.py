@@ -9,6 +9,8 @@ import pandas as pd
 from distillery.config.jobs import freeze, read_frozen, resolve_sampling
 from distillery.config.run import Config, RunConfig
 from distillery.config.section import Split
+from distillery.config.teacher import Teacher
+from distillery.families import Family
 from distillery.planning.overlooked import older_than_made
 from distillery.planning.there import has_changed
 from distillery.prompts import NEGATIVE, own_negatives
@@ -52,6 +54,23 @@ def check_made(
         made_ns = made.stat().st_mtime_ns
         if all(Path(path).stat().st_mtime_ns <= made_ns for path in (source, frozen)):
             raise ValueError(older_than_made(source, "what this run has made of it"))
+
+
+def check_sequence_length(teacher: Teacher, family: Family) -> None:
+    """Raise ValueError for a length that the stock call refuses, or that it does not take."""
+    given, longest = teacher.max_sequence_length, family.longest_sequence
+    if given is None or longest is None:
+        return
+    if given != longest and "max_sequence_length" not in family.call_options(given):
+        raise ValueError(
+            f"teacher.max_sequence_length is {given}, and has no effect: the CLIP encoders of "
+            f"{family.pipeline_classes[0]} read {longest} tokens; use null or {longest}"
+        )
+    if given > longest:
+        raise ValueError(
+            f"teacher.max_sequence_length is {given}, and {family.pipeline_classes[0]} takes "
+            f"{longest} at the most; use 1 to {longest}, or null for {family.max_sequence_length}"
+        )
 
 
 def check_negatives(

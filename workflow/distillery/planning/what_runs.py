@@ -9,6 +9,7 @@ from distillery.config.jobs import resolve_sampling
 from distillery.config.run import Config, RunConfig
 from distillery.families import Family
 from distillery.files import readable
+from distillery.planning.few_steps import find_made
 from distillery.planning.jobs import StageJobs
 from distillery.planning.page import TIMES, Part, Table, in_words
 from distillery.planning.passes import calls_per_image
@@ -61,10 +62,13 @@ def _teacher(config: RunConfig, folder: PipelineFolder, plan: Mapping[str, Any])
     sizes = [f"{name} {in_words(number)}" for name, number in parameters.items()]
     shape = f" {TIMES} ".join(map(str, plan["latent_shape"]))
     variant = f", variant {teacher.variant}" if teacher.variant else ""
+    made = find_made(teacher, folder)
+    use = [("made for", made.words)] if made else []
     where = [("teacher's folder", str(folder.path))] if str(folder.path) != teacher.path else []
     return [
         ("teacher", f"{teacher.path}{variant}: {folder.class_name}, family {folder.family.name}"),
         *where,
+        *use,
         ("parameters", f"{', '.join(sizes)}; in {teacher.dtype}, the VAE in {teacher.vae_dtype}"),
         *_adapters(config, folder),
         ("image size", f"{teacher.width} {TIMES} {teacher.height} pixels; latents {shape}"),

@@ -17,14 +17,23 @@ from distillery.config.teacher import Teacher
 from distillery.families import Conditioning, Family
 from distillery.families.protocol import Pipeline
 from distillery.families.text import check_lengths
-from distillery.generation.chunked import ChunkPlan, NotFiniteError, make_chunks
+from distillery.generation.chunked import (
+    ChunkPlan,
+    NotFiniteError,
+    advise_not_finite,
+    make_chunks,
+)
 from distillery.store.embeddings import Negative, Text, distinct_texts, members_of, pack
 from distillery.store.recipes import EmbeddingsRecipe
 from distillery.store.tables import read_table
 from distillery.teacher.adapters import text_hash
 from distillery.teacher.folder import PipelineFolder, find_teacher
 from distillery.teacher.loading import load_teacher
+from distillery.teacher.tokenizers import check_tokenizers, check_told_apart, tokenizers_of
 from distillery.telemetry import Reporter
+
+TEXT = ("tokenizer", "text_encoder")
+"""How the names of the components begin that encode prompts."""
 
 
 def embeddings_recipe(job: EmbeddingsJob, folder: PipelineFolder) -> EmbeddingsRecipe:
@@ -42,21 +51,23 @@ def embeddings_recipe(job: EmbeddingsJob, folder: PipelineFolder) -> EmbeddingsR
     )
 
 
-def check_prompt_lengths(
-    teacher: Teacher, family: Family, pipeline: Pipeline, texts: Iterable[str | None]
+def check_texts(
+    teacher: Teacher, folder: PipelineFolder, pipeline: Pipeline, texts: Iterable[str | None]
 ) -> None:
-    """Raise ValueError that names prompts of which the teacher would not read all.
+    """Raise ValueError for prompts that the teacher would not read as they are written.
 
     Args:
-        teacher: of the run; with `long_prompts: truncate` nothing is looked at.
-        family: of the teacher.
+        teacher: of the run; with `long_prompts: truncate` no lengths are looked at.
+        folder: of it.
         pipeline: with the tokenizers at least.
         texts: the prompts, and the negative prompt if there is one.
     """
+    written = [text for text in texts if text is not None]
+    check_tokenizers(folder, pipeline)
     if teacher.long_prompts == "refuse":
-        length = teacher.max_sequence_length or family.max_sequence_length
-        texts_to_check = [text for text in texts if text is not None]
-        check_lengths(family.readers(pipeline, length), texts_to_check)
+        length = teacher.max_sequence_length or folder.family.max_sequence_length
+        check_lengths(folder.family.readers(pipeline, length), written)
+    check_told_apart(tokenizers_of(folder, pipeline), written)
 
 
 def make_embeddings(
@@ -87,11 +98,11 @@ def make_embeddings(
     def make(plan: ChunkPlan) -> Mapping[str, torch.Tensor]:
         nonlocal pipeline
         if pipeline is None:
-            pipeline = load_teacher(job.teacher, folder, device, leave_out=_all_but_text(folder))
-            check_prompt_lengths(job.teacher, family, pipeline, map(_written, texts))
+            pipeline = load_teacher(job.teacher, folder, device, leave_out=all_but_text(folder))
+            check_texts(job.teacher, folder, pipeline, map(_written, texts))
         group = groups[plan.index]
         encoded = encode_texts(family, pipeline, group, length, job.embeddings.batch_size)
-        _check_finite(group, encoded, job.teacher.dtype)
+        _check_finite(group, encoded, job.teacher, folder)
         return pack(encoded)
 
     make_chunks(recipe.to_json(), plans, (0, 1), make, output, reporter, " texts")
@@ -119,25 +130,28 @@ def _written(text: Text) -> str | None:
     return text.text if isinstance(text, Negative) else text
 
 
-def _check_finite(texts: Sequence[Text], encoded: Sequence[Conditioning], dtype: str) -> None:
+def _check_finite(
+    texts: Sequence[Text], encoded: Sequence[Conditioning], teacher: Teacher, folder: PipelineFolder
+) -> None:
     """Raise NotFiniteError that names the prompts; T5 encoders overflow in float16."""
     bad = [
-        repr((_written(text) or "")[:80])
+        repr(_written(text) or "")
         for text, prompt in zip(texts, encoded, strict=True)
         if not all(value.isfinite().all() for value in prompt.values())
     ]
     if bad:
-        raise NotFiniteError(
-            f"the text encoder gave values that are not finite for {', '.join(bad)}: "
-            f"teacher.dtype is {dtype}, try bfloat16 or float32"
-        )
+        encoders = [name for name in folder.components if name.startswith(TEXT[1])]
+        weights = [folder.path / name for name in encoders]
+        advice = advise_not_finite(teacher.dtype, weights)
+        raise NotFiniteError("the text encoder", bad, advice)
 
 
-def _all_but_text(folder: PipelineFolder) -> tuple[str, ...]:
+def all_but_text(folder: PipelineFolder) -> tuple[str, ...]:
     """The model components that encoding does not need."""
-    keep = (*folder.family.text_components, "scheduler")
     return tuple(
-        name for name, value in folder.index.items() if isinstance(value, list) and name not in keep
+        name
+        for name, value in folder.index.items()
+        if isinstance(value, list) and not name.startswith((*TEXT, "scheduler"))
     )
 
 

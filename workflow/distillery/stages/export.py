@@ -34,7 +34,8 @@ from distillery.store.recipes import TrainingRecipe
 from distillery.student.lora import KOHYA_FILE, LORA_FILE, has_lora, write_kohya
 from distillery.student.schedule import check_exported, few_step_scheduler
 from distillery.student.usage import lora_code, student_code
-from distillery.teacher.folder import INDEX, PipelineFolder, find_teacher
+from distillery.teacher.components import INDEX
+from distillery.teacher.folder import PipelineFolder, find_teacher
 from distillery.teacher.loading import (
     load_adapted_text,
     load_skeleton,

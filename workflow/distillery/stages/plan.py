@@ -24,6 +24,7 @@ from distillery.hardware import describe_hardware
 from distillery.planning.costs import what_it_costs
 from distillery.planning.distillation import plan_distillation
 from distillery.planning.duration import advise_duration, plan_duration
+from distillery.planning.few_steps import advise_few_steps
 from distillery.planning.first import sources_of
 from distillery.planning.generation import plan_generation
 from distillery.planning.gpus import Gpus, advise_gpus, plan_gpus
@@ -33,7 +34,12 @@ from distillery.planning.jobs import Room, StageJobs, list_jobs
 from distillery.planning.overlooked import check_same_teacher, hash_settings, hash_sources
 from distillery.planning.page import Page, Part, page_of
 from distillery.planning.passes import passes_of_stages, passes_per_job
-from distillery.planning.prompts import advise_weights, check_made, check_negatives
+from distillery.planning.prompts import (
+    advise_weights,
+    check_made,
+    check_negatives,
+    check_sequence_length,
+)
 from distillery.planning.scaling import networks_of
 from distillery.planning.solver import plan_solver
 from distillery.planning.text import print_page
@@ -48,14 +54,14 @@ from distillery.planning.what_runs import what_runs
 from distillery.prompts import own_negatives
 from distillery.run_folder import RunFolder
 from distillery.schedule import Schedule
-from distillery.stages.embeddings import check_prompt_lengths, embeddings_recipe
+from distillery.stages.embeddings import check_texts, embeddings_recipe
 from distillery.stages.prompts import read_splits
 from distillery.store.embeddings import distinct_texts
 from distillery.store.recipes import TargetsRecipe
 from distillery.student.schedule import student_grid
 from distillery.teacher.adapters import teacher_hash
 from distillery.teacher.folder import PipelineFolder, find_teacher
-from distillery.teacher.loading import check_options, load_tokenizers
+from distillery.teacher.loading import check_networks, check_options, load_tokenizers
 from distillery.teacher.memory import advise_memory, estimate
 from distillery.teacher.solver import load_scheduler
 from distillery.telemetry import explain_errors
@@ -134,12 +140,15 @@ def check_inputs(
     config: RunConfig, prompts: Mapping[str, pd.DataFrame], folder: PipelineFolder
 ) -> list[str]:
     """Notes on prompts and the teacher; raises as `make_plan` for what the teacher cannot do."""
+    check_networks(folder)
+    check_sequence_length(config.teacher, folder.family)
     check_options(config.teacher, folder)
     check_second_scale(config, folder)
     check_all_steps(config, folder)
-    check_all_lengths(config.teacher, folder, prompts)
+    check_all_texts(config.teacher, folder, prompts)
     notes = check_negatives(config, prompts, folder) + advise_weights(prompts)
     notes += advise_numbers(config, len(prompts["eval"])) + advise_guidance(config, folder)
+    notes += advise_few_steps(config, folder)
     notes += advise_adapters(config.teacher) + advise_idle(config.teacher, folder)
     return notes + advise_attention(config.teacher)
 
@@ -255,19 +264,17 @@ def check_all_steps(config: RunConfig, folder: PipelineFolder) -> None:
             )
 
 
-def check_all_lengths(
+def check_all_texts(
     teacher: Teacher, folder: PipelineFolder, prompts: Mapping[str, pd.DataFrame]
 ) -> None:
-    """Raise ValueError for prompts of any split that encoding would refuse as too long.
+    """Raise ValueError for prompts of any split that encoding would refuse.
 
     On one core a prompt takes some tenths of a millisecond.
     """
-    if teacher.long_prompts == "refuse":
-        tables = prompts.values()
-        texts = [teacher.negative_prompt, *(text for table in tables for text in table.prompt)]
-        texts += [text for table in tables for text in own_negatives(table)]
-        pipeline = load_tokenizers(folder)
-        check_prompt_lengths(teacher, folder.family, pipeline, dict.fromkeys(texts))
+    tables = prompts.values()
+    texts = [teacher.negative_prompt, *(text for table in tables for text in table.prompt)]
+    texts += [text for table in tables for text in own_negatives(table)]
+    check_texts(teacher, folder, load_tokenizers(folder), dict.fromkeys(texts))
 
 
 def check_segments(config: Config, recipe: TargetsRecipe) -> Schedule:

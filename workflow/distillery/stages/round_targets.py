@@ -10,6 +10,7 @@ From each state it takes its own steps to the student's next knot: for a student
 costs an n-th of a trajectory.
 """
 
+from collections.abc import Sequence
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import torch
 
 from distillery import cli
 from distillery.config.jobs import RoundsJob
-from distillery.generation.chunked import ChunkPlan, check_finite, make_chunks
+from distillery.generation.chunked import ChunkPlan, advise_not_finite, check_finite, make_chunks
 from distillery.generation.targets import plan_of_targets, targets_recipe
 from distillery.generation.teacher_walk import TeacherWalk
 from distillery.store.chunks import ChunkIdentity, read_chunk
@@ -62,7 +63,8 @@ def make_round_targets(
     folder = find_teacher(job.teacher)
     recipe = targets_recipe(job.targets_job, folder, store.recipe_hash)
     plans = plan_of_targets(job.targets_job, folder, table)
-    maker = VisitedMaker(job, recipe, table, store, states, device)
+    weights = [folder.path / name for name in folder.denoisers]
+    maker = VisitedMaker(job, recipe, table, store, states, device, weights)
     reporter.info(f"round {number}: the teacher walks on from {states}")
     make_chunks(maker.recipe.to_json(), plans, shard, maker.make, output, reporter, " states")
 
@@ -78,10 +80,11 @@ class VisitedMaker:
         store: EmbeddingStore,
         states: Path,
         device: torch.device,
+        weights: Sequence[Path],
     ) -> None:
         """Read the states' manifest; see `make_round_targets` for the arguments."""
         self.job, self.of_targets, self.device = job, of_targets, device
-        self.table, self.store = table, store
+        self.table, self.store, self._weights = table, store, weights
         self.states, self.folder = Manifest.read(states), states.parent
         self.recipe = VisitedRecipe(
             kind="visited",
@@ -101,7 +104,7 @@ class VisitedMaker:
         ask = partial(self._ask, before, segments, prompt_rows)
         after = with_what_fits(ask, self._batch_size(len(before)), self.device)
         ids = [str(self.table["prompt_id"].iloc[row]) for row in prompt_rows]
-        advice = f"teacher.dtype is {self.job.teacher.dtype}, try bfloat16 or float32"
+        advice = advise_not_finite(self.job.teacher.dtype, self._weights)
         check_finite(after, ids, "the teacher, from the student's states,", advice)
         ends = after.cpu().to(torch_dtype(self.job.targets.dtype))
         return stored | {"noisy": torch.stack([stored["noisy"][:, 0], ends], dim=1)}

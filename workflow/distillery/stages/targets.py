@@ -15,7 +15,7 @@ import torch
 from distillery import cli
 from distillery.config.jobs import TargetsJob
 from distillery.config.section import Compile
-from distillery.generation.chunked import ChunkPlan, check_finite, make_chunks
+from distillery.generation.chunked import ChunkPlan, advise_not_finite, check_finite, make_chunks
 from distillery.generation.generator import Generator
 from distillery.generation.targets import (
     calls_of,
@@ -78,6 +78,7 @@ class TrajectoryMaker:
     ) -> None:
         """Nothing heavy is loaded here, so a job that finds all its chunks made ends at once."""
         self.job = job
+        self._weights = [folder.path / name for name in folder.denoisers]
         self.recipe = targets_recipe(job, folder, store.recipe_hash)
         calls = calls_of(job, folder.family, table, store, job.targets.steps, setting_of(job))
         absent = folder.family.text_components
@@ -129,7 +130,7 @@ class TrajectoryMaker:
             stored["predictions"] = trajectory.stack_predictions(knots[:-1])
         stored = {name: values[: len(rows)].cpu() for name, values in stored.items()}
         ids = [generator.calls.samples[row].prompt_id for row in rows]
-        advice = f"teacher.dtype is {job.teacher.dtype}, try bfloat16 or float32"
+        advice = advise_not_finite(job.teacher.dtype, self._weights)
         for values in stored.values():
             check_finite(values, ids, "the teacher", advice)
         return stored

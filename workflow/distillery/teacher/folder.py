@@ -1,7 +1,7 @@
 """A pipeline's folder in Diffusers format: find it, check that it is whole, say which it is."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,29 +13,28 @@ from distillery.families import FAMILIES, Family, family_of
 from distillery.files import SINGLE_FILES, could_be_hub_id, hash_json, read_json
 from distillery.hash_cache import hash_large_files
 from distillery.hub import ask_once, explain_missing
+from distillery.teacher.components import (
+    INDEX,
+    LIBRARIES,
+    check_index,
+    dangling_in,
+    missing_of,
+)
 from distillery.teacher.weights import (
+    CONFIG,
     Size,
+    Tensor,
     choose_variant,
     list_variants,
     measure,
-    missing_weights,
+    read_headers,
     weights_in,
     weights_of,
 )
 
-INDEX = "model_index.json"
-MODEL_CONFIG = "config.json"
 NO_INDEX = (
     "teacher.path must be a folder in Diffusers format (what `pipeline.save_pretrained` writes)"
 )
-CONFIGS = {
-    "Scheduler": "scheduler_config.json",
-    "Tokenizer": "tokenizer_config.json",
-    "Processor": "preprocessor_config.json",
-    "FeatureExtractor": "preprocessor_config.json",
-}
-"""Part of a component's class name to the file that describes it; a model has `MODEL_CONFIG`."""
-LIBRARIES = ("diffusers", "transformers")
 OTHER_USES = ("Img2Img", "Inpaint")
 """Parts of the names of pipeline classes that use the same networks otherwise."""
 PREFIX = "model.diffusion_model."
@@ -87,7 +86,7 @@ class PipelineFolder:
     def components(self) -> Mapping[str, str]:
         """The class names of all components that are present, by component."""
         return {
-            name: value[1]
+            name: str(value[1])
             for name, value in self.index.items()
             if isinstance(value, list) and len(value) == 2 and None not in value
         }
@@ -111,7 +110,7 @@ class PipelineFolder:
     @cached_property
     def denoiser_config(self) -> Mapping[str, Any]:
         """The configuration of the first denoiser; several are of one shape."""
-        return read_json(self.path / self.denoisers[0] / MODEL_CONFIG)
+        return read_json(self.path / self.denoisers[0] / CONFIG)
 
     @property
     def denoiser_class(self) -> type:
@@ -122,12 +121,17 @@ class PipelineFolder:
         return network_class
 
     @cached_property
-    def sizes(self) -> Mapping[str, Size]:
-        """The sizes of each component's weights, from the headers of the files that are loaded.
+    def tensors(self) -> Mapping[str, Mapping[str, Tensor]]:
+        """The tensors of each component's weights, from the headers of the files that are loaded.
 
         Raises ValueError for a truncated file, or one that Git LFS has not fetched.
         """
-        return measure(self.path, self.variant)
+        return read_headers(self.path, self.variant)
+
+    @cached_property
+    def sizes(self) -> Mapping[str, Size]:
+        """The sizes of each component's weights; raises as `tensors`."""
+        return {name: measure(tensors.values()) for name, tensors in self.tensors.items()}
 
     @property
     def parameters(self) -> dict[str, int]:
@@ -151,14 +155,14 @@ class PipelineFolder:
         )
 
     def _files_read(self) -> Iterator[Path]:
-        """The files that decide what the pipeline computes."""
+        """The files that decide what the pipeline computes; links that lead nowhere among them."""
         yield self.path / INDEX
         for component in (self.path / name for name in sorted(self.components)):
             unread = set(weights_in(component)) - set(weights_of(component, self.variant))
             for file in sorted(set(component.rglob("*")) - unread):
                 # Downloads leave folders such as .cache/huggingface, with times in them.
                 is_hidden = any(part.startswith(".") for part in file.relative_to(self.path).parts)
-                if file.is_file() and not is_hidden and file.suffix != ".md":
+                if not (file.is_dir() or is_hidden or file.suffix == ".md"):
                     yield file
 
     def check_complete(self) -> None:
@@ -168,7 +172,7 @@ class PipelineFolder:
             FileNotFoundError: something is missing.
             ValueError: no pipeline of a known family, or one that needs its own code.
         """
-        if not (self.path / INDEX).is_file():
+        if not (self.path / INDEX).is_file() and not (self.path / INDEX).is_symlink():
             single = _single_file_in(self.path)
             raise FileNotFoundError(
                 f"{self.path} has no {INDEX}: "
@@ -198,21 +202,12 @@ class PipelineFolder:
 
     def _missing(self, variant: str | None) -> list[str]:
         """Files of the components that are read and missing, as paths from the folder."""
-        return [
+        missing = [
             file
             for name, class_name in self.components.items()
-            for file in _missing_of(self.path / name, class_name, variant)
+            for file in missing_of(self.path / name, class_name, variant)
         ]
-
-
-def _missing_of(component: Path, class_name: str, variant: str | None) -> list[str]:
-    """What a component's folder lacks, as paths from the pipeline's folder."""
-    if not component.is_dir():
-        return [component.name]
-    config = next((CONFIGS[kind] for kind in CONFIGS if kind in class_name), MODEL_CONFIG)
-    if not (component / config).is_file():
-        return [f"{component.name}/{config}"]
-    return missing_weights(component, variant) if config == MODEL_CONFIG else []
+        return [*missing, *dangling_in(self.path, replace(self, variant=variant)._files_read())]
 
 
 def find_teacher(teacher: Teacher) -> PipelineFolder:
@@ -268,8 +263,9 @@ def _check_classes(folder: PipelineFolder) -> None:
     path, pipeline = folder.path / INDEX, folder.index.get("_class_name", "")
     if not isinstance(pipeline, str):
         raise ValueError(_own_code(path, "_class_name", pipeline))
+    check_index(path, folder.index)
     for name in folder.components:
-        if not _is_known(folder.index[name][0]):
+        if not _is_known(str(folder.index[name][0])):
             raise ValueError(_own_code(path, name, folder.index[name]))
     other = _text_to_image_class(folder, pipeline)
     if other:
@@ -277,7 +273,29 @@ def _check_classes(folder: PipelineFolder) -> None:
             f"{path} names the class {pipeline}, which begins with an image; {other} has the same "
             "networks and begins with noise: write it there as _class_name"
         )
-    family_of(pipeline)
+    try:
+        family = family_of(pipeline)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    _check_present(folder, family)
+
+
+def _check_present(folder: PipelineFolder, family: Family) -> None:
+    """Raise ValueError for a part that the family needs and the index does not name."""
+    needed = {family.denoisers[0], "vae", "scheduler", *family.text_components}
+    absent = sorted(needed - {*folder.components, *family.may_lack})
+    if absent:
+        raise ValueError(
+            f"{folder.path / INDEX} names no {', no '.join(absent)}, which a {folder.class_name} "
+            "needs: use the whole pipeline, as its save_pretrained writes it"
+        )
+    for name in family.text_components:
+        encoder = name.replace("tokenizer", "text_encoder")
+        if (name in folder.components) != (encoder in folder.components):
+            raise ValueError(
+                f"{folder.path / INDEX} names one of {name} and {encoder}: both are needed, or "
+                "[null, null] for both"
+            )
 
 
 def _is_known(library: str) -> bool:
@@ -306,7 +324,7 @@ def _text_to_image_class(folder: PipelineFolder, pipeline: str) -> str | None:
     for use in OTHER_USES:
         name = pipeline.replace(use, "")
         if name != pipeline and name in known and not folder.index.get("requires_aesthetics_score"):
-            path = folder.path / known[name].denoisers[0] / MODEL_CONFIG
+            path = folder.path / known[name].denoisers[0] / CONFIG
             config = read_json(path) if path.is_file() else {}
             same = config.get("out_channels") in (None, config.get("in_channels"))
             return name if same else None
@@ -332,7 +350,7 @@ def _single_file_in(folder: Path) -> Path | None:
     A config.json beside it says that it is one network in another library's format, as a CLIP model
     is, and not a whole pipeline.
     """
-    if (folder / MODEL_CONFIG).is_file():
+    if (folder / CONFIG).is_file():
         return None
     weights_files = [path for path in folder.iterdir() if path.suffix.lower() in SINGLE_FILES]
     return weights_files[0] if len(weights_files) == 1 else None

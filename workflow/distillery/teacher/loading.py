@@ -1,8 +1,10 @@
 """Load the parts of a pipeline that a job needs, as the configuration asks."""
 
+import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,13 +13,19 @@ from distillery.config.section import Dtype
 from distillery.config.teacher import Teacher
 from distillery.families import Family
 from distillery.families.protocol import Denoiser, Pipeline
+from distillery.files import read_json
 from distillery.model_folder import load_denoiser
 from distillery.teacher.adapters import adapt, adapted_components, cast, check_adapters
+from distillery.teacher.components import INDEX, check_classes, unusable
 from distillery.teacher.decoding import guard_decoding
 from distillery.teacher.folder import PipelineFolder
 from distillery.teacher.placement import check_attention, check_devices, place, set_attention
 from distillery.teacher.solver import load_scheduler
+from distillery.teacher.tokenizers import check_class
+from distillery.teacher.weights import CONFIG, check_counts, check_fit
 
+TIMESTEP = "timestep"
+"""The argument of all denoisers."""
 LOW_PRECISION = (torch.bfloat16, torch.float16)
 
 
@@ -173,7 +181,7 @@ def keep_states_in_float32(denoiser: Denoiser, dtype: torch.dtype, family: Famil
     def enter(
         _module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        kwargs = cast_timestep(kwargs, dtype, family)
+        args, kwargs = cast_timestep(denoiser, args, kwargs, dtype, family)
         return _cast_states(args, dtype), _cast_states(kwargs, dtype)
 
     def leave(_module: torch.nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
@@ -184,13 +192,32 @@ def keep_states_in_float32(denoiser: Denoiser, dtype: torch.dtype, family: Famil
         denoiser.register_forward_hook(leave)
 
 
-def cast_timestep(kwargs: dict[str, Any], dtype: torch.dtype, family: Family) -> dict[str, Any]:
+def cast_timestep(
+    denoiser: Denoiser,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    dtype: torch.dtype,
+    family: Family,
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Give a network's arguments from a stock call with float32 states the timestep of a call in
-    `dtype`."""
-    timestep = kwargs.get("timestep")
-    if dtype == torch.float32 or timestep is None or timestep.dtype != torch.float32:
-        return kwargs
-    return kwargs | {"timestep": family.stock_timestep(timestep, dtype)}
+    `dtype`, whether the call names it or not."""
+    place = _place_of_timestep(denoiser)
+    is_named = not 0 <= place < len(args)
+    timestep = kwargs.get(TIMESTEP) if is_named else args[place]
+    is_float32 = isinstance(timestep, torch.Tensor) and timestep.dtype == torch.float32
+    if dtype == torch.float32 or timestep is None or not is_float32:
+        return args, kwargs
+    as_stock = family.stock_timestep(timestep, dtype)
+    if is_named:
+        return args, kwargs | {TIMESTEP: as_stock}
+    return (*args[:place], as_stock, *args[place + 1 :]), kwargs
+
+
+def _place_of_timestep(denoiser: Denoiser) -> int:
+    """Where a network, or the one in a wrapper's `module`, takes the timestep; -1: nowhere."""
+    network = getattr(denoiser, "module", denoiser)
+    names = list(inspect.signature(network.forward).parameters)
+    return names.index(TIMESTEP) if TIMESTEP in names else -1
 
 
 def can_be_in_float32(denoiser: Denoiser) -> bool:
@@ -229,38 +256,60 @@ def _cast_states(value: Any, dtype: torch.dtype) -> Any:
 
 
 def load_skeleton(folder: PipelineFolder) -> Pipeline:
-    """The pipeline with its shapes but without weights: denoisers and VAE on the meta device."""
+    """The pipeline with its shapes but without weights: denoisers and VAE on the meta device.
+
+    Callers share it, and change nothing in it: a large one takes seconds.
+
+    Raises ValueError that names the component which cannot be made of its files.
+    """
+    files = sorted((folder.path / INDEX, *folder.path.glob("*/*.json")))
+    return _load_skeleton(folder, tuple((path, path.stat().st_mtime_ns) for path in files))
+
+
+@lru_cache(maxsize=1)
+def _load_skeleton(folder: PipelineFolder, _dates: tuple[tuple[Path, int], ...]) -> Pipeline:
+    components, settings = folder.pipeline_class._get_signature_keys(folder.pipeline_class)
+    parts: dict[str, Any] = dict.fromkeys(components)
+    # Diffusers ignores settings that its class does not know.
+    parts |= {name: folder.index[name] for name in settings if name in folder.index}
+    with unusable(folder.path / "scheduler"):
+        parts["scheduler"] = load_scheduler(folder)
+    for name in (*folder.family.denoisers, "vae"):
+        if name in folder.components:
+            parts[name] = _skeleton(folder, name)
+    with unusable(folder.path / INDEX):
+        return folder.pipeline_class(**parts)
+
+
+def _skeleton(folder: PipelineFolder, name: str) -> torch.nn.Module:
+    """A network of Diffusers on the meta device, by its component."""
     import diffusers
 
-    parts: dict[str, Any] = {
-        name: None if isinstance(value, list) else value
-        for name, value in folder.index.items()
-        if not name.startswith("_")
-    }
-    parts["scheduler"] = load_scheduler(folder)
-    with torch.device("meta"):
-        for name in (*folder.family.denoisers, "vae"):
-            if name in folder.components:
-                component = getattr(diffusers, folder.components[name])
-                parts[name] = component.from_config(component.load_config(folder.path / name))
-    return folder.pipeline_class(**parts)
+    with unusable(folder.path / name / CONFIG), torch.device("meta"):
+        check_counts(folder.path / name / CONFIG, folder.tensors.get(name))
+        component = getattr(diffusers, folder.components[name])
+        skeleton: torch.nn.Module = component.from_config(component.load_config(folder.path / name))
+    return skeleton
 
 
 def load_tokenizers(folder: PipelineFolder) -> Pipeline:
-    """The pipeline with its tokenizers and without any model: all that a prompt's length needs."""
-    models = [
-        name
-        for name, class_name in folder.components.items()
-        if name != "scheduler" and "Tokenizer" not in class_name
-    ]
-    return _read_pipeline(folder, {}, tuple(models))
+    """The pipeline with its tokenizers and without any model: all that a prompt's length needs.
+
+    Raises ValueError for files that a tokenizer cannot be made of.
+    """
+    tokenizers = [name for name, kind in folder.components.items() if "Tokenizer" in kind]
+    models = folder.components.keys() - {*tokenizers, "scheduler"}
+    with unusable(folder.path / " or ".join(tokenizers)):
+        for name in tokenizers:
+            check_class(folder, name)
+        return _read_pipeline(folder, {}, tuple(models))
 
 
 def check_options(teacher: Teacher, folder: PipelineFolder) -> None:
     """Raise ValueError if adapters or attention do not fit the teacher; reads no weights of it."""
     if not teacher.adapters and teacher.attention is None:
         return
-    denoisers = denoisers_of(load_skeleton(folder), folder.family)
+    denoisers: dict[str, Denoiser] = {name: _skeleton(folder, name) for name in folder.denoisers}
     for denoiser in denoisers.values():
         if teacher.attention is not None:
             check_attention(denoiser, teacher.attention, teacher.dtype)
@@ -271,8 +320,29 @@ def _text_skeleton(folder: PipelineFolder, name: str) -> torch.nn.Module:
     """A text encoder on the meta device, by its component."""
     import transformers
 
-    model = getattr(transformers, folder.components[name])
-    config = model.config_class.from_pretrained(folder.path / name)
-    with torch.device("meta"):
+    with unusable(folder.path / name / CONFIG), torch.device("meta"):
+        check_counts(folder.path / name / CONFIG, folder.tensors.get(name))
+        model = getattr(transformers, folder.components[name])
+        config = model.config_class.from_pretrained(folder.path / name)
         skeleton: torch.nn.Module = model(config)
+        skeleton.tie_weights()  # type: ignore[operator]
     return skeleton
+
+
+def check_networks(folder: PipelineFolder) -> None:
+    """Raise ValueError for weights that are not those of the network that config.json describes.
+
+    Diffusers and Transformers give random values to what a file lacks. Reads headers alone.
+    """
+    family = folder.family
+    needed = {*family.denoisers, "vae", "scheduler", *family.text_components}
+    loaded = needed & folder.components.keys() - set(family.may_lack)
+    check_classes(folder.path / INDEX, folder.index, folder.pipeline_class, loaded)
+    pipeline = load_skeleton(folder)
+    networks = {**denoisers_of(pipeline, folder.family), "vae": pipeline.vae}
+    for name in folder.family.text_components:
+        if "text_encoder" in name and name in folder.components:
+            networks[name] = _text_skeleton(folder, name)
+    for name, network in networks.items():
+        if "quantization_config" not in read_json(folder.path / name / CONFIG):
+            check_fit(folder.path / name, network, folder.tensors[name])

@@ -1,17 +1,38 @@
 """The weights files of a pipeline's components: which there are, in which variants, how large."""
 
 import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import NamedTuple
 
+import torch
 from safetensors import SafetensorError, safe_open
 
 from distillery.files import read_json
 
 SUFFIX = ".safetensors"
+DIFFUSERS = f"diffusion_pytorch_model{SUFFIX}"
+WHOLE = (DIFFUSERS, f"model{SUFFIX}")
+"""Names of the one file that Diffusers and Transformers read where there is no index."""
 SHARD = re.compile(r"-\d{5}-of-\d{5}")
 INDEX = re.compile(r"^[^.]+\.safetensors\.index(?:\.(?P<variant>[^.]+))?\.json$")
+
+
+CONFIG = "config.json"
+INTEGERS = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64")
+
+
+COUNTS = re.compile(r"num_(\w+_)?(layers|blocks)|(\w+_)?layers_per_block|depth")
+"""Keys of configurations that say how many layers there are."""
+
+
+class Tensor(NamedTuple):
+    """One tensor of a weights file; its type as safetensors names it: "F32", "BF16"."""
+
+    shape: tuple[int, ...]
+    dtype: str
 
 
 @dataclass(frozen=True)
@@ -67,16 +88,41 @@ def choose_variant(component: Path, wanted: str | None) -> str | None:
 
 
 def weights_of(component: Path, wanted: str | None) -> list[Path]:
-    """The weights files and the index that are read from a component's folder."""
+    """The weights files and the index that are read from a component's folder.
+
+    Folders that were saved into twice have others too. Diffusers looks for an index first,
+    Transformers for the one whole file.
+    """
     chosen = choose_variant(component, wanted)
-    return [path for path in weights_in(component) if variant_of(path.name) == chosen]
+    files = [path for path in weights_in(component) if variant_of(path.name) == chosen]
+    whole = [path for path in files if plain_name(path.name) in WHOLE]
+    for index in (path for path in files if path.suffix == ".json"):
+        single = index.name.partition(SUFFIX)[0] + SUFFIX
+        if single == DIFFUSERS or not any(plain_name(path.name) == single for path in whole):
+            named = named_by(index)
+            return [path for path in weights_in(component) if path == index or path.name in named]
+    return whole or files
+
+
+def named_by(index: Path) -> set[str]:
+    """The names of the files that an index of shards lists.
+
+    Raises ValueError for an index that lists none, or files outside of its folder.
+    """
+    listed = read_json(index).get("weight_map")
+    names = set(map(str, listed.values())) if isinstance(listed, dict) else set()
+    if not names or any(Path(name).name != name for name in names):
+        raise ValueError(
+            f"{index} is damaged: its weight_map must give each tensor the name of a file beside "
+            "it; copy or download it again"
+        )
+    return names
 
 
 def missing_weights(component: Path, wanted: str | None) -> list[str]:
     """What a model's folder lacks of the set that is read, as paths from the pipeline's folder."""
     files = weights_of(component, wanted)
-    indices = [path for path in files if path.suffix == ".json"]
-    named = {file for index in indices for file in read_json(index)["weight_map"].values()}
+    named = {file for path in files if path.suffix == ".json" for file in named_by(path)}
     if not named and not files:
         others = sorted(variant for variant in variants_in(component) if variant)
         there = f" (there is teacher.variant {', '.join(others)})" if others else ""
@@ -94,29 +140,89 @@ def list_variants(folder: Path) -> list[str]:
     return sorted(name for name in variants if name)
 
 
-def measure(folder: Path, variant: str | None) -> dict[str, Size]:
-    """The size of each component's weights, read from the headers of the files that are loaded.
+def read_headers(folder: Path, variant: str | None) -> dict[str, dict[str, Tensor]]:
+    """The tensors of each component's weights, from the headers of the files that are loaded.
 
     Raises ValueError for a truncated file, or one that Git LFS has not fetched.
     """
-    sizes = {}
-    for component in sorted(path for path in folder.iterdir() if path.is_dir()):
-        files = [path for path in weights_of(component, variant) if path.suffix == SUFFIX]
-        tensors = [tensor for path in files for tensor in _tensors(path)]
-        if tensors:
-            counts, dtypes = zip(*tensors, strict=True)
-            sizes[component.name] = Size(sum(counts), max(counts), frozenset(dtypes))
-    return sizes
+    components = sorted(path for path in folder.iterdir() if path.is_dir())
+    files = {component.name: weights_of(component, variant) for component in components}
+    found = {
+        name: {
+            key: tensor for path in paths if path.suffix == SUFFIX for key, tensor in _read(path)
+        }
+        for name, paths in files.items()
+    }
+    return {name: tensors for name, tensors in found.items() if tensors}
 
 
-def _tensors(path: Path) -> list[tuple[int, str]]:
-    """How many numbers each tensor of a weights file has, and of which type, by its header."""
+def _read(path: Path) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a weights file, by its header."""
     try:
         with safe_open(path, framework="pt") as file:
-            slices = [file.get_slice(name) for name in file.keys()]  # noqa: SIM118
-            return [(prod(part.get_shape()), part.get_dtype()) for part in slices]
+            for name in file.keys():  # noqa: SIM118
+                part = file.get_slice(name)
+                yield name, Tensor(tuple(part.get_shape()), part.get_dtype())
     except SafetensorError as error:
         raise ValueError(
             f"{path} is damaged ({error}): copy or download it again; if it is tiny, fetch it with "
             "git lfs pull"
         ) from error
+
+
+def measure(tensors: Iterable[Tensor]) -> Size:
+    """The size of a component's weights."""
+    counts, dtypes = zip(*((prod(one.shape), one.dtype) for one in tensors), strict=True)
+    return Size(sum(counts), max(counts), frozenset(dtypes))
+
+
+def check_counts(path: Path, tensors: Mapping[str, Tensor] | None) -> None:
+    """Raise ValueError for a config.json of more layers than its weights have tensors.
+
+    A network of so many would take minutes to be made, and no memory holds it.
+    """
+    if tensors is None:
+        return
+    for key, count in _counts(read_json(path)):
+        if count > len(tensors):
+            raise ValueError(
+                f"{path}: {key} is {count}, and the weights beside it are {len(tensors)} tensors: "
+                "copy or download it again"
+            )
+
+
+def _counts(value: object, key: str = "") -> Iterator[tuple[str, int]]:
+    """The numbers of layers that a configuration has at any depth, by their keys."""
+    if isinstance(value, dict):
+        yield from (found for name in value for found in _counts(value[name], str(name)))
+    elif isinstance(value, list):
+        yield from (found for one in value for found in _counts(one, key))
+    elif isinstance(value, int) and COUNTS.fullmatch(key):
+        yield key, value
+
+
+def check_fit(component: Path, network: torch.nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Raise ValueError for weights of other shapes than a network's, or for fewer of them.
+
+    Names are compared only where both have them: libraries rename some while they load.
+    """
+    own = network.state_dict()
+    for name, value in own.items():
+        stored = tensors.get(name)
+        if stored is not None and stored.shape != tuple(value.shape):
+            raise ValueError(
+                f"{component} is damaged: {name} is {list(stored.shape)} in its weights and "
+                f"{list(value.shape)} by its {CONFIG}; copy or download it again"
+            )
+        if stored is not None and value.is_floating_point() and stored.dtype in INTEGERS:
+            raise ValueError(
+                f"{component} is damaged: {name} holds whole numbers ({stored.dtype}), floating "
+                "ones are needed; copy or download it again"
+            )
+    needed = sum(parameter.numel() for parameter in network.parameters())  # tied ones once
+    if needed > sum(prod(tensor.shape) for tensor in tensors.values()):
+        lacking = [name for name in own if name not in tensors]
+        raise ValueError(
+            f"{component} is damaged: its weights lack {len(lacking)} tensors that its {CONFIG} "
+            f"asks for, such as {', '.join(lacking[:3])}; copy or download it again"
+        )

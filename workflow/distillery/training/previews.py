@@ -137,7 +137,7 @@ class PreviewPipeline:
             _module: Denoiser, args: tuple[Any, ...], kwargs: dict[str, Any]
         ) -> tuple[tuple[Any, ...], dict[str, Any]]:
             computing.enter_context(torch.autocast(kind, self.dtype, enabled=casts))
-            return args, cast_timestep(kwargs, self.dtype, self.family)
+            return cast_timestep(self.denoiser, args, kwargs, self.dtype, self.family)
 
         def leave(*_called: Any) -> None:
             computing.close()
