@@ -222,6 +222,14 @@ def freeze(config: RunConfig, stage: str) -> dict[str, Any]:
     return job.model_dump(mode="json", exclude=left_out)
 
 
+def student_origin(frozen: JsonObject) -> dict[str, Any]:
+    """What a student before its training is made from, by the frozen configuration of its stage or
+    that of a training."""
+    ignored = {*WITHOUT_TEACHER["student"], *without_result(Teacher)}
+    teacher = {name: value for name, value in frozen["teacher"].items() if name not in ignored}
+    return {"seed": frozen["seed"], "teacher": teacher, "student": frozen["student"]}
+
+
 def _runs_teacher(config: RunConfig, stage: str) -> bool:
     """Whether how the teacher runs can matter to a stage."""
     is_online = isinstance(config, Config) and config.training.targets == "online"

@@ -24,7 +24,9 @@ from distillery.files import hash_file
 from distillery.generation.sample_folder import SampleFolder, SaveThreads
 from distillery.generation.sample_maker import SampleMaker
 from distillery.noise import noise_seed
+from distillery.planning.belonging import check_student_of
 from distillery.prompts import REQUIRED, RESERVED, RESERVED_FOR_PAIRS
+from distillery.run_folder import RunFolder
 from distillery.store.chunks import DamagedChunkError
 from distillery.store.shards import balanced_range
 from distillery.store.tables import read_table, write_table
@@ -57,6 +59,7 @@ def make_samples(
     device: torch.device,
     reporter: Reporter,
     compile_: Compile = "auto",
+    run_folder: RunFolder | None = None,
 ) -> None:
     """Make one shard's images, each saved as it is made; only what is missing is computed.
 
@@ -69,11 +72,14 @@ def make_samples(
         device: for the pipeline.
         reporter: of this job.
         compile_: networks on a GPU; auto: large ones in long runs.
+        run_folder: that a student has to belong to; None: to any.
 
     Raises:
         ValueError: some prompts failed, all others were made first; or there is no pipeline folder
-            for a student, or one for a teacher.
+            for a student, or one for a teacher, or that of another run's student.
     """
+    if run_folder is not None and inputs.pipeline is not None:
+        check_student_of(run_folder, inputs.pipeline, job.sampling.source == "student")
     table = read_table(inputs.prompts)
     maker = SampleMaker(
         job, table, inputs.embeddings, inputs.pipeline, output.parent, device, reporter, compile_
