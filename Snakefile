@@ -8,7 +8,7 @@ from snakemake.exceptions import WorkflowError
 from snakemake.utils import min_version
 
 from distillery.config.run import Config, parse_config
-from distillery.config.jobs import freeze
+from distillery.config.jobs import freeze, prompts_stage
 from distillery.config.yaml_files import check_files
 from distillery.hardware import count_gpus
 from distillery.launcher import gpus_per_node, launch_with, num_processes
@@ -70,7 +70,8 @@ if isinstance(CONFIG, Config):
 # damage is repaired by removing what is damaged. So `all` asks for all that a rule makes.
 # Frozen configurations too: without them and without Snakemake's notes, as in a run that was moved,
 # results would be taken for those of any configuration.
-FROZEN = ["prompts", "embeddings", *(f"samples-{model}" for model in MODELS)]
+FROZEN = [*{prompts_stage(CONFIG, RUN, split): None for split in SPLITS}]
+FROZEN += ["embeddings", *(f"samples-{model}" for model in MODELS)]
 if isinstance(CONFIG, Config):
     FROZEN += ["student", "training", "previews", "export", "evaluation", "run"]
     FROZEN += ["targets"] * bool(TARGETS) + ["rounds"] * bool(ROUNDS)

@@ -1,6 +1,8 @@
 import json
+from functools import cache
 
 from distillery.locks import check_way, hold_run, job_lock
+from distillery.planning.dates import mend_dates
 from distillery.planning.first import (
     asked_to_plan,
     check_folder,
@@ -8,7 +10,14 @@ from distillery.planning.first import (
     measured_at,
     plan_first,
 )
-from distillery.snakemake_private import jobs_to_run, note_command, rules_folder
+from distillery.snakemake_private import (
+    forget,
+    is_main,
+    jobs_to_run,
+    note_command,
+    noted_inputs,
+    rules_folder,
+)
 
 # What each stage depends on, and whether the run can work at all.
 
@@ -55,12 +64,27 @@ onstart:
             raise WorkflowError(str(error))
 
 
+# Once for all jobs of a call, and by no job: its inputs are dated by then.
+DATED = cache(
+    lambda: (
+        mend_dates(
+            CONFIG, RUN, partial(noted_inputs, workflow), partial(forget, workflow)
+        )
+        if is_main(workflow)
+        else []
+    )
+)
+
+
 # The run that a first job plans, unless it was. A value that comes from `output` is none that
 # Snakemake compares: it reruns nothing.
 PLANNING = lambda wildcards, output: asked_to_plan(CONFIG, RUN, PLANNED, output[0])
 
 
 rule freeze:
+    input:
+        # Of the jobs that all others come from, so that one stage by its file asks too.
+        lambda wildcards: DATED(),
     output:
         RUN.config("{stage}"),
     log:

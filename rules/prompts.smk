@@ -1,9 +1,17 @@
 # Prompt files to checked tables, and tables to text embeddings.
 
 
+# Of one split, or of both in a run of an earlier release: that one is rewritten for the other split
+# too, which must not run this one's jobs.
+def prompts_config(wildcards):
+    stage = prompts_stage(CONFIG, RUN, wildcards.split)
+    frozen = str(RUN.config(stage))
+    return ancient(frozen) if stage == "prompts" else frozen
+
+
 rule prompts:
     input:
-        config=RUN.config("prompts"),
+        config=prompts_config,
         source=lambda wildcards: CONFIG.prompts.file(wildcards.split),
         checked=PROMPT_FILES,
     output:

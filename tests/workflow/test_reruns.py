@@ -116,6 +116,19 @@ def test_the_length_of_a_training_builds_no_student(finished: Path) -> None:
     assert "student" in rerun_by(finished, {"student": {"steps": 1}})
 
 
+def test_other_held_out_prompts_run_no_job_of_the_training(finished: Path) -> None:
+    """Nor would they in a run of an earlier release, which froze the prompts of both splits."""
+    raw = yaml.safe_load((finished / "config/config.yaml").read_text())
+    others = finished / "inputs/others.csv"
+    shutil.copy(raw["prompts"]["eval"], others)
+    found = rerun_by(finished, {"prompts": {"eval": str(others)}})
+    assert {"prompts", "embeddings", "samples", "evaluation", "report"} <= found
+    assert not found & {"targets", "merge_targets", "training", "student", "export"}
+    assert {"prompts", "targets", "training"} <= rerun_by(
+        finished, {"prompts": {"notes": ["seed"]}}
+    )
+
+
 def test_results_that_were_moved_without_snakemakes_notes_are_not_taken_for_others(
     finished: Path, tmp_path: Path
 ) -> None:

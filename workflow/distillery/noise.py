@@ -11,8 +11,12 @@ import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
+from distillery.files import hash_json
+
+if TYPE_CHECKING:
+    import torch
 
 PROMPT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 RESERVED_NAMES = re.compile(
@@ -43,6 +47,11 @@ def all_samples(prompt_ids: Iterable[str], samples_per_prompt: int) -> list[Samp
         for prompt_id in prompt_ids
         for index in range(samples_per_prompt)
     ]
+
+
+def hash_samples(members: Iterable[str]) -> str:
+    """One digest of all samples and what they depend on, from those of their chunks."""
+    return hash_json({"chunks": list(members)})
 
 
 def check_prompt_id(prompt_id: str) -> None:
@@ -81,7 +90,7 @@ def seed_of(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
-def draw_noise(seeds: Sequence[int], shape: tuple[int, ...]) -> torch.Tensor:
+def draw_noise(seeds: Sequence[int], shape: tuple[int, ...]) -> "torch.Tensor":
     """Standard normal noise, one independent CPU stream per sample.
 
     Args:
@@ -91,6 +100,8 @@ def draw_noise(seeds: Sequence[int], shape: tuple[int, ...]) -> torch.Tensor:
     Returns:
         float32 tensor (b, *shape) on the CPU.
     """
+    import torch  # identities alone are asked for where it would cost seconds
+
     noise_b = torch.empty((len(seeds), *shape), dtype=torch.float32)
     for row, seed in enumerate(seeds):
         generator = torch.Generator("cpu").manual_seed(seed)

@@ -205,6 +205,11 @@ class RunFolder:
         return self.path / "report" / "index.html"
 
     @property
+    def card(self) -> Path:
+        """The model card with scores, to publish with the pipeline."""
+        return self.path / "report" / "card" / "README.md"
+
+    @property
     def metrics(self) -> Path:
         """The page's numbers."""
         return self.path / "report" / "metrics.json"

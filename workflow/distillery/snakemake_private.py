@@ -47,8 +47,35 @@ def has_noted(workflow: Workflow, output: str) -> bool:
 
     Also `_read_record` of it, in versions whose `metadata` wants Snakemake's own type of paths.
     """
+    return bool(_note(workflow, output))
+
+
+def _note(workflow: Workflow, output: str) -> Any:
     notes = workflow.persistence
-    return bool(getattr(notes, "_read_record", notes.metadata)(output))
+    return getattr(notes, "_read_record", notes.metadata)(output)
+
+
+def noted_inputs(workflow: Workflow, output: str) -> dict[str, str]:
+    """The SHA-256 of each small input that a file was made from, by Snakemake's note of it;
+    `persistence`.
+
+    Snakemake reruns nothing for an input that has this content, whatever its date is.
+    """
+    note = _note(workflow, output)
+    hashes = (note.get("input_checksums") if note else None) or {}
+    return {str(path): str(value).rpartition(":")[2] for path, value in hashes.items() if value}
+
+
+def forget(workflow: Workflow, output: str) -> None:
+    """Let Snakemake go by dates alone for a file; `persistence`."""
+    from snakemake.io import IOFile  # type: ignore[import-untyped]
+
+    workflow.persistence.cleanup_metadata(IOFile(output))
+
+
+def is_main(workflow: Workflow) -> bool:
+    """Whether this is the process that the user started, and none of a job; `is_main_process`."""
+    return bool(workflow.is_main_process)
 
 
 def is_made(workflow: Workflow, path: str) -> bool:

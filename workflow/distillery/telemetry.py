@@ -76,6 +76,7 @@ class ProgressBar(tqdm):  # type: ignore[type-arg]
         initial = settings.get("initial", 0)
         self._facts = {"device": device, "unit": settings["unit"], "total": settings["total"]}
         self._facts |= {"initial": initial, "done": initial, "begin_s": time.time()}
+        self._facts["found"] = initial
         super().__init__(**settings)
         self._write_note()
 
@@ -86,6 +87,11 @@ class ProgressBar(tqdm):  # type: ignore[type-arg]
         if is_last or time.time() - self._noted_s >= NOTE_S:
             self._write_note()
         return super().update(n)
+
+    def find(self, n: int) -> None:
+        """So many more items were there before this job."""
+        self._facts["found"] += n
+        self.update(n)
 
     def _write_note(self) -> None:
         """One that cannot be written is left out."""

@@ -121,6 +121,23 @@ def test_changed_prompts_are_told_of_what_is_made_from_them(done: Run) -> None:
     assert not any(row.other_prompts for row in found(done).values())
 
 
+def test_prompts_that_are_appended_train_anew(done: Run) -> None:
+    """A training belongs to its prompts, and its images to it."""
+    raw = settings(done.folder.parent, Path(done.config.teacher.path))
+    source = Path(raw["prompts"]["train"])
+    text = source.read_text()
+    source.write_text(text + "another,a red tree,style 9\n")
+    make_plan(done.config, done.files.plan)
+    source.write_text(text)
+    rows = {row["stage"]: Found(**row) for row in read_json(done.files.plan)["there"]}
+    assert (rows["training"].done, rows["training"].others) == (0, 8)
+    assert rows["training"].why.startswith("prompts.train has changed")
+    (table,) = there_part(rows.values()).tables
+    by_stage = {row[0]: row[-1] for row in table.rows}
+    assert by_stage["training"].startswith("made again: prompts.train has changed")
+    assert found(done)["training"].done == 8
+
+
 def test_more_of_the_same_keeps_what_is_there(done: Run) -> None:
     rows = found(done, targets={"samples_per_prompt": 2}, samples={"images_per_prompt": 2})
     assert (rows["targets"].done, rows["targets"].of) == (0, 5)

@@ -23,11 +23,20 @@ from distillery.config.run import (
     parse_config,
 )
 from distillery.config.samples import Dataset, Evaluation, Source
-from distillery.config.section import BatchSize, Count, Name, Section, Small, without_result
+from distillery.config.section import (
+    BatchSize,
+    Count,
+    Name,
+    Section,
+    Small,
+    Split,
+    without_result,
+)
 from distillery.config.student import Student
 from distillery.config.teacher import Teacher
 from distillery.config.training import Training
 from distillery.files import JsonObject, read_json, read_sealed, repair_hint, write_sealed
+from distillery.run_folder import RunFolder
 
 RECIPE_VERSIONS = {
     "embeddings": 2,
@@ -179,6 +188,9 @@ JOBS: dict[str, type[Section]] = {
 the whole configuration, which plan and report take; see `read_config`."""
 
 
+PROMPTS_STAGES: dict[str, Split] = {"prompts-train": "train", "prompts-eval": "eval"}
+"""Each split's prompts have a frozen configuration of their own, so that other held-out prompts
+start no job of the training. `prompts` is that of both, of earlier releases."""
 NOT_OF_WEIGHTS = {"offload": "none", "num_gpus": 1, "attention": None}
 """Defaults of how a teacher's network runs: changing these must not retrain a student."""
 NOT_OF_SCORES = {"min_clip_ratio": Evaluation.model_fields["min_clip_ratio"].default}
@@ -202,9 +214,9 @@ RUNTIME_SECTIONS = ("teacher", "training")
 def freeze(config: RunConfig, stage: str) -> dict[str, Any]:
     """What `stage` depends on, as a JSON object.
 
-    `stage` is a key of `JOBS`, `samples-{model}` for a key of `config.samples.models`,
-    `training-{n}-rounds` for the training that ends after so many, or `runtime` for what no result
-    depends on.
+    `stage` is a key of `JOBS` or `PROMPTS_STAGES`, `samples-{model}` for a key of
+    `config.samples.models`, `training-{n}-rounds` for the training that ends after so many, or
+    `runtime` for what no result depends on.
     """
     earlier = EARLIER_TRAINING.fullmatch(stage)
     if earlier and isinstance(config, Config):
@@ -223,6 +235,31 @@ def freeze(config: RunConfig, stage: str) -> dict[str, Any]:
     if isinstance(job, SamplesJob) and job.sampling.grid is None:
         left_out["sampling"] = {"grid"}  # so that files of earlier releases stay as they are
     return job.model_dump(mode="json", exclude=left_out)
+
+
+def prompts_stage(config: RunConfig, run: RunFolder, split: Split) -> str:
+    """The stage whose frozen configuration a split's prompts are made by.
+
+    In a run of an earlier release it stays that of both splits, while that says the same of this
+    one: another input would make Snakemake run all of it again.
+    """
+    own = f"prompts-{split}"
+    try:
+        if not run.config(own).is_file():
+            before = parse(PromptsJob, read_frozen(run.config("prompts")), "prompts").prompts
+            if before.of_split(split) == config.prompts.of_split(split):
+                return "prompts"
+    except (OSError, ValueError):  # none, or a damaged one
+        pass
+    return own
+
+
+def student_origin(frozen: JsonObject) -> dict[str, Any]:
+    """What a student before its training is made from, by the frozen configuration of its stage or
+    that of a training."""
+    ignored = {*WITHOUT_TEACHER["student"], *without_result(Teacher)}
+    teacher = {name: value for name, value in frozen["teacher"].items() if name not in ignored}
+    return {"seed": frozen["seed"], "teacher": teacher, "student": frozen["student"]}
 
 
 def _runs_teacher(config: RunConfig, stage: str) -> bool:
@@ -251,6 +288,8 @@ def _job(config: RunConfig, stage: str) -> Section:
             teacher=config.teacher,
             sampling=resolve_sampling(config, stage.removeprefix("samples-")),
         )
+    elif stage in PROMPTS_STAGES:
+        job = PromptsJob(prompts=config.prompts.of_split(PROMPTS_STAGES[stage]))
     elif stage == "dataset":
         job = DatasetJob(dataset=config.dataset, models=models)
     elif stage == "evaluation" and isinstance(config, Config):
@@ -266,7 +305,7 @@ def _job(config: RunConfig, stage: str) -> Section:
             del sections["targets"]
         job = JOBS[stage](**sections)
     else:
-        known = ", ".join([*JOBS, "runtime"])
+        known = ", ".join([*JOBS, *PROMPTS_STAGES, "runtime"])
         raise ValueError(f"no stage {stage!r}: use one of {known} or samples-MODEL")
     return job
 

@@ -107,6 +107,14 @@ class Prompts(Section):
         """The file that a split's prompts are in; None where the run has no such split."""
         return self.train if split == "train" or self.eval is None else self.eval
 
+    def of_split(self, split: Split) -> "Prompts":
+        """What a split's table depends on. Held-out prompts of a file of their own are not of the
+        split train, which names its own file twice: a section names a file for both."""
+        if self.eval is None:
+            return self
+        train = self.train if split == "train" else None
+        return self.model_copy(update={"train": train, "eval": self.file(split)})
+
     @property
     def files(self) -> list[str]:
         """All files that are read."""

@@ -16,7 +16,7 @@ from distillery.store.chunks import (
     is_intact,
     write_chunk,
 )
-from distillery.store.shards import Manifest, balanced_range, describe_chunk
+from distillery.store.shards import ChunkRecord, Manifest, balanced_range, describe_chunk
 from distillery.telemetry import Reporter
 
 MAX_NAMED = 5
@@ -111,12 +111,13 @@ def make_chunks(
     recipe_hash = hash_json(recipe)
     folder = chunk_folder(output.parent, recipe_hash)
     shard_plans = [plans[index] for index in balanced_range(len(plans), *shard)]
-    records, failures, num_made = [], [], 0
+    records, failures, num_made = list[ChunkRecord](), list[str](), 0
     with reporter.progress(sum(plan.num_samples for plan in shard_plans), unit) as bar:
         for plan in shard_plans:
             identity = ChunkIdentity(recipe_hash, plan.members)
             try:
-                num_made += _make_missing(plan, folder, identity, make, reporter)
+                is_made = _make_missing(plan, folder, identity, make, reporter)
+                num_made += is_made
                 records.append(
                     describe_chunk(
                         folder, plan.index, output.parent, plan.members, plan.num_samples
@@ -125,13 +126,23 @@ def make_chunks(
             except NotFiniteError as error:
                 reporter.info(f"chunk {plan.index}: {error}")  # told at the end, once
                 failures.append(error)
-            bar.update(plan.num_samples)
-    reporter.info(f"{num_made} of {len(shard_plans)} chunks made, the others were there or failed")
+                is_made = True
+            (bar.update if is_made else bar.find)(plan.num_samples)
+    reporter.info(what_was_made(num_made, len(failures), len(shard_plans), "chunks"))
     if failures:
         who = f"{len(failures)} of {len(shard_plans)} chunks could not be made: {failures[0].who}"
         prompts = [prompt for failure in failures for prompt in failure.prompts]
         raise NotFiniteError(who, prompts, failures[0].advice)
     Manifest(recipe, recipe_hash, tuple(records), len(plans)).write(output)
+
+
+def what_was_made(num_made: int, num_failed: int, total: int, unit: str) -> str:
+    """What a job tells of its work list at its end."""
+    if not num_made and not num_failed:
+        return f"all {total:,} {unit} were there, none was made"
+    failed = f", {num_failed:,} failed" if num_failed else ""
+    there = total - num_made - num_failed
+    return f"{num_made:,} of {total:,} {unit} made, {there:,} were there{failed}"
 
 
 def _make_missing(

@@ -13,12 +13,12 @@ from distillery.files import hash_json
 from distillery.generation.chunked import ChunkPlan
 from distillery.generation.generator import Calls
 from distillery.generation.walk import solver_of
-from distillery.noise import all_samples, noise_seed
+from distillery.noise import all_samples, hash_samples, noise_seed
 from distillery.prompts import texts_of_rows
 from distillery.schedulers import plain_config, prediction_type
 from distillery.store.embeddings import EmbeddingStore
 from distillery.store.recipes import TargetsRecipe
-from distillery.store.trajectories import hash_samples, knots_of
+from distillery.store.trajectories import knots_of
 from distillery.student.schedule import check_student_grid
 from distillery.teacher.adapters import teacher_hash
 from distillery.teacher.folder import PipelineFolder, find_teacher

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from distillery.config.jobs import JOBS, freeze, read_frozen
+from distillery.config.jobs import JOBS, PROMPTS_STAGES, freeze, prompts_stage, read_frozen
 from distillery.config.run import RunConfig
 from distillery.config.section import without_result
 from distillery.config.teacher import Teacher
@@ -33,7 +33,8 @@ def check_noted(config: RunConfig, run: RunFolder, has_noted: Callable[[str], bo
         ValueError: a stage's frozen configuration is another one, or the report is of a run of
             another name, and there is no note of it.
     """
-    stages = {*JOBS, *(f"samples-{model}" for model in config.samples.models)} - {"run"}
+    stages = {*JOBS, *(f"samples-{model}" for model in config.samples.models)} - {"run", "prompts"}
+    stages |= {prompts_stage(config, run, split) for split in PROMPTS_STAGES.values()}
     for frozen in sorted(run.config("x").parent.glob("*.json")):
         if frozen.stem not in stages or has_noted(str(frozen)) or not _is_other(frozen, config):
             continue

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from distillery.config.jobs import freeze, read_frozen, resolve_sampling
+from distillery.config.jobs import freeze, prompts_stage, read_frozen, resolve_sampling
 from distillery.config.run import Config, RunConfig
 from distillery.config.section import Split
 from distillery.config.teacher import Teacher
@@ -40,19 +40,22 @@ def check_made(
     Raises:
         ValueError: a file has other prompts, and an older date.
     """
-    frozen = run_folder.config("prompts")
-    try:
-        if read_frozen(frozen) != freeze(config, "prompts"):
-            return  # which Snakemake sees
-    except (FileNotFoundError, ValueError):  # the job that reads it says what is damaged
-        return
     splits: tuple[Split, ...] = ("train", "eval")
     for split in splits:
+        stage = prompts_stage(config, run_folder, split)
+        frozen = run_folder.config(stage)
+        try:
+            if stage != "prompts" and read_frozen(frozen) != freeze(config, stage):
+                continue  # which Snakemake sees
+        except (FileNotFoundError, ValueError):  # the job that reads it says what is damaged
+            continue
         made, source = run_folder.prompts(split), config.prompts.file(split)
         if source is None or not made.is_file() or not has_changed(made, prompts[split]):
             continue
         made_ns = made.stat().st_mtime_ns
-        if all(Path(path).stat().st_mtime_ns <= made_ns for path in (source, frozen)):
+        # That of both splits, of an earlier release, is dated by the other split too.
+        dated = [Path(source), *([frozen] if stage != "prompts" else [])]
+        if all(path.stat().st_mtime_ns <= made_ns for path in dated):
             raise ValueError(older_than_made(source, "what this run has made of it"))
 
 

@@ -6,7 +6,7 @@ the contents and make again what does not fit. But Snakemake starts no job for a
 behind a manifest that is there: such files are looked for, and are a doubt.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,9 @@ import pandas as pd
 from distillery.config.jobs import freeze, read_frozen, user_key
 from distillery.config.parsing import flatten
 from distillery.config.run import Config, RunConfig
-from distillery.files import read_sealed, repair_commands
+from distillery.config.section import without_result
+from distillery.config.teacher import Teacher
+from distillery.files import hash_json, read_sealed, repair_commands
 from distillery.planning.page import Part, Table
 from distillery.prompts import NEGATIVE
 from distillery.run_folder import RunFolder
@@ -30,6 +32,11 @@ from distillery.words import counted
 MAX_NAMED = 3
 """Changed keys that are named; of the others the number is."""
 CHECKPOINT = "samples-"
+METADATA = "distillery.json"
+OTHER_FORM = "this release writes its configuration otherwise"
+OTHERS_MADE = "prompts.train has changed, or what was made of it"
+NOT_OF_IMAGES = {"sampling.num_prompts"}
+"""Keys of a model's frozen configuration that only say which images are made."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +94,8 @@ def already_there(
         config: of the run.
         run: its folder.
         prompts: the table of each split.
-        recipes: the hash that `embeddings` will have, and where there are any, `targets`.
+        recipes: the hash that `embeddings` will have, of a run that trains `targets`, and
+            `samples`, that of the trajectories' ids and texts.
     """
     found = [_embeddings(config, run, split, prompts[split], recipes) for split in prompts]
     why = {row.stage: row.why for row in found}
@@ -97,10 +105,11 @@ def already_there(
         why |= {row.stage: row.why for row in found}
         found.append(_student(config, run))
         upstream = _first([*why.values(), found[-1].why])
-        found.append(_training(config, run, upstream))
+        found.append(_training(config, run, upstream, recipes, found[-1].why))
         why |= {row.stage: row.why for row in found}
+        why["pipeline"] = _why_pipeline(config, run, recipes, found[-1])
     for name, model in config.samples.models.items():
-        follows = {"student": ["training"], "untrained": ["student"]}.get(model.source, [])
+        follows = {"student": ["pipeline"], "untrained": ["student"]}.get(model.source, [])
         upstream = _first(why.get(stage, "") for stage in ("embeddings eval", *follows))
         found.append(_samples(config, run, name, len(prompts["eval"]), upstream))
     changed = {split for split, table in prompts.items() if has_changed(run.prompts(split), table)}
@@ -172,30 +181,72 @@ def _student(config: Config, run: RunFolder) -> Found:
     return Found("student", 0 if why else is_there, 1, "network", is_there if why else 0, why)
 
 
-def _training(config: Config, run: RunFolder, upstream: str) -> Found:
-    """Samples that the newest checkpoint of this training has seen."""
+def _training(
+    config: Config, run: RunFolder, upstream: str, recipes: Mapping[str, str], student: str
+) -> Found:
+    """Samples that the newest checkpoint of this very training has seen; all where the trained
+    student is there. `student` says why the untrained one is made again."""
     total = config.training.num_samples
-    parts = [config.training, *config.training.earlier_parts]
-    settings = [part.of_recipe for part in parts]
+    settings = [part.of_recipe for part in (config.training, *config.training.earlier_parts)]
+    is_ours = partial(_is_of, config=config, run=run, recipes=recipes)
     seen, others = 0, 0
-    for folder in sorted(run.checkpoints.glob("*/recipe.json")):
-        newest = max((_number(path) for path in folder.parent.glob(f"{CHECKPOINT}*")), default=0)
-        if _is_of(folder, config, settings) and not upstream:
+    for path in sorted(run.checkpoints.glob("*/recipe.json")):
+        newest = max((_number(each) for each in path.parent.glob(f"{CHECKPOINT}*")), default=0)
+        if not student and is_ours(_read(path), settings=settings):
             seen = max(seen, newest)
         else:
             others = max(others, newest)
-    why = upstream or _why(config, run, "training", others)
+    trained = _read(run.student("trained") / METADATA)
+    if not student and is_ours(trained.get("recipe", {}), settings=settings[:1]):
+        seen = total
+    else:
+        others = max(others, trained.get("samples_seen", 0))
+    why = upstream or _why(config, run, "training", others) or OTHERS_MADE
     return Found("training", seen, total, "sample", others, "" if seen or not others else why)
 
 
-def _is_of(recipe: Path, config: Config, settings: list[dict[str, Any]]) -> bool:
-    """Whether a checkpoint's training has these settings, or the first part of them."""
+def _why_pipeline(
+    config: Config, run: RunFolder, recipes: Mapping[str, str], training: Found
+) -> str:
+    """Why the student's images are of another student than there will be; "" where they may fit."""
+    about = _read(run.student("pipeline") / METADATA)
+    if not about or training.why:
+        return training.why
+    settings = [config.training.of_recipe]
+    if _is_of(about.get("recipe", {}), settings=settings, config=config, run=run, recipes=recipes):
+        return ""
+    return f"{run.student('pipeline')} is of another training"
+
+
+def _is_of(
+    recipe: Mapping[str, Any],
+    *,
+    settings: Sequence[Mapping[str, Any]],
+    config: Config,
+    run: RunFolder,
+    recipes: Mapping[str, str],
+) -> bool:
+    """Whether a training's recipe has some of these settings and is of this run's seed, student,
+    trajectories and prompts. Earlier releases did not write the last."""
+    initial = _read(run.student("initial") / METADATA).get("files")
+    wanted = {
+        "version": freeze(config, "training")["version"],
+        "seed": config.seed,
+        "steps": config.student.steps,
+        "targets": recipes["targets"],
+        "samples": recipes["samples"] if recipe.get("samples") else None,
+        "initial": hash_json(initial) if initial else recipe.get("initial"),
+    }
+    same = all(recipe.get(name) == value for name, value in wanted.items())
+    return same and recipe.get("training") in settings
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A sealed file; nothing where there is none, or a damaged one, which its readers tell."""
     try:
-        found = read_sealed(recipe)
-    except (OSError, ValueError):  # the training says what is damaged
-        return False
-    same = found.get("seed") == config.seed and found.get("steps") == config.student.steps
-    return same and found.get("training") in settings
+        return read_sealed(path)
+    except (OSError, ValueError):
+        return {}
 
 
 def _number(checkpoint: Path) -> int:
@@ -209,7 +260,7 @@ def _samples(
     folder = run.sample_folder / model
     number = len(list(folder.glob("*/*.png")))
     total = config.samples.num_images(num_prompts)
-    why = upstream or _why(config, run, f"samples-{model}", there=True)
+    why = upstream or _why(config, run, f"samples-{model}", True, NOT_OF_IMAGES)
     fitting = 0 if why else min(number, total)
     row = Found(
         f"samples {model}", fitting, total, "image", number - fitting, why if number else ""
@@ -217,7 +268,9 @@ def _samples(
     return row if why else row.without(lacking_images(folder))
 
 
-def _why(config: RunConfig, run: RunFolder, stage: str, there: int) -> str:
+def _why(
+    config: RunConfig, run: RunFolder, stage: str, there: int, unless: Container[str] = ()
+) -> str:
     """What has changed since a stage's results were made; "" where nothing has, or none is there.
 
     The file says what the last job was given. So where a configuration was changed and changed
@@ -230,7 +283,18 @@ def _why(config: RunConfig, run: RunFolder, stage: str, there: int) -> str:
         before = read_frozen(path)
     except ValueError:
         return f"{path} is damaged"
-    return describe_changes(before, freeze(config, stage), partial(user_key, config, stage))
+    after = freeze(config, stage)
+    ignored = {f"teacher.{name}" for name in without_result(Teacher)}
+    old, new = (_without(values, unless, ignored) for values in (before, after))
+    only_form = _without(before, unless) != _without(after, unless)
+    told = describe_changes(old, new, partial(user_key, config, stage))
+    return told or OTHER_FORM * only_form
+
+
+def _without(values: Mapping[str, Any], *keys: Container[str]) -> dict[str, Any]:
+    """Flat values but for some keys."""
+    flat = flatten(values)
+    return {name: flat[name] for name in flat if not any(name in each for each in keys)}
 
 
 def describe_changes(

@@ -21,14 +21,16 @@ from distillery.families.protocol import Denoiser
 from distillery.files import atomic_path, write_json, write_text
 from distillery.model_folder import (
     LINKED_BYTES,
-    check_student,
     copy_permissions,
     full_disk_as_os_error,
+    hash_model,
     load_denoiser,
     read_metadata,
     save_denoiser,
     write_metadata,
 )
+from distillery.planning.belonging import check_student_of
+from distillery.run_folder import RunFolder
 from distillery.schedulers import Scheduler
 from distillery.store.recipes import TrainingRecipe
 from distillery.student.lora import KOHYA_FILE, LORA_FILE, has_lora, write_kohya
@@ -47,6 +49,8 @@ from distillery.teacher.weights import plain_name, weights_in, weights_of
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "student"
 CARD = "model_card.md.j2"
+INITIAL = "initial"
+"""Folder of the student before its training."""
 LORA = "lora"
 """Folder of the additions alone, in the pipeline of a student that was trained by them."""
 UNTRAINED = """# The student before its training
@@ -55,7 +59,9 @@ It has learned nothing. It is sampled beside the student, to show what the train
 """
 
 
-def export_student(job: ExportJob, student: Path, output: Path) -> None:
+def export_student(
+    job: ExportJob, student: Path, output: Path, run_folder: RunFolder | None = None
+) -> None:
     """Write the student's pipeline folder: `DiffusionPipeline.from_pretrained(output)` loads it.
 
     The teacher's components are taken over as files, byte for byte, but for text encoders that its
@@ -66,15 +72,18 @@ def export_student(job: ExportJob, student: Path, output: Path) -> None:
         job: frozen configuration.
         student: folder of the trained student, or of the one before training.
         output: pipeline folder to write.
+        run_folder: that the student has to belong to; None: to any.
 
     Raises:
-        ValueError: the trained student is damaged or was trained for another number of steps, or
-            the written scheduler does not take the steps it was trained on.
+        ValueError: the trained student is damaged, not of this run, or was trained for another
+            number of steps, or the written scheduler does not take the steps it was trained on.
     """
     folder = find_teacher(job.teacher)
     family = folder.family
-    check_student(student)
-    about = read_metadata(student)
+    if run_folder is not None:
+        check_student_of(run_folder, student, is_trained=student.name != INITIAL)
+    about = {**read_metadata(student), "of": hash_model(student)}
+    about.pop("made_from", None)
     trained = TrainingRecipe.from_json(about["recipe"]) if "recipe" in about else None
     if trained:
         _check_steps(job, trained, student)

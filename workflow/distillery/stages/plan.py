@@ -18,9 +18,10 @@ from distillery.config.jobs import EmbeddingsJob, TargetsJob, freeze, read_confi
 from distillery.config.run import Config, RunConfig, parse_config
 from distillery.config.teacher import Teacher
 from distillery.files import hash_json, read_json, write_json, write_text
-from distillery.generation.targets import targets_recipe
+from distillery.generation.targets import plan_of_targets, targets_recipe
 from distillery.generation.teacher_walk import check_steps
 from distillery.hardware import describe_hardware
+from distillery.noise import hash_samples
 from distillery.planning.costs import what_it_costs
 from distillery.planning.distillation import plan_distillation
 from distillery.planning.duration import advise_duration, plan_duration
@@ -161,6 +162,7 @@ def plan_parts(inputs: Inputs, num_cores: int) -> dict[str, Any]:
         recipe = _recipe(config, folder, recipes["embeddings"])
         targets = recipe, check_segments(config, recipe)
         recipes["targets"] = recipe.hash
+        recipes["samples"] = _hash_samples(config, folder, inputs.prompts["train"])
         rest = inputs.prompts, folder, inputs.run_folder, gpus
         plan = plan_distillation(config, *rest, targets)
         student, training = plan["student"], plan["training"]
@@ -242,8 +244,17 @@ def _embeddings_hash(config: RunConfig, folder: PipelineFolder) -> str:
 
 def _recipe(config: Config, folder: PipelineFolder, embeddings_hash: str) -> TargetsRecipe:
     """The recipe that the targets will have; raises ValueError for an impossible grid."""
-    job = TargetsJob(seed=config.seed, teacher=config.teacher, targets=config.targets)
-    return targets_recipe(job, folder, embeddings_hash)
+    return targets_recipe(_targets_job(config), folder, embeddings_hash)
+
+
+def _hash_samples(config: Config, folder: PipelineFolder, table: pd.DataFrame) -> str:
+    """Of the trajectories' ids and texts, as a training's recipe has it."""
+    plans = plan_of_targets(_targets_job(config), folder, table)
+    return hash_samples(plan.members for plan in plans)
+
+
+def _targets_job(config: Config) -> TargetsJob:
+    return TargetsJob(seed=config.seed, teacher=config.teacher, targets=config.targets)
 
 
 def check_all_steps(config: RunConfig, folder: PipelineFolder) -> None:

@@ -1,6 +1,6 @@
 """Check a prompt file and write it as a table.
 
-python -m distillery.stages.prompts --config results/demo/config/prompts.json --split train \\
+python -m distillery.stages.prompts --config results/demo/config/prompts-train.json --split train \\
     --output results/demo/prompts/train.parquet
 """
 

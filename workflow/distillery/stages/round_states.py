@@ -31,6 +31,8 @@ from distillery.generation.targets import (
 )
 from distillery.generation.trajectory import record
 from distillery.model_folder import check_student
+from distillery.planning.belonging import check_student_of
+from distillery.run_folder import RunFolder
 from distillery.store.embeddings import EmbeddingStore
 from distillery.store.recipes import StatesRecipe
 from distillery.store.tables import read_table
@@ -51,6 +53,7 @@ def make_round_states(
     device: torch.device,
     reporter: Reporter,
     compile_: Compile = "auto",
+    run_folder: RunFolder | None = None,
 ) -> None:
     """Make one shard's chunks of states.
 
@@ -65,7 +68,10 @@ def make_round_states(
         device: for the student.
         reporter: of this job.
         compile_: networks on a GPU; auto: large ones in long runs.
+        run_folder: that the student has to belong to; None: to any.
     """
+    if run_folder is not None:
+        check_student_of(run_folder, pipeline, is_trained=True)
     check_student(pipeline)
     table = read_table(prompts)
     store = EmbeddingStore(embeddings, table)

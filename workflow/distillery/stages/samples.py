@@ -21,10 +21,13 @@ from distillery import cli
 from distillery.config.jobs import SamplesJob
 from distillery.config.section import Compile
 from distillery.files import hash_file
+from distillery.generation.chunked import what_was_made
 from distillery.generation.sample_folder import SampleFolder, SaveThreads
 from distillery.generation.sample_maker import SampleMaker
 from distillery.noise import noise_seed
+from distillery.planning.belonging import check_student_of
 from distillery.prompts import REQUIRED, RESERVED, RESERVED_FOR_PAIRS
+from distillery.run_folder import RunFolder
 from distillery.store.chunks import DamagedChunkError
 from distillery.store.shards import balanced_range
 from distillery.store.tables import read_table, write_table
@@ -57,6 +60,7 @@ def make_samples(
     device: torch.device,
     reporter: Reporter,
     compile_: Compile = "auto",
+    run_folder: RunFolder | None = None,
 ) -> None:
     """Make one shard's images, each saved as it is made; only what is missing is computed.
 
@@ -69,11 +73,14 @@ def make_samples(
         device: for the pipeline.
         reporter: of this job.
         compile_: networks on a GPU; auto: large ones in long runs.
+        run_folder: that a student has to belong to; None: to any.
 
     Raises:
         ValueError: some prompts failed, all others were made first; or there is no pipeline folder
-            for a student, or one for a teacher.
+            for a student, or one for a teacher, or that of another run's student.
     """
+    if run_folder is not None and inputs.pipeline is not None:
+        check_student_of(run_folder, inputs.pipeline, job.sampling.source == "student")
     table = read_table(inputs.prompts)
     maker = SampleMaker(
         job, table, inputs.embeddings, inputs.pipeline, output.parent, device, reporter, compile_
@@ -81,24 +88,34 @@ def make_samples(
     units = maker.units()
     shard_units = [units[index] for index in balanced_range(len(units), *shard)]
     rows = [row for unit in shard_units for row in unit]
-    failures: list[str] = []
+    failures, num_found = list[str](), 0
     with reporter.progress(len(rows), " images") as bar, SaveThreads() as savers:
         for unit in shard_units:
-            failures += _make_unit(maker, model, unit, savers, reporter)
-            bar.update(len(unit))
-    for failure in failures:
-        reporter.info(f"not made: {failure}")
-    if failures:
-        raise ValueError(
-            f"{len(failures)} of {len(rows)} images could not be made, the others are saved:"
-            + "".join(f"\n  {failure}" for failure in failures[:MAX_FAILURES_SHOWN])
-            + "\n  the log names all of them" * (len(failures) > MAX_FAILURES_SHOWN)
-        )
+            missing = [row for row in unit if not maker.sample_folder.is_done(row)]
+            bar.find(len(unit) - len(missing))
+            num_found += len(unit) - len(missing)
+            failures += _make_unit(maker, model, unit, missing, savers, reporter)
+            bar.update(len(missing))
+    num_made = len(rows) - num_found - len(failures)
+    reporter.info(what_was_made(num_made, len(failures), len(rows), "images"))
+    _raise_failures(failures, len(rows), reporter)
     records = [describe(maker, row, model, shard, table) for row in rows]
     _tell_black(maker.sample_folder, rows, reporter)
     second = [name for name in RESERVED_FOR_PAIRS if name in maker.setting.guidance]
     columns = [*REQUIRED, *RESERVED, *second, *_extra_columns(table)]
     write_table(pd.DataFrame(records, columns=columns), output)
+
+
+def _raise_failures(failures: Sequence[str], total: int, reporter: Reporter) -> None:
+    """Raise ValueError that names images that could not be made, if any."""
+    for failure in failures:
+        reporter.info(f"not made: {failure}")
+    if failures:
+        raise ValueError(
+            f"{len(failures)} of {total} images could not be made, the others are saved:"
+            + "".join(f"\n  {failure}" for failure in failures[:MAX_FAILURES_SHOWN])
+            + "\n  the log names all of them" * (len(failures) > MAX_FAILURES_SHOWN)
+        )
 
 
 def _tell_black(sample_folder: SampleFolder, rows: Sequence[int], reporter: Reporter) -> None:
@@ -114,11 +131,15 @@ def _tell_black(sample_folder: SampleFolder, rows: Sequence[int], reporter: Repo
 
 
 def _make_unit(
-    maker: SampleMaker, model: str, rows: Sequence[int], savers: SaveThreads, reporter: Reporter
+    maker: SampleMaker,
+    model: str,
+    rows: Sequence[int],
+    missing: Sequence[int],
+    savers: SaveThreads,
+    reporter: Reporter,
 ) -> list[str]:
     """Make what is missing of one group; returns a line for each image that failed."""
     sample_folder = maker.sample_folder
-    missing = [row for row in rows if not sample_folder.is_done(row)]
     if not missing:
         return []
     names = [sample_folder.name(row) for row in missing]

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from distillery import cli
-from distillery.config.jobs import StudentJob
+from distillery.config.jobs import StudentJob, student_origin
 from distillery.files import atomic_path
 from distillery.model_folder import copy_permissions, save_denoiser, write_metadata
 from distillery.student.build import choose_expert, make_student
@@ -41,7 +41,8 @@ def build_student(job: StudentJob, output: Path) -> None:
             add_lora(student, job.student.lora, job.seed)
             save_lora(student, temporary, folder.family)
             copy_permissions(temporary)
-        write_metadata(temporary, {"student": asdict(student_info)})
+        made_from = student_origin(job.model_dump(mode="json"))
+        write_metadata(temporary, {"student": asdict(student_info), "made_from": made_from})
 
 
 def main(argv: list[str] | None = None) -> int:

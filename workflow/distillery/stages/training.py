@@ -25,6 +25,7 @@ from pathlib import Path
 from distillery import cli
 from distillery.config.jobs import TrainingJob
 from distillery.hardware import device_label, select_device
+from distillery.planning.belonging import check_student_of
 from distillery.run_folder import RunFolder
 from distillery.telemetry import explain_errors, loaded_for_s, reporting
 from distillery.training import distributed
@@ -83,6 +84,7 @@ def train_here(
         log: for where it hangs.
         loaded_s: what this process took to be here.
     """
+    check_student_of(run_folder, paths.student, is_trained=False)
     ranks = distributed.detect_rank(os.environ)
     watchdog = Watchdog(ranks.rank, job.training.hang_timeout_s, log)
     with watchdog.watching():

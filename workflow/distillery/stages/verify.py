@@ -6,6 +6,9 @@ Chunks, images, latents, checkpoints, student folders, tables and manifests are 
 hashes that they must have. A run that is not finished is read as far as it goes. The exit status is
 1 where something is damaged; the commands at the end make it again, the same bytes.
 
+What is whole and yet not of the run's configuration is told like damage: a store or a student of
+other settings, images of another student, a card beside the report that is of another student.
+
 A file is damaged that is missing though a manifest lists it, or whose bytes are neither those that
 a manifest lists nor match the hash that it carries. Reports, previews and the tables of a
 data set are not read: nothing is made of them.
@@ -15,7 +18,6 @@ from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -27,6 +29,7 @@ from distillery.model_folder import find_changes
 from distillery.noise import SampleId
 from distillery.prompts import texts_of_rows
 from distillery.run_folder import RunFolder
+from distillery.stages.strangers import Damage, Item, strangers
 from distillery.store.chunks import ChunkIdentity, DamagedChunkError, read_chunk, read_identity
 from distillery.store.lacking import tables_listing
 from distillery.store.shards import Manifest, manifests_listing
@@ -39,31 +42,6 @@ MAX_THREADS = 8
 STUDENTS = ("initial", "trained", "pipeline", "untrained", "trained-*-rounds", "*-rounds")
 Claims = list[tuple[ChunkIdentity, str]]
 """What manifests say of one file: its identity, and its SHA-256."""
-
-
-@dataclass(frozen=True)
-class Item:
-    """One file or folder of a run.
-
-    Attributes:
-        path: of it.
-        find_problem: reads it; returns why it is damaged, or None.
-        manifests: finds what goes with it, so that Snakemake makes it again.
-        is_asked_for: whether the rule `all` asks for it, or for what is made of it.
-    """
-
-    path: Path
-    find_problem: Callable[[], str | None]
-    manifests: Callable[[], list[Path]] = list
-    is_asked_for: bool = True
-
-
-@dataclass(frozen=True)
-class Damage:
-    """A damaged item, and why it is."""
-
-    item: Item
-    why: str
 
 
 def verify(run: RunFolder, reporter: Reporter) -> tuple[list[Damage], int]:
@@ -86,6 +64,8 @@ def verify(run: RunFolder, reporter: Reporter) -> tuple[list[Damage], int]:
             if why is not None:
                 damages.append(Damage(item, why))
             bar.update()
+    known = {damage.item.path for damage in damages}
+    damages += [each for each in strangers(run, reporter) if each.item.path not in known]
     return damages, len(items)
 
 

@@ -7,13 +7,12 @@ States are the scheduler's own: `scale * (alpha * clean + sigma * noise)`. A rec
 guidance, at all knots but the last.
 """
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
 
-from distillery.files import hash_json
+from distillery.noise import hash_samples
 from distillery.store.recipes import TargetsRecipe
 from distillery.store.shards import Manifest
 
@@ -21,11 +20,6 @@ from distillery.store.shards import Manifest
 def knots_of(steps: int, num_segments: int) -> tuple[int, ...]:
     """Step indices of the stored states: 0, steps / num_segments, ..., steps."""
     return tuple(range(0, steps + 1, steps // num_segments))
-
-
-def hash_samples(members: Iterable[str]) -> str:
-    """One digest of all samples and what they depend on, from those of their chunks."""
-    return hash_json({"chunks": list(members)})
 
 
 class TrajectoryStore:

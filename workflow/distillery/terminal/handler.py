@@ -181,7 +181,7 @@ class LogHandler(LogHandlerBase):
             self._say(warning, "yellow")
         seconds = time.time() - job.begin_s
         if job.items or seconds > QUIET_S:
-            counted = f", {job.note['done']:,} {job.note['unit'].strip()}" if job.items else ""
+            counted = f", {job.counted}" if job.items else ""
             self._say(f"{job.name} done in {tqdm.format_interval(seconds)}{counted}")
 
     def _fail(self, number: int) -> None:

@@ -104,6 +104,13 @@ class Job:
             return ""
         return f"{self.note['done']:,} of {self.note['total']:,} {self.note['unit'].strip()}"
 
+    @property
+    def counted(self) -> str:
+        """What it has at its end, and whether it made any of it: all 8,000 samples were there."""
+        text = f"{self.note['done']:,} {self.note['unit'].strip()}"
+        all_found = 0 < self.note["total"] <= self.note.get("found", 0)
+        return f"all {text} were there" if all_found else text
+
     def look(self) -> list[str]:
         """Read how far it is; returns what is new in its log of warnings, and of waiting.
 

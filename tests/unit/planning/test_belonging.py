@@ -1,0 +1,154 @@
+"""Results of another configuration are found by their recipes, whatever their dates are."""
+
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distillery.config.jobs import JOBS, PROMPTS_STAGES, ExportJob, freeze, prompts_stage
+from distillery.config.run import parse_config
+from distillery.files import hash_file
+from distillery.planning.belonging import check_student_of, find_foreign
+from distillery.planning.dates import date_of, mend_dates
+from distillery.stages.export import export_student
+from distillery.stages.freeze import write_frozen
+from runs import Run, make_run, settings
+
+HOUR_NS = 3600 * 10**9
+OF_TARGETS = {"targets/manifest.json", "targets/shard-0-of-1.json"}
+CHANGES: dict[str, tuple[Any, set[str]]] = {
+    "seed": (1, {*OF_TARGETS, "student/initial", "student/trained"}),
+    "teacher.negative_prompt": ("the tree", {"embeddings/train/manifest.json", *OF_TARGETS}),
+    "teacher.max_sequence_length": (8, {"embeddings/eval/manifest.json", *OF_TARGETS}),
+    "teacher.long_prompts": ("truncate", {"embeddings/train/manifest.json"}),
+    "teacher.height": (64, {*OF_TARGETS, "student/pipeline"}),
+    "targets.steps": (8, OF_TARGETS),
+    "targets.guidance_scale": (2.0, {*OF_TARGETS, "student/trained"}),
+    "targets.num_segments": (4, OF_TARGETS),
+    "targets.samples_per_prompt": (2, OF_TARGETS),
+    "targets.batch_size": (4, OF_TARGETS),
+    "targets.chunk_size": (8, OF_TARGETS),
+    "targets.predictions": (True, OF_TARGETS),
+    "student.steps": (1, {"student/initial", "student/trained", "student/pipeline"}),
+    "training.learning_rate": (0.5, {"student/trained"}),
+    "training.num_samples": (16, {"student/trained"}),
+    "training.objective": ("direct", {"student/trained"}),
+}
+"""Another value of each key, and some of what does not belong to it."""
+
+
+@pytest.fixture(scope="module")
+def done(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    run = make_run(tmp_path_factory.mktemp("belonging"), teacher, targets={"num_shards": 1})
+    run.encode("train")
+    run.encode("eval")
+    run.all_targets()
+    run.train_and_export()
+    run.export_untrained()
+    freeze_all(run)
+    return run
+
+
+def freeze_all(run: Run) -> None:
+    models = [f"samples-{name}" for name in run.config.samples.models]
+    for stage in [*JOBS.keys() - {"dataset", "rounds"}, *PROMPTS_STAGES, *models]:
+        write_frozen(freeze(run.config, stage), run.files.config(stage))
+
+
+def changed(done: Run, folder: Path, key: str = "", value: object = None) -> Run:
+    """A copy of the run whose configuration is another, and frozen."""
+    shutil.copytree(done.folder, folder / "results")
+    raw = settings(folder, Path(done.config.teacher.path), targets={"num_shards": 1})
+    *sections, name = key.split(".")
+    place = raw
+    for section in sections:
+        place = place[section]
+    if key:
+        place[name] = value
+    run = replace(done, folder=folder / "results", config=parse_config(raw, "tiny"))
+    freeze_all(run)
+    return run
+
+
+@pytest.mark.parametrize("key", CHANGES)
+def test_what_is_of_another_value_is_found(done: Run, tmp_path: Path, key: str) -> None:
+    assert find_foreign(done.config, done.files) == []
+    value, expected = CHANGES[key]
+    run = changed(done, tmp_path, key, value)
+    foreign = find_foreign(run.config, run.files)
+    found = {each.path.relative_to(run.folder).as_posix(): each for each in foreign}
+    assert expected <= found.keys()
+    frozen = {each: date_of(run.files.config(found[each].stage)) for each in found}
+    older = min(frozen.values()) - HOUR_NS
+    for each in found.values():
+        os.utime(run.files.config(each.stage), ns=(older, older))
+    forgotten: list[str] = []
+    assert mend_dates(run.config, run.files, lambda output: {}, forgotten.append) == []
+    for each in found.values():
+        assert date_of(run.files.config(each.stage)) > date_of(each.path), "which Snakemake sees"
+        assert str(each.path) in forgotten
+
+
+def test_a_file_of_another_content_than_noted_is_dated_later(done: Run, tmp_path: Path) -> None:
+    """What has the content that Snakemake noted keeps its date."""
+    run = changed(done, tmp_path)
+    frozen, made = run.files.config("embeddings"), run.files.embeddings("train")
+    prompts = run.files.prompts("train")
+    older = date_of(made) - HOUR_NS
+    for path in (frozen, prompts):
+        os.utime(path, ns=(older, older))
+    notes = {str(made): {str(frozen): "0" * 64, str(prompts): hash_file(prompts)}}
+    mend_dates(run.config, run.files, lambda output: notes.get(output, {}), lambda output: None)
+    assert date_of(frozen) > date_of(made)
+    assert date_of(prompts) == older
+
+
+def test_a_student_of_another_run_is_refused(done: Run, tmp_path: Path) -> None:
+    run = changed(done, tmp_path)
+    files = run.files
+    initial, trained, pipeline, untrained = map(
+        files.student, ("initial", "trained", "pipeline", "untrained")
+    )
+    for folder in (trained, pipeline):
+        check_student_of(files, folder, is_trained=True)
+        with pytest.raises(ValueError, match=r"it is trained\): run `rm -r "):
+            check_student_of(files, folder, is_trained=False)
+    for folder in (initial, untrained):
+        check_student_of(files, folder, is_trained=False)
+        with pytest.raises(ValueError, match="it was not trained: it carries no recipe"):
+            check_student_of(files, folder, is_trained=True)
+    shutil.rmtree(trained)
+    shutil.copytree(initial, trained)
+    assert {each.path for each in find_foreign(run.config, files)} == {trained, pipeline}
+    with pytest.raises(ValueError, match="is not this run's trained student"):
+        export_student(run.job("export", ExportJob), trained, tmp_path / "exported", files)
+
+
+def test_the_whole_student_of_other_trajectories_is_refused(done: Run, tmp_path: Path) -> None:
+    run = changed(done, tmp_path / "a")
+    other = changed(done, tmp_path / "b", "targets.steps", 8)
+    other.all_targets()
+    other.train_and_export()
+    for name in ("trained", "pipeline"):
+        shutil.rmtree(run.files.student(name))
+        shutil.copytree(other.files.student(name), run.files.student(name))
+        with pytest.raises(ValueError, match=r"targets is .*, not "):
+            check_student_of(run.files, run.files.student(name), is_trained=True)
+
+
+def test_prompts_keep_the_file_of_an_earlier_release_while_it_says_the_same(
+    done: Run, tmp_path: Path
+) -> None:
+    run = changed(done, tmp_path)
+    stages = {split: prompts_stage(run.config, run.files, split) for split in ("train", "eval")}
+    assert stages == {"train": "prompts-train", "eval": "prompts-eval"}
+    for stage in stages.values():
+        run.files.config(stage).unlink()
+    other = run.config.model_copy(
+        update={"prompts": run.config.prompts.model_copy(update={"eval": "other.csv"})}
+    )
+    assert prompts_stage(other, run.files, "train") == "prompts"
+    assert prompts_stage(other, run.files, "eval") == "prompts-eval"

@@ -1,0 +1,337 @@
+"""Whether what lies in a run's folder is of its configuration, by the recipes that it carries.
+
+Dates are a hint: a clock that was set back, a copy or a backup makes them wrong. Only the heads of
+files are read, and nothing imports torch, since each call of Snakemake asks.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from distillery.config.jobs import freeze, read_config, read_frozen, student_origin
+from distillery.config.parsing import flatten
+from distillery.config.run import Config, RunConfig
+from distillery.files import hash_json, read_json, repair_hint
+from distillery.noise import SampleId, hash_samples, noise_seed
+from distillery.run_folder import RunFolder
+
+STUDENT_FILE = "distillery.json"
+MAX_TOLD = 3
+EARLIER = re.compile(r"(?:trained-)?(\d+)-rounds")
+"""Folders of `student/` as it was before a round."""
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """A result that the frozen configuration of its stage would not give.
+
+    Attributes:
+        path: of it.
+        stage: whose frozen configuration it does not follow.
+        why: what differs.
+        made_with: what Snakemake makes with it, and must make again too.
+    """
+
+    path: Path
+    stage: str
+    why: str
+    made_with: tuple[Path, ...] = ()
+
+    @property
+    def outputs(self) -> tuple[Path, ...]:
+        """All that is made again."""
+        return (self.path, *self.made_with)
+
+
+def find_foreign(config: RunConfig, run: RunFolder) -> list[Foreign]:
+    """What is there of a run and does not belong to its configuration.
+
+    A stage whose frozen configuration is not there, or not yet this one's, is left out: its jobs
+    run anyway. So are files that are damaged, which the jobs that read them tell.
+
+    Args:
+        config: of the run.
+        run: its folder.
+    """
+    found = [*_foreign_embeddings(config, run)]
+    if isinstance(config, Config):
+        if config.training.reads_trajectories:
+            found += _foreign_targets(config, run)
+        found += _foreign_rounds(config, run)
+        found += _foreign_students(config, run)
+    return [each for each in found if is_frozen(config, run, each.stage)]
+
+
+def is_frozen(config: RunConfig, run: RunFolder, stage: str) -> bool:
+    """Whether a stage's frozen configuration is there and what this configuration gives."""
+    try:
+        return read_frozen(run.config(stage)) == freeze(config, stage)
+    except (OSError, ValueError):
+        return False
+
+
+def why_not_trained(config: Config, run: RunFolder, folder: Path) -> str:
+    """Why a folder is not this run's trained student; "" where it is, or cannot be read.
+
+    Args:
+        config: of the run.
+        run: its folder; with what the training has read, as far as it is there.
+        folder: `student/trained`, or one as it was after some rounds.
+    """
+    about = _head(folder / STUDENT_FILE)
+    if not about:
+        return ""
+    if "recipe" not in about:
+        return "it was not trained: it carries no recipe of a training"
+    training, number = config.training, _number_of_rounds(folder.name)
+    if number is not None:
+        training = training.up_to_round(number)
+    wanted = {
+        "version": freeze(config, "training")["version"],
+        "seed": config.seed,
+        "steps": config.student.steps,
+        "guidance_scale": config.targets.guidance_scale,
+        "training": training.of_recipe,
+    }
+    rounds = [_recipe_hash(run.visited(each)) for each in training.round_numbers]
+    if all(rounds):
+        wanted["rounds"] = rounds
+    initial = _head(run.student("initial") / STUDENT_FILE)
+    if "files" in initial:
+        wanted["initial"] = hash_json(initial["files"])
+    if training.reads_trajectories and (targets := _head(run.targets)):
+        wanted["targets"] = targets.get("recipe_hash")
+        if about["recipe"].get("samples"):
+            wanted["samples"] = hash_samples(each["members"] for each in targets["chunks"])
+    return differences(about["recipe"], wanted)
+
+
+def why_not_initial(config: Config, folder: Path) -> str:
+    """Why a folder is not this run's student before its training; "" where it is, or does not tell.
+
+    Earlier releases did not write what it was made from.
+    """
+    about = _head(folder / STUDENT_FILE)
+    if "recipe" in about:
+        return "it is trained"
+    made_from = about.get("made_from")
+    wanted = student_origin(freeze(config, "student"))
+    return differences(made_from, wanted) if made_from else ""
+
+
+def check_student_of(run: RunFolder, folder: Path, is_trained: bool) -> None:
+    """Refuse a student's folder, or its pipeline's, that is whole and not of this run.
+
+    Args:
+        run: its folder; where its whole configuration is not, nothing is known.
+        folder: of the student.
+        is_trained: whether it should be trained.
+
+    Raises:
+        ValueError: it belongs to another configuration or training, or is not trained, or is.
+    """
+    try:
+        config = read_config(run.config("run"))
+    except (OSError, ValueError):
+        return
+    if isinstance(config, Config):
+        why = (
+            why_not_trained(config, run, folder) if is_trained else why_not_initial(config, folder)
+        )
+        if why:
+            what = "trained student" if is_trained else "student before its training"
+            raise ValueError(f"{folder} is not this run's {what} ({why}): {repair_hint(folder)}")
+
+
+def why_not_exported(config: Config, pipeline: Path, student: Path) -> str:
+    """Why a pipeline is not the export of a student's folder; "" where it is, or cannot be read."""
+    about, source = _head(pipeline / STUDENT_FILE), _head(student / STUDENT_FILE)
+    if not about or not source:
+        return ""
+    call = about.get("call", {}).get("arguments", {})
+    wanted: dict[str, Any] = {
+        "recipe_hash": source.get("recipe_hash"),
+        "call": {
+            "num_inference_steps": config.student.steps,
+            "height": config.teacher.height,
+            "width": config.teacher.width,
+        },
+        "student": source.get("student"),
+    }
+    if "of" in about:
+        wanted["of"] = hash_json(source.get("files", {}))
+    return differences({**about, "call": {name: call.get(name) for name in wanted["call"]}}, wanted)
+
+
+def why_not_samples(config: RunConfig, run: RunFolder, model: str) -> str:
+    """Why a model's images are not this run's, by their table alone; "" where they may be."""
+    import pyarrow.parquet as pq  # half a second, for what Snakemake has no note of
+
+    frozen = freeze(config, f"samples-{model}")["sampling"]
+    columns = ["prompt_id", "index", "noise_seed", "steps", "width", "height", "guidance_scale"]
+    try:
+        rows = pq.read_table(run.samples(model), columns=columns).slice(0, 1).to_pylist()
+    except (OSError, ValueError, KeyError):
+        return ""
+    if not rows:
+        return ""
+    sample = SampleId(rows[0]["prompt_id"], rows[0]["index"])
+    wanted = {
+        "noise_seed": noise_seed(config.seed, sample),
+        "steps": frozen["steps"],
+        "height": config.teacher.height,
+        "width": config.teacher.width,
+    }
+    if frozen["guidance_scale"] is not None:
+        wanted["guidance_scale"] = frozen["guidance_scale"]
+    return differences(rows[0], wanted)
+
+
+def differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """What differs of what is wanted, as `steps is 4, not 8`; a value that is left out is empty."""
+    has, needs = flatten(dict(found)), flatten(dict(wanted))
+    keys = {**needs, **{key: None for key in has if key.partition(".")[0] in wanted}}
+    told = [
+        f"{key} is {_shown(has.get(key))}, not {_shown(needs.get(key))}"
+        for key in keys
+        if (has.get(key) or None) != (needs.get(key) or None)
+    ]
+    more = [f"and {len(told) - MAX_TOLD} more"] if len(told) > MAX_TOLD else []
+    return "; ".join([*told[:MAX_TOLD], *more])
+
+
+def _shown(value: object) -> str:
+    text = "empty" if value in (None, [], ()) else str(value)
+    return text if len(text) <= 40 else f"{text[:12]}..."
+
+
+def _head(path: Path) -> dict[str, Any]:
+    """A JSON file; nothing where there is none, or a damaged one."""
+    try:
+        return read_json(path)
+    except (OSError, ValueError):
+        return {}
+
+
+def _recipe_hash(manifest: Path) -> str | None:
+    return _head(manifest).get("recipe_hash")
+
+
+def _known(name: str, manifest: Path) -> dict[str, str]:
+    """The hash of a manifest's recipe under a name, where the manifest tells it."""
+    found = _recipe_hash(manifest)
+    return {name: found} if found else {}
+
+
+def _number_of_rounds(name: str) -> int | None:
+    """Of the folder of a student before some round; None for the last one."""
+    found = EARLIER.fullmatch(name)
+    return int(found[1]) if found else None
+
+
+def _foreign_manifests(
+    paths: Iterable[Path], stage: str, wanted: Mapping[str, Any], together: bool = False
+) -> Iterator[Foreign]:
+    """Manifests of other recipes; `together`: one that is foreign makes all suspect."""
+    there = {path: _head(path).get("recipe") for path in paths}
+    for path, recipe in there.items():
+        if recipe is None:
+            continue
+        recipe = recipe | {"num_segments": len(recipe.get("knots", ())) - 1}
+        why = differences(recipe, wanted)
+        if why:
+            others = tuple(each for each in there if each != path) if together else ()
+            yield Foreign(path, stage, why, others)
+
+
+def _foreign_embeddings(config: RunConfig, run: RunFolder) -> Iterator[Foreign]:
+    teacher = config.teacher
+    wanted: dict[str, Any] = {
+        "kind": "embeddings",
+        "version": freeze(config, "embeddings")["version"],
+        "dtype": teacher.dtype,
+        "negative_prompt": teacher.negative_prompt,
+        "long_prompts": teacher.long_prompts,
+    }
+    if teacher.max_sequence_length is not None:
+        wanted["max_sequence_length"] = teacher.max_sequence_length
+    paths = [run.embeddings(split) for split in ("train", "eval")]
+    yield from _foreign_manifests(paths, "embeddings", wanted)
+
+
+def _foreign_targets(config: Config, run: RunFolder) -> Iterator[Foreign]:
+    teacher, targets = config.teacher, config.targets
+    wanted: dict[str, Any] = {
+        "kind": "targets",
+        "version": freeze(config, "targets")["version"],
+        "seed": config.seed,
+        "height": teacher.height,
+        "width": teacher.width,
+        "negative_prompt": teacher.negative_prompt,
+        "dtype": teacher.dtype,
+        "stored_dtype": targets.dtype,
+        **{name: getattr(targets, name) for name in OF_TARGETS},
+        **_known("embeddings", run.embeddings("train")),
+    }
+    if teacher.max_sequence_length is not None:
+        wanted["max_sequence_length"] = teacher.max_sequence_length
+    shards = range(targets.num_shards)
+    paths = [run.targets_shard(f"{shard}-of-{targets.num_shards}") for shard in shards]
+    yield from _foreign_manifests([run.targets, *paths], "targets", wanted, together=True)
+
+
+OF_TARGETS = (
+    "steps", "guidance_scale", "guidance_scale_2", "samples_per_prompt", "batch_size",
+    "chunk_size", "predictions", "num_segments",
+)  # fmt: skip
+"""Keys of the section `targets` that its recipe has under the same names, or by its knots."""
+
+
+def _foreign_rounds(config: Config, run: RunFolder) -> Iterator[Foreign]:
+    """Of each round the student's states and the teacher's answers."""
+    num_shards, of_targets = config.targets.num_shards, _known("targets", run.targets)
+    frozen = freeze(config, "rounds")
+    for number in config.training.round_numbers:
+        shards = [f"{shard}-of-{num_shards}" for shard in range(num_shards)]
+        states = [run.states_shard(str(number), shard) for shard in shards]
+        wanted = {
+            "kind": "states",
+            "version": frozen["rounds_version"],
+            "number": number,
+            **of_targets,
+            "steps": config.student.steps,
+            "dtype": config.teacher.dtype,
+            "stored_dtype": config.targets.dtype,
+            "batch_size": config.targets.batch_size,
+            "chunk_size": config.targets.chunk_size,
+        }
+        yield from _foreign_manifests(states, "rounds", wanted, together=True)
+        visited = [run.visited_shard(str(number), shard) for shard in shards]
+        wanted = {
+            "kind": "visited",
+            "version": frozen["rounds_version"],
+            **_known("states", states[0]),
+            **of_targets,
+            "steps": config.student.steps,
+        }
+        paths = [run.visited(number), *visited]
+        yield from _foreign_manifests(paths, "rounds", wanted, together=True)
+
+
+def _foreign_students(config: Config, run: RunFolder) -> Iterator[Foreign]:
+    """The networks, and the pipelines that are exported from them."""
+    rounds = range(len(config.training.round_numbers))
+    trained = {"trained": "training"}
+    trained |= {f"trained-{done}-rounds": f"training-{done}-rounds" for done in rounds}
+    exported = {"pipeline": "trained", "untrained": "initial"}
+    exported |= {f"{done}-rounds": f"trained-{done}-rounds" for done in rounds}
+    if why := why_not_initial(config, run.student("initial")):
+        yield Foreign(run.student("initial"), "student", why)
+    for name, stage in trained.items():
+        if why := why_not_trained(config, run, run.student(name)):
+            yield Foreign(run.student(name), stage, why)
+    for name, source in exported.items():
+        if why := why_not_exported(config, run.student(name), run.student(source)):
+            yield Foreign(run.student(name), "export", why)

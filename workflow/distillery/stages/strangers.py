@@ -1,0 +1,108 @@
+"""What `verify` finds that is whole and yet belongs to another configuration or another student."""
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from distillery.config.jobs import SamplesJob, read_config, read_job
+from distillery.config.run import Config, RunConfig
+from distillery.generation.sample_maker import SampleMaker
+from distillery.model_folder import METADATA, read_metadata
+from distillery.planning.belonging import find_foreign, is_frozen
+from distillery.run_folder import RunFolder
+from distillery.store.tables import read_table
+from distillery.telemetry import Reporter
+
+PIPELINES = {"student": "pipeline", "untrained": "untrained"}
+"""The folder of `student/` that a model's images are made with, by its source."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """One file or folder of a run.
+
+    Attributes:
+        path: of it.
+        find_problem: reads it; returns why it is damaged, or None.
+        manifests: finds what goes with it, so that Snakemake makes it again.
+        is_asked_for: whether the rule `all` asks for it, or for what is made of it.
+    """
+
+    path: Path
+    find_problem: Callable[[], str | None]
+    manifests: Callable[[], list[Path]] = list
+    is_asked_for: bool = True
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A damaged item, and why it is."""
+
+    item: Item
+    why: str
+
+
+def strangers(run: RunFolder, reporter: Reporter) -> Iterator[Damage]:
+    """What is there of a run and not of its configuration, with what is made again for it.
+
+    Args:
+        run: its folder.
+        reporter: for what it takes to know the images' recipe.
+    """
+    try:
+        config = read_config(run.config("run"))
+    except (OSError, ValueError):  # none yet; a damaged one is told
+        return
+    for each in find_foreign(config, run):
+        why = f"it is whole, but does not follow from {run.config(each.stage)}: {each.why}"
+        yield _stranger(each.path, why, *each.made_with)
+    for model in config.samples.models:
+        yield from _foreign_images(config, run, model, reporter)
+    if isinstance(config, Config):
+        yield from _foreign_card(run)
+
+
+def _stranger(path: Path, why: str, *made_with: Path) -> Damage:
+    there = [each for each in made_with if each.exists()]
+    return Damage(Item(path, lambda: why, lambda: there), why)
+
+
+def _foreign_images(
+    config: RunConfig, run: RunFolder, model: str, reporter: Reporter
+) -> Iterator[Damage]:
+    """A model's images of another recipe than its pipeline and its configuration give.
+
+    Without a teacher on this machine nothing is told of the teacher's.
+    """
+    manifest, stage = run.samples(model), f"samples-{model}"
+    source = config.samples.models[model].source
+    if not manifest.is_file() or not is_frozen(config, run, stage):
+        return
+    if source == "teacher" and not Path(config.teacher.path).exists():
+        return
+    pipeline = run.student(PIPELINES[source]) if source in PIPELINES else None
+    with suppress(OSError, ValueError):  # told by whoever reads what is damaged or gone
+        job = read_job(run.config(stage), SamplesJob)
+        prompts, embeddings = read_table(run.prompts("eval")), run.embeddings("eval")
+        place = manifest.parent, torch.device("cpu"), reporter
+        maker = SampleMaker(job, prompts, embeddings, pipeline, *place)
+        found = set(read_table(manifest)["recipe"])
+        if found != {maker.sample_folder.recipe_hash}:
+            made_by = pipeline or config.teacher.path
+            why = f"its images are not those of {made_by} under {run.config(stage)}"
+            yield _stranger(manifest, why, *manifest.parent.glob("shard-*.parquet"))
+
+
+def _foreign_card(run: RunFolder) -> Iterator[Damage]:
+    """The card beside the report, where it is of another student than the pipeline's folder."""
+    card, pipeline = run.card, run.student("pipeline")
+    if not card.is_file() or not (pipeline / METADATA).is_file():
+        return
+    with suppress(OSError, ValueError, KeyError):
+        recipe = read_metadata(pipeline)["recipe_hash"]
+        if f"`{recipe}`" not in card.read_text(encoding="utf-8"):
+            why = f"it is of another student than {pipeline}, whose recipe is {recipe[:12]}"
+            yield _stranger(card.parent, why, run.report, run.metrics)
