@@ -32,7 +32,12 @@ from distillery.planning.html import html_of
 from distillery.planning.jobs import Room, StageJobs, list_jobs
 from distillery.planning.overlooked import check_same_teacher, hash_settings, hash_sources
 from distillery.planning.page import Page, Part, page_of
-from distillery.planning.prompts import advise_weights, check_made, check_negatives
+from distillery.planning.prompts import (
+    advise_misread,
+    advise_weights,
+    check_made,
+    check_negatives,
+)
 from distillery.planning.scaling import networks_of
 from distillery.planning.text import print_page
 from distillery.planning.there import Found, advise_repair, already_there, there_part
@@ -130,6 +135,7 @@ def check_inputs(
     check_all_steps(config, folder)
     check_all_lengths(config.teacher, folder, prompts)
     notes = check_negatives(config, prompts, folder) + advise_weights(prompts)
+    notes += advise_misread(prompts)
     notes += advise_numbers(config, len(prompts["eval"]))
     return notes + advise_adapters(config.teacher) + advise_attention(config.teacher)
 
