@@ -71,9 +71,10 @@ def test_separators_and_repeated_texts_are_named(teacher: Path, tmp_path: Path) 
     told = facts(planned(raw, tmp_path))["prompts"]
     assert f"{train} (columns by semicolon) and {held_out} (columns by tab)" in told
     assert told.endswith("; 3 of the 9 train prompts repeat the text of another")
+    repeated = train.read_bytes()
     generating = generating_settings(tmp_path, teacher)
-    generating["prompts"] = {"eval": str(train)}
-    told = facts(planned(generating, tmp_path / "b"))["prompts"]
+    Path(generating["prompts"]["eval"]).write_bytes(repeated)
+    told = facts(planned(generating, tmp_path))["prompts"]
     assert told.endswith(
         "(columns by semicolon); 3 of the 9 eval prompts repeat the text of another"
     )
