@@ -8,7 +8,12 @@ from distillery.planning.first import (
     measured_at,
     plan_first,
 )
-from distillery.snakemake_private import jobs_to_run, note_command, rules_folder
+from distillery.snakemake_private import (
+    jobs_to_run,
+    note_command,
+    requests_of,
+    rules_folder,
+)
 
 # What each stage depends on, and whether the run can work at all.
 
@@ -50,7 +55,9 @@ onstart:
                 default=None,
             )
         try:
-            plan_first(CONFIG, RUN, PLANNED, processes, gpus, nodes)
+            plan_first(
+                CONFIG, RUN, PLANNED, processes, gpus, nodes, requests_of(workflow)
+            )
         except ValueError as error:
             raise WorkflowError(str(error))
 

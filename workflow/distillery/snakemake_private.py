@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from distillery.planning.requests import Request
 from distillery.telemetry import COMMAND
 
 Workflow = Any
@@ -48,6 +49,25 @@ def limit_on_this_machine(workflow: Workflow, resource: str, number: int) -> Non
 def jobs_to_run(workflow: Workflow) -> dict[Any, Any]:
     """A job of each rule that has one to run; `dag`, known from `onstart` on."""
     return {job.rule: job for job in workflow.dag.needrun_jobs()}
+
+
+def requests_of(workflow: Workflow) -> dict[str, Request]:
+    """What the jobs to run ask a cluster for, by rule; none on this machine. `dag`."""
+    if not runs_elsewhere(workflow):
+        return {}
+    return {
+        rule.name: Request(
+            _whole(job.resources.get("mem_mb")),
+            _whole(job.resources.get("runtime")),
+            1 + int(job.restart_times or 0),
+        )
+        for rule, job in jobs_to_run(workflow).items()
+    }
+
+
+def _whole(value: object) -> int | None:
+    """A resource that is a number, and not a text or yet to be determined."""
+    return value if isinstance(value, int) else None
 
 
 def has_noted(workflow: Workflow, output: str) -> bool:

@@ -28,6 +28,7 @@ from distillery.planning.first import sources_of
 from distillery.planning.generation import plan_generation
 from distillery.planning.gpus import Gpus, advise_gpus, plan_gpus
 from distillery.planning.guidance import check_second_scale
+from distillery.planning.host import advise_requests, host_bytes
 from distillery.planning.html import html_of
 from distillery.planning.jobs import Room, StageJobs, list_jobs
 from distillery.planning.overlooked import check_same_teacher, hash_settings, hash_sources
@@ -38,6 +39,7 @@ from distillery.planning.prompts import (
     check_made,
     check_negatives,
 )
+from distillery.planning.requests import read_requests
 from distillery.planning.scaling import networks_of
 from distillery.planning.text import print_page
 from distillery.planning.there import Found, advise_repair, already_there, there_part
@@ -79,7 +81,11 @@ class Inputs:
 
 
 def make_plan(
-    config: RunConfig, output: Path, num_gpus: int | None = None, num_nodes: int = 1
+    config: RunConfig,
+    output: Path,
+    num_gpus: int | None = None,
+    num_nodes: int = 1,
+    requests: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
     """Check everything that can be known beforehand, and write the plan.
 
@@ -90,6 +96,7 @@ def make_plan(
         output: plan.json; plan.html goes beside it.
         num_gpus: that Snakemake gives the training; None where it is not to train.
         num_nodes: that these are on.
+        requests: what jobs ask a cluster for, see `planning.requests`.
 
     Raises:
         FileNotFoundError: a prompt file, the teacher or a part of it is missing.
@@ -115,9 +122,15 @@ def make_plan(
         "num_nodes": num_nodes,
         "hardware": hardware,
         "planned_gpus": asdict(gpus),
+        "requests": requests or {},
     }
     plan |= plan_parts(inputs, hardware["num_cores"])
-    plan["advice"] += of_prompts
+    plan["advice"] += of_prompts + advise_requests(
+        read_requests(plan["requests"]),
+        plan["host_bytes"],
+        plan["time"],
+        [StageJobs(**row) for row in plan["stages"]],
+    )
     check_same_teacher(plan["teacher"], run_folder)
     plan["page"] = asdict(page_for(inputs, plan))
     # The page first: Snakemake asks for plan.json, so where that is, its page is. The page is no
@@ -162,6 +175,7 @@ def plan_parts(inputs: Inputs, num_cores: int) -> dict[str, Any]:
     plan["time"] = plan_duration(config, num_prompts, inputs.run_folder, room, networks)
     memory = estimate(config.teacher, folder, gpus.memory_bytes, gpus.is_unknown)
     plan["memory"] = vars(memory)
+    plan["host_bytes"] = host_bytes(config, plan, folder)
     plan["advice"] += advise_gpus(gpus) + advise_memory(config.teacher, memory)
     plan["advice"] += advise_duration(plan["time"], gpus, str(inputs.run_folder.probe))
     found = already_there(config, inputs.run_folder, inputs.prompts, recipes)
@@ -277,6 +291,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, required=True, help="plan.json")
     parser.add_argument("--num-gpus", type=int, help="that Snakemake gives the training")
     parser.add_argument("--num-nodes", type=int, default=1, help="that these are on")
+    parser.add_argument(
+        "--requests", type=json.loads, default={}, help="JSON: what jobs ask a cluster for"
+    )
     arguments = parser.parse_args(argv)
     # On the terminal, as the plan itself: reading a large teacher takes minutes.
     logging.basicConfig(format="%(message)s")
@@ -288,7 +305,8 @@ def main(argv: list[str] | None = None) -> int:
             if arguments.content
             else read_config(arguments.config)
         )
-        make_plan(config, arguments.output, arguments.num_gpus, arguments.num_nodes)
+        machine = arguments.num_gpus, arguments.num_nodes, arguments.requests
+        make_plan(config, arguments.output, *machine)
 
     status = explain_errors(plan, arguments.log)
     if status == 0:
