@@ -1,6 +1,6 @@
 import json
 
-from distillery.locks import check_way, hold_run, job_lock
+from distillery.locks import check_way, explain_write, hold_run, job_lock
 from distillery.planning.first import (
     asked_to_plan,
     check_folder,
@@ -41,6 +41,8 @@ onstart:
             check_noted(CONFIG, RUN, partial(has_noted, workflow))
     except ValueError as error:
         raise WorkflowError(str(error))
+    except OSError as error:
+        raise WorkflowError(explain_write(error))
     if makes and rules.plan.rule not in needed:
         processes, gpus, nodes = 0, None, 1
         train = (
@@ -60,6 +62,8 @@ onstart:
             )
         except ValueError as error:
             raise WorkflowError(str(error))
+        except OSError as error:
+            raise WorkflowError(explain_write(error))
 
 
 # The run that a first job plans, unless it was. A value that comes from `output` is none that
