@@ -19,10 +19,8 @@ ENCODINGS = (
     "mac_roman", "cp1250", "cp1251", "gbk", "shift_jis", "koi8_r", "cp850",
 )  # fmt: skip
 ALPHABETS = (
-
     "abc xyz, ;\t|\"'.:=()", "äöüßéèñçÄÖ „“–€…’",
     "żółćęąśźń", "красный кот", "红色的狗", "赤い犬テスト",
-
     "\u200b\u200d\u2028\u00a0\u3000\ufeff", "🦊🐈‍⬛",
     "\x00\x07\x0b\x0c\x1b\x7f\x80\x84\x85\x93\x9f",
     "\r\n",
