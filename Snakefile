@@ -7,6 +7,7 @@ from pathlib import Path
 from snakemake.exceptions import WorkflowError
 from snakemake.utils import min_version
 
+from distillery.config.command_line import keys_of, read_overrides, with_overrides
 from distillery.config.run import Config, parse_config
 from distillery.config.jobs import freeze, prompts_stage
 from distillery.config.yaml_files import check_files
@@ -16,7 +17,9 @@ from distillery.planning.first import check_prompt_files, sources_of
 from distillery.planning.overlooked import check_contents, check_noted
 from distillery.run_folder import RunFolder
 from distillery.snakemake_private import (
+    as_inputs,
     config_files,
+    config_words,
     has_noted,
     is_made,
     limit_on_this_machine,
@@ -38,8 +41,15 @@ if not config_files(workflow):
 
 if not config:
     raise WorkflowError("there is no configuration: a module needs `config: config`")
+# What is nested in --config has the types that a file would give it.
+WORDS, AS_TEXT = config_words(workflow)
+GIVEN = read_overrides(WORDS)
 try:
-    CONFIG = parse_config(config, " and ".join(config_files(workflow)) or "--config")
+    CONFIG = parse_config(
+        with_overrides(config, AS_TEXT, GIVEN),
+        " and ".join(config_files(workflow)) or "--config",
+        set(keys_of({**AS_TEXT, **GIVEN})),
+    )
     NUM_GPUS = count_gpus()
 except ValueError as error:
     raise WorkflowError(str(error))
@@ -112,5 +122,5 @@ rule all:
     input:
         RESULTS,
         # Of `all`: an error in the inputs of another rule is none where its output is there.
-        lambda wildcards: check_noted(CONFIG, RUN, partial(has_noted, workflow)),
-        lambda wildcards: check_contents(RUN.plan, PLANNED),
+        as_inputs(partial(check_noted, CONFIG, RUN, partial(has_noted, workflow))),
+        as_inputs(partial(check_contents, RUN.plan, PLANNED)),

@@ -33,7 +33,9 @@ PLANNED = sources_of(CONFIG)
 
 # For rules that take prompt files: a rule of a workflow around this one may make them, so it is asked
 # when all rules are known.
-PROMPT_FILES = lambda wildcards: check_prompt_files(CONFIG, partial(is_made, workflow))
+PROMPT_FILES = as_inputs(
+    partial(check_prompt_files, CONFIG, partial(is_made, workflow))
+)
 
 # Rounds of the training, from 1; a run without training has none.
 ROUNDS = CONFIG.training.round_numbers if isinstance(CONFIG, Config) else range(0)

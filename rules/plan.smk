@@ -1,7 +1,7 @@
 import json
 from functools import cache
 
-from distillery.locks import check_way, hold_run, job_lock
+from distillery.locks import check_way, explain_write, hold_run, job_lock
 from distillery.planning.dates import mend_dates
 from distillery.planning.first import (
     asked_to_plan,
@@ -16,6 +16,7 @@ from distillery.snakemake_private import (
     jobs_to_run,
     note_command,
     noted_inputs,
+    requests_of,
     rules_folder,
 )
 
@@ -45,6 +46,8 @@ onstart:
             check_noted(CONFIG, RUN, partial(has_noted, workflow))
     except ValueError as error:
         raise WorkflowError(str(error))
+    except OSError as error:
+        raise WorkflowError(explain_write(error))
     if makes and rules.plan.rule not in needed:
         processes, gpus, nodes = 0, None, 1
         train = (
@@ -59,9 +62,13 @@ onstart:
                 default=None,
             )
         try:
-            plan_first(CONFIG, RUN, PLANNED, processes, gpus, nodes)
+            plan_first(
+                CONFIG, RUN, PLANNED, processes, gpus, nodes, requests_of(workflow)
+            )
         except ValueError as error:
             raise WorkflowError(str(error))
+        except OSError as error:
+            raise WorkflowError(explain_write(error))
 
 
 # Once for all jobs of a call, and by no job: its inputs are dated by then.

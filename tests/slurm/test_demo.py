@@ -39,6 +39,7 @@ def finished_run(slurm: None, tmp_path_factory: pytest.TempPathFactory) -> tuple
     profile["retries"] = 20  # a slow machine meets the limit more than once
     profile["default-resources"] |= {"mem_mb": 1500, "runtime": 15}
     # One minute is SLURM's smallest limit; training is longer, so it must be survived.
+    profile["set-resources"]["training"] |= {"mem_mb": 1500}
     profile["set-resources"]["training"] |= {"runtime": 1, "slurm_extra": "'--signal=TERM@20'"}
     (checkout / "test-profile").mkdir()
     (checkout / "test-profile/config.yaml").write_text(yaml.safe_dump(profile))

@@ -76,7 +76,7 @@ def on_nodes(checkout: Path, count: int) -> "subprocess.Popen[bytes]":
     profile["slurm-init-seconds-before-status-checks"] = 3
     profile["default-resources"] |= {"mem_mb": 1500, "runtime": 15}
     profile["set-resources"]["training"] |= {
-        "nodes": count, "gpu": 2 * count, "tasks_per_node": 2, "mpi": "srun"
+        "nodes": count, "gpu": 2 * count, "tasks_per_node": 2, "mpi": "srun", "mem_mb": 1500,
     }  # fmt: skip
     (checkout / "test-profile").mkdir(exist_ok=True)
     (checkout / "test-profile/config.yaml").write_text(yaml.safe_dump(profile))

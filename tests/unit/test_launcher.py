@@ -1,8 +1,11 @@
 """What starts a training's processes, on one machine and on several."""
 
+import subprocess
+import sys
+
 import pytest
 
-from distillery.launcher import gpus_per_node, launch_with, num_processes
+from distillery.launcher import check_loopback, gpus_per_node, launch_with, num_processes
 
 
 def test_one_machine_has_torchrun() -> None:
@@ -34,3 +37,22 @@ def test_gpus_that_do_not_divide_are_refused() -> None:
     assert gpus_per_node(6, 3) == 2
     with pytest.raises(ValueError, match=r"gpu=5 and nodes=2.*use gpu=6"):
         gpus_per_node(5, 2)
+
+
+def test_without_loopback_torchrun_is_not_started() -> None:
+    """In a network of its own, whose loopback interface is down until it is set up."""
+    unshare = ["unshare", "--map-root-user", "--net"]
+    if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no network can be made here")
+    launch = [sys.executable, "-m", "distillery.with_gpus", "--num-gpus", "0", "--"]
+    for is_torchrun in (True, False):
+        command = [sys.executable, "-c", "print('began')", *["torch.distributed.run"] * is_torchrun]
+        alone = subprocess.run(
+            [*unshare, *launch, *command], capture_output=True, text=True, check=False
+        )
+        assert (alone.returncode, alone.stdout) == ((125, "") if is_torchrun else (0, "began\n"))
+        assert ("(lo) does not answer" in alone.stderr) == is_torchrun
+        assert alone.stderr.count("\n") == is_torchrun, "one line, with the cure"
+        assert alone.stderr.endswith("ip link set lo up\n" * is_torchrun)
+    assert "torch.distributed.run" in launch_with(2, 1, 1, 1).split()
+    check_loopback(launch_with(2, 1, 1, 1).split())

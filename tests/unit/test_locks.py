@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from distillery.locks import alone, check_way, hold_run, job_lock, quiet
+from distillery.locks import alone, check_way, explain_write, hold_run, job_lock, quiet
 
 HOLD = """
 import sys, time
@@ -135,3 +135,14 @@ def test_a_file_system_without_locks_stops_nothing(
         return
     with alone(tmp_path / "lock", quiet) as had_to_wait:
         assert not had_to_wait
+
+
+def test_a_full_disk_or_a_folder_of_another_user_is_told_with_advice() -> None:
+    full = explain_write(OSError(errno.ENOSPC, "No space left on device", "results/a/.lock"))
+    assert full.startswith("results/a/.lock cannot be written, since no space is left")
+    assert full.endswith("free some space, or make results/ a link to a larger disk")
+    for number in (errno.EACCES, errno.EPERM, errno.EROFS):
+        told = explain_write(OSError(number, os.strerror(number), "results/a/.lock"))
+        assert told.startswith(f"results/a/.lock cannot be written ({os.strerror(number)}): the")
+        assert "chmod -R g+w" in told
+    assert explain_write(OSError(errno.EIO, "broken")) == str(OSError(errno.EIO, "broken"))

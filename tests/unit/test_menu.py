@@ -1,19 +1,26 @@
 """Each shipped configuration is planned at released shapes; its head says what the plan says."""
 
+import re
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+import yaml
 
 from checkout import REPOSITORY, load_script
 from distillery.config.run import Config
 from distillery.files import GIB
+from distillery.planning.host import advise_requests, megabytes
+from distillery.planning.jobs import StageJobs
+from distillery.planning.requests import Request
 from distillery.teacher.memory import TIGHT
 
 pytestmark = pytest.mark.slow
 SHIPPED = sorted((REPOSITORY / "config").glob("*.yaml"))
 NAMES = [path.stem for path in SHIPPED]
+SUBMITTED = ("embeddings", "targets", "student", "training", "export", "samples")
+"""Stages whose jobs a cluster gets."""
 
 
 @pytest.fixture(scope="module")
@@ -109,3 +116,38 @@ def test_a_stale_head_is_replaced_and_nothing_else(menu: ModuleType) -> None:
         new
         == "# schema\n# what it is\n#\n# Planned with 4 prompts\n#   disk 9\nrun: a\n# a comment\n"
     )
+
+
+def requested() -> dict[str, Request]:
+    """What profiles/slurm asks for."""
+    profile = yaml.safe_load((REPOSITORY / "profiles/slurm/config.yaml").read_text())
+    own, default = profile["set-resources"], profile["default-resources"]
+    asked = {name: default | own.get(name, {}) for name in (*SUBMITTED, "training_before_round")}
+    tries = 1 + profile["retries"]
+    return {name: Request(it["mem_mb"], it["runtime"], tries) for name, it in asked.items()}
+
+
+def test_the_clusters_profile_has_room_for_sdxl(plans: dict[str, Any]) -> None:
+    """A checkpoint's copy was measured as 41 GB (docs/log.md), the training as 95 H200-hours."""
+    plan = plans["sdxl-cluster"].plan
+    jobs, needs = [StageJobs(**row) for row in plan["stages"]], plan["host_bytes"]
+    assert needs["training"] > 41e9
+    head = (REPOSITORY / "config/sdxl-cluster.yaml").read_text()
+    hours = float(re.search(r"training (\d+)", head)[1])  # type: ignore[index]
+    training = next(row for row in jobs if row.stage == "training")
+    assert training.gpus == 8
+    time = {"stages": [{"stage": "training", "gpu_s": hours * 3600}]}
+    assert advise_requests(requested(), needs, time, jobs) == []
+    assert set(SUBMITTED) <= needs.keys()
+    for stage in SUBMITTED:
+        small = requested() | {stage: Request(megabytes(needs[stage]) - 1001, 10_000, 4)}
+        (note,) = advise_requests(small, needs, time, jobs)
+        assert note.startswith(f"{stage} asks the cluster for mem_mb: ")
+        wanted = re.search(r"\{mem_mb: (\d+)\}", note)
+        assert wanted is not None
+        small[stage] = Request(int(wanted[1]), 10_000, 4)
+        assert advise_requests(small, needs, time, jobs) == []
+    short = requested() | {"training": Request(128_000, 120, 4)}
+    (note,) = advise_requests(short, needs, time, jobs)
+    assert "takes about 713 minutes and is given 480 (runtime: 120, started 4 times" in note
+    assert advise_requests(short, needs, {}, jobs) == [], "nothing is known of times"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from distillery.prompt_files import find_wide_encoding
+from distillery.encodings import find_wide_encoding
 from distillery.prompts import own_negatives, read_prompts
 from prompt_texts import TEXTS, refused, write
 
@@ -46,7 +46,7 @@ def test_utf8_with_a_zero_byte_is_no_wide_encoding(tmp_path: Path) -> None:
     assert find_wide_encoding(b"a red dog\n\0\n") is None
     assert find_wide_encoding("ein roter Hund, grün".encode("latin1")) is None
     message = refused(write(tmp_path, "prompt_id,prompt\na,red\nb,a\0blue cat\n"))
-    assert "line 3: a text has a NUL character in it: remove it" in message
+    assert "line 3: character 2 of prompt is the control character U+0000 (NUL)" in message
     assert "cannot name a folder" in refused(write(tmp_path, "prompt_id,prompt\na\0,red dogs\n"))
 
 
@@ -170,4 +170,4 @@ def test_a_negative_prompt_that_is_no_text_is_refused(tmp_path: Path, value: str
 
 def test_a_path_with_a_space_is_quoted_in_the_command(tmp_path: Path) -> None:
     message = refused(write(tmp_path, "caf\xe9".encode("latin1"), "two words.txt"))
-    assert f"iconv -f latin1 -t UTF-8 '{tmp_path}{os.sep}two words.txt' > utf8.txt" in message
+    assert f"iconv -f WINDOWS-1252 -t UTF-8 '{tmp_path}{os.sep}two words.txt' > utf8.txt" in message

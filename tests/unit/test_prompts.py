@@ -49,13 +49,13 @@ def test_only_a_header_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_missing_column_is_named_with_those_that_are_there(tmp_path: Path) -> None:
-    message = refused(write(tmp_path, "id;prompt\na;b\n"))
-    assert "no column prompt (it has: id;prompt): separate the columns by commas" in message
+    message = refused(write(tmp_path, "id;text\na;b\n"))
+    assert "no column prompt (it has: id, text): rename 'text' to prompt" in message
     assert "name the columns in the first line" in refused(write(tmp_path, "a red dog\na cat\n"))
 
 
 def test_another_ending_is_refused(tmp_path: Path) -> None:
-    assert ".csv, .txt, .jsonl, .parquet" in refused(write(tmp_path, GOOD, "prompts.xlsx"))
+    assert ".csv, .tsv, .txt, .jsonl, .parquet" in refused(write(tmp_path, GOOD, "prompts.xlsx"))
 
 
 @pytest.mark.parametrize("prompt_id", ["a/b", "..", "a..b", "", ".hidden", "ü", "a b", "x" * 129])
@@ -146,13 +146,19 @@ def test_jsonl_keeps_extra_columns_and_their_types(tmp_path: Path) -> None:
     [
         ("{", "line 3 is not JSON"),
         ("[1]", "line 3 is no JSON object"),
-        ('{"prompt_id": 7, "prompt": "x"}', "line 3: prompt_id and prompt must be text"),
+        (
+            '{"prompt_id": 7, "prompt": "x"}',
+            "line 3: prompt_id and prompt must be text, and prompt_id is 7",
+        ),
         ('{"prompt_id": "b"}', "line 3: prompt_id and prompt must be text"),
         ('{"prompt": "b"}', "line 3: prompt_id and prompt must be text"),
         ('{"prompt": "b", "prompt": "c"}', "line 3: the key 'prompt' stands twice: remove one"),
         ('{"prompt_id": "b", "prompt": "x", "n": {"k": 1, "k": 2}}', "line 3: the key 'k' stands"),
         ("[" * 100_000 + "]" * 100_000, "line 3 is nested too deep"),
-        ('{"prompt_id": "b", "prompt": "x\\u0000y"}', "line 3: a text has a NUL character in it"),
+        (
+            '{"prompt_id": "b", "prompt": "x\\u0000y"}',
+            "line 3: character 2 of prompt is the control",
+        ),
         ('{"prompt_id": "b", "prompt": "x", "n": ' + "9" * 5000 + "}", "line 3: Exceeds the limit"),
     ],
 )

@@ -21,7 +21,7 @@ def test_snakemake_has_each_attribute_that_is_read() -> None:
     read -= {"Workflow"}  # `snakemake.workflow.Workflow`
     assert read == {
         "configfiles", "nodes", "is_main_process", "global_resources", "dag", "current_basedir",
-        "persistence", "rules", "cores",
+        "persistence", "rules", "cores", "config_settings",
     }  # fmt: skip
     workflow = snakemake.workflow.Workflow
     has = {*dir(workflow), *re.findall(r"self\.(\w+)", inspect.getsource(workflow))}

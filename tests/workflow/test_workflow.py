@@ -150,6 +150,23 @@ def test_a_wrong_configuration_gives_one_clear_message(
     assert "Traceback" not in done.stdout
 
 
+def test_words_of_the_command_line(teacher: Path, tmp_path: Path) -> None:
+    """Snakemake reads what is nested in --config as text, and a date's digits as a number."""
+    folder = skeleton(tmp_path)
+    configure(folder, teacher)
+    nested = ("--config", "run=2026_11_25", "training={learning_rate: 0.125, num_samples: 64}")
+    frozen = "results/2026_11_25/config/training.json"
+    listed = succeed(folder, "--dry-run", "--printshellcmds", frozen, *nested)
+    assert '"learning_rate": 0.125' in listed
+    assert '"num_samples": 64' in listed
+    wrong = snakemake(folder, "--dry-run", "--config", "training={num_samples: few}")
+    assert "--config cannot be used:\n  training.num_samples is 'few'" in wrong.stdout
+    behind = snakemake(folder, "--dry-run", "--configfile", "config/config.yaml", "verify")
+    assert behind.returncode != 0
+    assert "snakemake verify" in behind.stdout
+    assert "Traceback" not in behind.stdout + wrong.stdout
+
+
 @pytest.mark.parametrize("target", [[], ["results/tiny/plan.json"]], ids=["all", "plan"])
 @pytest.mark.parametrize(
     ("name", "what"), [("nope.csv", "does not exist"), ("folder", "is no file")]
@@ -164,6 +181,7 @@ def test_a_prompt_file_that_is_not_there_is_told_before_any_job(
     assert done.returncode != 0
     message = f"the prompt file inputs/{name} {what}: create it, or correct the path under"
     assert done.stdout.count(message) == 1
+    assert 'File "' not in done.stdout, "where in our code it was found"
     assert "MissingInputException" not in done.stdout
     assert not jobs(done.stdout)
 

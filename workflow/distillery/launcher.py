@@ -3,8 +3,15 @@
 A Snakefile imports this module while it is parsed, so nothing heavy is imported.
 """
 
+import socket
+from collections.abc import Sequence
+
+LOOPBACK = "127.0.0.1"
+ANSWER_S = 5.0
+TORCHRUN_MODULE = "torch.distributed.run"
+
 TORCHRUN = (
-    "python -m torch.distributed.run --standalone --nproc-per-node={processes} "
+    f"python -m {TORCHRUN_MODULE} --standalone --nproc-per-node={{processes}} "
     "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
 )
 SRUN = (
@@ -38,6 +45,24 @@ def launch_with(
     if per_node:
         resources += f" --gpus-per-node={per_node}"
     return SRUN.format(nodes=num_nodes, processes=processes, resources=resources)
+
+
+def check_loopback(command: Sequence[str]) -> None:
+    """Raise OSError where torchrun's processes could not find each other, for which it waits long.
+
+    Args:
+        command: that is to be run; any other than torchrun passes.
+    """
+    if TORCHRUN_MODULE not in command:
+        return
+    try:
+        with socket.create_server((LOOPBACK, 0)) as server:
+            socket.create_connection(server.getsockname(), timeout=ANSWER_S).close()
+    except OSError as error:
+        raise OSError(
+            f"this machine's loopback interface (lo) does not answer ({error.strerror or error}), "
+            "and the processes of a training find each other by it: ip link set lo up"
+        ) from error
 
 
 def num_processes(num_gpus: int, num_nodes: int, cpu_processes: int, own_gpus: int = 0) -> int:

@@ -22,6 +22,8 @@ JOB_LOCKS = ".jobs"
 
 BUSY = (errno.EACCES, errno.EAGAIN)
 """POSIX allows both where another process holds a lock."""
+FULL = (errno.ENOSPC, errno.EDQUOT)
+FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 """Errors of file systems without locks, as on some clusters."""
 
@@ -86,6 +88,22 @@ def hold_run(run: Path, tell: Tell = say) -> None:
         )
 
     hold(run / RUN_LOCK, in_use, tell)
+
+
+def explain_write(error: OSError) -> str:
+    """A file of a run that cannot be written, with what helps where that is known."""
+    name = error.filename or "a file of the run"
+    if error.errno in FULL:
+        return (
+            f"{name} cannot be written, since no space is left on its disk ({error.strerror}): "
+            "free some space, or make results/ a link to a larger disk"
+        )
+    if error.errno in FORBIDDEN:
+        return (
+            f"{name} cannot be written ({error.strerror}): the folder belongs to another user, or "
+            "its disk is read-only: correct its permissions (chmod -R g+w), or choose another `run`"
+        )
+    return str(error)
 
 
 def job_lock(run: Path, job: str) -> Path:

@@ -11,11 +11,12 @@ import json
 import unicodedata
 from bisect import bisect_left
 from collections.abc import Sequence
-from math import floor
+from math import floor, isnan
 from pathlib import Path
 
 import pandas as pd
 
+from distillery.encodings import explain_control, find_control
 from distillery.noise import check_prompt_id, shorten
 from distillery.prompt_files import read_rows
 
@@ -84,7 +85,7 @@ def read_prompts(path: Path, notes: Sequence[str] = (), numbered: str = "p") -> 
     """Read and check a prompt file.
 
     Args:
-        path: .csv, .jsonl or .parquet with the columns `prompt` and, if prompts have names,
+        path: .csv, .tsv, .jsonl or .parquet with the columns `prompt` and, if prompts have names,
             `prompt_id` (more columns are kept), or .txt with one prompt per line.
         notes: columns that are kept and change nothing, though their names may say otherwise.
         numbered: what the ids of prompts without one begin with: p00000, p00001, ...
@@ -99,14 +100,14 @@ def read_prompts(path: Path, notes: Sequence[str] = (), numbered: str = "p") -> 
             would not have, or bad rows, all named with their lines.
     """
     check_prompt_file(path)
-    table, lines = read_rows(path)
+    rows = read_rows(path)
+    table, lines = rows.table, rows.lines
     _check_columns([str(name) for name in table.columns], path, notes)
     if table.empty:
         raise ValueError(f"{path} holds no prompts: write at least one")
     if "prompt_id" not in table:
-        # By lines, so that an empty one moves no ids; CSV's first is the header.
-        first = 2 if path.suffix.lower() == ".csv" else 1
-        table["prompt_id"] = [f"{numbered}{line - first:05d}" for line in lines]
+        # By lines, so that an empty one moves no ids.
+        table["prompt_id"] = [f"{numbered}{line - rows.first:05d}" for line in lines]
     if NEGATIVE in table:
         table[NEGATIVE] = _without_blanks(table[NEGATIVE])
     _check_rows(table, lines, path)
@@ -170,8 +171,6 @@ def _check_columns(columns: Sequence[str], path: Path, notes: Sequence[str]) -> 
     if "prompt" not in columns:
         like = [name for name in columns if _plain(name) in LIKE_PROMPT]
         advice = f"rename {like[0]!r} to prompt" if like else "name the columns in the first line"
-        if len(columns) == 1 and any(separator in columns[0] for separator in ";\t"):
-            advice = "separate the columns by commas"
         raise ValueError(
             f"{path} has no column prompt (it has: {', '.join(columns) or 'none'}): {advice}"
         )
@@ -230,7 +229,7 @@ def _check_rows(table: pd.DataFrame, lines: list[int], path: Path) -> None:
     texts = [name for name in OURS if name in table]
     for line, *values in zip(lines, *(table[name] for name in texts), strict=True):
         if not all(isinstance(value, str) for value in values):
-            problems.append(f"{unit} {line}: {', '.join(texts[:-1])} and {texts[-1]} must be text")
+            problems.append(f"{unit} {line}: {_no_text(texts, values)}")
             continue
         prompt_id, prompt = values[:2]
         try:
@@ -242,13 +241,32 @@ def _check_rows(table: pd.DataFrame, lines: list[int], path: Path) -> None:
             problems.append(f"{unit} {line}: {_same_id(prompt_id, as_written, f'{unit} {before}')}")
         if not _is_visible(prompt):
             problems.append(f"{unit} {line}: the prompt of {shorten(prompt_id)} is empty")
-        if any("\0" in value for value in values[1:]):
-            problems.append(f"{unit} {line}: a text has a NUL character in it: remove it")
+        problems += [f"{unit} {line}: {it}" for it in _controls(texts[1:], values[1:])]
     if problems:
         shown = "\n  ".join(problems[:MAX_PROBLEMS_SHOWN])
         more = len(problems) - MAX_PROBLEMS_SHOWN
         rest = f"\n  and {more} more" if more > 0 else ""
         raise ValueError(f"{path} has bad rows; nothing was generated:\n  {shown}{rest}")
+
+
+def _no_text(names: Sequence[str], values: Sequence[object]) -> str:
+    """The problem of values that are numbers, or missing."""
+    name, value = next(
+        pair for pair in zip(names, values, strict=True) if not isinstance(pair[1], str)
+    )
+    is_missing = value is None or value is pd.NA or (isinstance(value, float) and isnan(value))
+    what = "missing" if is_missing else f"{value!r:.60}"
+    return f"{', '.join(names[:-1])} and {names[-1]} must be text, and {name} is {what}"
+
+
+def _controls(names: Sequence[str], values: Sequence[str]) -> list[str]:
+    """The problems of texts with characters that nobody types."""
+    places = [(name, text, find_control(text)) for name, text in zip(names, values, strict=True)]
+    return [
+        f"character {place + 1} of {name} is {explain_control(text[place])}"
+        for name, text, place in places
+        if place is not None
+    ]
 
 
 def _same_id(prompt_id: str, other: str, where: str) -> str:

@@ -7,9 +7,11 @@ all of them in the installed version.
 import os
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from distillery.planning.requests import Request
 from distillery.telemetry import COMMAND
 
 Workflow = Any
@@ -19,6 +21,13 @@ Workflow = Any
 def config_files(workflow: Workflow) -> list[str]:
     """Configuration files of the command line and of `configfile:`; `configfiles`."""
     return [str(path) for path in workflow.configfiles]
+
+
+def config_words(workflow: Workflow) -> tuple[list[str], dict[str, Any]]:
+    """What --config was given, as typed and as Snakemake reads it; `config_settings`."""
+    settings = workflow.config_settings
+    words = settings.config_args if isinstance(settings.config_args, list) else []
+    return list(map(str, words)), dict(settings.config)
 
 
 def runs_elsewhere(workflow: Workflow) -> bool:
@@ -40,6 +49,25 @@ def limit_on_this_machine(workflow: Workflow, resource: str, number: int) -> Non
 def jobs_to_run(workflow: Workflow) -> dict[Any, Any]:
     """A job of each rule that has one to run; `dag`, known from `onstart` on."""
     return {job.rule: job for job in workflow.dag.needrun_jobs()}
+
+
+def requests_of(workflow: Workflow) -> dict[str, Request]:
+    """What the jobs to run ask a cluster for, by rule; none on this machine. `dag`."""
+    if not runs_elsewhere(workflow):
+        return {}
+    return {
+        rule.name: Request(
+            _whole(job.resources.get("mem_mb")),
+            _whole(job.resources.get("runtime")),
+            1 + int(job.restart_times or 0),
+        )
+        for rule, job in jobs_to_run(workflow).items()
+    }
+
+
+def _whole(value: object) -> int | None:
+    """A resource that is a number, and not a text or yet to be determined."""
+    return value if isinstance(value, int) else None
 
 
 def has_noted(workflow: Workflow, output: str) -> bool:
@@ -81,6 +109,27 @@ def is_main(workflow: Workflow) -> bool:
 def is_made(workflow: Workflow, path: str) -> bool:
     """Whether a rule makes a file, also one of a workflow around this one; `rules`."""
     return any(rule.is_producer(path) for rule in workflow.rules)
+
+
+class Refused(Exception):  # noqa: N818 (Snakemake shows the name)
+    """A user's mistake that a rule's inputs have found: Snakemake shows where exceptions are from,
+    which says nothing to who wrote a configuration."""
+
+    @property
+    def __traceback__(self) -> None:  # type: ignore[override]
+        """Nowhere."""
+
+
+def as_inputs(check: Callable[[], list[str]]) -> Callable[[Any], list[str]]:
+    """A check, which gives no files, as a function for a rule's inputs."""
+
+    def inputs(wildcards: Any) -> list[str]:
+        try:
+            return check()
+        except (ValueError, OSError) as error:
+            raise Refused(str(error)) from None
+
+    return inputs
 
 
 def cores_of(workflow: Workflow) -> int:

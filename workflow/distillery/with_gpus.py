@@ -7,8 +7,8 @@
 
 The command replaces this process: signals reach it, its exit status is the exit status, and its
 GPUs are free the moment it ends. --num-gpus 0 hides all GPUs. Under SLURM, GPUs that were handed
-out are used as they are. Exit status 125: no GPUs; 126 or 127: the command cannot be run or was
-not found. docs/gpu-slots.md says more.
+out are used as they are. Exit status 125: no GPUs, or no loopback for torchrun; 126 or 127: the
+command cannot be run or was not found. docs/gpu-slots.md says more.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import sys
 from pathlib import Path
 
 from distillery.hardware import visible_ids
+from distillery.launcher import check_loopback
 from distillery.locks import LAUNCHER, say, take
 from distillery.slots import acquire, default_folder
 from distillery.watched import keep_to_log, log_in
@@ -73,6 +74,11 @@ def main(argv: list[str]) -> int:
     """Take the devices and run the command on them."""
     arguments, command = parse(argv)
     keep_to_log(log_in(command))
+    try:
+        check_loopback(command)
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return NO_GPUS
     if arguments.alone is not None:
         # Before GPUs are taken, which the job that is waited for may hold. The command inherits it.
         os.set_inheritable(take(arguments.alone), True)

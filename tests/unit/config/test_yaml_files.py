@@ -35,11 +35,11 @@ def test_all_keys_that_stand_twice_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("encoding", "said"), [("latin1", "iconv -f LATIN1"), ("utf-16", "iconv -f UTF-16")]
+    ("encoding", "said"), [("cp1252", "iconv -f WINDOWS-1252"), ("utf-16", "iconv -f UTF-16")]
 )
 def test_another_encoding(tmp_path: Path, encoding: str, said: str) -> None:
-    message = refused(tmp_path / "my.yaml", "run: caf\u00e9\n".encode(encoding))
-    assert "is not UTF-8" in message
+    message = refused(tmp_path / "my.yaml", "run: \u201ecaf\u00e9\u201c\n".encode(encoding))
+    assert "it is not UTF-8" in message or "it is UTF-16" in message
     assert said in message
     assert len(message.splitlines()) == 1
 
@@ -49,6 +49,25 @@ def test_what_is_no_yaml(tmp_path: Path, content: bytes) -> None:
     message = refused(tmp_path / "my.yaml", content)
     assert "is no YAML" in message
     assert len(message.splitlines()) == 1
+
+
+@pytest.mark.parametrize("code", [0x7F, *range(0x80, 0xA0), 0xFEFF])
+def test_control_characters_are_refused_with_their_place(tmp_path: Path, code: int) -> None:
+    """YAML takes U+0085, of an ellipsis in WINDOWS-1252, for a line end."""
+    content = f"run: a\nteacher: {{negative_prompt: 'a dog{chr(code)}'}}\n".encode()
+    message = refused(tmp_path / "my.yaml", content)
+    assert f"is no YAML: line 2, column 34 is the {'byte' if code > 256 else 'con'}" in message
+    assert len(message.splitlines()) == 1
+
+
+def test_a_result_is_no_configuration(tmp_path: Path) -> None:
+    path = tmp_path / "results/demo/plan.json"
+    path.parent.mkdir(parents=True)
+    assert "is a result and no configuration: write targets before" in refused(path, b"{}")
+    (path.parent / "config").mkdir()
+    (path.parent / "config/run.json").write_text("{}")
+    (tmp_path / "results/mine.yaml").write_text("{}")
+    check_files([path.parent / "config/run.json", tmp_path / "results/mine.yaml"])
 
 
 def test_aliases_end(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from distillery.planning.first import (
     plan_as_asked,
     plan_first,
 )
+from distillery.planning.requests import Request
 from distillery.run_folder import RunFolder
 from distillery.stages.freeze import write_frozen
 from runs import generating_settings, settings
@@ -99,6 +100,22 @@ def test_it_is_planned_once_by_a_command(folder: Path, commands: list[list[str]]
     assert read_json(folder / "config/runtime.json") == freeze(config, "runtime")
     plan_first(config, RunFolder(folder), [])
     assert len(commands) == 1, "who knows of no GPUs takes the plan that there is"
+
+
+def test_other_requests_to_a_cluster_are_planned_again(
+    folder: Path, commands: list[list[str]]
+) -> None:
+    config, run = config_of(folder.parent), RunFolder(folder)
+    for number, mem_mb in enumerate((16_000, 16_000, 32_000)):
+        requests = {"training": Request(mem_mb, 120, 4)}
+        plan_first(config, run, [], 2, 2, requests=requests)
+        told = json.loads(commands[-1][commands[-1].index("--requests") + 1])
+        assert told == {"training": {"mem_mb": mem_mb, "runtime": 120, "tries": 4}}
+        assert len(commands) == 1 + (number == 2)
+        plan = read_json(run.plan) | {"requests": told}
+        write_json(run.plan, plan)
+    plan_first(config, run, [], 2, 2)
+    assert len(commands) == 2, "who asks no cluster takes the plan that there is"
 
 
 def test_what_the_plan_depends_on_is_planned_again(

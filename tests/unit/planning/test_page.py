@@ -61,6 +61,37 @@ def with_own_negatives(raw: dict[str, Any], split: str) -> dict[str, Any]:
     return raw
 
 
+def test_separators_and_repeated_texts_are_named(teacher: Path, tmp_path: Path) -> None:
+    raw = settings(tmp_path, teacher)
+    train, held_out = (Path(raw["prompts"][split]) for split in ("train", "eval"))
+    tables = {path: pd.read_csv(path) for path in (train, held_out)}
+    tables[train].loc[2:4, "prompt"] = tables[train]["prompt"][0]
+    tables[train].to_csv(train, sep=";", index=False)
+    held_out.write_text("\ufeffsep=\t\n" + tables[held_out].to_csv(sep="\t", index=False))
+    told = facts(planned(raw, tmp_path))["prompts"]
+    assert f"{train} (columns by semicolon) and {held_out} (columns by tab)" in told
+    assert told.endswith("; 3 of the 9 train prompts repeat the text of another")
+    repeated = train.read_bytes()
+    generating = generating_settings(tmp_path, teacher)
+    Path(generating["prompts"]["eval"]).write_bytes(repeated)
+    told = facts(planned(generating, tmp_path))["prompts"]
+    assert told.endswith(
+        "(columns by semicolon); 3 of the 9 eval prompts repeat the text of another"
+    )
+
+
+def test_texts_that_a_conversion_has_damaged_are_doubted(teacher: Path, tmp_path: Path) -> None:
+    raw = settings(tmp_path, teacher)
+    assert not any("convert the original" in it for it in planned(raw, tmp_path)["advice"])
+    path = Path(raw["prompts"]["train"])
+    table = pd.read_csv(path)
+    table.loc[0, "prompt"], table.loc[1, "prompt"] = "gr\u00c3\u00bcn", "gr\ufffdn"
+    table.to_csv(path, index=False)
+    advice = planned(raw, tmp_path)["advice"]
+    assert any(it.startswith("1 prompt has characters as of UTF-8 that") for it in advice)
+    assert any("'gr\ufffdn': convert the original again" in it for it in advice)
+
+
 def test_negative_prompts_are_counted_with_where_they_are_from(
     teacher: Path, tmp_path: Path
 ) -> None:

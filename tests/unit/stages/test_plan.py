@@ -229,6 +229,8 @@ def test_no_disk_space(teacher: Path, tmp_path: Path) -> None:
     message = refused(tmp_path, teacher, targets={"samples_per_prompt": 10**9})
     assert "the run needs" in message
     assert "targets 6437" in message
+    lacking = re.search(r"\), ([\d.,]+ \w+) more than there is: ", message)
+    assert lacking is not None
     assert "GiB free and holds 0.0 KiB of it: free some space, lower targets.samples_per" in message
 
 

@@ -2,8 +2,9 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
+from math import isnan
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -16,24 +17,84 @@ BRANCH = re.compile(r"constrained-|(literal|tuple|union|function-\w+)\[|(bool|in
 """What pydantic adds to a key that takes one of several types: the type that it tried."""
 
 MAX_SHOWN = 120
+MAX_DEPTH = 50
+MAX_VALUES = 100_000
+MAX_BITS = 1024
+"""Of an integer; Python writes none of more than 4,300 digits."""
 
 
-def parse(model: type[Model], raw: JsonObject, source: str) -> Model:
-    """Validate through JSON, which strict mode needs for tuples, and explain what is wrong."""
+def parse(model: type[Model], raw: JsonObject, source: str, given: Collection[str] = ()) -> Model:
+    """Validate through JSON, which strict mode needs for tuples, and explain what is wrong.
+
+    Args:
+        model: of the section.
+        raw: as read from YAML.
+        source: what errors name: the files.
+        given: keys that --config gives, which errors name instead.
+    """
     try:
-        return model.model_validate_json(json.dumps(raw, default=_refuse))
+        check_values(raw)
+        return model.model_validate_json(json.dumps(raw))
     except ValidationError as error:
         lines = _explain_all(model, error.errors())
-        problems = "\n".join(f"  {line}" for line in lines)
-        raise ValueError(f"{source} cannot be used:\n{problems}") from None
+    except ValueError as error:
+        key, _, _ = str(error).partition(" ")
+        lines = {key: str(error)}
+    told = [
+        line if not _is_given(key, given) else f"{line} (by --config)"
+        for key, line in lines.items()
+    ]
+    if all(_is_given(key, given) for key in lines):
+        source, told = "--config", list(lines.values())
+    problems = "\n".join(f"  {line}" for line in told)
+    raise ValueError(f"{source} cannot be used:\n{problems}") from None
 
 
-def _refuse(value: object) -> None:
-    """YAML knows more types than JSON does, dates above all."""
-    raise ValueError(
-        f"YAML takes {shorten(str(value))} for a {type(value).__name__}: put it in quotes if text "
-        "is meant"
-    )
+def _is_given(key: str, given: Collection[str]) -> bool:
+    """Whether the value of a key, or a part of it, is from --config."""
+    return any(f"{one}.".startswith(f"{key}.") or key.startswith(f"{one}.") for one in given)
+
+
+def check_values(raw: object) -> None:
+    """Refuse what YAML knows and no key can have: dates, sets, values within themselves.
+
+    Raises ValueError that begins with the key.
+    """
+    stack, number = [("", raw, 0)], 0
+    while stack:
+        key, value, depth = stack.pop()
+        number += 1
+        if depth > MAX_DEPTH or number > MAX_VALUES:
+            raise ValueError(f"{key} is nested too deep, or within itself: write plain values")
+        if isinstance(value, Mapping):
+            for name, inner in value.items():
+                if not isinstance(name, str | int | float | None):
+                    raise ValueError(f"{key or name} has the key {name!r:.60}: write text as keys")
+                stack.append((f"{key}.{name}" if key else str(name), inner, depth + 1))
+        elif isinstance(value, list | tuple):
+            stack += [(f"{key}.{place}", inner, depth + 1) for place, inner in enumerate(value)]
+        else:
+            _check_value(key, value)
+
+
+def _check_value(key: str, value: object) -> None:
+    """Raise ValueError for what JSON has not."""
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"{key} has half of a character in {shorten(repr(value))}") from None
+    elif isinstance(value, int):
+        if value.bit_length() > MAX_BITS:
+            raise ValueError(f"{key} is a number of far too many digits")
+    elif isinstance(value, float):
+        if isnan(value):
+            raise ValueError(f"{key} is {value}, which is no number: give a number")
+    elif value is not None:
+        raise ValueError(
+            f"{key} is {shorten(str(value))}, which YAML takes for a {type(value).__name__}: put "
+            "it in quotes if text is meant"
+        )
 
 
 def shorten(text: str) -> str:
@@ -43,8 +104,8 @@ def shorten(text: str) -> str:
     return f"{text[: MAX_SHOWN // 2]} … {text[-MAX_SHOWN // 4 :]}"
 
 
-def _explain_all(model: type[BaseModel], errors: Sequence[Any]) -> list[str]:
-    """One line per problem; pydantic reports every type that a key can have.
+def _explain_all(model: type[BaseModel], errors: Sequence[Any]) -> dict[str, str]:
+    """One line per problem, by its key; pydantic reports every type that a key can have.
 
     The type that got further, into a list, is the one that was meant.
     """
@@ -60,7 +121,7 @@ def _explain_all(model: type[BaseModel], errors: Sequence[Any]) -> list[str]:
         elif key in lines and line != lines[key]:
             line = f"{lines[key]}\n  {line}"
         lines[key] = line
-    return list(lines.values())
+    return lines
 
 
 def _key(error: Any) -> str:
@@ -91,6 +152,8 @@ def _explain(model: type[BaseModel], details: Any) -> str:
             if "e" in value.lower():
                 why = "YAML 1.1 takes 1e-4 for text, write 1.0e-4, and leave out quotes"
             return f"{key} is the text {shorten(repr(value))}: {why}"
+        case "string_type" if isinstance(value, bool | int | float):
+            return f"{key} is the number or switch {value}: put it in quotes, it is a text"
         case _:
             message = details["msg"].replace("Input should be", "it should be")
             message = message.replace("String should", "it should")

@@ -4,7 +4,7 @@
 nothing else; `jobs` says which part of it each stage depends on.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
@@ -297,10 +297,13 @@ class Config(RunConfig):
 NEEDED_TO_TRAIN = ("targets", "training", "evaluation", "prompts.train")
 
 
-def parse_config(raw: JsonObject, source: str) -> Config | GeneratingConfig:
+def parse_config(
+    raw: JsonObject, source: str, given: Collection[str] = ()
+) -> Config | GeneratingConfig:
     """Check a configuration as loaded from YAML; errors name key, value and what is allowed.
 
-    A run with none of `NEEDED_TO_TRAIN` and no student only generates.
+    A run with none of `NEEDED_TO_TRAIN` and no student only generates. `given` are the keys that
+    --config gives, which errors say.
     """
     if not isinstance(raw, Mapping):
         raise ValueError(
@@ -310,10 +313,10 @@ def parse_config(raw: JsonObject, source: str) -> Config | GeneratingConfig:
     raw = {key: value for key, value in raw.items() if key != SEAL}
     present = [key for key in (*NEEDED_TO_TRAIN, "student") if _is_given(raw, key)]
     if not present:
-        return parse(GeneratingConfig, raw, source)
+        return parse(GeneratingConfig, raw, source, given)
     missing = [key for key in NEEDED_TO_TRAIN if key not in present]
     try:
-        return parse(Config, add_teachers(raw), source)
+        return parse(Config, add_teachers(raw), source, given)
     except ValueError as error:
         if not missing:
             raise

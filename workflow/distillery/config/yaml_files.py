@@ -5,26 +5,47 @@ from pathlib import Path
 
 import yaml
 
+from distillery.encodings import decode, explain_control, find_control
+
+RESULTS = "results"
+
 
 def check_files(paths: Iterable[Path | str]) -> None:
     """Look at configuration files before they are used.
 
     Raises:
-        ValueError: a file is not UTF-8, not YAML, or has a key twice (YAML takes the last).
+        ValueError: a file is a result, is not UTF-8, has control characters, is not YAML, or has a
+            key twice (YAML takes the last).
     """
     for path in map(Path, paths):
+        if is_result(path):
+            raise ValueError(
+                f"{path} is a result and no configuration: write targets before --configfile: "
+                f"`snakemake --cores all {path} --configfile config/mine.yaml`"
+            )
         if path.is_file():
             _check(path)
 
 
+def is_result(path: Path) -> bool:
+    """Whether a path is one below results/{run}/, but for the configurations that a run keeps."""
+    parts = path.parts
+    below = parts[parts.index(RESULTS) + 1 :] if RESULTS in parts else ()
+    return len(below) > 1 and below[1] != "config"
+
+
 def _check(path: Path) -> None:
     try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
+        text = decode(path.read_bytes(), path)
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
+    place = find_control(text)
+    if place is not None:
+        line = text.count("\n", 0, place) + 1
+        column = place - text.rfind("\n", 0, place)
         raise ValueError(
-            f"{path} is not UTF-8 (byte {error.start + 1}): save it as UTF-8, or convert it, for "
-            f"example with: iconv -f {_guess(path)} -t UTF-8 {path}"
-        ) from None
+            f"{path} is no YAML: line {line}, column {column} is {explain_control(text[place])}"
+        )
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except (yaml.YAMLError, RecursionError) as error:
@@ -33,11 +54,6 @@ def _check(path: Path) -> None:
     if twice:
         lines = "\n".join(f"  {line}" for line in twice)
         raise ValueError(f"{path} has keys twice, of which YAML takes the last:\n{lines}")
-
-
-def _guess(path: Path) -> str:
-    """The likely encoding; UTF-16 begins with a byte order mark, or has zeros in ASCII text."""
-    return "UTF-16" if b"\0" in path.read_bytes()[:100] else "LATIN1"
 
 
 def _twice(node: yaml.Node, seen: set[int]) -> Iterator[str]:

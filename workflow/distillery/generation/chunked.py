@@ -111,7 +111,7 @@ def make_chunks(
     recipe_hash = hash_json(recipe)
     folder = chunk_folder(output.parent, recipe_hash)
     shard_plans = [plans[index] for index in balanced_range(len(plans), *shard)]
-    records, failures, num_made = list[ChunkRecord](), list[str](), 0
+    records, failures, num_made = list[ChunkRecord](), list[NotFiniteError](), 0
     with reporter.progress(sum(plan.num_samples for plan in shard_plans), unit) as bar:
         for plan in shard_plans:
             identity = ChunkIdentity(recipe_hash, plan.members)

@@ -73,6 +73,7 @@ def what_it_costs(
         ("devices", _devices(plan)),
         ("weights", summarise_memory(plan["memory"])),
         *_training_memory(plan),
+        ("host memory", _host_memory(plan, jobs)),
     )
     note = "In the training, an update of a sample counts as three network calls of the student."
     notes = (note,) if isinstance(config, Config) else ()
@@ -137,6 +138,13 @@ def _devices(plan: Mapping[str, Any]) -> str:
     here = len(plan["hardware"]["gpus"]) or "no"
     cores = plan["hardware"]["num_cores"]
     return f"{summarise_gpus(plan['planned_gpus'])}; here {here} GPU, {cores} cores"
+
+
+def _host_memory(plan: Mapping[str, Any], jobs: Sequence[StageJobs]) -> str:
+    """Of each stage's job on a node, as a cluster's `mem_mb`."""
+    needs = plan["host_bytes"]
+    told = [f"{row.stage} {readable(needs[row.stage])}" for row in jobs if row.stage in needs]
+    return f"about, of a job on a node: {', '.join(told)}"
 
 
 def _training_memory(plan: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -205,10 +205,12 @@ def check_disk(sizes: Sizes, run_folder: RunFolder, chunks: Path) -> dict[str, A
     written_bytes = _present(run_folder, chunks)
     present = sum(min(size, written_bytes[stage]) for stage, size in sizes.stages.items())
     free = shutil.disk_usage(run_folder.path).free
-    if sizes.peak > free + present:
+    lacking = sizes.peak - free - present
+    if lacking > 0:
         raise ValueError(
             f"the run needs {readable(sizes.peak)} of disk ({summarise_sizes(sizes.stages)}), "
-            f"{run_folder} has {readable(free)} free and holds {readable(present)} of it: free "
+            f"{readable(lacking)} more than there is: {run_folder} has "
+            f"{readable(free)} free and holds {readable(present)} of it: free "
             f"some space, {_advise(sizes.stages)}, or make results/ a link to a larger disk"
         )
     return {

@@ -22,7 +22,11 @@ from distillery.config.training import check_batch_size
 from distillery.files import JsonObject, hash_json, write_json
 from distillery.locks import alone, quiet
 from distillery.planning.overlooked import check_contents, read_plan
+from distillery.planning.requests import Request, write_requests
 from distillery.run_folder import RunFolder
+
+Machine = tuple[int | None, int, JsonObject]
+"""GPUs of the training, nodes that they are on, and what jobs ask a cluster for."""
 
 
 def sources_of(config: RunConfig) -> list[str]:
@@ -38,6 +42,7 @@ def plan_first(
     num_processes: int = 0,
     num_gpus: int | None = None,
     num_nodes: int = 1,
+    requests: Mapping[str, Request] | None = None,
 ) -> None:
     """Write runtime.json, and plan.json unless it is that of this configuration and of these files.
 
@@ -48,6 +53,7 @@ def plan_first(
         num_processes: that Snakemake gives the training; 0 if no training is to be done.
         num_gpus: the same of GPUs; None if no training is to be done.
         num_nodes: that these are on.
+        requests: what each rule's jobs ask a cluster for; None where there is none.
 
     Raises:
         ValueError: the training gets more processes than an update has samples, or the plan
@@ -57,7 +63,7 @@ def plan_first(
         check_batch_size(config.training, num_processes)
     check_contents(run.plan, sources)
     with alone(run.config(".planning").with_suffix(""), quiet) as waited:
-        _plan(config, run, sources, num_gpus, num_nodes, waited)
+        _plan(config, run, sources, (num_gpus, num_nodes, write_requests(requests or {})), waited)
 
 
 def last_work(run: RunFolder) -> list[str]:
@@ -104,8 +110,7 @@ def _plan(
     config: RunConfig,
     run: RunFolder,
     sources: Sequence[str],
-    num_gpus: int | None,
-    num_nodes: int,
+    machine: Machine,
     waited: bool,
 ) -> None:
     """`waited` says that another job has just planned: what it refused is not asked again."""
@@ -118,7 +123,8 @@ def _plan(
         save_frozen(frozen, content)
     measured = [str(run.probe)] if run.probe.is_file() else []
     read = [*sources, *measured]
-    is_current = _is_current(plan, hash_json(content), num_gpus, num_nodes)
+    num_gpus, num_nodes, requests = machine
+    is_current = _is_current(plan, hash_json(content), machine)
     if is_current and run.plan_page.is_file() and _is_newer(plan, read):
         return
     if waited:
@@ -126,6 +132,8 @@ def _plan(
     script = ["-m", "distillery.stages.plan", "--config", str(frozen), "--output", str(plan)]
     if num_gpus is not None:
         script += ["--num-gpus", str(num_gpus), "--num-nodes", str(num_nodes)]
+    if requests:
+        script += ["--requests", json.dumps(requests)]
     log = run.log("plan")
     command = [sys.executable, *script, "--log-file", str(log)]
     # Ctrl-C is for this process, which ends the other; Snakemake, which expects it while jobs run
@@ -150,12 +158,14 @@ def _is_written(path: Path, content: JsonObject) -> bool:
         return False
 
 
-def _is_current(plan: Path, config_hash: str, num_gpus: int | None, num_nodes: int) -> bool:
+def _is_current(plan: Path, config_hash: str, machine: Machine) -> bool:
     """Whether a plan is of this configuration, and for so many GPUs; a plan that was refused leaves
     the one before it."""
     planned = read_plan(plan)
-    machine = (planned.get("num_gpus"), planned.get("num_nodes", 1))
-    is_for_these = num_gpus is None or machine == (num_gpus, num_nodes)
+    num_gpus, num_nodes, requests = machine
+    gpus = (planned.get("num_gpus"), planned.get("num_nodes", 1))
+    is_for_these = num_gpus is None or gpus == (num_gpus, num_nodes)
+    is_for_these &= not requests or planned.get("requests") == requests
     return planned.get("config") == config_hash and is_for_these
 
 

@@ -1,7 +1,7 @@
 """The plan of prompts: negative prompts that nothing would use, and signs that mean nothing."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sized
 from pathlib import Path
 
 import pandas as pd
@@ -10,12 +10,15 @@ from distillery.config.jobs import freeze, prompts_stage, read_frozen, resolve_s
 from distillery.config.run import Config, RunConfig
 from distillery.config.section import Split
 from distillery.config.teacher import Teacher
+from distillery.encodings import LOST, find_misread
 from distillery.families import Family
 from distillery.planning.overlooked import older_than_made
 from distillery.planning.there import has_changed
+from distillery.prompt_files import name_separator, separator_of
 from distillery.prompts import NEGATIVE, own_negatives
 from distillery.run_folder import RunFolder
 from distillery.teacher.folder import PipelineFolder
+from distillery.words import listed
 
 WEIGHTS = re.compile(
     r"\([^()]*[^()\s\d]\s*:\s*\d*\.?\d+\s*\)"  # (word:1.3), not (16:9)
@@ -121,6 +124,53 @@ def guided_splits(config: RunConfig, folder: PipelineFolder) -> set[str]:
     }
 
 
+def describe_files(paths: Iterable[str]) -> str:
+    """The prompt files, with what separates the columns of a table where that is no comma."""
+    separators = {path: separator_of(Path(path)) for path in dict.fromkeys(paths)}
+    return listed(
+        [
+            path
+            if separator is None or separator == ","
+            else f"{path} (columns by {name_separator(separator)})"
+            for path, separator in separators.items()
+        ]
+    )
+
+
+def count_repeated(table: pd.DataFrame) -> int:
+    """Prompts whose text another one before them has; each makes images of its own."""
+    return int(table["prompt"].duplicated().sum())
+
+
+def advise_misread(prompts: Mapping[str, pd.DataFrame]) -> list[str]:
+    """How many prompts a conversion has damaged, which no check of a file's bytes sees."""
+    texts = dict.fromkeys(
+        text
+        for table in prompts.values()
+        for text in (*table["prompt"], *filter(None, own_negatives(table)))
+        if not text.isascii()
+    )
+    misread = [(text, meant) for text in texts if (meant := find_misread(text))]
+    lost = [text for text in texts if LOST in text]
+    notes = []
+    if misread:
+        text, meant = misread[0]
+        notes.append(
+            f"{_have(misread)} characters as of UTF-8 that was read as another encoding, such as "
+            f"{text[:60]!r} for {meant[:60]!r}: convert the original again, as UTF-8"
+        )
+    if lost:
+        notes.append(
+            f"{_have(lost)} the sign {LOST} for characters that were lost, such as "
+            f"{lost[0][:60]!r}: convert the original again"
+        )
+    return notes
+
+
+def _have(texts: Sized) -> str:
+    return f"{len(texts):,} prompts have" if len(texts) > 1 else "1 prompt has"
+
+
 def advise_weights(prompts: Mapping[str, pd.DataFrame]) -> list[str]:
     """How many prompts hold attention weights, which other tools read and Diffusers does not."""
     texts = {
@@ -132,5 +182,4 @@ def advise_weights(prompts: Mapping[str, pd.DataFrame]) -> list[str]:
     if not texts:
         return []
     example = next(iter(texts.values()))
-    count = f"{len(texts)} prompts have" if len(texts) > 1 else "1 prompt has"
-    return [f"{count} weights such as {example[:60]!r}: Diffusers reads them as text"]
+    return [f"{_have(texts)} weights such as {example[:60]!r}: Diffusers reads them as text"]

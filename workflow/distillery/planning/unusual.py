@@ -5,7 +5,7 @@ from collections import Counter
 from distillery.config.previews import Previews
 from distillery.config.run import Config, RunConfig
 from distillery.config.teacher import Teacher
-from distillery.evaluation.metrics import MIN_PROMPTS
+from distillery.evaluation.metrics import MIN_RESAMPLED
 from distillery.teacher.adapter_files import facts_of
 from distillery.teacher.adapters import find_adapter
 from distillery.teacher.folder import PipelineFolder
@@ -74,10 +74,10 @@ def advise_numbers(config: RunConfig, num_eval: int) -> list[str]:
         if number > num_eval
     ]
     num_sampled = min(config.samples.num_prompts or num_eval, num_eval)
-    if isinstance(config, Config) and num_sampled < MIN_PROMPTS:
+    if isinstance(config, Config) and num_sampled < MIN_RESAMPLED:
         notes.append(
             f"samples are of {counted(num_sampled, 'prompt')}, and an interval needs "
-            f"{MIN_PROMPTS}: the thresholds of evaluation cannot be decided; raise "
+            f"{MIN_RESAMPLED}: the thresholds of evaluation cannot be decided; raise "
             "samples.num_prompts, or give more held-out prompts"
         )
     return notes

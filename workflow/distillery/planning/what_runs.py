@@ -13,7 +13,7 @@ from distillery.planning.few_steps import find_made
 from distillery.planning.jobs import StageJobs
 from distillery.planning.page import TIMES, Part, Table, in_words
 from distillery.planning.passes import calls_per_image
-from distillery.planning.prompts import guided_splits
+from distillery.planning.prompts import count_repeated, describe_files, guided_splits
 from distillery.planning.residence import residence_table
 from distillery.planning.training import list_finish
 from distillery.prompts import own_negatives
@@ -90,16 +90,28 @@ def _adapters(config: RunConfig, folder: PipelineFolder) -> Facts:
 
 
 def _prompts(config: RunConfig, prompts: Mapping[str, pd.DataFrame]) -> str:
-    files = listed([f"{path}" for path in dict.fromkeys(config.prompts.files)])
+    files = describe_files(config.prompts.files)
     if "train" not in prompts:
-        return f"{len(prompts['eval']):,}, of {files}"
+        return f"{len(prompts['eval']):,}, of {files}{_repeated(prompts)}"
     share = config.prompts.eval_fraction
     how = f"; a share of {share:g} is not trained on" if share else ""
     unlearned = config.training.held_out_prompts if isinstance(config, Config) else 0
     parts = [f"{len(prompts['train']) - unlearned:,} to learn from"]
     parts += [f"{unlearned:,} of the training held out"] if unlearned else []
     parts.append(f"{len(prompts['eval']):,} to evaluate")
-    return f"{', '.join(parts)}, of {files}{how}"
+    return f"{', '.join(parts)}, of {files}{how}{_repeated(prompts)}"
+
+
+def _repeated(prompts: Mapping[str, pd.DataFrame]) -> str:
+    """How many prompts of each split repeat a text; each of them has noise of its own."""
+    numbers = {split: count_repeated(table) for split, table in prompts.items()}
+    told = [
+        f"{number:,} of the {len(prompts[split]):,} {split} prompts repeat{'s' * (number == 1)} "
+        "the text of another"
+        for split, number in numbers.items()
+        if number
+    ]
+    return "".join(f"; {text}" for text in told)
 
 
 def _negatives(

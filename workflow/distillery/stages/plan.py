@@ -30,17 +30,20 @@ from distillery.planning.first import sources_of
 from distillery.planning.generation import plan_generation
 from distillery.planning.gpus import Gpus, advise_gpus, plan_gpus
 from distillery.planning.guidance import advise_guidance, check_second_scale
+from distillery.planning.host import advise_requests, host_bytes
 from distillery.planning.html import html_of
 from distillery.planning.jobs import Room, StageJobs, list_jobs
 from distillery.planning.overlooked import check_same_teacher, hash_settings, hash_sources
 from distillery.planning.page import Page, Part, page_of
 from distillery.planning.passes import passes_of_stages, passes_per_job
 from distillery.planning.prompts import (
+    advise_misread,
     advise_weights,
     check_made,
     check_negatives,
     check_sequence_length,
 )
+from distillery.planning.requests import read_requests
 from distillery.planning.scaling import networks_of
 from distillery.planning.solver import plan_solver
 from distillery.planning.text import print_page
@@ -90,7 +93,11 @@ class Inputs:
 
 
 def make_plan(
-    config: RunConfig, output: Path, num_gpus: int | None = None, num_nodes: int = 1
+    config: RunConfig,
+    output: Path,
+    num_gpus: int | None = None,
+    num_nodes: int = 1,
+    requests: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
     """Check everything that can be known beforehand, and write the plan.
 
@@ -101,6 +108,7 @@ def make_plan(
         output: plan.json; plan.html goes beside it.
         num_gpus: that Snakemake gives the training; None where it is not to train.
         num_nodes: that these are on.
+        requests: what jobs ask a cluster for, see `planning.requests`.
 
     Raises:
         FileNotFoundError: a prompt file, the teacher or a part of it is missing.
@@ -126,9 +134,15 @@ def make_plan(
         "num_nodes": num_nodes,
         "hardware": hardware,
         "planned_gpus": asdict(gpus),
+        "requests": requests or {},
     }
     plan |= plan_parts(inputs, hardware["num_cores"])
-    plan["advice"] += of_prompts
+    plan["advice"] += of_prompts + advise_requests(
+        read_requests(plan["requests"]),
+        plan["host_bytes"],
+        plan["time"],
+        [StageJobs(**row) for row in plan["stages"]],
+    )
     check_same_teacher(plan["teacher"], run_folder)
     plan["page"] = asdict(page_for(inputs, plan))
     # The page first: Snakemake asks for plan.json, so where that is, its page is. The page is no
@@ -148,6 +162,7 @@ def check_inputs(
     check_all_steps(config, folder)
     check_all_texts(config.teacher, folder, prompts)
     notes = check_negatives(config, prompts, folder) + advise_weights(prompts)
+    notes += advise_misread(prompts)
     notes += advise_numbers(config, len(prompts["eval"])) + advise_guidance(config, folder)
     notes += advise_few_steps(config, folder)
     notes += advise_adapters(config.teacher) + advise_idle(config.teacher, folder)
@@ -181,6 +196,7 @@ def plan_parts(inputs: Inputs, num_cores: int) -> dict[str, Any]:
     plan["passes_per_job"] = passes_per_job(config, passes, jobs, size)
     memory = estimate(config.teacher, folder, gpus.memory_bytes, gpus.is_unknown)
     plan["memory"] = vars(memory)
+    plan["host_bytes"] = host_bytes(config, plan, folder)
     plan["advice"] += advise_gpus(gpus) + advise_memory(config.teacher, memory)
     plan["advice"] += advise_duration(plan["time"], gpus, str(inputs.run_folder.probe))
     found = already_there(config, inputs.run_folder, inputs.prompts, recipes)
@@ -310,6 +326,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, required=True, help="plan.json")
     parser.add_argument("--num-gpus", type=int, help="that Snakemake gives the training")
     parser.add_argument("--num-nodes", type=int, default=1, help="that these are on")
+    parser.add_argument(
+        "--requests", type=json.loads, default={}, help="JSON: what jobs ask a cluster for"
+    )
     arguments = parser.parse_args(argv)
     # On the terminal, as the plan itself: reading a large teacher takes minutes.
     logging.basicConfig(format="%(message)s")
@@ -321,7 +340,8 @@ def main(argv: list[str] | None = None) -> int:
             if arguments.content
             else read_config(arguments.config)
         )
-        make_plan(config, arguments.output, arguments.num_gpus, arguments.num_nodes)
+        machine = arguments.num_gpus, arguments.num_nodes, arguments.requests
+        make_plan(config, arguments.output, *machine)
 
     status = explain_errors(plan, arguments.log)
     if status == 0:

@@ -20,6 +20,7 @@ from snakemake_interface_logger_plugins.common import LogEvent
 from snakemake_interface_logger_plugins.settings import LogHandlerSettingsBase
 from tqdm import tqdm
 
+from distillery.config.command_line import check_words
 from distillery.telemetry import ProgressBar, note_of_run
 from distillery.terminal.board import Board, Failure
 from distillery.terminal.stopping import Stopping
@@ -37,7 +38,7 @@ SHOWN = (
 )  # fmt: skip
 """What Snakemake says that a user must see, by how it begins."""
 CALLED_FROM = re.compile(
-    r"(\nWildcards:(\n.*)*\nTraceback:)?(\n +File \".*\", line \d+, in .*)*\n?$"
+    r"(\nWildcards:(\n.*)*\nTraceback:)?(\n +File \".*\", line \d+, in .*)*(\n \(rule .*\))?\n?$"
 )
 """Where in a Snakefile an error was raised, which says nothing to who wrote a configuration."""
 REFUSED = "the plan refuses this run, nothing was started; see above, or {}"
@@ -64,6 +65,16 @@ class LogHandlerSettings(LogHandlerSettingsBase):
         default=30.0,
         metadata={"help": "seconds between two lines of a job, at least 1", "type": float},
     )
+
+    def __post_init__(self) -> None:
+        """Look at the command line, which Snakemake's own reading ends with a traceback.
+
+        The settings are read before the configurations are.
+        """
+        try:
+            check_words(sys.argv[1:])
+        except ValueError as error:
+            raise SystemExit(str(error)) from None
 
 
 class LogHandler(LogHandlerBase):
