@@ -149,7 +149,7 @@ def test_the_direction_is_the_gradient_of_passing_for_true(run: Run, tmp_path: P
 def test_heads_learn_from_four_kinds_of_images(run: Run, tmp_path: Path, smoothness: float) -> None:
     """The gradient of their loss written out: what is drawn and true images under the prompts of
     others are false, true ones are true, and a little noise should change nothing; all with the
-    same noise, a fifth of a batch's rows left out so that the mean is over those of a whole one."""
+    same noise."""
     opened, state, batch = begun(run, tmp_path, smoothness=smoothness)
     assert state.companion is not None
     heads, learned = state.companion.network, state.companion.trainable
