@@ -25,6 +25,7 @@ SLOW = (
     "fuzz/test_plan_promise", "unit/planning/test_belonging",
     "unit/training/test_log", "unit/teacher/test_decoding", "unit/stages/test_own_negatives",
     "numerics/test_clipping", "unit/training/test_online", "unit/planning/test_overlooked",
+    "fuzz/test_adapters",
 )  # fmt: skip
 """Begins of the files that `make test-fast` leaves out: five seconds of a core and more each. The
 first have the most; workers begin with these."""

@@ -50,16 +50,6 @@ def check_fit(setting: str, model: torch.nn.Module, tensors: Mapping[str, torch.
             f"{setting}: {len(strange)} of its {len(tensors)} tensors do not: the model has no "
             f"place for {name_some(strange)}; {TRAINED_ON_IT}"
         )
-    unbiased = [
-        name
-        for name in tensors
-        if name.endswith(".lora_B.bias") and getattr(layers[_layer_of(name)], "bias", 0) is None
-    ]
-    if unbiased:
-        raise ValueError(
-            f"{setting}: the layers of {name_some(unbiased)} have no bias that it could change; "
-            f"{TRAINED_ON_IT}"
-        )
     wrong = {}
     for name, tensor in tensors.items():
         shape = _shape_there(name, tensor, layers[_layer_of(name)])
@@ -71,6 +61,38 @@ def check_fit(setting: str, model: torch.nn.Module, tensors: Mapping[str, torch.
             f"{setting}: {len(wrong)} of its {len(tensors)} tensors do not, first {first}, "
             f"{wrong[first]}; {TRAINED_ON_IT}"
         )
+    _check_pairs(setting, layers, tensors)
+
+
+def _check_pairs(
+    setting: str, layers: Mapping[str, torch.nn.Module], tensors: Mapping[str, torch.Tensor]
+) -> None:
+    """Raise ValueError for half of a pair, two ranks in one, or a bias that a layer has not."""
+    unbiased = [
+        name
+        for name in tensors
+        if name.endswith(".lora_B.bias") and getattr(layers[_layer_of(name)], "bias", 0) is None
+    ]
+    if unbiased:
+        raise ValueError(
+            f"{setting}: the layers of {name_some(unbiased)} have no bias that it could change; "
+            f"{TRAINED_ON_IT}"
+        )
+    for one, other in (("A", "B"), ("B", "A")):
+        lacking = {
+            name.replace(f".lora_{one}.", f".lora_{other}.")
+            for name in tensors
+            if name.endswith(f".lora_{one}.weight")
+        } - tensors.keys()
+        if lacking:
+            raise ValueError(f"{setting}: the file lacks {name_some(lacking)}; {TRAINED_ON_IT}")
+    for name, up in tensors.items():
+        down = tensors.get(name.replace(".lora_B.", ".lora_A."), up)
+        if name.endswith(".lora_B.weight") and tuple(up.shape[1:2]) != tuple(down.shape[:1]):
+            raise ValueError(
+                f"{setting}: {name} is {_shown(up.shape)}, which does not go with the rank of its "
+                f"lora_A, {_shown(down.shape)}; {TRAINED_ON_IT}"
+            )
 
 
 def _layer_of(name: str) -> str:
@@ -85,12 +107,13 @@ def _shape_there(name: str, tensor: torch.Tensor, layer: torch.nn.Module) -> tup
     if not isinstance(layer, torch.nn.Linear | torch.nn.Conv2d):
         return own
     weight = layer.weight
-    if len(own) != weight.dim() or getattr(layer, "groups", 1) != 1:
+    if getattr(layer, "groups", 1) != 1:
         return own
+    rank = own[0] if own else 1
     if name.endswith(".lora_A.weight"):
-        return own[0], *weight.shape[1:]
+        return rank, *weight.shape[1:]
     if name.endswith(".lora_B.weight"):
-        return weight.shape[0], *own[1:]
+        return weight.shape[0], *(own[1:] if len(own) == weight.dim() else [rank])
     return own
 
 

@@ -115,6 +115,12 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
                 "DoRA are put in: merge it into the teacher with the program that made it, and "
                 "give that as teacher.path"
             )
+    empty = [key for key, value in stored.items() if value.numel() == 0]
+    if empty:
+        raise ValueError(
+            f"teacher.adapters: {path} has no numbers in {name_some(empty)}: it was spoiled when "
+            "it was trained or converted; use another one"
+        )
     whole = [key for key, value in stored.items() if not _is_number(key, value)]
     if whole:
         types = ", ".join(sorted({str(stored[key].dtype).rpartition(".")[2] for key in whole}))
