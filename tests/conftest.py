@@ -23,6 +23,7 @@ SLOW = (
     "unit/training/test_training_rollout", "unit/stages/test_stages", "unit/evaluation/test_judge",
     "numerics/test_family_hooks", "unit/test_hash_cache", "unit/training/test_microbatch",
     "unit/training/test_log", "unit/teacher/test_decoding", "unit/stages/test_own_negatives",
+    "fuzz/test_random_schedulers", "unit/generation/test_walk", "unit/planning/test_solver_plan",
     "numerics/test_clipping", "unit/training/test_online", "unit/planning/test_overlooked",
 )  # fmt: skip
 """Begins of the files that `make test-fast` leaves out: five seconds of a core and more each. The
