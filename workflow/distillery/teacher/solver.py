@@ -165,8 +165,8 @@ def _check_clock(own: Scheduler, scheduler: Scheduler) -> None:
 
 def _is_continuous(scheduler: Scheduler) -> bool:
     """Whether a network gets log sigma / 4: Euler's, of v prediction (`set_timesteps`)."""
-    is_asked = setting_of(scheduler, "timestep_type") == "continuous"
-    return is_asked and setting_of(scheduler, "prediction_type") == "v_prediction"
+    names = ("timestep_type", "prediction_type")
+    return [setting_of(scheduler, name) for name in names] == ["continuous", "v_prediction"]
 
 
 def _kind_named(kind: str) -> str:
