@@ -151,7 +151,7 @@ def test_a_size_that_does_not_fit(teacher: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("scheduler", "problem"),
     [
-        ({"class": "PNDMScheduler"}, "is PNDMScheduler, known are DDIM"),
+        ({"class": "PNDMScheduler"}, "walks the states of a diffusion"),
         ({"class": "Euler"}, "Diffusers has no scheduler 'Euler'"),
         ({"final_sigmas_type": "sigma_min"}, "must lie on the teacher's grid"),
         ({"prediction_type": "epsilon"}, "prediction_type is 'epsilon', and the teacher's own"),

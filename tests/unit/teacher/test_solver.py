@@ -121,6 +121,17 @@ def test_another_prediction_than_the_folders_is_refused(tmp_path: Path) -> None:
     assert chosen.config.prediction_type == "v_prediction"
 
 
+def test_other_timesteps_than_the_networks_are_refused(tmp_path: Path) -> None:
+    continuous = {"class": "EulerDiscreteScheduler", "timestep_type": "continuous"}
+    with pytest.raises(ValueError, match="tells the network other timesteps"):
+        load(tmp_path / "a", "sd21", continuous)
+    own = EulerDiscreteScheduler(prediction_type="v_prediction", timestep_type="continuous")
+    load(tmp_path / "b", "sd21", None, own)
+    with pytest.raises(ValueError, match="tells the network other timesteps"):
+        load(tmp_path / "c", "sd21", DDIM, own)
+    load(tmp_path / "d", "sdxl", continuous)  # without effect on what predicts noise
+
+
 def test_flow_states_with_noise_as_prediction_are_refused(tmp_path: Path) -> None:
     without = {key: value for key, value in UNIPC.items() if key != "prediction_type"}
     with pytest.raises(ValueError, match="'epsilon' on flow states"):

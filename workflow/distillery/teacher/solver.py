@@ -77,6 +77,7 @@ def load_scheduler(folder: PipelineFolder, teacher: Teacher | None = None) -> Sc
         check_settings(name, changes)
         scheduler = make_scheduler(name, _config(folder) | solver_settings(folder, teacher))
     _check_states(folder, own, scheduler)
+    _check_clock(own, scheduler)
     if states_of(own) == states_of(scheduler):
         _check_prediction(folder, teacher)
     if states_of(scheduler) in ("flow", "diffusion"):
@@ -149,6 +150,23 @@ def _check_states(folder: PipelineFolder, own: Scheduler, scheduler: Scheduler) 
             f"of {_kind_named(walked)}, and this teacher ({source}) was trained on those of "
             f"{_kind_named(trained)}: its images would be noise; {ADVICE}"
         )
+
+
+def _check_clock(own: Scheduler, scheduler: Scheduler) -> None:
+    """Raise ValueError where the network would be told log sigmas for timesteps, or the reverse."""
+    if _is_continuous(own) != _is_continuous(scheduler):
+        raise ValueError(
+            f"teacher.scheduler: {type(scheduler).__name__} with timestep_type "
+            f"{setting_of(scheduler, 'timestep_type')!r} tells the network other timesteps than "
+            f"the teacher's own {type(own).__name__}, which it was trained with; remove "
+            "timestep_type, or keep the class that has it"
+        )
+
+
+def _is_continuous(scheduler: Scheduler) -> bool:
+    """Whether a network gets log sigma / 4: Euler's, of v prediction (`set_timesteps`)."""
+    names = ("timestep_type", "prediction_type")
+    return [setting_of(scheduler, name) for name in names] == ["continuous", "v_prediction"]
 
 
 def _kind_named(kind: str) -> str:

@@ -65,6 +65,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
 DIFFUSION_LIKE = {"timestep_spacing": "trailing", "clip_sample": False}
 FLOW_LIKE = {"use_flow_sigmas": True, "prediction_type": "flow_prediction"}
 LANDED = 1e-3
+ROUNDED = 4e-7
 AT_THE_IMAGE = 0.15
 
 
@@ -144,7 +145,8 @@ def check_distilled(
     stored = make_scheduler(config.pop("class"), config)
     assert grid_of(family, stored, steps, shape).distance(grid) <= GRID_TOLERANCE, case
     missed = student_miss(family, chosen, grid, segments, shape)
-    assert missed < LANDED, f"{case}: {missed}"
+    # A clean estimate is divided by alpha, which enlarges float32's rounding.
+    assert missed < max(LANDED, ROUNDED / min(filter(None, knots.alphas))), f"{case}: {missed}"
 
 
 def student_miss(family: Any, scheduler: Any, grid: Any, steps: int, shape: Any) -> float:
