@@ -24,6 +24,8 @@ SLOW = (
     "numerics/test_family_hooks", "unit/test_hash_cache", "unit/training/test_microbatch",
     "unit/training/test_log", "unit/teacher/test_decoding", "unit/stages/test_own_negatives",
     "numerics/test_clipping", "unit/training/test_online", "unit/planning/test_overlooked",
+    "fuzz/test_teacher_folders", "unit/teacher/test_damaged_folders",
+    "unit/teacher/test_tokenizers", "unit/planning/test_few_steps",
 )  # fmt: skip
 """Begins of the files that `make test-fast` leaves out: five seconds of a core and more each. The
 first have the most; workers begin with these."""
