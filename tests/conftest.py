@@ -27,6 +27,8 @@ SLOW = (
     "fuzz/test_random_schedulers", "unit/generation/test_walk", "unit/planning/test_solver_plan",
     "numerics/test_clipping", "unit/training/test_online", "unit/planning/test_overlooked",
     "fuzz/test_adapters",
+    "fuzz/test_teacher_folders", "unit/teacher/test_damaged_folders",
+    "unit/teacher/test_tokenizers", "unit/planning/test_few_steps",
 )  # fmt: skip
 """Begins of the files that `make test-fast` leaves out: five seconds of a core and more each. The
 first have the most; workers begin with these."""

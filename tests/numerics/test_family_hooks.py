@@ -22,7 +22,7 @@ from runs import loaded
 
 MULTIPLES = {
     "wan": 8 * 2,
-    "sdxl": 8 * 2,
+    "sdxl": 8,
     "sd": 8,
     "pixart": 8 * 2,
     "sana": 32,
@@ -30,7 +30,7 @@ MULTIPLES = {
     "flux": 8 * 2,
     "qwen_image": 4 * 2,
 }
-"""Pixels: the side of a latent times the patch of a transformer, or what SDXL's UNet halves; of
+"""Pixels: the side of a latent times the patch of a transformer; of
 Sana what its stock call asks for, since the tiny VAE's latents are finer."""
 WIDTHS = (
     "in_channels",

@@ -84,7 +84,7 @@ class Teacher(Section):
     max_sequence_length: Small | None = Field(
         None,
         description="number of text tokens that prompts are padded to; null: the stock "
-        "pipeline's default",
+        "pipeline's default. The plan refuses more than the stock call takes",
     )
     long_prompts: Literal["refuse", "truncate"] = Field(
         "refuse", description="what to do with a prompt that has more tokens than the model reads"

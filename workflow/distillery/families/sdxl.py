@@ -77,16 +77,14 @@ class Sdxl(Family):
         return stack_pooled(prompts)
 
     def latent_shape(self, pipeline: Pipeline, height: int, width: int) -> tuple[int, ...]:
-        """(c, height / factor, width / factor)."""
+        """(c, height / factor, width / factor); the UNet itself takes odd sizes too."""
         if pipeline.unet.config.time_cond_proj_dim is not None:
             raise ValueError(
                 "the teacher's unet takes the guidance as an input (time_cond_proj_dim), as "
                 "distilled ones do: use the model that it was distilled from"
             )
         factor = pipeline.vae_scale_factor
-        # The UNet halves the latents once less than it has levels.
-        halved = 2 ** (len(pipeline.unet.config.block_out_channels) - 1)
-        multiple = lcm(factor * halved, self.stock_multiple)
+        multiple = lcm(factor, self.stock_multiple)
         check_size({"height": height, "width": width}, {"height": multiple, "width": multiple})
         return (pipeline.unet.config.in_channels, height // factor, width // factor)
 

@@ -22,7 +22,7 @@ from distillery.teacher.folder import PipelineFolder
 from distillery.teacher.placement import check_attention, check_devices, place, set_attention
 from distillery.teacher.solver import load_scheduler
 from distillery.teacher.tokenizers import check_class
-from distillery.teacher.weights import CONFIG, check_counts, check_fit
+from distillery.teacher.weights import CONFIG, check_counts, check_fit, check_layers
 
 TIMESTEP = "timestep"
 """The argument of all denoisers."""
@@ -340,6 +340,8 @@ def check_networks(folder: PipelineFolder) -> None:
     check_classes(folder.path / INDEX, folder.index, folder.pipeline_class, loaded)
     pipeline = load_skeleton(folder)
     networks = {**denoisers_of(pipeline, folder.family), "vae": pipeline.vae}
+    for name, network in networks.items():
+        check_layers(folder.path / name, network, folder.tensors[name])
     for name in folder.family.text_components:
         if "text_encoder" in name and name in folder.components:
             networks[name] = _text_skeleton(folder, name)

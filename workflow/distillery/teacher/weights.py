@@ -226,3 +226,23 @@ def check_fit(component: Path, network: torch.nn.Module, tensors: Mapping[str, T
             f"{component} is damaged: its weights lack {len(lacking)} tensors that its {CONFIG} "
             f"asks for, such as {', '.join(lacking[:3])}; copy or download it again"
         )
+
+
+def check_layers(component: Path, network: torch.nn.Module, tensors: Iterable[str]) -> None:
+    """Raise ValueError for weights with numbered layers that a network does not have.
+
+    Diffusers would leave them out.
+    """
+    own = {layer for name in network.state_dict() for layer in _layers(name)}
+    surplus = sorted({layer for name in tensors for layer in _layers(name)} - own)
+    if surplus:
+        raise ValueError(
+            f"{component} is damaged: its weights have {', '.join(surplus[:3])}, which the network "
+            f"of its {CONFIG} does not; copy or download it again"
+        )
+
+
+def _layers(name: str) -> Iterator[str]:
+    """The numbered layers that a tensor is in: "blocks.3" of "blocks.3.norm.weight"."""
+    parts = name.split(".")
+    yield from (".".join(parts[: end + 1]) for end, part in enumerate(parts) if part.isdigit())
