@@ -111,6 +111,35 @@ def test_a_whole_file_in_anothers_place_is_damage(
         place.write_bytes(before)
 
 
+def test_what_is_whole_but_of_another_student_is_told(
+    copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The untrained one in the trained one's place, another student's images and card."""
+    trained = TINY / "student/trained"
+    trained.rename(TINY / "aside")
+    shutil.copytree(TINY / "student/initial", trained)
+    status, lines = verify(capsys)
+    named = [line.split(": ")[0] for line in lines[:-3]]
+    assert (status, named) == (1, [str(trained), f"{TINY}/student/pipeline"])
+    assert "it was not trained" in lines[0]
+    shutil.rmtree(trained)
+    (TINY / "aside").rename(trained)
+    assert verify(capsys)[0] == 0
+    for model, other in (("student", "untrained"), ("teacher", "student")):
+        (TINY / "samples" / model).rename(TINY / "aside")
+        shutil.copytree(TINY / "samples" / other, TINY / "samples" / model)
+        status, lines = verify(capsys)
+        assert (status, lines[0].split(": ")[0]) == (1, f"{TINY}/samples/{model}/manifest.parquet")
+        shutil.rmtree(TINY / "samples" / model)
+        (TINY / "aside").rename(TINY / "samples" / model)
+    card = TINY / "report/card/README.md"
+    text = card.read_text()
+    card.write_text(re.sub(r"`[0-9a-f]{64}`", f"`{'0' * 64}`", text))
+    status, lines = verify(capsys)
+    assert (status, lines[0].split(": ")[0]) == (1, f"{TINY}/report/card")
+    card.write_text(text)
+
+
 def test_a_folder_in_a_files_place_hides_no_other_damage(
     copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

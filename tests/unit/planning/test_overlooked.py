@@ -86,8 +86,8 @@ def test_a_plan_that_was_made_since_does_not_let_older_prompts_in(run: Run) -> N
     def plan(**changes: Any) -> None:
         make_plan(run.config.model_copy(update=changes), run.files.plan)
 
-    frozen, made = run.files.config("prompts"), run.files.prompts("train")
-    save_frozen(frozen, freeze(run.config, "prompts"))
+    frozen, made = run.files.config("prompts-train"), run.files.prompts("train")
+    save_frozen(frozen, freeze(run.config, "prompts-train"))
     os.utime(made)
     (source,) = (Path(path) for path in run.config.prompts.files if path.endswith("train.csv"))
     source.write_text(source.read_text().replace("red", "blue"))
