@@ -40,6 +40,7 @@ METRICS = "metrics"
 SHORT = 12
 """Digits of a hash: enough to tell that something changed."""
 NUM_PROMPTS = {"train": 1_000, "eval": 80}
+NUM_TEXTS = {"train": 1_001, "eval": 81}
 GPUS = (Gpus(), Gpus(count=8, memory_bytes=80 << 30, capability=(9, 0), num_nodes=2))
 
 
@@ -77,7 +78,8 @@ def frozen(config: RunConfig) -> dict[str, str]:
 def jobs(config: RunConfig) -> dict[str, Any]:
     """The plan of jobs with and without GPUs, and the amounts of work."""
     planned = [[list(vars(row).values()) for row in list_jobs(config, it, 8)] for it in GPUS]
-    return {"jobs": planned, "amounts": amounts_of(config, NUM_PROMPTS)}
+    amounts = [list(vars(it).values()) for it in amounts_of(config, NUM_PROMPTS, NUM_TEXTS)]
+    return {"jobs": planned, "amounts": amounts}
 
 
 def recipes(config: RunConfig) -> dict[str, str]:
@@ -118,7 +120,7 @@ def rules(config: RunConfig) -> dict[str, Any]:
                 rule.name: {
                     "shell": " ".join((rule.shellcmd or "").split()),
                     "params": {
-                        key: "a function" if callable(value) else str(value)
+                        key: "a function" if callable(value) else _anywhere(value)
                         for key, value in rule.params.items()
                     },
                     "output": [str(it) for it in rule.output],
@@ -129,6 +131,11 @@ def rules(config: RunConfig) -> dict[str, Any]:
             return {"all": asked, "rules": read}
         finally:
             os.chdir(before)
+
+
+def _anywhere(value: Any) -> str:
+    """A parameter without the folder of this checkout."""
+    return str(value).replace(str(REPOSITORY), "CHECKOUT")
 
 
 def keys_of(metrics: dict[str, Any]) -> list[str]:
