@@ -44,7 +44,7 @@ def _check_pair(
         )
 
 
-def advise_guidance(config: RunConfig, folder: PipelineFolder) -> list[str]:
+def advise_second_calls(config: RunConfig, folder: PipelineFolder) -> list[str]:
     """A note on guidance by a second call where the family doubts it."""
     doubt, network = folder.family.guidance_doubt, folder.denoiser_config
     scales = {"targets": config.targets.guidance_scale} if isinstance(config, Config) else {}
