@@ -1,6 +1,6 @@
 """Random inputs: each fuzz test takes one seed a case, and `FUZZ_CASES` asks for more of them.
 
-    FUZZ_CASES=5000 python -m pytest tests/fuzz
+FUZZ_CASES=5000 python -m pytest tests/fuzz
 """
 
 import os
