@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 
-def counted(number: int, noun: str) -> str:
-    """A number with its noun: 1 prompt, 12 prompts."""
-    return f"{number:,} {noun if number == 1 else noun + 's'}"
+def counted(number: int, noun: str, several: str = "") -> str:
+    """A number with its noun: 1 prompt, 12 prompts; 2 batches, where `several` says so."""
+    return f"{number:,} {noun if number == 1 else several or noun + 's'}"
 
 
 def listed(texts: Sequence[str]) -> str:

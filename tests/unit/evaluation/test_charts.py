@@ -9,7 +9,8 @@ import vl_convert
 
 from distillery.config.training import Training
 from distillery.evaluation import figures
-from distillery.evaluation.charts import Score, Series, line_chart, score_chart, steps_chart
+from distillery.evaluation.charts import Score, Series, line_chart, score_chart
+from distillery.evaluation.marks import MARKS
 from distillery.evaluation.pages import own_file
 from distillery.evaluation.vega import VEGA_LITE, Chart, colours, finish, runtime
 
@@ -82,18 +83,18 @@ def test_the_pointer_tells_every_series():
 
 
 def scores():
-    return [Score("teacher", 48, 0.5), Score("student", 2, 0.4, 0.3, 0.5, 2)]
+    reference = Score("teacher", 48, 0.5, part="reference", curve="teacher, guided")
+    return [reference, Score("student", 2, 0.4, 0.3, 0.5, 2, part="student")]
 
 
 def charts():
     dotted = Series(HOSTILE, FALLING[:1], has_dots=True)
     lines = [Series("all", FALLING), dotted, Series("c", FALLING, is_main=False)]
-    models = ["teacher", "other", "student"]
     return [
         line_chart(lines, "samples", "loss", "Loss", marks=[(16, "round 1")], is_wide=True),
         line_chart(lines[:1], "samples", "loss", "Loss"),
-        score_chart(scores(), models, "CLIP", "CLIP"),
-        steps_chart(scores(), models, "CLIP", "CLIP"),
+        score_chart(scores(), "CLIP", "CLIP"),
+        score_chart([*scores(), Score(HOSTILE, 4, 0.1, part="untrained")], "CLIP", "CLIP"),
     ]
 
 
@@ -124,19 +125,36 @@ def test_every_colour_of_a_chart_is_in_the_style_sheet_for_light_and_dark():
     assert not re.search(r'(fill|stroke)="(#|rgb)', drawn), "a fixed colour"
 
 
-def test_a_model_has_one_colour_and_shape_in_all_charts():
-    models = ["teacher", "other", "student"]
-    alone = [Score("teacher", 48, 0.5), Score("student", 4, 0.5)]
-    everything = [*alone, Score("other", 2, 0.1)]
-    seen = []
+def test_a_part_has_one_colour_and_shape_in_all_charts():
+    """Whatever else is drawn, and in which order."""
+    alone = scores()
+    everything = [Score(part, 2, 0.1, part=part) for part in reversed(MARKS)]
     for chosen in (alone, everything):
-        encoding = score_chart(chosen, models, "CLIP", "CLIP").spec["layer"][-1]["encoding"]
-        pairs = [
-            dict(zip(*encoding[it]["scale"].values(), strict=True)) for it in ("color", "shape")
-        ]
-        seen.append([(pair["teacher"], pair["student"]) for pair in pairs])
-    assert seen[0] == seen[1]
-    assert score_chart(alone[:1], models, "CLIP", "CLIP") is None
+        encoding = score_chart(chosen, "CLIP", "CLIP").spec["layer"][-1]["encoding"]
+        for channel, drawn in (("color", "colour"), ("shape", "shape")):
+            scale = encoding[channel]["scale"]
+            found = dict(zip(scale["domain"], scale["range"], strict=True))
+            expected = {part: getattr(MARKS[part], drawn) for part in found}
+            if channel == "color":
+                expected = {part: f"var(--{name})" for part, name in expected.items()}
+            assert found == expected
+    assert score_chart(alone[:1], "CLIP", "CLIP") is None
+
+
+def test_no_two_parts_look_alike():
+    """Shape, glyph and colour; lines by their dashes, where there are lines."""
+    for name in ("colour", "shape", "glyph"):
+        assert len({getattr(mark, name) for mark in MARKS.values()}) == len(MARKS)
+    curves = ("teacher, guided", "teacher, no guidance")
+    assert len({MARKS[part].dash for part in curves}) == len(curves)
+
+
+def test_points_of_equal_cost_stand_at_one_place():
+    """On an axis in proportion: nothing moves them aside."""
+    found = [Score(name, 2, 0.1 * at, part=name) for at, name in enumerate(MARKS)]
+    chart = score_chart([*found, Score("far", 48, 0.5)], "CLIP", "CLIP")
+    assert "Offset" not in str(chart.spec)
+    assert chart.spec["encoding"]["x"]["type"] == "quantitative"
 
 
 @pytest.mark.parametrize("is_line", [False, True])
@@ -147,8 +165,8 @@ def test_a_legend_has_room_for_the_readers_font(is_line):
         lines = [Series(name, [(0, 1), (1, 2)]) for name in names]
         chart = line_chart(lines, "x", "y", "Lines")
     else:
-        scores = [Score(name, number + 1, 0.5) for number, name in enumerate(names)]
-        chart = score_chart(scores, names, "CLIP score", "Scores")
+        scores = [Score(part, number + 1, 0.5, part=part) for number, part in enumerate(MARKS)]
+        chart = score_chart(scores, "CLIP score", "Scores")
     entries = re.findall(
         r'translate\(([\d.]+),([\d.]+)\)"><path class="background" aria-hidden="true" '
         r'd="M0,0h([\d.]+)v[\d.]+h-',
@@ -161,16 +179,22 @@ def test_a_legend_has_room_for_the_readers_font(is_line):
 
 
 def test_a_score_without_an_interval_has_none():
-    assert rows(score_chart(scores(), ["teacher", "student"], "CLIP", "CLIP")) == [
-        {"model": "teacher", "network_calls": 48, "mean": 0.5},
-        {"model": "student", "network_calls": 2, "mean": 0.4, "low": 0.3, "high": 0.5, "steps": 2},
-    ]
+    assert rows(score_chart(scores(), "CLIP", "CLIP")) == [
+        {"model": "teacher", "part": "reference", "network_calls": 48, "mean": 0.5},
+        {
+            "model": "student", "part": "student", "network_calls": 2, "mean": 0.4, "low": 0.3,
+            "high": 0.5, "steps": 2,
+        },
+    ]  # fmt: skip
 
 
-def test_a_path_joins_the_scores_of_a_model():
-    chart = steps_chart(scores(), ["teacher", "student"], "CLIP", "CLIP")
-    assert layer(chart, "line")["encoding"]["color"]["field"] == "model"
-    assert chart.spec["encoding"]["x"]["axis"]["values"] == [2, 48]
+def test_a_path_joins_the_scores_of_a_curve():
+    few = Score("few", 8, 0.4, part="teacher, guided", curve="teacher, guided")
+    chart = score_chart([*scores(), few], "CLIP", "CLIP")
+    line = layer(chart, "line")
+    assert [row["model"] for row in line["data"]["values"]] == ["teacher", "few"]
+    assert line["mark"]["color"] == f"var(--{MARKS['teacher, guided'].colour})"
+    assert chart.spec["encoding"]["x"]["axis"]["values"] == [2, 8, 48]
 
 
 def test_the_runtime_is_one_script_that_may_stand_in_a_page():

@@ -12,7 +12,14 @@ from PIL import Image
 
 from distillery.config.jobs import read_frozen, save_frozen
 from distillery.evaluation import comparison
-from distillery.evaluation.comparison import differences, differing_settings, pair_up, read_pieces
+from distillery.evaluation.comparison import (
+    OF_REFERENCE,
+    REFERENCES_DIFFER,
+    differences,
+    differing_settings,
+    pair_up,
+    read_pieces,
+)
 from distillery.evaluation.metrics import ConfidenceInterval
 from distillery.files import hash_file, read_sealed, write_json, write_sealed
 from distillery.run_folder import RunFolder
@@ -22,8 +29,14 @@ from distillery.store.tables import read_table, write_table
 NUM_PROMPTS = 12
 
 
-def make_run(folder: Path, name: str, gain: float = 0.0, shade: int = 0, **changes: Any) -> Path:
-    """A run of one student: two images a prompt, scores that are `gain` above those of another."""
+def make_run(
+    folder: Path, name: str, gain: float = 0.0, shade: int = 0, reference: str = "r", **changes: Any
+) -> Path:
+    """A run of one student: two images a prompt, scores that are `gain` above those of another.
+
+    The reference is listed, as a model of the run's own; its images, all of hash `reference`, are
+    read by no comparison.
+    """
     run = RunFolder(folder / "results" / name)
     run.config("run").parent.mkdir(parents=True)
     settings = {"num_samples": 8 + int(100 * gain), "rounds": None}
@@ -47,8 +60,11 @@ def make_run(folder: Path, name: str, gain: float = 0.0, shade: int = 0, **chang
         is_black=False,
     )
     write_table(table.assign(**changes), run.samples("student"))
+    of_reference = table.assign(model=name, sha256=reference, latents_sha256=reference)
+    run.samples(f"of-{name}").parent.mkdir()
+    write_table(of_reference.assign(**changes), run.samples(f"of-{name}"))
     scores = table[["prompt_id", "index", "model"]].assign(
-        clip_score=np.linspace(0.5, 0.9, len(keys)) + gain,
+        clip_score=np.linspace(0.5, 0.9, len(keys)) + gain * np.linspace(0.9, 1.1, len(keys)),
         rank=[1, 2] * NUM_PROMPTS,
         psnr_db=20.0,
         latents_mse=np.nan,
@@ -56,7 +72,7 @@ def make_run(folder: Path, name: str, gain: float = 0.0, shade: int = 0, **chang
     )
     run.scores.parent.mkdir()
     write_table(scores, run.scores)
-    write_sealed(run.quality, {"judge": "resources/judge"})
+    write_sealed(run.quality, {"judge": "resources/judge", "reference": f"of-{name}"})
     return run.path
 
 
@@ -74,10 +90,54 @@ def test_differences_are_of_the_same_prompt_and_noise(tmp_path: Path) -> None:
     assert clip.num_pairs == 2 * NUM_PROMPTS
     assert clip.paired is not None
     assert clip.paired.mean == pytest.approx(0.05)
-    assert clip.paired.low == pytest.approx(0.05), "each sample has the same difference"
+    assert clip.paired.low is not None
+    assert clip.paired.low > 0.04
     assert clip.second.mean - clip.first.mean == pytest.approx(0.05)
     assert by_metric["found_first"].first.mean == 0.5
-    assert by_metric["psnr_db"].paired == ConfidenceInterval(0.0, 0.0, 0.0)
+    assert by_metric["psnr_db"].paired == ConfidenceInterval(0.0, None, None)
+
+
+@pytest.mark.parametrize("column", ["sha256", "latents_sha256"])
+def test_what_is_against_other_references_is_not_comparable(tmp_path: Path, column: str) -> None:
+    """One image of one reference is enough; CLIP score and R@1 are of the model alone."""
+    one, other = make_run(tmp_path, "a"), make_run(tmp_path, "b", 0.05, shade=9)
+    path = RunFolder(other).samples("of-b")
+    table = read_table(path)
+    table.loc[3, column] = "another"
+    write_table(table, path)
+    found, _ = differences(pieces(one), pieces(other))
+    reasons = {it.metric: it.reason for it in found}
+    of_pixels = REFERENCES_DIFFER if column == "sha256" else ""
+    assert reasons == {
+        "clip_score": "", "found_first": "", "psnr_db": of_pixels, "high_frequency": of_pixels
+    }  # fmt: skip
+    assert {it.metric: it.paired is None for it in found} == {
+        metric: bool(reason) for metric, reason in reasons.items()
+    }
+
+
+def test_a_reference_that_is_gone_is_not_known_to_be_the_same(tmp_path: Path) -> None:
+    one, other = make_run(tmp_path, "a"), make_run(tmp_path, "b", 0.05, shade=9)
+    RunFolder(other).samples("of-b").unlink()
+    found, _ = differences(pieces(one), pieces(other))
+    assert {it.metric for it in found if it.reason} == {"psnr_db", "high_frequency"}
+
+
+def test_no_metric_of_another_reference_is_called_better_or_worse(tmp_path: Path) -> None:
+    """All columns that are against a reference say so, and none has a badge."""
+    one = make_run(tmp_path, "a")
+    other = make_run(tmp_path, "b", 0.0, shade=9, reference="other")
+    for number, run in enumerate((one, other)):
+        path = RunFolder(run).scores
+        table = read_table(path)
+        spread = np.linspace(0.1, 0.2, len(table))
+        table = table.assign(psnr_db=20 + number + spread, latents_mse=number + spread)
+        write_table(table.assign(high_frequency=1 + number + spread), path)
+    page = tmp_path / "page/index.html"
+    compare_runs(one, other, page)
+    text = page.read_text()
+    assert text.count(REFERENCES_DIFFER) == len(OF_REFERENCE) == 3
+    assert "badge" not in text.split("</style>")[1]
 
 
 def test_a_measure_whose_ends_are_not_known_is_compared(
@@ -90,7 +150,7 @@ def test_a_measure_whose_ends_are_not_known_is_compared(
         scores = RunFolder(path).scores
         write_table(read_table(scores).assign(aesthetic=score), scores)
     (found,), _ = differences(*map(pieces, runs))
-    assert found.paired == ConfidenceInterval(1e6 - 1, 1e6 - 1, 1e6 - 1)
+    assert found.paired == ConfidenceInterval(1e6 - 1, None, None)
 
 
 def test_settings_are_those_that_the_images_were_made_with(tmp_path: Path) -> None:
@@ -137,7 +197,9 @@ def make_half(folder: Path, one: Path, name: str) -> Path:
     """A run of the first half of another's prompts: the same images, but for ranks of its own."""
     run, other = RunFolder(make_run(folder, name)), RunFolder(one)
     kept = [f"p-{number}" for number in range(NUM_PROMPTS // 2)]
-    for path, source in ((run.samples("student"), other.samples("student")), (run.scores,) * 2):
+    of_references = (run.samples(f"of-{name}"), other.samples(f"of-{one.name}"))
+    of_students = (run.samples("student"), other.samples("student"))
+    for path, source in (of_references, of_students, (run.scores,) * 2):
         table = read_table(source)
         table = table[table["prompt_id"].isin(kept)]
         write_table(table.assign(rank=1) if path == run.scores else table, path)
@@ -146,9 +208,9 @@ def make_half(folder: Path, one: Path, name: str) -> Path:
 
 def with_own_prompts(path: Path) -> Path:
     """Another text for each prompt."""
-    manifest = RunFolder(path).samples("student")
-    table = read_table(manifest)
-    write_table(table.assign(prompt=table["prompt_id"]), manifest)
+    for manifest in RunFolder(path).sample_folder.glob("*/manifest.parquet"):
+        table = read_table(manifest)
+        write_table(table.assign(prompt=table["prompt_id"]), manifest)
     return path
 
 

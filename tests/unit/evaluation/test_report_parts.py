@@ -1,14 +1,13 @@
 """What a report is put together from: the sentence on top, the choice of images."""
 
-from types import SimpleNamespace
-
 import pandas as pd
 import pytest
 
 from distillery import words
 from distillery.config.training import Training
-from distillery.evaluation import figures, image_grid, tables, verdict
+from distillery.evaluation import claims, figures, image_grid, tables, verdict
 from distillery.evaluation.manifests import ModelSamples
+from distillery.evaluation.speeds import ImageTime
 from distillery.files import hash_file
 
 PLAIN = Training(num_samples=64, global_batch_size=8)
@@ -25,7 +24,7 @@ ENDS = {"low": 0.5, "high": 1.0}
 )
 def test_a_headline_makes_sense_of_every_ratio(ratio, words):
     roles = verdict.Roles("student", "teacher")
-    assert words in figures.headline(roles, None, {"network_calls_ratio": ratio})
+    assert words in claims.headline(roles, None, {"network_calls_ratio": ratio})
 
 
 def test_a_headline_says_what_was_kept_before_the_training():
@@ -34,10 +33,10 @@ def test_a_headline_says_what_was_kept_before_the_training():
 
     quality = {"models": {"student": keeping(0.96), "untrained": keeping(0.78)}}
     speed = {"network_calls_ratio": 24.0}
-    text = figures.headline(verdict.Roles("student", "teacher", None, "untrained"), quality, speed)
+    text = claims.headline(verdict.Roles("student", "teacher", None, "untrained"), quality, speed)
     assert text.endswith("24 times fewer network calls; before its training it kept 78.0\xa0%.")
     assert "keeps 96.0\xa0% of the teacher's CLIP score" in text
-    text = figures.headline(verdict.Roles("student", "teacher"), quality, speed)
+    text = claims.headline(verdict.Roles("student", "teacher"), quality, speed)
     assert text.endswith("24 times fewer network calls.")
 
 
@@ -46,11 +45,11 @@ def test_a_headline_names_a_reference_that_is_not_the_teacher():
     kept = {"against": {"teacher-2-steps": {"clip_score_ratio": {"mean": 3.036} | ENDS}}}
     roles = verdict.Roles("student", "teacher-2-steps")
     speed = {"network_calls_ratio": 2.0}
-    assert figures.headline(roles, {"models": {"student": kept}}, speed) == (
-        "The student keeps 303.6\xa0% of teacher-2-steps's CLIP score with 2 times fewer network "
-        "calls than teacher-2-steps."
+    assert claims.headline(roles, {"models": {"student": kept}}, speed) == (
+        "The student scores 3.04 times teacher-2-steps's CLIP score (0.50 to 1.00) with 2 times "
+        "fewer network calls than teacher-2-steps."
     )
-    assert "2 times fewer network calls than teacher-2-steps;" in figures.headline(
+    assert "2 times fewer network calls than teacher-2-steps;" in claims.headline(
         roles, None, speed
     )
 
@@ -97,14 +96,17 @@ def best_of(scores):
 
 
 def test_the_best_of_a_column_needs_intervals():
-    """Times are measured once: which of three equal ones came out least says nothing."""
+    """Times are of one machine, which may have done more for one: the least says nothing."""
     names = ("slow", "fast", "odd")
     means = dict(zip(names, (0.3, 0.2, 0.1), strict=True))
     models = {
         name: {"against": {}, "network_calls": 2, "clip_score": around(mean)}
         for name, mean in means.items()
     }
-    times = {name: SimpleNamespace(seconds=mean) for name, mean in means.items()}
+    times = {
+        name: ImageTime(mean, 8, (), num_batches=3, low=mean - 0.01, high=mean + 0.01)
+        for name, mean in means.items()
+    }
     table = tables.metrics_table({"models": models}, verdict.Roles("slow", "fast"), times)
     found = {
         title: [name for name in names if table.rows[name][index].is_best]

@@ -3,12 +3,12 @@
 import pytest
 
 from distillery.evaluation import timeline
+from distillery.evaluation.speeds import time_images
 from distillery.evaluation.timeline import (
     RunClock,
     find_attempts,
     find_origin,
     find_workers,
-    time_images,
 )
 from distillery.telemetry import Event
 from distillery.words import duration

@@ -50,7 +50,7 @@ def test_a_threshold_is_judged_by_the_whole_interval(numbers, of_ratio, of_other
 
 
 def test_a_student_like_the_untrained_one_is_not_better():
-    """All differences are exactly zero, with intervals of no width."""
+    """All differences are exactly zero, without an interval; older ones had none of width."""
     found = outcomes(quality_with(1.0, 0.0, 0.0, 0.0, reach=0.0))
     assert found == ["passed", *["failed"] * 4]
 

@@ -106,9 +106,26 @@ def test_it_begins_with_the_student_beside_the_first(
     names: list[str], chosen: str, tmp_path: Path
 ) -> None:
     output = tmp_path / "results" / "demo" / "gallery"
-    make_gallery([manifest(tmp_path, name, 2) for name in names], None, output)
+    make_gallery(
+        [manifest(tmp_path, name, calls) for calls, name in enumerate(names, 1)], None, output
+    )
     page = (output / "index.html").read_text()
     assert re.findall(r"<option [^>]*selected>([^<]*)<", page) == [chosen]
+
+
+def test_models_of_the_same_images_have_one_column(tmp_path: Path) -> None:
+    """A student before its training, where it begins as the teacher."""
+    names = ("teacher", "teacher-2-steps-unguided", "untrained", "student")
+    calls = (48, 2, 2, 2)
+    hashes = ("0" * 64, "1" * 64, "1" * 64, "2" * 64)
+    paths = [
+        manifest(tmp_path, name, number, sha256=each, steps=number)
+        for name, number, each in zip(names, calls, hashes, strict=True)
+    ]
+    output = tmp_path / "results" / "demo" / "gallery"
+    make_gallery(paths, None, output)
+    columns = [model["name"] for model in rows_of(output)["models"]]
+    assert columns == ["teacher", "untrained = teacher, 2 steps, no guidance", "student"]
 
 
 def test_models_of_other_noises_are_refused(tmp_path: Path) -> None:

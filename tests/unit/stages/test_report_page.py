@@ -126,9 +126,12 @@ def test_quality_over_steps_is_drawn_and_tabled(folder, tmp_path, written):
     html, _ = write(config, tmp_path / "tiny")
     rows = charts_of(html)["CLIP score over network calls"]["data"]["values"]
     found = {(row["model"], row["network_calls"], row["steps"]) for row in rows}
-    assert {("teacher, guidance 4", 2, 1), ("teacher, guidance 4", 4, 2)} < found
-    assert {("teacher, no guidance", 1, 1), ("teacher, no guidance", 2, 2)} < found
-    assert {"student", "untrained"} < {model for model, _, _ in found}
+    assert {("teacher-1-steps", 2, 1), ("teacher-2-steps", 4, 2)} < found
+    assert {("teacher-1-steps-unguided", 1, 1), ("teacher-2-steps-unguided", 2, 2)} < found
+    parts = {row["model"]: row["part"] for row in rows}
+    assert {name: parts[name] for name in ("student", "untrained", "few")} == {
+        "student": "student", "untrained": "untrained", "few": "teacher, guided"
+    }  # fmt: skip
     table = html.split('aria-label="Quality over network calls"')[1].split("</table>")[0]
     assert "0.32<small>0.29 to 0.41</small>" in table
 
@@ -167,9 +170,12 @@ def test_card_and_page_say_whose_score_is_kept(folder, tmp_path, reference, whos
     config = make_config(evaluation={"judge": "judge", "reference": reference})
     html, _ = write(config, tmp_path / "tiny")
     page = without_scripts(html)
-    assert f"<h1>The student keeps 300.0\xa0% of {whose} CLIP score" in html_module.unescape(page)
+    claimed = f"The student scores 3.00 times {whose} CLIP score (2.90 to 3.10)"
+    assert f"<h1>{claimed}" in html_module.unescape(page)
     assert ("the teacher&#39;s CLIP score" in page) == (reference == "teacher")
-    results = ModelCard((tmp_path / "tiny/card/README.md").read_text()).data.eval_results
+    card = (tmp_path / "tiny/card/README.md").read_text()
+    assert claimed in card
+    results = ModelCard(card).data.eval_results
     names = {it.metric_type: it.metric_name for it in results}
     assert names["clip_score_ratio"] == f"CLIP score, of {whose}"
 

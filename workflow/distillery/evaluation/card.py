@@ -11,6 +11,7 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCard
 from PIL import Image
 
+from distillery.evaluation.claims import Claims
 from distillery.evaluation.image_grid import NUM_LEADING, spread
 from distillery.evaluation.manifests import ModelSamples
 from distillery.evaluation.tables import Table
@@ -29,6 +30,7 @@ def write_card(
     samples: Mapping[str, ModelSamples],
     roles: Roles,
     quality: Mapping[str, Any],
+    claims: Claims,
     table: Table,
     folder: Path,
 ) -> None:
@@ -39,11 +41,14 @@ def write_card(
         samples: of each model.
         roles: which of them are compared; there is a student.
         quality: quality.json.
+        claims: the report's sentences.
         table: the report's metrics.
         folder: to write to.
     """
     named = (roles.reference, roles.student, roles.untrained, roles.rival)
-    models = [name for name in dict.fromkeys(named) if name is not None and name in samples]
+    there = [name for name in dict.fromkeys(named) if name is not None and name in samples]
+    models = roles.same.shown(there)
+    labels = [roles.label(name) for name in models]
     rows = spread(range(len(samples[models[0]].table)), NUM_LEADING)
     folder.mkdir(parents=True, exist_ok=True)
     with atomic_path(folder / STRIP) as temporary:
@@ -52,11 +57,13 @@ def write_card(
     data: Any = card.data
     data.model_name = str(card.text).strip().splitlines()[0].removeprefix("# ")
     data.eval_results = _results(quality, roles)
-    calls = ", ".join(f"{name} ({samples[name].network_calls} network calls)" for name in models)
+    calls = ", ".join(
+        f"{roles.label(name)} ({samples[name].network_calls} network calls)" for name in models
+    )
     sections = [
-        "## What it draws", "", f"![{', '.join(models)}]({STRIP})", "",
+        "## What it draws", "", f"![{', '.join(labels)}]({STRIP})", "",
         f"Rows: {calls}. Each column is one held-out prompt and one noise.", "",
-        "## How good it is", "", *_table(table, models), "",
+        "## How good it is", "", *_paragraphs(claims), *_table(table, models, roles), "",
         f"{quality['num_prompts']} held-out prompts, intervals of 95 %; judge: "
         f"{quality['judge']}.", "", "",
     ]  # fmt: skip
@@ -102,7 +109,13 @@ def _results(quality: Mapping[str, Any], roles: Roles) -> list[EvalResult]:
     ]
 
 
-def _table(table: Table, models: Sequence[str]) -> list[str]:
+def _paragraphs(claims: Claims) -> list[str]:
+    """The report's sentences, a paragraph each."""
+    said = (claims.headline, claims.weakness, claims.summary)
+    return [line for text in said if text for line in (text, "")]
+
+
+def _table(table: Table, models: Sequence[str], roles: Roles) -> list[str]:
     """The metrics of some models, in Markdown."""
     lines = [
         f"| | {' | '.join(column.title for column in table.columns)} |",
@@ -113,5 +126,5 @@ def _table(table: Table, models: Sequence[str]) -> list[str]:
             (cell.text or "\N{EN DASH}") + (f" ({cell.low_high})" if cell.low_high else "")
             for cell in table.rows[name]
         )
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+        lines.append(f"| {roles.label(name)} | {' | '.join(cells)} |")
     return lines

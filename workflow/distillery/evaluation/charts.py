@@ -6,13 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from distillery.evaluation.marks import MARKS, Part
 from distillery.evaluation.vega import ZOOM, Chart, Spec, colours
 
 DIGITS = 4
 """Significant digits of a drawn number: a pixel is a thousandth of a chart."""
 LOG_FROM = 8.0
 """Values that span this factor are drawn on a logarithmic axis."""
-SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")
+SOLID: tuple[int, ...] = (1, 0)
+"""A line without gaps."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class Series:
         is_main: drawn thicker.
         has_dots: drawn dashed, with a dot per point: measured now and then.
         colour: number of its colour; None for the next one.
+        dash: lengths that are drawn and left out, where dots do not tell the line apart.
     """
 
     name: str
@@ -32,6 +35,7 @@ class Series:
     is_main: bool = True
     has_dots: bool = False
     colour: int | None = None
+    dash: Sequence[int] = SOLID
 
 
 def line_chart(
@@ -168,7 +172,9 @@ def _lines(lines: Sequence[Series], y_title: str, is_log: bool) -> Spec:
             },
             "color": _by_series(lines, _palette(lines)),
             "strokeWidth": _by_series(lines, [2.4 if one.is_main else 1.2 for one in lines]),
-            "strokeDash": _by_series(lines, [[5, 3] if it.has_dots else [1, 0] for it in lines]),
+            "strokeDash": _by_series(
+                lines, [[5, 3] if it.has_dots else list(it.dash) for it in lines]
+            ),
         },
     }
 
@@ -225,7 +231,13 @@ def _pointer(lines: Sequence[Series], x_title: str) -> Spec:
 
 @dataclass(frozen=True)
 class Score:
-    """A model at a cost: its mean, with an interval (None for a single prompt)."""
+    """A model at a cost: its mean, with an interval (None for a single prompt).
+
+    Attributes:
+        model: its name.
+        part: what it is, which decides on its colour and shape.
+        curve: the part whose line it lies on; None without a line.
+    """
 
     model: str
     network_calls: float
@@ -233,81 +245,66 @@ class Score:
     low: float | None = None
     high: float | None = None
     steps: int | None = None
+    part: Part = "other"
+    curve: Part | None = None
 
 
-def score_chart(
-    scores: Sequence[Score], models: Sequence[str], y_title: str, title: str
-) -> Chart | None:
-    """Scores of models over their network calls, one dot a model; None for fewer than two.
+def score_chart(scores: Sequence[Score], y_title: str, title: str) -> Chart | None:
+    """Scores of models over their network calls; None for fewer than two.
 
-    Models of equally many calls stand beside each other.
+    Network calls are in proportion (log), so models of equal cost stand at one place. Scores of one
+    curve are joined.
 
     Args:
         scores: a model each.
-        models: all that the page draws, so that each has its colour and shape in every chart.
         y_title, title: of the vertical axis and of the chart.
     """
-    return _score_chart(scores, models, y_title, title, is_path=False)
-
-
-def steps_chart(
-    scores: Sequence[Score], models: Sequence[str], y_title: str, title: str
-) -> Chart | None:
-    """A metric over network calls, one line a model; None for fewer than two scores."""
-    return _score_chart(scores, models, y_title, title, is_path=True)
-
-
-def _score_chart(
-    scores: Sequence[Score], models: Sequence[str], y_title: str, title: str, *, is_path: bool
-) -> Chart | None:
     if len(scores) < 2:
         return None
-    drawn = [name for name in models if name in {score.model for score in scores}]
-    places = [models.index(name) for name in drawn]
-    palette = colours(len(models))
-    color = _by_model(drawn, [palette[place] for place in places])
-    mean: Spec = {"field": "mean", "type": "quantitative", "title": y_title}
-    y = {"y": mean | {"scale": {"zero": False}}, "color": color}
-    interval = y | {"y": y["y"] | {"field": "low"}, "y2": {"field": "high"}}
+    parts = [part for part in MARKS if any(part in (it.part, it.curve) for it in scores)]
+    curves = [part for part in MARKS if any(part == it.curve for it in scores)]
+    y = {"field": "mean", "type": "quantitative", "title": y_title, "scale": {"zero": False}}
+    colour = {"color": _by_part("part", parts, [f"var(--{MARKS[it].colour})" for it in parts])}
     is_known = {"filter": "isValid(datum.low) && isValid(datum.high)"}
-    dot = {
-        "shape": _by_model(drawn, [SHAPES[place % len(SHAPES)] for place in places]),
-        "tooltip": _score_tooltip(scores, y_title),
-    }
+    interval = {"y": y | {"field": "low"}, "y2": {"field": "high"}, **colour}
+    shape = _by_part("part", parts, [MARKS[it].shape for it in parts])
+    dot = {"y": y, **colour, "shape": shape, "tooltip": _score_tooltip(scores, y_title)}
     layers: list[Spec] = [
-        *([{"mark": {"type": "line", "strokeWidth": 1.5}, "encoding": y}] if is_path else []),
+        *(_curve(scores, curve, y) for curve in curves),
         {"transform": [is_known], "mark": {"type": "rule", "strokeWidth": 2}, "encoding": interval},
-        {
-            "mark": {"type": "point", "filled": True, "size": 90, "opacity": 1},
-            "encoding": y | dot,
-        },
+        {"mark": {"type": "point", "filled": True, "size": 90, "opacity": 1}, "encoding": dot},
     ]
-    encoding = {"x": _calls(scores, is_path)} | ({} if is_path else {"xOffset": {"field": "model"}})
     data = {"values": [_score_row(score) for score in scores]}
-    spec: Spec = {"height": 240, "data": data, "encoding": encoding, "layer": layers}
+    spec: Spec = {"height": 240, "data": data, "encoding": {"x": _calls(scores)}, "layer": layers}
     return Chart(title, spec, spec, can_zoom=False)
 
 
-def _calls(scores: Sequence[Score], is_path: bool) -> Spec:
-    """Network calls: in proportion (log) for lines, else one place per number of calls."""
+def _curve(scores: Sequence[Score], curve: Part, y: Spec) -> Spec:
+    """The line through all scores of one curve."""
+    mark = MARKS[curve]
+    drawn = {"color": f"var(--{mark.colour})", "strokeDash": list(mark.dash), "strokeWidth": 1.5}
+    values = [_score_row(score) for score in scores if score.curve == curve]
+    return {"data": {"values": values}, "mark": {"type": "line", **drawn}, "encoding": {"y": y}}
+
+
+def _calls(scores: Sequence[Score]) -> Spec:
+    """Network calls, in proportion."""
     counts = sorted({score.network_calls for score in scores})
-    shared: Spec = {"field": "network_calls", "title": "network calls per image"}
-    if not is_path:
-        axis = {"labelAngle": 0, "grid": False}
-        return shared | {"type": "ordinal", "axis": axis, "scale": {"paddingInner": 0.4}}
-    domain = [counts[0] / 1.2, counts[-1] * 1.2]
-    return shared | {
+    return {
+        "field": "network_calls",
         "title": "network calls per image (log)",
         "type": "quantitative",
-        "scale": {"type": "log", "nice": False, "domain": domain},
+        "scale": {"type": "log", "nice": False, "domain": [counts[0] / 1.2, counts[-1] * 1.2]},
         "axis": {"values": counts, "format": "~g", "grid": False, "labelOverlap": True},
     }
 
 
-def _by_model(models: Sequence[str], values: Sequence[str]) -> Spec:
-    """A channel that gives each model its value; the channels share one legend."""
-    scale = {"domain": list(models), "range": list(values)}
-    return {"field": "model", "type": "nominal", "scale": scale, "legend": _columns(models)}
+def _by_part(field: str, parts: Sequence[Part], values: Sequence[str]) -> Spec:
+    """A channel that gives each part its value; the channels share one legend."""
+    scale = {"domain": list(parts), "range": list(values)}
+    # Two columns fit everywhere: a number that follows the width moves rows out of the drawing.
+    legend = _columns(parts) | {"columns": 2}
+    return {"field": field, "type": "nominal", "scale": scale, "legend": legend}
 
 
 def _score_tooltip(scores: Sequence[Score], y_title: str) -> list[Spec]:
@@ -327,10 +324,6 @@ def _score_tooltip(scores: Sequence[Score], y_title: str) -> list[Spec]:
 
 def _score_row(score: Score) -> Mapping[str, Any]:
     """A row of a chart's data, without what was not measured."""
-    row = {
-        "model": score.model,
-        "network_calls": score.network_calls,
-        "steps": score.steps,
-        **{name: getattr(score, name) for name in ("mean", "low", "high")},
-    }
+    names = ("model", "part", "network_calls", "steps", "mean", "low", "high")
+    row = {name: getattr(score, name) for name in names}
     return {name: value for name, value in row.items() if value is not None}

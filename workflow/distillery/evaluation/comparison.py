@@ -39,6 +39,13 @@ METRICS: Mapping[str, tuple[str, int]] = {
 }
 """Columns of the scores: title, and +1 if more is better, -1 if less is. `found_first` is made of
 the rank."""
+OF_REFERENCE = {
+    "psnr_db": "sha256",
+    "latents_mse": "latents_sha256",
+    "high_frequency": "sha256",
+}
+"""Metrics against each run's reference, and the hash of what of it they are against."""
+REFERENCES_DIFFER = "not comparable: the references differ"
 OF_JUDGE = ("clip_score", "found_first")
 NUM_RESAMPLES = 2000
 
@@ -53,6 +60,7 @@ class RunPieces:
         scores: None where nothing was scored.
         samples: by model, those that are there.
         judge: by which it was scored; None where it was not.
+        reference: the model that it was scored against; None where it was not scored.
         gaps: what is not there, in words.
         report: its page; None where it is not there.
     """
@@ -62,6 +70,7 @@ class RunPieces:
     scores: pd.DataFrame | None
     samples: Mapping[str, ModelSamples]
     judge: str | None
+    reference: str | None
     gaps: Sequence[str]
     report: Path | None
 
@@ -125,8 +134,9 @@ def read_pieces(run: RunFolder) -> RunPieces:
     if scores is not None:
         scores = scores.assign(found_first=(scores["rank"] == 1).astype(float))
     judge = str(quality["judge"]) if quality else None
+    reference = quality.get("reference") if quality else None
     report = run.report if run.report.is_file() else None
-    return RunPieces(name, config, scores, samples, judge, gaps, report)
+    return RunPieces(name, config, scores, samples, judge, reference, gaps, report)
 
 
 def _settings(
@@ -252,7 +262,7 @@ def _difference(
     paired, num_pairs, reason = None, 0, ""
     if pairs is not None:
         keys = pairs.first.table[KEY].merge(one[KEY], on=KEY).merge(other[KEY], on=KEY)
-        reason = _why_ranks_differ(first, second, model) if metric == "found_first" else ""
+        reason = _why_not_comparable(first, second, model, metric, pairs)
         num_pairs = 0 if reason else len(keys)
     if num_pairs:
         one, other = (keys.merge(each, on=KEY) for each in (one, other))
@@ -260,6 +270,28 @@ def _difference(
     means = _summary(one, metric), _summary(other, metric)
     num_images = len(one), len(other)
     return [Difference(model, metric, *means, paired, num_pairs, num_images, reason)]
+
+
+def _why_not_comparable(
+    first: RunPieces, second: RunPieces, model: str, metric: str, pairs: Pairs
+) -> str:
+    """Why a metric's difference would say nothing of the model; empty where it does."""
+    if metric == "found_first":
+        return _why_ranks_differ(first, second, model)
+    if metric not in OF_REFERENCE:
+        return ""
+    hashes = [_reference_hashes(run, pairs, OF_REFERENCE[metric]) for run in (first, second)]
+    return "" if hashes[0] is not None and hashes[0] == hashes[1] else REFERENCES_DIFFER
+
+
+def _reference_hashes(run: RunPieces, pairs: Pairs, column: str) -> list[str] | None:
+    """Of the reference's samples that the pairs were scored against; None where one is gone."""
+    samples = run.samples.get(run.reference or "")
+    if samples is None:
+        return None
+    key = [*KEY, "prompt", "noise_seed"]
+    found = pairs.first.table[key].merge(samples.table[[*key, column]], on=key)
+    return found[column].tolist() if len(found) == len(pairs.first.table) else None
 
 
 def _why_ranks_differ(first: RunPieces, second: RunPieces, model: str) -> str:

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -11,48 +11,27 @@ import pandas as pd
 
 from distillery.config.samples import SampledModel
 from distillery.config.training import Training
-from distillery.evaluation.charts import Score, Series, line_chart, score_chart, steps_chart
+from distillery.evaluation.charts import Score, Series, line_chart, score_chart
 from distillery.evaluation.manifests import ModelSamples
-from distillery.evaluation.metrics import ConfidenceInterval
+from distillery.evaluation.marks import Part, part_of
 from distillery.evaluation.timeline import RunClock, StageTime, Worker
 from distillery.evaluation.timeline_chart import Timeline, timeline_chart
 from distillery.evaluation.vega import NUM_COLOURS, Chart
-from distillery.evaluation.verdict import Check, Roles, percent, read_interval, summarise_checks
+from distillery.evaluation.verdict import Roles, read_interval
 from distillery.training.alarms import COMPANIONS, HELD_OUT, KNOT, ROLLOUT
-from distillery.words import counted, times
+from distillery.words import counted
 
 MIN_CURVE = 3
 """Numbers of steps that make a curve."""
+DASHES = ((1, 0), (8, 3), (2, 2), (8, 3, 2, 3))
+"""Of the segments' lines, in turn: who cannot tell two colours apart sees two lines."""
+STAGE_COLOURS = {
+    "embeddings": 1, "targets": 0, "student": 6, "training_before_round": 3, "round_states": 5,
+    "round_targets": 7, "training": 2, "export": 5, "samples": 4, "evaluation": 3, "report": 6,
+}  # fmt: skip
+"""Of each stage in every report. Two stages share a colour where no two of them follow at once."""
 MAX_LOSS_POINTS = 600
 """Points of a curve; a longer log is averaged down to as many."""
-
-
-def headline(
-    roles: Roles, quality: Mapping[str, Any] | None, speed: Mapping[str, float | None] | None
-) -> str:
-    """The answer to the user's question in one sentence."""
-    if roles.student is None or speed is None:
-        return "No student was compared with its teacher in this run."
-    calls = f"network calls{roles.than_reference}"
-    fewer = times(
-        speed["network_calls_ratio"] or 1.0,
-        "{:.3g} times",
-        (f"fewer {calls}", f"as many {calls}", f"more {calls}"),
-    )
-    if quality is None:
-        return f"The student needs {fewer}; its quality was not scored."
-    ratio = _kept(quality, roles.student, roles)
-    if ratio is None:
-        return f"The student needs {fewer}; how much quality it keeps is not defined."
-    text = f"The student keeps {percent(ratio.mean)} of {roles.whose} CLIP score with {fewer}"
-    before = _kept(quality, roles.untrained, roles)
-    return text + (f"; before its training it kept {percent(before.mean)}." if before else ".")
-
-
-def _kept(quality: Mapping[str, Any], name: str | None, roles: Roles) -> ConfidenceInterval | None:
-    """Share of the reference's CLIP score that a model keeps; None where it was not scored."""
-    against = quality["models"].get(name, {}).get("against", {}).get(roles.reference, {})
-    return read_interval(against.get("clip_score_ratio"))
 
 
 def training_parts(training: Training) -> str:
@@ -85,11 +64,6 @@ def restarts(training: Training) -> list[tuple[int, str]]:
     return [(begin, name) for begin, name in begins if begin > 0]
 
 
-def summary(checks: list[Check]) -> str | None:
-    """One sentence about the thresholds, None if there was nothing to check."""
-    return summarise_checks(checks) if checks else None
-
-
 def black_images(samples: Mapping[str, ModelSamples]) -> str | None:
     """Which models have images whose every pixel is 0, and what that does to the scores."""
     named = [
@@ -108,16 +82,59 @@ def black_images(samples: Mapping[str, ModelSamples]) -> str | None:
 # ---- charts ------------------------------------------------------------------------------------
 
 
-def quality_charts(quality: Mapping[str, Any] | None, has_curves: bool) -> list[Chart]:
+@dataclass(frozen=True)
+class Scored:
+    """What charts of scores are made of.
+
+    Attributes:
+        quality: quality.json, each model under one name.
+        models: as configured, by name.
+        roles: which of them play a part.
+    """
+
+    quality: Mapping[str, Any]
+    models: Mapping[str, SampledModel]
+    roles: Roles
+
+    def part(self, name: str) -> Part:
+        """What a model is."""
+        return part_of(name, self.models, self.quality, self.roles)
+
+    def curve(self, name: str) -> Part | None:
+        """The curve of the teacher's models that a model is a point of; None for students."""
+        names = [name, *self.roles.same.names.get(name, ())]
+        if not any(self.models[it].source == "teacher" for it in names):
+            return None
+        is_guided = self.quality["models"][name]["guidance_scale"] > 1
+        return "teacher, guided" if is_guided else "teacher, no guidance"
+
+    def score(self, name: str, raw: Any, *, on_curve: bool = False) -> Score | None:
+        """A metric of a model; None where it was not measured."""
+        value, facts = read_interval(raw), self.quality["models"][name]
+        if value is None:
+            return None
+        return Score(
+            self.roles.label(name),
+            facts["network_calls"],
+            value.mean,
+            value.low,
+            value.high,
+            facts["steps"] if on_curve else None,
+            self.part(name),
+            self.curve(name) if on_curve else None,
+        )
+
+
+def quality_charts(scored: Scored | None, has_curves: bool) -> list[Chart]:
     """CLIP score, and distance to the reference, against network calls; empty without scores.
 
     A chart needs two models.
 
     Args:
-        quality: quality.json.
+        scored: the models; None without scores.
         has_curves: whether `steps_charts` draws the CLIP score.
     """
-    if quality is None:
+    if scored is None:
         return []
     titles = {
         "clip_score": "CLIP score (higher is better)",
@@ -125,20 +142,14 @@ def quality_charts(quality: Mapping[str, Any] | None, has_curves: bool) -> list[
     }
     if has_curves:
         del titles["clip_score"]
-    drawn = (_quality_chart(quality, metric, title) for metric, title in titles.items())
-    return [chart for chart in drawn if chart]
-
-
-def _quality_chart(quality: Mapping[str, Any], metric: str, title: str) -> Chart | None:
-    """One metric against network calls."""
-    scores = [
-        Score(name, facts["network_calls"], score.mean, score.low, score.high)
-        for name, facts in quality["models"].items()
-        if (score := read_interval(facts[metric])) is not None
-    ]
-    return score_chart(
-        scores, list(quality["models"]), title, f"{title} of each model against its network calls"
-    )
+    charts = []
+    for metric, title in titles.items():
+        models = scored.quality["models"].items()
+        found = [scored.score(name, facts[metric]) for name, facts in models]
+        scores = [score for score in found if score is not None]
+        of_each = f"{title} of each model against its network calls"
+        charts.append(score_chart(scores, title, of_each))
+    return [chart for chart in charts if chart]
 
 
 @dataclass(frozen=True)
@@ -150,56 +161,35 @@ class StepsChart:
     scores: Sequence[Score]
 
 
-def steps_charts(
-    quality: Mapping[str, Any] | None, models: Mapping[str, SampledModel]
-) -> list[StepsChart]:
+def steps_charts(scored: Scored | None) -> list[StepsChart]:
     """CLIP score, and Fréchet distance in each vision model, over network calls.
 
     The teacher has a curve for each guidance, any other model a point. Empty where no curve has
     `MIN_CURVE` points.
-
-    Args:
-        quality: quality.json.
-        models: as configured, by name.
     """
-    if quality is None:
+    if scored is None:
         return []
-    curves = {name: _curve_of(name, models[name], quality) for name in quality["models"]}
-    if max(Counter(curves.values()).values(), default=0) < MIN_CURVE:
+    curves = Counter(filter(None, map(scored.curve, scored.quality["models"])))
+    if max(curves.values(), default=0) < MIN_CURVE:
         return []
-    charts = [_steps_chart(quality, curves, "CLIP score")]
-    for vision in quality["vision_models"]:
+    charts = [_steps_chart(scored, "CLIP score")]
+    for vision in scored.quality["vision_models"]:
         title = f"Fréchet distance in {vision}, to other noises"
-        charts.append(_steps_chart(quality, curves, title, vision))
+        charts.append(_steps_chart(scored, title, vision))
     return [chart for chart in charts if chart.scores]
 
 
-def _curve_of(name: str, model: SampledModel, quality: Mapping[str, Any]) -> str:
-    """The curve that a model is a point of."""
-    if model.source != "teacher":
-        return name
-    scale = quality["models"][name]["guidance_scale"]
-    return f"teacher, guidance {scale:g}" if scale > 1 else "teacher, no guidance"
-
-
-def _steps_chart(
-    quality: Mapping[str, Any], curves: Mapping[str, str], title: str, vision: str | None = None
-) -> StepsChart:
+def _steps_chart(scored: Scored, title: str, vision: str | None = None) -> StepsChart:
     """The CLIP score of all models, or the Fréchet distance in a vision model."""
 
     def read(facts: Mapping[str, Any]) -> Any:
         return facts["sets"].get(vision, {}).get("frechet") if vision else facts["clip_score"]
 
-    scores = [
-        Score(curves[name], facts["network_calls"], it.mean, it.low, it.high, facts["steps"])
-        for name, facts in quality["models"].items()
-        if (it := read_interval(read(facts))) is not None
-    ]
-    scores.sort(key=lambda score: (score.model, score.network_calls))
-    drawn = list(dict.fromkeys(curves.values()))
-    return StepsChart(
-        title, steps_chart(scores, drawn, title, f"{title} over network calls"), scores
-    )
+    models = scored.quality["models"].items()
+    found = [scored.score(name, read(facts), on_curve=True) for name, facts in models]
+    scores = [score for score in found if score is not None]
+    scores.sort(key=lambda score: (score.curve or score.part, score.network_calls, score.model))
+    return StepsChart(title, score_chart(scores, title, f"{title} over network calls"), scores)
 
 
 def loss_charts(
@@ -246,7 +236,10 @@ def _losses(loss: pd.DataFrame, timesteps: Sequence[float]) -> list[Series]:
     """All kinds of loss in a training's log: of segments, of all of them, held out, of rollouts."""
     segments = segments_of(loss)
     lines = [
-        _series(loss, name, title, is_main=False, colour=1 + number % 6)
+        replace(
+            _series(loss, name, title, is_main=False, colour=1 + number % 6),
+            dash=DASHES[number % len(DASHES)],
+        )
         for number, (name, title) in enumerate(segment_titles(segments, timesteps).items())
     ]
     of_segments = loss.assign(loss=loss["loss"].mask(find_rollouts(loss)))
@@ -344,6 +337,7 @@ def timeline(
     """The workers' timeline; None without telemetry."""
     if not workers:
         return None
-    classes = {it.stage: f"c{number % NUM_COLOURS}" for number, it in enumerate(stages)}
+    numbers = {it.stage: STAGE_COLOURS.get(it.stage, at) for at, it in enumerate(stages)}
+    classes = {stage: f"c{number % NUM_COLOURS}" for stage, number in numbers.items()}
     colours = {stage: f"var(--{name})" for stage, name in classes.items()}
     return StageTimeline(timeline_chart(workers, clock, colours), classes)

@@ -1,7 +1,7 @@
 """What a run left behind, read for its report; what is not there is None or empty."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -9,6 +9,7 @@ import pandas as pd
 
 from distillery.config.run import Config
 from distillery.evaluation.manifests import ModelSamples, check_pairs, read_samples
+from distillery.evaluation.same import find_same
 from distillery.evaluation.timeline import Attempt, Origin, find_attempts, find_origin
 from distillery.evaluation.training_facts import TrainingFacts, gather_training
 from distillery.evaluation.verdict import Check, Roles, check_student, find_roles, order_models
@@ -46,6 +47,19 @@ class Findings:
     student_info: StudentInfo | None
 
     @property
+    def shown(self) -> Mapping[str, ModelSamples]:
+        """The samples of each model under one name only."""
+        return {name: self.samples[name] for name in self.roles.same.shown(self.samples)}
+
+    @property
+    def shown_quality(self) -> Mapping[str, Any] | None:
+        """The scores of each model under one name only."""
+        if self.quality is None:
+            return None
+        models = self.quality["models"]
+        return {**self.quality, "models": {it: models[it] for it in self.roles.same.shown(models)}}
+
+    @property
     def checks(self) -> list[Check]:
         """The thresholds."""
         if self.quality is None:
@@ -60,12 +74,15 @@ def gather(config: Config, run_folder: RunFolder) -> Findings:
     trained = _read_training_recipe(run_folder)
     trained_recipes = _hashes(trained, config) if trained else []
     quality = _read_optional(read_sealed, run_folder.quality)
+    samples = _read_all_samples(config, run_folder)
+    roles = find_roles(config, quality)
+    first = (roles.reference, roles.student, roles.untrained, roles.rival)
     return Findings(
         config=config,
-        roles=find_roles(config, quality),
+        roles=replace(roles, same=find_same(samples, first)),
         quality=quality,
         scores=_read_optional(read_table, run_folder.scores),
-        samples=_read_all_samples(config, run_folder),
+        samples=samples,
         loss=_read_optional(read_table, run_folder.loss),
         training=gather_training(events, trained_recipes),
         trained_recipes=trained_recipes,

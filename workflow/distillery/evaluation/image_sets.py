@@ -136,13 +136,10 @@ class Estimate:
             math.log(self.value / other.value), np.log(self.without_k / other.without_k)
         )
         found = logarithm.interval(num_resamples)
-        return ConfidenceInterval(
-            metrics.round_significant(self.value / other.value),
-            *(
-                None if bound is None else metrics.round_significant(math.exp(bound))
-                for bound in (found.low, found.high)
-            ),
+        low, high = (
+            None if bound is None else math.exp(bound) for bound in (found.low, found.high)
         )
+        return ConfidenceInterval.of(self.value / other.value, low, high)
 
     def interval(
         self, num_resamples: int, ends: metrics.Ends = metrics.NO_ENDS
@@ -158,7 +155,7 @@ class Estimate:
         """
         k = len(self.without_k)
         if k == 0:
-            return ConfidenceInterval(metrics.round_significant(self.value), None, None)
+            return ConfidenceInterval.of(self.value, None, None)
         values_k = self.value + (k - 1) * (self.without_k.mean() - self.without_k)
         blocks = Groups(np.arange(k), k)
         weights_rk = metrics.draw_weights(k, num_resamples)
@@ -315,24 +312,39 @@ def summarise_sets(
             name: distances.diversity_of_prompts(rows, groups) for name, rows in units.items()
         }
     return {
-        name: _intervals(found, floor, len(weights_rp))
+        name: _intervals(found, floor, num_kept, len(weights_rp))
         | _diversity(diversity.get(name), diversity.get(reference), prompts, weights_rp)
         for name, found in estimates.items()
     }
 
 
 def _intervals(
-    found: Mapping[str, Estimate], floor: Mapping[str, Estimate], num_resamples: int
+    found: Mapping[str, Estimate],
+    floor: Mapping[str, Estimate],
+    num_prompts: int,
+    num_resamples: int,
 ) -> Intervals:
     """Of a model's distances, and of the Fréchet distance as a multiple of its floor."""
     intervals: Intervals = {
         name: found[name].interval(num_resamples, ends) if name in found else None
         for name, ends in ENDS.items()
     }
+    if "coverage" in found:
+        intervals["coverage"] = _of_share(found["coverage"], num_prompts, intervals["coverage"])
     intervals["frechet_ratio"] = None
     if "frechet" in found and found is not floor:
         intervals["frechet_ratio"] = found["frechet"].ratio_to(floor["frechet"], num_resamples)
     return intervals
+
+
+def _of_share(
+    estimate: Estimate, num_prompts: int, found: ConfidenceInterval | None
+) -> ConfidenceInterval | None:
+    """Wilson's interval where leaving blocks out finds no spread, as at 100 %."""
+    is_level = len(estimate.without_k) > 0 and bool(np.all(estimate.without_k == estimate.value))
+    if not is_level:
+        return found
+    return ConfidenceInterval.of(estimate.value, *metrics.wilson(estimate.value, num_prompts))
 
 
 def _diversity(

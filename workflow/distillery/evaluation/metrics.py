@@ -54,6 +54,14 @@ class ConfidenceInterval:
     low: float | None
     high: float | None
 
+    @classmethod
+    def of(cls, mean: float, low: float | None, high: float | None) -> "ConfidenceInterval":
+        """Rounded; without bounds where they are equal: no spread was found, which is not none."""
+        bounds = [None if bound is None else round_significant(bound) for bound in (low, high)]
+        if bounds[0] == bounds[1]:
+            bounds = [None, None]
+        return cls(round_significant(mean), *bounds)
+
 
 @dataclass(frozen=True)
 class Groups:
@@ -227,9 +235,8 @@ def wilson_share(hits_b: FloatArray, groups: Groups) -> ConfidenceInterval:
     """
     share = float(np.mean(hits_b))
     if groups.num_groups < MIN_PROMPTS:
-        return ConfidenceInterval(round_significant(share), None, None)
-    low, high = _wilson(share, groups.num_groups)
-    return ConfidenceInterval(*(round_significant(value) for value in (share, low, high)))
+        return ConfidenceInterval.of(share, None, None)
+    return ConfidenceInterval.of(share, *wilson(share, groups.num_groups))
 
 
 def share_difference(changes_b: FloatArray, groups: Groups) -> ConfidenceInterval:
@@ -243,7 +250,7 @@ def share_difference(changes_b: FloatArray, groups: Groups) -> ConfidenceInterva
     """
     change = float(np.mean(changes_b))
     if groups.num_groups < MIN_PROMPTS:
-        return ConfidenceInterval(round_significant(change), None, None)
+        return ConfidenceInterval.of(change, None, None)
     number = groups.num_groups + 2
     gained, lost = (
         (float(np.mean(sign * changes_b > 0)) * groups.num_groups + 1) / number for sign in (1, -1)
@@ -251,7 +258,7 @@ def share_difference(changes_b: FloatArray, groups: Groups) -> ConfidenceInterva
     centre = gained - lost
     reach = NORMAL_QUANTILE * math.sqrt((gained + lost - centre**2) / number)
     low, high = max(centre - reach, -1.0), min(centre + reach, 1.0)
-    return ConfidenceInterval(*(round_significant(value) for value in (change, low, high)))
+    return ConfidenceInterval.of(change, low, high)
 
 
 def median_interval(values_b: FloatArray, groups: Groups) -> ConfidenceInterval:
@@ -261,13 +268,13 @@ def median_interval(values_b: FloatArray, groups: Groups) -> ConfidenceInterval:
     values themselves; those of 4 prompts are the least and the largest, between which the median
     lies in 7 cases of 8.
     """
-    median = round_significant(float(np.median(values_b)))
+    median = float(np.median(values_b))
     if groups.num_groups < MIN_PROMPTS:
-        return ConfidenceInterval(median, None, None)
-    below, above = _wilson(0.5, groups.num_groups)
+        return ConfidenceInterval.of(median, None, None)
+    below, above = wilson(0.5, groups.num_groups)
     low = float(np.quantile(values_b, below, method="lower"))
     high = float(np.quantile(values_b, above, method="higher"))
-    return ConfidenceInterval(median, round_significant(low), round_significant(high))
+    return ConfidenceInterval.of(median, low, high)
 
 
 def median_difference(
@@ -277,20 +284,20 @@ def median_difference(
 
     Not the median of the differences: that may rise where the median falls.
     """
-    difference = round_significant(float(np.median(after_b) - np.median(before_b)))
+    difference = float(np.median(after_b) - np.median(before_b))
     if groups.num_groups < MIN_RESAMPLED:
-        return ConfidenceInterval(difference, None, None)
+        return ConfidenceInterval.of(difference, None, None)
     found_r = []
     for weights_p in weights_rp:
         drawn = np.repeat(np.arange(len(before_b)), weights_p[groups.of_image_b].astype(int))
         found_r.append(np.median(after_b[drawn]) - np.median(before_b[drawn]))
     tail = (1 - CONFIDENCE) / 2
     low, high = (float(bound) for bound in np.quantile(found_r, [tail, 1 - tail]))
-    return ConfidenceInterval(difference, round_significant(low), round_significant(high))
+    return ConfidenceInterval.of(difference, low, high)
 
 
-def _wilson(share: float, number: int) -> tuple[float, float]:
-    """Wilson's interval of a share of so many prompts."""
+def wilson(share: float, number: int) -> tuple[float, float]:
+    """Wilson's interval of a share of so many prompts; it has a width at 0 and at 1 too."""
     penalty = NORMAL_QUANTILE**2 / number
     centre = (share + penalty / 2) / (1 + penalty)
     variance = share * (1 - share) / number + penalty / (4 * number)
@@ -309,7 +316,7 @@ def _bootstrap_t(
     """
     (ratio,), (error,) = _ratios(above_p, below_p, np.ones((1, len(above_p))))
     if len(above_p) < MIN_RESAMPLED:
-        return ConfidenceInterval(round_significant(float(ratio)), None, None)
+        return ConfidenceInterval.of(float(ratio), None, None)
     ratio_r, error_r = _ratios(above_p, below_p, weights_rp)
     error_r[error_r <= ROUNDING * error] = 0.0
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -319,10 +326,8 @@ def _bootstrap_t(
     # "nearest" never averages with a deviation that is infinite.
     lowest, highest = np.quantile(t_r, [tail, 1 - tail], method="nearest")
     bounds = max(ratio - highest * error, ends[0]), min(ratio - lowest * error, ends[1])
-    low, high = (
-        round_significant(float(bound)) if np.isfinite(bound) else None for bound in bounds
-    )
-    return ConfidenceInterval(round_significant(float(ratio)), low, high)
+    low, high = (float(bound) if np.isfinite(bound) else None for bound in bounds)
+    return ConfidenceInterval.of(float(ratio), low, high)
 
 
 def _ratios(

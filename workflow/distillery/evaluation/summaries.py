@@ -9,14 +9,13 @@ import pandas as pd
 
 from distillery.evaluation import figures
 from distillery.evaluation.findings import Findings
+from distillery.evaluation.speeds import ImageTime, speed_ratio, time_images
 from distillery.evaluation.timeline import (
     Attempt,
-    ImageTime,
     RunClock,
     StageTime,
     Worker,
     find_workers,
-    time_images,
     time_stages,
 )
 from distillery.evaluation.training_facts import TrainingFacts
@@ -66,19 +65,27 @@ def summarise_timings(attempts: Sequence[Attempt]) -> Timings:
 def summarise_speed(
     findings: Findings, images: Mapping[str, ImageTime]
 ) -> dict[str, float | None] | None:
-    """How many times faster the student is than the reference; None without both."""
+    """How many times faster the student is than the reference; None without both.
+
+    Under `speeds.MIN_BATCHES` batches of each there is no factor.
+    """
     student, reference = findings.roles.student, findings.roles.reference
     if student is None or not {student, reference} <= set(findings.samples):
         return None
     calls = {name: findings.samples[name].network_calls for name in (student, reference)}
-    seconds = {name: images[name].seconds for name in (student, reference) if name in images}
+    own, other = images.get(student), images.get(reference)
+    ratio = speed_ratio(other, own)
     return {
         "student_network_calls": calls[student],
         "reference_network_calls": calls[reference],
         "network_calls_ratio": calls[reference] / calls[student],
-        "student_seconds_per_image": seconds.get(student),
-        "reference_seconds_per_image": seconds.get(reference),
-        "seconds_ratio": seconds[reference] / seconds[student] if len(seconds) == 2 else None,
+        "student_seconds_per_image": own.seconds if own else None,
+        "reference_seconds_per_image": other.seconds if other else None,
+        "student_batches": own.num_batches if own else 0,
+        "reference_batches": other.num_batches if other else 0,
+        "seconds_ratio": ratio.mean if ratio else None,
+        "seconds_ratio_low": ratio.low if ratio else None,
+        "seconds_ratio_high": ratio.high if ratio else None,
     }
 
 

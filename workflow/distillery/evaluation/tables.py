@@ -7,7 +7,7 @@ from typing import Any
 
 from distillery.evaluation.image_sets import Need, describe_left_out
 from distillery.evaluation.metrics import ConfidenceInterval
-from distillery.evaluation.timeline import ImageTime
+from distillery.evaluation.speeds import ImageTime
 from distillery.evaluation.verdict import (
     COMPARISONS,
     Comparison,
@@ -52,6 +52,11 @@ class Table:
     columns: tuple[Column, ...]
     rows: Mapping[str, tuple[Cell, ...]]
 
+    @property
+    def has_best(self) -> bool:
+        """Whether a cell is marked."""
+        return any(cell.is_best for cells in self.rows.values() for cell in cells)
+
 
 COLUMNS = {
     "clip_score": Column("CLIP score", "of image and prompt", "{:.4f}".format, +1),
@@ -63,7 +68,7 @@ COLUMNS = {
         "High frequencies", "÷ the reference's; below 1 blur", "{:.3f}".format, 0
     ),
     "seconds": Column(
-        "Seconds per image", "one device, measured", lambda seconds: f"{significant(seconds)} s", -1
+        "Seconds per image", "one device, measured", lambda seconds: f"{significant(seconds)} s", 0
     ),
 }
 SET_COLUMNS = {
@@ -170,8 +175,8 @@ def _values(
     values = {key: read_interval(facts.get(key)) for key in COLUMNS}
     against = facts["against"].get(roles.reference, {})
     values["ratio"] = read_interval(against.get("clip_score_ratio"))
-    seconds = images[name].seconds if name in images else None
-    values["seconds"] = None if seconds is None else ConfidenceInterval(seconds, None, None)
+    # Never marked as the best: batches tell nothing of what else the machine did meanwhile.
+    values["seconds"] = images[name].interval if name in images else None
     return values
 
 

@@ -94,25 +94,6 @@ class Worker:
         return self.busy_s / self.span_s if self.span_s else None
 
 
-@dataclass(frozen=True)
-class ImageTime:
-    """How long one image of a model took on one device.
-
-    Attributes:
-        seconds: from a batch's beginning to its saved files.
-        num_images: that were measured.
-        devices: on which.
-        decode_s: of these seconds, the VAE's; None where it was not told.
-        peak_memory_bytes: the most that one of its processes held; None where it was not told.
-    """
-
-    seconds: float
-    num_images: int
-    devices: tuple[str, ...]
-    decode_s: float | None = None
-    peak_memory_bytes: int | None = None
-
-
 def find_attempts(events: Iterable[Event]) -> list[Attempt]:
     """Sort the events of all jobs into attempts, in the order of their begin."""
     by_job: dict[tuple[str, str, str], list[Event]] = {}
@@ -302,13 +283,13 @@ def find_workers(attempts: Sequence[Attempt], clock: RunClock) -> list[Worker]:
             busy_s=length(span for attempt in tries for span in attempt.busy),
             span_s=clock.at(max(attempt.end_s for attempt in tries))
             - clock.at(min(attempt.begin_s for attempt in tries)),
-            peak_memory_bytes=_peak_memory_bytes(tries),
+            peak_memory_bytes=peak_memory_bytes(tries),
         )
         for (host, device), tries in sorted(by_device.items())
     ]
 
 
-def _peak_memory_bytes(attempts: Iterable[Attempt]) -> int | None:
+def peak_memory_bytes(attempts: Iterable[Attempt]) -> int | None:
     """The largest `peak_memory_bytes` among the events' facts."""
     events = (event for attempt in attempts for event in attempt.work)
     said = [
@@ -329,38 +310,7 @@ def _lanes(attempts: Iterable[Attempt]) -> tuple[tuple[Attempt, ...], ...]:
     return tuple(tuple(lane) for lane in lanes)
 
 
-def time_images(attempts: Sequence[Attempt]) -> dict[str, ImageTime]:
-    """Seconds per image of each sampled model, from batch to saved file, on one device.
-
-    The first batch of an attempt loads the model and compiles, so it is left out; a model all of
-    whose attempts had one batch is not in the answer.
-    """
-    by_model: dict[str, list[Attempt]] = {}
-    for attempt in attempts:
-        if attempt.stage == "samples" and attempt.work:
-            by_model.setdefault(_model_of(attempt), []).append(attempt)
-    times = {model: _time_images(tries) for model, tries in by_model.items()}
-    return {model: time for model, time in times.items() if time is not None}
-
-
-def _time_images(attempts: Sequence[Attempt]) -> ImageTime | None:
-    """Of one model; None where all its attempts had one batch."""
-    events = [event for attempt in attempts for event in attempt.work[1:]]
-    num_images = sum(event.num_items for event in events)
-    if not num_images:
-        return None
-    told = [event.facts.get("decode_s") for event in events]
-    decoding = [float(seconds) for seconds in told if seconds is not None]
-    return ImageTime(
-        seconds=sum(event.end_s - event.begin_s for event in events) / num_images,
-        num_images=num_images,
-        devices=tuple(sorted({f"{event.device} on {event.host}" for event in events})),
-        decode_s=sum(decoding) / num_images if len(decoding) == len(events) else None,
-        peak_memory_bytes=_peak_memory_bytes(attempts),
-    )
-
-
-def _model_of(attempt: Attempt) -> str:
+def model_of(attempt: Attempt) -> str:
     """The model that a samples job drew for: as its events say, else by the job's name."""
     said = attempt.work[0].facts.get("model")
     match = SAMPLES_JOB.match(attempt.job)

@@ -3,15 +3,17 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from distillery.config.jobs import Sampling, resolve_sampling
 from distillery.config.run import Config
 from distillery.evaluation.manifests import ModelSamples
-from distillery.evaluation.metrics import ConfidenceInterval
+from distillery.evaluation.metrics import MIN_RESAMPLED, ConfidenceInterval
+from distillery.evaluation.same import SameImages
 
 Outcome = Literal["passed", "failed", "undecided", "not measured"]
+NO_INTERVAL = f"; fewer than {MIN_RESAMPLED} prompts give no interval, which nothing is decided by"
 TEACHER = "teacher"
 """The usual name of the reference: the teacher as the targets were made."""
 
@@ -42,12 +44,24 @@ class Roles:
         rival: of the teacher's models with at most the student's network calls, guided or not, the
             one with the highest CLIP score; it is the rival for every metric.
         untrained: the student before its training, sampled as the student is.
+        same: which names stand for one model.
     """
 
     student: str | None
     reference: str
     rival: str | None = None
     untrained: str | None = None
+    same: SameImages = field(default_factory=SameImages)
+
+    @property
+    def rivals(self) -> list[str | None]:
+        """Rival and untrained student; one, where their images are the same."""
+        is_one = self.same.are_same(self.rival, self.untrained)
+        return [self.untrained] if is_one else [self.rival, self.untrained]
+
+    def label(self, name: str) -> str:
+        """What a model is called on a page."""
+        return self.same.label(name)
 
     @property
     def whose(self) -> str:
@@ -149,13 +163,14 @@ def check_student(quality: Mapping[str, Any], roles: Roles, min_clip_ratio: floa
     if roles.student not in quality["models"]:
         return []
     against = quality["models"][roles.student]["against"]
-    rival = roles.rival or "the teacher at as few network calls"
-    untrained = roles.untrained or "the untrained student"
-    return [
-        _keeps_quality(against.get(roles.reference, {}), roles.reference, min_clip_ratio),
-        *_beats(against.get(roles.rival), rival, roles.reference),
-        *_beats(against.get(roles.untrained), untrained, roles.reference),
-    ]
+    unnamed = ("the teacher at as few network calls", "the untrained student")
+    others = zip(roles.rivals, unnamed[-len(roles.rivals) :], strict=True)
+    checks = [_keeps_quality(against.get(roles.reference, {}), roles.reference, min_clip_ratio)]
+    for name, words in others:
+        checks += _beats(against.get(name), name or words, roles.reference)
+    if quality.get("num_prompts", MIN_RESAMPLED) >= MIN_RESAMPLED:
+        return checks
+    return [replace(it, finding=it.finding + NO_INTERVAL) for it in checks]
 
 
 def _keeps_quality(against: Mapping[str, Any], reference: str, least: float) -> Check:
@@ -165,24 +180,36 @@ def _keeps_quality(against: Mapping[str, Any], reference: str, least: float) -> 
     if ratio is None:
         unclear = "the ratio is not defined: scores near zero, or not scored"
         return Check(question, "not measured", unclear)
+    if _is_all(against["clip_score_ratio"], 1.0):
+        return Check(question, "passed" if least < 1 else "failed", "every score is the same")
     return Check(question, decide(ratio, least, +1), describe_interval(ratio, percent))
 
 
 def _beats(against: Mapping[str, Any] | None, other: str, reference: str) -> list[Check]:
     """The metrics against one model of at most the student's cost, by paired differences."""
-    checks = []
-    for comparison in COMPARISONS:
-        if comparison.question is None:
-            continue
-        question = comparison.question.format(other=other, reference=reference)
-        difference = read_interval((against or {}).get(f"{comparison.metric}_difference"))
-        if difference is None:
-            why = "no such model in samples.models" if against is None else "no score"
-            checks.append(Check(question, "not measured", f"not measured: {why}"))
-            continue
-        finding = f"difference {describe_interval(difference, comparison.form)}"
-        checks.append(Check(question, decide(difference, 0.0, comparison.direction), finding))
-    return checks
+    return [
+        _beats_in(comparison, comparison.question.format(other=other, reference=reference), against)
+        for comparison in COMPARISONS
+        if comparison.question is not None
+    ]
+
+
+def _beats_in(comparison: Comparison, question: str, against: Mapping[str, Any] | None) -> Check:
+    """One metric against one model."""
+    raw = (against or {}).get(f"{comparison.metric}_difference")
+    difference = read_interval(raw)
+    if difference is None:
+        why = "no such model in samples.models" if against is None else "no score"
+        return Check(question, "not measured", f"not measured: {why}")
+    if _is_all(raw, 0.0):
+        return Check(question, "failed", "no difference in any image")
+    finding = f"difference {describe_interval(difference, comparison.form)}"
+    return Check(question, decide(difference, 0.0, comparison.direction), finding)
+
+
+def _is_all(raw: Mapping[str, float | None] | None, value: float) -> bool:
+    """Whether a number is the same of every image: so is the mean, and there is no spread."""
+    return raw is not None and raw["mean"] == value and raw["low"] == raw["high"]
 
 
 def decide(interval: ConfidenceInterval, threshold: float, direction: int) -> Outcome:
@@ -222,10 +249,10 @@ def percent(share: float) -> str:
 
 
 def read_interval(raw: Mapping[str, float | None] | None) -> ConfidenceInterval | None:
-    """An interval as quality.json holds it."""
+    """An interval as quality.json holds it; older ones may be without a width, which is none."""
     if raw is None or raw["mean"] is None:
         return None
-    return ConfidenceInterval(raw["mean"], raw["low"], raw["high"])
+    return ConfidenceInterval.of(raw["mean"], raw["low"], raw["high"])
 
 
 def summarise_checks(checks: list[Check]) -> str:

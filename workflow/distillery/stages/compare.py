@@ -25,6 +25,7 @@ from distillery.evaluation.comparison import (
 )
 from distillery.evaluation.image_grid import NUM_LEADING, Lead, link_to, make_lead, spread
 from distillery.evaluation.manifests import ModelSamples
+from distillery.evaluation.marks import MARKS, usual_part
 from distillery.evaluation.metrics import ConfidenceInterval
 from distillery.evaluation.pages import own_file, page_environment
 from distillery.evaluation.verdict import describe_interval
@@ -69,6 +70,7 @@ def compare_runs(first: Path, second: Path, output: Path) -> None:
         second=other,
         gaps=[*one.gaps, *other.gaps, *notes],
         settings=differing_settings(one.config, other.config),
+        marks={name: MARKS[usual_part(it)] for name, it in one.samples.items()},
         models={name: _rows(found, name) for name in dict.fromkeys(it.model for it in found)},
         strips=[it for name in one.samples for it in strips(one, other, name, output.parent)],
     )

@@ -16,7 +16,9 @@ import pandas as pd
 from distillery import cli
 from distillery.evaluation.image_grid import link_to
 from distillery.evaluation.manifests import ModelSamples, check_pairs, read_samples
+from distillery.evaluation.marks import MARKS, usual_part
 from distillery.evaluation.pages import own_file, page_environment
+from distillery.evaluation.same import find_same
 from distillery.files import atomic_path, write_text
 from distillery.store.tables import read_table
 
@@ -48,6 +50,8 @@ class Sample:
 def make_gallery(manifests: Sequence[Path], scores: Path | None, output: Path) -> None:
     """Write the pages and, for filtering and sorting over all of them, their rows as a script.
 
+    Models whose images are the same have one column.
+
     Args:
         manifests: of the models' samples, in the order of the columns.
         scores: scores.parquet; None where nothing was scored.
@@ -56,15 +60,25 @@ def make_gallery(manifests: Sequence[Path], scores: Path | None, output: Path) -
     Raises:
         ValueError: a manifest that cannot be read, or models of other prompts or noises.
     """
-    models = [read_samples(path.parent.name, path) for path in manifests]
-    for model in models:
-        check_pairs(models[0], model)
+    listed = [read_samples(path.parent.name, path) for path in manifests]
+    for model in listed:
+        check_pairs(listed[0], model)
+    same = find_same({model.model: model for model in listed})
+    models = [model for model in listed if model.model not in same.kept]
     samples = gather(models, read_table(scores) if scores else None)
     pages = [samples[start : start + PER_PAGE] for start in range(0, len(samples), PER_PAGE)]
     present = {name for sample in samples for shot in sample.shots for name in shot.scores}
     scored = [name for name in SCORES if name in present]
     template = page_environment().get_template("gallery/page.html.j2")
-    columns = [{"name": model.model, "folder": link_to(model.folder, output)} for model in models]
+    columns = [
+        {
+            "name": same.label(model.model),
+            "folder": link_to(model.folder, output),
+            "glyph": MARKS[usual_part(model)].glyph,
+            "colour": MARKS[usual_part(model)].colour,
+        }
+        for model in models
+    ]
     with atomic_path(output) as folder:
         folder.mkdir()
         for number, page in enumerate(pages, 1):

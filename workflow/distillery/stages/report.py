@@ -6,7 +6,7 @@
 What the run does not have (no training, no scores) is left out.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,10 +18,13 @@ from distillery import cli, words
 from distillery.config.run import Config
 from distillery.evaluation import figures, tables
 from distillery.evaluation.card import write_card
+from distillery.evaluation.claims import Claims, make_claims, speed_words
 from distillery.evaluation.findings import Findings, gather
 from distillery.evaluation.image_grid import Grid, Lead, make_grid, make_lead
-from distillery.evaluation.metrics import MIN_PROMPTS, MIN_RESAMPLED
+from distillery.evaluation.marks import MARKS
+from distillery.evaluation.metrics import MIN_PROMPTS, MIN_RESAMPLED, ConfidenceInterval
 from distillery.evaluation.pages import own_file, page_environment
+from distillery.evaluation.speeds import MIN_BATCHES
 from distillery.evaluation.summaries import (
     Timings,
     summarise_speed,
@@ -33,7 +36,7 @@ from distillery.evaluation.timeline_chart import MAX_BARS
 from distillery.evaluation.training_facts import PreviewSheet, gather_previews
 from distillery.evaluation.usage import loading_code
 from distillery.evaluation.vega import runtime
-from distillery.evaluation.verdict import percent, read_interval
+from distillery.evaluation.verdict import describe_bounds, percent, read_interval
 from distillery.files import JsonObject, write_json, write_text
 from distillery.hardware import describe_hardware, source_commit, versions
 from distillery.run_folder import RunFolder
@@ -56,11 +59,15 @@ def write_report(job: Config, run_folder: RunFolder, output: Path, metrics: Path
     """
     findings = gather(job, run_folder)
     timings = summarise_timings(findings.attempts)
+    speed = summarise_speed(findings, timings.images)
+    claims = make_claims(findings.roles, findings.quality, speed, findings.checks)
     facts = {
         "run": job.run,
+        "claims": claims.as_json(),
+        "same_images": findings.roles.same.kept,
         "verdict": [asdict(check) for check in findings.checks],
         "quality": findings.quality,
-        "speed": summarise_speed(findings, timings.images),
+        "speed": speed,
         "student": asdict(findings.student_info) if findings.student_info else None,
         "training": summarise_training(findings.loss, findings.training),
         "timings": timings.as_json(),
@@ -78,7 +85,7 @@ def write_report(job: Config, run_folder: RunFolder, output: Path, metrics: Path
     grid = lead = None
     roles = findings.roles
     if findings.samples:
-        grid = make_grid(findings.samples, findings.scores, roles.student, output.parent)
+        grid = make_grid(findings.shown, findings.scores, roles.student, output.parent)
     if roles.student is not None:
         leading = (roles.reference, roles.student, roles.untrained or roles.rival)
         lead = make_lead(findings.samples, leading, output.parent)
@@ -86,12 +93,13 @@ def write_report(job: Config, run_folder: RunFolder, output: Path, metrics: Path
     previews = gather_previews(
         run_folder, findings.trained_recipes, findings.roles.reference, output.parent
     )
-    table = tables.metrics_table(findings.quality, roles, timings.images)
-    write_text(output, render(findings, facts, timings, table, grid, lead, previews, code))
+    table = tables.metrics_table(findings.shown_quality, roles, timings.images)
+    page = render(findings, facts, claims, timings, table, grid, lead, previews, code)
+    write_text(output, page)
     write_json(metrics, facts)
     pipeline_card = run_folder.student("pipeline") / "README.md"
     if roles.student in findings.samples and findings.quality and table and pipeline_card.is_file():
-        rest = findings.quality, table, output.parent / "card"
+        rest = findings.quality, claims, table, output.parent / "card"
         write_card(pipeline_card, findings.samples, roles, *rest)
 
 
@@ -107,6 +115,7 @@ def _recipe(manifest: Mapping[str, Any]) -> dict[str, Any]:
 def render(
     findings: Findings,
     facts: JsonObject,
+    claims: Claims,
     timings: Timings,
     table: tables.Table | None,
     grid: Grid | None,
@@ -117,6 +126,7 @@ def render(
     """Fill the template; prompts are users' text, so everything is escaped."""
     environment = page_environment()
     environment.filters |= {
+        "bounds": _bounds,
         "count_text": lambda count: f"{count:,}",
         "counted": words.counted,
         "date": _date,
@@ -125,25 +135,32 @@ def render(
         "listed": words.listed_numbers,
         "percent": percent,
         "significant": words.significant,
+        "speed_words": speed_words,
         "times": words.times,
         "yaml": _yaml,
     }
     template = environment.get_template("report.html.j2")
-    config = findings.config
-    curves = figures.steps_charts(findings.quality, config.samples.models)
+    config, quality = findings.config, findings.shown_quality
+    scored = figures.Scored(quality, config.samples.models, findings.roles) if quality else None
+    curves = figures.steps_charts(scored)
     return template.render(
         style=own_file("report.css"),
         vega=runtime(),
         config=config,
         facts=facts,
         findings=findings,
-        headline=figures.headline(findings.roles, findings.quality, facts["speed"]),
-        summary=figures.summary(findings.checks),
+        claims=claims,
+        label=findings.roles.label,
+        marks={name: MARKS[scored.part(name)] for name in quality["models"]}
+        if scored and quality
+        else {},
+        same_names=findings.roles.same.names,
+        min_batches=MIN_BATCHES,
         table=table,
         black=figures.black_images(findings.samples),
-        sets=tables.set_tables(findings.quality, findings.roles),
-        differences=tables.differences_table(findings.quality, findings.roles),
-        quality_charts=figures.quality_charts(findings.quality, bool(curves)),
+        sets=tables.set_tables(quality, findings.roles),
+        differences=tables.differences_table(quality, findings.roles),
+        quality_charts=figures.quality_charts(scored, bool(curves)),
         steps_charts=curves,
         training_parts=figures.training_parts(config.training),
         restarts=[begin for begin, _ in figures.restarts(config.training)],
@@ -153,6 +170,7 @@ def render(
         student_info=describe_student(findings.student_info) if findings.student_info else None,
         timings=timings,
         planned=hold_against_plan(findings.attempts, findings.plan),
+        percent=percent,
         max_bars=MAX_BARS,
         min_prompts=MIN_PROMPTS,
         min_resampled=MIN_RESAMPLED,
@@ -161,6 +179,11 @@ def render(
         lead=lead,
         code=code,
     )
+
+
+def _bounds(interval: ConfidenceInterval, form: Callable[[float], str] | str) -> str:
+    """From where to where an interval goes."""
+    return describe_bounds(interval, form.format if isinstance(form, str) else form)
 
 
 def _date(unix_s: float) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from distillery.files import read_json
 from distillery.run_folder import RunFolder
 from distillery.terminal.jobs import Job
+from distillery.terminal.remaining import Seconds, planned_seconds
 
 BESIDE = 0.1
 """What jobs do beside network passes, by all passes: as much in each job, whatever it is for."""
@@ -19,8 +20,6 @@ MAX_LOOKS = 50
 """Jobs that one look reads of, twice a second."""
 A_RUN = {"probe": 1.0}
 """Passes of a job that is a run of its own, which no plan tells: more than the jobs before it."""
-MIN_SHARE, MIN_S = 0.3, 120.0
-"""Of the work, or seconds, before time left is told: at first jobs only load."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +48,7 @@ class Board:
         failures: of jobs that failed and were not tried again.
         names: of all jobs that began.
         run: folder of the run; None before a job has named it.
+        seconds: what the jobs that ended have taken.
         made: the first output of the job that ended last, which a call was asked for; None where
             it has none, as `all` and `verify`.
     """
@@ -61,6 +61,7 @@ class Board:
     run: RunFolder | None = None
     made: Path | None = None
     begin_s: float = field(default_factory=time.time)
+    seconds: Seconds = field(default_factory=Seconds)
     _passes: Mapping[str, float] = field(default_factory=dict)
     _passes_done: float = 0.0
     _looked: int = 0
@@ -80,7 +81,8 @@ class Board:
         if log is not None and log.parent.name == "logs":
             self.run = RunFolder(log.parent.parent)
         if self.run is not None and not self._passes:
-            self._passes = _planned_passes(self.run)
+            self._passes, self.seconds.planned = _read_plan(self.run)
+        self.seconds.most_at_once = max(self.seconds.most_at_once, len(self.running))
 
     def end(self, number: int) -> Job | None:
         """A job is done; None for one that never began here."""
@@ -88,6 +90,7 @@ class Board:
         if job is not None:
             self.finished[job.rule] += 1
             self._passes_done += self._passes_of(job.rule, job.name)
+            self.seconds.add(job, time.time())
             self.made = job.output
         return job
 
@@ -133,15 +136,13 @@ class Board:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds to the end at the speed so far; None where too little is done to say, and during
-        a job that is a run: its jobs are unlike each other."""
-        if any(job.rule in A_RUN for job in self.at_work):
+        """Seconds to the end; None where too little is known to say, and during a job that is a
+        run: its jobs are unlike each other."""
+        running = self.at_work
+        if any(job.rule in A_RUN for job in running):
             return None
-        share = self.share
-        seconds = time.time() - self.begin_s
-        if share == 0.0 or (share < MIN_SHARE and seconds < MIN_S):
-            return None
-        return seconds * (1 - share) / share
+        waiting = self.numbers - self.finished - Counter(job.rule for job in running)
+        return self.seconds.left_s(waiting, running, self._passes_of, self.begin_s, time.time())
 
     @property
     def at_work(self) -> list[Job]:
@@ -186,25 +187,37 @@ class Board:
         return [] if place in others else [f"made: {place}"]
 
 
-def _planned_passes(run: RunFolder) -> Mapping[str, float]:
-    """Network passes of a job of each rule, by the plan; none where there is no plan."""
+def _read_plan(run: RunFolder) -> tuple[Mapping[str, float], Mapping[str, float]]:
+    """Network passes and seconds of a job of each rule; none where there is no plan, or no rate."""
     try:
-        passes: Mapping[str, float] = read_json(run.plan)["passes_per_job"]
+        plan = read_json(run.plan)
+        return plan["passes_per_job"], planned_seconds(plan.get("time", {}))
     except (OSError, ValueError, KeyError):
-        return {}
-    return passes
+        return {}, {}
 
 
 def _verdict_lines(run: RunFolder) -> list[str]:
-    """The answers to the run's thresholds, those that did not pass in full."""
+    """The report's claims: headline, thresholds, those that did not pass in full, what is watched.
+
+    A report of an older version has thresholds only.
+    """
     try:
-        checks: list[dict[str, Any]] = read_json(run.metrics)["verdict"]
+        metrics = read_json(run.metrics)
+        checks: list[dict[str, Any]] = metrics["verdict"]
     except (OSError, ValueError, KeyError):
         return []
+    claims = metrics.get("claims", {})
+    said = [claims.get("headline"), claims.get("weakness")] if checks else []
     passed = [check for check in checks if check["outcome"] == "passed"]
-    lines = [f"passed {len(passed)} of {len(checks)} checks"] if checks else []
-    return lines + [
+    counts = [f"passed {len(passed)} of {len(checks)} checks"] if checks else []
+    failed = [
         f"  {check['outcome']}: {check['question']}: {check['finding']}"
         for check in checks
         if check["outcome"] != "passed"
     ]
+    watched = [
+        f"  {'flagged' if it['is_flagged'] else 'watched'}: {it['name']}: {it['finding']}"
+        + (f", {it['meaning']}" if it["meaning"] else "")
+        for it in claims.get("watched", ())
+    ]
+    return [*filter(None, said), *counts, *failed, *watched]

@@ -21,13 +21,20 @@ function figure(row, place, model) {
     .map((name, number) => [titles[name], row[3][model][number + 1]])
     .filter(([, value]) => value !== null)
     .map(([title, value]) => element("span", { textContent: `${title} ${Number(value.toPrecision(4))} ` }));
-  return element("figure", {}, link, element("figcaption", {}, element("b", { textContent: `${models[model].name} ` }), ...scores));
+  const mark = element("span", { className: `mark ${models[model].colour}`, textContent: models[model].glyph, ariaHidden: "true" });
+  return element("figure", {}, link, element("figcaption", {}, mark, " ", element("b", { textContent: `${models[model].name} ` }), ...scores));
 }
 
 function article(row, place) {
   const head = element("h2", { textContent: `${row[2]} ` }, element("small", { textContent: `${row[0]}/${row[1]}` }));
   const strip = element("div", { className: "strip" }, ...models.map((_, model) => figure(row, place, model)));
   return element("article", {}, head, strip);
+}
+
+function nothing() {
+  const clear = () => ((at("words").value = ""), choose(), at("words").focus());
+  const button = element("button", { type: "button", textContent: "Show all samples", onclick: clear });
+  return element("p", {}, "No prompt has all of these words. ", button);
 }
 
 function draw(page = 0) {
@@ -40,8 +47,8 @@ function draw(page = 0) {
     return element("li", {}, button);
   });
   at("pages").replaceChildren(element("ul", {}, ...(pages > 1 ? buttons : [])));
-  const none = shown.length ? "" : "; fewer words find more";
-  at("about").textContent = `${shown.length.toLocaleString("en")} of ${rows.length.toLocaleString("en")} samples${none}`;
+  at("about").textContent = `${shown.length.toLocaleString("en")} of ${rows.length.toLocaleString("en")} samples`;
+  if (!shown.length) at("samples").replaceChildren(nothing());
 }
 
 function choose() {

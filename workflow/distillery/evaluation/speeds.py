@@ -1,0 +1,116 @@
+"""Seconds per image of each sampled model, with an interval over batches."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from distillery.evaluation.metrics import NORMAL_QUANTILE, ConfidenceInterval
+from distillery.evaluation.timeline import Attempt, model_of, peak_memory_bytes
+from distillery.telemetry import Event
+
+MIN_BATCHES = 3
+"""For an interval, and for a factor between two models."""
+STUDENT_QUANTILES = (4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+"""Of Student's t at 97.5 %, for 2, 3, ... 10 degrees of freedom."""
+
+
+@dataclass(frozen=True)
+class ImageTime:
+    """How long one image of a model took on one device.
+
+    Attributes:
+        seconds: from a batch's beginning to its saved files.
+        num_images: that were measured.
+        devices: on which.
+        decode_s: of these seconds, the VAE's; None where it was not told.
+        peak_memory_bytes: the most that one of its processes held; None where it was not told.
+        num_batches: that were measured.
+        low, high: the 95 % interval over batches; None for fewer than `MIN_BATCHES`.
+    """
+
+    seconds: float
+    num_images: int
+    devices: tuple[str, ...]
+    decode_s: float | None = None
+    peak_memory_bytes: int | None = None
+    num_batches: int = 1
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def interval(self) -> ConfidenceInterval:
+        """The seconds, with their interval."""
+        return ConfidenceInterval(self.seconds, self.low, self.high)
+
+
+def time_images(attempts: Sequence[Attempt]) -> dict[str, ImageTime]:
+    """Seconds per image of each sampled model, from batch to saved file, on one device.
+
+    The first batch of an attempt loads the model and compiles, so it is left out; a model all of
+    whose attempts had one batch is not in the answer.
+    """
+    by_model: dict[str, list[Attempt]] = {}
+    for attempt in attempts:
+        if attempt.stage == "samples" and attempt.work:
+            by_model.setdefault(model_of(attempt), []).append(attempt)
+    times = {model: _time_images(tries) for model, tries in by_model.items()}
+    return {model: time for model, time in times.items() if time is not None}
+
+
+def _time_images(attempts: Sequence[Attempt]) -> ImageTime | None:
+    """Of one model; None where all its attempts had one batch."""
+    events = [it for attempt in attempts for it in attempt.work[1:] if it.num_items]
+    if not events:
+        return None
+    num_images = sum(event.num_items for event in events)
+    told = [event.facts.get("decode_s") for event in events]
+    decoding = [float(seconds) for seconds in told if seconds is not None]
+    seconds = sum(event.end_s - event.begin_s for event in events) / num_images
+    spread = _log_reach(events, seconds)
+    return ImageTime(
+        seconds=seconds,
+        num_images=num_images,
+        devices=tuple(sorted({f"{event.device} on {event.host}" for event in events})),
+        decode_s=sum(decoding) / num_images if len(decoding) == len(events) else None,
+        peak_memory_bytes=peak_memory_bytes(attempts),
+        num_batches=len(events),
+        low=seconds * math.exp(-spread) if spread else None,
+        high=seconds * math.exp(spread) if spread else None,
+    )
+
+
+def _log_reach(events: Sequence[Event], seconds: float) -> float:
+    """How far the interval of the logarithm of seconds per image reaches; 0 for too few batches.
+
+    The standard error is that of a ratio of two sums over batches (Cochran 1977, eq. 6.13): the
+    last batch of a chunk may hold fewer images.
+    """
+    number = len(events)
+    if number < MIN_BATCHES or seconds <= 0:
+        return 0.0
+    images_b = np.array([event.num_items for event in events], dtype=np.float64)
+    seconds_b = np.array([event.end_s - event.begin_s for event in events])
+    squares = float(np.sum((seconds_b - seconds * images_b) ** 2))
+    error = math.sqrt(squares * number / (number - 1)) / float(images_b.sum())
+    # Times of day are told to a microsecond or so: a smaller spread is rounding.
+    return 0.0 if error < 1e-6 * seconds else student_quantile(number - 1) * error / seconds
+
+
+def student_quantile(freedom: int) -> float:
+    """Of Student's t at 97.5 %; from 11 degrees of freedom on by its expansion, to 0.2 %."""
+    if freedom - 2 < len(STUDENT_QUANTILES):
+        return STUDENT_QUANTILES[freedom - 2]
+    z = NORMAL_QUANTILE
+    first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    return z + first / freedom + second / freedom**2
+
+
+def speed_ratio(slow: ImageTime | None, fast: ImageTime | None) -> ConfidenceInterval | None:
+    """How many times faster one model is than another; None where one has too few batches."""
+    if slow is None or fast is None or min(slow.num_batches, fast.num_batches) < MIN_BATCHES:
+        return None
+    reach = math.hypot(*(math.log((it.high or it.seconds) / it.seconds) for it in (slow, fast)))
+    ratio = slow.seconds / fast.seconds
+    return ConfidenceInterval.of(ratio, ratio * math.exp(-reach), ratio * math.exp(reach))
