@@ -37,6 +37,7 @@ NUM_RANDOM = 200
 NUM_READ = 20
 """Random runs whose rules and recipes are read too, which takes a tenth of a second each."""
 METRICS = "metrics"
+WHOLE = ("run", "runtime")
 SHORT = 12
 """Digits of a hash: enough to tell that something changed."""
 NUM_PROMPTS = {"train": 1_000, "eval": 80}
@@ -73,6 +74,12 @@ def frozen(config: RunConfig) -> dict[str, str]:
         except ValueError:  # this run has no such stage
             continue
     return found
+
+
+def of_stages(config: RunConfig) -> dict[str, str]:
+    """`frozen` without the whole configuration, which a new key changes, and plan and report take
+    alone."""
+    return {name: hash_ for name, hash_ in frozen(config).items() if name not in WHOLE}
 
 
 def jobs(config: RunConfig) -> dict[str, Any]:
@@ -175,7 +182,7 @@ def observe() -> dict[str, Any]:
         "recipes": _of_all(recipes, demo),
         "rules": _of_all(rules, demo),
         "random": [
-            {of.__name__: _short(json.dumps(of(config))) for of in (frozen, jobs)}
+            {of.__name__: _short(json.dumps(of(config))) for of in (of_stages, jobs)}
             for config in drawn
         ],
         "random_recipes": [_short(json.dumps(recipes(config))) for config in drawn[:NUM_READ]],
