@@ -1,6 +1,6 @@
 """A pipeline's folder in Diffusers format: find it, check that it is whole, say which it is."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -277,18 +277,23 @@ def _check_classes(folder: PipelineFolder) -> None:
         family = family_of(pipeline)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    _check_present(folder, family)
+    check_present(folder, (family.denoisers[0], "vae", "scheduler"))
 
 
-def _check_present(folder: PipelineFolder, family: Family) -> None:
-    """Raise ValueError for a part that the family needs and the index does not name."""
-    needed = {family.denoisers[0], "vae", "scheduler", *family.text_components}
-    absent = sorted(needed - {*folder.components, *family.may_lack})
+def check_present(folder: PipelineFolder, needed: Iterable[str]) -> None:
+    """Raise ValueError for a part that is needed and that the index does not name."""
+    absent = sorted(set(needed) - folder.components.keys())
     if absent:
         raise ValueError(
             f"{folder.path / INDEX} names no {', no '.join(absent)}, which a {folder.class_name} "
             "needs: use the whole pipeline, as its save_pretrained writes it"
         )
+
+
+def check_texts_present(folder: PipelineFolder) -> None:
+    """Raise ValueError for a part that reads prompts and is not there, or is there by half."""
+    family = folder.family
+    check_present(folder, set(family.text_components) - set(family.may_lack))
     for name in family.text_components:
         encoder = name.replace("tokenizer", "text_encoder")
         if (name in folder.components) != (encoder in folder.components):
@@ -296,6 +301,7 @@ def _check_present(folder: PipelineFolder, family: Family) -> None:
                 f"{folder.path / INDEX} names one of {name} and {encoder}: both are needed, or "
                 "[null, null] for both"
             )
+
 
 
 def _is_known(library: str) -> bool:

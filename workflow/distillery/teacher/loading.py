@@ -18,7 +18,7 @@ from distillery.model_folder import load_denoiser
 from distillery.teacher.adapters import adapt, adapted_components, cast, check_adapters
 from distillery.teacher.components import INDEX, check_classes, unusable
 from distillery.teacher.decoding import guard_decoding
-from distillery.teacher.folder import PipelineFolder
+from distillery.teacher.folder import PipelineFolder, check_texts_present
 from distillery.teacher.placement import check_attention, check_devices, place, set_attention
 from distillery.teacher.solver import load_scheduler
 from distillery.teacher.tokenizers import check_class
@@ -335,6 +335,7 @@ def check_networks(folder: PipelineFolder) -> None:
     Diffusers and Transformers give random values to what a file lacks. Reads headers alone.
     """
     family = folder.family
+    check_texts_present(folder)
     needed = {*family.denoisers, "vae", "scheduler", *family.text_components}
     loaded = needed & folder.components.keys() - set(family.may_lack)
     check_classes(folder.path / INDEX, folder.index, folder.pipeline_class, loaded)
