@@ -3,15 +3,14 @@
 
 # Of one split, or of both in a run of an earlier release: that one is rewritten for the other split
 # too, which must not run this one's jobs.
-def prompts_config(wildcards):
-    stage = prompts_stage(CONFIG, RUN, wildcards.split)
-    frozen = str(RUN.config(stage))
-    return ancient(frozen) if stage == "prompts" else frozen
+PROMPTS_STAGE = lambda wildcards: prompts_stage(CONFIG, RUN, wildcards.split)
 
 
 rule prompts:
     input:
-        config=prompts_config,
+        config=lambda wildcards: (
+            ancient if PROMPTS_STAGE(wildcards) == "prompts" else str
+        )(str(RUN.config(PROMPTS_STAGE(wildcards)))),
         source=lambda wildcards: CONFIG.prompts.file(wildcards.split),
         checked=PROMPT_FILES,
     output:

@@ -157,3 +157,15 @@ def test_configurations_pass_or_are_told_what_is_wrong(folder: Path) -> None:
     (folder / "bad.yaml").write_bytes("run: caf\xe9".encode("cp1252"))
     with pytest.raises(ValueError, match=r"bad\.yaml cannot be read: it is not UTF-8"):
         check_words(["--configfile", "bad.yaml"])
+
+
+def test_the_settings_of_a_small_run_are_a_configuration(tmp_path: Path, monkeypatch: Any) -> None:
+    """A probe starts Snakemake with them; its own result, of the same name, is a target."""
+    monkeypatch.chdir(tmp_path)
+    path = Path("results/demo-probe/probe.json")
+    path.parent.mkdir(parents=True)
+    path.write_text('{"run": "demo-probe", "teacher": {}, "prompts": {}}')
+    check_words(["--configfile", str(path)])
+    path.write_text('{"rates": {}}')
+    with pytest.raises(ValueError, match="is a target: write"):
+        check_words(["--configfile", str(path)])

@@ -1,5 +1,6 @@
 """One prompt file for both splits: nothing on both sides, and nothing moves for added rows."""
 
+from itertools import permutations
 from pathlib import Path
 
 import pandas as pd
@@ -90,7 +91,8 @@ def test_numbered_prompts_have_ids_of_their_split(tmp_path: Path) -> None:
 
 
 def test_the_stage_writes_what_the_plan_counts(teacher: Path, tmp_path: Path) -> None:
-    write(tmp_path / "all.csv", TEXTS)
+    words = map("".join, permutations("abcdefgh", 3))  # the tiny tokenizer knows no digits
+    write(tmp_path / "all.csv", [f"a dog {word}" for word in words])
     section = {"train": str(tmp_path / "all.csv"), "eval": None, "eval_fraction": 0.2}
     run = make_run(tmp_path / "run", teacher, teacher={"long_prompts": "truncate"}, prompts=section)
     counted = {}

@@ -256,10 +256,11 @@ def prompts_stage(config: RunConfig, run: RunFolder, split: Split) -> str:
 
 def student_origin(frozen: JsonObject) -> dict[str, Any]:
     """What a student before its training is made from, by the frozen configuration of its stage or
-    that of a training."""
-    ignored = {*WITHOUT_TEACHER["student"], *without_result(Teacher)}
+    that of a training; without paths, since its bytes are the same wherever things lie."""
+    ignored = {*WITHOUT_TEACHER["student"], *without_result(Teacher), "path"}
     teacher = {name: value for name, value in frozen["teacher"].items() if name not in ignored}
-    return {"seed": frozen["seed"], "teacher": teacher, "student": frozen["student"]}
+    student = {name: value for name, value in frozen["student"].items() if name != "config"}
+    return {"seed": frozen["seed"], "teacher": teacher, "student": student}
 
 
 def _runs_teacher(config: RunConfig, stage: str) -> bool:

@@ -177,9 +177,9 @@ def plan_parts(inputs: Inputs, num_cores: int) -> dict[str, Any]:
         recipe = _recipe(config, folder, recipes["embeddings"])
         targets = recipe, check_segments(config, recipe)
         recipes["targets"] = recipe.hash
-        recipes["samples"] = _hash_samples(config, folder, inputs.prompts["train"])
         rest = inputs.prompts, folder, inputs.run_folder, gpus
         plan = plan_distillation(config, *rest, targets)
+        recipes["samples"] = _hash_samples(inputs)
         student, training = plan["student"], plan["training"]
         world = training["machine"]["world_size"]
         size = student["num_parameters"] / student["teacher_parameters"]
@@ -263,9 +263,14 @@ def _recipe(config: Config, folder: PipelineFolder, embeddings_hash: str) -> Tar
     return targets_recipe(_targets_job(config), folder, embeddings_hash)
 
 
-def _hash_samples(config: Config, folder: PipelineFolder, table: pd.DataFrame) -> str:
-    """Of the trajectories' ids and texts, as a training's recipe has it."""
-    plans = plan_of_targets(_targets_job(config), folder, table)
+def _hash_samples(inputs: Inputs) -> str:
+    """Of the trajectories' ids and texts, as a training's recipe has it; "" where no training is
+    there that it could be compared with: a million samples take seconds."""
+    config, run = inputs.config, inputs.run_folder
+    trained = [run.student("trained"), *run.checkpoints.glob("*/recipe.json")]
+    if not isinstance(config, Config) or not any(path.exists() for path in trained):
+        return ""
+    plans = plan_of_targets(_targets_job(config), inputs.folder, inputs.prompts["train"])
     return hash_samples(plan.members for plan in plans)
 
 

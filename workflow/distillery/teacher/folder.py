@@ -303,7 +303,6 @@ def check_texts_present(folder: PipelineFolder) -> None:
             )
 
 
-
 def _is_known(library: str) -> bool:
     """Whether a component's class comes from an installed library, or from one of its modules."""
     if library in LIBRARIES:
