@@ -26,7 +26,8 @@ def test_one_file_is_split_planned_and_followed(teacher: Path, tmp_path: Path) -
     planned = json.loads((folder / "results/tiny/plan.json").read_text())
     assert planned["work"]["num_prompts"] == {"train": len(train), "eval": len(held)}
 
-    source.write_text(source.read_text() + "".join(f"n{row},bird {row},\n" for row in range(20)))
+    added = "".join(f"n{row},bird {letter},\n" for row, letter in enumerate("abcdefghijklmnopqrst"))
+    source.write_text(source.read_text() + added)
     succeed(folder, *TABLES)
     grown = texts(folder)
     assert set(train) < set(grown[0])

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from distillery.config.yaml_files import check_files, is_result
-from distillery.files import JsonObject, read_json
+from distillery.files import JsonObject
 
 FILES, VALUES = "--configfile", "--config"
 OPTIONS = {FILES: FILES, "--configfiles": FILES, VALUES: VALUES, "-C": VALUES}
@@ -88,20 +88,9 @@ def _split(words: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
 
 
 def _is_target(word: str) -> bool:
-    """Whether a word is a result, a rule's name or a folder; a small run's settings are none."""
+    """Whether a word is a result, a rule's name or a folder."""
     path = Path(word)
-    if is_result(path) and _has_sections(path):
-        return False
     return is_result(path) or path.is_dir() or not (path.suffix or path.is_file())
-
-
-def _has_sections(path: Path) -> bool:
-    """Whether a file of a run is a whole configuration, as a probe writes for its small run."""
-    try:
-        content = read_json(path)
-    except (OSError, ValueError):
-        return False
-    return {"run", "teacher", "prompts"} <= content.keys()
 
 
 def read_overrides(entries: Iterable[str]) -> JsonObject:

@@ -6,6 +6,7 @@ from pathlib import Path
 import yaml
 
 from distillery.encodings import decode, explain_control, find_control
+from distillery.files import read_json
 
 RESULTS = "results"
 
@@ -28,10 +29,19 @@ def check_files(paths: Iterable[Path | str]) -> None:
 
 
 def is_result(path: Path) -> bool:
-    """Whether a path is one below results/{run}/, but for the configurations that a run keeps."""
+    """Whether a path is one below results/{run}/, but for the configurations that a run keeps and
+    the whole one that a probe writes for its small run."""
     parts = path.parts
     below = parts[parts.index(RESULTS) + 1 :] if RESULTS in parts else ()
-    return len(below) > 1 and below[1] != "config"
+    return len(below) > 1 and below[1] != "config" and not _is_whole(path)
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        content = read_json(path) if path.suffix == ".json" else {}
+    except (OSError, ValueError):
+        return False
+    return {"run", "teacher", "prompts"} <= content.keys()
 
 
 def _check(path: Path) -> None:
