@@ -26,7 +26,7 @@ SLOW = (
     "unit/training/test_log", "unit/teacher/test_decoding", "unit/stages/test_own_negatives",
     "fuzz/test_random_schedulers", "unit/generation/test_walk", "unit/planning/test_solver_plan",
     "numerics/test_clipping", "unit/training/test_online", "unit/planning/test_overlooked",
-    "fuzz/test_adapters",
+    "fuzz/test_random_adapters",
     "fuzz/test_teacher_folders", "unit/teacher/test_damaged_folders",
     "unit/teacher/test_tokenizers", "unit/planning/test_few_steps",
 )  # fmt: skip
