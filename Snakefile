@@ -13,6 +13,7 @@ from distillery.config.jobs import freeze, prompts_stage
 from distillery.config.yaml_files import check_files
 from distillery.hardware import count_gpus
 from distillery.launcher import gpus_per_node, launch_with, num_processes
+from distillery.pipeline import STAGES
 from distillery.planning.first import check_prompt_files, sources_of
 from distillery.planning.overlooked import check_contents, check_noted
 from distillery.run_folder import RunFolder
@@ -25,6 +26,7 @@ from distillery.snakemake_private import (
     limit_on_this_machine,
     runs_elsewhere,
 )
+from distillery.stage import everything
 
 min_version("9.20")
 
@@ -76,51 +78,10 @@ if isinstance(CONFIG, Config):
     include: "rules/report.smk"
 
 
-# Not the last files alone: Snakemake overlooks what is missing behind a file that is there, and
-# damage is repaired by removing what is damaged. So `all` asks for all that a rule makes.
-# Frozen configurations too: without them and without Snakemake's notes, as in a run that was moved,
-# results would be taken for those of any configuration.
-FROZEN = [*{prompts_stage(CONFIG, RUN, split): None for split in SPLITS}]
-FROZEN += ["embeddings", *(f"samples-{model}" for model in MODELS)]
-if isinstance(CONFIG, Config):
-    FROZEN += ["student", "training", "previews", "export", "evaluation", "run"]
-    FROZEN += ["targets"] * bool(TARGETS) + ["rounds"] * bool(ROUNDS)
-    FROZEN += [f"training-{done}-rounds" for done in range(len(ROUNDS))]
-else:
-    FROZEN += ["dataset"]
-
-RESULTS = [
-    expand(RUN.config("{stage}"), stage=FROZEN),
-    expand(rules.prompts.output, split=SPLITS),
-    expand(rules.embeddings.output, split=SPLITS),
-    expand(rules.samples.output, model=MODELS, shard=range(CONFIG.samples.num_shards)),
-    expand(rules.merge_samples.output, model=MODELS),
-    rules.gallery.output,
-]
-if isinstance(CONFIG, Config):
-    RESULTS += [
-        [rules.merge_targets.input.shards, TARGETS] if TARGETS else [],
-        rules.student.output,
-        rules.training.output,
-        expand(rules.export.output, exported=EXPORTS),
-        expand(
-            [*rules.round_states.output, *rules.round_targets.output],
-            round=ROUNDS,
-            shard=range(CONFIG.targets.num_shards),
-        ),
-        expand(rules.merge_round.output, round=ROUNDS),
-        expand([*rules.training_before_round.output], round=range(len(ROUNDS))),
-        rules.evaluation.output,
-        rules.report.output,
-    ]
-else:
-    RESULTS += rules.dataset.output
-
-
 rule all:
     default_target: True
     input:
-        RESULTS,
+        list(map(str, everything(STAGES, CONFIG, RUN))),
         # Of `all`: an error in the inputs of another rule is none where its output is there.
         as_inputs(partial(check_noted, CONFIG, RUN, partial(has_noted, workflow))),
         as_inputs(partial(check_contents, RUN.plan, PLANNED)),

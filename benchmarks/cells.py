@@ -16,20 +16,19 @@ from lab import Bench, Cell, Json, Store, device_of, student_folder
 
 from distillery.config.jobs import EmbeddingsJob, ExportJob, RoundsJob, TargetsJob, TrainingJob
 from distillery.files import atomic_path
+from distillery.generation.embeddings import make_embeddings
+from distillery.generation.targets import make_targets
+from distillery.planning.prompt_tables import read_splits
 from distillery.run_folder import round_manifest
-from distillery.stages.embeddings import make_embeddings
-from distillery.stages.export import export_student
-from distillery.stages.merge_targets import merge_targets
-from distillery.stages.prompts import read_splits
-from distillery.stages.round_states import make_round_states
-from distillery.stages.round_targets import make_round_targets
-from distillery.stages.student import build_student
-from distillery.stages.targets import make_targets
+from distillery.store.shards import merge_targets
+from distillery.student.build import build_student
+from distillery.student.export import export_student
 from distillery.training.distributed import RankInfo
 from distillery.training.health import StopRequest, Watchdog
 from distillery.training.loop import train
 from distillery.training.run import Paths
 from distillery.training.run import prepare as prepare_training
+from distillery.training.visited import make_round_states, make_round_targets
 
 
 def prepare(bench: Bench, stores: Iterable[Store]) -> None:

@@ -18,8 +18,8 @@ from distillery.config.run import Embeddings, Targets
 from distillery.config.teacher import Teacher
 from distillery.families import family_of
 from distillery.files import remove, write_json
+from distillery.generation.embeddings import embeddings_recipe
 from distillery.hardware import visible_ids
-from distillery.stages.embeddings import embeddings_recipe
 from distillery.store.chunks import ChunkIdentity, chunk_folder, chunk_path, write_chunk
 from distillery.store.embeddings import distinct_texts, members_of, pack
 from distillery.store.shards import Manifest, describe_chunk

@@ -16,10 +16,10 @@ from distillery.config.teacher import Teacher
 from distillery.config.training import Training
 from distillery.files import hash_json, read_json
 from distillery.generation.targets import targets_recipe
-from distillery.stages.student import build_student
 from distillery.store.chunks import ChunkIdentity, chunk_folder, chunk_path, write_chunk
 from distillery.store.shards import Manifest, describe_chunk
 from distillery.store.trajectories import knots_of
+from distillery.student.build import build_student
 from distillery.teacher.folder import PipelineFolder
 
 STUDENT_STEPS = 4

@@ -33,7 +33,8 @@ from released import RELEASED, make_released, write_lora
 from distillery.config.run import Config, RunConfig, parse_config
 from distillery.files import read_json, readable, write_json, write_text
 from distillery.hash_cache import CACHE_VARIABLE
-from distillery.stages.plan import make_plan
+from distillery.pipeline import STAGES
+from distillery.planning.plan import make_plan
 
 DISK_BYTES = 1 << 50
 """Free on the disk of a plan here, so that none is refused for this machine's."""
@@ -104,7 +105,7 @@ def plan_shipped(name: str, teachers: Path, folder: Path) -> Planned:
     config = parse_config(raw, name)
     output = folder / "results" / name / "plan.json"
     with offline_and_roomy(teachers):
-        make_plan(config, output)
+        make_plan(STAGES, config, output)
     return Planned(config, read_json(output))
 
 

@@ -22,11 +22,13 @@ from distillery.config.jobs import JOBS, EmbeddingsJob, TargetsJob, freeze
 from distillery.config.run import Config, RunConfig, parse_config
 from distillery.config.teacher import Teacher
 from distillery.files import hash_json
+from distillery.generation.embeddings import embeddings_recipe
 from distillery.generation.targets import targets_recipe
+from distillery.pipeline import STAGES
 from distillery.planning.gpus import Gpus
 from distillery.planning.jobs import list_jobs
 from distillery.planning.probe import amounts_of
-from distillery.stages.embeddings import embeddings_recipe
+from distillery.stage import Counts
 from distillery.teacher.folder import PipelineFolder, find_teacher
 from quality import make_config
 from random_configs import random_configs
@@ -40,8 +42,7 @@ METRICS = "metrics"
 WHOLE = ("run", "runtime")
 SHORT = 12
 """Digits of a hash: enough to tell that something changed."""
-NUM_PROMPTS = {"train": 1_000, "eval": 80}
-NUM_TEXTS = {"train": 1_001, "eval": 81}
+COUNTS = Counts({"train": 1_000, "eval": 80}, {"train": 1_001, "eval": 81})
 GPUS = (Gpus(), Gpus(count=8, memory_bytes=80 << 30, capability=(9, 0), num_nodes=2))
 
 
@@ -84,8 +85,10 @@ def of_stages(config: RunConfig) -> dict[str, str]:
 
 def jobs(config: RunConfig) -> dict[str, Any]:
     """The plan of jobs with and without GPUs, and the amounts of work."""
-    planned = [[list(vars(row).values()) for row in list_jobs(config, it, 8)] for it in GPUS]
-    amounts = [list(vars(it).values()) for it in amounts_of(config, NUM_PROMPTS, NUM_TEXTS)]
+    planned = [
+        [list(vars(row).values()) for row in list_jobs(STAGES, config, it, 8)] for it in GPUS
+    ]
+    amounts = [list(vars(it).values()) for it in amounts_of(STAGES, config, COUNTS)]
     return {"jobs": planned, "amounts": amounts}
 
 
@@ -134,7 +137,7 @@ def rules(config: RunConfig) -> dict[str, Any]:
                 }
                 for rule in workflow.rules
             }
-            asked = [str(it) for it in workflow.get_rule("all").input if not callable(it)]
+            asked = sorted(str(it) for it in workflow.get_rule("all").input if not callable(it))
             return {"all": asked, "rules": read}
         finally:
             os.chdir(before)

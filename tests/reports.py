@@ -6,10 +6,11 @@ from html.parser import HTMLParser
 
 import pandas as pd
 
+from distillery.evaluation import report
 from distillery.files import write_json, write_sealed
+from distillery.pipeline import STAGES
 from distillery.run_folder import RunFolder
 from distillery.schedule import Schedule
-from distillery.stages import report
 from distillery.store.recipes import TrainingRecipe
 from distillery.student.info import StudentInfo
 from events import event, run_events
@@ -74,7 +75,9 @@ def write_loss(path):
 
 
 def write(config, folder):
-    report.write_report(config, RunFolder(folder), folder / "index.html", folder / "metrics.json")
+    report.write_report(
+        config, RunFolder(folder), folder / "index.html", folder / "metrics.json", STAGES
+    )
     return (folder / "index.html").read_text(), json.loads((folder / "metrics.json").read_text())
 
 

@@ -26,21 +26,20 @@ from distillery.config.run import Config, parse_config
 from distillery.config.section import Section, Split
 from distillery.config.teacher import Teacher
 from distillery.files import read_json, write_json
+from distillery.generation.embeddings import make_embeddings
+from distillery.generation.sample_tables import merge_samples
+from distillery.generation.samples import Inputs, make_samples
+from distillery.generation.targets import make_targets
+from distillery.pipeline import STAGES
+from distillery.planning.first import write_frozen
 from distillery.planning.page import page_of
+from distillery.planning.plan import make_plan
+from distillery.planning.prompt_tables import make_prompt_table
 from distillery.planning.text import text_of
 from distillery.run_folder import RunFolder
-from distillery.stages.embeddings import make_embeddings
-from distillery.stages.export import export_student
-from distillery.stages.freeze import write_frozen
-from distillery.stages.merge_samples import merge_samples
-from distillery.stages.merge_targets import merge_targets
-from distillery.stages.plan import make_plan
-from distillery.stages.prompts import make_prompt_table
-from distillery.stages.round_states import make_round_states
-from distillery.stages.round_targets import make_round_targets
-from distillery.stages.samples import Inputs, make_samples
-from distillery.stages.student import build_student
-from distillery.stages.targets import make_targets
+from distillery.store.shards import merge_targets
+from distillery.student.build import build_student
+from distillery.student.export import export_student
 from distillery.teacher.folder import find_teacher
 from distillery.teacher.loading import load_exact_teacher
 from distillery.telemetry import Reporter
@@ -49,6 +48,7 @@ from distillery.training.health import StopRequest, Watchdog
 from distillery.training.loop import train
 from distillery.training.run import Paths, PreviewPaths, prepare
 from distillery.training.run import Run as TrainingRun
+from distillery.training.visited import make_round_states, make_round_targets
 from families.case import FamilyCase
 from tiny import HEIGHT, MAX_TOKENS, WIDTH, tiny_prompts, write_training_job
 
@@ -356,7 +356,7 @@ def summary(plan: Mapping[str, Any]) -> str:
 def planned(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The plan of a run's settings."""
     output = folder / "results" / "plan.json"
-    make_plan(parse_config(raw, "tiny"), output)
+    make_plan(STAGES, parse_config(raw, "tiny"), output)
     return read_json(output)
 
 

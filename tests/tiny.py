@@ -23,11 +23,11 @@ from distillery.config.jobs import TrainingJob, read_job
 from distillery.families import family_named, grid_of
 from distillery.files import hash_json, write_json
 from distillery.schedulers import plain_config
-from distillery.stages.student import build_student
 from distillery.store.chunks import ChunkIdentity, chunk_folder, chunk_path, write_chunk
 from distillery.store.embeddings import distinct_texts, members_of, pack
 from distillery.store.shards import Manifest, describe_chunk
 from distillery.store.trajectories import knots_of
+from distillery.student.build import build_student
 
 HEIGHT = WIDTH = 32
 MAX_TOKENS = 12

@@ -9,7 +9,7 @@ from trainings import log_of
 import tiny
 from distillery.config.jobs import TrainingJob
 from distillery.files import read_json, write_json
-from distillery.stages.student import build_student
+from distillery.student.build import build_student
 from families import CASES
 from runs import make_run
 

@@ -8,7 +8,7 @@ from trainings import assert_same_training, log_of, train
 import tiny
 from distillery.config.jobs import TrainingJob, read_job
 from distillery.files import read_json, write_json
-from distillery.stages.student import build_student
+from distillery.student.build import build_student
 
 CONFIG = "config/training.json"
 SAVED_ONCE = {"save_every_samples": 64}

@@ -17,8 +17,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-LIBRARY = Path(__file__).parents[2] / "workflow"
-STAGES = sorted((LIBRARY / "distillery" / "stages").glob("[a-z]*.py"))
+from distillery.pipeline import STAGES
+
 IMPORTED = (
     "snakemake.cli",
     "torch.distributed.run",
@@ -27,7 +27,9 @@ IMPORTED = (
     "peft",
     "pyarrow.dataset",
     "tensorboardX",
-    *(f"distillery.stages.{path.stem}" for path in STAGES),
+    "distillery.planning.plan",
+    "distillery.planning.verify",
+    *(stage.makes.partition(":")[0] for stage in STAGES if stage.makes),
 )
 DIES_WITH_PARENT = 1
 """PR_SET_PDEATHSIG of prctl(2)."""

@@ -18,15 +18,16 @@ import pytest
 from distillery.config.jobs import PROMPTS_STAGES, freeze
 from distillery.config.run import parse_config
 from distillery.files import hash_json, read_json
+from distillery.pipeline import STAGES
+from distillery.planning.first import write_frozen
+from distillery.planning.plan import make_plan
 from distillery.planning.there import Found, there_part
-from distillery.stages.freeze import write_frozen
-from distillery.stages.plan import make_plan
 from fuzzing import seeds
 from runs import Run, make_run, settings
 from sharing import made_once
 
 MODELS = {name: {"source": name} for name in ("teacher", "student")}
-STAGES = ("embeddings", "targets", "student", "training", "export", "previews", "run")
+COMPARED = ("embeddings", "targets", "student", "training", "export", "previews", "run")
 KEYS: dict[str, tuple[Any, ...]] = {
     "seed": (1,),
     "teacher.negative_prompt": ("the tree", None),
@@ -68,7 +69,7 @@ def finished(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make_all(run: Run) -> None:
     """What the rules make, up to the images; each stage keeps what fits."""
     models = [f"samples-{name}" for name in MODELS]
-    for stage in [*STAGES, *PROMPTS_STAGES, *models]:
+    for stage in [*COMPARED, *PROMPTS_STAGES, *models]:
         write_frozen(freeze(run.config, stage), run.files.config(stage))
     run.encode("train")
     run.encode("eval")
@@ -161,7 +162,7 @@ def test_a_plan_keeps_its_promise(finished: Path, tmp_path: Path, seed: int) -> 
     told = [change(raw, run, random) for _ in range(random.choice([1, 1, 2]))]
     try:
         run = replace(run, config=parse_config(raw, "tiny"))
-        make_plan(run.config, run.files.plan)
+        make_plan(STAGES, run.config, run.files.plan)
     except ValueError:
         pytest.skip(f"{told} is refused")
     rows = {row["stage"]: Found(**row) for row in read_json(run.files.plan)["there"]}

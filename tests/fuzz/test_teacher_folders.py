@@ -17,7 +17,7 @@ import torch
 
 from distillery.config.teacher import Teacher
 from distillery.families import Conditioning
-from distillery.stages.embeddings import all_but_text, check_texts, encode_texts
+from distillery.generation.embeddings import all_but_text, check_texts, encode_texts
 from distillery.teacher.folder import PipelineFolder, find_teacher
 from distillery.teacher.loading import check_networks, load_skeleton, load_teacher, load_tokenizers
 from families import CASES

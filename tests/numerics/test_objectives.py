@@ -17,11 +17,11 @@ import tiny
 from distillery.config.jobs import EmbeddingsJob, TargetsJob
 from distillery.config.run import Embeddings, Targets
 from distillery.config.teacher import Teacher
+from distillery.generation.embeddings import make_embeddings
+from distillery.generation.targets import make_targets
 from distillery.model_folder import load_denoiser
 from distillery.schedule import from_prediction
-from distillery.stages.embeddings import make_embeddings
-from distillery.stages.merge_targets import merge_targets
-from distillery.stages.targets import make_targets
+from distillery.store.shards import merge_targets
 from distillery.telemetry import Reporter
 from distillery.training.data import SegmentDataset
 from distillery.training.objectives import sample_losses, segment_target
@@ -238,10 +238,10 @@ def make_first_order_run(folder, steps):
 
 def first_losses(folder):
     """The losses of 20 updates with everything fixed."""
-    from distillery.stages import training as script
+    from distillery.training import job as script
 
     tiny.make_tiny_run(folder, config={"num_samples": 160, "save_every_samples": 160})
-    assert script.main(tiny.train_arguments(folder)) == 0
+    assert script.run("", tiny.train_arguments(folder)) == 0
     return pd.read_parquet(folder / "student/loss.parquet")["loss"].tolist()
 
 

@@ -22,7 +22,7 @@ from distillery.model_folder import (
     save_denoiser,
     write_metadata,
 )
-from distillery.stages.student import build_student
+from distillery.student.build import build_student
 from distillery.student.lora import add_lora, save_lora
 from distillery.telemetry import explain_errors
 from runs import make_run

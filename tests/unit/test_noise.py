@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from distillery.generation.dataset import METADATA
 from distillery.images import SHEET
 from distillery.noise import SampleId, check_prompt_id, draw_noise, noise_seed
-from distillery.stages.dataset import METADATA
 
 SHAPE = (4, 1, 4, 4)
 SAMPLE = SampleId("dog", 3)

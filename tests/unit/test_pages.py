@@ -6,8 +6,10 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -128,6 +130,11 @@ STARTED = sorted(
 )
 
 
+def command_of(module: Any) -> Callable[[list[str]], int]:
+    """A stage's, or that of a command beside them."""
+    return getattr(module, "main", None) or partial(module.STAGE.main, module.__doc__)
+
+
 @pytest.mark.parametrize(
     "started",
     [
@@ -142,7 +149,7 @@ def test_modules_and_scripts_know_their_options(
     name, *options = started
     if name.startswith("distillery."):
         with pytest.raises(SystemExit) as ended:
-            importlib.import_module(name).main(["--help"])
+            command_of(importlib.import_module(name))(["--help"])
         assert ended.value.code == 0
         text = capsys.readouterr().out
     else:

@@ -8,6 +8,7 @@ import pytest
 
 from distillery.config.jobs import PromptsJob
 from distillery.config.run import Prompts
+from distillery.planning.prompt_tables import make_prompt_table
 from distillery.prompts import (
     RESERVED,
     RESERVED_BY_DATASET,
@@ -15,7 +16,6 @@ from distillery.prompts import (
     read_prompts,
 )
 from distillery.run_folder import RunFolder
-from distillery.stages.prompts import make_prompt_table
 from prompt_texts import GOOD, TEXTS, refused, write
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from distillery.cli import folder_of_run, parser_of, shard_argument, stage_of
+from distillery.cli import folder_of_run, parser_of, shard_argument
+from distillery.generation.targets import make_targets
 from distillery.run_folder import RunFolder
-from distillery.stages.targets import make_targets
 from distillery.telemetry import (
     LogFile,
     Reporter,
@@ -73,12 +73,6 @@ def test_a_job_begins_with_its_process_whose_imports_are_part_of_it(tmp_path: Pa
     assert start.begin_s < before_s - 49
     assert end.begin_s == start.begin_s
     assert end.end_s >= before_s
-
-
-def test_a_jobs_stage_is_its_rule() -> None:
-    assert stage_of("evaluation") == "evaluation"
-    assert stage_of("samples-{model}-{shard[0]}-of-{shard[1]}") == "samples"
-    assert stage_of("round-states-{number}-{shard[0]}-of-{shard[1]}") == "round_states"
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])

@@ -12,13 +12,14 @@ import forks
 from checkout import REPOSITORY
 from distillery.config.jobs import JOBS, EvaluationJob, freeze
 from distillery.config.run import Config, parse_config
+from distillery.evaluation.gallery import make_gallery
+from distillery.evaluation.report import write_report
+from distillery.evaluation.score import evaluate
 from distillery.files import hash_file
-from distillery.stages.evaluation import evaluate
-from distillery.stages.freeze import write_frozen
-from distillery.stages.gallery import make_gallery
-from distillery.stages.merge_samples import merge_samples
-from distillery.stages.plan import make_plan
-from distillery.stages.report import write_report
+from distillery.generation.sample_tables import merge_samples
+from distillery.pipeline import STAGES
+from distillery.planning.first import write_frozen
+from distillery.planning.plan import make_plan
 from runs import CPU, Run
 
 TINY = Path("results/tiny")
@@ -47,7 +48,7 @@ def make_all(run: Run) -> None:
         shards = [run.samples(part, 2, model, source) for part in range(2)]
         merge_samples(shards, shards[0].parent / "manifest.parquet")
     score(run)
-    make_plan(run.config, TINY / "plan.json")
+    make_plan(STAGES, run.config, TINY / "plan.json")
     manifests = [run.files.samples(model) for model in run.config.samples.models]
     make_gallery(manifests, run.files.scores, run.files.gallery)
     report(run)
@@ -63,7 +64,7 @@ def score(run: Run) -> None:
 def report(run: Run) -> None:
     assert isinstance(run.config, Config)
     pages = (TINY / "report" / name for name in ("index.html", "metrics.json"))
-    write_report(run.config, run.files, *pages)
+    write_report(run.config, run.files, *pages, STAGES)
 
 
 def in_copy(finished: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

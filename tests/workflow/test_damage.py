@@ -18,15 +18,14 @@ from finished_run import TINY, WEIGHTS, contents, flip, in_copy, report, run_she
 from checkout import snakemake, succeed
 from distillery.config.jobs import ExportJob
 from distillery.files import hash_file, hash_json, read_json, read_sealed, write_sealed
+from distillery.generation.sample_tables import merge_samples
 from distillery.model_folder import hash_model
-from distillery.stages.export import export_student
-from distillery.stages.merge_samples import merge_samples
-from distillery.stages.merge_targets import merge_targets
 from distillery.store.chunks import ChunkIdentity, read_chunk, read_identity, write_chunk
 from distillery.store.embeddings import EmbeddingStore
-from distillery.store.shards import Manifest
+from distillery.store.shards import Manifest, merge_targets
 from distillery.store.tables import read_table, write_table
 from distillery.store.trajectories import TrajectoryStore
+from distillery.student.export import export_student
 from distillery.training.data import SegmentDataset
 from runs import Run
 

@@ -9,9 +9,11 @@ from checkout import ONE_SHARD, check_names, configure, jobs, skeleton, snakemak
 from distillery.config.jobs import read_config
 from distillery.evaluation.timeline import BEFORE_ROUND, RANK
 from distillery.files import read_json
+from distillery.pipeline import STAGES
+from distillery.planning import verify
 from distillery.planning.probe import amounts_of
 from distillery.run_folder import RunFolder
-from distillery.stages import verify
+from distillery.stage import Counts
 from distillery.store.embeddings import distinct_texts
 from distillery.store.tables import read_table
 from distillery.telemetry import Reporter, read_events
@@ -82,7 +84,7 @@ def test_the_plan_counts_what_the_jobs_do(folder: Path) -> None:
         number = items + event.num_items * (event.kind == "work")
         found[_kind(event.job, event.stage)] = (names | {RANK.sub("", event.job)}, number)
     expected: dict[str, tuple[int, int]] = {}
-    for amount in amounts_of(config, plan["work"]["num_prompts"], texts):
+    for amount in amounts_of(STAGES, config, Counts(plan["work"]["num_prompts"], texts)):
         jobs_, items = expected.get(amount.kind, (0, 0))
         expected[amount.kind] = (jobs_ + amount.num_jobs, items + amount.items)
     del found["export"]  # the untrained student's is not asked for here

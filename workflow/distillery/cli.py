@@ -1,9 +1,10 @@
 """The command lines of the stages, made from the typed signatures of their functions.
 
 A parameter of a stage's function is an option of the same name, with the docstring's `Args` as its
-help. Four are no options: `job` is read from --config, `run_folder` is the run's folder that this
-file is in, `device` and `reporter` are this process's. Nor are keyword-only parameters. A
-dataclass stands for its fields; where it may be None, all of them are given or none.
+help. Five are no options: `job` is read from --config, `run_folder` is the run's folder that this
+file is in, `device` and `reporter` are this process's, `stages` those that there are. Nor are
+keyword-only parameters. A dataclass stands for its fields; where it may be None, all of them are
+given or none.
 """
 
 import argparse
@@ -20,54 +21,52 @@ from distillery.config.jobs import read_job
 from distillery.hardware import device_label, select_device, use_cpu
 from distillery.locks import alone, job_lock
 from distillery.run_folder import RunFolder
+from distillery.stage import Stage
 from distillery.telemetry import explain_errors, loaded_for_s, reporting
 from distillery.watched import keep_to_log
 
 Shard = tuple[int, int]
 """(i, n): the i-th of n, from 0."""
 Function = Callable[..., object]
-FOUND = ("job", "run_folder", "device", "reporter")
+FOUND = ("job", "run_folder", "device", "reporter", "stages")
 
 
 def run(
-    make: Function, about: str | None, argv: Sequence[str] | None = None, job: str | None = None
+    stage: Stage,
+    about: str | None,
+    stages: Sequence[Stage] = (),
+    argv: Sequence[str] | None = None,
 ) -> int:
-    """Call a stage's function as the command line says; returns the exit status.
+    """Do one job of a stage as the command line says; returns the exit status.
 
     Args:
-        make: the function.
-        about: the module's docstring, for --help.
+        stage: whose job it is.
+        about: its module's docstring, for --help.
+        stages: that there are, for a function that asks for them.
         argv: words of the command line; None: those of this process.
-        job: the stage, then what makes its jobs different, with options in braces:
-            "targets-{shard[0]}-of-{shard[1]}". The rule's log has the same name. None: without a
-            device, a lock and telemetry.
     """
-    arguments = parser_of(make, about, computes=job is not None).parse_args(argv)
+    make = stage.function()
+    arguments = parser_of(make, about, computes=bool(stage.job)).parse_args(argv)
     keep_to_log(arguments.log)
 
     def body() -> None:
-        if job is None:
+        if not stage.job:
             make(**values_of(make, arguments))
             return
         takes = get_type_hints(make)
         device = (select_device if "device" in takes else use_cpu)(arguments.cpu_threads)
         values = values_of(make, arguments)
-        name, run_folder = job.format(**vars(arguments)), folder_of_run(arguments)
-        stage, label, loaded_s = stage_of(job), device_label(device), loaded_for_s(argv)
+        name, run_folder = stage.job.format(**vars(arguments)), folder_of_run(arguments)
+        label, loaded_s = device_label(device), loaded_for_s(argv)
         log = arguments.log
         with (
             alone(job_lock(run_folder.path, name)),
-            reporting(run_folder.telemetry, stage, name, label, log, loaded_s) as reporter,
+            reporting(run_folder.telemetry, stage.name, name, label, log, loaded_s) as reporter,
         ):
-            process = {"device": device, "reporter": reporter}
+            process = {"device": device, "reporter": reporter, "stages": stages}
             make(**values, **{name: process[name] for name in process.keys() & takes.keys()})
 
     return explain_errors(body, arguments.log)
-
-
-def stage_of(job: str) -> str:
-    """The rule's name: `round_states` of "round-states-{number}-{shard[0]}-of-{shard[1]}"."""
-    return job.partition("-{")[0].replace("-", "_")
 
 
 def logged_parser(about: str | None) -> argparse.ArgumentParser:

@@ -12,6 +12,7 @@ from PIL import Image
 
 from distillery.config.jobs import read_frozen, save_frozen
 from distillery.evaluation import comparison
+from distillery.evaluation.compare import compare_runs
 from distillery.evaluation.comparison import (
     OF_REFERENCE,
     REFERENCES_DIFFER,
@@ -23,7 +24,6 @@ from distillery.evaluation.comparison import (
 from distillery.evaluation.metrics import ConfidenceInterval
 from distillery.files import hash_file, read_sealed, write_json, write_sealed
 from distillery.run_folder import RunFolder
-from distillery.stages.compare import compare_runs
 from distillery.store.tables import read_table, write_table
 
 NUM_PROMPTS = 12

@@ -13,8 +13,8 @@ from transformers import CLIPModel, CLIPProcessor
 from distillery.evaluation.judge import check_judge, embed_prompts, load_judge, read_prompts
 from distillery.evaluation.manifests import read_samples
 from distillery.evaluation.metrics import IDENTICAL_PSNR_DB, cosine_similarity
+from distillery.evaluation.score import PAIRED, summarise
 from distillery.evaluation.vision import embed_images
-from distillery.stages.evaluation import PAIRED, summarise
 from judging import CPU, PROMPTS, Run, draw, make_dino, make_judge, make_samples
 
 

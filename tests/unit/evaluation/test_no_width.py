@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from distillery.evaluation import image_sets, metrics
+from distillery.evaluation import score as evaluation
 from distillery.evaluation.metrics import Groups
-from distillery.stages import evaluation
 
 NUM_FEATURES = 3
 KINDS = ("equal images", "all found", "none found", "one differs", "drawn")

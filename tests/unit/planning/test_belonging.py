@@ -13,8 +13,8 @@ from distillery.config.run import parse_config
 from distillery.files import hash_file
 from distillery.planning.belonging import check_student_of, find_foreign
 from distillery.planning.dates import date_of, mend_dates
-from distillery.stages.export import export_student
-from distillery.stages.freeze import write_frozen
+from distillery.planning.first import write_frozen
+from distillery.student.export import export_student
 from runs import Run, make_run, settings
 
 HOUR_NS = 3600 * 10**9

@@ -23,10 +23,10 @@ from distillery.planning.first import (
     last_work,
     plan_as_asked,
     plan_first,
+    write_frozen,
 )
 from distillery.planning.requests import Request
 from distillery.run_folder import RunFolder
-from distillery.stages.freeze import write_frozen
 from runs import generating_settings, settings
 
 

@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 from distillery.config.jobs import DatasetJob, SamplesJob
 from distillery.config.run import parse_config
 from distillery.files import hash_json, read_json, write_json
+from distillery.generation.dataset import make_dataset
 from distillery.generation.sample_maker import SampleMaker
+from distillery.generation.sample_tables import merge_samples
 from distillery.prompts import REQUIRED, RESERVED
-from distillery.stages.dataset import make_dataset
-from distillery.stages.merge_samples import merge_samples
 from distillery.store.trajectories import TrajectoryStore
 from distillery.teacher.components import INDEX
 from families.wan_two_experts import make

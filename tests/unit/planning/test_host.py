@@ -4,10 +4,11 @@ from pathlib import Path
 
 from distillery.config.run import parse_config
 from distillery.files import read_json
+from distillery.pipeline import STAGES
 from distillery.planning.host import advise_requests
 from distillery.planning.jobs import StageJobs
+from distillery.planning.plan import make_plan
 from distillery.planning.requests import Request, read_requests, write_requests
-from distillery.stages.plan import make_plan
 from runs import settings
 
 
@@ -27,7 +28,7 @@ def test_the_plan_doubts_what_a_cluster_is_asked_for(teacher: Path, tmp_path: Pa
     config = parse_config(settings(tmp_path, teacher), "my.yaml")
     for requests, is_doubted in ((write_requests(asked), True), (None, False)):
         output = tmp_path / "results/plan.json"
-        make_plan(config, output, requests=requests)
+        make_plan(STAGES, config, output, requests=requests)
         plan = read_json(output)
         assert plan["requests"] == (requests or {})
         doubts = [it for it in plan["advice"] if it.startswith("training asks the cluster for")]

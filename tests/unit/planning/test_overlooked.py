@@ -9,8 +9,9 @@ from safetensors.torch import load_file, save_file
 
 from distillery.config.jobs import freeze, save_frozen
 from distillery.files import read_json
+from distillery.pipeline import STAGES
 from distillery.planning.overlooked import check_contents, check_noted
-from distillery.stages.plan import make_plan
+from distillery.planning.plan import make_plan
 from runs import Run, make_run
 from tiny import make_tiny_wan
 
@@ -20,7 +21,7 @@ def run(tmp_path: Path) -> Run:
     make_tiny_wan(tmp_path / "teacher")
     made = make_run(tmp_path / "run", tmp_path / "teacher")
     made.encode("train")
-    make_plan(made.config, made.files.plan)
+    make_plan(STAGES, made.config, made.files.plan)
     return made
 
 
@@ -32,11 +33,11 @@ def exchange(teacher: Path) -> None:
 
 
 def test_another_teacher_under_the_same_settings_is_refused(run: Run, tmp_path: Path) -> None:
-    make_plan(run.config, run.files.plan)
+    make_plan(STAGES, run.config, run.files.plan)
     planned = run.files.plan.read_bytes()
     exchange(tmp_path / "teacher")
     with pytest.raises(ValueError, match="is not the one that this run was planned with") as told:
-        make_plan(run.config, run.files.plan)
+        make_plan(STAGES, run.config, run.files.plan)
     assert run.files.plan.read_bytes() == planned, "the last good plan stays"
     assert f"rm -r {run.files.plan} {run.files.embedding_folder}" in str(told.value)
 
@@ -44,17 +45,17 @@ def test_another_teacher_under_the_same_settings_is_refused(run: Run, tmp_path: 
 def test_the_command_of_that_message_lets_the_new_teacher_in(run: Run, tmp_path: Path) -> None:
     exchange(tmp_path / "teacher")
     with pytest.raises(ValueError, match="make all of it again") as told:
-        make_plan(run.config, run.files.plan)
+        make_plan(STAGES, run.config, run.files.plan)
     command = str(told.value).split("`")[-2]
     assert os.system(command) == 0
-    make_plan(run.config, run.files.plan)
+    make_plan(STAGES, run.config, run.files.plan)
 
 
 def test_other_settings_of_a_teacher_are_another_teacher(run: Run, tmp_path: Path) -> None:
     exchange(tmp_path / "teacher")
     teacher = run.config.teacher.model_copy(update={"attention": "native"})
     before = read_json(run.files.plan)["teacher"]
-    make_plan(run.config.model_copy(update={"teacher": teacher}), run.files.plan)
+    make_plan(STAGES, run.config.model_copy(update={"teacher": teacher}), run.files.plan)
     after = read_json(run.files.plan)["teacher"]
     assert before["settings"] != after["settings"]
     assert before["hash"] != after["hash"]
@@ -64,7 +65,7 @@ def test_how_weights_are_placed_hides_no_exchange(run: Run, tmp_path: Path) -> N
     exchange(tmp_path / "teacher")
     teacher = run.config.teacher.model_copy(update={"offload": "model"})
     with pytest.raises(ValueError, match="is not the one that this run was planned with"):
-        make_plan(run.config.model_copy(update={"teacher": teacher}), run.files.plan)
+        make_plan(STAGES, run.config.model_copy(update={"teacher": teacher}), run.files.plan)
 
 
 def test_prompts_exchanged_for_older_ones_are_refused(run: Run) -> None:
@@ -84,7 +85,7 @@ def test_a_plan_that_was_made_since_does_not_let_older_prompts_in(run: Run) -> N
     """It knows the new content alone; what is in use tells."""
 
     def plan(**changes: Any) -> None:
-        make_plan(run.config.model_copy(update=changes), run.files.plan)
+        make_plan(STAGES, run.config.model_copy(update=changes), run.files.plan)
 
     frozen, made = run.files.config("prompts-train"), run.files.prompts("train")
     save_frozen(frozen, freeze(run.config, "prompts-train"))

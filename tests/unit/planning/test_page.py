@@ -11,10 +11,11 @@ import pytest
 from adapters import make_adapter
 from distillery.config.run import parse_config
 from distillery.files import read_json
+from distillery.pipeline import STAGES
 from distillery.planning.html import html_of
 from distillery.planning.page import Page, Part, Table, in_words, page_of, without_empty
+from distillery.planning.plan import make_plan
 from distillery.planning.text import is_numeric, print_page, text_of
-from distillery.stages.plan import make_plan
 from distillery.words import counted
 from probes import write_probe
 from runs import generating_settings, planned, settings, summary
@@ -127,7 +128,7 @@ def test_times_have_a_column_where_they_were_measured(teacher: Path, tmp_path: P
     raw = settings(tmp_path, teacher, training={"rollout_samples": 8})
     config = parse_config(raw, "tiny")
     write_probe(tmp_path / "results/probe.json", config, {"train": 9, "eval": 5})
-    make_plan(config, tmp_path / "results/plan.json")
+    make_plan(STAGES, config, tmp_path / "results/plan.json")
     plan = read_json(tmp_path / "results/plan.json")
     assert "estimated from the rates in" in facts(plan, "Costs")["time"]
     assert "* by counted network passes" in facts(plan, "Costs")["time"]

@@ -10,12 +10,14 @@ from diffusers import WanTransformer3DModel
 
 from distillery.config.jobs import TrainingJob
 from distillery.config.training import Training
+from distillery.pipeline import STAGES
 from distillery.planning.gpus import Gpus
 from distillery.planning.jobs import StageJobs, list_jobs
 from distillery.planning.passes import Passes, finish_passes, passes_of_stages, passes_per_job
 from distillery.planning.probe import amounts_of
 from distillery.planning.residence import TRAINING_PASSES
 from distillery.planning.work import plan_work
+from distillery.stage import Counts
 from distillery.teacher.folder import find_teacher
 from distillery.training.directions import new_companion
 from distillery.training.loop import loop
@@ -129,7 +131,7 @@ def tables(run: Run) -> tuple[dict[str, Passes], dict[str, float], list[StageJob
     work = plan_work(config, num_prompts, (16, 1, 4, 4), calls_per_step=2)
     folder = find_teacher(config.teacher)
     passes = passes_of_stages(config, {"work": vars(work), "calls_per_step": 2}, folder)
-    jobs = list_jobs(config, Gpus())
+    jobs = list_jobs(STAGES, config, Gpus())
     return passes, passes_per_job(config, passes, jobs, 1.0), jobs
 
 
@@ -156,6 +158,8 @@ def test_a_trainings_jobs_have_the_samples_that_they_learn_from(run: Run) -> Non
 def test_times_are_planned_for_the_jobs_that_there_are(run: Run, changes: dict[str, Any]) -> None:
     config = with_training(run, **changes).config
     num_jobs: dict[str, int] = {}
-    for amount in amounts_of(config, {"train": 9, "eval": 5}, {"train": 9, "eval": 5}):
+    for amount in amounts_of(
+        STAGES, config, Counts({"train": 9, "eval": 5}, {"train": 9, "eval": 5})
+    ):
         num_jobs[amount.stage] = num_jobs.get(amount.stage, 0) + amount.num_jobs
-    assert num_jobs == {row.stage: row.jobs for row in list_jobs(config, Gpus())}
+    assert num_jobs == {row.stage: row.jobs for row in list_jobs(STAGES, config, Gpus())}

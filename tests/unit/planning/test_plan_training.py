@@ -13,10 +13,11 @@ from distillery.config.hardware import Hardware
 from distillery.config.run import parse_config
 from distillery.config.training import Training
 from distillery.files import read_json
+from distillery.pipeline import STAGES
+from distillery.planning import plan as plan_stage
 from distillery.planning.gpus import Gpus, plan_gpus
+from distillery.planning.plan import make_plan
 from distillery.planning.training import advise_training, list_finish
-from distillery.stages import plan as plan_stage
-from distillery.stages.plan import make_plan
 from distillery.training.execution import Machine, choose_execution, sharded_bytes, state_bytes
 from runs import settings, summary
 
@@ -182,7 +183,7 @@ def planned(
     monkeypatch.setattr(plan_stage, "describe_hardware", lambda: described)
     drawn = {"every_samples": previews}
     config = parse_config(settings(folder, teacher, training=changes, previews=drawn), "tiny")
-    make_plan(config, folder / "plan.json")
+    make_plan(STAGES, config, folder / "plan.json")
     plan = read_json(folder / "plan.json")
     return plan, summary(plan)
 
@@ -291,7 +292,7 @@ def test_previews_that_the_training_would_refuse_are_refused(
 def test_gpus_elsewhere_of_which_nothing_is_known(teacher: Path, tmp_path: Path) -> None:
     """As on the head node of a cluster: nothing is planned as if jobs ran on its CPU."""
     config = parse_config(settings(tmp_path, teacher), "tiny")
-    make_plan(config, tmp_path / "plan.json", num_gpus=2)
+    make_plan(STAGES, config, tmp_path / "plan.json", num_gpus=2)
     plan = read_json(tmp_path / "plan.json")
     assert choices(plan) == {"processes": "2"}
     assert any(

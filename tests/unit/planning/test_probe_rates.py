@@ -10,6 +10,7 @@ import yaml
 from checkout import REPOSITORY
 from distillery.config.run import Config, RunConfig, parse_config
 from distillery.evaluation.timeline import Attempt, hold_against_plan
+from distillery.pipeline import STAGES
 from distillery.planning.duration import advise_duration, is_named, plan_duration
 from distillery.planning.gpus import Gpus
 from distillery.planning.jobs import Room, StageJobs, list_jobs
@@ -27,6 +28,7 @@ from distillery.planning.probe import (
 )
 from distillery.planning.scaling import Networks, networks_of, scale_rates
 from distillery.run_folder import RunFolder
+from distillery.stage import Counts
 from distillery.telemetry import Event
 from probes import write_probe
 
@@ -187,10 +189,12 @@ def test_rounds_wait_for_each_other(tmp_path: Path) -> None:
         update={"targets": config.targets.model_copy(update={"num_shards": 3})}
     )
     rates = dict.fromkeys(("round_states", "training_before_round", "training"), Rate(2.0, 0.1))
-    room = Room(list_jobs(config, Gpus(), 1), 0, cpu_jobs=4)
+    room = Room(list_jobs(STAGES, config, Gpus(), 1), 0, cpu_jobs=4)
     rows = {
         row.stage: row
-        for row in plan_times(rates, amounts_of(config, NUM_PROMPTS, NUM_TEXTS), room)
+        for row in plan_times(
+            rates, amounts_of(STAGES, config, Counts(NUM_PROMPTS, NUM_TEXTS)), room
+        )
     }
     assert rows["round_states"].wall_s == pytest.approx(2 * (2 + 1024 / 3 * 0.1))
     assert rows["round_states"].busy_s == pytest.approx(3 * rows["round_states"].wall_s)
@@ -202,12 +206,12 @@ def test_a_teacher_of_several_gpus_does_not_multiply_the_trainings() -> None:
     raw = yaml.safe_load((REPOSITORY / "config/sdxl-4-steps.yaml").read_text())
     raw["teacher"]["num_gpus"] = 2
     config = parse_config(raw, "sdxl")
-    by_stage = {row.stage: row for row in list_jobs(config, Gpus(4), num_processes=4)}
+    by_stage = {row.stage: row for row in list_jobs(STAGES, config, Gpus(4), num_processes=4)}
     assert (by_stage["training"].processes, by_stage["training"].gpus) == (4, 4)
     assert by_stage["targets"].gpus == by_stage["samples"].gpus == 2
     assert by_stage["evaluation"].gpus == 1
     assert by_stage["export"].gpus == by_stage["report"].gpus == 0
-    too_few = Room(list_jobs(config, Gpus(1), 1), 1, cpu_jobs=64)
+    too_few = Room(list_jobs(STAGES, config, Gpus(1), 1), 1, cpu_jobs=64)
     assert too_few.at_once("targets") == 1, "not as many as there are cores"
     assert Room([StageJobs("targets", 4, gpus=2)], 1, cpu_jobs=64).at_once("targets") == 1
 
@@ -222,8 +226,8 @@ def measured(run: RunFolder, config: RunConfig, *gpus: str, **rates: float) -> N
 
 
 def times(config: RunConfig, run: RunFolder, num_gpus: int = 0) -> dict[str, Any]:
-    room = Room(list_jobs(config, Gpus(num_gpus), 1), num_gpus, cpu_jobs=2)
-    return plan_duration(config, NUM_PROMPTS, NUM_TEXTS, run, room, ONE)
+    room = Room(list_jobs(STAGES, config, Gpus(num_gpus), 1), num_gpus, cpu_jobs=2)
+    return plan_duration(STAGES, config, Counts(NUM_PROMPTS, NUM_TEXTS), run, room, ONE)
 
 
 def by_stage(time: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -9,8 +9,9 @@ import pytest
 from distillery.config.jobs import TrainingJob
 from distillery.config.run import parse_config
 from distillery.files import read_json, write_json
-from distillery.stages.plan import make_plan
-from distillery.stages.student import build_student
+from distillery.pipeline import STAGES
+from distillery.planning.plan import make_plan
+from distillery.student.build import build_student
 from families import CASES
 from runs import make_run, settings, summary
 
@@ -54,7 +55,7 @@ def test_the_plan_says_what_the_build_will_make(family_case: Any, tmp_path: Path
     case, teacher = family_case
     for number, student in enumerate(students(case, tmp_path, teacher)):
         raw = settings_of(tmp_path, case, teacher, student)
-        make_plan(parse_config(raw, "tiny"), tmp_path / str(number) / "plan.json")
+        make_plan(STAGES, parse_config(raw, "tiny"), tmp_path / str(number) / "plan.json")
         plan = read_json(tmp_path / str(number) / "plan.json")
         run = make_run(tmp_path / str(number), teacher, **{key: raw[key] for key in SECTIONS})
         build_student(run.job("training", TrainingJob), tmp_path / str(number) / "initial")
@@ -70,7 +71,7 @@ def test_the_summary_says_how_large_the_student_is(tmp_path: Path) -> None:
     case = CASE_OF["wan"]
     case.make(tmp_path / "teacher")
     raw = settings_of(tmp_path, case, tmp_path / "teacher", {"init": "layers", "num_layers": 1})
-    make_plan(parse_config(raw, "tiny"), tmp_path / "plan.json")
+    make_plan(STAGES, parse_config(raw, "tiny"), tmp_path / "plan.json")
     text = summary(read_json(tmp_path / "plan.json"))
     assert "14,320 parameters, 65.7% of the teacher's; blocks 0" in text
 
@@ -94,6 +95,6 @@ def test_a_student_that_cannot_be(
     case.make(tmp_path / "teacher")
     raw = settings_of(tmp_path, case, tmp_path / "teacher", student)
     with pytest.raises((ValueError, FileNotFoundError)) as caught:
-        make_plan(parse_config(raw, "tiny"), tmp_path / "plan.json")
+        make_plan(STAGES, parse_config(raw, "tiny"), tmp_path / "plan.json")
     assert problem in str(caught.value)
     assert not (tmp_path / "plan.json").exists()

@@ -10,10 +10,11 @@ import pytest
 from distillery.config.jobs import JOBS, freeze
 from distillery.config.run import Config, parse_config
 from distillery.files import read_json
+from distillery.pipeline import STAGES
+from distillery.planning import verify
+from distillery.planning.first import write_frozen
+from distillery.planning.plan import make_plan
 from distillery.planning.there import Found, describe_changes, there_part
-from distillery.stages import verify
-from distillery.stages.freeze import write_frozen
-from distillery.stages.plan import make_plan
 from runs import Run, make_run, settings
 
 
@@ -40,7 +41,7 @@ def found(run: Run, **changes: dict[str, Any]) -> dict[str, Found]:
     """What the plan finds for a configuration that is this run's but for `changes`."""
     raw = settings(run.folder.parent, Path(run.config.teacher.path), **changes)
     config = parse_config(raw, "tiny")
-    make_plan(config, run.files.plan)
+    make_plan(STAGES, config, run.files.plan)
     return {row["stage"]: Found(**row) for row in read_json(run.files.plan)["there"]}
 
 
@@ -107,7 +108,7 @@ def test_changed_prompts_are_told_of_what_is_made_from_them(done: Run) -> None:
     source = Path(raw["prompts"]["eval"])
     text = source.read_text()
     source.write_text(text.replace("a red dog", "a blue dog on the hill", 1))
-    make_plan(done.config, done.files.plan)
+    make_plan(STAGES, done.config, done.files.plan)
     source.write_text(text)
     rows = {row["stage"]: Found(**row) for row in read_json(done.files.plan)["there"]}
     changed = {name for name, row in rows.items() if row.other_prompts}
@@ -127,7 +128,7 @@ def test_prompts_that_are_appended_train_anew(done: Run) -> None:
     source = Path(raw["prompts"]["train"])
     text = source.read_text()
     source.write_text(text + "another,a red tree,style 9\n")
-    make_plan(done.config, done.files.plan)
+    make_plan(STAGES, done.config, done.files.plan)
     source.write_text(text)
     rows = {row["stage"]: Found(**row) for row in read_json(done.files.plan)["there"]}
     assert (rows["training"].done, rows["training"].others) == (0, 8)
@@ -225,7 +226,7 @@ def test_what_is_made_again_anyway_lacks_nothing(done: Run) -> None:
     text = source.read_text()
     source.write_text(text + text.splitlines()[-1].replace(",", "x,", 1) + " again\n")
     with gone(first(done, "targets/*/chunk-*")):
-        make_plan(done.config, done.files.plan)
+        make_plan(STAGES, done.config, done.files.plan)
         source.write_text(text)
         assert advice(done) == []
 

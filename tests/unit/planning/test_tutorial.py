@@ -12,9 +12,10 @@ from released import RELEASED, make_released
 
 from distillery.config.run import parse_config
 from distillery.files import read_json, write_json
+from distillery.pipeline import STAGES
 from distillery.planning.page import page_of
+from distillery.planning.plan import make_plan
 from distillery.planning.text import text_of
-from distillery.stages.plan import make_plan
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/tutorial-sdxl.md").read_text(encoding="utf-8")
@@ -52,7 +53,7 @@ def printed(gpus: tuple[int, float] | None, **changes: dict[str, Any]) -> str:
     number, memory = gpus or (4, 80)
     raw["hardware"] = {"num_gpus": number, "gpu_memory_gib": memory}
     output = Path("results/mine/plan.json")
-    make_plan(parse_config(raw, "mine.yaml"), output)
+    make_plan(STAGES, parse_config(raw, "mine.yaml"), output)
     return text_of(page_of(read_json(output)))
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from distillery.evaluation.compare import _shown, _word
 from distillery.evaluation.metrics import ConfidenceInterval
-from distillery.stages.compare import _shown, _word
 
 
 @pytest.mark.parametrize(

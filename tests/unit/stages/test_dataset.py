@@ -14,7 +14,7 @@ from PIL import Image
 from distillery.config.jobs import DatasetJob
 from distillery.config.run import parse_config
 from distillery.files import hash_file
-from distillery.stages.dataset import PAIR_COLUMNS, find_making, make_dataset, write_csv
+from distillery.generation.dataset import PAIR_COLUMNS, find_making, make_dataset, write_csv
 from distillery.telemetry import Event
 from runs import Run, generating_settings, planned, summary
 
@@ -188,7 +188,7 @@ def test_the_plan_counts_images(teacher: Path, tmp_path: Path) -> None:
     assert found["work"] == {
         "num_prompts": {"eval": 5}, "num_images": 20, "teacher_calls": 10 * (4 * 2 + 2),
     }  # fmt: skip
-    assert found["jobs"] == {"embeddings": 1, "samples": 4}
+    assert {it["stage"]: it["jobs"] for it in found["stages"]} == {"embeddings": 1, "samples": 4}
     assert found["disk"]["stages"]["samples"] == 20 * (32 * 32 * 3 + 4 * 4 * 4 * 4)
     assert found["advice"] == []
     text = summary(found)

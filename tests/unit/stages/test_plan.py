@@ -12,9 +12,11 @@ import pytest
 
 from distillery.config.run import parse_config
 from distillery.files import read_json
+from distillery.pipeline import STAGES
 from distillery.planning.page import page_of
+from distillery.planning.plan import check_all_steps, make_plan
 from distillery.planning.text import text_of
-from distillery.stages.plan import check_all_steps, main, make_plan
+from distillery.stages.plan import main
 from distillery.teacher.folder import PipelineFolder
 from judging import make_dino
 from runs import make_run, settings, summary
@@ -23,7 +25,7 @@ from tiny import tiny_prompts
 
 def plan(folder: Path, teacher: Path, /, **changes: Any) -> dict[str, Any]:
     output = folder / "results" / "plan.json"
-    make_plan(parse_config(settings(folder, teacher, **changes), "tiny"), output)
+    make_plan(STAGES, parse_config(settings(folder, teacher, **changes), "tiny"), output)
     found: dict[str, Any] = json.loads(output.read_text())
     return found
 
@@ -40,7 +42,11 @@ def test_the_numbers(teacher: Path, tmp_path: Path) -> None:
         "round_calls": 0,
     }
     assert found["latent_shape"] == [4, 1, 4, 4]
-    assert found["jobs"] == {"embeddings": 2, "targets": 9, "training": 1, "samples": 6}
+    numbers = {row["stage"]: row["jobs"] for row in found["stages"]}
+    assert numbers == {
+        "embeddings": 2, "targets": 9, "student": 1, "training": 1, "export": 2, "samples": 6,
+        "evaluation": 1, "report": 1,
+    }  # fmt: skip
     assert found["disk"]["stages"]["targets"] == 27 * 3 * 64 * 4
     assert found["disk"]["present_bytes"] == 0
     assert found["teacher"]["family"] == "wan"
@@ -55,7 +61,8 @@ def test_rounds_are_counted_and_need_their_disk(teacher: Path, tmp_path: Path) -
     assert found["work"]["round_bytes"] == 27 * 3 * 64 * 4
     assert found["work"]["round_calls"] == 27 * (2 * 2 + 2)
     assert found["disk"]["stages"]["rounds"] == 2 * 27 * 3 * 64 * 4
-    assert found["jobs"]["rounds"] == 2 * 2
+    numbers = {row["stage"]: row["jobs"] for row in found["stages"]}
+    assert numbers["round_states"] == numbers["round_targets"] == 2
     assert "rounds            2, each 27 states of the student, 162 network calls" in summary(found)
     without = plan(tmp_path / "without", teacher)
     assert "rounds" not in without["disk"]["stages"]
@@ -312,7 +319,7 @@ def test_bad_prompts_of_either_split(teacher: Path, tmp_path: Path) -> None:
         good = path.read_text()
         tiny_prompts(3).assign(prompt=" ").to_csv(path, index=False)
         with pytest.raises(ValueError, match=f"{split}.csv has bad rows"):
-            make_plan(parse_config(raw, "tiny"), tmp_path / "plan.json")
+            make_plan(STAGES, parse_config(raw, "tiny"), tmp_path / "plan.json")
         path.write_text(good)
 
 

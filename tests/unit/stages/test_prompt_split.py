@@ -8,9 +8,10 @@ import pytest
 
 from distillery.config.jobs import PromptsJob
 from distillery.config.run import Prompts
+from distillery.pipeline import STAGES
+from distillery.planning.plan import make_plan
+from distillery.planning.prompt_tables import make_prompt_table, read_split, read_splits
 from distillery.prompts import held_out
-from distillery.stages.plan import make_plan
-from distillery.stages.prompts import make_prompt_table, read_split, read_splits
 from runs import make_run
 
 SIDES = [True, False, False, True]
@@ -102,7 +103,7 @@ def test_the_stage_writes_what_the_plan_counts(teacher: Path, tmp_path: Path) ->
         make_prompt_table(job, name, folder, output)  # type: ignore[arg-type]
         counted[name] = len(pd.read_parquet(output))
     plan = run.folder / "plan.json"
-    make_plan(run.config, plan)
+    make_plan(STAGES, run.config, plan)
     assert f'"num_prompts":{{"eval":{counted["eval"]},"train":{counted["train"]}}}' in (
         "".join(plan.read_text().split())
     )

@@ -10,10 +10,10 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from distillery.generation import embeddings as embeddings_stage
+from distillery.generation.sample_tables import merge_samples
 from distillery.noise import SampleId, noise_seed
 from distillery.prompts import REQUIRED, RESERVED
-from distillery.stages import embeddings as embeddings_stage
-from distillery.stages.merge_samples import merge_samples
 from distillery.store.chunks import (
     ChunkIdentity,
     ForeignChunkError,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from distillery.stages.verify import _find_chunks
+from distillery.planning.verify import _find_chunks
 from distillery.store.shards import Manifest
 
 

@@ -9,7 +9,7 @@ import torch
 import tiny
 from distillery.config.jobs import TrainingJob, read_job
 from distillery.files import read_json, write_json
-from distillery.stages.student import build_student
+from distillery.student.build import build_student
 
 
 @pytest.fixture(scope="module")

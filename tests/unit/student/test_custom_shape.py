@@ -12,7 +12,7 @@ import tiny
 from distillery.config.jobs import TrainingJob, read_job
 from distillery.families import family_named
 from distillery.files import read_json, write_json
-from distillery.stages.student import build_student
+from distillery.student.build import build_student
 from distillery.student.custom_shape import read_shape
 from distillery.student.info import StudentInfo, describe_student, read_student_info
 

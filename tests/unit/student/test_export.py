@@ -17,10 +17,10 @@ from distillery.families import family_named, grid_of
 from distillery.files import hash_file, read_json, write_json
 from distillery.model_folder import write_metadata
 from distillery.noise import SampleId, draw_noise, noise_seed
-from distillery.stages import export
-from distillery.stages.export import export_student
 from distillery.store.recipes import TrainingRecipe
 from distillery.store.trajectories import TrajectoryStore
+from distillery.student import export
+from distillery.student.export import export_student
 from distillery.student.schedule import student_scheduler
 from stranger import Stranger, code_in, filled_in
 

@@ -13,7 +13,7 @@ import tiny
 from distillery.config.jobs import TrainingJob, read_job
 from distillery.config.student import LayersRule, Student
 from distillery.files import read_json, write_json
-from distillery.stages.student import build_student
+from distillery.student.build import build_student
 from distillery.student.info import describe_student, read_student_info
 from distillery.student.layers import choose_layers
 

@@ -18,7 +18,7 @@ from distillery.config.student import Lora
 from distillery.families import family_named
 from distillery.files import read_json
 from distillery.model_folder import METADATA, load_denoiser_skeleton
-from distillery.stages.student import build_student
+from distillery.student.build import build_student
 from distillery.student.lora import KOHYA_FILE, LORA_FILE, check_lora, count_lora, load_trainable
 from families import CASES
 from families.case import FamilyCase

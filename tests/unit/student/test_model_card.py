@@ -11,7 +11,7 @@ from distillery.config.jobs import ExportJob
 from distillery.config.run import Targets
 from distillery.config.student import Student
 from distillery.config.teacher import Teacher
-from distillery.stages.export import model_card
+from distillery.student.export import model_card
 from distillery.student.usage import CAST
 from distillery.teacher.folder import PipelineFolder
 from distillery.teacher.origin import find_origin

@@ -13,12 +13,12 @@ from safetensors.torch import load_file, save_file
 
 from distillery.config.jobs import EvaluationJob, ExportJob, TrainingJob
 from distillery.evaluation import verdict
+from distillery.evaluation.score import evaluate
 from distillery.files import read_json, write_json
+from distillery.generation.sample_tables import merge_samples
 from distillery.model_folder import read_metadata, write_metadata
-from distillery.stages.evaluation import evaluate
-from distillery.stages.export import export_student
-from distillery.stages.merge_samples import merge_samples
-from distillery.stages.student import build_student
+from distillery.student.build import build_student
+from distillery.student.export import export_student
 from judging import make_judge
 from quality import MODELS, quality_with
 from runs import CPU, Run, make_run

@@ -18,7 +18,7 @@ from distillery.files import hash_json
 from distillery.generation.targets import targets_recipe
 from distillery.hash_cache import hash_large_files
 from distillery.planning.unusual import advise_idle
-from distillery.stages.student import build_student
+from distillery.student.build import build_student
 from distillery.teacher import adapters
 from distillery.teacher.adapter_fit import TIMES, name_some
 from distillery.teacher.adapters import (

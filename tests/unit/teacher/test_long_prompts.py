@@ -9,7 +9,8 @@ import torch
 from distillery.config.teacher import Teacher
 from distillery.families.text import Reader
 from distillery.files import read_json
-from distillery.stages.plan import make_plan
+from distillery.pipeline import STAGES
+from distillery.planning.plan import make_plan
 from distillery.store.embeddings import EmbeddingStore
 from distillery.teacher.folder import PipelineFolder
 from distillery.teacher.loading import load_tokenizers
@@ -66,13 +67,13 @@ def test_the_plan_refuses_long_prompts_of_either_split(
     table = pd.DataFrame({"prompt_id": ["p0", "p1"], "prompt": [WHOLE[0], LONG[0]]})
     table.to_csv(getattr(run.config.prompts, split), index=False)
     with pytest.raises(ValueError, match=r"(?s)1 prompts are longer .* would lose 'house hill'"):
-        make_plan(run.config, tmp_path / "plan.json")
+        make_plan(STAGES, run.config, tmp_path / "plan.json")
 
 
 def test_the_plan_refuses_a_long_negative_prompt(teacher: Path, tmp_path: Path) -> None:
     run = run_with(WHOLE, tmp_path, teacher, negative_prompt=LONG[0])
     with pytest.raises(ValueError, match=r"(?s)1 prompts are longer .* would lose 'house hill'"):
-        make_plan(run.config, tmp_path / "plan.json")
+        make_plan(STAGES, run.config, tmp_path / "plan.json")
 
 
 def test_the_plan_takes_prompts_that_are_just_read_or_may_be_cut(
@@ -81,7 +82,7 @@ def test_the_plan_takes_prompts_that_are_just_read_or_may_be_cut(
     cut = {"long_prompts": "truncate"}
     for prompts, changes in ((WHOLE, {}), (WHOLE + LONG, cut)):
         run = run_with(prompts, tmp_path, teacher, **changes)
-        make_plan(run.config, tmp_path / "plan.json")
+        make_plan(STAGES, run.config, tmp_path / "plan.json")
         assert read_json(tmp_path / "plan.json")["work"]["num_prompts"]["train"] == len(prompts)
 
 

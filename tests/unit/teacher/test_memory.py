@@ -12,8 +12,9 @@ from distillery.config.parsing import parse
 from distillery.config.run import parse_config
 from distillery.config.teacher import Teacher
 from distillery.files import GIB
-from distillery.stages import plan as plan_stage
-from distillery.stages.plan import make_plan
+from distillery.pipeline import STAGES
+from distillery.planning import plan as plan_stage
+from distillery.planning.plan import make_plan
 from distillery.teacher.folder import PipelineFolder
 from distillery.teacher.memory import (
     Memory,
@@ -142,7 +143,7 @@ def test_the_plan_says_it(teacher: Path, tmp_path: Path, monkeypatch: pytest.Mon
     described = plan_stage.describe_hardware()
     small = GPU | {"memory_bytes": 100_000}
     monkeypatch.setattr(plan_stage, "describe_hardware", lambda: described | {"gpus": [small]})
-    make_plan(parse_config(settings(tmp_path, teacher), "tiny"), tmp_path / "plan.json")
+    make_plan(STAGES, parse_config(settings(tmp_path, teacher), "tiny"), tmp_path / "plan.json")
     plan = json.loads((tmp_path / "plan.json").read_text())
     assert set(plan["memory"]) == {"components", "jobs", "gpu", "preset"}
     assert plan["memory"]["gpu"] == 100_000

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from distillery.stages.embeddings import check_texts
+from distillery.generation.embeddings import check_texts
 from distillery.teacher.folder import PipelineFolder
 from distillery.teacher.loading import load_tokenizers
 from distillery.teacher.tokenizers import check_tokenizers, check_told_apart, tokenizers_of

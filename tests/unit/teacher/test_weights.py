@@ -9,7 +9,7 @@ from diffusers import DiffusionPipeline
 
 from distillery.config.teacher import Teacher
 from distillery.model_folder import load_denoiser
-from distillery.stages.export import take_over
+from distillery.student.export import take_over
 from distillery.teacher.adapters import teacher_hash, text_hash
 from distillery.teacher.folder import PipelineFolder, find_teacher
 from distillery.teacher.loading import load_adapted_denoiser

@@ -15,7 +15,7 @@ import tiny
 from distillery.config.jobs import TrainingJob, read_job
 from distillery.config.training import Training
 from distillery.files import read_sealed, write_json
-from distillery.stages.student import build_student
+from distillery.student.build import build_student
 from distillery.telemetry import Reporter, read_events
 from distillery.training import alarms, variation
 from distillery.training.alarms import (
@@ -251,9 +251,9 @@ def test_a_measurement_ends_no_alarm_that_it_could_not_find(tmp_path):
 
 
 def run_script(arguments):
-    from distillery.stages import training as script
+    from distillery.training import job as script
 
-    return script.main(arguments)
+    return script.run("", arguments)
 
 
 def train(data, output, **settings):

@@ -30,10 +30,10 @@ def undisturbed(data, tmp_path_factory):
 
 def train(data, output, **settings):
     """Run distillery.stages.training in this process."""
-    from distillery.stages import training as script
+    from distillery.training import job as script
 
     tiny.write_training_job(output, **settings)
-    return script.main(tiny.train_arguments(data, output))
+    return script.run("", tiny.train_arguments(data, output))
 
 
 def outputs(folder):

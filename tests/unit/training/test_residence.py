@@ -8,7 +8,7 @@ import torch
 from distillery.config.jobs import TrainingJob
 from distillery.config.teacher import Teacher
 from distillery.config.training import Training
-from distillery.stages.student import build_student
+from distillery.student.build import build_student
 from distillery.teacher.folder import PipelineFolder, find_teacher
 from distillery.training.batches import Batches
 from distillery.training.distributed import RankInfo

@@ -15,8 +15,8 @@ from distillery.config.jobs import ExportJob, TrainingJob, freeze
 from distillery.config.run import parse_config
 from distillery.config.training import Training
 from distillery.planning.disk import num_checkpoints
-from distillery.stages.export import export_student
 from distillery.store.chunks import DamagedChunkError
+from distillery.student.export import export_student
 from distillery.training.batches import Batches
 from distillery.training.distributed import RankInfo
 from distillery.training.loop import train

@@ -32,10 +32,10 @@ FINISH = {"num_samples": 64, "rollout_samples": 32}
 
 def train(data, output, **changes):
     """Run distillery.stages.training in this process."""
-    from distillery.stages import training as script
+    from distillery.training import job as script
 
     tiny.write_training_job(output, **changes)
-    return script.main(tiny.train_arguments(data, output))
+    return script.run("", tiny.train_arguments(data, output))
 
 
 def prepared(data, output, **changes):

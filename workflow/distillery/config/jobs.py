@@ -237,7 +237,7 @@ def freeze(config: RunConfig, stage: str) -> dict[str, Any]:
     return job.model_dump(mode="json", exclude=left_out)
 
 
-def prompts_stage(config: RunConfig, run: RunFolder, split: Split) -> str:
+def prompts_stage(config: RunConfig, run: RunFolder, split: str) -> str:
     """The stage whose frozen configuration a split's prompts are made by.
 
     In a run of an earlier release it stays that of both splits, while that says the same of this

@@ -30,7 +30,6 @@ from distillery.config.section import (
     Seed,
     Shards,
     Small,
-    Split,
     check_multiple,
 )
 from distillery.config.student import Student
@@ -103,11 +102,11 @@ class Prompts(Section):
             )
         return self
 
-    def file(self, split: Split) -> str | None:
+    def file(self, split: str) -> str | None:
         """The file that a split's prompts are in; None where the run has no such split."""
         return self.train if split == "train" or self.eval is None else self.eval
 
-    def of_split(self, split: Split) -> "Prompts":
+    def of_split(self, split: str) -> "Prompts":
         """What a split's table depends on. Held-out prompts of a file of their own are not of the
         split train, which names its own file twice: a section names a file for both."""
         if self.eval is None:

@@ -1,5 +1,6 @@
 """The training: what is learned, how fast, and what a machine does at once."""
 
+from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -306,6 +307,12 @@ class Training(Section):
     def of_jobs(self) -> "list[Training]":
         """What the jobs of it do, one after another: each up to a round, the last all of it."""
         return [*map(self.up_to_round, range(len(self.round_numbers))), self]
+
+    @property
+    def samples_of_jobs(self) -> list[int]:
+        """Samples that each of them learns from."""
+        ends = [part.num_samples for part in self.of_jobs]
+        return [end - begin for begin, end in pairwise([0, *ends])]
 
     @property
     def earlier_parts(self) -> "list[Training]":

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -18,6 +18,7 @@ from distillery.evaluation.timeline import RunClock, StageTime, Worker
 from distillery.evaluation.timeline_chart import Timeline, timeline_chart
 from distillery.evaluation.vega import NUM_COLOURS, Chart
 from distillery.evaluation.verdict import Roles, read_interval
+from distillery.stage import Stage
 from distillery.training.alarms import COMPANIONS, HELD_OUT, KNOT, ROLLOUT
 from distillery.words import counted
 
@@ -25,11 +26,6 @@ MIN_CURVE = 3
 """Numbers of steps that make a curve."""
 DASHES = ((1, 0), (8, 3), (2, 2), (8, 3, 2, 3))
 """Of the segments' lines, in turn: who cannot tell two colours apart sees two lines."""
-STAGE_COLOURS = {
-    "embeddings": 1, "targets": 0, "student": 6, "training_before_round": 3, "round_states": 5,
-    "round_targets": 7, "training": 2, "export": 5, "samples": 4, "evaluation": 3, "report": 6,
-}  # fmt: skip
-"""Of each stage in every report. Two stages share a colour where no two of them follow at once."""
 MAX_LOSS_POINTS = 600
 """Points of a curve; a longer log is averaged down to as many."""
 
@@ -332,12 +328,16 @@ class StageTimeline:
 
 
 def timeline(
-    workers: Sequence[Worker], clock: RunClock, stages: Sequence[StageTime]
+    workers: Sequence[Worker],
+    clock: RunClock,
+    times: Sequence[StageTime],
+    stages: Iterable[Stage],
 ) -> StageTimeline | None:
-    """The workers' timeline; None without telemetry."""
+    """The workers' timeline, each stage in its colour; None without telemetry."""
     if not workers:
         return None
-    numbers = {it.stage: STAGE_COLOURS.get(it.stage, at) for at, it in enumerate(stages)}
+    own = {stage.name: stage.colour for stage in stages}
+    numbers = {it.stage: own.get(it.stage, at) for at, it in enumerate(times)}
     classes = {stage: f"c{number % NUM_COLOURS}" for stage, number in numbers.items()}
     colours = {stage: f"var(--{name})" for stage, name in classes.items()}
     return StageTimeline(timeline_chart(workers, clock, colours), classes)

@@ -15,7 +15,7 @@ from distillery.planning.measures import advise_measures, count_features
 from distillery.planning.precision import advise_precision
 from distillery.planning.training import plan_training
 from distillery.planning.unusual import advise_settings
-from distillery.planning.work import count_jobs, plan_work
+from distillery.planning.work import plan_work
 from distillery.run_folder import RunFolder
 from distillery.schedule import Schedule
 from distillery.store.chunks import chunk_folder
@@ -66,7 +66,6 @@ def plan_distillation(
         "student": asdict(student) | {"summary": describe_student(student)},
         "work": vars(work),
         "calls_per_step": calls_per_step,
-        "jobs": count_jobs(config),
         "disk": check_disk(sizes, run_folder, chunks),
         "training": training,
         "num_features": num_features,

@@ -1,7 +1,7 @@
 """How long a run will take, by the rates that a small run has measured on this machine."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -12,12 +12,13 @@ from distillery.planning.jobs import Room
 from distillery.planning.probe import Rate, amounts_of, kind_of_probe, plan_times
 from distillery.planning.scaling import Networks, counted_stages, scale_rates
 from distillery.run_folder import RunFolder
+from distillery.stage import Counts, Stage
 
 
 def plan_duration(
+    stages: Iterable[Stage],
     config: RunConfig,
-    num_prompts: Mapping[str, int],
-    num_texts: Mapping[str, int],
+    counts: Counts,
     run_folder: RunFolder,
     room: Room,
     networks: tuple[Networks, str | None] | None = None,
@@ -25,9 +26,9 @@ def plan_duration(
     """The time of each stage; nothing where there is no probe, and why where it is of no use.
 
     Args:
+        stages: that there are.
         config: of the run.
-        num_prompts: of each split.
-        num_texts: that are encoded of each split.
+        counts: of its prompts and texts.
         run_folder: where the probe is.
         room: what the jobs share.
         networks: of a training, and why its online targets have no estimate.
@@ -48,10 +49,9 @@ def plan_duration(
     if isinstance(config, Config) and networks is not None:
         sizes, note = networks
         rates, counted = scale_rates(config, rates, sizes, note is None), counted_stages(config)
-    rows = plan_times(rates, amounts_of(config, num_prompts, num_texts), room)
-    stages = [asdict(row) for row in rows]
+    rows = plan_times(rates, amounts_of(stages, config, counts), room)
     return {
-        "stages": stages,
+        "stages": [asdict(row) for row in rows],
         "wall_s": sum(row.wall_s for row in rows),
         "gpu_hours": sum(row.gpu_s for row in rows) / 3600 if room.num_gpus else None,
         "counted": [name for name in counted if any(row.stage == name for row in rows)],

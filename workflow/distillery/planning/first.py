@@ -92,6 +92,20 @@ def plan_as_asked(planned: Mapping[str, Any] | None, run: RunFolder) -> None:
         plan_first(config, run, planned["sources"])
 
 
+def write_frozen(
+    content: dict[str, Any], output: Path, planned: dict[str, Any] | None = None
+) -> None:
+    """Write what a stage depends on.
+
+    Args:
+        content: see `config.jobs.freeze`.
+        output: results/{run}/config/{stage}.json.
+        planned: the run to plan first, see `planning.first.plan_as_asked`.
+    """
+    plan_as_asked(planned, RunFolder.of_config(output))
+    save_frozen(output, content)
+
+
 def asked_to_plan(config: RunConfig, run: RunFolder, sources: Sequence[str], output: str) -> str:
     """JSON by which a first job plans its run, null for the job that writes what the plan reads.
 

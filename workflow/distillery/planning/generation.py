@@ -59,7 +59,6 @@ def plan_generation(
             "num_images": per_model * len(models),
             "teacher_calls": per_model * sum(calls),
         },
-        "jobs": {"embeddings": 1, "samples": len(models) * samples.num_shards},
         "disk": disk,
         "advice": _advise(config, per_model, disk),
     }

@@ -1,11 +1,11 @@
 """The plan of jobs: how many of each stage there are, with how many processes and GPUs each."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
-from distillery.config.run import Config, RunConfig
+from distillery.config.run import RunConfig
 from distillery.planning.gpus import Gpus
+from distillery.stage import Stage
 
 
 @dataclass(frozen=True)
@@ -25,48 +25,34 @@ class StageJobs:
     gpus: int = 0
 
 
-def list_jobs(config: RunConfig, gpus: Gpus, num_processes: int = 1) -> list[StageJobs]:
+def list_jobs(
+    stages: Iterable[Stage], config: RunConfig, gpus: Gpus, num_processes: int = 1
+) -> list[StageJobs]:
     """The jobs of all stages that take time, in the order in which they run.
 
     Args:
+        stages: that there are.
         config: of the run.
         gpus: that the jobs will get.
         num_processes: of the training.
     """
-    of_teacher, one = min(config.teacher.num_gpus, gpus.count), min(1, gpus.count)
-    samples = len(config.samples.models) * config.samples.num_shards
-    drawing = StageJobs("samples", samples, gpus=of_teacher)
-    if not isinstance(config, Config):
-        return [StageJobs("embeddings", 1, gpus=of_teacher), drawing]
-    training, shards = config.training, config.targets.num_shards
-    rounds = len(training.round_numbers)
-    learning = StageJobs("training", 1, num_processes, gpus.count)
+    taken = {
+        "none": 0,
+        "one": min(1, gpus.count),
+        "teacher": min(config.teacher.num_gpus, gpus.count),
+        "all": gpus.count,
+    }
     rows = [
-        StageJobs("embeddings", 2, gpus=of_teacher),
-        StageJobs("targets", shards * training.reads_trajectories, gpus=of_teacher),
-        StageJobs("student", 1),
-        StageJobs("training_before_round", rounds, num_processes, gpus.count),
-        StageJobs("round_states", rounds * shards, gpus=of_teacher),
-        StageJobs("round_targets", rounds * shards, gpus=of_teacher),
-        learning,
-        StageJobs("export", count_exports(config)),
-        drawing,
-        StageJobs("evaluation", 1, gpus=one),
-        StageJobs("report", 1),
+        StageJobs(
+            stage.name,
+            len(stage.keys(config)),
+            num_processes if stage.gpus == "all" else 1,
+            taken[stage.gpus],
+        )
+        for stage in stages
+        if not stage.is_short
     ]
     return [row for row in rows if row.jobs]
-
-
-def count_exports(config: Config) -> int:
-    """The pipelines that are written: trained, before each round, and untrained where sampled."""
-    untrained = any(model.source == "untrained" for model in config.samples.models.values())
-    return 1 + len(config.training.round_numbers) + untrained
-
-
-def samples_of_jobs(config: Config) -> list[int]:
-    """Samples that each job of the training learns from: those before rounds, then the last."""
-    ends = [part.num_samples for part in config.training.of_jobs]
-    return [end - begin for begin, end in pairwise([0, *ends])]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from distillery.config.jobs import resolve_sampling
 from distillery.config.run import Config, RunConfig
-from distillery.planning.jobs import StageJobs, samples_of_jobs
+from distillery.planning.jobs import StageJobs
 from distillery.planning.residence import TRAINING_PASSES, judging_passes, online_passes
 from distillery.teacher.folder import PipelineFolder
 
@@ -46,7 +46,7 @@ def passes_of_stages(
     passes = {"samples": _of_samples(config, work["num_prompts"]["eval"], folder)}
     if isinstance(config, Config):
         finish = finish_passes(config, plan["calls_per_step"])
-        *before, last = (TRAINING_PASSES * samples for samples in samples_of_jobs(config))
+        *before, last = (TRAINING_PASSES * samples for samples in config.training.samples_of_jobs)
         rounds = len(config.training.round_numbers)
         walked = rounds * config.student.steps * work["num_trajectories"]
         passes |= {
@@ -77,7 +77,7 @@ def passes_per_job(
     }
     if not isinstance(config, Config):
         return of_rules
-    *before, _ = samples_of_jobs(config)
+    *before, _ = config.training.samples_of_jobs
     of_jobs = {
         f"training-{number}-rounds": TRAINING_PASSES * size * samples
         for number, samples in enumerate(before)

@@ -10,10 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from distillery.config.run import Config, RunConfig
+from distillery.config.run import RunConfig
 from distillery.evaluation.timeline import RANK, SAMPLES_JOB, Attempt
 from distillery.files import hash_json
-from distillery.planning.jobs import Room, count_exports, samples_of_jobs
+from distillery.planning.jobs import Room
+from distillery.stage import Counts, Stage
 
 NUM_CHUNKS, NUM_BATCHES, NUM_INTERVALS, UPDATES = 2, 3, 4, 4
 """Chunks of targets; batches of each model's images; intervals of the training's log, and updates
@@ -217,44 +218,22 @@ def wall_time(jobs_s: Iterable[float], places: int) -> float:
     return max(free_s)
 
 
-def amounts_of(
-    config: RunConfig, num_prompts: Mapping[str, int], num_texts: Mapping[str, int]
-) -> list[Amount]:
+def amounts_of(stages: Iterable[Stage], config: RunConfig, counts: Counts) -> list[Amount]:
     """All that a run does, for `plan_times`.
 
     Args:
+        stages: that there are.
         config: of the run.
-        num_prompts: of each split.
-        num_texts: that are encoded of each split, see `distinct_texts`.
+        counts: of its prompts and texts.
     """
-    samples = config.samples
-    images = samples.num_images(num_prompts["eval"])
-    encoded = [Amount("embeddings", items=number) for number in num_texts.values()]
-    drawn = [Amount(f"samples-{name}", samples.num_shards, images) for name in samples.models]
-    if not isinstance(config, Config):
-        return [*encoded, *drawn]
-    # The judge sees each image, and so does each vision model.
-    seen = images * len(samples.models) * (1 + len(config.evaluation.vision_models))
-    *before, last = samples_of_jobs(config)
     return [
-        *encoded,
-        *_amounts_of_targets(config, num_prompts["train"] * config.targets.samples_per_prompt),
-        Amount("student"),
-        *(Amount("training_before_round", 1, items, turn) for turn, items in enumerate(before)),
-        Amount("training", items=last),
-        *(Amount("export", turn=turn) for turn in range(count_exports(config))),
-        *drawn,
-        Amount("evaluation", items=seen),
-        Amount("report"),
-    ]
-
-
-def _amounts_of_targets(config: Config, trajectories: int) -> list[Amount]:
-    """Of the trajectories, and of each round's states with the teacher's answers."""
-    training, shards = config.training, config.targets.num_shards
-    stored = [Amount("targets", shards, trajectories)] * training.reads_trajectories
-    return stored + [
-        Amount(kind, shards, trajectories, number)
-        for kind in ("round_states", "round_targets")
-        for number in training.round_numbers
+        Amount(
+            f"samples-{keys[0]['model']}" if "model" in keys[0] else stage.name,
+            len(keys),
+            sum(stage.items(config, counts, key) for key in keys),
+            turn if stage.in_turn else 0,
+        )
+        for stage in stages
+        if not stage.is_short
+        for turn, keys in enumerate(stage.of(config))
     ]

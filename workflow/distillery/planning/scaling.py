@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from distillery.config.run import Config
-from distillery.planning.jobs import samples_of_jobs
 from distillery.planning.passes import finish_passes
 from distillery.planning.probe import Rate
 from distillery.planning.residence import TRAINING_PASSES
@@ -75,7 +74,7 @@ def scale_rates(
     # The same work of all processes, by another number of them.
     item_s = plain.item_s * plain.num_processes / networks.num_processes
     plain = replace(plain, item_s=item_s, num_processes=networks.num_processes)
-    learned = samples_of_jobs(config)[-1]
+    learned = config.training.samples_of_jobs[-1]
     more_s = _finish_s(config, plain, teacher_s if has_answers else 0.0, networks)
     return {
         **rates,

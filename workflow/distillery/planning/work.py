@@ -55,15 +55,3 @@ def plan_work(
         round_bytes=num_states * 3 * latent_bytes,
         round_calls=num_states * (targets.steps // steps * calls_per_step + steps),
     )
-
-
-def count_jobs(config: Config) -> dict[str, int]:
-    """Jobs of each stage that can run side by side."""
-    num_models, rounds = len(config.samples.models), config.training.rounds
-    in_rounds = {"rounds": 2 * config.targets.num_shards} if rounds else {}
-    return {
-        "embeddings": 2,
-        "targets": config.targets.num_shards * config.training.reads_trajectories,
-        "training": 1,
-        "samples": num_models * config.samples.num_shards,
-    } | in_rounds

@@ -1,5 +1,5 @@
-"""One module per stage, named like its rule: `python -m distillery.stages.targets --help`.
+"""One module per stage, named like its rule: what it is to the run, and its command line.
 
-Each has one function that makes the stage's outputs from its inputs, and a command line made from
-the signature of that function.
+`python -m distillery.stages.targets --help` shows the options, which are the parameters of the
+function that makes the stage.
 """

@@ -5,160 +5,20 @@ python -m distillery.stages.embeddings --config results/demo/config/embeddings.j
     --output results/demo/embeddings/train/manifest.json
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
-from pathlib import Path
+from distillery.stage import Stage, named, splits
 
-import torch
-
-from distillery import cli
-from distillery.config.jobs import EmbeddingsJob
-from distillery.config.teacher import Teacher
-from distillery.families import Conditioning, Family
-from distillery.families.protocol import Pipeline
-from distillery.families.text import check_lengths
-from distillery.generation.chunked import (
-    ChunkPlan,
-    NotFiniteError,
-    advise_not_finite,
-    make_chunks,
+STAGE = Stage(
+    name="embeddings",
+    makes="distillery.generation.embeddings:make_embeddings",
+    job="embeddings-{prompts.stem}",
+    keys=splits,
+    writes=lambda config, run, key: [run.embeddings(key["split"])],
+    frozen=named("embeddings"),
+    gpus="teacher",
+    items=lambda config, counts, key: counts.texts[key["split"]],
+    colour=1,
 )
-from distillery.store.embeddings import Negative, Text, distinct_texts, members_of, pack
-from distillery.store.recipes import EmbeddingsRecipe
-from distillery.store.tables import read_table
-from distillery.teacher.adapters import text_hash
-from distillery.teacher.folder import PipelineFolder, find_teacher
-from distillery.teacher.loading import load_teacher
-from distillery.teacher.tokenizers import check_tokenizers, check_told_apart, tokenizers_of
-from distillery.telemetry import Reporter
-
-TEXT = ("tokenizer", "text_encoder")
-"""How the names of the components begin that encode prompts."""
-
-
-def embeddings_recipe(job: EmbeddingsJob, folder: PipelineFolder) -> EmbeddingsRecipe:
-    """Everything that an embedding depends on beside its text."""
-    teacher, family = job.teacher, folder.family
-    return EmbeddingsRecipe(
-        kind="embeddings",
-        version=job.version,
-        family=family.name,
-        teacher=text_hash(teacher, folder),
-        dtype=teacher.dtype,
-        negative_prompt=teacher.negative_prompt,
-        max_sequence_length=teacher.max_sequence_length or family.max_sequence_length,
-        long_prompts=teacher.long_prompts,
-    )
-
-
-def check_texts(
-    teacher: Teacher, folder: PipelineFolder, pipeline: Pipeline, texts: Iterable[str | None]
-) -> None:
-    """Raise ValueError for prompts that the teacher would not read as they are written.
-
-    Args:
-        teacher: of the run; with `long_prompts: truncate` no lengths are looked at.
-        folder: of it.
-        pipeline: with the tokenizers at least.
-        texts: the prompts, and the negative prompt if there is one.
-    """
-    written = [text for text in texts if text is not None]
-    check_tokenizers(folder, pipeline)
-    if teacher.long_prompts == "refuse":
-        length = teacher.max_sequence_length or folder.family.max_sequence_length
-        check_lengths(folder.family.readers(pipeline, length), written)
-    check_told_apart(tokenizers_of(folder, pipeline), written)
-
-
-def make_embeddings(
-    job: EmbeddingsJob, prompts: Path, output: Path, device: torch.device, reporter: Reporter
-) -> None:
-    """Encode the distinct prompts of a table, and the negative prompts, to chunk files.
-
-    Args:
-        job: frozen configuration.
-        prompts: table of the split.
-        output: the manifest to write; the chunks go beside it.
-        device: for the text encoder.
-        reporter: of this job.
-    """
-    folder = find_teacher(job.teacher)
-    family = folder.family
-    recipe = embeddings_recipe(job, folder)
-    length = recipe.max_sequence_length
-    texts = distinct_texts(read_table(prompts), job.teacher.negative_prompt).texts
-    size = job.embeddings.chunk_size
-    groups = [texts[start : start + size] for start in range(0, len(texts), size)]
-    plans = [
-        ChunkPlan(index, members_of(group), len(group), {"num_texts": len(group)})
-        for index, group in enumerate(groups)
-    ]
-    pipeline: Pipeline = None
-
-    def make(plan: ChunkPlan) -> Mapping[str, torch.Tensor]:
-        nonlocal pipeline
-        if pipeline is None:
-            pipeline = load_teacher(job.teacher, folder, device, leave_out=all_but_text(folder))
-            check_texts(job.teacher, folder, pipeline, map(_written, texts))
-        group = groups[plan.index]
-        encoded = encode_texts(family, pipeline, group, length, job.embeddings.batch_size)
-        _check_finite(group, encoded, job.teacher, folder)
-        return pack(encoded)
-
-    make_chunks(recipe.to_json(), plans, (0, 1), make, output, reporter, " texts")
-
-
-def encode_texts(
-    family: Family, pipeline: Pipeline, texts: Sequence[Text], length: int, batch_size: int
-) -> list[Conditioning]:
-    """Encode prompts in batches, and negative prompts one by one as the family does them."""
-    prompts = [text for text in texts if isinstance(text, str)]
-    of_prompts = chain.from_iterable(
-        family.encode(pipeline, prompts[start : start + batch_size], length)
-        for start in range(0, len(prompts), batch_size)
-    )
-    return [
-        family.encode_negative(pipeline, text.text, length)
-        if isinstance(text, Negative)
-        else next(of_prompts)
-        for text in texts
-    ]
-
-
-def _written(text: Text) -> str | None:
-    """A text as the user wrote it."""
-    return text.text if isinstance(text, Negative) else text
-
-
-def _check_finite(
-    texts: Sequence[Text], encoded: Sequence[Conditioning], teacher: Teacher, folder: PipelineFolder
-) -> None:
-    """Raise NotFiniteError that names the prompts; T5 encoders overflow in float16."""
-    bad = [
-        repr(_written(text) or "")
-        for text, prompt in zip(texts, encoded, strict=True)
-        if not all(value.isfinite().all() for value in prompt.values())
-    ]
-    if bad:
-        encoders = [name for name in folder.components if name.startswith(TEXT[1])]
-        weights = [folder.path / name for name in encoders]
-        advice = advise_not_finite(teacher.dtype, weights)
-        raise NotFiniteError("the text encoder", bad, advice)
-
-
-def all_but_text(folder: PipelineFolder) -> tuple[str, ...]:
-    """The model components that encoding does not need."""
-    return tuple(
-        name
-        for name, value in folder.index.items()
-        if isinstance(value, list) and not name.startswith((*TEXT, "scheduler"))
-    )
-
-
-def main(argv: list[str] | None = None) -> int:
-    """The command line of this stage."""
-    return cli.run(make_embeddings, __doc__, argv, job="embeddings-{prompts.stem}")
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(STAGE.main(__doc__))

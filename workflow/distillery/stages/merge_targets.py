@@ -4,27 +4,23 @@ python -m distillery.stages.merge_targets --output results/demo/targets/manifest
     --shards results/demo/targets/shard-*-of-4.json
 """
 
-from collections.abc import Sequence
-from pathlib import Path
+from distillery.stage import Stage, rounds, target_shards, to_train
 
-from distillery import cli
-from distillery.store.shards import merge_shards
-
-
-def merge_targets(shards: Sequence[Path], output: Path) -> None:
-    """Verify every chunk of every shard and write the one manifest that training reads.
-
-    Args:
-        shards: the manifests of all shards.
-        output: the manifest to write.
-    """
-    merge_shards(shards, output.parent).write(output)
-
-
-def main(argv: list[str] | None = None) -> int:
-    """The command line of this stage."""
-    return cli.run(merge_targets, __doc__, argv)
+STAGE = Stage(
+    name="merge_targets",
+    makes="distillery.store.shards:merge_targets",
+    keys=to_train(lambda config: [{}][: len(target_shards(config))]),
+    writes=lambda config, run, key: [run.targets],
+    is_short=True,
+)
+OF_ROUND = Stage(
+    name="merge_round",
+    makes=STAGE.makes,
+    keys=to_train(rounds),
+    writes=lambda config, run, key: [run.visited(key["round"])],
+    is_short=True,
+)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(STAGE.main(__doc__))

@@ -162,6 +162,16 @@ def describe_chunk(
     )
 
 
+def merge_targets(shards: Sequence[Path], output: Path) -> None:
+    """Verify every chunk of every shard and write the one manifest that training reads.
+
+    Args:
+        shards: the manifests of all shards.
+        output: the manifest to write.
+    """
+    merge_shards(shards, output.parent).write(output)
+
+
 def merge_shards(shards: Iterable[Path], root: Path) -> Manifest:
     """Merge all shards: one recipe, no gap, every byte of every chunk verified.
 

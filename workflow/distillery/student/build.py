@@ -1,20 +1,29 @@
 """Build the student before training, from the teacher's denoiser alone."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from diffusers import UNet2DConditionModel
 
+from distillery.config.jobs import StudentJob, student_origin
 from distillery.config.student import Student
 from distillery.families import Family
 from distillery.families.protocol import Denoiser
-from distillery.model_folder import load_denoiser_skeleton
+from distillery.files import atomic_path
+from distillery.model_folder import (
+    copy_permissions,
+    load_denoiser_skeleton,
+    save_denoiser,
+    write_metadata,
+)
 from distillery.student.custom_shape import copy_weights, make_shape, read_shape
 from distillery.student.info import StudentInfo
 from distillery.student.layers import keep_blocks, resolve_layers
-from distillery.student.lora import check_lora, count_lora
+from distillery.student.lora import add_lora, check_lora, count_lora, save_lora
 from distillery.student.unet import shrink_unet
-from distillery.teacher.folder import PipelineFolder
+from distillery.teacher.folder import PipelineFolder, find_teacher
+from distillery.teacher.loading import load_adapted_denoiser
 
 
 def plan_student(student: Student, folder: PipelineFolder) -> StudentInfo:
@@ -104,3 +113,31 @@ def choose_expert(present: Sequence[str], chosen: str | None) -> str:
         f"student.expert is {shown}: the teacher has the networks {', '.join(present)}, the "
         "student is one network for all steps; say which of them it starts from"
     )
+
+
+def build_student(job: StudentJob, output: Path) -> None:
+    """Write the untrained student, a Diffusers model folder in float32, and what it is made of.
+
+    Reads the teacher's denoiser, with its adapters fused, and no other component of it.
+
+    Args:
+        job: frozen configuration.
+        output: folder to write, e.g. results/{run}/student/initial.
+
+    Raises:
+        FileNotFoundError: no such teacher, or no such file as `student.config`.
+        ValueError: something in the section `student` that the teacher does not have, or an
+            adapter that does not fit.
+    """
+    folder = find_teacher(job.teacher)
+    network = choose_expert(folder.denoisers, job.student.expert)
+    teacher = load_adapted_denoiser(job.teacher, folder, network)
+    student, student_info = make_student(job.student, teacher, folder.family, network, job.seed)
+    with atomic_path(output) as temporary:
+        save_denoiser(student, temporary)
+        if job.student.lora is not None:
+            add_lora(student, job.student.lora, job.seed)
+            save_lora(student, temporary, folder.family)
+            copy_permissions(temporary)
+        made_from = student_origin(job.model_dump(mode="json"))
+        write_metadata(temporary, {"student": asdict(student_info), "made_from": made_from})

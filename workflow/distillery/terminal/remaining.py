@@ -8,11 +8,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from distillery.pipeline import STAGES
+from distillery.stage import short_rules
 from distillery.terminal.jobs import Job
 
 MIN_SHARE = 0.3
 """Of the expected time that has gone before time left is told; a plan with rates needs none."""
-SHORT = {"all", "freeze", "compare", "merge_samples", "merge_targets", "prompts"}
+SHORT = short_rules(STAGES)
 """Rules whose jobs load nothing: they tell nothing of how long others load."""
 MIN_ITEMS = 0.1
 """Of a job's items that are done before their speed is taken for its own."""

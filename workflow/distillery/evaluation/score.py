@@ -1,0 +1,324 @@
+"""Score the samples of every model and compare the models on the same prompts and noise.
+
+A manifest's model is the name of its folder. The judge and other vision models run on a GPU where
+there is one.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from PIL import Image
+
+from distillery.config.jobs import EvaluationJob
+from distillery.evaluation import image_sets, metrics
+from distillery.evaluation.judge import Judge, Readings, embed_prompts, load_judge, read_prompts
+from distillery.evaluation.manifests import ModelSamples, check_pairs, read_samples
+from distillery.evaluation.metrics import ConfidenceInterval, FloatArray, Groups
+from distillery.evaluation.vision import VisionModel, embed_images, in_batches, load_vision_model
+from distillery.files import write_sealed
+from distillery.store.tables import write_table
+from distillery.telemetry import Reporter
+
+READ_AHEAD = 64
+"""Images that are decoded at once, by threads, ahead of the judge."""
+PAIRED: Mapping[str, tuple[Callable[[ModelSamples, int], Any], Callable[[Any, Any], float]]] = {
+    "latents_mse": (ModelSamples.read_latents, metrics.latents_mse),
+    "psnr_db": (ModelSamples.read_pixels, metrics.psnr_db),
+    "high_frequency": (ModelSamples.read_pixels, metrics.high_frequency_ratio),
+}
+"""Metrics of an image against the reference model's at the same noise: what is read of each sample,
+and the measure of the two."""
+MEDIANS = ("high_frequency",)
+"""Columns of the scores whose median is taken: a ratio of one image can be very large."""
+SCORES = tuple(column for column in ("clip_score", *PAIRED) if column not in MEDIANS)
+"""Columns of the scores that are averaged."""
+Features = Mapping[str, FloatArray]
+"""Of each model's images (b, d), in one vision model."""
+JUDGE = "judge"
+"""The name of the judge's image features, where no vision model is named."""
+
+
+def evaluate(
+    job: EvaluationJob,
+    manifests: Sequence[Path],
+    quality: Path,
+    scores: Path,
+    reporter: Reporter,
+    device: torch.device,
+) -> None:
+    """Write quality.json and scores.parquet; equal inputs give equal bytes on one machine.
+
+    Args:
+        job: the frozen configuration.
+        manifests: samples/{model}/manifest.parquet of each model of the run.
+        quality: means with intervals and paired comparisons, as JSON.
+        scores: one row per image and model: prompt_id, index, model, clip_score, rank, and the
+            columns of `PAIRED`, which are null for the reference itself.
+        reporter: gets one work event for each model, in the judge and in each vision model.
+        device: where the judge and the vision models run.
+
+    Raises:
+        ValueError: the manifests cannot be compared, or an image, the judge or a vision model is
+            missing.
+    """
+    samples = _read_all(job, {path.parent.name: path for path in manifests})
+    judge = load_judge(job.evaluation.judge, device)
+    reference = samples[job.evaluation.reference]
+    readings = read_prompts(judge, reference.table["prompt"])
+    _warn_of(readings, judge, reporter)
+    of_judge = _embed_all(samples, judge.vision, JUDGE, reporter)
+    prompts_pd = embed_prompts(judge, readings.distinct)
+    tables = {
+        name: score_model(model, reference, of_judge[name], readings, prompts_pd)
+        for name, model in samples.items()
+    }
+    write_table(pd.concat(tables.values(), ignore_index=True), scores)
+    features = _embed_in_others(job, samples, device, reporter) or {JUDGE: of_judge}
+    write_sealed(quality, summarise(job, samples, tables, features, len(readings.distinct)))
+
+
+def _read_all(job: EvaluationJob, manifests: Mapping[str, Path]) -> dict[str, ModelSamples]:
+    """Read the manifests and refuse what cannot be paired."""
+    if set(manifests) != set(job.models):
+        raise ValueError(
+            f"manifests of {', '.join(manifests)} are given, samples.models has "
+            f"{', '.join(job.models)}: give one manifest for each model"
+        )
+    samples = {model: read_samples(model, manifests[model]) for model in job.models}
+    reference = samples[job.evaluation.reference]
+    for other in samples.values():
+        check_pairs(reference, other)
+    return samples
+
+
+def _warn_of(readings: Readings, judge: Judge, reporter: Reporter) -> None:
+    """Say which prompts the judge does not read whole, or cannot tell apart."""
+    num_prompts = len(readings.row_of)
+    if readings.num_cut:
+        reporter.warning(
+            f"{readings.num_cut} of {num_prompts} prompts are longer than the judge's "
+            f"{judge.max_tokens} tokens: it reads their beginning only"
+        )
+    num_twins = num_prompts - len(readings.distinct)
+    if num_twins:
+        reporter.warning(
+            f"{num_twins} of {num_prompts} prompts read to the judge like another one: R@1 counts "
+            "them as one"
+        )
+
+
+def _embed_in_others(
+    job: EvaluationJob,
+    samples: Mapping[str, ModelSamples],
+    device: torch.device,
+    reporter: Reporter,
+) -> dict[str, Features]:
+    """Features of all images in each vision model but the judge, one loaded at a time."""
+    return {
+        name: _embed_all(
+            samples,
+            load_vision_model(f"evaluation.vision_models.{name}", path, device),
+            name,
+            reporter,
+        )
+        for name, path in job.evaluation.vision_models.items()
+    }
+
+
+def _embed_all(
+    samples: Mapping[str, ModelSamples], vision: VisionModel, name: str, reporter: Reporter
+) -> Features:
+    """Features of each model's images in one vision model."""
+    features = {}
+    with reporter.progress(total=len(samples), unit=" models") as bar:
+        for model, found in samples.items():
+            with reporter.work(len(found.table), model=model, vision_model=name):
+                features[model] = embed_images(vision, _read_images(found))
+            bar.update()
+    return features
+
+
+def score_model(
+    model: ModelSamples,
+    reference: ModelSamples,
+    images_bd: FloatArray,
+    readings: Readings,
+    prompts_pd: FloatArray,
+) -> pd.DataFrame:
+    """The rows of scores.parquet of one model.
+
+    Args:
+        model, reference: samples of the same prompts and noise.
+        images_bd: the judge's embeddings of the model's images.
+        readings: the prompts as the judge reads them; `prompts_pd`: embeddings of the distinct.
+    """
+    own_b = np.array([readings.row_of[prompt] for prompt in model.table["prompt"]], dtype=np.int64)
+    scores = model.table[["prompt_id", "index"]].assign(
+        model=model.model,
+        clip_score=metrics.cosine_similarity(images_bd, prompts_pd[own_b]),
+        rank=metrics.retrieval_ranks(images_bd, prompts_pd, own_b),
+    )
+    is_reference = model.model == reference.model
+    for column, (read, measure) in PAIRED.items():
+        scores[column] = np.nan if is_reference else _compare(model, reference, read, measure)
+    return scores
+
+
+def _read_images(model: ModelSamples) -> Iterator[Image.Image]:
+    """All images in order; threads decode a batch at a time, so that memory stays bounded."""
+    with ThreadPoolExecutor() as pool:
+        for rows in in_batches(range(len(model.table)), READ_AHEAD):
+            yield from pool.map(model.read_image, rows)
+
+
+def _compare(
+    model: ModelSamples,
+    reference: ModelSamples,
+    read: Callable[[ModelSamples, int], Any],
+    measure: Callable[[Any, Any], float],
+) -> list[float]:
+    """A measure between each image of two models at the same row, hence of the same sample."""
+
+    def compare_row(row: int) -> float:
+        try:
+            return measure(read(model, row), read(reference, row))
+        except ValueError as error:
+            raise ValueError(f"{model.model!r} against {reference.model!r}: {error}") from error
+
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(compare_row, range(len(model.table))))
+
+
+# ---- the summary -------------------------------------------------------------------------------
+
+
+def summarise(
+    job: EvaluationJob,
+    samples: Mapping[str, ModelSamples],
+    scores: Mapping[str, pd.DataFrame],
+    features: Mapping[str, Features],
+    num_distinct_prompts: int,
+) -> dict[str, Any]:
+    """The content of quality.json.
+
+    Args:
+        job: the frozen configuration.
+        samples, scores: of each model.
+        features: of each vision model, those of each model's images.
+        num_distinct_prompts: that the judge can tell apart, among which R@1 searches.
+    """
+    reference = job.evaluation.reference
+    groups = Groups.of([str(name) for name in scores[reference]["prompt_id"]])
+    weights_rp = metrics.draw_weights(groups.num_groups, job.evaluation.num_resamples)
+    per_prompt = int(groups.sizes().min())
+    left_out = {
+        name: image_sets.find_left_out(of_models[reference].shape[1], groups.num_groups, per_prompt)
+        for name, of_models in features.items()
+    }
+    sets = {
+        name: image_sets.summarise_sets(of_models, reference, groups, left_out[name], weights_rp)
+        for name, of_models in features.items()
+    }
+    return {
+        "judge": job.evaluation.judge,
+        "vision_models": {
+            name: {
+                "path": job.evaluation.vision_models.get(name, job.evaluation.judge),
+                "num_features": of_models[reference].shape[1],
+                "num_prompts": image_sets.count_prompts(groups.num_groups, per_prompt),
+                "left_out": {measure: asdict(need) for measure, need in left_out[name].items()},
+            }
+            for name, of_models in features.items()
+        },
+        "reference": reference,
+        "num_prompts": groups.num_groups,
+        "num_distinct_prompts": num_distinct_prompts,
+        "num_resamples": job.evaluation.num_resamples,
+        "confidence": metrics.CONFIDENCE,
+        "models": {
+            name: {
+                "num_images": len(model.table),
+                "num_black": model.num_black,
+                "steps": model.steps,
+                "guidance_scale": model.guidance_scale,
+                "guidance_scale_2": model.guidance_scale_2,
+                "network_calls": model.network_calls,
+                **_means(scores[name], groups, weights_rp),
+                "sets": {
+                    vision: {
+                        measure: _as_json(interval) for measure, interval in found[name].items()
+                    }
+                    for vision, found in sets.items()
+                },
+                "against": {
+                    other: _paired(scores[name], scores[other], groups, weights_rp)
+                    for other in samples
+                    if other != name
+                },
+            }
+            for name, model in samples.items()
+        },
+    }
+
+
+def _means(scores: pd.DataFrame, groups: Groups, weights_rp: FloatArray) -> dict[str, Any]:
+    """Each metric with its interval; None where it is not defined (the reference itself)."""
+    means = {
+        column: _mean(_values(scores, column), groups, weights_rp, metrics.ends_of(column))
+        for column in SCORES
+    }
+    medians = {column: _median(_values(scores, column), groups) for column in MEDIANS}
+    is_first_b = (_values(scores, "rank") == 1).astype(np.float64)
+    shares = {"retrieval_r1": _as_json(metrics.wilson_share(is_first_b, groups))}
+    return means | medians | shares
+
+
+def _paired(
+    own: pd.DataFrame, other: pd.DataFrame, groups: Groups, weights_rp: FloatArray
+) -> dict[str, Any]:
+    """One model against another on the same samples: own minus other, own over other."""
+    ratio = metrics.bootstrap_ratio(
+        _values(own, "clip_score"), _values(other, "clip_score"), groups, weights_rp
+    )
+    differences = {
+        f"{column}_difference": _mean(
+            _values(own, column) - _values(other, column),
+            groups,
+            weights_rp,
+            metrics.difference_ends(metrics.ends_of(column)),
+        )
+        for column in SCORES
+    }
+    return {"clip_score_ratio": _as_json(ratio)} | differences
+
+
+def _mean(
+    values_b: FloatArray, groups: Groups, weights_rp: FloatArray, ends: metrics.Ends
+) -> dict[str, float | None] | None:
+    """Mean with interval as JSON; None if an image has no value."""
+    if np.any(np.isnan(values_b)):
+        return None
+    return _as_json(metrics.bootstrap_mean(values_b, groups, weights_rp, ends))
+
+
+def _median(values_b: FloatArray, groups: Groups) -> dict[str, float | None] | None:
+    """Median with interval as JSON, under the key of a mean; None if an image has no value."""
+    if np.any(np.isnan(values_b)):
+        return None
+    return _as_json(metrics.median_interval(values_b, groups))
+
+
+def _values(scores: pd.DataFrame, column: str) -> FloatArray:
+    """A column of the scores, shape (b,)."""
+    return scores[column].to_numpy(dtype=np.float64)
+
+
+def _as_json(interval: ConfidenceInterval | None) -> dict[str, float | None] | None:
+    """An interval as a JSON object."""
+    return None if interval is None else asdict(interval)

@@ -1,0 +1,187 @@
+"""What a stage says of itself; the rule `all`, the plan, the terminal and the report fold over it.
+
+Each stage is a module of `stages/`, and `pipeline.STAGES` lists them. Every Snakemake reads them,
+in every job too, so nothing heavy is imported here or there: a stage names what makes it.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
+
+from distillery.config.run import Config, RunConfig
+from distillery.run_folder import RunFolder
+
+Key = Mapping[str, str]
+"""What makes a job another than its stage's others, by wildcard: {"shard": "0-of-4"}."""
+Keys = Callable[[RunConfig], Sequence[Key]]
+Gpus = Literal["none", "one", "teacher", "all"]
+"""That a job takes, where there are any: none, one, as many as the teacher is spread over, all."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What amounts are counted from.
+
+    Attributes:
+        prompts: of each split.
+        texts: that are encoded of each split, see `store.embeddings.distinct_texts`.
+    """
+
+    prompts: Mapping[str, int]
+    texts: Mapping[str, int]
+
+    def images(self, config: RunConfig) -> int:
+        """Of each sampled model."""
+        return config.samples.num_images(self.prompts["eval"])
+
+    def trajectories(self, config: Config) -> int:
+        """That the teacher walks from the noise of the training's samples."""
+        return self.prompts["train"] * config.targets.samples_per_prompt
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One stage.
+
+    Attributes:
+        name: of its rule and telemetry.
+        makes: what one job does: a function whose signature is the command line, as MODULE:NAME.
+        job: name of one job's log, lock and telemetry, with options of the command line in braces;
+            empty: it has neither device nor telemetry.
+        keys: of its jobs; none where a run has no such stage.
+        writes: the outputs that one job declares.
+        frozen: names of the frozen configurations that one job reads.
+        gpus: that a job takes.
+        items: that one job's telemetry counts: samples, images, texts.
+        in_turn: one job after another, but for shards: each waits for what follows from the last.
+        is_short: its jobs load nothing, so that the plan tells no time of them.
+        colour: of its bars in every timeline, a number of the palette. Two stages share one where
+            they never follow at once.
+    """
+
+    name: str
+    makes: str = ""
+    job: str = ""
+    keys: Keys
+    writes: Callable[[Any, RunFolder, Key], list[Path]] = lambda config, run, key: []
+    frozen: Callable[[RunConfig, RunFolder, Key], list[str]] = lambda config, run, key: []
+    gpus: Gpus = "none"
+    items: Callable[[Any, Counts, Key], int] = lambda config, counts, key: 0
+    in_turn: bool = False
+    is_short: bool = False
+    colour: int = 0
+
+    def of(self, config: RunConfig) -> list[list[Key]]:
+        """The keys of its jobs, those together that differ by their shard alone."""
+        groups: dict[tuple[tuple[str, str], ...], list[Key]] = {}
+        for key in self.keys(config):
+            beside = tuple((name, value) for name, value in key.items() if name != "shard")
+            groups.setdefault(beside, []).append(key)
+        return list(groups.values())
+
+    def function(self) -> Callable[..., object]:
+        """What one job does; importing it takes seconds."""
+        module, _, name = self.makes.partition(":")
+        made: Callable[..., object] = getattr(import_module(module), name)
+        return made
+
+    def main(self, about: str | None, argv: Sequence[str] | None = None) -> int:
+        """The command line of one job; returns the exit status.
+
+        Args:
+            about: the module's docstring, for --help.
+            argv: words of the command line; None: those of this process.
+        """
+        from distillery import cli, pipeline
+
+        return cli.run(self, about, pipeline.STAGES, argv)
+
+
+# ---- one job for each ... ------------------------------------------------------------------------
+
+
+def one(config: RunConfig) -> list[Key]:
+    """A single job."""
+    return [{}]
+
+
+def asked_for(config: RunConfig) -> list[Key]:
+    """None of a run: a job that is asked for by its file alone."""
+    return []
+
+
+def to_generate(config: RunConfig) -> list[Key]:
+    """A single job of runs that generate images alone."""
+    return [] if isinstance(config, Config) else [{}]
+
+
+def to_train(keys: Callable[[Config], Sequence[Key]]) -> Keys:
+    """Of runs that train; others have none."""
+    return lambda config: keys(config) if isinstance(config, Config) else []
+
+
+def splits(config: RunConfig) -> list[Key]:
+    """Each split of the prompts."""
+    found = ["train", "eval"] if isinstance(config, Config) else ["eval"]
+    return [{"split": split} for split in found]
+
+
+def models(config: RunConfig) -> list[Key]:
+    """Each model that is sampled."""
+    return [{"model": model} for model in config.samples.models]
+
+
+def rounds(config: Config) -> list[Key]:
+    """Each round of the training, from 1."""
+    return [{"round": str(number)} for number in config.training.round_numbers]
+
+
+def target_shards(config: Config) -> list[Key]:
+    """Each shard of the trajectories; none where the student learns online alone."""
+    return in_shards([{}] * config.training.reads_trajectories, config.targets.num_shards)
+
+
+def round_shards(config: Config) -> list[Key]:
+    """Each shard of each round."""
+    return in_shards(rounds(config), config.targets.num_shards)
+
+
+def in_shards(keys: Iterable[Key], num_shards: int) -> list[Key]:
+    """Each key with each shard."""
+    parts = [f"{part}-of-{num_shards}" for part in range(num_shards)]
+    return [{**key, "shard": part} for key in keys for part in parts]
+
+
+def share(items: int, key: Key) -> int:
+    """Of items that shards divide evenly, those of one."""
+    part, whole = map(int, key["shard"].split("-of-"))
+    return (part + 1) * items // whole - part * items // whole
+
+
+def named(*names: str) -> Callable[[RunConfig, RunFolder, Key], list[str]]:
+    """Names of frozen configurations, with the key's values in braces."""
+    return lambda config, run, key: [name.format(**key) for name in names]
+
+
+# ---- what folds over the list --------------------------------------------------------------------
+
+
+def everything(stages: Iterable[Stage], config: RunConfig, run: RunFolder) -> list[Path]:
+    """What the rule `all` asks for: every declared output, and every frozen configuration.
+
+    Not the last files alone: Snakemake overlooks what is missing behind a file that is there, and
+    damage is repaired by removing what is damaged. Frozen configurations too: without them and
+    without Snakemake's notes, as in a run that was moved, results would be taken for those of any
+    configuration.
+    """
+    jobs = [(stage, key) for stage in stages for key in stage.keys(config)]
+    frozen = [run.config(name) for stage, key in jobs for name in stage.frozen(config, run, key)]
+    made = [path for stage, key in jobs for path in stage.writes(config, run, key)]
+    return list(dict.fromkeys([*frozen, *made]))
+
+
+def short_rules(stages: Iterable[Stage]) -> set[str]:
+    """Rules whose jobs load nothing: they tell nothing of how long others load."""
+    return {"all", *(stage.name for stage in stages if stage.is_short)}

@@ -1,0 +1,274 @@
+"""Export a student as a Diffusers pipeline, the trained one with a model card."""
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from distillery.config.jobs import ExportJob
+from distillery.families import Family
+from distillery.families.protocol import Denoiser
+from distillery.files import atomic_path, write_json, write_text
+from distillery.model_folder import (
+    LINKED_BYTES,
+    copy_permissions,
+    full_disk_as_os_error,
+    hash_model,
+    load_denoiser,
+    read_metadata,
+    save_denoiser,
+    write_metadata,
+)
+from distillery.planning.belonging import check_student_of
+from distillery.run_folder import RunFolder
+from distillery.schedulers import Scheduler
+from distillery.store.recipes import TrainingRecipe
+from distillery.student.lora import KOHYA_FILE, LORA_FILE, has_lora, write_kohya
+from distillery.student.schedule import check_exported, few_step_scheduler
+from distillery.student.usage import lora_code, student_code
+from distillery.teacher.components import INDEX
+from distillery.teacher.folder import PipelineFolder, find_teacher
+from distillery.teacher.loading import (
+    load_adapted_text,
+    load_skeleton,
+    torch_dtype,
+)
+from distillery.teacher.origin import find_origin
+from distillery.teacher.solver import load_scheduler
+from distillery.teacher.weights import plain_name, weights_in, weights_of
+
+TEMPLATES = Path(__file__).resolve().parents[1] / "student"
+CARD = "model_card.md.j2"
+INITIAL = "initial"
+"""Folder of the student before its training."""
+LORA = "lora"
+"""Folder of the additions alone, in the pipeline of a student that was trained by them."""
+UNTRAINED = """# The student before its training
+
+It has learned nothing. It is sampled beside the student, to show what the training changed.
+"""
+
+
+def export_student(
+    job: ExportJob, student: Path, output: Path, run_folder: RunFolder | None = None
+) -> None:
+    """Write the student's pipeline folder: `DiffusionPipeline.from_pretrained(output)` loads it.
+
+    The teacher's components are taken over as files, byte for byte, but for text encoders that its
+    adapters change; the denoiser is the student's in the teacher's dtype, and the scheduler takes
+    the steps that it was trained for.
+
+    Args:
+        job: frozen configuration.
+        student: folder of the trained student, or of the one before training.
+        output: pipeline folder to write.
+        run_folder: that the student has to belong to; None: to any.
+
+    Raises:
+        ValueError: the trained student is damaged, not of this run, or was trained for another
+            number of steps, or the written scheduler does not take the steps it was trained on.
+    """
+    folder = find_teacher(job.teacher)
+    family = folder.family
+    if run_folder is not None:
+        check_student_of(run_folder, student, is_trained=student.name != INITIAL)
+    about = {**read_metadata(student), "of": hash_model(student)}
+    about.pop("made_from", None)
+    trained = TrainingRecipe.from_json(about["recipe"]) if "recipe" in about else None
+    if trained:
+        _check_steps(job, trained, student)
+    shape = family.latent_shape(load_skeleton(folder), job.teacher.height, job.teacher.width)
+    scheduler = few_step_scheduler(
+        family,
+        load_scheduler(folder, job.teacher),
+        job.targets.steps,
+        job.student.steps,
+        shape,
+    )
+    denoiser = load_denoiser(student, torch_dtype(job.teacher.dtype))
+    with atomic_path(output) as temporary:
+        index = take_over(folder, temporary, denoiser, scheduler)
+        for name, encoder in load_adapted_text(job.teacher, folder).items():
+            # Hard links: writing over the copy would write over the teacher.
+            shutil.rmtree(temporary / name)
+            with full_disk_as_os_error(temporary / name):
+                encoder.save_pretrained(temporary / name)
+            copy_permissions(temporary / name)
+        save_denoiser(denoiser, temporary / family.denoisers[0])
+        scheduler.save_pretrained(temporary / "scheduler")
+        write_json(temporary / INDEX, index)
+        exported = PipelineFolder(temporary)
+        if trained:
+            check_exported(family, load_scheduler(exported), trained)
+        absent = dict.fromkeys(exported.components_left_out)
+        about["call"] = right_call(job, family, denoiser) | {"absent": absent}
+        if trained and has_lora(student):
+            (temporary / LORA).mkdir()
+            shutil.copyfile(student / LORA_FILE, temporary / LORA / LORA_FILE)
+            if family.denoisers[0] == "unet":
+                write_kohya(student / LORA_FILE, temporary / LORA / KOHYA_FILE)
+            about["lora"] = lora_call(folder, about["student"]["network"], scheduler)
+        write_metadata(temporary, about)
+        card = model_card(job, about, find_origin(job.teacher, folder)) if trained else UNTRAINED
+        write_text(temporary / "README.md", card)
+
+
+def _check_steps(job: ExportJob, recipe: TrainingRecipe, trained: Path) -> None:
+    """Raise ValueError unless the student was trained for the steps it is exported with."""
+    steps = recipe.steps
+    if steps != job.student.steps:
+        raise ValueError(
+            f"student.steps is {job.student.steps}, the student in {trained} was trained for "
+            f"{steps}: train it again, or restore the configuration it was trained with"
+        )
+
+
+def take_over(
+    folder: PipelineFolder, output: Path, denoiser: Denoiser, scheduler: Scheduler
+) -> dict[str, Any]:
+    """Copy a pipeline's components but denoisers and scheduler; returns the new model_index.json.
+
+    The weights files of the folder's variant become the plain ones.
+
+    Args:
+        folder: the teacher's.
+        output: folder to make.
+        denoiser, scheduler: the student's, which are not written here.
+    """
+    family, index = folder.family, dict(folder.index)
+    index.pop("_name_or_path", None)
+    output.mkdir()
+    own = {family.denoisers[0]: denoiser, "scheduler": scheduler}
+    for name in index:
+        if name in own:
+            index[name] = ["diffusers", type(own[name]).__name__]
+        elif name in family.denoisers:
+            index[name] = [None, None]
+        elif name in folder.components and (folder.path / name).is_dir():
+            _copy_tree(folder.path / name, output / name, folder.variant)
+    return index | dict(family.single_network)
+
+
+def _copy_tree(source: Path, target: Path, variant: str | None) -> None:
+    """Copy a component's files; large ones become hard links, which take no space.
+
+    Of its weights only the set that is read, under plain names.
+    """
+    left_out = set(weights_in(source)) - set(weights_of(source, variant))
+    for path in sorted(set(source.rglob("*")) - left_out):
+        if path.is_file() and not path.name.startswith("."):
+            name = plain_name(path.name) if path in weights_in(source) else path.name
+            copy = target / path.relative_to(source).with_name(name)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            _link_or_copy(path.resolve(), copy)
+
+
+def _link_or_copy(path: Path, copy: Path) -> None:
+    """Link a file, or copy it: hard links do not cross file systems, and some have none."""
+    if path.stat().st_size >= LINKED_BYTES:
+        try:
+            os.link(path, copy)
+        except OSError:
+            pass
+        else:
+            return
+    shutil.copyfile(path, copy)
+
+
+def right_call(job: ExportJob, family: Family, denoiser: Denoiser) -> dict[str, Any]:
+    """How the student's pipeline is called: `arguments`, and where the result has its `image`.
+
+    `dtypes` are the samples' number types by component, `cast_latents` says whether they need what
+    the stock call does not do, and `absent`, which is added where the folder is known, are
+    components that `from_pretrained` is to leave out.
+    """
+    teacher = job.teacher
+    is_guided_by_input = family.has_guidance_embedding(denoiser.config)  # type: ignore[arg-type]
+    length = teacher.max_sequence_length or family.max_sequence_length
+    arguments = {
+        "num_inference_steps": job.student.steps,
+        family.guidance_argument: job.targets.guidance_scale if is_guided_by_input else 1.0,
+        "height": teacher.height,
+        "width": teacher.width,
+        **family.call_options(length),
+        "output_type": "pil",
+    }
+    return {
+        "arguments": arguments,
+        "dtypes": {"default": teacher.dtype, "vae": teacher.vae_dtype},
+        "cast_latents": teacher.vae_dtype != teacher.dtype and not family.casts_latents,
+        "image": family.image,
+    }
+
+
+def lora_call(folder: PipelineFolder, network: str, scheduler: Scheduler) -> dict[str, Any]:
+    """What loading the additions on the teacher's pipeline takes, for a student trained by them.
+
+    Args:
+        folder: of the teacher.
+        network: the one of its networks that they belong to.
+        scheduler: of the student, which replaces the teacher's.
+
+    Returns:
+        `scheduler`, its class; for a teacher of several networks also the `modules` that its
+        pipeline gets, each the name of one that it has or None, and the `settings` it gets.
+    """
+    family, several = folder.family, len(folder.denoisers) > 1
+    place, *others = family.denoisers
+    return {
+        "scheduler": type(scheduler).__name__,
+        "modules": {place: network} | dict.fromkeys(others) if several else {},
+        "settings": dict(family.single_network) if several else {},
+    }
+
+
+def model_card(job: ExportJob, about: Mapping[str, Any], origin: Mapping[str, str]) -> str:
+    """README.md of the pipeline: the right call, where the noise comes from, how it was trained.
+
+    Args:
+        job: frozen configuration.
+        about: what distillery.json holds.
+        origin: of the teacher, see `find_origin`.
+    """
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # noqa: S701 - Markdown, not HTML
+    )
+    return environment.get_template(CARD).render(
+        teacher=job.teacher,
+        targets=job.targets,
+        student=job.student,
+        call=about["call"],
+        code=student_code(about["call"]),
+        lora_code=lora_code(about["lora"], about["call"], job.teacher) if "lora" in about else None,
+        student_info=about.get("student"),
+        recipe=about["recipe"],
+        recipe_hash=about["recipe_hash"],
+        samples_seen=about["samples_seen"],
+        header=card_header(origin, "lora" in about),
+        license=origin.get("license_name") or origin.get("license"),
+    )
+
+
+def card_header(origin: Mapping[str, str], is_lora: bool) -> str:
+    """The header of a model card, as the hub reads it: YAML, without its marks."""
+    from huggingface_hub import ModelCardData
+
+    relation = "adapter" if is_lora else "finetune"
+    known: dict[str, Any] = dict(origin)
+    if "base_model" in known:
+        known["base_model_relation"] = relation
+    data = ModelCardData(
+        library_name="diffusers",
+        pipeline_tag="text-to-image",
+        tags=["distillation", "few-step", *["lora"] * is_lora],
+        **known,
+    )
+    return str(data.to_yaml())
