@@ -62,7 +62,7 @@ def test_rounds_are_counted_and_need_their_disk(teacher: Path, tmp_path: Path) -
     assert found["work"]["round_calls"] == 27 * (2 * 2 + 2)
     assert found["disk"]["stages"]["rounds"] == 2 * 27 * 3 * 64 * 4
     numbers = {row["stage"]: row["jobs"] for row in found["stages"]}
-    assert numbers["round_states"] == numbers["round_targets"] == 2
+    assert numbers["round_states"] == numbers["round_targets"] == 2 * 2
     assert "rounds            2, each 27 states of the student, 162 network calls" in summary(found)
     without = plan(tmp_path / "without", teacher)
     assert "rounds" not in without["disk"]["stages"]
