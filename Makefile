@@ -71,7 +71,7 @@ docs: $(VENV)/installed-docs  ## build the documentation site in site/; opens fr
 	@echo "open site/index.html"
 
 schema: $(VENV)/installed-dev  ## regenerate the configuration's JSON schema and reference page
-	python scripts/schema.py
+	python tools/schema.py
 
 format: $(VENV)/installed-dev  ## rewrite the code in the house format
 	ruff check --fix

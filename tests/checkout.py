@@ -23,8 +23,8 @@ SNAKEMAKE = shutil.which("snakemake", path=str(Path(sys.executable).parent)) or 
 
 
 def load_script(name: str) -> ModuleType:
-    """A module of scripts/, which is no package."""
-    spec = importlib.util.spec_from_file_location(name, REPOSITORY / f"scripts/{name}.py")
+    """A module of tools/, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, REPOSITORY / f"tools/{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

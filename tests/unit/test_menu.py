@@ -45,7 +45,7 @@ def test_a_head_says_what_the_plan_says(
 ) -> None:
     text = path.read_text(encoding="utf-8")
     head = menu.head_of(path.stem, plans[path.stem])
-    assert head in text, "run python scripts/menu.py"
+    assert head in text, "run python tools/menu.py"
     assert menu.with_head(text, head) == text
     assert max(map(len, head.splitlines())) <= 100
     assert all(f"#   {fact}" in head for fact in ("disk", "memory", "calls"))

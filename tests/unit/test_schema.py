@@ -1,4 +1,4 @@
-"""The reference page that scripts/schema.py writes from the typed configuration."""
+"""The reference page that tools/schema.py writes from the typed configuration."""
 
 from pathlib import Path
 from types import ModuleType

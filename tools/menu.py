@@ -1,7 +1,7 @@
 """Write what each shipped configuration costs to its head, as its plan says it at released shapes.
 
-python scripts/menu.py           rewrites the heads of config/*.yaml
-python scripts/menu.py --check   writes nothing; exit status 1 if one of them is out of date
+python tools/menu.py           rewrites the heads of config/*.yaml
+python tools/menu.py --check   writes nothing; exit status 1 if one of them is out of date
 
 Nothing is downloaded: teachers are folders of the released shapes without weights. Hours are given
 where a rate of a network of the same shape and image size was measured on an H200.
@@ -163,7 +163,7 @@ def head_of(name: str, planned: Planned) -> str:
     number = f"{entry.num_prompts:,} prompts" if entry.num_prompts else "the prompts below"
     facts = [("disk", _disk(plan)), ("memory", _memory(plan)), ("calls", _calls(plan, config))]
     facts += [("hours", hours) for hours in [_hours(config, plan)] if hours]
-    lines = [f"# Planned with {number}, {gpu} (scripts/menu.py writes this from the plan):"]
+    lines = [f"# Planned with {number}, {gpu} (tools/menu.py writes this from the plan):"]
     for fact, text in facts:
         lines += _wrapped(f"#   {fact:<7} ", text)
     return "\n".join(lines) + "\n"
@@ -268,7 +268,7 @@ def main(argv: list[str] | None = None) -> int:
             stale += [(path, written)] if written != text else []
     for path, written in stale:
         if arguments.check:
-            print(f"error: {path} is out of date: run python scripts/menu.py", file=sys.stderr)
+            print(f"error: {path} is out of date: run python tools/menu.py", file=sys.stderr)
         else:
             write_text(path, written)
     return int(bool(stale) and arguments.check)

@@ -1,6 +1,6 @@
 """Draw docs/images/quality.svg: how good the benchmark's students are, against what they learned.
 
-python scripts/quality_chart.py
+python tools/quality_chart.py
 """
 
 import json

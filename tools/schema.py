@@ -1,7 +1,7 @@
 """Write what is generated from the typed configuration: its JSON schema and its reference page.
 
-python scripts/schema.py           writes workflow/schemas/config.schema.json, docs/configuration.md
-python scripts/schema.py --check   writes nothing; exit status 1 if one of them is out of date
+python tools/schema.py           writes workflow/schemas/config.schema.json, docs/configuration.md
+python tools/schema.py --check   writes nothing; exit status 1 if one of them is out of date
 """
 
 import argparse
