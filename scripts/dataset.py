@@ -7,7 +7,7 @@ python -m distillery.stages.dataset --config results/shapes/config/dataset.json 
 
 from distillery.stage import Stage, named, to_generate
 
-STAGE = Stage(
+STAGE: Stage = Stage(
     name="dataset",
     makes="distillery.generation.dataset:make_dataset",
     keys=to_generate,
@@ -22,4 +22,6 @@ STAGE = Stage(
 
 
 if __name__ == "__main__":
-    raise SystemExit(STAGE.main(__doc__))
+    from distillery.cli import main
+
+    raise SystemExit(main(STAGE, __doc__))

@@ -7,7 +7,7 @@ python -m distillery.stages.embeddings --config results/demo/config/embeddings.j
 
 from distillery.stage import Stage, named, splits
 
-STAGE = Stage(
+STAGE: Stage = Stage(
     name="embeddings",
     makes="distillery.generation.embeddings:make_embeddings",
     job="embeddings-{prompts.stem}",
@@ -21,4 +21,6 @@ STAGE = Stage(
 
 
 if __name__ == "__main__":
-    raise SystemExit(STAGE.main(__doc__))
+    from distillery.cli import main
+
+    raise SystemExit(main(STAGE, __doc__))

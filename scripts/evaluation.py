@@ -12,7 +12,7 @@ there is one.
 
 from distillery.stage import Stage, named, one, to_train
 
-STAGE = Stage(
+STAGE: Stage = Stage(
     name="evaluation",
     makes="distillery.evaluation.score:evaluate",
     job="evaluation",
@@ -31,4 +31,6 @@ STAGE = Stage(
 
 
 if __name__ == "__main__":
-    raise SystemExit(STAGE.main(__doc__))
+    from distillery.cli import main
+
+    raise SystemExit(main(STAGE, __doc__))

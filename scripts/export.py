@@ -18,7 +18,7 @@ def exports(config: Config) -> list[Key]:
     return [{"exported": name} for name in names]
 
 
-STAGE = Stage(
+STAGE: Stage = Stage(
     name="export",
     makes="distillery.student.export:export_student",
     job="export-{output.name}",
@@ -31,4 +31,6 @@ STAGE = Stage(
 
 
 if __name__ == "__main__":
-    raise SystemExit(STAGE.main(__doc__))
+    from distillery.cli import main
+
+    raise SystemExit(main(STAGE, __doc__))

@@ -6,7 +6,7 @@ python -m distillery.stages.freeze --content '{"seed": 0, ...}' \\
 
 from distillery.stage import Stage, asked_for
 
-STAGE = Stage(
+STAGE: Stage = Stage(
     name="freeze",
     makes="distillery.planning.first:write_frozen",
     keys=asked_for,
@@ -15,4 +15,6 @@ STAGE = Stage(
 
 
 if __name__ == "__main__":
-    raise SystemExit(STAGE.main(__doc__))
+    from distillery.cli import main
+
+    raise SystemExit(main(STAGE, __doc__))

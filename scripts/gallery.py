@@ -7,7 +7,7 @@ python -m distillery.stages.gallery \\
 
 from distillery.stage import Stage, one
 
-STAGE = Stage(
+STAGE: Stage = Stage(
     name="gallery",
     makes="distillery.evaluation.gallery:make_gallery",
     keys=one,
@@ -17,4 +17,6 @@ STAGE = Stage(
 
 
 if __name__ == "__main__":
-    raise SystemExit(STAGE.main(__doc__))
+    from distillery.cli import main
+
+    raise SystemExit(main(STAGE, __doc__))

@@ -6,7 +6,7 @@ python -m distillery.stages.merge_samples --output results/demo/samples/student/
 
 from distillery.stage import Stage, models
 
-STAGE = Stage(
+STAGE: Stage = Stage(
     name="merge_samples",
     makes="distillery.generation.sample_tables:merge_samples",
     keys=models,
@@ -16,4 +16,6 @@ STAGE = Stage(
 
 
 if __name__ == "__main__":
-    raise SystemExit(STAGE.main(__doc__))
+    from distillery.cli import main
+
+    raise SystemExit(main(STAGE, __doc__))

@@ -6,14 +6,14 @@ python -m distillery.stages.merge_targets --output results/demo/targets/manifest
 
 from distillery.stage import Stage, rounds, target_shards, to_train
 
-STAGE = Stage(
+STAGE: Stage = Stage(
     name="merge_targets",
     makes="distillery.store.shards:merge_targets",
     keys=to_train(lambda config: [{}][: len(target_shards(config))]),
     writes=lambda config, run, key: [run.targets],
     is_short=True,
 )
-OF_ROUND = Stage(
+OF_ROUND: Stage = Stage(
     name="merge_round",
     makes=STAGE.makes,
     keys=to_train(rounds),
@@ -23,4 +23,6 @@ OF_ROUND = Stage(
 
 
 if __name__ == "__main__":
-    raise SystemExit(STAGE.main(__doc__))
+    from distillery.cli import main
+
+    raise SystemExit(main(STAGE, __doc__))

@@ -13,7 +13,7 @@ from distillery.config.run import parse_config
 from distillery.files import read_json
 from distillery.stage import Stage, asked_for
 
-STAGE = Stage(name="plan", keys=asked_for)
+STAGE: Stage = Stage(name="plan", keys=asked_for)
 
 
 def main(argv: list[str] | None = None) -> int:

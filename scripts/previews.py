@@ -15,7 +15,7 @@ there already of this training is kept.
 
 from distillery.stage import Stage, asked_for
 
-STAGE = Stage(
+STAGE: Stage = Stage(
     name="previews",
     makes="distillery.training.kept:draw_kept",
     job="previews-{samples_seen:012d}",
@@ -24,4 +24,6 @@ STAGE = Stage(
 
 
 if __name__ == "__main__":
-    raise SystemExit(STAGE.main(__doc__))
+    from distillery.cli import main
+
+    raise SystemExit(main(STAGE, __doc__))

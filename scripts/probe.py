@@ -6,7 +6,7 @@ python -m distillery.stages.probe --config results/demo/config/run.json --cores 
 
 from distillery.stage import Stage, asked_for
 
-STAGE = Stage(
+STAGE: Stage = Stage(
     name="probe",
     makes="distillery.planning.measure:measure",
     keys=asked_for,
@@ -14,4 +14,6 @@ STAGE = Stage(
 
 
 if __name__ == "__main__":
-    raise SystemExit(STAGE.main(__doc__))
+    from distillery.cli import main
+
+    raise SystemExit(main(STAGE, __doc__))

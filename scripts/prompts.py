@@ -7,7 +7,7 @@ python -m distillery.stages.prompts --config results/demo/config/prompts-train.j
 from distillery.config.jobs import prompts_stage
 from distillery.stage import Stage, splits
 
-STAGE = Stage(
+STAGE: Stage = Stage(
     name="prompts",
     makes="distillery.planning.prompt_tables:make_prompt_table",
     keys=splits,
@@ -18,4 +18,6 @@ STAGE = Stage(
 
 
 if __name__ == "__main__":
-    raise SystemExit(STAGE.main(__doc__))
+    from distillery.cli import main
+
+    raise SystemExit(main(STAGE, __doc__))

@@ -8,7 +8,7 @@ What the run does not have (no training, no scores) is left out.
 
 from distillery.stage import Stage, named, one, to_train
 
-STAGE = Stage(
+STAGE: Stage = Stage(
     name="report",
     makes="distillery.evaluation.report:write_report",
     job="report",
@@ -20,4 +20,6 @@ STAGE = Stage(
 
 
 if __name__ == "__main__":
-    raise SystemExit(STAGE.main(__doc__))
+    from distillery.cli import main
+
+    raise SystemExit(main(STAGE, __doc__))

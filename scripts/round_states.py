@@ -12,7 +12,7 @@ a step that follows from the sample and the round's number: never the first, whi
 
 from distillery.stage import Stage, named, round_shards, share, to_train
 
-STAGE = Stage(
+STAGE: Stage = Stage(
     name="round_states",
     makes="distillery.training.visited:make_round_states",
     job="round-states-{number}-{shard[0]}-of-{shard[1]}",
@@ -27,4 +27,6 @@ STAGE = Stage(
 
 
 if __name__ == "__main__":
-    raise SystemExit(STAGE.main(__doc__))
+    from distillery.cli import main
+
+    raise SystemExit(main(STAGE, __doc__))

@@ -11,7 +11,7 @@ For the student add --pipeline results/demo/student/pipeline, for the untrained 
 
 from distillery.stage import Stage, in_shards, models, named, share
 
-STAGE = Stage(
+STAGE: Stage = Stage(
     name="samples",
     makes="distillery.generation.samples:make_samples",
     job="samples-{model}-{shard[0]}-of-{shard[1]}",
@@ -25,4 +25,6 @@ STAGE = Stage(
 
 
 if __name__ == "__main__":
-    raise SystemExit(STAGE.main(__doc__))
+    from distillery.cli import main
+
+    raise SystemExit(main(STAGE, __doc__))

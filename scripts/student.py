@@ -6,7 +6,7 @@ python -m distillery.stages.student --config results/demo/config/student.json \\
 
 from distillery.stage import Stage, named, one, to_train
 
-STAGE = Stage(
+STAGE: Stage = Stage(
     name="student",
     makes="distillery.student.build:build_student",
     job="student",
@@ -18,4 +18,6 @@ STAGE = Stage(
 
 
 if __name__ == "__main__":
-    raise SystemExit(STAGE.main(__doc__))
+    from distillery.cli import main
+
+    raise SystemExit(main(STAGE, __doc__))

@@ -8,7 +8,7 @@ python -m distillery.stages.targets --config results/demo/config/targets.json \\
 
 from distillery.stage import Stage, named, share, target_shards, to_train
 
-STAGE = Stage(
+STAGE: Stage = Stage(
     name="targets",
     makes="distillery.generation.targets:make_targets",
     job="targets-{shard[0]}-of-{shard[1]}",
@@ -22,4 +22,6 @@ STAGE = Stage(
 
 
 if __name__ == "__main__":
-    raise SystemExit(STAGE.main(__doc__))
+    from distillery.cli import main
+
+    raise SystemExit(main(STAGE, __doc__))

@@ -18,9 +18,11 @@ not end with 0, and passes SIGUSR1 on with `--signals-to-handle SIGTERM,SIGINT,S
 A process that makes no progress for `training.hang_timeout_s` says where it hangs and ends with 1.
 """
 
+import os
+
 from distillery.stage import Stage, named, one, rounds, to_train
 
-STAGE = Stage(
+STAGE: Stage = Stage(
     name="training",
     makes="distillery.training.job:train_here",
     keys=to_train(one),
@@ -30,7 +32,7 @@ STAGE = Stage(
     items=lambda config, counts, key: config.training.samples_of_jobs[-1],
     colour=2,
 )
-BEFORE_ROUND = Stage(
+BEFORE_ROUND: Stage = Stage(
     name="training_before_round",
     makes=STAGE.makes,
     # By how many rounds are over.
@@ -49,9 +51,33 @@ BEFORE_ROUND = Stage(
 
 def main(argv: list[str] | None = None) -> int:
     """Train; returns 0, 75 after a signal, or an error's status."""
-    from distillery.training.job import run
+    from distillery import cli
+    from distillery.telemetry import explain_errors, loaded_for_s
+    from distillery.training import distributed
+    from distillery.training.health import EXIT_INTERRUPTED, StopRequest
+    from distillery.training.job import train_here
+    from distillery.training.nodes import check_seen
 
-    return run(__doc__, argv)
+    distributed.die_with_launcher(os.environ)
+    arguments = cli.parser_of(train_here, __doc__, computes=True).parse_args(argv)
+    finished = False
+
+    def body() -> None:
+        nonlocal finished
+        check_seen(arguments.config, distributed.detect_rank(os.environ))
+        stop = StopRequest()
+        with stop.listening():
+            finished = train_here(
+                **cli.values_of(train_here, arguments),
+                name=arguments.config.stem,
+                stop=stop,
+                cpu_threads=arguments.cpu_threads,
+                log=arguments.log,
+                loaded_s=loaded_for_s(argv),
+            )
+
+    status = explain_errors(body, arguments.log)
+    return status or (0 if finished else EXIT_INTERRUPTED)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from pathlib import Path
 from distillery.run_folder import RunFolder
 from distillery.stage import Stage, asked_for
 
-STAGE = Stage(name="verify", keys=asked_for)
+STAGE: Stage = Stage(name="verify", keys=asked_for)
 
 
 def main(argv: list[str] | None = None) -> int:

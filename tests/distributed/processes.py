@@ -33,8 +33,8 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import (  # no
 from torch.distributed.run import main as run_torch  # noqa: E402
 
 import tiny  # noqa: E402, F401 - imports what the processes would otherwise each import again
+from distillery.stages import training as script  # noqa: E402
 from distillery.training import distributed  # noqa: E402
-from distillery.training import job as script  # noqa: E402
 
 HUNG = "killed by the watchdog"
 
@@ -230,7 +230,7 @@ def _work(rank, variables, arguments, fault):
     if rank:
         _wait_for_a_listener(int(variables["MASTER_PORT"]))
     arrange(fault)
-    distributed.leave(script.run("", arguments))
+    distributed.leave(script.main(arguments))
 
 
 def _wait_for_a_listener(port, limit_s=10):
@@ -248,7 +248,7 @@ def _main(wanted, *arguments):
         rank, _, fault = one.partition("=")
         if os.environ["RANK"] == rank:
             arrange(fault)
-    distributed.leave(script.run("", list(arguments)))
+    distributed.leave(script.main(list(arguments)))
 
 
 if __name__ == "__main__":

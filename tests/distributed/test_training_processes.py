@@ -208,5 +208,5 @@ def test_a_missing_master_address_is_explained(data, tmp_path, monkeypatch, capf
     for name, value in {"RANK": "0", "WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("MASTER_ADDR", raising=False)
-    assert processes.script.run("", tiny.train_arguments(data, tmp_path)) == 1
+    assert processes.script.main(tiny.train_arguments(data, tmp_path)) == 1
     assert "no MASTER_ADDR, MASTER_PORT" in capfd.readouterr().err

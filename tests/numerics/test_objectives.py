@@ -238,10 +238,10 @@ def make_first_order_run(folder, steps):
 
 def first_losses(folder):
     """The losses of 20 updates with everything fixed."""
-    from distillery.training import job as script
+    from distillery.stages import training as script
 
     tiny.make_tiny_run(folder, config={"num_samples": 160, "save_every_samples": 160})
-    assert script.run("", tiny.train_arguments(folder)) == 0
+    assert script.main(tiny.train_arguments(folder)) == 0
     return pd.read_parquet(folder / "student/loss.parquet")["loss"].tolist()
 
 

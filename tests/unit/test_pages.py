@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import forks
+from distillery import cli
 from pages import NEEDS, PAGES, PROGRAMS, ROOT, Command, all_commands, commands_of
 
 COMMANDS = all_commands()
@@ -132,7 +133,7 @@ STARTED = sorted(
 
 def command_of(module: Any) -> Callable[[list[str]], int]:
     """A stage's, or that of a command beside them."""
-    return getattr(module, "main", None) or partial(module.STAGE.main, module.__doc__)
+    return getattr(module, "main", None) or partial(cli.main, module.STAGE, module.__doc__)
 
 
 @pytest.mark.parametrize(

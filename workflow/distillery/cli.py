@@ -20,6 +20,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from distillery.config.jobs import read_job
 from distillery.hardware import device_label, select_device, use_cpu
 from distillery.locks import alone, job_lock
+from distillery.pipeline import STAGES
 from distillery.run_folder import RunFolder
 from distillery.stage import Stage
 from distillery.telemetry import explain_errors, loaded_for_s, reporting
@@ -31,18 +32,12 @@ Function = Callable[..., object]
 FOUND = ("job", "run_folder", "device", "reporter", "stages")
 
 
-def run(
-    stage: Stage,
-    about: str | None,
-    stages: Sequence[Stage] = (),
-    argv: Sequence[str] | None = None,
-) -> int:
+def main(stage: Stage, about: str | None, argv: Sequence[str] | None = None) -> int:
     """Do one job of a stage as the command line says; returns the exit status.
 
     Args:
         stage: whose job it is.
-        about: its module's docstring, for --help.
-        stages: that there are, for a function that asks for them.
+        about: its script's docstring, for --help.
         argv: words of the command line; None: those of this process.
     """
     make = stage.function()
@@ -63,7 +58,7 @@ def run(
             alone(job_lock(run_folder.path, name)),
             reporting(run_folder.telemetry, stage.name, name, label, log, loaded_s) as reporter,
         ):
-            process = {"device": device, "reporter": reporter, "stages": stages}
+            process = {"device": device, "reporter": reporter, "stages": STAGES}
             make(**values, **{name: process[name] for name in process.keys() & takes.keys()})
 
     return explain_errors(body, arguments.log)

@@ -87,17 +87,6 @@ class Stage:
         made: Callable[..., object] = getattr(import_module(module), name)
         return made
 
-    def main(self, about: str | None, argv: Sequence[str] | None = None) -> int:
-        """The command line of one job; returns the exit status.
-
-        Args:
-            about: the module's docstring, for --help.
-            argv: words of the command line; None: those of this process.
-        """
-        from distillery import cli, pipeline
-
-        return cli.run(self, about, pipeline.STAGES, argv)
-
 
 # ---- one job for each ... ------------------------------------------------------------------------
 

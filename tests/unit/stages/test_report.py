@@ -241,10 +241,11 @@ def test_rounds_are_told_with_what_they_learned_from(folder, tmp_path):
 
 
 def test_errors_are_in_the_log(tmp_path):
+    from distillery.cli import main
     from distillery.stages.report import STAGE
 
     log, config = tmp_path / "logs/report.log", tmp_path / "missing.json"
     outputs = ["--output", str(tmp_path / "a.html"), "--metrics", str(tmp_path / "a.json")]
     inputs = ["--config", str(config)]
-    assert STAGE.main("", [*inputs, *outputs, "--log-file", str(log)]) == 1
+    assert main(STAGE, "", [*inputs, *outputs, "--log-file", str(log)]) == 1
     assert str(config) in log.read_text()

@@ -251,9 +251,9 @@ def test_a_measurement_ends_no_alarm_that_it_could_not_find(tmp_path):
 
 
 def run_script(arguments):
-    from distillery.training import job as script
+    from distillery.stages import training as script
 
-    return script.run("", arguments)
+    return script.main(arguments)
 
 
 def train(data, output, **settings):

@@ -115,10 +115,10 @@ def test_a_state_that_changed_is_passed_over_for_an_older_one(
 
 def train(data: Path, output: Path) -> int:
     """Run distillery.stages.training in this process."""
-    from distillery.training import job as script
+    from distillery.stages import training as script
 
     tiny.write_training_job(output)
-    return script.run("", tiny.train_arguments(data, output))
+    return script.main(tiny.train_arguments(data, output))
 
 
 @contextmanager

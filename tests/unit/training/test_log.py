@@ -24,10 +24,10 @@ STEPS = 4
 
 
 def train(data, output, **settings):
-    from distillery.training import job as script
+    from distillery.stages import training as script
 
     tiny.write_training_job(output, **settings)
-    return script.run("", tiny.train_arguments(data, output))
+    return script.main(tiny.train_arguments(data, output))
 
 
 def losses(folder):

@@ -30,10 +30,10 @@ def undisturbed(data, tmp_path_factory):
 
 def train(data, output, **settings):
     """Run distillery.stages.training in this process."""
-    from distillery.training import job as script
+    from distillery.stages import training as script
 
     tiny.write_training_job(output, **settings)
-    return script.run("", tiny.train_arguments(data, output))
+    return script.main(tiny.train_arguments(data, output))
 
 
 def outputs(folder):

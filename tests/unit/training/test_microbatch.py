@@ -20,10 +20,10 @@ WEIGHTS = "student/trained/diffusion_pytorch_model.safetensors"
 
 def train(data, output, **settings):
     """Run distillery.stages.training in this process."""
-    from distillery.training import job as script
+    from distillery.stages import training as script
 
     tiny.write_training_job(output, **settings)
-    return script.run("", tiny.train_arguments(data, output))
+    return script.main(tiny.train_arguments(data, output))
 
 
 @pytest.fixture

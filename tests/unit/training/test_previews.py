@@ -38,9 +38,9 @@ sys.path.insert(0, str(REPOSITORY / "tests/distributed"))
 
 
 def train(*given, **settings):
-    from distillery.training import job as script
+    from distillery.stages import training as script
 
-    return script.run("", arguments(*given, **settings))
+    return script.main(arguments(*given, **settings))
 
 
 def trained(folder):
@@ -80,10 +80,10 @@ def test_tensorboard_has_each_preview_once_with_its_prompt(data, drawn):
 
 
 def test_the_training_does_not_notice(data, drawn, tmp_path):
-    from distillery.training import job as script
+    from distillery.stages import training as script
 
     tiny.write_training_job(tmp_path, **FAST)
-    assert script.run("", tiny.train_arguments(data, tmp_path)) == 0
+    assert script.main(tiny.train_arguments(data, tmp_path)) == 0
     assert trained(tmp_path) == trained(drawn)
     losses = "student/loss.parquet"
     assert (tmp_path / losses).read_bytes() == (drawn / losses).read_bytes()
@@ -221,13 +221,14 @@ def test_a_sharded_student_is_refused_with_the_way_out(data, tmp_path):
 
 
 def draw_kept(data, output, samples_seen):
+    from distillery.cli import main
     from distillery.stages.previews import STAGE
 
     given = tiny.train_arguments(data, output)
     kept = [word for pair in zip(given[::2], given[1::2], strict=True) for word in pair
             if pair[0] not in ("--trained", "--losses")]  # fmt: skip
     position = ["--samples-seen", str(samples_seen)]
-    return STAGE.main("", [*kept, *position, *preview_options(data, output)])
+    return main(STAGE, "", [*kept, *position, *preview_options(data, output)])
 
 
 def test_a_kept_checkpoint_draws_the_same_images(data, drawn, tmp_path):
@@ -248,9 +249,9 @@ def test_a_checkpoint_that_is_not_kept_is_refused_with_those_that_are(
 
 
 def test_half_of_the_options_is_refused(data, tmp_path, capsys):
-    from distillery.training import job as script
+    from distillery.stages import training as script
 
-    assert script.run("", arguments(data, tmp_path)[:-2]) == 1
+    assert script.main(arguments(data, tmp_path)[:-2]) == 1
     told = "--eval-embeddings must be given too: give all of --previews, --previews-config,"
     assert told in capsys.readouterr().err
 

@@ -229,10 +229,10 @@ def test_the_loop_takes_memory_in_its_first_update(data, tmp_path, monkeypatch):
         prepare_host(saver, state)
 
     monkeypatch.setattr(Saver, "prepare", note)
-    from distillery.training import job as script
+    from distillery.stages import training as script
 
     tiny.write_training_job(tmp_path)
-    assert script.run("", tiny.train_arguments(data, tmp_path)) == 0
+    assert script.main(tiny.train_arguments(data, tmp_path)) == 0
     assert seen[0] == 0
 
 

@@ -22,10 +22,10 @@ PNG = b"\x89PNG\r\n\x1a\n" + b"\0\0\0\rIHDR" + (6).to_bytes(4) + (4).to_bytes(4)
 
 
 def train(data, output, **settings):
-    from distillery.training import job as script
+    from distillery.stages import training as script
 
     tiny.write_training_job(output, **settings)
-    return script.run("", tiny.train_arguments(data, output))
+    return script.main(tiny.train_arguments(data, output))
 
 
 def test_rows_become_curves_and_what_is_not_finite_is_left_out(tmp_path):

@@ -32,10 +32,10 @@ FINISH = {"num_samples": 64, "rollout_samples": 32}
 
 def train(data, output, **changes):
     """Run distillery.stages.training in this process."""
-    from distillery.training import job as script
+    from distillery.stages import training as script
 
     tiny.write_training_job(output, **changes)
-    return script.run("", tiny.train_arguments(data, output))
+    return script.main(tiny.train_arguments(data, output))
 
 
 def prepared(data, output, **changes):

@@ -4,46 +4,16 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from distillery import cli
 from distillery.config.jobs import TrainingJob
 from distillery.hardware import device_label, select_device
 from distillery.planning.belonging import check_student_of
 from distillery.run_folder import RunFolder
-from distillery.telemetry import explain_errors, loaded_for_s, reporting
+from distillery.telemetry import reporting
 from distillery.training import distributed
-from distillery.training.health import EXIT_INTERRUPTED, Peers, Stopped, StopRequest, Watchdog
+from distillery.training.health import Peers, Stopped, StopRequest, Watchdog
 from distillery.training.loop import train
-from distillery.training.nodes import check_seen, meet
+from distillery.training.nodes import meet
 from distillery.training.run import Paths, Run, prepare
-
-
-def run(about: str | None, argv: list[str] | None = None) -> int:
-    """The stage's command line; returns 0, 75 after a signal, or an error's status.
-
-    Args:
-        about: its docstring, for --help.
-        argv: words of the command line; None: those of this process.
-    """
-    distributed.die_with_launcher(os.environ)
-    arguments = cli.parser_of(train_here, about, computes=True).parse_args(argv)
-    finished = False
-
-    def body() -> None:
-        nonlocal finished
-        check_seen(arguments.config, distributed.detect_rank(os.environ))
-        stop = StopRequest()
-        with stop.listening():
-            finished = train_here(
-                **cli.values_of(train_here, arguments),
-                name=arguments.config.stem,
-                stop=stop,
-                cpu_threads=arguments.cpu_threads,
-                log=arguments.log,
-                loaded_s=loaded_for_s(argv),
-            )
-
-    status = explain_errors(body, arguments.log)
-    return status or (0 if finished else EXIT_INTERRUPTED)
 
 
 def train_here(
