@@ -21,12 +21,24 @@ LIBRARY = Path(__file__).parents[2] / "workflow"
 STAGES = sorted((LIBRARY / "distillery" / "stages").glob("[a-z]*.py"))
 IMPORTED = (
     "snakemake.cli",
+    "snakemake.profiles",
+    "snakemake.report.html_reporter",
+    "snakemake.storage",
+    "smart_open",
+    "snakemake_logger_plugin_distillery",
     "torch.distributed.run",
     "torch.distributed.fsdp",
+    "diffusers.models.auto_model",
     "diffusers.models.transformers",
+    "diffusers.pipelines.wan.pipeline_wan",
+    "transformers.models.clip.modeling_clip",
+    "transformers.models.t5.tokenization_t5",
+    "transformers.models.umt5.modeling_umt5",
     "peft",
     "pyarrow.dataset",
     "tensorboardX",
+    "distillery.planning.compared",
+    "distillery.terminal.handler",
     *(f"distillery.stages.{path.stem}" for path in STAGES),
 )
 DIES_WITH_PARENT = 1
