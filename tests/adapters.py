@@ -1,11 +1,14 @@
 """Adapters for tiny teachers: trained by nobody, saved as Diffusers' training scripts save them."""
 
+import json
 from collections.abc import Callable
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import torch
-from diffusers import DiffusionPipeline
 from diffusers.utils import convert_state_dict_to_diffusers
 from peft import LoraConfig, get_peft_model_state_dict
 
@@ -33,21 +36,32 @@ def make_adapter(
         text: whether the first text encoder is adapted too.
         spoil: changes the denoiser's tensors before they are saved.
     """
-    pipeline = DiffusionPipeline.from_pretrained(teacher)
-    name = "unet" if hasattr(pipeline, "unet") else "transformer"
-    tensors, config = train(getattr(pipeline, name), DENOISER_TARGETS, dora, seed)
+    index = json.loads((teacher / "model_index.json").read_text())
+    name = "unet" if "unet" in index else "transformer"
+    tensors, config = _trained(teacher, name, DENOISER_TARGETS, dora, seed)
     if spoil is not None:
+        tensors = {key: value.clone() for key, value in tensors.items()}
         spoil(tensors)
     layers: dict[str, Any] = {
         f"{name}_lora_layers": tensors,
         f"{name}_lora_adapter_metadata": config.to_dict(),
     }
     if text:
-        tensors, config = train(pipeline.text_encoder, TEXT_TARGETS, dora, seed + 1)
+        tensors, config = _trained(teacher, "text_encoder", TEXT_TARGETS, dora, seed + 1)
         layers["text_encoder_lora_layers"] = convert_state_dict_to_diffusers(tensors)
         layers["text_encoder_lora_adapter_metadata"] = config.to_dict()
-    type(pipeline).save_lora_weights(folder, **layers)
+    getattr(diffusers, index["_class_name"]).save_lora_weights(folder, **layers)
     return folder / FILE
+
+
+@cache
+def _trained(
+    teacher: Path, component: str, targets: tuple[str, ...], dora: bool, seed: int
+) -> tuple[dict[str, torch.Tensor], LoraConfig]:
+    """An adapter of one component, made once for each: do not change its tensors."""
+    library, name = json.loads((teacher / "model_index.json").read_text())[component]
+    model = getattr(import_module(library), name).from_pretrained(teacher / component)
+    return train(model, targets, dora, seed)
 
 
 def train(

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import shutil
+from copy import copy
 
 import numpy as np
 import pandas as pd
@@ -141,6 +143,20 @@ class Run:
         }
         chosen = Evaluation(judge=judge, reference="teacher", num_resamples=200)
         self.job = EvaluationJob(evaluation=chosen, models=tuple(self.manifests))
+        self._write_to(folder)
+
+    def copy(self, folder):
+        """The same inputs in another folder, which may be changed."""
+        other = copy(self)
+        shutil.copytree(self.folder / "samples", folder / "samples")
+        other.folder = folder
+        other.manifests = {
+            name: folder / path.relative_to(self.folder) for name, path in self.manifests.items()
+        }
+        other._write_to(folder)
+        return other
+
+    def _write_to(self, folder):
         self.quality = folder / "evaluation/quality.json"
         self.scores = folder / "evaluation/scores.parquet"
 

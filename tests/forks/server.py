@@ -21,14 +21,26 @@ from distillery.pipeline import STAGES
 
 IMPORTED = (
     "snakemake.cli",
+    "snakemake.profiles",
+    "snakemake.report.html_reporter",
+    "snakemake.storage",
+    "smart_open",
+    "snakemake_logger_plugin_distillery",
     "torch.distributed.run",
     "torch.distributed.fsdp",
+    "diffusers.models.auto_model",
     "diffusers.models.transformers",
+    "diffusers.pipelines.wan.pipeline_wan",
+    "transformers.models.clip.modeling_clip",
+    "transformers.models.t5.tokenization_t5",
+    "transformers.models.umt5.modeling_umt5",
     "peft",
     "pyarrow.dataset",
     "tensorboardX",
+    "distillery.planning.compared",
     "distillery.planning.plan",
     "distillery.planning.verify",
+    "distillery.terminal.handler",
     *(stage.makes.partition(":")[0] for stage in STAGES if stage.makes),
 )
 DIES_WITH_PARENT = 1

@@ -23,7 +23,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
         job.communicate(timeout=LIMIT_S)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def finished(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> "Run":
     """A run with targets and samples made by one shard each; tests must not change it."""
     from runs import make_run

@@ -27,7 +27,7 @@ def imported(path: Path) -> Iterator[str]:
     """The rooms that a file imports, also those inside of functions."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("distillery"):
-            package, _, rest = str(node.module).partition(".")
+            _, _, rest = str(node.module).partition(".")
             names = [rest] if rest else [alias.name for alias in node.names]
             yield from (name.partition(".")[0] for name in names)
 

@@ -159,10 +159,10 @@ def test_intervals_hold_what_other_prompts_give(measure, drawn_runs):
 
 @pytest.fixture(scope="module")
 def drawn_runs():
-    """What 100 runs of other prompts find of the same student, which is a little off."""
+    """What 50 runs of other prompts find of the same student, which is a little off."""
     generator, groups = np.random.default_rng(7), prompts(60, 2)
     runs = []
-    for _ in range(100):
+    for _ in range(50):
         teacher = draw(generator, groups, 4)
         shift = np.array([0.4, 0.0, 0.0, 0.0])
         student = teacher + shift + 0.3 * generator.normal(size=teacher.shape)

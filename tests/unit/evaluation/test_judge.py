@@ -25,15 +25,27 @@ def judge_folder(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, judge_folder):
+    """A run with a teacher, the teacher at few steps, and a student; tests must not change it."""
+    return Run(tmp_path_factory.mktemp("judged"), str(judge_folder))
+
+
+@pytest.fixture(scope="module")
+def evaluated(whole):
+    """(quality, scores) of it."""
+    return whole.evaluate()
+
+
 @pytest.fixture
-def run(tmp_path, judge_folder):
-    """A run with a teacher, the teacher at few steps, and a student, ready to be scored."""
-    return Run(tmp_path, str(judge_folder))
+def run(tmp_path, whole):
+    """A copy of it that a test may change, not scored yet."""
+    return whole.copy(tmp_path)
 
 
-def test_clip_score_is_what_transformers_says(run, judge_folder):
+def test_clip_score_is_what_transformers_says(evaluated, judge_folder):
     """One image at a time through CLIPModel's own forward; our batches must not change it."""
-    _, scores = run.evaluate()
+    _, scores = evaluated
     model = CLIPModel.from_pretrained(judge_folder)
     processor = CLIPProcessor.from_pretrained(judge_folder)
     scores = scores[(scores["model"] == "student") & (scores["index"] == 1)]
@@ -72,8 +84,8 @@ def test_a_judge_as_pickscore_is_saved(judge_folder, tmp_path):
     assert check_judge(str(folder)) == images.shape[1] == 16
 
 
-def test_ranks_are_those_of_the_full_similarity_table(run, judge_folder):
-    _, scores = run.evaluate()
+def test_ranks_are_those_of_the_full_similarity_table(evaluated, judge_folder):
+    _, scores = evaluated
     judge = load_judge(str(judge_folder), CPU)
     images = embed_images(judge.vision, [draw(prompt, 1) for prompt in PROMPTS])
     prompts = embed_prompts(judge, PROMPTS)
@@ -84,8 +96,8 @@ def test_ranks_are_those_of_the_full_similarity_table(run, judge_folder):
     assert len(set(expected)) > 2
 
 
-def test_distances_to_the_reference(run):
-    quality, scores = run.evaluate()
+def test_distances_to_the_reference(evaluated):
+    quality, scores = evaluated
     students = scores[scores["model"] == "student"]
     assert students["latents_mse"].to_numpy() == pytest.approx(0.01, rel=1e-4)
     own, reference = np.asarray(draw(PROMPTS[0], 1), float), np.asarray(draw(PROMPTS[0], 0), float)
@@ -98,8 +110,8 @@ def test_distances_to_the_reference(run):
     assert paired["psnr_db_difference"]["low"] > 0
 
 
-def test_high_frequencies_are_the_median_of_the_images(run):
-    quality, scores = run.evaluate()
+def test_high_frequencies_are_the_median_of_the_images(evaluated):
+    quality, scores = evaluated
     found = quality["models"]["student"]["high_frequency"]
     ratios = scores[scores["model"] == "student"]["high_frequency"]
     assert found["mean"] == pytest.approx(ratios.median(), rel=1e-5)
@@ -107,9 +119,9 @@ def test_high_frequencies_are_the_median_of_the_images(run):
     assert quality["models"]["teacher"]["high_frequency"] is None
 
 
-def test_sets_are_compared_in_the_judges_features(run, judge_folder):
+def test_sets_are_compared_in_the_judges_features(evaluated, judge_folder):
     """12 prompts of 2 images: too few for a Fréchet distance in 16 features."""
-    quality, _ = run.evaluate()
+    quality, _ = evaluated
     assert quality["vision_models"] == {
         "judge": {
             "path": str(judge_folder),
@@ -129,9 +141,9 @@ def test_sets_are_compared_in_the_judges_features(run, judge_folder):
     assert all(found[key]["low"] is not None for key in ("mmd", "density", "diversity_ratio"))
 
 
-def test_sets_are_compared_in_other_vision_models(run, tmp_path):
+def test_sets_are_compared_in_other_vision_models(run, evaluated, tmp_path):
     """They take the place of the judge's features; the scores stay the judge's."""
-    before, scores = run.evaluate()
+    before, scores = evaluated
     make_dino(tmp_path / "dino")
     named = run.job.evaluation.model_copy(update={"vision_models": {"d": str(tmp_path / "dino")}})
     run.job = run.job.model_copy(update={"evaluation": named})
@@ -144,8 +156,8 @@ def test_sets_are_compared_in_other_vision_models(run, tmp_path):
     assert found["d"]["mmd"] != before["models"]["student"]["sets"]["judge"]["mmd"]
 
 
-def test_summary_matches_the_rows(run):
-    quality, scores = run.evaluate()
+def test_summary_matches_the_rows(evaluated):
+    quality, scores = evaluated
     for model, facts in quality["models"].items():
         rows = scores[scores["model"] == model]
         assert facts["num_images"] == len(rows) == 24
@@ -165,9 +177,9 @@ def test_a_second_guidance_scale_is_told_where_there_is_one(run):
     assert scales == {"teacher": (4.0, None), "few": (4.0, 3.0), **students}
 
 
-def test_retrieval_counts_first_places_only(run):
+def test_retrieval_counts_first_places_only(whole):
     """Of 24 images 6 are found first, 6 second: R@1 is a quarter."""
-    samples = {model: read_samples(model, path) for model, path in run.manifests.items()}
+    samples = {model: read_samples(model, path) for model, path in whole.manifests.items()}
     scores = {
         model: found.table[["prompt_id", "index"]].assign(
             clip_score=0.5, rank=[1, 2, 3, 4] * 6, **dict.fromkeys(PAIRED, 0.0)
@@ -175,13 +187,13 @@ def test_retrieval_counts_first_places_only(run):
         for model, found in samples.items()
     }
     features = {"judge": dict.fromkeys(samples, np.eye(24, 4) + 1)}
-    quality = summarise(run.job, samples, scores, features, len(PROMPTS))
+    quality = summarise(whole.job, samples, scores, features, len(PROMPTS))
     assert quality["models"]["student"]["retrieval_r1"]["mean"] == 0.25
 
 
-def test_no_interval_goes_beyond_what_its_measure_can_be(run):
+def test_no_interval_goes_beyond_what_its_measure_can_be(whole):
     """Two prompts stand out of many alike: resamples without them have next to no spread."""
-    samples = {model: read_samples(model, path) for model, path in run.manifests.items()}
+    samples = {model: read_samples(model, path) for model, path in whole.manifests.items()}
     stand_out = np.repeat(np.arange(12) < 2, 2)
     alike = np.linspace(0.0, 1e-3, 24)
     columns = {
@@ -196,7 +208,7 @@ def test_no_interval_goes_beyond_what_its_measure_can_be(run):
         for (model, found), own in zip(samples.items(), (0.1, 0.5, 1.0, 0.0), strict=True)
     }
     features = {"judge": dict.fromkeys(samples, np.eye(24, 4) + 1)}
-    student = summarise(run.job, samples, scores, features, 12)["models"]["student"]
+    student = summarise(whole.job, samples, scores, features, 12)["models"]["student"]
     assert student["clip_score"]["high"] == 1.0
     assert student["psnr_db"]["high"] == 100.0
     assert student["latents_mse"]["low"] == 0.0
@@ -229,11 +241,12 @@ def test_prompts_that_the_judge_reads_alike_count_as_one(run, judge_folder, capl
     assert "2 of 12 prompts read to the judge like another one" in caplog.text
 
 
-def test_equal_inputs_give_equal_bytes(run):
+def test_equal_inputs_give_equal_bytes(run, whole, evaluated):
+    """In another folder too, and in any order of a manifest's rows."""
+    run.edit("student", lambda table: table.iloc[::-1])
     run.evaluate()
-    first = run.quality.read_bytes(), run.scores.read_bytes()
-    run.evaluate()
-    assert (run.quality.read_bytes(), run.scores.read_bytes()) == first
+    assert run.quality.read_bytes() == whole.quality.read_bytes()
+    assert run.scores.read_bytes() == whole.scores.read_bytes()
 
 
 def test_a_copy_of_the_teacher_is_at_the_ceiling(run):
@@ -242,12 +255,6 @@ def test_a_copy_of_the_teacher_is_at_the_ceiling(run):
     quality, _ = run.evaluate()
     assert quality["models"]["student"]["psnr_db"]["mean"] == IDENTICAL_PSNR_DB
     assert quality["models"]["student"]["latents_mse"]["mean"] == 0
-
-
-def test_row_order_of_a_manifest_does_not_matter(run):
-    quality, _ = run.evaluate()
-    run.edit("student", lambda table: table.iloc[::-1])
-    assert run.evaluate()[0] == quality
 
 
 def test_missing_pairs_are_named(run):

@@ -39,9 +39,13 @@ def test_a_finished_run_is_as_large_as_planned(teacher: Path, tmp_path: Path, in
         "previews": {"every_samples": 16, "num_prompts": 2},
         "student": {"steps": 2, "init": init} | ({"lora": {"rank": 2}} if init == "lora" else {}),
         # Headers of small files are what is not planned.
-        "targets": {"samples_per_prompt": 8, "num_segments": 4, "chunk_size": 64},
+        "targets": {
+            "samples_per_prompt": 8, "num_segments": 4, "chunk_size": 64, "batch_size": 64,
+            "guidance_scale": 1.0,
+        },
+        "samples": {"batch_size": 5},
         "embeddings": {"chunk_size": 64},
-    }
+    }  # fmt: skip
     planned_sizes = planned(settings(tmp_path, teacher, **changes), tmp_path)["disk"]["stages"]
     run = make_run(tmp_path, teacher, **changes)
     for split in ("train", "eval"):

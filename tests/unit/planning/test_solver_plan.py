@@ -112,7 +112,9 @@ def test_a_grid_is_written_only_where_it_is_set(tmp_path: Path) -> None:
 def test_even_samples_are_those_of_a_stock_call_on_that_grid(
     tmp_path: Path, case: FamilyCase
 ) -> None:
-    run = Run(tmp_path / "run", parse_config(raw_settings(tmp_path, case, {"even": EVEN}), "t"))
+    raw = raw_settings(tmp_path, case, {"even": EVEN})
+    raw["samples"] |= {"num_prompts": 1}
+    run = Run(tmp_path / "run", parse_config(raw, "t"))
     run.encode("eval")
     run.samples(model="even")
     table = pd.read_parquet(run.prompts("eval"))

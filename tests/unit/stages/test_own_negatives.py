@@ -31,7 +31,7 @@ def with_negatives(path: str | Path, negatives: Sequence[str]) -> None:
 
 def made(folder: Path, teacher: Path, negatives: Sequence[str] | None) -> Run:
     """Targets in three chunks of four, images of a guided and of an unguided model."""
-    run = make_run(folder, teacher, samples={"models": MODELS})
+    run = make_run(folder, teacher, targets={"steps": 2}, samples={"models": MODELS})
     for split, path in (("train", run.config.prompts.train), ("eval", run.config.prompts.eval)):
         if negatives is not None:
             assert path is not None

@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 from adapters import FILE, make_adapter
 from distillery.config.jobs import TargetsJob
 from distillery.config.teacher import Adapter, Teacher
-from distillery.families import family_named
 from distillery.files import hash_json
 from distillery.generation.targets import targets_recipe
 from distillery.hash_cache import hash_large_files
@@ -60,8 +59,28 @@ def section(folder: Path, *paths: Path, scale: float = 1.0, **changes: Any) -> T
     return Teacher(**(fields | {"adapters": adapters} | changes))
 
 
-def denoiser_of(pipeline: Any, folder: Path) -> Any:
-    return getattr(pipeline, PipelineFolder(folder).denoisers[0])
+def adapted(teacher: Teacher) -> Any:
+    """The network of the teacher, loaded without the other components."""
+    folder = PipelineFolder(Path(teacher.path))
+    (name,) = folder.denoisers
+    pipeline = loaded(teacher, leave_out=(*folder.family.text_components, "vae"))
+    return getattr(pipeline, name)
+
+
+def base_of(folder: Path) -> Any:
+    """The network without adapters."""
+    return AutoModel.from_pretrained(str(folder / PipelineFolder(folder).denoisers[0]))
+
+
+def fused_by_diffusers(folder: Path, path: Path, scale: float, *components: str) -> Any:
+    """The stock pipeline with an adapter in its weights."""
+    others = {"vae", *PipelineFolder(folder).family.text_components} - set(components)
+    stock = DiffusionPipeline.from_pretrained(folder, **dict.fromkeys(others))
+    stock.load_lora_weights(str(path), adapter_name="a")
+    stock.set_adapters("a", scale)
+    stock.fuse_lora(components=list(components), adapter_names=["a"])
+    stock.unload_lora_weights()
+    return stock
 
 
 def assert_equal(ours: torch.nn.Module, theirs: torch.nn.Module) -> None:
@@ -96,15 +115,10 @@ def test_a_fused_teacher_is_what_stock_diffusers_makes(
     tiny: Path, tmp_path: Path, dora: bool
 ) -> None:
     path = make_adapter(tiny, tmp_path, dora)
-    ours = loaded(section(tiny, path, scale=0.7))
-    stock = DiffusionPipeline.from_pretrained(tiny)
-    before = outputs(denoiser_of(stock, tiny))
-    stock.load_lora_weights(str(path), adapter_name="a")
-    stock.set_adapters("a", 0.7)
-    stock.fuse_lora(components=[PipelineFolder(tiny).denoisers[0]], adapter_names=["a"])
-    stock.unload_lora_weights()
-    assert_equal(denoiser_of(ours, tiny), denoiser_of(stock, tiny))
-    assert not torch.allclose(outputs(denoiser_of(ours, tiny)), before, atol=1e-3)
+    (name,) = PipelineFolder(tiny).denoisers
+    ours = adapted(section(tiny, path, scale=0.7))
+    assert_equal(ours, getattr(fused_by_diffusers(tiny, path, 0.7, name), name))
+    assert not torch.allclose(outputs(ours), outputs(base_of(tiny)), atol=1e-3)
 
 
 @pytest.mark.parametrize("dora", [False, True], ids=["lora", "dora"])
@@ -112,26 +126,21 @@ def test_an_adapter_beside_the_weights_computes_the_same(
     tiny: Path, tmp_path: Path, dora: bool
 ) -> None:
     path = make_adapter(tiny, tmp_path, dora)
-    fused = denoiser_of(loaded(section(tiny, path, scale=0.5)), tiny)
-    beside = section(tiny, path, scale=0.5, fuse_adapters=False)
-    kept = denoiser_of(loaded(beside), tiny)
+    fused = adapted(section(tiny, path, scale=0.5))
+    kept = adapted(section(tiny, path, scale=0.5, fuse_adapters=False))
     torch.testing.assert_close(outputs(kept), outputs(fused), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("fuse", [True, False], ids=["fused", "beside"])
-def test_in_half_precision_it_is_finite_and_close(
-    tiny: Path, tmp_path: Path, dtype: Any, fuse: bool
-) -> None:
+def test_in_half_precision_it_is_finite_and_close(tiny: Path, tmp_path: Path) -> None:
     path = make_adapter(tiny, tmp_path, dora=True)
-    exact = outputs(denoiser_of(loaded(section(tiny, path)), tiny))
-    half = section(tiny, path, dtype=dtype, fuse_adapters=fuse)
-    model = denoiser_of(loaded(half), tiny)
-    found = outputs(model)
-    assert found.dtype == torch.float32
-    beside = {value.dtype for name, value in model.named_parameters() if "lora_" in name}
-    assert beside == (set() if fuse else {torch.float32})
-    assert (found - exact).norm() < 0.05 * exact.norm()
+    exact = outputs(adapted(section(tiny, path)))
+    for dtype, fuse in (("bfloat16", True), ("float16", True), ("bfloat16", False)):
+        model = adapted(section(tiny, path, dtype=dtype, fuse_adapters=fuse))
+        found = outputs(model)
+        assert found.dtype == torch.float32
+        beside = {value.dtype for name, value in model.named_parameters() if "lora_" in name}
+        assert beside == (set() if fuse else {torch.float32})
+        assert (found - exact).norm() < 0.05 * exact.norm()
 
 
 def test_casting_gives_every_tensor_the_type_that_diffusers_loads_it_in(tiny: Path) -> None:
@@ -149,12 +158,11 @@ def test_casting_gives_every_tensor_the_type_that_diffusers_loads_it_in(tiny: Pa
 
 def test_several_adapters_add_up(tiny: Path, tmp_path: Path) -> None:
     paths = [make_adapter(tiny, tmp_path / str(seed), seed=seed) for seed in (1, 2)]
-    both = denoiser_of(loaded(section(tiny, *paths)), tiny)
-    base = AutoModel.from_pretrained(str(tiny / PipelineFolder(tiny).denoisers[0]))
-    singles = [denoiser_of(loaded(section(tiny, path)), tiny) for path in paths]
-    for name, weight in base.state_dict().items():
-        added = sum(single.state_dict()[name] - weight for single in singles)
-        torch.testing.assert_close(both.state_dict()[name], weight + added, atol=1e-5, rtol=1e-5)
+    both = adapted(section(tiny, *paths)).state_dict()
+    singles = [adapted(section(tiny, path)).state_dict() for path in paths]
+    for name, weight in base_of(tiny).state_dict().items():
+        added = sum(single[name] - weight for single in singles)
+        torch.testing.assert_close(both[name], weight + added, atol=1e-5, rtol=1e-5)
 
 
 def test_the_student_starts_from_the_adapted_teacher(tiny: Path, tmp_path: Path) -> None:
@@ -162,9 +170,8 @@ def test_the_student_starts_from_the_adapted_teacher(tiny: Path, tmp_path: Path)
     teacher = section(tiny, path, dtype="bfloat16", fuse_adapters=False)
     job = {"seed": 0, "teacher": teacher, "student": {"steps": 2}, "training": TRAINING}
     build_student(training_job(job), tmp_path / "initial")
-    expected = loaded(section(tiny, path))
     found = AutoModel.from_pretrained(str(tmp_path / "initial"))
-    assert_equal(found, denoiser_of(expected, tiny))
+    assert_equal(found, adapted(section(tiny, path)))
 
 
 def training_job(fields: dict[str, Any]) -> Any:
@@ -179,18 +186,14 @@ def test_a_kohya_file_is_read_with_its_alphas(tiny_sdxl: Path, tmp_path: Path) -
     tensors = load_file(make_adapter(tiny_sdxl, tmp_path))
     path = tmp_path / "kohya.safetensors"
     save_file(convert_state_dict_to_kohya(tensors), path)
-    ours = loaded(section(tiny_sdxl, path))
-    stock = DiffusionPipeline.from_pretrained(tiny_sdxl)
-    stock.load_lora_weights(str(path))
-    stock.fuse_lora(components=["unet"])
-    stock.unload_lora_weights()
-    assert_equal(ours.unet, stock.unet)
+    stock = fused_by_diffusers(tiny_sdxl, path, 1.0, "unet")
+    assert_equal(adapted(section(tiny_sdxl, path)), stock.unet)
 
 
 @pytest.mark.parametrize("fuse", [True, False], ids=["fused", "beside"])
 def test_each_layer_has_its_own_scale(tiny_sdxl: Path, tmp_path: Path, fuse: bool) -> None:
     """Diffusers gives attention layers the most frequent alpha of the file."""
-    base = AutoModel.from_pretrained(str(tiny_sdxl / "unet"))
+    base = base_of(tiny_sdxl)
     layers = [name for name, _ in base.named_modules() if name.endswith(("to_q", "to_k"))][:3]
     file = LoraFile()
     for number, (layer, alpha) in enumerate(zip(layers, (1.0, 8.0, None), strict=True)):
@@ -198,7 +201,7 @@ def test_each_layer_has_its_own_scale(tiny_sdxl: Path, tmp_path: Path, fuse: boo
         dtype, rank = torch.float32, number + 2
         file.add(DIALECTS["sdxl-kohya"], layer, weight, rank, alpha, dtype, seed=number)
     save_file(file.tensors, tmp_path / FILE)
-    ours = loaded(section(tiny_sdxl, tmp_path / FILE, scale=0.5, fuse_adapters=fuse)).unet
+    ours = adapted(section(tiny_sdxl, tmp_path / FILE, scale=0.5, fuse_adapters=fuse))
     for layer in layers:
         weight = base.get_submodule(layer).weight
         module = ours.get_submodule(layer)
@@ -208,7 +211,7 @@ def test_each_layer_has_its_own_scale(tiny_sdxl: Path, tmp_path: Path, fuse: boo
 
 def kohya_file(folder: Path, path: Path, alphas: tuple[float | None, ...]) -> Path:
     """A file of kohya's with these alphas, one to a layer, all of rank 4."""
-    base = AutoModel.from_pretrained(str(folder / "unet"))
+    base = base_of(folder)
     layers = [name for name, _ in base.named_modules() if name.endswith("to_q")]
     file = LoraFile()
     for seed, alpha in enumerate(alphas):
@@ -272,27 +275,19 @@ def test_a_file_that_changes_nothing_is_told(tiny_sdxl: Path, tmp_path: Path) ->
 
 
 def test_a_text_encoder_is_adapted_too(tiny_sdxl: Path, tmp_path: Path) -> None:
+    """Also where a job loads one of them alone."""
     path = make_adapter(tiny_sdxl, tmp_path, text=True)
-    ours = loaded(section(tiny_sdxl, path))
-    stock = DiffusionPipeline.from_pretrained(tiny_sdxl)
-    plain = stock.text_encoder.state_dict()["encoder.layers.0.self_attn.q_proj.weight"].clone()
-    stock.load_lora_weights(str(path))
-    stock.fuse_lora(components=["unet", "text_encoder"])
-    stock.unload_lora_weights()
+    teacher = section(tiny_sdxl, path)
+    ours, encoding = loaded(teacher), loaded(teacher, leave_out=("unet", "vae"))
+    stock = fused_by_diffusers(tiny_sdxl, path, 1.0, "unet", "text_encoder")
     assert_equal(ours.text_encoder, stock.text_encoder)
+    assert_equal(encoding.text_encoder, stock.text_encoder)
     assert_equal(ours.unet, stock.unet)
-    found = ours.text_encoder.state_dict()["encoder.layers.0.self_attn.q_proj.weight"]
-    assert not torch.equal(found, plain)
-
-
-def test_each_job_adapts_what_it_loads(tiny_sdxl: Path, tmp_path: Path) -> None:
-    teacher = section(tiny_sdxl, make_adapter(tiny_sdxl, tmp_path, text=True))
-    family = PipelineFolder(tiny_sdxl).family
-    whole = loaded(teacher)
-    generating = loaded(teacher, leave_out=family.text_components)
-    encoding = loaded(teacher, leave_out=("unet", "vae"))
-    assert_equal(generating.unet, whole.unet)
-    assert_equal(encoding.text_encoder, whole.text_encoder)
+    assert_equal(adapted(teacher), stock.unet)
+    weight = "encoder.layers.0.self_attn.q_proj.weight"
+    plain = load_file(tiny_sdxl / "text_encoder/model.safetensors")
+    (before,) = (value for name, value in plain.items() if name.endswith(weight))
+    assert not torch.equal(ours.text_encoder.state_dict()[weight], before)
 
 
 def test_an_expert_alone_is_adapted(tmp_path: Path) -> None:
@@ -320,7 +315,7 @@ def refused(folder: Path, *paths: Path, **changes: Any) -> str:
     with pytest.raises((ValueError, FileNotFoundError)) as planned:
         check_options(teacher, PipelineFolder(folder))
     with pytest.raises((ValueError, FileNotFoundError)) as loading:
-        loaded(teacher)
+        loaded(teacher, leave_out=("vae",))
     assert str(planned.value) == str(loading.value)
     return str(planned.value)
 
@@ -350,11 +345,11 @@ def test_names_that_match_nothing(tiny: Path, tmp_path: Path) -> None:
     assert "attn9.to_q.lora_A.weight" in message
 
 
-def test_half_of_a_pair(tiny: Path, tmp_path: Path) -> None:
+def test_half_of_a_pair(teacher: Path, tmp_path: Path) -> None:
     def drop(tensors: dict[str, torch.Tensor]) -> None:
         del tensors[next(name for name in tensors if "lora_B" in name)]
 
-    message = refused(tiny, make_adapter(tiny, tmp_path, spoil=drop))
+    message = refused(teacher, make_adapter(teacher, tmp_path, spoil=drop))
     assert "lora_B" in message
 
 
@@ -410,17 +405,17 @@ def test_an_adapter_of_another_family(tiny_sdxl: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_numbers_that_are_not_finite(tiny: Path, tmp_path: Path, value: float) -> None:
+def test_numbers_that_are_not_finite(teacher: Path, tmp_path: Path, value: float) -> None:
     def spoil(tensors: dict[str, torch.Tensor]) -> None:
         tensors[next(name for name in tensors if "blocks.0" in name or "1" in name)][0, 0] = value
 
-    assert "is not finite in" in refused(tiny, make_adapter(tiny, tmp_path, spoil=spoil))
+    assert "is not finite in" in refused(teacher, make_adapter(teacher, tmp_path, spoil=spoil))
 
 
-def test_a_sum_that_overflows(tiny: Path, tmp_path: Path) -> None:
-    path = make_adapter(tiny, tmp_path)
+def test_a_sum_that_overflows(teacher: Path, tmp_path: Path) -> None:
+    path = make_adapter(teacher, tmp_path)
     with pytest.raises(ValueError, match=r"with scales \[1e\+39\] the weights .* not finite"):
-        loaded(section(tiny, path, scale=1e39))
+        loaded(section(teacher, path, scale=1e39))
 
 
 def test_dora_scales_that_diffusers_drops(tiny_sdxl: Path, tmp_path: Path) -> None:
@@ -430,15 +425,15 @@ def test_dora_scales_that_diffusers_drops(tiny_sdxl: Path, tmp_path: Path) -> No
     assert "unet.x.dora_scale, which Diffusers drops" in refused(tiny_sdxl, tmp_path / FILE)
 
 
-def test_a_file_that_is_no_adapter(tiny: Path) -> None:
-    weights = tiny / PipelineFolder(tiny).denoisers[0] / "diffusion_pytorch_model.safetensors"
-    assert "is no LoRA or DoRA: it holds" in refused(tiny, weights)
+def test_a_file_that_is_no_adapter(teacher: Path) -> None:
+    weights = teacher / PipelineFolder(teacher).denoisers[0] / "diffusion_pytorch_model.safetensors"
+    assert "is no LoRA or DoRA: it holds" in refused(teacher, weights)
 
 
-def test_a_damaged_file(tiny: Path, tmp_path: Path) -> None:
-    path = make_adapter(tiny, tmp_path)
+def test_a_damaged_file(teacher: Path, tmp_path: Path) -> None:
+    path = make_adapter(teacher, tmp_path)
     path.write_bytes(path.read_bytes()[:500])
-    assert "is damaged" in refused(tiny, path)
+    assert "is damaged" in refused(teacher, path)
 
 
 def test_where_an_adapter_is(tmp_path: Path) -> None:
@@ -470,25 +465,25 @@ def recipe_hash(teacher: Teacher, folder: Path) -> str:
     return targets_recipe(job, PipelineFolder(folder), "embeddings").hash
 
 
-def test_a_changed_adapter_changes_the_targets(tiny: Path, tmp_path: Path) -> None:
-    path = make_adapter(tiny, tmp_path, seed=1)
-    plain, first = section(tiny), section(tiny, path)
-    found = [recipe_hash(plain, tiny), recipe_hash(first, tiny)]
-    found += [recipe_hash(section(tiny, path, scale=0.5), tiny)]
-    found += [recipe_hash(section(tiny, path, fuse_adapters=False), tiny)]
+def test_a_changed_adapter_changes_the_targets(teacher: Path, tmp_path: Path) -> None:
+    path = make_adapter(teacher, tmp_path, seed=1)
+    plain, first = section(teacher), section(teacher, path)
+    found = [recipe_hash(plain, teacher), recipe_hash(first, teacher)]
+    found += [recipe_hash(section(teacher, path, scale=0.5), teacher)]
+    found += [recipe_hash(section(teacher, path, fuse_adapters=False), teacher)]
     shutil.copy(path, tmp_path / "moved.safetensors")
-    assert recipe_hash(section(tiny, tmp_path / "moved.safetensors"), tiny) == found[1]
-    make_adapter(tiny, tmp_path, seed=2)
-    found += [recipe_hash(first, tiny)]
+    assert recipe_hash(section(teacher, tmp_path / "moved.safetensors"), teacher) == found[1]
+    make_adapter(teacher, tmp_path, seed=2)
+    found += [recipe_hash(first, teacher)]
     assert len(set(found)) == len(found)
 
 
 def test_the_hash_of_an_adapted_teacher_is_that_of_earlier_releases(
-    tiny: Path, tmp_path: Path
+    teacher: Path, tmp_path: Path
 ) -> None:
     """Another one would make every target of every adapted teacher again."""
-    path = make_adapter(tiny, tmp_path, seed=1)
-    folder = PipelineFolder(tiny)
+    path = make_adapter(teacher, tmp_path, seed=1)
+    folder = PipelineFolder(teacher)
     named = {"hash": hash_large_files([path])[path], "scale": 0.5, "expert": None}
     expected = hash_json(
         {
@@ -499,7 +494,7 @@ def test_the_hash_of_an_adapted_teacher_is_that_of_earlier_releases(
             "attention": None,
         }
     )
-    assert teacher_hash(section(tiny, path, scale=0.5), folder) == expected
+    assert teacher_hash(section(teacher, path, scale=0.5), folder) == expected
 
 
 def test_embeddings_depend_on_adapted_text_encoders_alone(tiny_sdxl: Path, tmp_path: Path) -> None:
@@ -513,13 +508,12 @@ def test_embeddings_depend_on_adapted_text_encoders_alone(tiny_sdxl: Path, tmp_p
     assert len(hashes) == 3
 
 
-def test_components_that_no_adapter_changes_stay_as_they_are(tiny: Path, tmp_path: Path) -> None:
-    teacher = section(tiny, make_adapter(tiny, tmp_path))
+def test_components_that_no_adapter_changes_stay_as_they_are(teacher: Path, tmp_path: Path) -> None:
+    given = section(teacher, make_adapter(teacher, tmp_path))
     linear = torch.nn.Linear(2, 2)
     before = linear.weight.clone()
-    adapt({"vae": linear}, teacher, PipelineFolder(tiny), fuse=True)
+    adapt({"vae": linear}, given, PipelineFolder(teacher), fuse=True)
     assert torch.equal(linear.weight, before)
-    assert PipelineFolder(tiny).family in (family_named("wan"), family_named("sdxl"))
 
 
 def test_an_export_has_the_adapted_text_encoder_and_leaves_the_teacher_alone(
@@ -529,7 +523,8 @@ def test_an_export_has_the_adapted_text_encoder_and_leaves_the_teacher_alone(
     adapter = {"path": str(path)}
     changes = {"adapters": [adapter], "max_sequence_length": None}
     before = PipelineFolder(tiny_sdxl).fingerprint()
-    run = make_run(tmp_path / "run", tiny_sdxl, teacher=changes)
+    targets = {"guidance_scale": 1.0, "steps": 2, "batch_size": 4}
+    run = make_run(tmp_path / "run", tiny_sdxl, teacher=changes, targets=targets)
     run.encode("train")
     run.all_targets()
     folder = run.train_and_export()

@@ -9,18 +9,28 @@ import pytest
 import torch
 
 from distillery.config.teacher import Teacher
+from distillery.families import family_named
 from distillery.teacher.decoding import guard_decoding, is_spoiled, pop_decode_seconds
 from distillery.teacher.folder import PipelineFolder
 from distillery.teacher.loading import load_student, load_teacher
 from families import sdxl
 from runs import CPU, loaded
 
+OTHERS = (*family_named("sdxl").text_components, "unet")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny SDXL."""
+    folder = tmp_path_factory.mktemp("sdxl")
+    sdxl.make(folder)
+    return folder
+
 
 @pytest.fixture
-def pipeline(tmp_path: Path) -> Any:
-    """A tiny SDXL, its VAE in float16 with a layer that overflows for strong latents."""
-    sdxl.make(tmp_path / "teacher")
-    found = loaded(section(tmp_path / "teacher", "float16"))
+def pipeline(tiny: Path) -> Any:
+    """Its VAE alone, in float16 with a layer that overflows for strong latents."""
+    found = loaded(section(tiny, "float16"), leave_out=OTHERS)
     overflowing(found.vae)
     return found
 
@@ -65,10 +75,9 @@ def test_a_black_image_is_decoded_again(pipeline: Any, caplog: pytest.LogCapture
 
 
 def test_images_that_are_whole_stay_as_they_are(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tiny: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sdxl.make(tmp_path / "teacher")
-    whole = loaded(section(tmp_path / "teacher", "bfloat16"))
+    whole = loaded(section(tiny, "bfloat16"), leave_out=OTHERS)
     batch = latents(1.0).bfloat16()
     with torch.no_grad():
         found = whole.vae.decode(batch, return_dict=False)[0]
@@ -106,20 +115,17 @@ def test_latents_that_are_not_finite_pass_through(
     assert "1 of 2 images were black or not finite in torch.float16" in caplog.text
 
 
+@pytest.mark.parametrize("load", [load_teacher, load_student])
 @pytest.mark.parametrize("vae_dtype", ["float16", "float32"])
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_what_is_not_finite_in_float32_either_is_nan_throughout(
-    tmp_path: Path, vae_dtype: str, bad: float
+    tiny: Path, vae_dtype: str, load: Any
 ) -> None:
     """A pipeline would clamp one infinite value to white or black, and nobody would know."""
-    sdxl.make(tmp_path / "teacher")
-    for load in (load_teacher, load_student):
-        vae = load(
-            section(tmp_path / "teacher", vae_dtype), PipelineFolder(tmp_path / "teacher"), CPU
-        ).vae
-        decode = vae.decoder.forward
+    vae = load(section(tiny, vae_dtype), PipelineFolder(tiny), CPU).vae
+    decode = vae.decoder.forward
+    for bad in (float("nan"), float("inf"), float("-inf")):
 
-        def spoil(states: torch.Tensor, *_: Any, decode: Any = decode) -> torch.Tensor:
+        def spoil(states: torch.Tensor, *_: Any, bad: float = bad) -> torch.Tensor:
             decoded: torch.Tensor = decode(states)
             decoded[-1, 0, 3, 5] = bad
             return decoded
@@ -131,11 +137,8 @@ def test_what_is_not_finite_in_float32_either_is_nan_throughout(
         assert found[1].isnan().all()
 
 
-def test_the_student_is_decoded_in_the_same_type(tmp_path: Path) -> None:
-    sdxl.make(tmp_path / "teacher")
-    found = load_student(
-        section(tmp_path / "teacher", "float16"), PipelineFolder(tmp_path / "teacher"), CPU
-    )
+def test_the_student_is_decoded_in_the_same_type(tiny: Path) -> None:
+    found = load_student(section(tiny, "float16"), PipelineFolder(tiny), CPU)
     assert found.vae.dtype == torch.float16
     assert found.unet.dtype == torch.float32
 

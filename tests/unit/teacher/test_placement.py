@@ -24,7 +24,7 @@ from distillery.teacher.loading import check_options
 from distillery.teacher.placement import balance, check_devices, plan_blocks
 from families import sdxl
 from runs import CPU, loaded
-from tiny import MAX_TOKENS, make_tiny_wan
+from tiny import MAX_TOKENS, make_tiny_wan, tiny_transformer
 
 CUDA = torch.device("cuda", 0)
 CLOSE = {"float32": 1e-4, "bfloat16": 5e-2}
@@ -45,6 +45,12 @@ def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     folder = tmp_path_factory.mktemp(request.param) / "teacher"
     (make_tiny_wan if request.param == "wan" else sdxl.make)(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def network(tiny: Path) -> Any:
+    """Its denoiser; tests must not change it."""
+    return getattr(loaded(section(tiny)), PipelineFolder(tiny).denoisers[0])
 
 
 def draw(pipeline: Any, folder: Path, decode: bool = False) -> torch.Tensor:
@@ -98,18 +104,23 @@ def dispatch(_pipeline: Any, denoiser: Any) -> None:
     dispatch_model(denoiser, places, main_device="cpu", force_hooks=True)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("hook", [offload_model, offload_layers, dispatch])
-def test_hooks_compose_with_states_in_float32(tiny: Path, dtype: Any, hook: Hook) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "hooks"),
+    [("bfloat16", (offload_model, offload_layers, dispatch)), ("float32", (offload_layers,))],
+    ids=["bfloat16", "float32"],
+)
+def test_hooks_compose_with_states_in_float32(
+    tiny: Path, dtype: Any, hooks: tuple[Hook, ...]
+) -> None:
     found = []
-    for chosen in (stay, hook):
+    for chosen in (stay, *hooks):
         pipeline = loaded(section(tiny, dtype=dtype))
         denoiser = getattr(pipeline, PipelineFolder(tiny).denoisers[0])
         chosen(pipeline, denoiser)
         assert hasattr(denoiser, "_hf_hook") == (chosen is not stay)
         found.append(draw(pipeline, tiny))
         assert found[-1].dtype == torch.float32
-    assert torch.equal(*found)
+        assert torch.equal(found[0], found[-1]), chosen.__name__
 
 
 @pytest.mark.parametrize("fuse", [True, False], ids=["fused", "beside"])
@@ -139,22 +150,20 @@ def test_what_is_offloaded_is_never_whole_on_the_gpu(
 # Several GPUs.
 
 
-def test_blocks_are_spread_evenly_and_stay_whole(tiny: Path) -> None:
-    teacher = loaded(section(tiny))
-    model = getattr(teacher, PipelineFolder(tiny).denoisers[0])
-    size = sum(value.numel() * 4 for value in model.state_dict().values())
-    memory = {0: int(size * 0.7), 1: size}
-    places = plan_blocks(model, memory, model._no_split_modules)
+def test_blocks_are_spread_evenly_and_stay_whole(network: Any) -> None:
+    size = sum(value.numel() * 4 for value in network.state_dict().values())
+    blocks = network._no_split_modules
+    places = plan_blocks(network, {0: int(size * 0.7), 1: size}, blocks)
     assert set(places.values()) == {0, 1}
-    for name, part in model.named_modules():
-        if type(part).__name__ in model._no_split_modules:
+    for name, part in network.named_modules():
+        if type(part).__name__ in blocks:
             assert not any(place.startswith(f"{name}.") for place in places)
 
 
 @pytest.mark.parametrize("num_gpus", [2, 3])
-def test_gpus_share_a_network_evenly(tmp_path: Path, num_gpus: int) -> None:
-    make_tiny_wan(tmp_path / "teacher", num_layers=12)
-    model = loaded(section(tmp_path / "teacher")).transformer
+def test_gpus_share_a_network_evenly(num_gpus: int) -> None:
+    with torch.random.fork_rng(devices=[]):
+        model = tiny_transformer(num_layers=12)
     free = dict.fromkeys(range(num_gpus), 10**9)
     places = plan_blocks(
         model, balance(model, free, model._no_split_modules), model._no_split_modules
@@ -167,18 +176,15 @@ def test_gpus_share_a_network_evenly(tmp_path: Path, num_gpus: int) -> None:
     assert max(num_blocks) - min(num_blocks) <= 3
 
 
-def test_two_blocks_go_to_two_gpus(tiny: Path) -> None:
-    model = getattr(loaded(section(tiny)), PipelineFolder(tiny).denoisers[0])
-    blocks = model._no_split_modules
-    places = plan_blocks(model, balance(model, {0: 10**9, 1: 10**9}, blocks), blocks)
+def test_two_blocks_go_to_two_gpus(network: Any) -> None:
+    blocks = network._no_split_modules
+    places = plan_blocks(network, balance(network, {0: 10**9, 1: 10**9}, blocks), blocks)
     assert set(places.values()) == {0, 1}
 
 
-def test_a_network_that_does_not_fit(tiny: Path) -> None:
-    teacher = loaded(section(tiny))
-    model = getattr(teacher, PipelineFolder(tiny).denoisers[0])
+def test_a_network_that_does_not_fit(network: Any) -> None:
     with pytest.raises(ValueError, match=r"does not fit on 2 GPUs .*raise teacher\.num_gpus"):
-        plan_blocks(model, {0: 1000, 1: 1000}, model._no_split_modules)
+        plan_blocks(network, {0: 1000, 1: 1000}, network._no_split_modules)
 
 
 # What is refused.
@@ -251,11 +257,9 @@ def default_attention() -> Iterator[None]:
     _AttentionBackendRegistry.set_active_backend(AttentionBackendName.NATIVE)
 
 
-@pytest.fixture(scope="module")
-def wan(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wan") / "teacher"
-    make_tiny_wan(folder)
-    return folder
+@pytest.fixture
+def wan(teacher: Path) -> Path:
+    return teacher
 
 
 @pytest.mark.usefixtures("default_attention")

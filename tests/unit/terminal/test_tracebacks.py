@@ -1,6 +1,5 @@
 """The error that ended a training of several processes, from the log that torchrun leaves."""
 
-import os
 import subprocess
 import sys
 import time
@@ -8,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import forks
 from distillery.terminal.jobs import Job
 from distillery.terminal.tracebacks import first_error
 
@@ -28,19 +28,21 @@ sys.exit(explain_errors(body, Path(sys.argv[1]) if {is_explained} else None))
 UNEXPLAINED = SCRIPT.replace("sys.exit(explain_errors(body, ", "body() # ")
 
 
-def launched(folder: Path, script: str) -> str:
-    """What the terminal says of two processes that torchrun started and that failed."""
-    (folder / "script.py").write_text(script)
+def launched(folder: Path, script: str, python: str = "python") -> str:
+    """What the terminal says of two processes that torchrun started and that failed.
+
+    They are forks, or what `python` is.
+    """
     log = folder / "results/tiny/logs/training.log"
     log.parent.mkdir(parents=True)
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python"]
     begin_s = time.time() - 1
     with log.open("ab") as file:
         done = subprocess.run(
-            [sys.executable, *launcher, str(folder / "script.py"), str(log)],
+            ["python", *launcher, python, "-c", script, str(log)],
             stdout=file,
             stderr=file,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            env=forks.environ(OMP_NUM_THREADS="1"),
             check=False,
         )
     assert done.returncode == 1
@@ -61,9 +63,9 @@ def test_the_first_rank_s_error_is_told(tmp_path: Path, script: str) -> None:
 
 @pytest.mark.slow
 def test_a_rank_that_is_killed_is_told_by_its_signal(tmp_path: Path) -> None:
-    """Not by the connection that the other one loses."""
+    """Not by the connection that the other one loses. A fork's end would be its client's."""
     script = SCRIPT.format(failure="os.kill(os.getpid(), 9)", is_explained=True)
-    words = launched(tmp_path, script)
+    words = launched(tmp_path, script, python=sys.executable)
     assert words.startswith(
         "training failed: rank 1 ended with status -9: Signal 9 (SIGKILL) received by PID "
     )
