@@ -24,8 +24,10 @@ THREE = ("n1", "n2", "n3")
 SAVED_ONCE = {"save_every_samples": 64}
 
 
-@pytest.mark.parametrize("nodes", [TWO_BY_TWO, THREE, ("n2", "n1", "n2", "n1")])
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize(
+    ("nodes", "parallel"),
+    [(TWO_BY_TWO, "ddp"), (THREE, "fsdp"), (("n2", "n1", "n2", "n1"), "fsdp")],
+)
 def test_nodes_learn_what_one_process_does(data, alone, tmp_path, nodes, parallel):
     """With fsdp each node has the whole student, dealt out over its processes."""
     faults = {0: f"mesh:{nodes.count(nodes[0])}"} if parallel == "fsdp" else {}

@@ -62,12 +62,9 @@ OF_LAST = {"teacher_residence": "one_rank", "teacher_rank": 1}
 @pytest.mark.parametrize(
     ("num_processes", "settings"),
     [
-        (2, {}),
-        (2, OF_LAST),
         (2, {"teacher_residence": "cpu"}),
         (3, {"teacher_residence": "one_rank"}),
         (3, {"teacher_residence": "shared"}),
-        (2, {"teacher_residence": "own_gpus"}),
         (4, OF_LAST),
     ],
 )

@@ -25,14 +25,13 @@ def assert_all_are_shown(folder, data, moments=MOMENTS):
             assert text.tensor.string_val == [prompts[prompt_id].encode()]
 
 
-@pytest.mark.parametrize("num_processes", [2, 3, 4])
-def test_the_board_has_the_previews_of_all_processes(data, tmp_path, num_processes):
-    """With four processes the last one has none to draw."""
-    assert run(num_processes, arguments(data, tmp_path)) == [0] * num_processes
+def test_the_board_has_the_previews_of_all_processes(data, tmp_path):
+    """Of four processes the last one has none to draw."""
+    assert run(4, arguments(data, tmp_path)) == [0] * 4
     assert_all_are_shown(tmp_path, data)
 
 
-@pytest.mark.parametrize(("first", "then"), [(2, 2), (2, 1), (1, 2), (3, 2)])
+@pytest.mark.parametrize(("first", "then"), [(1, 2), (3, 1)])
 def test_a_resumed_training_shows_each_preview_once(data, tmp_path, first, then):
     """Killed after three updates, with another number of processes at the next start."""
     settings = {"every_samples": 8, "save_every_samples": 16}

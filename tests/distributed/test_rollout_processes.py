@@ -21,7 +21,7 @@ SHARDED = {
 
 
 # 3 processes share a batch of 8 as 3, 3 and 2.
-@pytest.mark.parametrize(("num_processes", "changes"), [(2, {}), (3, {}), (2, SHARDED)])
+@pytest.mark.parametrize(("num_processes", "changes"), [(3, {}), (2, SHARDED)])
 def test_rollouts_of_many_processes_equal_those_of_one(
     data, teacher, alone, tmp_path, num_processes, changes
 ):

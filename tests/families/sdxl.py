@@ -13,7 +13,7 @@ from diffusers import (
 from families.case import FamilyCase
 from families.clip import FEATURES, tiny_clip, tiny_clip_tokenizer
 
-SIZE = 32
+SIZE = 16
 
 
 def make(folder: Path) -> None:

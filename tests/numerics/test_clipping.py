@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import yaml
-from test_families import LANDED, make_subject, misses
+from test_families import LANDED, Subject, misses
 
 from distillery.schedulers import ADVICE
 from families.case import FamilyCase
+from families.made import empty_run, fill, made_teacher
 from families.pixart import CASE as PIXART
 from families.sdxl import CASE as SDXL
-from runs import planned, settings
+from runs import loaded, planned, settings
 
 
 def advised() -> dict[str, Any]:
@@ -38,12 +39,15 @@ def by_name(case: FamilyCase) -> str:
     ids=["clip_sample", "thresholding"],
 )
 def test_the_plan_refuses_clipping(
-    tmp_path: Path, case: FamilyCase, scheduler: dict[str, Any], setting: str
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    case: FamilyCase,
+    scheduler: dict[str, Any],
+    setting: str,
 ) -> None:
-    case.make(tmp_path / "teacher")
     size = {"height": case.height, "width": case.width, "max_sequence_length": case.max_tokens}
     teacher = size | {"negative_prompt": None, "scheduler": scheduler}
-    raw = settings(tmp_path, tmp_path / "teacher", teacher=teacher)
+    raw = settings(tmp_path, made_teacher(tmp_path_factory, case), teacher=teacher)
     with pytest.raises(ValueError, match=f"{setting}: true.*teacher.scheduler: {{{setting}: fal"):
         planned(raw, tmp_path)
     raw["teacher"]["scheduler"] = scheduler | {setting: False}
@@ -52,8 +56,12 @@ def test_the_plan_refuses_clipping(
 
 @pytest.mark.parametrize("case", [SDXL, PIXART], ids=by_name)
 def test_a_perfect_student_lands_on_the_knots_of_the_advised_scheduler(
-    tmp_path: Path, case: FamilyCase
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, case: FamilyCase
 ) -> None:
-    subject = make_subject(replace(case, teacher={"scheduler": advised()}), tmp_path)
+    teacher = made_teacher(tmp_path_factory, case)
+    case = replace(case, teacher={"scheduler": advised()})
+    run = empty_run(case, tmp_path, teacher)
+    fill(run)
+    subject = Subject(case, run, loaded(run.config.teacher))
     for steps in (1, 2, 4):
         assert all(distance < LANDED for distance in misses(subject, steps))

@@ -5,35 +5,30 @@ The teachers are real Diffusers classes of tiny size with random weights; see te
 
 import inspect
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
-from diffusers import DiffusionPipeline
-from PIL import Image
 
 from distillery.families import Setting, family_named, grid_of
 from distillery.families.text import check_lengths
-from distillery.files import read_json
 from distillery.generation.trajectory import record
-from distillery.model_folder import METADATA
 from distillery.noise import SampleId, noise_seed
 from distillery.store.embeddings import EmbeddingStore
 from distillery.store.trajectories import TrajectoryStore
 from distillery.student.schedule import student_scheduler
-from distillery.teacher.folder import PipelineFolder, find_teacher
+from distillery.teacher.folder import find_teacher
 from distillery.teacher.loading import load_scheduler
 from distillery.training.data import SegmentDataset
 from families import CASES
-from families.calls import flat, generators
+from families.calls import generators
 from families.case import FamilyCase
-from runs import Run, family_run, loaded
+from families.made import NUM_PROMPTS, made_run
+from runs import Run, loaded
 
-NUM_PROMPTS = 9
 CLOSE = 2e-5
 """Between texts encoded in batches of different size."""
 LANDED = 1e-4
@@ -42,11 +37,16 @@ LANDED = 1e-4
 
 @dataclass
 class Subject:
-    """A family under test: its case, a run with stored trajectories, and its stock pipeline."""
+    """A family under test: its case, a run with stored trajectories, and its stock pipeline.
+
+    Attributes:
+        stock_fed: what the denoisers were given by the stock call, as `fed` records it.
+    """
 
     case: FamilyCase
     run: Run
     pipeline: Any
+    stock_fed: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
 
     @property
     def family(self) -> Any:
@@ -83,7 +83,18 @@ class Subject:
         rows = [store.row(row) for row in range(NUM_PROMPTS)]
         return self.family.pad(rows, self.max_tokens)
 
-    def stock_call(self, pipeline: Any = None, **options: Any) -> list[torch.Tensor]:
+    @cached_property
+    def stock(self) -> list[torch.Tensor]:
+        """Of the stock call as the run's settings are."""
+        with fed(self) as self.stock_fed:
+            return self.stock_call()
+
+    @cached_property
+    def unguided(self) -> torch.Tensor:
+        """Where the stock call ends without guidance."""
+        return self.stock_call(**{self.guidance_argument: 1.0})[-1]
+
+    def stock_call(self, **options: Any) -> list[torch.Tensor]:
         """The stock pipeline's own call with texts; the latents that its callback sees."""
         seen: list[torch.Tensor] = []
 
@@ -107,44 +118,23 @@ class Subject:
         negative = self.case.teacher.get("negative_prompt", self.case.no_negative)
         if negative is not None:
             arguments["negative_prompt"] = [negative] * NUM_PROMPTS
-        called = pipeline or self.pipeline
-        if "callback_on_step_end" not in inspect.signature(type(called).__call__).parameters:
+        call = inspect.signature(type(self.pipeline).__call__).parameters
+        if "callback_on_step_end" not in call:
             # PixArt's call is of an older kind, and ignores what it does not know.
             arguments["callback"] = lambda _step, _time, latents: seen.append(latents.clone())
-        called(**(arguments | options))
+        self.pipeline(**(arguments | options))
         return seen
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
 def subject(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Subject:
     case: FamilyCase = request.param
-    return make_subject(case, tmp_path_factory.mktemp(case.name))
-
-
-def make_subject(case: FamilyCase, folder: Path) -> Subject:
-    """A family with trajectories of as many segments as steps."""
-    case.make(folder / "teacher")
-    run = family_run(
-        case,
-        folder,
-        folder / "teacher",
-        embeddings={"batch_size": NUM_PROMPTS, "chunk_size": 99},
-        targets={
-            "num_segments": case.steps,
-            "batch_size": NUM_PROMPTS,
-            "chunk_size": NUM_PROMPTS,
-        },
-        student={"steps": case.steps},
-    )
-    for split in ("train", "eval"):
-        run.encode(split)
-    run.all_targets()
-    teacher = run.config.teacher
-    return Subject(case, run, loaded(teacher))
+    run = made_run(tmp_path_factory, case, student={"steps": case.steps})
+    return Subject(case, run, loaded(run.config.teacher))
 
 
 def test_stored_states_are_the_stock_pipelines_bit_for_bit(subject: Subject) -> None:
-    stock = subject.stock_call()
+    stock = subject.stock
     assert len(stock) == subject.case.steps
     for knot, theirs in enumerate(stock, start=1):
         assert subject.states(knot).equal(theirs), f"knot {knot}"
@@ -187,28 +177,25 @@ def test_targets_depend_on_noise_prompt_and_guidance(subject: Subject) -> None:
     assert not predict(states, 0).allclose(predict(-states, 0), atol=1e-4)
     assert not predict(states, 0).allclose(predict(states, 1), atol=1e-6)
     if subject.case.guidance_scale > 1.0:
-        unguided = subject.stock_call(**{subject.guidance_argument: 1.0})[-1]
-        assert not unguided.allclose(subject.states(subject.case.steps), atol=1e-4)
+        assert not subject.unguided.allclose(subject.states(subject.case.steps), atol=1e-4)
     if subject.case.guidance_scale_2 is not None:
         alike = subject.stock_call(guidance_scale_2=None)[-1]
         assert not alike.allclose(subject.states(subject.case.steps), atol=1e-4)
 
 
 def test_the_recorder_does_not_disturb(subject: Subject) -> None:
-    plain = subject.stock_call()
     with record(subject.pipeline.scheduler, [subject.case.steps]) as trajectory:
         recorded = subject.stock_call()
-    assert recorded[-1].equal(plain[-1])
-    assert trajectory.states[subject.case.steps].equal(plain[-1])
+    assert recorded[-1].equal(subject.stock[-1])
+    assert trajectory.states[subject.case.steps].equal(subject.stock[-1])
     assert "step" not in vars(subject.pipeline.scheduler)
 
 
 def test_the_student_is_fed_as_the_stock_pipeline_feeds(subject: Subject) -> None:
     """Trap 2: the conditional branch, tensor for tensor, at every step."""
-    with fed(subject) as stock_calls:
-        subject.stock_call()
+    assert subject.stock
     steps = subject.trajectories.recipe.schedule
-    conditional = list(conditional_calls(stock_calls, subject))
+    conditional = list(conditional_calls(subject.stock_fed, subject))
     assert len(conditional) == subject.case.steps
     conditioning = subject.conditioning()
     for step, expected in enumerate(conditional):
@@ -228,9 +215,7 @@ def test_the_teacher_is_its_own_perfect_student(subject: Subject) -> None:
 
     Without guidance, since a student has none; a network that is told its guidance keeps it.
     """
-    options = {subject.guidance_argument: 1.0}
     setting = Setting(subject.case.height, subject.case.width, 1.0)
-    stock = subject.stock_call(**options)[-1]
     scheduler = load_scheduler(find_teacher(subject.run.config.teacher), subject.run.config.teacher)
     subject.family.set_timesteps(scheduler, subject.case.steps, subject.trajectories.latent_shape)
     schedule = grid_of(
@@ -248,15 +233,15 @@ def test_the_teacher_is_its_own_perfect_student(subject: Subject) -> None:
                 setting,
             )
         noisy = scheduler.step(prediction, timestep, noisy, return_dict=False)[0]
-    torch.testing.assert_close(noisy, stock, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(noisy, subject.unguided, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("steps", [1, 2, 4])
-def test_a_step_with_the_target_lands_on_the_next_knot(subject: Subject, steps: int) -> None:
+def test_a_step_with_the_target_lands_on_the_next_knot(subject: Subject) -> None:
     """With the scheduler that the student is exported with."""
-    missed = misses(subject, steps)
-    assert len(missed) == steps
-    assert all(distance < LANDED for distance in missed)
+    for steps in (1, 2, 4):
+        missed = misses(subject, steps)
+        assert len(missed) == steps
+        assert all(distance < LANDED for distance in missed)
 
 
 def misses(subject: Subject, steps: int) -> list[float]:
@@ -286,53 +271,12 @@ def misses(subject: Subject, steps: int) -> list[float]:
     return distances
 
 
-def test_the_students_pipeline_is_stock_and_draws_the_stages_image(subject: Subject) -> None:
-    """Train, export, load with plain Diffusers, call as its card says."""
-    run = subject.run
-    pipeline_folder = run.train_and_export()
-    run.samples(model="student", pipeline=pipeline_folder)
-    about = read_json(pipeline_folder / METADATA)
-    plain = DiffusionPipeline.from_pretrained(pipeline_folder, **about["call"]["absent"])
-    plain.set_progress_bar_config(disable=True)
-
-    grid = grid_of(
-        PipelineFolder(pipeline_folder).family,
-        plain.scheduler,
-        subject.case.steps,
-        subject.trajectories.latent_shape,
-    )
-    assert grid.timesteps == tuple(about["recipe"]["schedule"]["timesteps"])
-
-    table = pd.read_parquet(run.prompts("eval")).head(2)
-    samples = [SampleId(prompt_id, 0) for prompt_id in table["prompt_id"]]
-    result = plain(
-        prompt=table["prompt"].tolist(),
-        generator=generators(noise_seed(0, sample) for sample in samples),
-        **about["call"]["arguments"],
-    )
-    assert eval("result." + about["call"]["image"], {"result": result}).size
-    images = [np.asarray(image) for image in flat(result[0])]
-    for sample, theirs in zip(samples, images, strict=True):
-        path = run.folder / "samples" / "student" / sample.prompt_id / "0.png"
-        ours = np.asarray(Image.open(path)).astype(int)
-        assert abs(ours - theirs.astype(int)).max() <= 1
-        assert ours.std() > 0
-
-
 def test_a_prompt_over_the_limit_is_named_with_what_would_be_cut(subject: Subject) -> None:
     readers = subject.family.readers(subject.pipeline, subject.max_tokens)
     limit = min(subject.max_tokens, *(reader.limit for reader in readers))
     check_lengths(readers, ["a dog"])
     with pytest.raises(ValueError, match=r"would lose '.*zebra"):
         check_lengths(readers, ["a dog", "dog " * limit + "zebra"])
-
-
-@pytest.mark.parametrize("name", ["height", "width"])
-def test_a_size_that_does_not_fit_comes_with_one_that_does(subject: Subject, name: str) -> None:
-    sizes = {"height": subject.case.height, "width": subject.case.width}
-    assert subject.family.latent_shape(subject.pipeline, **sizes)
-    with pytest.raises(ValueError, match=rf"teacher\.{name} is \d+.*multiple of.*use \d+"):
-        subject.family.latent_shape(subject.pipeline, **(sizes | {name: sizes[name] + 1}))
 
 
 class fed:  # noqa: N801 - reads as a verb

@@ -18,6 +18,7 @@ from distillery.families.protocol import Denoiser
 from distillery.teacher.loading import denoisers_of
 from families import CASES
 from families.case import FamilyCase
+from families.made import made_teacher
 from runs import loaded
 
 MULTIPLES = {
@@ -101,8 +102,7 @@ class Subject:
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
 def subject(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Subject:
     case: FamilyCase = request.param
-    folder = tmp_path_factory.mktemp(case.name)
-    case.make(folder)
+    folder = made_teacher(tmp_path_factory, case)
     fields = {"path": str(folder), "dtype": "float32", "height": case.height, "width": case.width}
     pipeline = loaded(parse(Teacher, fields | dict(case.teacher), "test"))
     if isinstance(pipeline.vae, AutoencoderKL):

@@ -18,6 +18,7 @@ from distillery.prompts import SAID_ELSEWHERE
 from distillery.store.trajectories import TrajectoryStore
 from families.calls import flat, generators
 from families.case import FamilyCase
+from families.made import made_teacher
 from runs import Run, family_run, loaded
 
 KINDS = ("sdxl", "wan", "sana", "qwen_image")
@@ -62,11 +63,10 @@ class Subject:
 def subject(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Subject:
     case: FamilyCase = import_module(f"families.{request.param}").CASE
     folder = tmp_path_factory.mktemp(case.name)
-    case.make(folder / "teacher")
     run = family_run(
         case,
         folder,
-        folder / "teacher",
+        made_teacher(tmp_path_factory, case),
         teacher={"negative_prompt": OF_THE_RUN},
         embeddings={"batch_size": 4, "chunk_size": 3},
         targets={

@@ -4,6 +4,7 @@ The teachers are real Diffusers classes of tiny size with random weights; see te
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import pytest
@@ -26,7 +27,8 @@ from distillery.training.data import SegmentDataset
 from distillery.training.objectives import PerceptualLoss, load_perceptual, roll_out
 from families import CASES
 from families.case import FamilyCase
-from runs import CPU, Run, family_run, loaded
+from families.made import made_run
+from runs import CPU, Run, loaded
 
 ROWS = [0, 3, 8]
 STEPS = 2
@@ -34,12 +36,12 @@ STEPS = 2
 
 @dataclass
 class Subject:
-    """A family under test: its case, and a run with trajectories of two segments."""
+    """A family under test: its case, and a run whose student takes two of the teacher's steps."""
 
     case: FamilyCase
     run: Run
 
-    @property
+    @cached_property
     def dataset(self) -> SegmentDataset:
         return SegmentDataset(
             self.run.folder / "targets" / "manifest.json",
@@ -49,10 +51,13 @@ class Subject:
             "prediction",
         )
 
-    @property
+    @cached_property
     def teacher(self) -> Any:
-        teacher = self.run.config.teacher
-        return loaded(teacher)
+        return loaded(self.run.config.teacher)
+
+    @cached_property
+    def perceptual(self) -> PerceptualLoss:
+        return load_perceptual(find_teacher(self.run.config.teacher), self.dataset.setting, CPU)
 
     def students(self, scale: float = 1.0) -> Setting:
         """What a student is told: a scale only where it takes it as an input."""
@@ -89,18 +94,9 @@ class Subject:
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
 def subject(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Subject:
     case: FamilyCase = request.param
-    folder = tmp_path_factory.mktemp(case.name)
-    case.make(folder / "teacher")
-    run = family_run(
-        case,
-        folder,
-        folder / "teacher",
-        targets={"num_segments": STEPS, "batch_size": 9, "chunk_size": 9, "predictions": True},
-        student={"steps": STEPS},
-        training={"objective": "prediction"},
+    run = made_run(
+        tmp_path_factory, case, student={"steps": STEPS}, training={"objective": "prediction"}
     )
-    run.encode("train")
-    run.all_targets()
     return Subject(case, run)
 
 
@@ -121,7 +117,7 @@ def test_a_stored_prediction_is_what_the_guided_teacher_gives_there(
 
     expected = conditional = predict(batch.conditioning)
     scale = subject.scale_at(float(batch.timestep[0]))
-    folder = PipelineFolder(subject.run.folder.parent / "teacher")
+    folder = find_teacher(subject.run.config.teacher)
     is_guided_by_input = dataset.family.has_guidance_embedding(folder.denoiser_config)
     if scale > 1.0 and not is_guided_by_input:
         negative = predict(subject.negative(dataset))
@@ -150,41 +146,35 @@ def test_noise_that_is_drawn_again_is_the_stored_one(subject: Subject) -> None:
         assert drawn.states(row, 0, 0)[0].equal(stored.states(row, 0, 0)[0])
 
 
-@pytest.mark.parametrize("segment", range(STEPS))
-def test_the_teacher_walks_on_from_a_stored_state_to_the_next(
-    subject: Subject, segment: int
-) -> None:
+def test_the_teacher_walks_on_from_a_stored_state_to_the_next(subject: Subject) -> None:
     """A multistep solver begins anew in the second segment, so it ends elsewhere there."""
-    trajectories = subject.dataset._trajectories
-    before, after = (
-        torch.stack(states)
-        for states in zip(
-            *(trajectories.states(row, segment, segment + 1) for row in ROWS), strict=True
-        )
-    )
-    walk = walk_of(subject, None)
-    found = walk.advance(before, segment, ROWS)
-    if segment == 0 or type(walk.pipeline.scheduler).__name__ not in MULTISTEP:
-        # Other numbers of rows take other kernels: some 1e-4 apart on a CPU with AMX.
-        torch.testing.assert_close(found, after, rtol=0, atol=5e-4)
-    else:
-        assert found.isfinite().all()
-        assert (found - after).square().mean() < 0.1 * (before - after).square().mean()
+    trajectories, walk = subject.dataset._trajectories, walk_of(subject, None)
+    knots = subject.case.steps // STEPS  # of the stored ones, from the student's to its next
+    for segment in range(STEPS):
+        ends = (segment * knots, (segment + 1) * knots)
+        pairs = [trajectories.states(row, *ends) for row in ROWS]
+        before, after = (torch.stack(states) for states in zip(*pairs, strict=True))
+        found = walk.advance(before, segment, ROWS)
+        if segment == 0 or type(walk.pipeline.scheduler).__name__ not in MULTISTEP:
+            # Other numbers of rows take other kernels: some 1e-4 apart on a CPU with AMX.
+            torch.testing.assert_close(found, after, rtol=0, atol=5e-4)
+        else:
+            assert found.isfinite().all()
+            assert (found - after).square().mean() < 0.1 * (before - after).square().mean()
 
 
-@pytest.mark.parametrize("segment", range(STEPS))
-def test_one_step_of_the_teacher_is_that_of_its_stored_prediction(
-    subject: Subject, segment: int
-) -> None:
-    dataset = subject.dataset
-    batch = dataset.__getitems__([row * STEPS + segment for row in ROWS])
+def test_one_step_of_the_teacher_is_that_of_its_stored_prediction(subject: Subject) -> None:
+    dataset, walk = subject.dataset, walk_of(subject, 1)
     grid, kind = dataset.grid, dataset.recipe.prediction_type
     alpha, sigma = (torch.tensor(values) for values in (grid.alphas, grid.sigmas))
-    clean, noise = from_prediction(kind, batch.target, batch.noisy, alpha[segment], sigma[segment])
-    expected = add_noise(clean, noise, alpha[segment + 1], sigma[segment + 1])
-    found = walk_of(subject, 1).advance(batch.noisy * grid.scales[segment], segment, ROWS)
-    found = found / grid.scales[segment + 1]
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    for segment in range(STEPS):
+        batch = dataset.__getitems__([row * STEPS + segment for row in ROWS])
+        level = (alpha[segment], sigma[segment])
+        clean, noise = from_prediction(kind, batch.target, batch.noisy, *level)
+        expected = add_noise(clean, noise, alpha[segment + 1], sigma[segment + 1])
+        found = walk.advance(batch.noisy * grid.scales[segment], segment, ROWS)
+        found = found / grid.scales[segment + 1]
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_rollout_ends_where_the_exported_pipeline_does(subject: Subject) -> None:
@@ -227,9 +217,8 @@ def test_the_decoder_is_fed_as_the_stock_pipeline_feeds_it(subject: Subject) -> 
         images = dataset.family.generate(
             pipeline, subject.request(dataset, steps, subject.students(), True)
         )
-    perceptual = open_perceptual(subject, dataset)
     with torch.no_grad():
-        decoded = perceptual.decode(trajectory.states[steps])
+        decoded = subject.perceptual.decode(trajectory.states[steps])
     decoded = decoded[:, :, 0] if decoded.ndim == 5 else decoded
     assert images is not None
     torch.testing.assert_close((decoded / 2 + 0.5).clamp(0, 1), images, rtol=0, atol=1e-4)
@@ -237,7 +226,7 @@ def test_the_decoder_is_fed_as_the_stock_pipeline_feeds_it(subject: Subject) -> 
 
 def test_the_perceptual_distance_leads_back_to_the_target(subject: Subject) -> None:
     dataset = subject.dataset
-    perceptual = open_perceptual(subject, dataset)
+    perceptual = subject.perceptual
     target = dataset.__getitems__([dataset.num_items + row for row in ROWS]).target
     moved = (target + 0.1 * torch.randn_like(target)).requires_grad_()
     distance_b = perceptual(moved, target)
@@ -251,7 +240,3 @@ def test_the_perceptual_distance_leads_back_to_the_target(subject: Subject) -> N
     nearer = moved.detach() - 1e-2 * moved.grad / moved.grad.norm() * (moved - target).norm()
     assert perceptual(nearer, target).sum() < distance_b.sum()
     assert not any(parameter.requires_grad for parameter in perceptual.vae.parameters())
-
-
-def open_perceptual(subject: Subject, dataset: SegmentDataset) -> PerceptualLoss:
-    return load_perceptual(find_teacher(subject.run.config.teacher), dataset.setting, CPU)

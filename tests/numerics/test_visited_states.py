@@ -21,27 +21,29 @@ from distillery.teacher.folder import PipelineFolder
 from distillery.training.rounds import RoundsDataset
 from families import CASES
 from families.case import FamilyCase
+from families.made import made_run
 from own_wan import OwnWan
-from runs import CPU, Run, family_run, make_run
+from runs import CPU, Run, make_run
 
 STEPS = 4
 ROWS = range(9)
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
-def run(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    case: FamilyCase = request.param
-    folder = tmp_path_factory.mktemp(case.name)
-    case.make(folder / "teacher")
-    made = family_run(
+def case(request: Any) -> FamilyCase:
+    found: FamilyCase = request.param
+    return found
+
+
+@pytest.fixture(scope="module")
+def run(case: FamilyCase, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    made = made_run(
+        tmp_path_factory,
         case,
-        folder,
-        folder / "teacher",
-        targets={"steps": 8, "num_segments": STEPS, "batch_size": 9, "chunk_size": 9},
         student={"steps": STEPS},
         training={"num_samples": 16, "rounds": {"count": 1, "samples": 8}},
     )
-    made.ready_to_train()
+    made.build()
     made.visited(1, made.export_untrained())
     return made
 
@@ -54,7 +56,9 @@ def dataset(run: Run) -> RoundsDataset:
     return found
 
 
-def test_states_are_where_the_students_own_steps_lead(run: Run, dataset: RoundsDataset) -> None:
+def test_states_are_where_the_students_own_steps_lead(
+    case: FamilyCase, run: Run, dataset: RoundsDataset
+) -> None:
     """By the network alone from the stored noise; the stage asks the exported stock pipeline."""
     noise = dataset.__getitems__([row * STEPS for row in ROWS])
     visited = dataset.__getitems__([dataset.first_visited + row for row in ROWS])
@@ -83,7 +87,8 @@ def test_states_are_where_the_students_own_steps_lead(run: Run, dataset: RoundsD
     own = [row * STEPS + segment for row, segment in enumerate(segments)]
     stored = dataset.__getitems__(own)
     assert visited.timestep.equal(stored.timestep)
-    assert (stored.noisy - expected).square().mean() > 1e-5, "the teacher stands elsewhere"
+    if case.guidance_scale > 1.0 and not is_guided:  # without it both take the same steps
+        assert (stored.noisy - expected).square().mean() > 1e-5, "the teacher stands elsewhere"
     for name, value in stored.conditioning.items():
         assert value.equal(visited.conditioning[name])
 

@@ -5,7 +5,6 @@ import shutil
 import pytest
 import torch
 from diffusers import DiffusionPipeline, UniPCMultistepScheduler
-from PIL import Image
 from safetensors.torch import load_file
 
 import tiny
@@ -22,7 +21,6 @@ from distillery.store.trajectories import TrajectoryStore
 from distillery.student import export
 from distillery.student.export import export_student
 from distillery.student.schedule import student_scheduler
-from stranger import Stranger, code_in, filled_in
 
 STEPS = 4
 SEED = noise_seed(0, SampleId("p000", 0))
@@ -109,17 +107,6 @@ def test_a_seed_is_the_noise_of_a_sample(data):
     student = DiffusionPipeline.from_pretrained(data / "student/pipeline")
     noise = draw_noise([SEED], tiny.LATENT_SHAPE)
     assert torch.equal(generate(student), generate(student, latents=noise))
-
-
-@pytest.mark.slow
-def test_the_card_runs_in_an_interpreter_that_knows_nothing_of_ours(data, tmp_path):
-    folder = data / "student/pipeline"
-    (code,) = code_in(folder / "README.md")
-    with Stranger() as stranger:
-        stranger.run(filled_in(code, folder=folder, prompt="a red dog", seed=SEED), tmp_path)
-    student = DiffusionPipeline.from_pretrained(data / "student/pipeline")
-    expected = generate(student, output_type="pil")[0][0]
-    assert Image.open(tmp_path / "image.png").tobytes() == expected.tobytes()
 
 
 def test_the_card_names_recipe_teacher_and_settings(data):

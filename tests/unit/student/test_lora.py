@@ -151,7 +151,7 @@ def test_the_teacher_with_the_file_is_the_exported_student(
     assert (draw(pipeline, call) - ours).abs().max() > LEARNED
 
 
-@pytest.mark.parametrize("name", ["wan", "sdxl", "wan-two-experts"])
+@pytest.mark.parametrize("name", ["sdxl", "wan-two-experts"])
 def test_the_code_also_loads_what_the_teacher_had(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,10 +227,9 @@ def test_a_checkpoint_holds_the_additions_alone(trained: tuple[FamilyCase, Run])
     assert all("lora_" in name for name in names)
 
 
-@pytest.mark.parametrize("name", ["wan", "sdxl"])
-def test_training_in_bfloat16(name: str, tmp_path: Path) -> None:
+def test_training_in_bfloat16(tmp_path: Path) -> None:
     """The frozen weights are rounded, and the student that is written is not."""
-    case = CASE_OF[name]
+    case = CASE_OF["wan"]
     run = lora_run(tmp_path, case, dtype="bfloat16")
     run.encode("train")
     run.all_targets()

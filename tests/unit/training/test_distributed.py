@@ -136,7 +136,7 @@ def idle_process():
     """The address where a process waits that will join a group of two, and no collective."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = server.getsockname()
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")  # one that is spawned imports all again
     ours, theirs = context.Pipe()
     other = context.Process(target=stand_by, args=(theirs, address, TIMEOUT_S), daemon=True)
     other.start()

@@ -39,19 +39,35 @@ def outputs(folder):
     return {path.name: path.read_bytes() for path in files}
 
 
+@pytest.fixture(scope="module")
+def by_update(data, tmp_path_factory):
+    """A training with a row of each update."""
+    folder = tmp_path_factory.mktemp("by-update")
+    assert train(data, folder) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def by_three(data, tmp_path_factory):
+    """The same with rows of three updates, and a last one of two."""
+    folder = tmp_path_factory.mktemp("by-three")
+    assert train(data, folder, log_every_samples=24) == 0
+    return folder
+
+
 # ---- the last interval -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("log_every", "expected"), [(24, [24, 48, 64]), (1024, [64])])
+@pytest.mark.parametrize("expected", [[24, 48, 64], [64]])
 def test_the_last_interval_is_in_the_table_though_it_is_shorter(
-    data, tmp_path, log_every, expected
+    data, by_update, by_three, tmp_path, expected
 ):
-    whole, ours = tmp_path / "whole", tmp_path / "ours"
-    assert train(data, whole) == 0
-    assert train(data, ours, log_every_samples=log_every) == 0
+    ours = by_three if len(expected) > 1 else tmp_path
+    if ours == tmp_path:
+        assert train(data, ours, log_every_samples=1024) == 0
     found = losses(ours)
     assert found["samples_seen"].tolist() == expected
-    updates = losses(whole).set_index("samples_seen")
+    updates = losses(by_update).set_index("samples_seen")
     first = ([0, *expected])[-2]
     last = updates[updates.index > first]
     assert found["loss"].iloc[-1] == pytest.approx(last["loss"].mean())
@@ -76,12 +92,11 @@ def test_the_speed_of_the_last_interval_is_of_its_own_samples(data, tmp_path, mo
 
 @pytest.mark.parametrize("num_updates", [4, 7])
 def test_an_interruption_changes_no_byte_of_a_table_with_a_shorter_last_row(
-    data, tmp_path, monkeypatch, num_updates
+    data, by_three, tmp_path, monkeypatch, num_updates
 ):
     """The signal comes in the last whole interval, and in the last update but one."""
-    whole, parts, calls = tmp_path / "whole", tmp_path / "parts", []
+    parts, calls = tmp_path, []
     settings = {"log_every_samples": 24}
-    assert train(data, whole, **settings) == 0
     real = loop.reduce_totals
 
     def interrupted(*given):
@@ -95,7 +110,7 @@ def test_an_interruption_changes_no_byte_of_a_table_with_a_shorter_last_row(
     monkeypatch.undo()
     assert train(data, parts, **settings) == 0
     assert losses(parts)["samples_seen"].tolist() == [24, 48, 64]
-    assert outputs(parts) == outputs(whole)
+    assert outputs(parts) == outputs(by_three)
 
 
 # ---- a store with one trajectory ---------------------------------------------------------------
@@ -173,11 +188,11 @@ def test_a_late_row_is_judged_as_fast_as_an_early_one():
     assert np.median(took[-500:]) < 4 * np.median(took[500:1000])
 
 
-def test_a_resumed_training_is_judged_by_all_its_rows(data, tmp_path, monkeypatch):
-    """It resumes from the fourth row; the first new one is held against those before."""
+def test_a_resumed_training_is_judged_by_all_its_rows(data, by_update, tmp_path, monkeypatch):
+    """It resumes from the sixth row; the first new one is held against those before."""
     taken = []
     real = LossJudge.add
-    assert train(data, tmp_path) == 0
+    shutil.copytree(by_update, tmp_path, dirs_exist_ok=True)
     newest = sorted((tmp_path / "student/checkpoints").glob("*/samples-*"))[-1]
     shutil.rmtree(newest)
     monkeypatch.setattr(

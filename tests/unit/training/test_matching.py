@@ -45,20 +45,33 @@ TRAINING = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["wan", "sdxl"])
-def run(request: Any, tmp_path_factory: pytest.TempPathFactory, teacher: Path) -> Run:
-    """Teachers of first order without guidance, which are what their student is before it learns;
-    SDXL's states have a scale."""
-    folder = tmp_path_factory.mktemp("matching")
-    section: dict[str, Any] = {"scheduler": EULER_FLOW, "dtype": "float32"}
-    if request.param == "sdxl":
-        SDXL.make(folder / "teacher")
-        teacher = folder / "teacher"
-        section = {"max_sequence_length": SDXL.max_tokens, "dtype": "float32"}
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, teacher: Path) -> Run:
+    """Of Wan, whose training is the quickest."""
+    return ready(tmp_path_factory.mktemp("wan"), teacher, scheduler=EULER_FLOW)
+
+
+@pytest.fixture(scope="module")
+def scaled(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Of SDXL, whose states have a scale and whose network predicts noise."""
+    folder = tmp_path_factory.mktemp("sdxl")
+    SDXL.make(folder / "teacher")
+    return ready(folder, folder / "teacher", max_sequence_length=SDXL.max_tokens)
+
+
+@pytest.fixture(params=["run", "scaled"])
+def each(request: pytest.FixtureRequest) -> Run:
+    found: Run = request.getfixturevalue(request.param)
+    return found
+
+
+def ready(folder: Path, teacher: Path, **section: Any) -> Run:
+    """Of a teacher of first order without guidance, which is what its student is before it
+    learns."""
     made = make_run(
         folder,
         teacher,
-        teacher=section,
+        teacher={"dtype": "float32"} | section,
         targets={"steps": 8, "num_segments": STEPS, "guidance_scale": 1.0},
         student={"steps": STEPS},
         training=TRAINING,
@@ -83,8 +96,8 @@ def begun(run: Run, output: Path, **settings: Any) -> tuple[OpenedRun, TrainingS
     return opened, state, batch
 
 
-def test_the_teacher_sees_what_its_next_step_is_made_of(run: Run, tmp_path: Path) -> None:
-    opened, _, _ = begun(run, tmp_path, online_steps=4)  # all its steps, of first order
+def test_the_teacher_sees_what_its_next_step_is_made_of(each: Run, tmp_path: Path) -> None:
+    opened, _, _ = begun(each, tmp_path, online_steps=4)  # all its steps, of first order
     dataset: Any = opened.dataset
     grid, prompts = dataset.teacher_grid, [0, 1, 2]
     clean = torch.randn(3, *dataset.recipe.latent_shape)
@@ -125,9 +138,9 @@ def test_the_teacher_sees_with_guidance(teacher: Path, tmp_path: Path) -> None:
 
 
 def test_a_copy_that_knows_what_the_teacher_knows_gives_no_direction(
-    run: Run, tmp_path: Path
+    scaled: Run, tmp_path: Path
 ) -> None:
-    opened, state, batch = begun(run, tmp_path)
+    opened, state, batch = begun(scaled, tmp_path)
     opened = replace(opened, training=opened.training.model_copy(update={"tf32": False}))
     found = add_directions(batch, state, 3, opened)
     assert found.direction is not None
@@ -141,9 +154,9 @@ def test_a_copy_that_knows_what_the_teacher_knows_gives_no_direction(
 
 
 def test_it_acts_on_the_last_step_alone_by_the_difference_of_what_both_see(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    each: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened, state, batch = begun(run, tmp_path)
+    opened, state, batch = begun(each, tmp_path)
     dataset: Any = opened.dataset
     assert state.companion is not None
     for parameter in state.companion.trainable.values():
@@ -195,8 +208,8 @@ def _one(batch: Batch, row: int) -> Batch:
     return rows(batch, [row])
 
 
-def test_the_gradient_in_what_is_drawn_is_the_direction(run: Run, tmp_path: Path) -> None:
-    opened, state, batch = begun(run, tmp_path)
+def test_the_gradient_in_what_is_drawn_is_the_direction(each: Run, tmp_path: Path) -> None:
+    opened, state, batch = begun(each, tmp_path)
     direction = torch.zeros_like(batch.noisy)
     last = batch.segment == STEPS - 1
     direction[last] = torch.randn_like(direction[last])
@@ -217,12 +230,13 @@ def test_the_gradient_in_what_is_drawn_is_the_direction(run: Run, tmp_path: Path
         torch.testing.assert_close(both - one, added, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("is_rollout", [False, True])
+@pytest.mark.parametrize(("kind", "is_rollout"), [("scaled", False), ("run", True)])
 def test_the_copy_learns_by_a_clipped_mean_over_what_is_drawn(
-    run: Run, tmp_path: Path, is_rollout: bool
+    kind: str, is_rollout: bool, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """Its denoising loss written out; the mean is over what all processes draw of a whole batch on
     average, which are all rollouts and one in two of other samples, whatever this one has drawn."""
+    run: Run = request.getfixturevalue(kind)
     gradients: list[torch.Tensor] = []
     for limit in (1e6, 0.01):
         settings = {"num_samples": 40, "rollout_samples": 8, "max_grad_norm": limit}

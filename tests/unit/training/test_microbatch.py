@@ -53,16 +53,22 @@ def log_of(folder):
     return (folder / "logs/training.log").read_text()
 
 
-@pytest.mark.parametrize("num_before", [0, 1, 3])
+@pytest.fixture(scope="module")
+def whole(data, tmp_path_factory):
+    """A training whose updates are made at once."""
+    folder = tmp_path_factory.mktemp("whole")
+    assert train(data, folder) == 0
+    return folder
+
+
+@pytest.mark.parametrize("num_before", [0, 3])
 def test_an_update_that_runs_out_of_memory_is_repeated_with_less(
-    data, tmp_path, limited, num_before
+    data, whole, tmp_path, limited, num_before
 ):
     """Also when a micro-batch before it has left its gradients."""
-    whole, ours = tmp_path / "whole", tmp_path / "ours"
-    assert train(data, whole) == 0
     limit, sizes = limited
-    sizes.clear()
     limit[:] = [2, num_before]
+    ours = tmp_path
     assert train(data, ours, micro_batch_size=4) == 0
     assert_same_weights(ours, whole)
     assert sizes[: num_before + 2] == [4] * (num_before + 1) + [2]
@@ -371,7 +377,6 @@ def test_a_gpu_that_is_too_small_for_the_share_gets_less(data, tmp_path):
     assert torch.cuda.max_memory_reserved(gpu) <= room
 
 
-def test_the_time_that_was_waited_for_data_is_reported(data, tmp_path):
-    assert train(data, tmp_path) == 0
-    work = [event for event in read_events(tmp_path / "telemetry") if event.kind == "work"]
+def test_the_time_that_was_waited_for_data_is_reported(whole):
+    work = [event for event in read_events(whole / "telemetry") if event.kind == "work"]
     assert all(0 < event.facts["waiting_s"] < event.end_s - event.begin_s for event in work)

@@ -86,21 +86,21 @@ def test_a_newer_checkpoint_that_was_damaged_removes_no_sound_one(run):
 
 
 def test_the_training_waits_for_the_copy_and_not_for_the_disk(run):
-    """100 MB of weights, 400 MB of state, and memory for it that is there before."""
-    state = make_state(5000)
+    """25 MB of weights, 100 MB of state, and memory for it that is there before."""
+    state = make_state(2500)
     stalls = []
     with Saver(run) as saver:
         saver.prepare(state)
         saver._host.result()
-        for state.samples_seen in (8, 16, 24, 32):
+        for state.samples_seen in (8, 16, 24):
             saver.wait()
             begin_s = time.perf_counter()
             saver.save(state)
             stalls.append(time.perf_counter() - begin_s)
     events = [event for event in read_events(run.reporter.path.parent) if event.kind == "save"]
     writes = [event.facts["write_s"] for event in events]
-    assert [event.facts["samples_seen"] for event in events] == [8, 16, 24, 32]
-    assert all(event.facts["num_bytes"] > 400e6 for event in events)
+    assert [event.facts["samples_seen"] for event in events] == [8, 16, 24]
+    assert all(event.facts["num_bytes"] > 100e6 for event in events)
     for event, stall_s in zip(events, stalls, strict=True):
         assert event.facts["stall_s"] == pytest.approx(stall_s, abs=0.1)
     ratios = [stall_s / write_s for stall_s, write_s in zip(stalls, writes, strict=True)]
