@@ -63,7 +63,7 @@ from distillery.stages.prompts import read_splits
 from distillery.store.embeddings import distinct_texts
 from distillery.store.recipes import TargetsRecipe
 from distillery.student.schedule import student_grid
-from distillery.teacher.adapters import teacher_hash
+from distillery.teacher.adapters import denoiser_hash, teacher_hash
 from distillery.teacher.folder import PipelineFolder, find_teacher
 from distillery.teacher.loading import check_networks, check_options, load_tokenizers
 from distillery.teacher.memory import advise_memory, estimate
@@ -248,6 +248,7 @@ def _about_teacher(teacher: Teacher, folder: PipelineFolder) -> dict[str, Any]:
         "family": folder.family.name,
         "parameters": folder.parameters,
         "hash": teacher_hash(teacher, folder),
+        "denoiser_hash": denoiser_hash(teacher, folder),
         "settings": hash_settings(teacher),
     }
 

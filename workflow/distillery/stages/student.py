@@ -8,11 +8,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from distillery import cli
-from distillery.config.jobs import StudentJob, student_origin
+from distillery.config.jobs import StudentJob, hash_origin
 from distillery.files import atomic_path
 from distillery.model_folder import copy_permissions, save_denoiser, write_metadata
 from distillery.student.build import choose_expert, make_student
 from distillery.student.lora import add_lora, save_lora
+from distillery.teacher.adapters import denoiser_hash
 from distillery.teacher.folder import find_teacher
 from distillery.teacher.loading import load_adapted_denoiser
 
@@ -41,8 +42,11 @@ def build_student(job: StudentJob, output: Path) -> None:
             add_lora(student, job.student.lora, job.seed)
             save_lora(student, temporary, folder.family)
             copy_permissions(temporary)
-        made_from = student_origin(job.model_dump(mode="json"))
-        write_metadata(temporary, {"student": asdict(student_info), "made_from": made_from})
+        origin = {
+            "settings": hash_origin(job.model_dump(mode="json")),
+            "teacher": denoiser_hash(job.teacher, folder),
+        }
+        write_metadata(temporary, {"student": asdict(student_info), "origin": origin})
 
 
 def main(argv: list[str] | None = None) -> int:
