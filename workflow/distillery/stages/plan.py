@@ -29,7 +29,7 @@ from distillery.planning.few_steps import advise_few_steps
 from distillery.planning.first import sources_of
 from distillery.planning.generation import plan_generation
 from distillery.planning.gpus import Gpus, advise_gpus, plan_gpus
-from distillery.planning.guidance import advise_second_calls, check_second_scale
+from distillery.planning.guidance import check_second_scale
 from distillery.planning.host import advise_requests, host_bytes
 from distillery.planning.html import html_of
 from distillery.planning.jobs import Room, StageJobs, list_jobs
@@ -163,8 +163,7 @@ def check_inputs(
     check_all_texts(config.teacher, folder, prompts)
     notes = check_negatives(config, prompts, folder) + advise_weights(prompts)
     notes += advise_misread(prompts)
-    notes += advise_numbers(config, len(prompts["eval"])) + advise_second_calls(config, folder)
-    notes += advise_few_steps(config, folder)
+    notes += advise_numbers(config, len(prompts["eval"])) + advise_few_steps(config, folder)
     notes += advise_adapters(config.teacher) + advise_idle(config.teacher, folder)
     return notes + advise_attention(config.teacher)
 
