@@ -47,7 +47,13 @@ from distillery.planning.requests import read_requests
 from distillery.planning.scaling import networks_of
 from distillery.planning.solver import plan_solver
 from distillery.planning.text import print_page
-from distillery.planning.there import Found, advise_repair, already_there, there_part
+from distillery.planning.there import (
+    Found,
+    advise_repair,
+    already_there,
+    hash_solver,
+    there_part,
+)
 from distillery.planning.unusual import (
     advise_adapters,
     advise_attention,
@@ -58,11 +64,12 @@ from distillery.planning.what_runs import what_runs
 from distillery.prompts import own_negatives
 from distillery.run_folder import RunFolder
 from distillery.schedule import Schedule
+from distillery.schedulers import plain_config
 from distillery.stages.embeddings import check_texts, embeddings_recipe
 from distillery.stages.prompts import read_splits
 from distillery.store.embeddings import distinct_texts
 from distillery.store.recipes import TargetsRecipe
-from distillery.student.schedule import student_grid
+from distillery.student.schedule import student_grid, student_scheduler
 from distillery.teacher.adapters import denoiser_hash, teacher_hash
 from distillery.teacher.folder import PipelineFolder, find_teacher
 from distillery.teacher.loading import check_networks, check_options, load_tokenizers
@@ -176,6 +183,8 @@ def plan_parts(inputs: Inputs, num_cores: int) -> dict[str, Any]:
         recipe = _recipe(config, folder, recipes["embeddings"])
         targets = recipe, check_segments(config, recipe)
         recipes["targets"] = recipe.hash
+        solver = student_scheduler(recipe, config.student.steps)
+        recipes["scheduler"] = hash_solver(plain_config(solver))
         rest = inputs.prompts, folder, inputs.run_folder, gpus
         plan = plan_distillation(config, *rest, targets)
         recipes["samples"] = _hash_samples(inputs)
@@ -198,7 +207,8 @@ def plan_parts(inputs: Inputs, num_cores: int) -> dict[str, Any]:
     plan["host_bytes"] = host_bytes(config, plan, folder)
     plan["advice"] += advise_gpus(gpus) + advise_memory(config.teacher, memory)
     plan["advice"] += advise_duration(plan["time"], gpus, str(inputs.run_folder.probe))
-    found = already_there(config, inputs.run_folder, inputs.prompts, recipes)
+    by_input = folder.family.has_guidance_embedding(folder.denoiser_config)
+    found = already_there(config, inputs.run_folder, inputs.prompts, recipes, by_input)
     plan["advice"] += advise_repair(found, inputs.run_folder)
     return plan | {
         "stages": [asdict(row) for row in jobs],
