@@ -245,6 +245,16 @@ class Run:
         export_student(self.job("export", ExportJob), files.student("trained"), pipeline)
         return pipeline
 
+    def train_and_export_before(self, number: int) -> Path:
+        """The same before a round, counted from 1; returns the pipeline's folder."""
+        files, done = self.files, number - 1
+        job = self.job(f"training-{done}-rounds", TrainingJob)
+        trained, pipeline = (files.student(f"{part}{done}-rounds") for part in ("trained-", ""))
+        paths = replace(self.training_paths(self.folder), trained=trained)
+        assert train(self.open_training(job, paths), paths)
+        export_student(self.job("export", ExportJob), trained, pipeline)
+        return pipeline
+
     def training_paths(self, output: Path) -> Paths:
         """What a training takes from this run and where it writes, without previews."""
         files, written = self.files, RunFolder(output)

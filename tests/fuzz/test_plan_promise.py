@@ -22,12 +22,19 @@ from distillery.pipeline import STAGES
 from distillery.planning.first import write_frozen
 from distillery.planning.plan import make_plan
 from distillery.planning.there import Found, there_part
+from distillery.store.recipes import TrainingRecipe
 from fuzzing import seeds
 from runs import Run, make_run, settings
 from sharing import made_once
 
-MODELS = {name: {"source": name} for name in ("teacher", "student")}
-COMPARED = ("embeddings", "targets", "student", "training", "export", "previews", "run")
+MODELS = {name: {"source": name} for name in ("teacher", "student", "untrained")}
+COMPARED = ("embeddings", "targets", "student", "training", "rounds", "export", "previews", "run")
+KINDS: dict[str, dict[str, Any]] = {
+    "stored": {},
+    "rounds": {"num_samples": 16, "rounds": {"count": 1, "samples": 8}},
+    "online": {"targets": "online"},
+}
+"""Trainings by where their targets come from."""
 KEYS: dict[str, tuple[Any, ...]] = {
     "seed": (1,),
     "teacher.negative_prompt": ("the tree", None),
@@ -43,7 +50,7 @@ KEYS: dict[str, tuple[Any, ...]] = {
     "targets.chunk_size": (8,),
     "student.steps": (1,),
     "training.learning_rate": (0.5,),
-    "training.num_samples": (16,),
+    "training.num_samples": (24,),
     "training.global_batch_size": (4,),
     "training.log_every_samples": (4,),
     "training.save_every_samples": (16,),
@@ -58,12 +65,20 @@ KEYS: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.fixture(scope="module")
-def finished(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    def make(folder: Path) -> None:
-        run = make_run(folder, teacher, samples={"models": MODELS})
-        make_all(run)
+def finished(
+    teacher: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], tuple[Path, dict[str, Any]]]:
+    """Gives the folder of a finished run of a kind, and its settings but for the folder."""
 
-    return made_once(tmp_path_factory, "promised", make)
+    def of_kind(kind: str) -> tuple[Path, dict[str, Any]]:
+        changes = {"samples": {"models": deepcopy(MODELS)}, "training": deepcopy(KINDS[kind])}
+
+        def make(folder: Path) -> None:
+            make_all(make_run(folder, teacher, **changes))
+
+        return made_once(tmp_path_factory, f"promised-{kind}", make), changes
+
+    return of_kind
 
 
 def make_all(run: Run) -> None:
@@ -73,8 +88,13 @@ def make_all(run: Run) -> None:
         write_frozen(freeze(run.config, stage), run.files.config(stage))
     run.encode("train")
     run.encode("eval")
-    run.all_targets()
+    run.build()
+    if run.config.training.reads_trajectories:
+        run.all_targets()
+    for number in run.config.training.round_numbers:
+        run.visited(number, run.train_and_export_before(number))
     sources = {"teacher": None, "student": run.train_and_export()}
+    sources["untrained"] = run.export_untrained()
     for model, source in sources.items():
         run.samples(model=model, pipeline=source)
 
@@ -154,10 +174,16 @@ def seen_before(run: Run) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("seed", seeds(3))
-def test_a_plan_keeps_its_promise(finished: Path, tmp_path: Path, seed: int) -> None:
+def test_a_plan_keeps_its_promise(
+    teacher: Path,
+    finished: Callable[[str], tuple[Path, dict[str, Any]]],
+    tmp_path: Path,
+    seed: int,
+) -> None:
     random = Random(seed)
-    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
-    raw = settings(tmp_path, Path(teacher_of(finished)), samples={"models": deepcopy(MODELS)})
+    folder, changes = finished(list(KINDS)[seed % len(KINDS)])
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    raw = settings(tmp_path, teacher, **changes)
     run = Run(tmp_path / "results", parse_config(raw, "tiny"))
     told = [change(raw, run, random) for _ in range(random.choice([1, 1, 2]))]
     try:
@@ -172,11 +198,16 @@ def test_a_plan_keeps_its_promise(finished: Path, tmp_path: Path, seed: int) -> 
     make_all(run)
     after, is_same = pieces(run), was == weights(run)
     for stage, made in after.items():
+        if stage not in rows:
+            continue  # of online targets none is stored
         new = sum(before[stage].get(path) != when for path, when in made.items())
         if stage != "samples student" or not is_same or new:  # trained anew to the same bytes
             check(f"{told}: {stage}", rows[stage], says[stage], new)
-    recipe = read_json(run.files.student("trained") / "distillery.json")["recipe_hash"]
-    resumed = seen.get(recipe[:12], 0)
+    recipe = TrainingRecipe.from_json(
+        read_json(run.files.student("trained") / "distillery.json")["recipe"]
+    )
+    parts = [recipe, *recipe.earlier_parts(run.config.training)]
+    resumed = max(seen.get(part.hash[:12], 0) for part in parts)
     if not any("without" in each for each in told):
         assert rows["training"].done == resumed, f"{told}: training {says['training']}"
 
@@ -185,11 +216,6 @@ def weights(run: Run) -> str | None:
     """The hashes of the student's pipeline; None where there is none."""
     about = run.files.student("pipeline") / "distillery.json"
     return hash_json(read_json(about)["files"]) if about.is_file() else None
-
-
-def teacher_of(finished: Path) -> str:
-    """The teacher of the run that is copied."""
-    return str(read_json(finished / "results/config/run.json")["teacher"]["path"])
 
 
 def check(where: str, row: Found, says: str, new: int) -> None:

@@ -4,12 +4,15 @@ Flow matching has alpha = 1 - sigma (Lipman et al. 2023, arXiv:2210.02747, eq. 2
 variance-preserving diffusion has alpha² + sigma² = 1 (Song et al. 2021, arXiv:2011.13456).
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import torch
+if TYPE_CHECKING:  # recipes are read at each call of Snakemake, which shall not wait for it
+    import torch
 
 PredictionType = Literal["epsilon", "v_prediction", "sample", "flow_prediction"]
 """What a network predicts, in the words of the Diffusers schedulers."""
@@ -32,7 +35,7 @@ class Schedule:
     sigmas: tuple[float, ...]
     scales: tuple[float, ...]
 
-    def subset(self, knots: Sequence[int]) -> "Schedule":
+    def subset(self, knots: Sequence[int]) -> Schedule:
         """The schedule restricted to the states at `knots`; the last knot has no timestep."""
         return Schedule(
             timesteps=tuple(self.timesteps[knot] for knot in knots[:-1]),
@@ -41,7 +44,7 @@ class Schedule:
             scales=tuple(self.scales[knot] for knot in knots),
         )
 
-    def distance(self, other: "Schedule") -> float:
+    def distance(self, other: Schedule) -> float:
         """The largest difference of any number of two schedules, timesteps in thousandths.
 
         Infinite where they have not equally many steps.

@@ -2,18 +2,32 @@
 
 import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
-from distillery.config.jobs import JOBS, PROMPTS_STAGES, ExportJob, freeze, prompts_stage
+from distillery.config.jobs import (
+    JOBS,
+    PROMPTS_STAGES,
+    ExportJob,
+    StudentJob,
+    freeze,
+    prompts_stage,
+)
 from distillery.config.run import parse_config
 from distillery.files import hash_file
+from distillery.model_folder import read_metadata, write_metadata
+from distillery.pipeline import STAGES
 from distillery.planning.belonging import check_student_of, find_foreign
 from distillery.planning.dates import date_of, mend_dates
 from distillery.planning.first import write_frozen
+from distillery.planning.plan import make_plan
+from distillery.student.build import build_student
 from distillery.student.export import export_student
 from runs import Run, make_run, settings
 
@@ -137,6 +151,31 @@ def test_the_whole_student_of_other_trajectories_is_refused(done: Run, tmp_path:
         shutil.copytree(other.files.student(name), run.files.student(name))
         with pytest.raises(ValueError, match=r"targets is .*, not "):
             check_student_of(run.files, run.files.student(name), is_trained=True)
+
+
+def test_a_student_made_from_other_weights_is_refused(done: Run, tmp_path: Path) -> None:
+    """Its settings are the same, paths aside; a student of an earlier release does not tell."""
+    run, initial = changed(done, tmp_path / "a"), done.files.student("initial")
+    make_plan(STAGES, run.config, run.files.plan)
+    check_student_of(run.files, initial, is_trained=False)
+    teacher = Path(shutil.copytree(done.config.teacher.path, tmp_path / "teacher"))
+    (weights,) = (teacher / "transformer").glob("*.safetensors")
+    tensors = {name: tensor * 1.01 for name, tensor in load_file(weights).items()}
+    save_file(tensors, weights, metadata={"format": "pt"})
+    other = make_run(tmp_path / "b", teacher)
+    made = other.files.student("initial")
+    build_student(other.job("student", StudentJob), made)
+    with pytest.raises(ValueError, match=r"\(it was made from another teacher\): run `rm -r "):
+        check_student_of(run.files, made, is_trained=False)
+    about = read_metadata(made)
+    about.pop("origin")
+    write_metadata(made, about)
+    check_student_of(run.files, made, is_trained=False)
+
+
+def test_recipes_are_read_without_waiting_for_torch() -> None:
+    code = "import sys, distillery.planning.belonging; print('torch' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"
 
 
 def test_prompts_keep_the_file_of_an_earlier_release_while_it_says_the_same(

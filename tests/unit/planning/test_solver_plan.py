@@ -74,10 +74,10 @@ def test_a_few_steps_that_begin_low_are_a_doubt(tmp_path: Path) -> None:
 def test_guidance_that_the_stock_call_would_not_give_is_told(
     tmp_path: Path, case: FamilyCase, used: str
 ) -> None:
-    doubt = "FLUX.1-schnell, which is such a one, was distilled"
+    doubt = "few-step student, to be used with 1 to 4 steps and guidance 1, which is off"
     text = told(tmp_path, case, {"teacher": TEACHER})
     assert f"{used} for all, as none is set: the teacher is guided by it, where the stock" in text
-    assert (doubt in text) == (case is SCHNELL)
+    assert text.count(doubt) == (case is SCHNELL)
     unguided = told(tmp_path, case, {"teacher": TEACHER | {"guidance_scale": 1.0}})
     assert "not used: no network is guided" in unguided
     assert doubt not in unguided

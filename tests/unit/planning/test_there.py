@@ -1,7 +1,9 @@
 """What of a configuration lies on the disk, and what is made again because of which key."""
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 
 from distillery.config.jobs import JOBS, freeze
 from distillery.config.run import Config, parse_config
-from distillery.files import read_json
+from distillery.files import read_json, write_json
 from distillery.pipeline import STAGES
 from distillery.planning import verify
 from distillery.planning.first import write_frozen
@@ -247,3 +249,20 @@ def test_changes_are_named_with_their_sections() -> None:
     many = {**after, "seed": 1, "version": 2, "other": 3}
     assert describe_changes(before, many).count(", was ") == 3
     assert describe_changes(before, many).endswith("; 1 more key")
+
+
+def test_images_of_the_untrained_student(done: Run, tmp_path: Path) -> None:
+    """They depend on its timesteps, and on no guidance: its network has no input for it."""
+    copy = replace(done, folder=Path(shutil.copytree(done.folder, tmp_path / "results")))
+    image = copy.files.sample_folder / "untrained" / "p000" / "0.png"
+    image.parent.mkdir(parents=True)
+    image.touch()
+    copy.export_untrained()
+    other = {"targets": {"guidance_scale": 2.0}}
+    assert found(copy)["samples untrained"].why == ""
+    assert found(copy, **other)["samples untrained"].why == ""
+    assert found(copy, **other)["samples teacher"].why
+    path = copy.files.student("untrained") / "scheduler" / "scheduler_config.json"
+    write_json(path, read_json(path) | {"shift": 7.0, "flow_shift": 7.0})
+    told = found(copy)["samples untrained"].why
+    assert told == "the student's timesteps have changed"

@@ -265,11 +265,32 @@ def test_a_part_that_would_be_lost(
         check_options(section(tiny_sdxl, path), PipelineFolder(tiny_sdxl))
 
 
+@pytest.mark.parametrize("part", ["self_attn.norm_q.diff", "diff_m"])
+def test_only_what_the_converter_drops_is_named(tmp_path: Path, part: str) -> None:
+    """Not that all of a file has no place, which another way to write it would say."""
+    make_tiny_wan(tmp_path / "teacher")
+    path, block = tmp_path / FILE, "diffusion_model.blocks.0"
+    pair = {"down": torch.ones(2, 24), "up": torch.ones(24, 2)}
+    tensors = {f"{block}.self_attn.q.lora_{name}.weight": it for name, it in pair.items()}
+    save_file(tensors | {f"{block}.{part}": torch.ones(24)}, path)
+    told = refused(tmp_path / "teacher", path)
+    assert f"1 of its 3 tensors, {block}.{part}, would be left out of this WanPipeline" in told
+
+
 def test_a_file_that_changes_nothing_is_told(tiny_sdxl: Path, tmp_path: Path) -> None:
     folder = PipelineFolder(tiny_sdxl)
     idle = section(tiny_sdxl, kohya_file(tiny_sdxl, tmp_path / FILE, (0.0, 0.0)))
     (note,) = advise_idle(idle, folder)
     assert "changes nothing, since its matrices or its alphas are all zero" in note
+    make_tiny_wan(tmp_path / "wan")
+    wan, layer = tmp_path / "wan.safetensors", "transformer.blocks.0.attn1.to_q"
+    pair = {"down": torch.ones(2, 24), "up": torch.ones(24, 2)}
+    save_file(
+        {f"{layer}.lora_{name}.weight": it for name, it in pair.items()}
+        | {f"{layer}.alpha": torch.tensor(0.0)},
+        wan,
+    )
+    check_options(section(tmp_path / "wan", wan), PipelineFolder(tmp_path / "wan"))
     active = section(tiny_sdxl, kohya_file(tiny_sdxl, tmp_path / FILE, (0.0, 1.0)))
     assert advise_idle(active, folder) == []
 

@@ -11,12 +11,11 @@ import pytest
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
-from distillery.config.jobs import ExportJob, TrainingJob, freeze
+from distillery.config.jobs import TrainingJob, freeze
 from distillery.config.run import parse_config
 from distillery.config.training import Training
 from distillery.planning.disk import num_checkpoints
 from distillery.store.chunks import DamagedChunkError
-from distillery.student.export import export_student
 from distillery.training.batches import Batches
 from distillery.training.distributed import RankInfo
 from distillery.training.loop import train
@@ -45,18 +44,8 @@ def run(tmp_path_factory: pytest.TempPathFactory, teacher: Path) -> Run:
     )
     made.ready_to_train()
     for done in range(2):
-        made.visited(done + 1, train_until(made, done), num_shards=2)
+        made.visited(done + 1, made.train_and_export_before(done + 1), num_shards=2)
     return made
-
-
-def train_until(run: Run, rounds: int) -> Path:
-    """Train up to a number of rounds and export; returns the pipeline."""
-    files, job = run.files, run.job(f"training-{rounds}-rounds", TrainingJob)
-    trained, pipeline = (files.student(f"{part}{rounds}-rounds") for part in ("trained-", ""))
-    paths = replace(run.training_paths(run.folder), trained=trained)
-    assert train(run.open_training(job, paths), paths)
-    export_student(run.job("export", ExportJob), trained, pipeline)
-    return pipeline
 
 
 def opened_in(run: Run, output: Path, **changes: Any) -> tuple[Any, Any]:

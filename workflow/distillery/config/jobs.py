@@ -35,7 +35,14 @@ from distillery.config.section import (
 from distillery.config.student import Student
 from distillery.config.teacher import Teacher
 from distillery.config.training import Training
-from distillery.files import JsonObject, read_json, read_sealed, repair_hint, write_sealed
+from distillery.files import (
+    JsonObject,
+    hash_json,
+    read_json,
+    read_sealed,
+    repair_hint,
+    write_sealed,
+)
 from distillery.run_folder import RunFolder
 
 RECIPE_VERSIONS = {
@@ -254,13 +261,13 @@ def prompts_stage(config: RunConfig, run: RunFolder, split: str) -> str:
     return own
 
 
-def student_origin(frozen: JsonObject) -> dict[str, Any]:
-    """What a student before its training is made from, by the frozen configuration of its stage or
-    that of a training; without paths, since its bytes are the same wherever things lie."""
+def hash_origin(frozen: JsonObject) -> str:
+    """Of the settings that a student before its training is made with, by the frozen configuration
+    of its stage; without paths, since its bytes are the same wherever things lie."""
     ignored = {*WITHOUT_TEACHER["student"], *without_result(Teacher), "path"}
     teacher = {name: value for name, value in frozen["teacher"].items() if name not in ignored}
     student = {name: value for name, value in frozen["student"].items() if name != "config"}
-    return {"seed": frozen["seed"], "teacher": teacher, "student": student}
+    return hash_json({"seed": frozen["seed"], "teacher": teacher, "student": student})
 
 
 def _runs_teacher(config: RunConfig, stage: str) -> bool:

@@ -58,11 +58,6 @@ class Flux(Family):
     )
     casts_latents = False
     no_negative = ""
-    guidance_doubt = (
-        "guides this FLUX by a second network call (the stock call's true_cfg_scale), as its "
-        "network takes no scale as an input. FLUX.1-schnell, which is such a one, was distilled to "
-        "be drawn without guidance: for it set guidance_scale: 1.0"
-    )
 
     def call_options(self, max_sequence_length: int) -> Mapping[str, object]:
         """How far T5's prompts are padded."""

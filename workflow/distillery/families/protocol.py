@@ -103,8 +103,6 @@ class Family(Protocol):
     no_negative: str | None = None
     """The text that guides where no negative prompt is given and the stock call would then not
     guide; None: it guides, by what `encode_no_negative` gives."""
-    guidance_doubt: str = ""
-    """What is doubtful about guidance by a second call; "" for nothing."""
     guidance_argument: str = "guidance_scale"
     """The call's argument that means classifier-free guidance."""
     casts_latents: bool = True

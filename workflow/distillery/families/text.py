@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+COUNTED_AT_ONCE = 4096
 MAX_PROMPTS_NAMED = 5
 
 
@@ -39,12 +40,18 @@ def find_cut(reader: Reader, prompt: str) -> str | None:
 
 
 def find_long(reader: Reader, prompts: Sequence[str]) -> list[str]:
-    """Prompts of more tokens than are kept; all at once takes a fraction of one after another."""
-    if not prompts:
-        return []
-    cleaned = [reader.clean(prompt) for prompt in prompts]
-    tokens = reader.tokenizer(cleaned, truncation=False, verbose=False).input_ids
-    return [prompt for prompt, ids in zip(prompts, tokens, strict=True) if len(ids) > reader.limit]
+    """Prompts of more tokens than are kept.
+
+    Tokens of many prompts are counted at once, which a tokenizer may do on several cores, and not
+    of all: those of 200,000 would take hundreds of MB.
+    """
+    found: list[str] = []
+    for start in range(0, len(prompts), COUNTED_AT_ONCE):
+        batch = prompts[start : start + COUNTED_AT_ONCE]
+        cleaned = [reader.clean(prompt) for prompt in batch]
+        tokens = reader.tokenizer(cleaned, truncation=False, verbose=False).input_ids
+        found += [text for text, ids in zip(batch, tokens, strict=True) if len(ids) > reader.limit]
+    return found
 
 
 def check_lengths(readers: Sequence[Reader], prompts: Sequence[str]) -> None:

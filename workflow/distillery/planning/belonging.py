@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from distillery.config.jobs import freeze, read_config, read_frozen, student_origin
+from distillery.config.jobs import freeze, hash_origin, read_config, read_frozen
 from distillery.config.parsing import flatten
 from distillery.config.run import Config, RunConfig
 from distillery.files import hash_json, read_json, repair_hint
 from distillery.noise import SampleId, hash_samples, noise_seed
+from distillery.planning.overlooked import read_plan
 from distillery.run_folder import RunFolder
+from distillery.store.recipes import EmbeddingsRecipe, StatesRecipe, TargetsRecipe, VisitedRecipe
 
 STUDENT_FILE = "distillery.json"
 MAX_TOLD = 3
@@ -108,17 +110,23 @@ def why_not_trained(config: Config, run: RunFolder, folder: Path) -> str:
     return differences(about["recipe"], wanted)
 
 
-def why_not_initial(config: Config, folder: Path) -> str:
+def why_not_initial(config: Config, run: RunFolder, folder: Path) -> str:
     """Why a folder is not this run's student before its training; "" where it is, or does not tell.
 
-    Earlier releases did not write what it was made from.
+    Earlier releases did not write what it was made from, and their plans not the weights.
     """
     about = _head(folder / STUDENT_FILE)
     if "recipe" in about:
         return "it is trained"
-    made_from = about.get("made_from")
-    wanted = student_origin(freeze(config, "student"))
-    return differences(made_from, wanted) if made_from else ""
+    origin, planned = about.get("origin", {}), read_plan(run.plan)
+    if origin.get("settings") not in (None, hash_origin(freeze(config, "student"))):
+        return "it was made with other settings"
+    weights = planned.get("teacher", {}).get("denoiser_hash")
+    is_of_this = planned.get("config") == hash_json(freeze(config, "run"))
+    known = is_of_this and weights is not None
+    return "it was made from another teacher" * (
+        known and origin.get("teacher") not in (None, weights)
+    )
 
 
 def check_student_of(run: RunFolder, folder: Path, is_trained: bool) -> None:
@@ -137,9 +145,8 @@ def check_student_of(run: RunFolder, folder: Path, is_trained: bool) -> None:
     except (OSError, ValueError):
         return
     if isinstance(config, Config):
-        why = (
-            why_not_trained(config, run, folder) if is_trained else why_not_initial(config, folder)
-        )
+        why_not = why_not_trained if is_trained else why_not_initial
+        why = why_not(config, run, folder)
         if why:
             what = "trained student" if is_trained else "student before its training"
             raise ValueError(f"{folder} is not this run's {what} ({why}): {repair_hint(folder)}")
@@ -247,76 +254,48 @@ def _foreign_manifests(
 
 
 def _foreign_embeddings(config: RunConfig, run: RunFolder) -> Iterator[Foreign]:
-    teacher = config.teacher
-    wanted: dict[str, Any] = {
-        "kind": "embeddings",
-        "version": freeze(config, "embeddings")["version"],
-        "dtype": teacher.dtype,
-        "negative_prompt": teacher.negative_prompt,
-        "long_prompts": teacher.long_prompts,
-    }
-    if teacher.max_sequence_length is not None:
-        wanted["max_sequence_length"] = teacher.max_sequence_length
+    wanted = EmbeddingsRecipe.settings_of(config.teacher)
+    wanted["version"] = freeze(config, "embeddings")["version"]
     paths = [run.embeddings(split) for split in ("train", "eval")]
     yield from _foreign_manifests(paths, "embeddings", wanted)
 
 
 def _foreign_targets(config: Config, run: RunFolder) -> Iterator[Foreign]:
-    teacher, targets = config.teacher, config.targets
+    targets = config.targets
     wanted: dict[str, Any] = {
-        "kind": "targets",
+        **TargetsRecipe.settings_of(config.teacher, targets),
         "version": freeze(config, "targets")["version"],
         "seed": config.seed,
-        "height": teacher.height,
-        "width": teacher.width,
-        "negative_prompt": teacher.negative_prompt,
-        "dtype": teacher.dtype,
         "stored_dtype": targets.dtype,
-        **{name: getattr(targets, name) for name in OF_TARGETS},
+        "num_segments": targets.num_segments,
         **_known("embeddings", run.embeddings("train")),
     }
-    if teacher.max_sequence_length is not None:
-        wanted["max_sequence_length"] = teacher.max_sequence_length
     shards = range(targets.num_shards)
     paths = [run.targets_shard(f"{shard}-of-{targets.num_shards}") for shard in shards]
     yield from _foreign_manifests([run.targets, *paths], "targets", wanted, together=True)
 
 
-OF_TARGETS = (
-    "steps", "guidance_scale", "guidance_scale_2", "samples_per_prompt", "batch_size",
-    "chunk_size", "predictions", "num_segments",
-)  # fmt: skip
-"""Keys of the section `targets` that its recipe has under the same names, or by its knots."""
-
-
 def _foreign_rounds(config: Config, run: RunFolder) -> Iterator[Foreign]:
     """Of each round the student's states and the teacher's answers."""
-    num_shards, of_targets = config.targets.num_shards, _known("targets", run.targets)
-    frozen = freeze(config, "rounds")
+    num_shards = config.targets.num_shards
+    version = freeze(config, "rounds")["rounds_version"]
+    of_all = {"version": version, **_known("targets", run.targets)}
     for number in config.training.round_numbers:
         shards = [f"{shard}-of-{num_shards}" for shard in range(num_shards)]
         states = [run.states_shard(str(number), shard) for shard in shards]
         wanted = {
-            "kind": "states",
-            "version": frozen["rounds_version"],
+            **StatesRecipe.settings_of(config.student, config.teacher, config.targets),
+            **of_all,
             "number": number,
-            **of_targets,
-            "steps": config.student.steps,
-            "dtype": config.teacher.dtype,
             "stored_dtype": config.targets.dtype,
-            "batch_size": config.targets.batch_size,
-            "chunk_size": config.targets.chunk_size,
         }
         yield from _foreign_manifests(states, "rounds", wanted, together=True)
-        visited = [run.visited_shard(str(number), shard) for shard in shards]
         wanted = {
-            "kind": "visited",
-            "version": frozen["rounds_version"],
+            **VisitedRecipe.settings_of(config.student),
+            **of_all,
             **_known("states", states[0]),
-            **of_targets,
-            "steps": config.student.steps,
         }
-        paths = [run.visited(number), *visited]
+        paths = [run.visited(number), *(run.visited_shard(str(number), each) for each in shards)]
         yield from _foreign_manifests(paths, "rounds", wanted, together=True)
 
 
@@ -327,7 +306,7 @@ def _foreign_students(config: Config, run: RunFolder) -> Iterator[Foreign]:
     trained |= {f"trained-{done}-rounds": f"training-{done}-rounds" for done in rounds}
     exported = {"pipeline": "trained", "untrained": "initial"}
     exported |= {f"{done}-rounds": f"trained-{done}-rounds" for done in rounds}
-    if why := why_not_initial(config, run.student("initial")):
+    if why := why_not_initial(config, run, run.student("initial")):
         yield Foreign(run.student("initial"), "student", why)
     for name, stage in trained.items():
         if why := why_not_trained(config, run, run.student(name)):

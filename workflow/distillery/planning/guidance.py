@@ -3,7 +3,6 @@
 from distillery.config.jobs import resolve_sampling
 from distillery.config.run import Config, RunConfig
 from distillery.teacher.folder import PipelineFolder
-from distillery.words import listed
 
 
 def check_second_scale(config: RunConfig, folder: PipelineFolder) -> None:
@@ -42,22 +41,6 @@ def _check_pair(
             f"{setting} and guidance_scale is 1.0, with which the stock pipeline guides neither "
             "network; raise guidance_scale, or remove guidance_scale_2"
         )
-
-
-def advise_second_calls(config: RunConfig, folder: PipelineFolder) -> list[str]:
-    """A note on guidance by a second call where the family doubts it."""
-    doubt, network = folder.family.guidance_doubt, folder.denoiser_config
-    scales = {"targets": config.targets.guidance_scale} if isinstance(config, Config) else {}
-    for name, chosen in config.samples.models.items():
-        model = resolve_sampling(config, name)
-        if chosen.source == "teacher" and model.guidance_scale is not None:
-            scales[f"samples.models.{name}"] = model.guidance_scale
-    guided = [
-        key for key, scale in scales.items() if folder.family.calls_per_step(network, scale) > 1
-    ]
-    if not guided or not doubt:
-        return []
-    return [f"guidance_scale of {listed(guided)} {doubt}"]
 
 
 def draws_with_one_network(folder: PipelineFolder) -> bool:

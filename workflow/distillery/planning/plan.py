@@ -23,7 +23,7 @@ from distillery.planning.few_steps import advise_few_steps
 from distillery.planning.first import sources_of
 from distillery.planning.generation import plan_generation
 from distillery.planning.gpus import Gpus, advise_gpus, plan_gpus
-from distillery.planning.guidance import advise_second_calls, check_second_scale
+from distillery.planning.guidance import check_second_scale
 from distillery.planning.host import advise_requests, host_bytes
 from distillery.planning.html import html_of
 from distillery.planning.jobs import Room, StageJobs, list_jobs
@@ -41,7 +41,13 @@ from distillery.planning.prompts import (
 from distillery.planning.requests import read_requests
 from distillery.planning.scaling import networks_of
 from distillery.planning.solver import plan_solver
-from distillery.planning.there import Found, advise_repair, already_there, there_part
+from distillery.planning.there import (
+    Found,
+    advise_repair,
+    already_there,
+    hash_solver,
+    there_part,
+)
 from distillery.planning.unusual import (
     advise_adapters,
     advise_attention,
@@ -52,11 +58,12 @@ from distillery.planning.what_runs import what_runs
 from distillery.prompts import own_negatives
 from distillery.run_folder import RunFolder
 from distillery.schedule import Schedule
+from distillery.schedulers import plain_config
 from distillery.stage import Counts, Stage
 from distillery.store.embeddings import distinct_texts
 from distillery.store.recipes import TargetsRecipe
-from distillery.student.schedule import student_grid
-from distillery.teacher.adapters import teacher_hash
+from distillery.student.schedule import student_grid, student_scheduler
+from distillery.teacher.adapters import denoiser_hash, teacher_hash
 from distillery.teacher.folder import PipelineFolder, find_teacher
 from distillery.teacher.loading import check_networks, check_options, load_tokenizers
 from distillery.teacher.memory import advise_memory, estimate
@@ -159,8 +166,7 @@ def check_inputs(
     check_all_texts(config.teacher, folder, prompts)
     notes = check_negatives(config, prompts, folder) + advise_weights(prompts)
     notes += advise_misread(prompts)
-    notes += advise_numbers(config, len(prompts["eval"])) + advise_second_calls(config, folder)
-    notes += advise_few_steps(config, folder)
+    notes += advise_numbers(config, len(prompts["eval"])) + advise_few_steps(config, folder)
     notes += advise_adapters(config.teacher) + advise_idle(config.teacher, folder)
     return notes + advise_attention(config.teacher)
 
@@ -173,6 +179,8 @@ def plan_parts(inputs: Inputs, num_cores: int) -> dict[str, Any]:
         recipe = _recipe(config, folder, recipes["embeddings"])
         targets = recipe, check_segments(config, recipe)
         recipes["targets"] = recipe.hash
+        solver = student_scheduler(recipe, config.student.steps)
+        recipes["scheduler"] = hash_solver(plain_config(solver))
         rest = inputs.prompts, folder, inputs.run_folder, gpus
         plan = plan_distillation(config, *rest, targets)
         recipes["samples"] = _hash_samples(inputs)
@@ -196,7 +204,8 @@ def plan_parts(inputs: Inputs, num_cores: int) -> dict[str, Any]:
     plan["host_bytes"] = host_bytes(config, plan, folder)
     plan["advice"] += advise_gpus(gpus) + advise_memory(config.teacher, memory)
     plan["advice"] += advise_duration(plan["time"], gpus, str(inputs.run_folder.probe))
-    found = already_there(config, inputs.run_folder, inputs.prompts, recipes)
+    by_input = folder.family.has_guidance_embedding(folder.denoiser_config)
+    found = already_there(config, inputs.run_folder, inputs.prompts, recipes, by_input)
     plan["advice"] += advise_repair(found, inputs.run_folder)
     return plan | {
         "stages": [asdict(row) for row in jobs],
@@ -245,6 +254,7 @@ def _about_teacher(teacher: Teacher, folder: PipelineFolder) -> dict[str, Any]:
         "family": folder.family.name,
         "parameters": folder.parameters,
         "hash": teacher_hash(teacher, folder),
+        "denoiser_hash": denoiser_hash(teacher, folder),
         "settings": hash_settings(teacher),
     }
 

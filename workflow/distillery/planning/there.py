@@ -9,6 +9,7 @@ behind a manifest that is there: such files are looked for, and are a doubt.
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from distillery.config.parsing import flatten
 from distillery.config.run import Config, RunConfig
 from distillery.config.section import without_result
 from distillery.config.teacher import Teacher
-from distillery.files import hash_json, read_sealed, repair_commands
+from distillery.files import hash_json, read_json, read_sealed, repair_commands
 from distillery.planning.page import Part, Table
 from distillery.prompts import NEGATIVE
 from distillery.run_folder import RunFolder
@@ -37,6 +38,8 @@ OTHER_FORM = "this release writes its configuration otherwise"
 OTHERS_MADE = "prompts.train has changed, or what was made of it"
 NOT_OF_IMAGES = {"sampling.num_prompts"}
 """Keys of a model's frozen configuration that only say which images are made."""
+TRAINED_GUIDANCE = "sampling.trained_guidance_scale"
+"""One that only a network reads which takes the scale as an input."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,7 @@ def already_there(
     run: RunFolder,
     prompts: Mapping[str, pd.DataFrame],
     recipes: Mapping[str, str],
+    takes_guidance: bool = False,
 ) -> list[Found]:
     """What is there of each stage that takes time.
 
@@ -94,9 +98,12 @@ def already_there(
         config: of the run.
         run: its folder.
         prompts: the table of each split.
-        recipes: the hash that `embeddings` will have, of a run that trains `targets`, and
-            `samples`, that of the trajectories' ids and texts.
+        recipes: the hash that `embeddings` will have, of a run that trains `targets`,
+            `samples`, that of the trajectories' ids and texts, and `scheduler`, `hash_solver` of
+            the student's.
+        takes_guidance: whether the networks take the guidance scale as an input.
     """
+    unread = NOT_OF_IMAGES | (set() if takes_guidance else {TRAINED_GUIDANCE})
     found = [_embeddings(config, run, split, prompts[split], recipes) for split in prompts]
     why = {row.stage: row.why for row in found}
     if isinstance(config, Config):
@@ -108,10 +115,11 @@ def already_there(
         found.append(_training(config, run, upstream, recipes, found[-1].why))
         why |= {row.stage: row.why for row in found}
         why["pipeline"] = _why_pipeline(config, run, recipes, found[-1])
+        why["untrained"] = why["student"] or _why_untrained(run, recipes["scheduler"])
     for name, model in config.samples.models.items():
-        follows = {"student": ["pipeline"], "untrained": ["student"]}.get(model.source, [])
+        follows = {"student": ["pipeline"], "untrained": ["untrained"]}.get(model.source, [])
         upstream = _first(why.get(stage, "") for stage in ("embeddings eval", *follows))
-        found.append(_samples(config, run, name, len(prompts["eval"]), upstream))
+        found.append(_samples(config, run, name, len(prompts["eval"]), upstream, unread))
     changed = {split for split, table in prompts.items() if has_changed(run.prompts(split), table)}
     return [_of_other_prompts(row) if _split_of(row.stage) in changed else row for row in found]
 
@@ -218,6 +226,27 @@ def _why_pipeline(
     return f"{run.student('pipeline')} is of another training"
 
 
+def hash_solver(config: Mapping[str, Any]) -> str:
+    """Of a scheduler's settings: of what its folder holds, and of `plain_config`, alike."""
+    return hash_json(
+        {
+            name: value
+            for name, value in config.items()
+            if not name.startswith("_") and name != "class" and value not in (inf, -inf)
+        }
+    )
+
+
+def _why_untrained(run: RunFolder, scheduler: str) -> str:
+    """Why the untrained student will be called at other timesteps; "" where it will not."""
+    path = run.student("untrained") / "scheduler" / "scheduler_config.json"
+    try:
+        is_same = hash_solver(read_json(path)) == scheduler
+    except (OSError, ValueError):  # none, or a damaged one, which its readers tell
+        return ""
+    return "" if is_same else "the student's timesteps have changed"
+
+
 def _is_of(
     recipe: Mapping[str, Any],
     *,
@@ -255,12 +284,17 @@ def _number(checkpoint: Path) -> int:
 
 
 def _samples(
-    config: RunConfig, run: RunFolder, model: str, num_prompts: int, upstream: str
+    config: RunConfig,
+    run: RunFolder,
+    model: str,
+    num_prompts: int,
+    upstream: str,
+    unread: Container[str],
 ) -> Found:
     folder = run.sample_folder / model
     number = len(list(folder.glob("*/*.png")))
     total = config.samples.num_images(num_prompts)
-    why = upstream or _why(config, run, f"samples-{model}", True, NOT_OF_IMAGES)
+    why = upstream or _why(config, run, f"samples-{model}", True, unread)
     fitting = 0 if why else min(number, total)
     row = Found(
         f"samples {model}", fitting, total, "image", number - fitting, why if number else ""

@@ -6,7 +6,7 @@ byte beyond rounding are in none (`config.section.NoResult`).
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_serializer
 
@@ -36,6 +36,23 @@ class Recipe(BaseModel):
             raise ValueError(
                 f"this is no {cls.__name__} of this version, see its {where}: make it again"
             ) from error
+
+    @classmethod
+    def settings_of(cls, *sections: BaseModel) -> dict[str, Any]:
+        """Its fields that are settings, each of the first section that has it, and its kind.
+
+        A setting that is left open (None where the recipe needs a value) is not among them: what it
+        becomes is the family's.
+        """
+        found: dict[str, Any] = {"kind": get_args(cls.model_fields["kind"].annotation)[0]}
+        for name, field in cls.model_fields.items():
+            owner = next((each for each in sections if name in type(each).model_fields), None)
+            value = getattr(owner, name, None)
+            is_plain = value is None or isinstance(value, (str, int, float))
+            may_be_none = type(None) in get_args(field.annotation)
+            if owner is not None and is_plain and (value is not None or may_be_none):
+                found[name] = value
+        return found
 
     @property
     def hash(self) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from diffusers import UNet2DConditionModel
 
-from distillery.config.jobs import StudentJob, student_origin
+from distillery.config.jobs import StudentJob, hash_origin
 from distillery.config.student import Student
 from distillery.families import Family
 from distillery.families.protocol import Denoiser
@@ -22,6 +22,7 @@ from distillery.student.info import StudentInfo
 from distillery.student.layers import keep_blocks, resolve_layers
 from distillery.student.lora import add_lora, check_lora, count_lora, save_lora
 from distillery.student.unet import shrink_unet
+from distillery.teacher.adapters import denoiser_hash
 from distillery.teacher.folder import PipelineFolder, find_teacher
 from distillery.teacher.loading import load_adapted_denoiser
 
@@ -139,5 +140,8 @@ def build_student(job: StudentJob, output: Path) -> None:
             add_lora(student, job.student.lora, job.seed)
             save_lora(student, temporary, folder.family)
             copy_permissions(temporary)
-        made_from = student_origin(job.model_dump(mode="json"))
-        write_metadata(temporary, {"student": asdict(student_info), "made_from": made_from})
+        origin = {
+            "settings": hash_origin(job.model_dump(mode="json")),
+            "teacher": denoiser_hash(job.teacher, folder),
+        }
+        write_metadata(temporary, {"student": asdict(student_info), "origin": origin})

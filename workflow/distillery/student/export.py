@@ -76,7 +76,7 @@ def export_student(
     if run_folder is not None:
         check_student_of(run_folder, student, is_trained=student.name != INITIAL)
     about = {**read_metadata(student), "of": hash_model(student)}
-    about.pop("made_from", None)
+    about.pop("origin", None)
     trained = TrainingRecipe.from_json(about["recipe"]) if "recipe" in about else None
     if trained:
         _check_steps(job, trained, student)

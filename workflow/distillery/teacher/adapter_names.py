@@ -131,6 +131,7 @@ def convert(
     carriers = {name: pair.down for pair in pairs for name in (pair.alpha, pair.mid) if name}
     failures: list[Exception] = []
     read: list[tuple[dict[str, Traced], Account]] = []
+    unknown: list[tuple[dict[str, Traced], Account]] = []
     paired = {name for pair in pairs for name in pair.names}
     marked = {
         name: trace(name, value)
@@ -143,16 +144,21 @@ def convert(
         except Exception as error:
             failures.append(error)
             continue
+        if any("lora" not in name or FOREIGN.search(name) for name in converted):
+            unknown.append((converted, _account(tensors, carriers, zero, converted)))
+            continue
         read.append((converted, _account(tensors, carriers, zero, converted)))
-        if not read[-1][1].left_out and not any(FOREIGN.search(name) for name in converted):
-            read = read[-1:]
+        if not read[-1][1].left_out:
             break
+    if not failures:  # the converter has no word for it, the networks have
+        read = read or unknown
     beginning = f"teacher.adapters: {path} ({dialect_of(tensors)})"
     if not read:
+        failure = f"{type(failures[0]).__name__} {shorten(failures[0])}".strip()
         raise ValueError(
-            f"{beginning} could not be converted for a {folder.class_name}: "
-            f"{type(failures[0]).__name__} {shorten(failures[0])}; use one that was trained on "
-            "this teacher, in Diffusers' format or one that Diffusers converts"
+            f"{beginning} could not be converted for a {folder.class_name}: {failure}; "
+            "use one that was trained on this teacher, in Diffusers' format or one that Diffusers "
+            "converts"
         ) from failures[0]
     converted, account = min(read, key=lambda it: len(it[1].left_out))
     if account.left_out:
@@ -179,6 +185,7 @@ def _spellings(
     if 0 < len(needed) < len(folded):
         yield needed
         yield {**needed, **{key: rank for key, (it, rank) in alphas.items() if it.down in needed}}
+    needed = needed or dict(folded)
     for respell in (_as_kohya, _as_peft, _without_start, _as_comfy_wan):
         spelled = {respell(name): value for name, value in needed.items()}
         if len(spelled) == len(needed) and spelled.keys() != needed.keys():

@@ -5,7 +5,7 @@ find at random values. Here both are errors. Its `load_lora_weights` needs every
 pipeline; `adapt` calls what it calls, one component at a time, since no job loads them all.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,12 @@ def text_hash(teacher: Teacher, folder: PipelineFolder) -> str:
     return _hash(teacher, folder, files, None, "text_encoder")
 
 
+def denoiser_hash(teacher: Teacher, folder: PipelineFolder) -> str:
+    """As `teacher_hash`, for the weights that a student is made from."""
+    denoisers = folder.denoisers
+    return _hash(teacher, folder, _find_all(teacher), None, denoisers[0], denoisers)
+
+
 def _find_all(teacher: Teacher) -> list[tuple[Adapter, Path]]:
     """The teacher's adapters with their files."""
     return [(adapter, find_adapter(adapter)) for adapter in teacher.adapters]
@@ -108,8 +114,11 @@ def _hash(
     adapters: Iterable[tuple[Adapter, Path]],
     attention: str | None,
     part: str,
+    components: Collection[str] = (),
 ) -> str:
     """A hash of the folder and of what is added to it; without that, the folder's fingerprint.
+
+    With names of components it is of these of its folder.
 
     What was computed with a file's wrong scales is of another teacher, so where they were wrong in
     a component whose name begins with `part`, the right ones are named.
@@ -127,7 +136,7 @@ def _hash(
         "fused": teacher.fuse_adapters if named else None,
         "attention": attention,
     }
-    fingerprint = folder.fingerprint()
+    fingerprint = folder.fingerprint(components)
     return hash_json({"folder": fingerprint, **added}) if any(added.values()) else fingerprint
 
 

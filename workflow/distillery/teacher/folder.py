@@ -1,6 +1,6 @@
 """A pipeline's folder in Diffusers format: find it, check that it is whole, say which it is."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -142,22 +142,25 @@ class PipelineFolder:
         """The variant that is read of a component, None for its plain weights."""
         return choose_variant(self.path / component, self.variant)
 
-    def fingerprint(self) -> str:
+    def fingerprint(self, components: Collection[str] = ()) -> str:
         """A hash of all that is read of it, bit for bit; where the folder lies does not matter.
+
+        With names of components it is of their files alone.
 
         That is its model_index.json and all files of the components that are named there, but for
         descriptions (.md), hidden files, and sets of weights that are not read: two teachers that
         differ in those alone compute the same.
         """
-        hashes = hash_large_files(self._files_read())
+        hashes = hash_large_files(self._files_read(components))
         return hash_json(
             {file.relative_to(self.path).as_posix(): digest for file, digest in hashes.items()}
         )
 
-    def _files_read(self) -> Iterator[Path]:
+    def _files_read(self, components: Collection[str] = ()) -> Iterator[Path]:
         """The files that decide what the pipeline computes; links that lead nowhere among them."""
-        yield self.path / INDEX
-        for component in (self.path / name for name in sorted(self.components)):
+        if not components:
+            yield self.path / INDEX
+        for component in (self.path / name for name in sorted(components or self.components)):
             unread = set(weights_in(component)) - set(weights_of(component, self.variant))
             for file in sorted(set(component.rglob("*")) - unread):
                 # Downloads leave folders such as .cache/huggingface, with times in them.
