@@ -49,7 +49,7 @@ def test_the_plan_tells_the_solver_and_an_idle_step(tmp_path: Path) -> None:
     assert "shift 3" in text
     assert "4 steps (teacher): timesteps 1000" in text, text
     assert "0.008929, 0" in text
-    assert "guidance off 1.0, with one network call" in text
+    assert "guidance off 1.0, without the second network call" in text
     assert "step 4 of 4 covers 0.9% of the noise's range" in text
     assert "{source: teacher, steps: 4, grid: even}" in text
     beside = told(tmp_path, SD3, {"teacher": TEACHER, "even": EVEN})

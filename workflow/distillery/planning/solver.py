@@ -127,15 +127,21 @@ def _guidance(folder: PipelineFolder) -> str:
             "no scale is: the network takes it as an input, in one call per step and without a "
             "negative prompt"
         )
-    return "1.0, with one network call per step and without a negative prompt"
+    return "1.0, without the second network call and without a negative prompt"
 
 
 def _levels(walk: Walk, users: Sequence[str], solver: Scheduler) -> str:
     """First and last timesteps and sigmas of a walk, and what takes it."""
-    steps = counted(walk.steps, "even step" if walk.grid else "step")
+    steps = counted(walk.steps, "even step" if walk.grid else "step") + _looks(walk, solver)
     sigmas = _ends(_sigmas(solver))
     told = [f"timesteps {_ends(_timesteps(solver))}", *([f"sigmas {sigmas}"] if sigmas else [])]
     return f"{steps} ({listed(list(users))}): {'; '.join(told)}"
+
+
+def _looks(walk: Walk, solver: Scheduler) -> str:
+    """How often the network is asked where that is not once a step."""
+    looks = len(solver.timesteps)
+    return "" if looks == walk.steps else f", in which the network is asked {looks} times"
 
 
 def _timesteps(solver: Scheduler) -> list[float]:
@@ -170,7 +176,8 @@ def _advise_steps(
     faults = []
     share, place = _smallest(timesteps)
     if len(timesteps) > 1 and share < IDLE:
-        where = f"step {place + 1} of {len(timesteps)} covers {share:.1%} of the noise's range"
+        step = "step" if len(timesteps) == walk.steps else "timestep"
+        where = f"{step} {place + 1} of {len(timesteps)} covers {share:.1%} of the noise's range"
         faults.append(f"{where} and does next to nothing")
     if timesteps[0] < LATE * last:
         faults.append(f"the first begins at timestep {timesteps[0]:g} of {last}, not at pure noise")
