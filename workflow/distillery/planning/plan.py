@@ -151,14 +151,14 @@ def check_inputs(
     config: RunConfig, prompts: Mapping[str, pd.DataFrame], folder: PipelineFolder
 ) -> list[str]:
     """Notes on prompts and the teacher; raises as `make_plan` for what the teacher cannot do."""
-    check_networks(folder)
+    unread = check_networks(folder)
     check_sequence_length(config.teacher, folder.family)
     check_options(config.teacher, folder)
     check_second_scale(config, folder)
     check_all_steps(config, folder)
     check_all_texts(config.teacher, folder, prompts)
     notes = check_negatives(config, prompts, folder) + advise_weights(prompts)
-    notes += advise_misread(prompts)
+    notes += unread + advise_misread(prompts)
     notes += advise_numbers(config, len(prompts["eval"])) + advise_second_calls(config, folder)
     notes += advise_few_steps(config, folder)
     notes += advise_adapters(config.teacher) + advise_idle(config.teacher, folder)

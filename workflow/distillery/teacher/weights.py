@@ -228,12 +228,13 @@ def check_fit(component: Path, network: torch.nn.Module, tensors: Mapping[str, T
         )
 
 
-def check_layers(component: Path, network: torch.nn.Module, tensors: Iterable[str]) -> None:
-    """Raise ValueError for weights with numbered layers that a network does not have.
+def check_layers(component: Path, names: Iterable[str], tensors: Iterable[str]) -> None:
+    """Raise ValueError for weights with numbered layers that a network, by its tensors' names, does
+    not have.
 
     Diffusers would leave them out.
     """
-    own = {layer for name in network.state_dict() for layer in _layers(name)}
+    own = {layer for name in names for layer in _layers(name)}
     surplus = sorted({layer for name in tensors for layer in _layers(name)} - own)
     if surplus:
         raise ValueError(
