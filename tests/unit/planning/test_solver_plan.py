@@ -1,5 +1,6 @@
 """What the plan says of the teacher's solver, and the samples on another grid than the stock's."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,26 @@ def test_a_few_steps_that_begin_low_are_a_doubt(tmp_path: Path) -> None:
     text = told(tmp_path, SDXL, {"teacher": TEACHER})
     assert "begins at timestep 751 of 1000, not at pure noise" in text
     assert "covers" not in told(tmp_path, SDXL, {"teacher": TEACHER}, scheduler=TRAILING)
+
+
+@pytest.mark.parametrize(
+    ("steps", "first"), [(150, 895), (400, 799), (600, 600), (20, 0), (25, 0), (28, 0), (50, 0)]
+)
+def test_so_are_many_steps_that_begin_low(tmp_path: Path, steps: int, first: int) -> None:
+    """Leading spacing rounds its stride down; what is usual begins at 946 or above."""
+    text = told(tmp_path, SDXL, {"teacher": TEACHER | {"steps": steps}})
+    assert (f"the first begins at timestep {first} of 1000" in text) == bool(first)
+    assert ("not at pure noise" in text) == bool(first)
+    assert (f"steps: {steps}, grid: even" in text) == bool(first)
+
+
+def test_steps_that_are_told_as_log_sigmas_are_not(tmp_path: Path) -> None:
+    log_sigmas = {"timestep_type": "continuous", "prediction_type": "v_prediction"}
+    folder = tmp_path / "teacher"
+    SDXL.make(folder)
+    path = folder / "scheduler" / "scheduler_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | log_sigmas))
+    assert "not at pure noise" not in told(tmp_path, SDXL, {"teacher": TEACHER | {"steps": 20}})
 
 
 @pytest.mark.parametrize(
