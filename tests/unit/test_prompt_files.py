@@ -120,7 +120,33 @@ def test_a_damaged_parquet_file_is_named(tmp_path: Path) -> None:
             assert len(read_prompts(path)) == 2
 
 
-ASKING = ["seed", "Seed", "aspect-ratio", "prompt_2", "lora", "negativePrompt", "negativeprompt", "NEGATIVE.PROMPT", "numInferenceSteps", "cfgScale", "guidanceScale", "aspectRatio", "clipSkip", "init_image", "initImage", "strength", "denoise", "controlnet", "ControlNet", "ip_adapter", "ipAdapter", "refiner", "hires", "scheduler_name", "uncond"]
+ASKING = [
+    "seed",
+    "Seed",
+    "aspect-ratio",
+    "prompt_2",
+    "lora",
+    "negativePrompt",
+    "negativeprompt",
+    "NEGATIVE.PROMPT",
+    "numInferenceSteps",
+    "cfgScale",
+    "guidanceScale",
+    "aspectRatio",
+    "clipSkip",
+    "init_image",
+    "initImage",
+    "strength",
+    "denoise",
+    "controlnet",
+    "ControlNet",
+    "ip_adapter",
+    "ipAdapter",
+    "refiner",
+    "hires",
+    "scheduler_name",
+    "uncond",
+]
 
 
 @pytest.mark.parametrize("name", ["CFG Scale", *ASKING])
