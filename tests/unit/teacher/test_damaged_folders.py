@@ -250,3 +250,15 @@ def test_names_that_old_releases_give_to_attention_are_known(tmp_path: Path) -> 
     save_file(tensors, path, {"format": "pt"})
     assert any(".proj_attn." in name for name in tensors)
     assert noted(folder) == ""
+
+
+def test_a_folder_in_place_of_weights(copy: Path) -> None:
+    path = copy / "transformer" / WEIGHTS
+    path.unlink()
+    path.mkdir()
+    assert f"{path} is a folder, a file of weights is needed" in said(copy)
+
+
+def test_training_timesteps_without_end_are_refused_at_once(copy: Path) -> None:
+    edit(copy / "scheduler" / "scheduler_config.json", num_train_timesteps=10**6)
+    assert "num_train_timesteps is 1,000,000, at most 100,000" in said(copy)

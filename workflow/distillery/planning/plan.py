@@ -30,6 +30,7 @@ from distillery.planning.jobs import Room, StageJobs, list_jobs
 from distillery.planning.overlooked import check_same_teacher, hash_settings, hash_sources
 from distillery.planning.page import Page, Part, page_of
 from distillery.planning.passes import passes_of_stages, passes_per_job
+from distillery.planning.probe import check_name
 from distillery.planning.prompt_tables import read_splits
 from distillery.planning.prompts import (
     advise_misread,
@@ -115,7 +116,9 @@ def make_plan(
             that leave a step out, previews that the training could not draw, or too little disk
             space.
     """
-    run_folder, prompts = RunFolder(output.parent), read_splits(config.prompts)
+    run_folder = RunFolder(output.parent)
+    check_name(config, run_folder)
+    prompts = read_splits(config.prompts)
     check_made(config, prompts, run_folder)
     folder = find_teacher(config.teacher)
     of_prompts = check_inputs(config, prompts, folder)

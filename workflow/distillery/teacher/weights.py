@@ -158,6 +158,10 @@ def read_headers(folder: Path, variant: str | None) -> dict[str, dict[str, Tenso
 
 def _read(path: Path) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a weights file, by its header."""
+    if path.is_dir():
+        raise ValueError(
+            f"{path} is a folder, a file of weights is needed: copy or download it again"
+        )
     try:
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118
