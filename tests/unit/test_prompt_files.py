@@ -120,7 +120,36 @@ def test_a_damaged_parquet_file_is_named(tmp_path: Path) -> None:
             assert len(read_prompts(path)) == 2
 
 
-@pytest.mark.parametrize("name", ["seed", "Seed", "aspect-ratio", "CFG Scale", "prompt_2", "lora"])
+ASKING = [
+    "seed",
+    "Seed",
+    "aspect-ratio",
+    "prompt_2",
+    "lora",
+    "negativePrompt",
+    "negativeprompt",
+    "NEGATIVE.PROMPT",
+    "numInferenceSteps",
+    "cfgScale",
+    "guidanceScale",
+    "aspectRatio",
+    "clipSkip",
+    "init_image",
+    "initImage",
+    "strength",
+    "denoise",
+    "controlnet",
+    "ControlNet",
+    "ip_adapter",
+    "ipAdapter",
+    "refiner",
+    "hires",
+    "scheduler_name",
+    "uncond",
+]
+
+
+@pytest.mark.parametrize("name", ["CFG Scale", *ASKING])
 def test_a_column_that_would_change_nothing_is_refused_unless_it_is_a_note(
     tmp_path: Path, name: str
 ) -> None:
@@ -131,6 +160,13 @@ def test_a_column_that_would_change_nothing_is_refused_unless_it_is_a_note(
     assert "prompts.notes" in message
     assert "\n" not in message
     assert read_prompts(path, notes=[name])[name].tolist() == ["1"]
+
+
+def test_an_id_and_a_prompt_are_known_however_they_are_written(tmp_path: Path) -> None:
+    assert "'promptId': rename it to prompt_id" in refused(
+        write(tmp_path, "promptId,prompt\na,b\n")
+    )
+    assert "rename 'Caption' to prompt" in refused(write(tmp_path, "prompt_id,Caption\na,b\n"))
 
 
 def test_reserved_columns_are_no_notes(tmp_path: Path) -> None:

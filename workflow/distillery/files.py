@@ -84,16 +84,16 @@ def write_json(path: Path, value: JsonObject, sort_keys: bool = True) -> None:
 def read_json(path: Path, made_with: Path | None = None) -> dict[str, Any]:
     """Read a JSON object; a file that is not one raises ValueError with its path.
 
-    `made_with` is the folder that must be made again where the file alone cannot be.
+    `made_with` is what the workflow must make again then, the file itself or the folder it is in;
+    None for a file that it has not made, which it never advises to remove.
     """
+    hint = repair_hint(made_with) if made_with else "copy or download it again"
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:  # too many digits, or nested too deeply
-        raise ValueError(
-            f"{path} is not valid JSON ({error}): {repair_hint(made_with or path)}"
-        ) from error
+        raise ValueError(f"{path} is not valid JSON ({error}): {hint}") from error
     if not isinstance(value, dict):
-        raise ValueError(f"{path} holds a JSON {type(value).__name__}, an object is needed")
+        raise ValueError(f"{path} holds a JSON {type(value).__name__}, an object is needed: {hint}")
     return value
 
 
@@ -106,17 +106,17 @@ def write_sealed(path: Path, value: JsonObject, sort_keys: bool = True) -> None:
 def read_sealed(
     path: Path, made_with: Path | None = None, may_be_open: bool = False
 ) -> dict[str, Any]:
-    """Read what `write_sealed` wrote, without the seal; arguments as of `read_json`.
+    """Read what `write_sealed` wrote, without the seal.
 
     Args:
         path: of the file.
-        made_with: the folder that must be made again where the file alone cannot be.
+        made_with: the folder that must be made again; None where the file alone can be.
         may_be_open: whether a file without a seal is taken as it is.
 
     Raises:
         ValueError: the content is not what was written, or was written without a seal.
     """
-    value = read_json(path, made_with)
+    value = read_json(path, made_with or path)
     if may_be_open and SEAL not in value:
         return value
     if value.pop(SEAL, None) != hash_json(value):

@@ -10,7 +10,7 @@ import io
 import json
 import unicodedata
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import floor, isnan
 from pathlib import Path
 
@@ -35,7 +35,7 @@ RESERVED_BY_DATASET = ("file_name", "device", "seconds")
 """Columns that a data set's tables have beside those."""
 SAID_ELSEWHERE = {
     "rename it to negative_prompt, which each prompt may have": "negative_prompt negative_prompts "
-    "negative negatives neg neg_prompt",
+    "negative negatives neg neg_prompt uncond uncond_prompt",
     "all text encoders read the column prompt": "prompt prompt_2 prompt_3 negative_prompt_2 "
     "negative_prompt_3",
     "the noise follows from the run's seed and the prompt's id": "seed seeds noise_seed "
@@ -50,21 +50,23 @@ SAID_ELSEWHERE = {
     "skip_layer_guidance_start",
     "steps are of a whole model, targets.steps and samples.models": "steps num_steps "
     "num_inference_steps inference_steps sampling_steps timesteps sigmas denoising_end",
-    "the sampler is teacher.scheduler": "scheduler sampler eta mu",
+    "the sampler is teacher.scheduler": "scheduler scheduler_name sampler sampler_name eta mu",
     "adapters are of a whole run, teacher.adapters": "lora loras lora_scale lora_weight adapter "
     "adapters cross_attention_kwargs joint_attention_kwargs attention_kwargs",
-    "teacher.path names the model": "model model_id checkpoint",
+    "teacher.path names the model": "model model_id model_name checkpoint refiner",
     "samples.images_per_prompt says how many images": "num_images images_per_prompt "
     "num_images_per_prompt num_videos_per_prompt",
     "the text encoders read prompts in one way, teacher.max_sequence_length": "clip_skip "
     "max_sequence_length clean_caption complex_human_instruction",
     "an image is made from text and noise alone": "ip_adapter_image ip_adapter_image_embeds "
-    "negative_ip_adapter_image negative_ip_adapter_image_embeds",
+    "negative_ip_adapter_image negative_ip_adapter_image_embeds ip_adapter ip_adapter_scale "
+    "init_image mask_image control_image controlnet strength denoise denoising_strength hires "
+    "hires_fix",
 }
 """Why a column would change nothing, and names that such columns have: arguments of stock calls for
 one image, and what other tools call them."""
 LIKE_PROMPT = ("prompt", "prompts", "caption", "text")
-LIKE_ID = ("prompt_id", "promptid", "id")
+LIKE_ID = ("prompt_id", "id")
 INVISIBLE = ("Cc", "Cf", "Mn", "Zl", "Zp", "Zs")
 """Unicode categories that leave no mark by themselves; below, letters that do not either."""
 INVISIBLE_LETTERS = "\u115f\u1160\u2800\u3164\uffa0"
@@ -169,7 +171,7 @@ def _place(prompt: str) -> float:
 def _check_columns(columns: Sequence[str], path: Path, notes: Sequence[str]) -> None:
     """Raise ValueError for a column that is missing, taken, or would not do what it says."""
     if "prompt" not in columns:
-        like = [name for name in columns if _plain(name) in LIKE_PROMPT]
+        like = [name for name in columns if _is_any(name, LIKE_PROMPT)]
         advice = f"rename {like[0]!r} to prompt" if like else "name the columns in the first line"
         raise ValueError(
             f"{path} has no column prompt (it has: {', '.join(columns) or 'none'}): {advice}"
@@ -183,7 +185,7 @@ def _check_columns(columns: Sequence[str], path: Path, notes: Sequence[str]) -> 
             "themselves: rename them"
         )
     unsaid = [name for name in columns if name not in (*OURS, *notes)]
-    ids = [name for name in unsaid if _plain(name) in LIKE_ID and "prompt_id" not in columns]
+    ids = [name for name in unsaid if _is_any(name, LIKE_ID) and "prompt_id" not in columns]
     if ids:
         raise ValueError(
             f"{path} has no column prompt_id, but {ids[0]!r}: rename it to prompt_id, or list it "
@@ -193,7 +195,7 @@ def _check_columns(columns: Sequence[str], path: Path, notes: Sequence[str]) -> 
         f"{name} ({reason})"
         for name in unsaid
         for reason, names in SAID_ELSEWHERE.items()
-        if _plain(name) in names.split()
+        if _is_any(name, names.split())
     ]
     if reasons:
         raise ValueError(
@@ -202,9 +204,14 @@ def _check_columns(columns: Sequence[str], path: Path, notes: Sequence[str]) -> 
         )
 
 
-def _plain(name: str) -> str:
-    """A column's name without case, with underscores between its words."""
-    return "_".join(name.casefold().replace("-", " ").replace("_", " ").split())
+def _is_any(name: str, known: Iterable[str]) -> bool:
+    """Whether a column is named so, however its words are joined."""
+    return _compact(name) in map(_compact, known)
+
+
+def _compact(name: str) -> str:
+    """A name without case and without what stands between its words."""
+    return "".join(filter(str.isalnum, name.casefold()))
 
 
 def _without_blanks(column: pd.Series) -> pd.Series:

@@ -23,6 +23,8 @@ GRID_TOLERANCE = 1e-6
 
 MULTISTEP = ("UniPCMultistepScheduler", "DPMSolverMultistepScheduler")
 STATIC_SHIFT_ROUNDS = 20
+MOST_TIMESTEPS = 100_000
+"""Of a training; a scheduler holds some tensors of so many numbers."""
 ADVICE = (
     "set teacher.scheduler, for example {class: DDIMScheduler, timestep_spacing: trailing, "
     "clip_sample: false} for SDXL and older models, or {class: UniPCMultistepScheduler, "
@@ -36,6 +38,13 @@ def make_scheduler(class_name: str, config: Mapping[str, Any]) -> Scheduler:
     Raises ValueError for a class that Diffusers does not have, or settings that it cannot take.
     """
     scheduler_class = _class_named(class_name)
+    number = config.get("num_train_timesteps", 0)
+    if type(number) is int and number > MOST_TIMESTEPS:
+        raise ValueError(
+            f"teacher.scheduler: num_train_timesteps is {number:,}, at most {MOST_TIMESTEPS:,} are "
+            "possible, and networks are trained with some 1,000: remove it, or correct the "
+            "teacher's scheduler/scheduler_config.json"
+        )
     with told(f"{class_name} cannot be made with these settings"):
         return scheduler_class.from_config(dict(config))
 

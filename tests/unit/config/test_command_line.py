@@ -49,6 +49,11 @@ def given(*entries: str) -> dict[str, Any]:
         ("run=007", ["run"], "007"),
         ("run=true", ["run"], "true"),
         ("seed=7", ["seed"], 7),
+        ("seed=010", ["seed"], 8),
+        ("seed=08", ["seed"], "08"),
+        ("seed=0x10", ["seed"], 16),
+        ("seed=1e3", ["seed"], "1e3"),
+        ("seed=null", ["seed"], None),
     ],
 )
 def test_values_have_the_types_that_a_file_would_give_them(

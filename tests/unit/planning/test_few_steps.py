@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from families import flux_dev, flux_schnell
-from runs import planned, settings, summary
+from families import flux_dev, flux_schnell, sdxl
+from runs import generating_settings, planned, settings, summary
 
 CALL = {"num_inference_steps": 2, "guidance_scale": 1.0}
 
@@ -57,6 +57,32 @@ def test_a_network_and_scheduler_as_of_schnell(tmp_path: Path) -> None:
     size = {"height": case.height, "width": case.width, "negative_prompt": None}
     (told,) = doubts(tmp_path, tmp_path / "teacher", 8, 3.0, **size)
     assert "1 to 4 steps" in told
+
+
+@pytest.mark.parametrize("name", ["LCMScheduler", "TCDScheduler"])
+def test_another_scheduler_does_not_hide_the_folders_own(tmp_path: Path, name: str) -> None:
+    """The network stays what it is: in a training run and in one that only generates."""
+    folder, case = tmp_path / "teacher", sdxl.CASE
+    case.make(folder)
+    for file, changes in (
+        ("scheduler/scheduler_config.json", {"_class_name": name}),
+        ("model_index.json", {"scheduler": ["diffusers", name]}),
+    ):
+        path = folder / file
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    section = {
+        "height": case.height,
+        "width": case.width,
+        "max_sequence_length": case.max_tokens,
+        "negative_prompt": None,
+        "scheduler": {"class": "DDIMScheduler", "timestep_spacing": "trailing"}
+        | {"clip_sample": False},
+    }
+    (told,) = doubts(tmp_path, folder, 20, 3.0, **section)
+    assert f"(its scheduler is {name})" in told
+    models = {"teacher": {"source": "teacher", "steps": 20, "guidance_scale": 3.0}}
+    raw = generating_settings(tmp_path, folder, teacher=section, samples={"models": models})
+    assert [line for line in planned(raw, tmp_path)["advice"] if "few-step student" in line]
 
 
 @pytest.mark.parametrize("name", ["teacher", "turbulence", "flashy", "scheme"])

@@ -1,5 +1,6 @@
 """What the plan says of the teacher's solver, and the samples on another grid than the stock's."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ def test_the_plan_tells_the_solver_and_an_idle_step(tmp_path: Path) -> None:
     assert "shift 3" in text
     assert "4 steps (teacher): timesteps 1000" in text, text
     assert "0.008929, 0" in text
-    assert "guidance off 1.0, with one network call" in text
+    assert "guidance off 1.0, without the second network call" in text
     assert "step 4 of 4 covers 0.9% of the noise's range" in text
     assert "{source: teacher, steps: 4, grid: even}" in text
     beside = told(tmp_path, SD3, {"teacher": TEACHER, "even": EVEN})
@@ -66,6 +67,26 @@ def test_a_few_steps_that_begin_low_are_a_doubt(tmp_path: Path) -> None:
     text = told(tmp_path, SDXL, {"teacher": TEACHER})
     assert "begins at timestep 751 of 1000, not at pure noise" in text
     assert "covers" not in told(tmp_path, SDXL, {"teacher": TEACHER}, scheduler=TRAILING)
+
+
+@pytest.mark.parametrize(
+    ("steps", "first"), [(150, 895), (400, 799), (600, 600), (20, 0), (25, 0), (28, 0), (50, 0)]
+)
+def test_so_are_many_steps_that_begin_low(tmp_path: Path, steps: int, first: int) -> None:
+    """Leading spacing rounds its stride down; what is usual begins at 946 or above."""
+    text = told(tmp_path, SDXL, {"teacher": TEACHER | {"steps": steps}})
+    assert (f"the first begins at timestep {first} of 1000" in text) == bool(first)
+    assert ("not at pure noise" in text) == bool(first)
+    assert (f"steps: {steps}, grid: even" in text) == bool(first)
+
+
+def test_steps_that_are_told_as_log_sigmas_are_not(tmp_path: Path) -> None:
+    log_sigmas = {"timestep_type": "continuous", "prediction_type": "v_prediction"}
+    folder = tmp_path / "teacher"
+    SDXL.make(folder)
+    path = folder / "scheduler" / "scheduler_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | log_sigmas))
+    assert "not at pure noise" not in told(tmp_path, SDXL, {"teacher": TEACHER | {"steps": 20}})
 
 
 @pytest.mark.parametrize(

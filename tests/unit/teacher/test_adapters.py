@@ -468,6 +468,9 @@ def test_where_an_adapter_is(tmp_path: Path) -> None:
         find_adapter(Adapter(path=str(tmp_path)))
     named = Adapter(path=str(tmp_path / "one"), weight_name="b.safetensors")
     assert find_adapter(named).name == "b.safetensors"
+    file = str(tmp_path / "one" / "a.safetensors")
+    with pytest.raises(ValueError, match=r"path is the file .*, and weight_name is 'b.*: remove"):
+        find_adapter(Adapter(path=file, weight_name="b.safetensors"))
     for path in ("/nowhere/x.safetensors", "loras/mistyped.safetensors", "a/b/c", "./a", "~/a"):
         with pytest.raises(FileNotFoundError, match="there is no such file or folder"):
             find_adapter(Adapter(path=path))

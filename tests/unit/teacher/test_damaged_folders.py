@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import T5EncoderModel
 
 from distillery.config.teacher import Teacher
 from distillery.teacher.folder import find_teacher
@@ -84,12 +85,21 @@ def test_half_of_a_pair_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "file", ["model_index.json", "transformer/config.json", "scheduler/scheduler_config.json"]
+    "file",
+    [
+        "model_index.json",
+        "transformer/config.json",
+        "text_encoder/config.json",
+        "scheduler/scheduler_config.json",
+        f"transformer/{WEIGHTS}.index.json",
+    ],
 )
 @pytest.mark.parametrize("content", ["[" * 100_000, "[]", "", '{"a":', "1" * 5000, "\0"])
 def test_json_of_another_kind(copy: Path, file: str, content: str) -> None:
     (copy / file).write_text(content)
-    assert str(copy / file) in said(copy)
+    told = said(copy)
+    assert str(copy / file) in told
+    assert "rm -r" not in told, "the workflow has not made it"
 
 
 @pytest.mark.parametrize(
@@ -175,3 +185,80 @@ def test_a_link_anywhere_that_leads_nowhere(copy: Path) -> None:
             path.write_bytes(before)
     (copy / "README.md").symlink_to("gone")
     assert said(copy) == ""
+
+
+def add(component: Path, *names: str, prefix: str = "") -> None:
+    """Put tensors into a component's weights, and a prefix before the names of those there."""
+    (path,) = component.glob("*.safetensors")
+    tensors = {prefix + name: tensor for name, tensor in load_file(path).items()}
+    save_file(tensors | {name: torch.ones(3) for name in names}, path, {"format": "pt"})
+
+
+def noted(folder: Path) -> str:
+    """What the plan doubts of a folder's weights."""
+    return "; ".join(
+        check_networks(find_teacher(Teacher(path=str(folder), height=HEIGHT, width=WIDTH)))
+    )
+
+
+@pytest.mark.parametrize("component", ["transformer", "vae", "text_encoder"])
+def test_a_tensor_that_no_network_knows_is_a_doubt(copy: Path, component: str) -> None:
+    assert noted(copy) == ""
+    add(copy / component, "foo.weight")
+    assert f"{copy / component}: its weights have 1 tensors" in noted(copy)
+    assert "such as foo.weight" in noted(copy)
+
+
+def test_fewer_layers_of_text_encoders_are_refused(tmp_path: Path) -> None:
+    """Transformers would leave the others out; its names of CLIP's tensors have no prefix."""
+    folder = tmp_path / "teacher"
+    sd3.make(folder)
+    encoder = T5EncoderModel.from_pretrained(folder / "text_encoder_3")
+    encoder.config.num_layers = 2
+    T5EncoderModel(encoder.config).save_pretrained(folder / "text_encoder_3")
+    add(folder / "text_encoder", "text_model.embeddings.position_ids", prefix="text_model.")
+    add(folder / "text_encoder_3", "decoder.block.0.layer.0.SelfAttention.q.weight")
+    assert noted(folder) == "", "what releases have beside"
+    for name, key in (("text_encoder", "num_hidden_layers"), ("text_encoder_3", "num_layers")):
+        config = json.loads((folder / name / "config.json").read_text())
+        edit(folder / name / "config.json", **{key: config[key] - 1})
+        assert f"{folder / name} is damaged: its weights have " in said(folder)
+        edit(folder / name / "config.json", **{key: config[key]})
+
+
+@pytest.mark.parametrize("component", ["transformer", "vae", "text_encoder"])
+def test_a_tensor_under_another_name_is_lacking(copy: Path, component: str) -> None:
+    (path,) = (copy / component).glob("*.safetensors")
+    tensors = load_file(path)
+    name = next(name for name in tensors if "norm" in name)
+    tensors["other"] = tensors.pop(name)
+    save_file(tensors, path, {"format": "pt"})
+    assert f"{copy / component} is damaged: its weights lack 1 tensors" in said(copy)
+
+
+def test_names_that_old_releases_give_to_attention_are_known(tmp_path: Path) -> None:
+    """The VAE of Stable Diffusion 1.5."""
+    folder = tmp_path / "teacher"
+    sdxl.make(folder)
+    (path,) = (folder / "vae").glob("*.safetensors")
+    old = {"to_q": "query", "to_k": "key", "to_v": "value", "to_out.0": "proj_attn"}
+    tensors = load_file(path)
+    for name in list(tensors):
+        for new, former in old.items():
+            if f".{new}." in name:
+                tensors[name.replace(new, former)] = tensors.pop(name)
+    save_file(tensors, path, {"format": "pt"})
+    assert any(".proj_attn." in name for name in tensors)
+    assert noted(folder) == ""
+
+
+def test_a_folder_in_place_of_weights(copy: Path) -> None:
+    path = copy / "transformer" / WEIGHTS
+    path.unlink()
+    path.mkdir()
+    assert f"{path} is a folder, a file of weights is needed" in said(copy)
+
+
+def test_training_timesteps_without_end_are_refused_at_once(copy: Path) -> None:
+    edit(copy / "scheduler" / "scheduler_config.json", num_train_timesteps=10**6)
+    assert "num_train_timesteps is 1,000,000, at most 100,000" in said(copy)

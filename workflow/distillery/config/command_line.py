@@ -96,8 +96,8 @@ def _is_target(word: str) -> bool:
 def read_overrides(entries: Iterable[str]) -> JsonObject:
     """What --config gives, with the types that a file would give it.
 
-    Only what Snakemake reads otherwise: mappings, lists, and keys that are text. A value that is no
-    YAML stays away, and is then as Snakemake reads it.
+    Snakemake reads numbers as Python does, `010` as 10, and what is nested as text. A value that is
+    no YAML stays away, and is then as Snakemake reads it.
 
     Args:
         entries: as `training={num_samples: 16000}`.
@@ -113,6 +113,8 @@ def read_overrides(entries: Iterable[str]) -> JsonObject:
             given[key] = read if isinstance(read, str) else value
         elif isinstance(read, dict | list):
             given = _merged(given, {key: read})
+        elif key.isidentifier() and isinstance(read, bool | int | float | str | None):
+            given[key] = read
     return given
 
 

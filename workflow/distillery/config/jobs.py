@@ -407,7 +407,7 @@ def read_job(path: Path, job: type[Model]) -> Model:
     """
     runtime = path.with_name(f"{RUNTIME}.json")
     frozen = read_frozen(path)
-    raw = complete(frozen, read_json(runtime) if runtime.is_file() else {})
+    raw = complete(frozen, read_json(runtime, runtime) if runtime.is_file() else {})
     try:
         return parse(job, raw, str(path))
     except ValueError as error:

@@ -174,10 +174,26 @@ class Targets(Section):
         return self
 
 
+COMPARISONS = "compare"
+"""The folder of results/ that comparisons of runs go to."""
+
+
+def _not_of_comparisons(name: str) -> str:
+    """Raise ValueError for the name of the folder that comparisons of runs go to."""
+    if name.lower() == COMPARISONS:
+        raise ValueError(
+            f"run is {name!r}, and results/{COMPARISONS} is for comparisons of runs: choose "
+            "another name"
+        )
+    return name
+
+
 class RunConfig(Section):
     """What every run has."""
 
-    run: Name = Field(description="results go to results/{run}")
+    run: Annotated[Name, AfterValidator(_not_of_comparisons)] = Field(
+        description="results go to results/{run}"
+    )
     seed: Seed = Field(0, description="seeds all noise and the order of the training data")
     prompts: Prompts
     teacher: Teacher

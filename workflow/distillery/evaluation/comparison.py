@@ -148,7 +148,7 @@ def _settings(
     that was asked for since. None where there are none.
     """
     name, frozen, made = run.path.name, run.config("run"), run.made_images
-    facts = read_json(run.metrics) if run.metrics.is_file() else None
+    facts = read_json(run.metrics, run.metrics) if run.metrics.is_file() else None
     if facts is not None and facts["quality"] == quality:
         return facts["provenance"]["config"], []
     if not frozen.is_file():

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from distillery.files import hash_json
 from distillery.generation.generator import Calls, Generator
 from distillery.generation.sample_folder import SampleFolder, SaveThreads
 from distillery.generation.trajectory import record
-from distillery.generation.walk import even, solver_of
+from distillery.generation.walk import even, num_looks, solver_of
 from distillery.images import as_bytes
 from distillery.model_folder import check_student
 from distillery.noise import all_samples
@@ -142,7 +142,7 @@ class SampleMaker:
             samples,
             sampling.images_per_prompt,
             hash_json(self._recipe()),
-            guided=self.num_calls > sampling.steps,
+            guided=self._calls_per_step > 1,
         )
         self._generator = Generator(
             self._calls(), self._load, sampling.batch_size, self.unit, device, reporter, compiling
@@ -202,11 +202,20 @@ class SampleMaker:
             return None
         return teacher.scheduler | solver_settings(self.folder, teacher)
 
+    @cached_property
+    def num_looks(self) -> int:
+        """Timesteps at which the network is asked for one image."""
+        return num_looks(self.folder, self.job.teacher, self.job.sampling)
+
     @property
     def num_calls(self) -> int:
         """Forward passes of the network for one image."""
+        return self.num_looks * self._calls_per_step
+
+    @property
+    def _calls_per_step(self) -> int:
         network, scale = self.folder.denoiser_config, self.setting.guidance_scale
-        return self.job.sampling.steps * self.family.calls_per_step(network, scale)
+        return self.family.calls_per_step(network, scale)
 
     def _load(self) -> Pipeline:
         """The pipeline without its text encoder."""
@@ -278,11 +287,11 @@ class SampleMaker:
         Images are made bytes there: rounded as Diffusers rounds, but before a quarter of the data
         crosses to the host.
         """
-        steps = self.job.sampling.steps
-        with record(self._generator.pipeline.scheduler, [steps]) as trajectory:
+        last = self.num_looks
+        with record(self._generator.pipeline.scheduler, [last]) as trajectory:
             images = self._generator.run(rows, size)
         assert images is not None
-        return ImageBatch(as_bytes(images), trajectory.states[steps], is_finite(images))
+        return ImageBatch(as_bytes(images), trajectory.states[last], is_finite(images))
 
 
 def _check_source(job: SamplesJob, pipeline: Path | None) -> None:

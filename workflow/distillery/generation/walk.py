@@ -10,8 +10,12 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from distillery.config.jobs import Sampling
+from distillery.config.teacher import Teacher
 from distillery.families import Family, timed
 from distillery.schedulers import ADVICE, Scheduler, is_flow, setting_of, told
+from distillery.teacher.folder import PipelineFolder
+from distillery.teacher.solver import load_scheduler
 
 TINY = (3, 4, 4)
 """Shape of the states that a walk is tried on: of the rank that most schedulers expect."""
@@ -21,6 +25,36 @@ PROBE_STEPS = 2
 EVEN: Literal["even"] = "even"
 SAME_GRID = 0.01
 """Share of the training timesteps by which equal grids may differ."""
+ANY_SHAPE = (64, 64, 64)
+"""Of latents: a family's shift depends on it, the number of timesteps does not."""
+
+
+def num_looks(folder: PipelineFolder, teacher: Teacher, sampling: Sampling) -> int:
+    """How often the networks of a sampled model are asked for one image, but for guidance.
+
+    Solvers of higher order look more than once in a step: stock pipelines call the networks at each
+    of the scheduler's timesteps. A student's solver is of first order.
+
+    Args:
+        folder: of the teacher, or of the student.
+        teacher: the section of the configuration.
+        sampling: of the model.
+
+    Raises:
+        ValueError: the solver cannot take so many steps.
+    """
+    if sampling.source != "teacher":
+        return sampling.steps
+    scheduler = load_scheduler(folder, teacher)
+    solver = _set(folder.family, scheduler, sampling.steps, ANY_SHAPE, sampling.grid)
+    return len(solver.timesteps)
+
+
+def calls_per_image(folder: PipelineFolder, teacher: Teacher, sampling: Sampling) -> int:
+    """Network calls for one image of a sampled model; arguments and errors as of `num_looks`."""
+    scale = sampling.guidance_scale or 1.0
+    calls_per_step = folder.family.calls_per_step(folder.denoiser_config, scale)
+    return num_looks(folder, teacher, sampling) * calls_per_step
 
 
 def solver_of(

@@ -55,12 +55,14 @@ def find_made(teacher: Teacher, folder: PipelineFolder) -> Made | None:
     if own is not None:
         return own
     by_input = folder.family.has_guidance_embedding(folder.denoiser_config)
-    scheduler = str((teacher.scheduler or {}).get("class") or folder.index["scheduler"][1])
-    if scheduler in CONSISTENCY:
-        return Made(f"its scheduler is {scheduler}", (1, MOST))
+    # The folder's own: teacher.scheduler makes no other network of it.
+    config = read_json(folder.path / "scheduler" / "scheduler_config.json")
+    scheduler = str(folder.index["scheduler"][1])
+    for name in (scheduler, str(config.get("_class_name")), (teacher.scheduler or {}).get("class")):
+        if name in CONSISTENCY:
+            return Made(f"its scheduler is {name}", (1, MOST))
     if folder.index.get("is_distilled"):
         return Made("its model_index.json has is_distilled", (1, MOST))
-    config = read_json(folder.path / "scheduler" / "scheduler_config.json")
     if scheduler.startswith("EulerAncestral") and config.get("timestep_spacing") == "trailing":
         return Made("its scheduler is that of SDXL-Turbo", (1, 4))
     is_shifted = config.get("use_dynamic_shifting") or config.get("shift", 1.0) != 1.0

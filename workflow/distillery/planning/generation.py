@@ -8,6 +8,7 @@ import pandas as pd
 
 from distillery.config.jobs import resolve_sampling
 from distillery.config.run import RunConfig
+from distillery.generation.walk import calls_per_image
 from distillery.planning.disk import embeddings_bytes, samples_bytes
 from distillery.run_folder import RunFolder
 from distillery.teacher.folder import PipelineFolder
@@ -34,15 +35,11 @@ def plan_generation(
     """
     size, num_prompts = (config.teacher.height, config.teacher.width), len(prompts["eval"])
     load_scheduler(folder, config.teacher)
-    family, network = folder.family, folder.denoiser_config
-    shape = family.latent_shape(load_skeleton(folder), *size)
+    shape = folder.family.latent_shape(load_skeleton(folder), *size)
     samples = config.samples
     per_model = samples.num_images(num_prompts)
     models = [resolve_sampling(config, model) for model in samples.models]
-    calls = [
-        model.steps * family.calls_per_step(network, model.guidance_scale or 1.0)
-        for model in models
-    ]
+    calls = [calls_per_image(folder, config.teacher, model) for model in models]
     stages = {
         "embeddings": embeddings_bytes(config.teacher, folder, prompts),
         "samples": samples_bytes(config, num_prompts, shape),

@@ -12,10 +12,11 @@ from pathlib import Path
 from distillery.config.jobs import read_config
 from distillery.config.run import RunConfig
 from distillery.evaluation.timeline import find_attempts
-from distillery.files import read_json, write_json
+from distillery.files import write_json
 from distillery.hardware import describe_hardware, versions
 from distillery.locks import RUN_LOCK, alone, job_lock
 from distillery.planning.probe import (
+    is_small_run,
     kind_of_probe,
     probe_config,
     probe_name,
@@ -41,7 +42,7 @@ def measure(config: Path, snakefile: Path, cores: int, output: Path) -> None:
         ValueError: the small run failed, its log says why; or a run of the user's has its name.
     """
     run_config, run = read_config(config), RunFolder(output.parent)
-    small = RunFolder(run.path.with_name(probe_name(run_config)))
+    small = RunFolder(run.path.with_name(probe_name(run_config.run)))
     # A probe may have outlived its Snakemake.
     with alone(job_lock(run.path, "probe")):
         remove_small_run(small)
@@ -62,7 +63,7 @@ def remove_small_run(small: RunFolder) -> None:
     """
     if not small.path.exists():
         return
-    if {path.name for path in small.path.iterdir()} - {RUN_LOCK} and not _is_small_run(small):
+    if {path.name for path in small.path.iterdir()} - {RUN_LOCK} and not is_small_run(small):
         raise ValueError(
             f"{small.path} is not of a probe, which would use and remove it: give one of the two "
             "runs another `run` name"
@@ -70,14 +71,6 @@ def remove_small_run(small: RunFolder) -> None:
     # The Snakemake of a killed probe ends with its jobs, and until then they write here.
     with alone(small.path / RUN_LOCK):
         shutil.rmtree(small.path)
-
-
-def _is_small_run(small: RunFolder) -> bool:
-    """Whether its settings are there, which are the first file of each."""
-    try:
-        return bool(read_json(small.probe).get("run") == small.path.name)
-    except (OSError, ValueError):
-        return False
 
 
 def _prepare(small: RunFolder, config: RunConfig) -> Path:

@@ -10,6 +10,7 @@ from typing import Any
 
 from distillery.config.jobs import resolve_sampling
 from distillery.config.run import Config, RunConfig
+from distillery.generation.walk import calls_per_image
 from distillery.planning.jobs import StageJobs
 from distillery.planning.residence import TRAINING_PASSES, judging_passes, online_passes
 from distillery.teacher.folder import PipelineFolder
@@ -113,16 +114,10 @@ def _of_samples(config: RunConfig, num_eval: int, folder: PipelineFolder) -> Pas
     images = config.samples.num_images(num_eval)
     teacher = student = 0
     for name, model in config.samples.models.items():
-        calls = images * calls_per_image(config, name, folder)
+        sampling = resolve_sampling(config, name)
+        calls = images * calls_per_image(folder, config.teacher, sampling)
         if model.source == "teacher":
             teacher += calls
         else:
             student += calls
     return Passes(teacher, student)
-
-
-def calls_per_image(config: RunConfig, name: str, folder: PipelineFolder) -> int:
-    """Network calls for one image of a sampled model."""
-    model = resolve_sampling(config, name)
-    scale = model.guidance_scale or 1.0
-    return model.steps * folder.family.calls_per_step(folder.denoiser_config, scale)

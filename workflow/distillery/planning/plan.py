@@ -30,6 +30,7 @@ from distillery.planning.jobs import Room, StageJobs, list_jobs
 from distillery.planning.overlooked import check_same_teacher, hash_settings, hash_sources
 from distillery.planning.page import Page, Part, page_of
 from distillery.planning.passes import passes_of_stages, passes_per_job
+from distillery.planning.probe import check_name
 from distillery.planning.prompt_tables import read_splits
 from distillery.planning.prompts import (
     advise_misread,
@@ -122,7 +123,9 @@ def make_plan(
             that leave a step out, previews that the training could not draw, or too little disk
             space.
     """
-    run_folder, prompts = RunFolder(output.parent), read_splits(config.prompts)
+    run_folder = RunFolder(output.parent)
+    check_name(config, run_folder)
+    prompts = read_splits(config.prompts)
     check_made(config, prompts, run_folder)
     folder = find_teacher(config.teacher)
     of_prompts = check_inputs(config, prompts, folder)
@@ -158,14 +161,14 @@ def check_inputs(
     config: RunConfig, prompts: Mapping[str, pd.DataFrame], folder: PipelineFolder
 ) -> list[str]:
     """Notes on prompts and the teacher; raises as `make_plan` for what the teacher cannot do."""
-    check_networks(folder)
+    unread = check_networks(folder)
     check_sequence_length(config.teacher, folder.family)
     check_options(config.teacher, folder)
     check_second_scale(config, folder)
     check_all_steps(config, folder)
     check_all_texts(config.teacher, folder, prompts)
     notes = check_negatives(config, prompts, folder) + advise_weights(prompts)
-    notes += advise_misread(prompts)
+    notes += unread + advise_misread(prompts)
     notes += advise_numbers(config, len(prompts["eval"])) + advise_few_steps(config, folder)
     notes += advise_adapters(config.teacher) + advise_idle(config.teacher, folder)
     return notes + advise_attention(config.teacher)

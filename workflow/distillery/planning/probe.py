@@ -12,13 +12,16 @@ from typing import Any
 
 from distillery.config.run import RunConfig
 from distillery.evaluation.timeline import RANK, SAMPLES_JOB, Attempt
-from distillery.files import hash_json
+from distillery.files import hash_json, read_json
 from distillery.planning.jobs import Room
+from distillery.run_folder import RunFolder
 from distillery.stage import Counts, Stage
 
 NUM_CHUNKS, NUM_BATCHES, NUM_INTERVALS, UPDATES = 2, 3, 4, 4
 """Chunks of targets; batches of each model's images; intervals of the training's log, and updates
 in each. The first of each loads and compiles, and counts as the job's start."""
+ENDING = "-probe"
+"""Of the names of small runs."""
 AUTO_BATCH = 8
 """Images that stand for a batch whose size a GPU decides."""
 WITHOUT = {
@@ -49,7 +52,7 @@ class Rate:
 def probe_config(config: RunConfig) -> dict[str, Any]:
     """The configuration of the small run, without its prompt files."""
     raw = copy.deepcopy(config.model_dump(mode="json"))
-    raw["run"] = probe_name(config)
+    raw["run"] = probe_name(config.run)
     raw["samples"] |= {"num_shards": 1, "num_prompts": None}
     # A chunk a batch: prompts are too few for two chunks of the usual size.
     raw["embeddings"]["chunk_size"] = raw["embeddings"]["batch_size"]
@@ -68,9 +71,26 @@ def probe_config(config: RunConfig) -> dict[str, Any]:
     return raw
 
 
-def probe_name(config: RunConfig) -> str:
-    """The run that is made for it, and removed."""
-    return f"{config.run}-probe"
+def probe_name(run: str) -> str:
+    """The run that is made for the probe of a run, and removed."""
+    return f"{run}{ENDING}"
+
+
+def is_small_run(small: RunFolder) -> bool:
+    """Whether a probe's settings are there, which are the first file of each small run."""
+    try:
+        return bool(read_json(small.probe).get("run") == small.path.name)
+    except (OSError, ValueError):
+        return False
+
+
+def check_name(config: RunConfig, run: RunFolder) -> None:
+    """Raise ValueError for a run that the probe of another would remove."""
+    if config.run.endswith(ENDING) and not is_small_run(run):
+        raise ValueError(
+            f"run is {config.run!r}, and names with {ENDING} at the end are for what the probe of "
+            f"{config.run.removesuffix(ENDING)!r} makes and removes: choose another name"
+        )
 
 
 def prompts_needed(config: RunConfig) -> dict[str, int]:

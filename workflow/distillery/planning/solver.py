@@ -19,7 +19,13 @@ from distillery.schedulers import (
     states_of,
 )
 from distillery.teacher.folder import PipelineFolder
-from distillery.teacher.solver import SHIFTS, advise_solver, load_scheduler, solver_settings
+from distillery.teacher.solver import (
+    SHIFTS,
+    advise_solver,
+    is_continuous,
+    load_scheduler,
+    solver_settings,
+)
 from distillery.words import counted, listed
 
 FEW_STEPS = 10
@@ -127,15 +133,21 @@ def _guidance(folder: PipelineFolder) -> str:
             "no scale is: the network takes it as an input, in one call per step and without a "
             "negative prompt"
         )
-    return "1.0, with one network call per step and without a negative prompt"
+    return "1.0, without the second network call and without a negative prompt"
 
 
 def _levels(walk: Walk, users: Sequence[str], solver: Scheduler) -> str:
     """First and last timesteps and sigmas of a walk, and what takes it."""
-    steps = counted(walk.steps, "even step" if walk.grid else "step")
+    steps = counted(walk.steps, "even step" if walk.grid else "step") + _looks(walk, solver)
     sigmas = _ends(_sigmas(solver))
     told = [f"timesteps {_ends(_timesteps(solver))}", *([f"sigmas {sigmas}"] if sigmas else [])]
     return f"{steps} ({listed(list(users))}): {'; '.join(told)}"
+
+
+def _looks(walk: Walk, solver: Scheduler) -> str:
+    """How often the network is asked where that is not once a step."""
+    looks = len(solver.timesteps)
+    return "" if looks == walk.steps else f", in which the network is asked {looks} times"
 
 
 def _timesteps(solver: Scheduler) -> list[float]:
@@ -162,22 +174,24 @@ def _ends(values: Sequence[float]) -> str:
 def _advise_steps(
     walk: Walk, users: Sequence[str], solver: Scheduler, better: Scheduler | None
 ) -> list[str]:
-    """A note on few steps of which one is next to none, or that do not begin at the noise."""
-    if walk.steps > FEW_STEPS or states_of(solver) not in ("flow", "diffusion"):
+    """A note on steps that do not begin at the noise, or on few of which one is next to none."""
+    if states_of(solver) not in ("flow", "diffusion") or is_continuous(solver):
         return []
     timesteps = _timesteps(solver)
     last = solver.config.num_train_timesteps
     faults = []
     share, place = _smallest(timesteps)
-    if len(timesteps) > 1 and share < IDLE:
-        where = f"step {place + 1} of {len(timesteps)} covers {share:.1%} of the noise's range"
+    if len(timesteps) > 1 and walk.steps <= FEW_STEPS and share < IDLE:
+        step = "step" if len(timesteps) == walk.steps else "timestep"
+        where = f"{step} {place + 1} of {len(timesteps)} covers {share:.1%} of the noise's range"
         faults.append(f"{where} and does next to nothing")
-    if timesteps[0] < LATE * last:
+    is_late = timesteps[0] < LATE * last
+    if is_late:
         faults.append(f"the first begins at timestep {timesteps[0]:g} of {last}, not at pure noise")
     if not faults:
         return []
     who = f"{listed(list(users))}: of the teacher's {counted(walk.steps, 'step')}"
-    helps = better is not None and _smallest(_timesteps(better))[0] > share
+    helps = better is not None and (is_late or _smallest(_timesteps(better))[0] > share)
     cure = (
         "; judge it fairly with one more of samples.models, {source: teacher, steps: "
         f"{walk.steps}, grid: even}}, which takes equal steps"

@@ -29,12 +29,14 @@ class Item:
         find_problem: reads it; returns why it is damaged, or None.
         manifests: finds what goes with it, so that Snakemake makes it again.
         is_asked_for: whether the rule `all` asks for it, or for what is made of it.
+        is_listed: whether it is a result, or the file of one that a manifest lists.
     """
 
     path: Path
     find_problem: Callable[[], str | None]
     manifests: Callable[[], list[Path]] = list
     is_asked_for: bool = True
+    is_listed: bool = True
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,11 @@ from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from distillery.config.jobs import read_frozen
+from distillery.config.jobs import JOBS, RUNTIME, read_frozen
 from distillery.files import hash_file, read_sealed, repair_commands
 from distillery.generation.sample_folder import identity_in, member_of
 from distillery.model_folder import find_changes
@@ -22,22 +23,37 @@ from distillery.store.tables import find_problem, read_table
 from distillery.telemetry import Reporter
 from distillery.training import checkpoint
 from distillery.watched import TOLD, is_watched
+from distillery.words import counted
 
 MAX_THREADS = 8
+MAX_NAMED = 5
+"""Runs that a message names."""
 STUDENTS = ("initial", "trained", "pipeline", "untrained", "trained-*-rounds", "*-rounds")
 Claims = list[tuple[ChunkIdentity, str]]
 """What manifests say of one file: its identity, and its SHA-256."""
 
 
-def verify(run: RunFolder, reporter: Reporter) -> tuple[list[Damage], int]:
+@dataclass(frozen=True)
+class Verified:
+    """What was found of a run.
+
+    Attributes:
+        damages: what is damaged.
+        num_read: files and folders that were read and compared with what is known of them.
+        num_unlisted: whole files beside them that no manifest lists.
+    """
+
+    damages: list[Damage]
+    num_read: int
+    num_unlisted: int
+
+
+def verify(run: RunFolder, reporter: Reporter) -> Verified:
     """Read all there is of a run; a run that is not finished has less.
 
     Args:
         run: its folder.
         reporter: shows the progress.
-
-    Returns:
-        What is damaged, and the number of files and folders that were read.
     """
     items = list(_find_items(run))
     damages = []
@@ -51,7 +67,8 @@ def verify(run: RunFolder, reporter: Reporter) -> tuple[list[Damage], int]:
             bar.update()
     known = {damage.item.path for damage in damages}
     damages += [each for each in strangers(run, reporter) if each.item.path not in known]
-    return damages, len(items)
+    unlisted = sum(not item.is_listed and item.path not in known for item in items)
+    return Verified(damages, len(items) - unlisted, unlisted)
 
 
 def commands(damages: Iterable[Damage], run: RunFolder) -> list[str]:
@@ -124,7 +141,8 @@ def _find_chunks(root: Path) -> Iterator[Item]:
     listed = _identities(claims)
     for file in sorted(needed | there):
         check = partial(_problem_of_file, root / file, claims[file], listed, _identify_chunk)
-        yield Item(root / file, check, partial(manifests_listing, root, file))
+        listing = partial(manifests_listing, root, file)
+        yield Item(root / file, check, listing, is_listed=bool(claims[file]))
 
 
 def _find_images(folder: Path) -> Iterator[Item]:
@@ -153,7 +171,8 @@ def _find_images(folder: Path) -> Iterator[Item]:
         path = folder / file
         identify = identity_in if path.suffix == ".png" else _identify_chunk
         check = partial(_problem_of_file, path, claims[file], listed, identify)
-        yield Item(path, check, partial(tables_listing, folder, file))
+        listing = partial(tables_listing, folder, file)
+        yield Item(path, check, listing, is_listed=bool(claims[file]))
 
 
 def _identities(claims: Mapping[str, Claims]) -> set[ChunkIdentity]:
@@ -242,11 +261,14 @@ def tell(run: RunFolder, log: Path | None = None) -> bool:
     Raises:
         ValueError: there is no such run.
     """
-    if not run.path.is_dir():
-        raise ValueError(f"there is no run in {run}: give results/NAME, NAME as `run` has it")
-    damages, num_read = verify(run, Reporter(run.telemetry, "verify", "verify", "cpu"))
+    _check_run(run)
+    found = verify(run, Reporter(run.telemetry, "verify", "verify", "cpu"))
+    damages, num_read = found.damages, found.num_read
     if not damages:
         print(f"{num_read} files and folders of {run} were read: all are as they were written")
+        if found.num_unlisted:
+            files = counted(found.num_unlisted, "file")
+            print(f"and {files} that no manifest lists were left as they are")
         print("what is not there at all is not among them: snakemake -n lists what is to be made")
         return True
     count = f"{len(damages)} of {num_read} are damaged"
@@ -258,6 +280,24 @@ def tell(run: RunFolder, log: Path | None = None) -> bool:
         lines += [TOLD] if is_watched() else []
         _append(log, [*lines, f"error: {count}; the log has the commands that make them again"])
     return False
+
+
+def _check_run(run: RunFolder) -> None:
+    """Raise ValueError for a folder that is no run, with the runs that are in it or around it."""
+    if _is_run(run.path):
+        return
+    inner = sorted(run.path.iterdir()) if run.path.is_dir() else []
+    near = [path for path in (*inner, *run.path.absolute().parents) if _is_run(path)]
+    named = " or ".join(map(str, near[:MAX_NAMED])) or "results/NAME, NAME as `run` has it"
+    more = f", or one of {len(near) - MAX_NAMED} more" if len(near) > MAX_NAMED else ""
+    why = " (it has no config/ of a run)" if run.path.is_dir() else ""
+    raise ValueError(f"there is no run in {run}{why}: give {named}{more}")
+
+
+def _is_run(path: Path) -> bool:
+    """Whether a folder has frozen configurations, which a run's first jobs write."""
+    names = ("run", RUNTIME, *JOBS)
+    return any(RunFolder(path).config(name).is_file() for name in names)
 
 
 def _append(log: Path, lines: Iterable[str]) -> None:

@@ -9,10 +9,10 @@ from distillery.config.jobs import resolve_sampling
 from distillery.config.run import Config, RunConfig
 from distillery.families import Family
 from distillery.files import readable
+from distillery.generation.walk import calls_per_image
 from distillery.planning.few_steps import find_made
 from distillery.planning.jobs import StageJobs
 from distillery.planning.page import TIMES, Part, Table, in_words
-from distillery.planning.passes import calls_per_image
 from distillery.planning.prompts import count_repeated, describe_files, guided_splits
 from distillery.planning.residence import residence_table
 from distillery.planning.training import list_finish
@@ -217,7 +217,7 @@ def _models(config: RunConfig, plan: Mapping[str, Any], folder: PipelineFolder) 
         scales = [model.guidance_scale, model.guidance_scale_2]
         given = [f"{scale:g}" for scale in scales if scale is not None and scale != off]
         scale = " and ".join(given) or "none"
-        calls = calls_per_image(config, name, folder)
+        calls = calls_per_image(folder, config.teacher, model)
         rows.append((name, model.source, str(model.steps), scale, str(calls), f"{images:,}"))
     heads = ("model", "network", "steps", "guidance", "calls per image", "images")
     return Table("Images of the held-out prompts", heads, tuple(rows))

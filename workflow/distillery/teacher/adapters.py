@@ -35,7 +35,8 @@ HUB_NAME = "pytorch_lora_weights.safetensors"
 def find_adapter(adapter: Adapter) -> Path:
     """The adapter's file, downloaded if `path` is a hub id.
 
-    Raises FileNotFoundError that says what is there instead.
+    Raises FileNotFoundError that says what is there instead, ValueError for a file that has a
+    `weight_name` beside it.
     """
     path = Path(adapter.path)
     if path.is_file():
@@ -43,6 +44,12 @@ def find_adapter(adapter: Adapter) -> Path:
             raise FileNotFoundError(
                 f"teacher.adapters: {path} is no safetensors file; others may run code when they "
                 "are loaded and are not read: convert it"
+            )
+        if adapter.weight_name is not None:
+            raise ValueError(
+                f"teacher.adapters: path is the file {path}, and weight_name is "
+                f"{adapter.weight_name!r}, which names a file of a folder or repository: remove "
+                "weight_name, or give the folder as path"
             )
         return path
     if path.is_dir():

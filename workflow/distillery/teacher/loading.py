@@ -22,6 +22,7 @@ from distillery.teacher.folder import PipelineFolder, check_texts_present
 from distillery.teacher.placement import check_attention, check_devices, place, set_attention
 from distillery.teacher.solver import load_scheduler
 from distillery.teacher.tokenizers import check_class
+from distillery.teacher.unread import Read, check_read, read_by_diffusers, read_by_transformers
 from distillery.teacher.weights import CONFIG, check_counts, check_fit, check_layers
 
 TIMESTEP = "timestep"
@@ -329,10 +330,10 @@ def _text_skeleton(folder: PipelineFolder, name: str) -> torch.nn.Module:
     return skeleton
 
 
-def check_networks(folder: PipelineFolder) -> None:
-    """Raise ValueError for weights that are not those of the network that config.json describes.
+def check_networks(folder: PipelineFolder) -> list[str]:
+    """Notes on tensors that no network knows; reads headers alone.
 
-    Diffusers and Transformers give random values to what a file lacks. Reads headers alone.
+    Raises ValueError for weights that are not those of the network that config.json describes.
     """
     family = folder.family
     check_texts_present(folder)
@@ -342,10 +343,21 @@ def check_networks(folder: PipelineFolder) -> None:
     pipeline = load_skeleton(folder)
     networks = {**denoisers_of(pipeline, folder.family), "vae": pipeline.vae}
     for name, network in networks.items():
-        check_layers(folder.path / name, network, folder.tensors[name])
+        check_layers(folder.path / name, network.state_dict(), folder.tensors[name])
     for name in folder.family.text_components:
         if "text_encoder" in name and name in folder.components:
             networks[name] = _text_skeleton(folder, name)
+    notes = []
     for name, network in networks.items():
         if "quantization_config" not in read_json(folder.path / name / CONFIG):
             check_fit(folder.path / name, network, folder.tensors[name])
+            notes += check_read(folder.path / name, _read(folder, name, network))
+    return notes
+
+
+def _read(folder: PipelineFolder, name: str, network: torch.nn.Module) -> Read:
+    """How the library of a component reads its weights."""
+    tensors = folder.tensors[name]
+    if name not in folder.family.text_components:
+        return read_by_diffusers(network, tensors)
+    return read_by_transformers(type(network), folder.path / name, tensors)

@@ -154,7 +154,7 @@ def _check_states(folder: PipelineFolder, own: Scheduler, scheduler: Scheduler) 
 
 def _check_clock(own: Scheduler, scheduler: Scheduler) -> None:
     """Raise ValueError where the network would be told log sigmas for timesteps, or the reverse."""
-    if _is_continuous(own) != _is_continuous(scheduler):
+    if is_continuous(own) != is_continuous(scheduler):
         raise ValueError(
             f"teacher.scheduler: {type(scheduler).__name__} with timestep_type "
             f"{setting_of(scheduler, 'timestep_type')!r} tells the network other timesteps than "
@@ -163,7 +163,7 @@ def _check_clock(own: Scheduler, scheduler: Scheduler) -> None:
         )
 
 
-def _is_continuous(scheduler: Scheduler) -> bool:
+def is_continuous(scheduler: Scheduler) -> bool:
     """Whether a network gets log sigma / 4: Euler's, of v prediction (`set_timesteps`)."""
     names = ("timestep_type", "prediction_type")
     return [setting_of(scheduler, name) for name in names] == ["continuous", "v_prediction"]

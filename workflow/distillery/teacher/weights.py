@@ -158,6 +158,10 @@ def read_headers(folder: Path, variant: str | None) -> dict[str, dict[str, Tenso
 
 def _read(path: Path) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a weights file, by its header."""
+    if path.is_dir():
+        raise ValueError(
+            f"{path} is a folder, a file of weights is needed: copy or download it again"
+        )
     try:
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118
@@ -228,12 +232,13 @@ def check_fit(component: Path, network: torch.nn.Module, tensors: Mapping[str, T
         )
 
 
-def check_layers(component: Path, network: torch.nn.Module, tensors: Iterable[str]) -> None:
-    """Raise ValueError for weights with numbered layers that a network does not have.
+def check_layers(component: Path, names: Iterable[str], tensors: Iterable[str]) -> None:
+    """Raise ValueError for weights with numbered layers that a network, by its tensors' names, does
+    not have.
 
     Diffusers would leave them out.
     """
-    own = {layer for name in network.state_dict() for layer in _layers(name)}
+    own = {layer for name in names for layer in _layers(name)}
     surplus = sorted({layer for name in tensors for layer in _layers(name)} - own)
     if surplus:
         raise ValueError(

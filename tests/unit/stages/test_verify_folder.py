@@ -1,0 +1,33 @@
+"""Which folders are runs to verify, and what is said of files that no manifest lists."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from distillery.planning.verify import tell
+from distillery.run_folder import RunFolder
+from runs import Run
+
+
+def test_a_folder_that_is_no_run_is_refused_with_the_runs_that_are_near(run: Run) -> None:
+    for folder in (run.folder.parent, run.folder / "samples" / "teacher"):
+        with pytest.raises(ValueError, match=rf"config/ of a run\): give {run.folder}$"):
+            tell(RunFolder(folder))
+    with pytest.raises(ValueError, match="no run in /nowhere/at/all: give results/NAME"):
+        tell(RunFolder(Path("/nowhere/at/all")))
+
+
+def test_files_that_no_manifest_lists_are_told_apart(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tell(run.files)
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert "what is not there at all" in last
+    shutil.copytree(run.folder / "samples/teacher/p000", run.folder / "samples/teacher/p009")
+    chunk = next((run.folder / "targets").glob("*/chunk-*.safetensors"))
+    shutil.copy(chunk, chunk.with_name("chunk-000999.safetensors"))
+    assert tell(run.files)
+    again, told, _ = capsys.readouterr().out.splitlines()
+    assert again == first, "they are not among those that were compared"
+    assert told == "and 3 files that no manifest lists were left as they are"
