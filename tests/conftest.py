@@ -22,7 +22,7 @@ SLOW = (
     "unit/training/test_distributed", "unit/training/test_loop",
     "unit/training/test_training_rollout", "unit/stages/test_stages", "unit/evaluation/test_judge",
     "numerics/test_family_hooks", "unit/test_hash_cache", "unit/training/test_microbatch",
-    "fuzz/test_plan_promise", "unit/planning/test_belonging",
+    "fuzz/test_plan_promise", "unit/store/test_belonging",
     "unit/training/test_log", "unit/teacher/test_decoding", "unit/stages/test_own_negatives",
     "fuzz/test_random_schedulers", "unit/generation/test_walk", "unit/planning/test_solver_plan",
     "numerics/test_clipping", "unit/training/test_online", "unit/planning/test_overlooked",

@@ -24,9 +24,9 @@ from distillery.generation.chunked import what_was_made
 from distillery.generation.sample_folder import SampleFolder, SaveThreads
 from distillery.generation.sample_maker import SampleMaker
 from distillery.noise import noise_seed
-from distillery.planning.belonging import check_student_of
 from distillery.prompts import REQUIRED, RESERVED, RESERVED_FOR_PAIRS
 from distillery.run_folder import RunFolder
+from distillery.store.belonging import check_student_of
 from distillery.store.chunks import DamagedChunkError
 from distillery.store.shards import balanced_range
 from distillery.store.tables import read_table, write_table

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from distillery.config.run import RunConfig
 from distillery.files import hash_file
-from distillery.planning.belonging import Foreign, find_foreign, is_frozen, why_not_samples
 from distillery.run_folder import RunFolder
+from distillery.store.belonging import Foreign, find_foreign, is_frozen, why_not_samples
 
 MADE = (
     "prompts/*.parquet", "embeddings/*/manifest.json", "targets/*.json", "rounds/*/*.json",

@@ -11,8 +11,8 @@ from distillery.config.jobs import SamplesJob, read_config, read_job
 from distillery.config.run import Config, RunConfig
 from distillery.generation.sample_maker import SampleMaker
 from distillery.model_folder import METADATA, read_metadata
-from distillery.planning.belonging import find_foreign, is_frozen
 from distillery.run_folder import RunFolder
+from distillery.store.belonging import find_foreign, is_frozen
 from distillery.store.tables import read_table
 from distillery.telemetry import Reporter
 

@@ -22,9 +22,9 @@ from distillery.model_folder import (
     save_denoiser,
     write_metadata,
 )
-from distillery.planning.belonging import check_student_of
 from distillery.run_folder import RunFolder
 from distillery.schedulers import Scheduler
+from distillery.store.belonging import check_student_of
 from distillery.store.recipes import TrainingRecipe
 from distillery.student.lora import KOHYA_FILE, LORA_FILE, has_lora, write_kohya
 from distillery.student.schedule import check_exported, few_step_scheduler

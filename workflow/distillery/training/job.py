@@ -6,8 +6,8 @@ from pathlib import Path
 
 from distillery.config.jobs import TrainingJob
 from distillery.hardware import device_label, select_device
-from distillery.planning.belonging import check_student_of
 from distillery.run_folder import RunFolder
+from distillery.store.belonging import check_student_of
 from distillery.telemetry import reporting
 from distillery.training import distributed
 from distillery.training.health import Peers, Stopped, StopRequest, Watchdog

@@ -26,8 +26,8 @@ from distillery.generation.targets import (
 from distillery.generation.teacher_walk import TeacherWalk
 from distillery.generation.trajectory import record
 from distillery.model_folder import check_student
-from distillery.planning.belonging import check_student_of
 from distillery.run_folder import RunFolder
+from distillery.store.belonging import check_student_of
 from distillery.store.chunks import ChunkIdentity, read_chunk
 from distillery.store.embeddings import EmbeddingStore
 from distillery.store.recipes import StatesRecipe, TargetsRecipe, VisitedRecipe

@@ -15,7 +15,6 @@ from distillery.config.parsing import flatten
 from distillery.config.run import Config, RunConfig
 from distillery.files import hash_json, read_json, repair_hint
 from distillery.noise import SampleId, hash_samples, noise_seed
-from distillery.planning.overlooked import read_plan
 from distillery.run_folder import RunFolder
 from distillery.store.recipes import EmbeddingsRecipe, StatesRecipe, TargetsRecipe, VisitedRecipe
 
@@ -72,6 +71,14 @@ def is_frozen(config: RunConfig, run: RunFolder, stage: str) -> bool:
         return read_frozen(run.config(stage)) == freeze(config, stage)
     except (OSError, ValueError):
         return False
+
+
+def read_plan(plan: Path) -> dict[str, Any]:
+    """A plan, or nothing where there is none, or a damaged one."""
+    try:
+        return read_json(plan)
+    except (FileNotFoundError, ValueError):
+        return {}
 
 
 def why_not_trained(config: Config, run: RunFolder, folder: Path) -> str:

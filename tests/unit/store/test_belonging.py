@@ -23,10 +23,10 @@ from distillery.config.run import parse_config
 from distillery.files import hash_file
 from distillery.model_folder import read_metadata, write_metadata
 from distillery.pipeline import STAGES
-from distillery.planning.belonging import check_student_of, find_foreign
 from distillery.planning.dates import date_of, mend_dates
 from distillery.planning.first import write_frozen
 from distillery.planning.plan import make_plan
+from distillery.store.belonging import check_student_of, find_foreign
 from distillery.student.build import build_student
 from distillery.student.export import export_student
 from runs import Run, make_run, settings
@@ -174,7 +174,7 @@ def test_a_student_made_from_other_weights_is_refused(done: Run, tmp_path: Path)
 
 
 def test_recipes_are_read_without_waiting_for_torch() -> None:
-    code = "import sys, distillery.planning.belonging; print('torch' in sys.modules)"
+    code = "import sys, distillery.store.belonging; print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"
 
 
