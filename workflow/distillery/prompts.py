@@ -8,6 +8,7 @@ setting that it was not made with.
 import hashlib
 import io
 import json
+import re
 import unicodedata
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
@@ -211,7 +212,7 @@ def _is_any(name: str, known: Iterable[str]) -> bool:
 
 def _compact(name: str) -> str:
     """A name without case and without what stands between its words."""
-    return "".join(filter(str.isalnum, name.casefold()))
+    return re.sub(r"[\s_.-]+", "", name.casefold())
 
 
 def _without_blanks(column: pd.Series) -> pd.Series:
