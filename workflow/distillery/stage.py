@@ -57,8 +57,8 @@ class Stage:
         items: that one job's telemetry counts: samples, images, texts.
         in_turn: one job after another, but for shards: each waits for what follows from the last.
         is_short: its jobs load nothing, so that the plan tells no time of them.
-        colour: of its bars in every timeline, a number of the palette. Two stages share one where
-            they never follow at once.
+        colour: of its bars in every timeline, a number of the palette; None: any. Two stages share
+            one where they never follow at once.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Stage:
     items: Callable[[Any, Counts, Key], int] = lambda config, counts, key: 0
     in_turn: bool = False
     is_short: bool = False
-    colour: int = 0
+    colour: int | None = None
 
     def of(self, config: RunConfig) -> list[list[Key]]:
         """The keys of its jobs, those together that differ by their shard alone."""

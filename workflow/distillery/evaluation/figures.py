@@ -336,7 +336,7 @@ def timeline(
     """The workers' timeline, each stage in its colour; None without telemetry."""
     if not workers:
         return None
-    own = {stage.name: stage.colour for stage in stages}
+    own = {stage.name: stage.colour for stage in stages if stage.colour is not None}
     numbers = {it.stage: own.get(it.stage, at) for at, it in enumerate(times)}
     classes = {stage: f"c{number % NUM_COLOURS}" for stage, number in numbers.items()}
     colours = {stage: f"var(--{name})" for stage, name in classes.items()}

@@ -1,13 +1,4 @@
-"""Make one shard of a model's images; only what is missing or damaged is made.
-
-python -m distillery.stages.samples --config results/demo/config/samples-teacher.json \\
-    --model teacher --prompts results/demo/prompts/eval.parquet \\
-    --embeddings results/demo/embeddings/eval/manifest.json \\
-    --shard 0/2 --output results/demo/samples/teacher/shard-0-of-2.parquet
-
-For the student add --pipeline results/demo/student/pipeline, for the untrained one
---pipeline results/demo/student/untrained.
-"""
+"""Make one shard of a model's images; only what is missing or damaged is made."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

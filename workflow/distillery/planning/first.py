@@ -21,10 +21,9 @@ from distillery.config.run import Config, RunConfig, parse_config
 from distillery.config.training import check_batch_size
 from distillery.files import JsonObject, hash_json, write_json
 from distillery.locks import alone, quiet
-from distillery.planning.overlooked import check_contents
+from distillery.planning.overlooked import check_contents, read_plan
 from distillery.planning.requests import Request, write_requests
 from distillery.run_folder import RunFolder
-from distillery.store.belonging import read_plan
 
 Machine = tuple[int | None, int, JsonObject]
 """GPUs of the training, nodes that they are on, and what jobs ask a cluster for."""

@@ -9,10 +9,9 @@ from distillery.config.jobs import JOBS, PROMPTS_STAGES, freeze, prompts_stage, 
 from distillery.config.run import RunConfig
 from distillery.config.section import without_result
 from distillery.config.teacher import Teacher
-from distillery.files import hash_json
+from distillery.files import hash_json, read_json
 from distillery.hash_cache import hash_large_files
 from distillery.run_folder import RunFolder
-from distillery.store.belonging import read_plan
 
 
 def check_noted(config: RunConfig, run: RunFolder, has_noted: Callable[[str], bool]) -> list[str]:
@@ -101,6 +100,14 @@ def hash_sources(sources: Sequence[str]) -> dict[str, str]:
     """Hashes of files; those of large ones are remembered, since many jobs ask."""
     hashes = hash_large_files(map(Path, sources))
     return {source: hashes[Path(source)] for source in sources}
+
+
+def read_plan(plan: Path) -> dict[str, Any]:
+    """A plan, or nothing where there is none, or a damaged one."""
+    try:
+        return read_json(plan)
+    except (FileNotFoundError, ValueError):
+        return {}
 
 
 def hash_settings(teacher: Teacher) -> str:

@@ -73,14 +73,6 @@ def is_frozen(config: RunConfig, run: RunFolder, stage: str) -> bool:
         return False
 
 
-def read_plan(plan: Path) -> dict[str, Any]:
-    """A plan, or nothing where there is none, or a damaged one."""
-    try:
-        return read_json(plan)
-    except (FileNotFoundError, ValueError):
-        return {}
-
-
 def why_not_trained(config: Config, run: RunFolder, folder: Path) -> str:
     """Why a folder is not this run's trained student; "" where it is, or cannot be read.
 
@@ -125,7 +117,7 @@ def why_not_initial(config: Config, run: RunFolder, folder: Path) -> str:
     about = _head(folder / STUDENT_FILE)
     if "recipe" in about:
         return "it is trained"
-    origin, planned = about.get("origin", {}), read_plan(run.plan)
+    origin, planned = about.get("origin", {}), _head(run.plan)
     if origin.get("settings") not in (None, hash_origin(freeze(config, "student"))):
         return "it was made with other settings"
     weights = planned.get("teacher", {}).get("denoiser_hash")
