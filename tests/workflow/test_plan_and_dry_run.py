@@ -25,8 +25,11 @@ def learn_faster() -> None:
 
 
 def add_a_prompt() -> None:
-    source = Path(yaml.safe_load(CONFIG.read_text())["prompts"]["eval"])
-    source.write_text(source.read_text() + "another,a red tree in the house,new\n")
+    raw = yaml.safe_load(CONFIG.read_text())
+    source, longer = Path(raw["prompts"]["eval"]), Path("longer.csv")  # all tests share the former
+    longer.write_text(source.read_text() + "another,a red tree in the house,new\n")
+    raw["prompts"]["eval"] = str(longer)
+    CONFIG.write_text(yaml.safe_dump(raw))
 
 
 CHANGES: dict[str, tuple[Callable[[], object], set[str]]] = {

@@ -108,7 +108,7 @@ def test_damage_in_a_round_is_found_and_made_again(
     whole = chunk.read_bytes()
     chunk.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     reporter = Reporter(run.telemetry, "verify", "verify", "cpu")
-    damages, _ = verify.verify(run, reporter)
+    damages = verify.verify(run, reporter).damages
     assert [damage.item.path for damage in damages] == [chunk]
     remove, _ = verify.commands(damages, run)
     subprocess.run(remove, shell=True, check=True)
@@ -116,7 +116,7 @@ def test_damage_in_a_round_is_found_and_made_again(
     assert made >= {"round_targets", "merge_round"}
     assert "round_states" not in made
     assert chunk.read_bytes() == whole
-    assert verify.verify(run, reporter)[0] == []
+    assert verify.verify(run, reporter).damages == []
 
 
 def test_a_checkpoint_of_before_a_round_can_be_drawn(folder: Path) -> None:

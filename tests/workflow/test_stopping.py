@@ -138,7 +138,8 @@ def test_a_job_that_ends_just_then_is_said_to_be_interrupted(tmp_path: Path) -> 
 
 def test_ctrl_c_before_the_first_job_ends_without_a_traceback(tmp_path: Path) -> None:
     terminal = Terminal(tmp_path)
-    (tmp_path / "Snakefile").write_text(f"import time\nprint('read')\ntime.sleep(20)\n{SNAKEFILE}")
+    start = "import time\nprint('read\\n', end='')\ntime.sleep(20)\n"  # one write: a line is whole
+    (tmp_path / "Snakefile").write_text(f"{start}{SNAKEFILE}")
     terminal.read_until("read")
     terminal.send(signal.SIGINT)
     terminal.read_until()
