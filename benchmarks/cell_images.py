@@ -10,23 +10,22 @@ from lab import Bench, Cell, Json, device_of, student_folder
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from distillery.evaluation.image_sets import find_left_out, measure_floor, measure_sets
-from distillery.evaluation.judge import embed_prompts, load_judge
-from distillery.evaluation.metrics import (
-    ConfidenceInterval,
-    FloatArray,
-    Groups,
-    bootstrap_ratio,
-    cosine_similarity,
-    draw_weights,
-    high_frequency_ratio,
-    normalise,
-)
-from distillery.evaluation.vision import embed_images
 from distillery.families import Request, Setting
 from distillery.families.protocol import Pipeline
 from distillery.generation.trajectory import record
 from distillery.images import as_bytes
+from distillery.measures.image_sets import find_left_out, measure_floor, measure_sets
+from distillery.measures.intervals import (
+    ConfidenceInterval,
+    FloatArray,
+    Groups,
+    bootstrap_ratio,
+    draw_weights,
+)
+from distillery.measures.judge import embed_prompts, load_judge
+from distillery.measures.of_judge import cosine_similarity, normalise
+from distillery.measures.of_pairs import high_frequency_ratio
+from distillery.measures.vision import embed_images
 from distillery.noise import all_samples, noise_seed
 from distillery.store.embeddings import EmbeddingStore
 from distillery.teacher.folder import PipelineFolder, find_teacher

@@ -14,7 +14,7 @@ from distillery.stage import Stage, named, one, to_train
 
 STAGE: Stage = Stage(
     name="evaluation",
-    makes="distillery.evaluation.score:evaluate",
+    makes="distillery.measures.score:evaluate",
     job="evaluation",
     keys=to_train(one),
     writes=lambda config, run, key: [run.quality, run.scores],

@@ -29,8 +29,8 @@ from transformers.models.siglip.image_processing_pil_siglip import SiglipImagePr
 
 from distillery.config.jobs import EvaluationJob
 from distillery.config.samples import Evaluation
-from distillery.evaluation.score import evaluate
 from distillery.files import hash_file
+from distillery.measures.score import evaluate
 from distillery.telemetry import Reporter
 
 CPU = torch.device("cpu")

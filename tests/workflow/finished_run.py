@@ -14,9 +14,9 @@ from distillery.config.jobs import JOBS, EvaluationJob, freeze
 from distillery.config.run import Config, parse_config
 from distillery.evaluation.gallery import make_gallery
 from distillery.evaluation.report import write_report
-from distillery.evaluation.score import evaluate
 from distillery.files import hash_file
 from distillery.generation.sample_tables import merge_samples
+from distillery.measures.score import evaluate
 from distillery.pipeline import STAGES
 from distillery.planning.first import write_frozen
 from distillery.planning.plan import make_plan

@@ -8,9 +8,9 @@ import pytest
 from PIL import Image, PngImagePlugin
 
 from distillery.evaluation import claims, verdict
-from distillery.evaluation.manifests import ModelSamples
 from distillery.evaluation.same import SameImages, find_same
 from distillery.files import hash_file, write_json
+from distillery.measures.manifests import ModelSamples
 from distillery.run_folder import RunFolder
 from distillery.terminal.board import Board
 
@@ -75,7 +75,7 @@ def test_a_weak_reference_is_in_the_headline(found, begins, is_weak):
     ],
 )
 def test_what_is_watched_is_flagged_beyond_one(measure, found, is_flagged):
-    lines = claims.watch(ROLES, quality(interval(0.9), **{measure: found}))
+    lines = claims.find_watched(ROLES, quality(interval(0.9), **{measure: found}))
     assert [it.name for it in lines] == [
         "Fréchet distance over its floor", "diversity over the teacher's"
     ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,16 @@ from distillery.config.jobs import read_frozen, save_frozen
 from distillery.evaluation import comparison
 from distillery.evaluation.compare import compare_runs
 from distillery.evaluation.comparison import (
-    OF_REFERENCE,
     REFERENCES_DIFFER,
     differences,
     differing_settings,
     pair_up,
     read_pieces,
 )
-from distillery.evaluation.metrics import ConfidenceInterval
 from distillery.files import hash_file, read_sealed, write_json, write_sealed
+from distillery.measures.intervals import NO_ENDS, ConfidenceInterval
+from distillery.measures.of_judge import CLIP_SCORE
+from distillery.measures.of_pairs import OF_PAIRS
 from distillery.run_folder import RunFolder
 from distillery.store.tables import read_table, write_table
 
@@ -85,7 +87,7 @@ def test_differences_are_of_the_same_prompt_and_noise(tmp_path: Path) -> None:
     found, notes = differences(pieces(one), pieces(other))
     assert notes == []
     by_metric = {it.metric: it for it in found}
-    assert list(by_metric) == ["clip_score", "found_first", "psnr_db", "high_frequency"]
+    assert list(by_metric) == ["clip_score", "retrieval_r1", "psnr_db", "high_frequency"]
     clip = by_metric["clip_score"]
     assert clip.num_pairs == 2 * NUM_PROMPTS
     assert clip.paired is not None
@@ -93,7 +95,7 @@ def test_differences_are_of_the_same_prompt_and_noise(tmp_path: Path) -> None:
     assert clip.paired.low is not None
     assert clip.paired.low > 0.04
     assert clip.second.mean - clip.first.mean == pytest.approx(0.05)
-    assert by_metric["found_first"].first.mean == 0.5
+    assert by_metric["retrieval_r1"].first.mean == 0.5
     assert by_metric["psnr_db"].paired == ConfidenceInterval(0.0, None, None)
 
 
@@ -109,7 +111,7 @@ def test_what_is_against_other_references_is_not_comparable(tmp_path: Path, colu
     reasons = {it.metric: it.reason for it in found}
     of_pixels = REFERENCES_DIFFER if column == "sha256" else ""
     assert reasons == {
-        "clip_score": "", "found_first": "", "psnr_db": of_pixels, "high_frequency": of_pixels
+        "clip_score": "", "retrieval_r1": "", "psnr_db": of_pixels, "high_frequency": of_pixels
     }  # fmt: skip
     assert {it.metric: it.paired is None for it in found} == {
         metric: bool(reason) for metric, reason in reasons.items()
@@ -136,15 +138,15 @@ def test_no_metric_of_another_reference_is_called_better_or_worse(tmp_path: Path
     page = tmp_path / "page/index.html"
     compare_runs(one, other, page)
     text = page.read_text()
-    assert text.count(REFERENCES_DIFFER) == len(OF_REFERENCE) == 3
+    assert text.count(REFERENCES_DIFFER) == len(OF_PAIRS) == 3
     assert "badge" not in text.split("</style>")[1]
 
 
 def test_a_measure_whose_ends_are_not_known_is_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a new one that evaluation scores, and of which only the comparison's list knows."""
-    monkeypatch.setattr(comparison, "METRICS", {"aesthetic": ("aesthetic score", 3)})
+    aesthetic = replace(CLIP_SCORE, name="aesthetic", ends=NO_ENDS)
+    monkeypatch.setattr(comparison, "MEASURES", [aesthetic])
     runs = [make_run(tmp_path, "a"), make_run(tmp_path, "b", shade=9)]
     for path, score in zip(runs, (1.0, 1e6), strict=True):
         scores = RunFolder(path).scores
@@ -219,7 +221,7 @@ def test_ranks_among_other_prompts_have_no_difference(tmp_path: Path) -> None:
     half = make_half(tmp_path, one, "half")
     found, notes = differences(pieces(one), pieces(half))
     by_metric = {it.metric: it for it in found}
-    rank = by_metric["found_first"]
+    rank = by_metric["retrieval_r1"]
     assert rank.paired is None
     assert rank.reason == "not compared: the ranks are among 12 and among 6 prompts"
     assert (rank.first.mean, rank.second.mean, rank.num_images) == (0.5, 1.0, (24, 12))
@@ -252,7 +254,7 @@ def test_numbers_beside_a_difference_are_of_its_pairs(tmp_path: Path) -> None:
     numbers = read_table(tmp_path / "c" / "metrics.parquet")
     pairs = numbers[numbers["metric"] == "clip_score"]["num_pairs"]
     assert list(pairs) == [12, 12, 12]
-    assert numbers[numbers["metric"] == "found_first"]["num_pairs"].isna().all()
+    assert numbers[numbers["metric"] == "retrieval_r1"]["num_pairs"].isna().all()
 
 
 def test_r_at_1_has_both_bounds_where_few_images_change(tmp_path: Path) -> None:
@@ -260,7 +262,7 @@ def test_r_at_1_has_both_bounds_where_few_images_change(tmp_path: Path) -> None:
     scores = RunFolder(other).scores
     write_table(read_table(scores).assign(rank=[1, 1, *[1, 2] * (NUM_PROMPTS - 1)]), scores)
     found, _ = differences(pieces(one), pieces(other))
-    (rank,) = (it.paired for it in found if it.metric == "found_first")
+    (rank,) = (it.paired for it in found if it.metric == "retrieval_r1")
     assert rank is not None
     assert rank.mean == pytest.approx(1 / 24, rel=1e-5)
     assert rank.low is not None

@@ -6,9 +6,10 @@ import pytest
 from distillery import words
 from distillery.config.training import Training
 from distillery.evaluation import claims, figures, image_grid, tables, verdict
-from distillery.evaluation.manifests import ModelSamples
 from distillery.evaluation.speeds import ImageTime
 from distillery.files import hash_file
+from distillery.measures.lists import MEANS
+from distillery.measures.manifests import ModelSamples
 
 PLAIN = Training(num_samples=64, global_batch_size=8)
 ENDS = {"low": 0.5, "high": 1.0}
@@ -59,7 +60,7 @@ def test_a_difference_is_marked_where_its_whole_interval_is_better():
         return {"mean": (low + high) / 2, "low": low, "high": high}
 
     above, around, below = difference(0.1, 0.2), difference(-0.1, 0.1), difference(-0.2, -0.1)
-    names = [f"{comparison.metric}_difference" for comparison in verdict.COMPARISONS]
+    names = [f"{measure.name}_difference" for measure in MEANS]
     for found, is_better in (
         (above, [True, False, True]),  # more of a CLIP score, less of an error, more decibels
         (around, [False, False, False]),
@@ -77,7 +78,7 @@ def test_a_comparison_that_older_scores_lack_is_an_empty_cell():
     models = {"student": {"against": {"fast": {}}, "network_calls": 4}}
     models["fast"] = {"network_calls": 4}
     table = tables.differences_table({"models": models}, verdict.Roles("student", "teacher"))
-    assert [cell.text for cell in table.rows["fast"]] == [""] * len(verdict.COMPARISONS)
+    assert [cell.text for cell in table.rows["fast"]] == [""] * len(MEANS)
 
 
 def around(mean, reach=0.01):

@@ -6,8 +6,8 @@ import pandas as pd
 import pytest
 
 from distillery.evaluation import verdict
-from distillery.evaluation.manifests import ModelSamples
-from distillery.evaluation.metrics import ConfidenceInterval
+from distillery.measures.intervals import ConfidenceInterval
+from distillery.measures.manifests import ModelSamples
 from quality import MODELS, make_config, quality_with
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from distillery.evaluation.manifests import read_samples
 from distillery.generation import sample_maker as maker_module
+from distillery.measures.manifests import read_samples
 from distillery.store.chunks import DamagedChunkError
 from runs import Run, fresh, rewritten, times
 

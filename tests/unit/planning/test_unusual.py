@@ -8,7 +8,7 @@ import pytest
 from configs import changed
 from distillery.config.run import Config, parse_config
 from distillery.config.teacher import Adapter, Teacher
-from distillery.evaluation.metrics import Groups, bootstrap_mean, draw_weights
+from distillery.measures.intervals import Groups, bootstrap_mean, draw_weights
 from distillery.planning.unusual import (
     advise_adapters,
     advise_attention,

@@ -3,7 +3,7 @@
 import pytest
 
 from distillery.evaluation.compare import _shown, _word
-from distillery.evaluation.metrics import ConfidenceInterval
+from distillery.measures.intervals import ConfidenceInterval
 
 
 @pytest.mark.parametrize(

@@ -211,8 +211,8 @@ FIND = """
 import logging
 import sys
 from distillery.config.teacher import Adapter, Teacher
-from distillery.evaluation.judge import check_judge
-from distillery.evaluation.vision import check_vision_model
+from distillery.measures.judge import check_judge
+from distillery.measures.vision import check_vision_model
 from distillery.teacher.adapters import find_adapter
 from distillery.teacher.folder import find_teacher
 logging.basicConfig()

@@ -13,10 +13,11 @@ from PIL import Image
 
 from distillery.evaluation.claims import Claims
 from distillery.evaluation.image_grid import NUM_LEADING, spread
-from distillery.evaluation.manifests import ModelSamples
 from distillery.evaluation.tables import Table
 from distillery.evaluation.verdict import Roles
 from distillery.files import atomic_path, write_text
+from distillery.measures.lists import MEASURES
+from distillery.measures.manifests import ModelSamples
 
 STRIP = "strip.png"
 STRIP_PX = 256
@@ -90,11 +91,13 @@ def _results(quality: Mapping[str, Any], roles: Roles) -> list[EvalResult]:
     assert roles.student is not None
     facts = quality["models"][roles.student]
     against = facts["against"].get(roles.reference, {})
-    scores = {
-        ("clip_score", "CLIP score"): facts["clip_score"],
-        ("clip_score_ratio", f"CLIP score, of {roles.whose}"): against.get("clip_score_ratio"),
-        ("retrieval_r1", "R@1"): facts["retrieval_r1"],
-    }
+    scores = {}
+    for measure in MEASURES:
+        if measure.is_in_card:
+            scores[measure.name, measure.title] = facts.get(measure.name)
+        if measure.is_in_card and measure.ratio:
+            key = f"{measure.name}_ratio"
+            scores[key, f"{measure.title}, of {roles.whose}"] = against.get(key)
     return [
         EvalResult(
             task_type="text-to-image",

@@ -4,17 +4,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from distillery.evaluation.image_sets import Need
-from distillery.evaluation.metrics import ConfidenceInterval
 from distillery.evaluation.verdict import (
     Check,
     Roles,
     describe_bounds,
     describe_interval,
-    percent,
     read_interval,
     summarise_checks,
 )
+from distillery.measures.intervals import ConfidenceInterval
+from distillery.measures.measure import PERCENT, Need, Watch
+from distillery.measures.of_sets import OF_SETS
 from distillery.words import listed, times
 
 MIN_R1 = 0.95
@@ -81,7 +81,7 @@ def make_claims(
     """
     reasons = why_weak(roles, quality) if quality else []
     weakness = f"The reference is weak: {listed(reasons)}." if reasons else ""
-    watched = watch(roles, quality) if quality else []
+    watched = find_watched(roles, quality) if quality else []
     return Claims(headline(roles, quality, speed), weakness, _summary(checks, watched), watched)
 
 
@@ -105,8 +105,8 @@ def headline(
     weak = f"; {WEAK}" if why_weak(roles, quality) else ""
     before = ratio_of(quality, roles.untrained, roles)
     if ratio.mean <= 1 and not weak:
-        kept = f"The student keeps {percent(ratio.mean)} of {roles.whose} CLIP score with {fewer}"
-        return kept + (f"; before its training it kept {percent(before.mean)}." if before else ".")
+        kept = f"The student keeps {PERCENT(ratio.mean)} of {roles.whose} CLIP score with {fewer}"
+        return kept + (f"; before its training it kept {PERCENT(before.mean)}." if before else ".")
     bounds = describe_bounds(ratio, "{:.2f}".format)
     scored = f"{ratio.mean:.2f} times {roles.whose} CLIP score" + (f" ({bounds})" if bounds else "")
     earlier = f", before its training {before.mean:.2f} times" if before else ""
@@ -126,7 +126,7 @@ def why_weak(roles: Roles, quality: Mapping[str, Any]) -> list[str]:
     reasons = []
     retrieval = read_interval(quality["models"].get(roles.reference, {}).get("retrieval_r1"))
     if retrieval and retrieval.high is not None and retrieval.high < MIN_R1:
-        found = describe_interval(retrieval, percent)
+        found = describe_interval(retrieval, PERCENT)
         reasons.append(f"of its own images only {found} find their prompt first (R@1)")
     for name in roles.same.shown(quality["models"]):
         ratio = ratio_of(quality, name, roles)
@@ -137,32 +137,23 @@ def why_weak(roles: Roles, quality: Mapping[str, Any]) -> list[str]:
     return reasons
 
 
-def watch(roles: Roles, quality: Mapping[str, Any]) -> list[Watched]:
-    """The student's Fréchet distance over its floor, and its diversity, in each vision model."""
+def find_watched(roles: Roles, quality: Mapping[str, Any]) -> list[Watched]:
+    """The student's ratios that have a line of their own, in each vision model."""
     visions = quality.get("vision_models", {})
     sets = quality["models"].get(roles.student, {}).get("sets", {})
     lines = []
     for vision in (name for name in visions if name in sets):
         left_out = {name: Need(**need) for name, need in visions[vision]["left_out"].items()}
         where = f", in {vision}" if len(visions) > 1 else ""
-        for measure, name, direction, meaning in WATCHED:
-            needs = left_out.get(measure)
-            value = read_interval(sets[vision].get(f"{measure}_ratio"))
-            title = name.format(whose=roles.whose) + where
-            lines.append(_line(title, value, direction, meaning, needs))
+        for measure in OF_SETS:
+            if measure.watch:
+                value = read_interval(sets[vision].get(f"{measure.name}_ratio"))
+                title = measure.watch.name.format(whose=roles.whose) + where
+                lines.append(_line(title, value, measure.watch, left_out.get(measure.name)))
     return lines
 
 
-WATCHED = (
-    ("frechet", "Fréchet distance over its floor", +1, "the sets of images differ"),
-    ("diversity", "diversity over {whose}", -1, "the images of a prompt are less varied"),
-)
-"""Measure, name, the side of 1 that is bad (+1 above, -1 below), and what it means."""
-
-
-def _line(
-    title: str, value: ConfidenceInterval | None, direction: int, meaning: str, need: Need | None
-) -> Watched:
+def _line(title: str, value: ConfidenceInterval | None, watch: Watch, need: Need | None) -> Watched:
     """One measure, flagged where its whole interval is beyond 1."""
     if value is None:
         why = (
@@ -171,10 +162,10 @@ def _line(
             else "a number is not above 0"
         )
         return Watched(title, f"not measured: {why}", False, "")
-    near = value.low if direction > 0 else value.high
-    is_flagged = near is not None and direction * (near - 1) > 0
+    near = value.low if watch.bad > 0 else value.high
+    is_flagged = near is not None and watch.bad * (near - 1) > 0
     finding = describe_interval(value, "{:.2f}".format)
-    return Watched(title, finding, is_flagged, meaning if is_flagged else "")
+    return Watched(title, finding, is_flagged, watch.meaning if is_flagged else "")
 
 
 def speed_words(speed: Mapping[str, Any]) -> str:

@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 
 from distillery.evaluation.comparison import (
-    METRICS,
     Difference,
     Pairs,
     RunPieces,
@@ -19,12 +18,13 @@ from distillery.evaluation.comparison import (
     read_pieces,
 )
 from distillery.evaluation.image_grid import NUM_LEADING, Lead, link_to, make_lead, spread
-from distillery.evaluation.manifests import ModelSamples
 from distillery.evaluation.marks import MARKS, usual_part
-from distillery.evaluation.metrics import ConfidenceInterval
 from distillery.evaluation.pages import own_file, page_environment
 from distillery.evaluation.verdict import describe_interval
 from distillery.files import write_text
+from distillery.measures.intervals import ConfidenceInterval
+from distillery.measures.lists import BY_NAME
+from distillery.measures.manifests import ModelSamples
 from distillery.run_folder import RunFolder
 from distillery.store.tables import write_table
 from distillery.words import counted
@@ -121,8 +121,9 @@ def _rows(found: Sequence[Difference], model: str) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     for it in found:
         if it.model == model:
-            title, direction = METRICS[it.metric]
-            rows.append(vars(it) | {"title": title, "word": _word(it.paired, direction)})
+            measure = BY_NAME[it.metric]
+            word = _word(it.paired, measure.direction)
+            rows.append(vars(it) | {"title": measure.full, "word": word})
     return rows
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -10,44 +11,21 @@ import pandas as pd
 
 from distillery.config.jobs import read_frozen
 from distillery.config.parsing import flatten
-from distillery.evaluation.manifests import KEY, ModelSamples, read_samples
-from distillery.evaluation.metrics import (
-    ConfidenceInterval,
-    Ends,
-    FloatArray,
-    Groups,
-    bootstrap_mean,
-    difference_ends,
-    draw_weights,
-    ends_of,
-    median_difference,
-    median_interval,
-    share_difference,
-    wilson_share,
-)
 from distillery.files import read_json, read_sealed
+from distillery.measures.intervals import ConfidenceInterval, FloatArray, Groups, draw_weights
+from distillery.measures.lists import MEASURES
+from distillery.measures.manifests import KEY, ModelSamples, read_samples
+from distillery.measures.measure import Measure, OfPair
+from distillery.measures.of_judge import CLIP_SCORE, OF_JUDGE, RETRIEVAL
+from distillery.measures.of_pairs import OF_PAIRS
 from distillery.run_folder import RunFolder
 from distillery.store.tables import read_table
 from distillery.words import listed
 
-METRICS: Mapping[str, tuple[str, int]] = {
-    "clip_score": ("CLIP score", +1),
-    "found_first": ("R@1", +1),
-    "psnr_db": ("PSNR to its reference, dB", +1),
-    "latents_mse": ("latents' mean square error to its reference", -1),
-    "high_frequency": ("high frequencies ÷ its reference's, median", 0),
-}
-"""Columns of the scores: title, and +1 if more is better, -1 if less is. `found_first` is made of
-the rank."""
-OF_REFERENCE = {
-    "psnr_db": "sha256",
-    "latents_mse": "latents_sha256",
-    "high_frequency": "sha256",
-}
-"""Metrics against each run's reference, and the hash of what of it they are against."""
 REFERENCES_DIFFER = "not comparable: the references differ"
-OF_JUDGE = ("clip_score", "found_first")
 NUM_RESAMPLES = 2000
+VALUE = "value"
+"""The column with a measure's number of each sample."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +59,7 @@ class Difference:
 
     Attributes:
         model: its name in `samples.models`.
-        metric: a key of `METRICS`.
+        metric: the name of a measure.
         first, second: means with intervals: over the pairs where there is a paired difference, so
             that it is theirs; else over all images that each run has.
         paired: of the second less the first over samples of the same prompt and noise; None
@@ -131,8 +109,6 @@ def read_pieces(run: RunFolder) -> RunPieces:
         gaps.append(_no_scores(run, config))
     if not samples:
         gaps.append(f"{name} has no images")
-    if scores is not None:
-        scores = scores.assign(found_first=(scores["rank"] == 1).astype(float))
     judge = str(quality["judge"]) if quality else None
     reference = quality.get("reference") if quality else None
     report = run.report if run.report.is_file() else None
@@ -213,12 +189,12 @@ def differences(first: RunPieces, second: RunPieces) -> tuple[list[Difference], 
     """The metrics of models of the same name; and what keeps some from being compared."""
     if first.scores is None or second.scores is None:
         return [], []
-    notes, left_out = list[str](), tuple[str, ...]()
+    notes, measures = list[str](), MEASURES
     if first.judge != second.judge:
-        left_out = OF_JUDGE
+        measures = OF_PAIRS
         notes.append(
-            f"the judges differ, {first.judge} and {second.judge}: CLIP score and R@1 are not "
-            "compared"
+            f"the judges differ, {first.judge} and {second.judge}: "
+            f"{listed([it.title for it in OF_JUDGE])} are not compared"
         )
     found: list[Difference] = []
     facts: dict[str, list[str]] = {}
@@ -232,9 +208,8 @@ def differences(first: RunPieces, second: RunPieces) -> tuple[list[Difference], 
             facts.setdefault(fact, []).append(model)
         if pairs is not None and pairs.are_same and len(pairs.first.table) == num_all:
             continue
-        for metric in METRICS:
-            if metric not in left_out:
-                found += _difference(first, second, model, metric, pairs)
+        for measure in measures:
+            found += _difference(first, second, model, measure, pairs)
     return found, [*notes, *(f"{listed(names)}: {fact}" for fact, names in facts.items())]
 
 
@@ -253,34 +228,36 @@ def _facts(pairs: Pairs | None, num_all: int) -> list[str]:
 
 
 def _difference(
-    first: RunPieces, second: RunPieces, model: str, metric: str, pairs: Pairs | None
+    first: RunPieces, second: RunPieces, model: str, measure: Measure, pairs: Pairs | None
 ) -> list[Difference]:
-    """One metric, or nothing where a run has no value of it."""
-    one, other = (_values(run, model, metric) for run in (first, second))
+    """One measure, or nothing where a run has no value of it."""
+    one, other = (_values(run, model, measure) for run in (first, second))
     if one.empty or other.empty:
         return []
     paired, num_pairs, reason = None, 0, ""
     if pairs is not None:
         keys = pairs.first.table[KEY].merge(one[KEY], on=KEY).merge(other[KEY], on=KEY)
-        reason = _why_not_comparable(first, second, model, metric, pairs)
+        reason = _why_not_comparable(first, second, model, measure, pairs)
         num_pairs = 0 if reason else len(keys)
     if num_pairs:
         one, other = (keys.merge(each, on=KEY) for each in (one, other))
-        paired = _paired(one, other, metric)
-    means = _summary(one, metric), _summary(other, metric)
+        before, after = (each[VALUE].to_numpy() for each in (one, other))
+        groups = Groups.of(one["prompt_id"].tolist())
+        paired = measure.difference(before, after, groups, _weights(groups.num_groups))
+    means = _summary(one, measure), _summary(other, measure)
     num_images = len(one), len(other)
-    return [Difference(model, metric, *means, paired, num_pairs, num_images, reason)]
+    return [Difference(model, measure.name, *means, paired, num_pairs, num_images, reason)]
 
 
 def _why_not_comparable(
-    first: RunPieces, second: RunPieces, model: str, metric: str, pairs: Pairs
+    first: RunPieces, second: RunPieces, model: str, measure: Measure, pairs: Pairs
 ) -> str:
-    """Why a metric's difference would say nothing of the model; empty where it does."""
-    if metric == "found_first":
+    """Why a measure's difference would say nothing of the model; empty where it does."""
+    if measure is RETRIEVAL:
         return _why_ranks_differ(first, second, model)
-    if metric not in OF_REFERENCE:
+    if not isinstance(measure, OfPair):
         return ""
-    hashes = [_reference_hashes(run, pairs, OF_REFERENCE[metric]) for run in (first, second)]
+    hashes = [_reference_hashes(run, pairs, measure.reads.sha256) for run in (first, second)]
     return "" if hashes[0] is not None and hashes[0] == hashes[1] else REFERENCES_DIFFER
 
 
@@ -306,49 +283,28 @@ def _why_ranks_differ(first: RunPieces, second: RunPieces, model: str) -> str:
 
 def _gallery(run: RunPieces, model: str) -> set[str]:
     """The scored prompts, among which a run's ranks are."""
-    scored = _values(run, model, "found_first")[KEY]
+    scored = _values(run, model, RETRIEVAL)[KEY]
     return set(scored.merge(run.samples[model].table, on=KEY, how="left")["prompt"])
 
 
-def _paired(one: pd.DataFrame, other: pd.DataFrame, metric: str) -> ConfidenceInterval:
-    """The second less the first, row by row; it is the difference of their summaries."""
-    groups = Groups.of(one["prompt_id"].tolist())
-    before, after = (each[metric].to_numpy(dtype=np.float64) for each in (one, other))
-    match metric:
-        case "found_first":
-            return share_difference(after - before, groups)
-        case "high_frequency":
-            weights = draw_weights(groups.num_groups, NUM_RESAMPLES)
-            return median_difference(before, after, groups, weights)
-    ends = difference_ends(ends_of(metric))
-    return _mean(one[KEY].assign(difference=after - before), ends)
-
-
-def _values(run: RunPieces, model: str, metric: str) -> pd.DataFrame:
+def _values(run: RunPieces, model: str, measure: Measure) -> pd.DataFrame:
     """Key and value of each sample that has one."""
     assert run.scores is not None, "the caller looks"
-    if metric not in run.scores:
+    if measure.in_scores not in run.scores:
         return pd.DataFrame()
     mine = run.scores[run.scores["model"] == model]
-    return mine[[*KEY, metric]].dropna()
+    return mine[KEY].assign(**{VALUE: measure.values(mine)}).dropna()
 
 
-def _summary(values: pd.DataFrame, metric: str) -> ConfidenceInterval:
+def _summary(values: pd.DataFrame, measure: Measure) -> ConfidenceInterval:
     """Of one run's images, by the formula of its report."""
-    groups, numbers = Groups.of(values["prompt_id"].tolist()), values[metric].to_numpy()
-    match metric:
-        case "found_first":
-            return wilson_share(numbers, groups)
-        case "high_frequency":
-            return median_interval(numbers, groups)
-    return _mean(values, ends_of(metric))
-
-
-def _mean(values: pd.DataFrame, ends: Ends) -> ConfidenceInterval:
-    """The mean of the last column with its interval over prompts, within `ends`."""
     groups = Groups.of(values["prompt_id"].tolist())
-    weights = draw_weights(groups.num_groups, NUM_RESAMPLES)
-    return bootstrap_mean(values.iloc[:, -1].to_numpy(dtype=np.float64), groups, weights, ends)
+    return measure.summarise(values[VALUE].to_numpy(), groups, _weights(groups.num_groups))
+
+
+@lru_cache(maxsize=1)
+def _weights(num_groups: int) -> FloatArray:
+    return draw_weights(num_groups, NUM_RESAMPLES)
 
 
 def gains(first: RunPieces, second: RunPieces, model: str, pairs: Pairs) -> FloatArray:
@@ -357,6 +313,6 @@ def gains(first: RunPieces, second: RunPieces, model: str, pairs: Pairs) -> Floa
         return np.full(len(pairs.first.table), np.nan)
     table = pairs.first.table[KEY]
     for run in (first, second):
-        table = table.merge(_values(run, model, "clip_score"), on=KEY, how="left")
-    difference = table["clip_score_y"] - table["clip_score_x"]
+        table = table.merge(_values(run, model, CLIP_SCORE), on=KEY, how="left")
+    difference = table[f"{VALUE}_y"] - table[f"{VALUE}_x"]
     return difference.to_numpy(dtype=np.float64)

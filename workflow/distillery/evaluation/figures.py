@@ -12,12 +12,14 @@ import pandas as pd
 from distillery.config.samples import SampledModel
 from distillery.config.training import Training
 from distillery.evaluation.charts import Score, Series, line_chart, score_chart
-from distillery.evaluation.manifests import ModelSamples
 from distillery.evaluation.marks import Part, part_of
 from distillery.evaluation.timeline import RunClock, StageTime, Worker
 from distillery.evaluation.timeline_chart import Timeline, timeline_chart
 from distillery.evaluation.vega import NUM_COLOURS, Chart
 from distillery.evaluation.verdict import Roles, read_interval
+from distillery.measures.lists import MEASURES
+from distillery.measures.manifests import ModelSamples
+from distillery.measures.of_sets import OF_SETS
 from distillery.stage import Stage
 from distillery.training.alarms import COMPANIONS, HELD_OUT, KNOT, ROLLOUT
 from distillery.words import counted
@@ -122,26 +124,24 @@ class Scored:
 
 
 def quality_charts(scored: Scored | None, has_curves: bool) -> list[Chart]:
-    """CLIP score, and distance to the reference, against network calls; empty without scores.
+    """The measures that are charted, against network calls; empty without scores.
 
     A chart needs two models.
 
     Args:
         scored: the models; None without scores.
-        has_curves: whether `steps_charts` draws the CLIP score.
+        has_curves: whether `steps_charts` draws some of them.
     """
     if scored is None:
         return []
-    titles = {
-        "clip_score": "CLIP score (higher is better)",
-        "latents_mse": "Latents MSE (lower is better)",
-    }
-    if has_curves:
-        del titles["clip_score"]
     charts = []
-    for metric, title in titles.items():
+    for measure in (it for it in MEASURES if it.is_charted):
+        if measure.is_over_steps and has_curves:
+            continue
+        better = "higher" if measure.direction > 0 else "lower"
+        title = f"{measure.title} ({better} is better)"
         models = scored.quality["models"].items()
-        found = [scored.score(name, facts[metric]) for name, facts in models]
+        found = [scored.score(name, facts.get(measure.name)) for name, facts in models]
         scores = [score for score in found if score is not None]
         of_each = f"{title} of each model against its network calls"
         charts.append(score_chart(scores, title, of_each))
@@ -158,7 +158,7 @@ class StepsChart:
 
 
 def steps_charts(scored: Scored | None) -> list[StepsChart]:
-    """CLIP score, and Fréchet distance in each vision model, over network calls.
+    """Measures over network calls, those of sets in each vision model.
 
     The teacher has a curve for each guidance, any other model a point. Empty where no curve has
     `MIN_CURVE` points.
@@ -168,21 +168,24 @@ def steps_charts(scored: Scored | None) -> list[StepsChart]:
     curves = Counter(filter(None, map(scored.curve, scored.quality["models"])))
     if max(curves.values(), default=0) < MIN_CURVE:
         return []
-    charts = [_steps_chart(scored, "CLIP score")]
+    models = scored.quality["models"]
+    charts = [
+        _steps_chart(scored, it.title, {name: facts.get(it.name) for name, facts in models.items()})
+        for it in MEASURES
+        if it.is_over_steps
+    ]
     for vision in scored.quality["vision_models"]:
-        title = f"Fréchet distance in {vision}, to other noises"
-        charts.append(_steps_chart(scored, title, vision))
+        for it in (it for it in OF_SETS if it.is_over_steps):
+            title = f"{it.title} in {vision}, to other noises"
+            sets = {name: facts["sets"].get(vision, {}) for name, facts in models.items()}
+            values = {name: found.get(it.name) for name, found in sets.items()}
+            charts.append(_steps_chart(scored, title, values))
     return [chart for chart in charts if chart.scores]
 
 
-def _steps_chart(scored: Scored, title: str, vision: str | None = None) -> StepsChart:
-    """The CLIP score of all models, or the Fréchet distance in a vision model."""
-
-    def read(facts: Mapping[str, Any]) -> Any:
-        return facts["sets"].get(vision, {}).get("frechet") if vision else facts["clip_score"]
-
-    models = scored.quality["models"].items()
-    found = [scored.score(name, read(facts), on_curve=True) for name, facts in models]
+def _steps_chart(scored: Scored, title: str, values: Mapping[str, Any]) -> StepsChart:
+    """One measure of all models, by name as quality.json holds it."""
+    found = [scored.score(name, raw, on_curve=True) for name, raw in values.items()]
     scores = [score for score in found if score is not None]
     scores.sort(key=lambda score: (score.curve or score.part, score.network_calls, score.model))
     return StepsChart(title, score_chart(scores, title, f"{title} over network calls"), scores)

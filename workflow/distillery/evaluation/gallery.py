@@ -9,16 +9,17 @@ from typing import Any
 import pandas as pd
 
 from distillery.evaluation.image_grid import link_to
-from distillery.evaluation.manifests import ModelSamples, check_pairs, read_samples
 from distillery.evaluation.marks import MARKS, usual_part
 from distillery.evaluation.pages import own_file, page_environment
 from distillery.evaluation.same import find_same
 from distillery.files import atomic_path, write_text
+from distillery.measures.lists import MEASURES
+from distillery.measures.manifests import ModelSamples, check_pairs, read_samples
 from distillery.store.tables import read_table
 
 PER_PAGE = 200
 """Samples on a page, each with an image of every model; images load as they come into view."""
-SCORES = {"clip_score": "CLIP score", "psnr_db": "PSNR", "rank": "retrieval rank"}
+SCORES = {measure.in_scores: measure.sorts for measure in MEASURES if measure.sorts}
 """Columns of the scores by which samples can be sorted, and their names on the page."""
 DIGITS = 4
 

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import pandas as pd
 from PIL import Image
 
-from distillery.evaluation.manifests import ModelSamples
+from distillery.measures.manifests import ModelSamples
 
 MAX_SHOWN = 24
 """Samples in the grid; the rest is linked."""

@@ -19,7 +19,6 @@ from distillery.evaluation.claims import Claims, make_claims, speed_words
 from distillery.evaluation.findings import Findings, gather
 from distillery.evaluation.image_grid import Grid, Lead, make_grid, make_lead
 from distillery.evaluation.marks import MARKS
-from distillery.evaluation.metrics import MIN_PROMPTS, MIN_RESAMPLED, ConfidenceInterval
 from distillery.evaluation.pages import own_file, page_environment
 from distillery.evaluation.speeds import MIN_BATCHES
 from distillery.evaluation.summaries import (
@@ -33,9 +32,11 @@ from distillery.evaluation.timeline_chart import MAX_BARS
 from distillery.evaluation.training_facts import PreviewSheet, gather_previews
 from distillery.evaluation.usage import loading_code
 from distillery.evaluation.vega import runtime
-from distillery.evaluation.verdict import describe_bounds, percent, read_interval
+from distillery.evaluation.verdict import describe_bounds, read_interval
 from distillery.files import JsonObject, write_json, write_text
 from distillery.hardware import describe_hardware, source_commit, versions
+from distillery.measures.intervals import MIN_PROMPTS, MIN_RESAMPLED, ConfidenceInterval
+from distillery.measures.measure import PERCENT
 from distillery.run_folder import RunFolder
 from distillery.stage import Stage
 from distillery.student.info import describe_student
@@ -135,7 +136,7 @@ def render(
         "duration": words.duration,
         "interval": read_interval,
         "listed": words.listed_numbers,
-        "percent": percent,
+        "percent": PERCENT,
         "significant": words.significant,
         "speed_words": speed_words,
         "times": words.times,
@@ -172,7 +173,7 @@ def render(
         student_info=describe_student(findings.student_info) if findings.student_info else None,
         timings=timings,
         planned=hold_against_plan(findings.attempts, findings.plan),
-        percent=percent,
+        percent=PERCENT,
         max_bars=MAX_BARS,
         min_prompts=MIN_PROMPTS,
         min_resampled=MIN_RESAMPLED,

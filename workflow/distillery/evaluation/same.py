@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from distillery.evaluation.manifests import ModelSamples
+from distillery.measures.manifests import ModelSamples
 from distillery.words import counted
 
 OF_STEPS = re.compile(r"teacher-\d+-steps(-unguided)?")

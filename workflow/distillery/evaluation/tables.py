@@ -1,22 +1,22 @@
 """The report's tables: every model's metrics, and the student against the others."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from distillery.evaluation.image_sets import Need, describe_left_out
-from distillery.evaluation.metrics import ConfidenceInterval
 from distillery.evaluation.speeds import ImageTime
 from distillery.evaluation.verdict import (
-    COMPARISONS,
-    Comparison,
     Roles,
     decide,
     describe_bounds,
-    percent,
     read_interval,
 )
+from distillery.measures.image_sets import describe_left_out
+from distillery.measures.intervals import ConfidenceInterval
+from distillery.measures.lists import MEANS, MEASURES
+from distillery.measures.measure import Column, Measure, Need, OfSet
+from distillery.measures.of_sets import OF_SETS
 from distillery.words import significant
 
 
@@ -27,22 +27,6 @@ class Cell:
     text: str
     low_high: str = ""
     is_best: bool = False
-
-
-@dataclass(frozen=True)
-class Column:
-    """One metric.
-
-    Attributes:
-        title, hint: its head.
-        form: writes a value.
-        direction: +1 if more is better, -1 if less is; 0 where neither is, and none is marked.
-    """
-
-    title: str
-    hint: str
-    form: Callable[[float], str]
-    direction: int
 
 
 @dataclass(frozen=True)
@@ -58,28 +42,23 @@ class Table:
         return any(cell.is_best for cells in self.rows.values() for cell in cells)
 
 
-COLUMNS = {
-    "clip_score": Column("CLIP score", "of image and prompt", "{:.4f}".format, +1),
-    "ratio": Column("of the reference", "CLIP score, paired", percent, +1),
-    "retrieval_r1": Column("R@1", "own prompt found first", percent, +1),
-    "latents_mse": Column("Latents MSE", "to the reference", "{:.4f}".format, -1),
-    "psnr_db": Column("PSNR", "to the reference", "{:.2f} dB".format, +1),
-    "high_frequency": Column(
-        "High frequencies", "÷ the reference's; below 1 blur", "{:.3f}".format, 0
-    ),
-    "seconds": Column(
-        "Seconds per image", "one device, measured", lambda seconds: f"{significant(seconds)} s", 0
-    ),
-}
-SET_COLUMNS = {
-    "frechet": Column("Fréchet distance", "to the reference", "{:.4f}".format, -1),
-    "frechet_ratio": Column("÷ its floor", "1 is as near as can be", "{:.2f}".format, -1),
-    "mmd": Column("1,000 MMD²", "to the reference", lambda squared: f"{1000 * squared:.2f}", -1),
-    "density": Column("Density", "images like the reference's", "{:.3f}".format, 0),
-    "coverage": Column("Coverage", "of the reference's images", percent, +1),
-    "diversity": Column("Diversity", "of a prompt's images", "{:.4f}".format, 0),
-    "diversity_ratio": Column("÷ the reference's", "below 1: less diverse", "{:.2f}".format, 0),
-}
+def with_ratios(measures: Iterable[Measure | OfSet]) -> dict[str, Column]:
+    """Columns by key: each measure, and behind it its ratio to the reference's."""
+    found: dict[str, Column] = {}
+    for measure in measures:
+        found[measure.name] = measure
+        if measure.ratio:
+            found[f"{measure.name}_ratio"] = measure.ratio
+    return found
+
+
+SECONDS = Column(
+    title="Seconds per image",
+    hint="one device, measured",
+    form=lambda seconds: f"{significant(seconds)} s",
+)
+COLUMNS = {**with_ratios(MEASURES), "seconds": SECONDS}
+SET_COLUMNS = with_ratios(OF_SETS)
 """Of sets of images, in one vision model."""
 
 
@@ -172,9 +151,8 @@ def _values(
     facts: Mapping[str, Any], name: str, roles: Roles, images: Mapping[str, ImageTime]
 ) -> dict[str, ConfidenceInterval | None]:
     """One model's numbers by column."""
-    values = {key: read_interval(facts.get(key)) for key in COLUMNS}
     against = facts["against"].get(roles.reference, {})
-    values["ratio"] = read_interval(against.get("clip_score_ratio"))
+    values = {key: read_interval(facts.get(key) or against.get(key)) for key in COLUMNS}
     # Never marked as the best: batches tell nothing of what else the machine did meanwhile.
     values["seconds"] = images[name].interval if name in images else None
     return values
@@ -223,21 +201,20 @@ def differences_table(quality: Mapping[str, Any] | None, roles: Roles) -> Table 
         return None
     against = quality["models"][roles.student]["against"]
     rows = {
-        name: tuple(_difference(against[name], comparison) for comparison in COMPARISONS)
+        name: tuple(_difference(against[name], measure) for measure in MEANS)
         for name in _in_order(quality, roles)
         if name not in (roles.student, roles.reference)
     }
-    columns = tuple(COLUMNS[comparison.metric] for comparison in COMPARISONS)
-    return Table(columns, rows) if rows else None
+    return Table(MEANS, rows) if rows else None
 
 
-def _difference(against: Mapping[str, Any], comparison: Comparison) -> Cell:
+def _difference(against: Mapping[str, Any], measure: Measure) -> Cell:
     """One paired difference; marked where the student is better by its whole interval."""
-    value = read_interval(against.get(f"{comparison.metric}_difference"))
+    value = read_interval(against.get(f"{measure.name}_difference"))
     if value is None:
         return Cell("")
-    form = comparison.form
-    is_better = decide(value, 0.0, comparison.direction) == "passed"
+    form = measure.form.signed
+    is_better = decide(value, 0.0, measure.direction) == "passed"
     return Cell(form(value.mean), describe_bounds(value, form), is_better)
 
 

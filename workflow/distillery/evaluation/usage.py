@@ -1,6 +1,6 @@
 """The lines of Python that load the student and draw one of the report's images again."""
 
-from distillery.evaluation.manifests import ModelSamples
+from distillery.measures.manifests import ModelSamples
 from distillery.model_folder import METADATA, read_metadata
 from distillery.run_folder import RunFolder
 from distillery.student.usage import student_code

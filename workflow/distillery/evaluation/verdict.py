@@ -8,9 +8,11 @@ from typing import Any, Literal
 
 from distillery.config.jobs import Sampling, resolve_sampling
 from distillery.config.run import Config
-from distillery.evaluation.manifests import ModelSamples
-from distillery.evaluation.metrics import MIN_RESAMPLED, ConfidenceInterval
 from distillery.evaluation.same import SameImages
+from distillery.measures.intervals import MIN_RESAMPLED, ConfidenceInterval
+from distillery.measures.lists import MEANS
+from distillery.measures.manifests import ModelSamples
+from distillery.measures.measure import PERCENT, Measure
 
 Outcome = Literal["passed", "failed", "undecided", "not measured"]
 NO_INTERVAL = f"; fewer than {MIN_RESAMPLED} prompts give no interval, which nothing is decided by"
@@ -72,35 +74,6 @@ class Roles:
     def than_reference(self) -> str:
         """Words after "fewer network calls"; none where the reference is the teacher, as usual."""
         return "" if self.reference == TEACHER else f" than {self.reference}"
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """A metric by which the student is compared with another model of equal cost.
-
-    Attributes:
-        metric: as in quality.json.
-        question: what must be so; it gets the `reference` and the `other`. None: the difference is
-            shown, and nothing is asked of it.
-        form: writes a difference.
-        direction: +1 if more is better, -1 if less is.
-    """
-
-    metric: str
-    question: str | None
-    form: Callable[[float], str]
-    direction: int
-
-
-COMPARISONS = (
-    Comparison("clip_score", "CLIP score above that of {other}", "{:+.4f}".format, +1),
-    # A mean of squares depends on the few prompts whose image changes as a whole: its interval
-    # says little of all others. Decibels, as of pixels below, are a mean of logarithms.
-    Comparison("latents_mse", None, "{:+.4f}".format, -1),
-    Comparison(
-        "psnr_db", "Closer to {reference} than {other} is, in pixels", "{:+.2f} dB".format, +1
-    ),
-)
 
 
 def find_roles(config: Config, quality: Mapping[str, Any] | None) -> Roles:
@@ -182,29 +155,29 @@ def _keeps_quality(against: Mapping[str, Any], reference: str, least: float) -> 
         return Check(question, "not measured", unclear)
     if _is_all(against["clip_score_ratio"], 1.0):
         return Check(question, "passed" if least < 1 else "failed", "every score is the same")
-    return Check(question, decide(ratio, least, +1), describe_interval(ratio, percent))
+    return Check(question, decide(ratio, least, +1), describe_interval(ratio, PERCENT))
 
 
 def _beats(against: Mapping[str, Any] | None, other: str, reference: str) -> list[Check]:
-    """The metrics against one model of at most the student's cost, by paired differences."""
+    """The measures against one model of at most the student's cost, by paired differences."""
     return [
-        _beats_in(comparison, comparison.question.format(other=other, reference=reference), against)
-        for comparison in COMPARISONS
-        if comparison.question is not None
+        _beats_in(measure, measure.question.format(other=other, reference=reference), against)
+        for measure in MEANS
+        if measure.question is not None
     ]
 
 
-def _beats_in(comparison: Comparison, question: str, against: Mapping[str, Any] | None) -> Check:
-    """One metric against one model."""
-    raw = (against or {}).get(f"{comparison.metric}_difference")
+def _beats_in(measure: Measure, question: str, against: Mapping[str, Any] | None) -> Check:
+    """One measure against one model."""
+    raw = (against or {}).get(f"{measure.name}_difference")
     difference = read_interval(raw)
     if difference is None:
         why = "no such model in samples.models" if against is None else "no score"
         return Check(question, "not measured", f"not measured: {why}")
     if _is_all(raw, 0.0):
         return Check(question, "failed", "no difference in any image")
-    finding = f"difference {describe_interval(difference, comparison.form)}"
-    return Check(question, decide(difference, 0.0, comparison.direction), finding)
+    finding = f"difference {describe_interval(difference, measure.form.signed)}"
+    return Check(question, decide(difference, 0.0, measure.direction), finding)
 
 
 def _is_all(raw: Mapping[str, float | None] | None, value: float) -> bool:
@@ -241,11 +214,6 @@ def describe_bounds(interval: ConfidenceInterval, form: Callable[[float], str]) 
     low = "-\N{INFINITY}" if interval.low is None else form(interval.low)
     high = "\N{INFINITY}" if interval.high is None else form(interval.high)
     return f"{low} to {high}"
-
-
-def percent(share: float) -> str:
-    """A share as text: 0.989 is 98.9 %, on one line."""
-    return f"{100 * share:.1f}\N{NO-BREAK SPACE}%"
 
 
 def read_interval(raw: Mapping[str, float | None] | None) -> ConfidenceInterval | None:

@@ -11,8 +11,8 @@ from distillery.config.training import check_held_out
 from distillery.planning.advice import advise_amounts, advise_guidance, advise_prompts
 from distillery.planning.disk import check_disk, plan_disk
 from distillery.planning.gpus import Gpus
-from distillery.planning.measures import advise_measures, count_features
 from distillery.planning.precision import advise_precision
+from distillery.planning.scoring import advise_measures, count_features
 from distillery.planning.training import plan_training
 from distillery.planning.unusual import advise_settings
 from distillery.planning.work import plan_work

@@ -5,7 +5,7 @@ from collections import Counter
 from distillery.config.previews import Previews
 from distillery.config.run import Config, RunConfig
 from distillery.config.teacher import Teacher
-from distillery.evaluation.metrics import MIN_RESAMPLED
+from distillery.measures.intervals import MIN_RESAMPLED
 from distillery.teacher.adapter_files import facts_of
 from distillery.teacher.adapters import find_adapter
 from distillery.teacher.folder import PipelineFolder

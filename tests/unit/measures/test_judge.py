@@ -10,11 +10,12 @@ import pytest
 import torch
 from transformers import CLIPModel, CLIPProcessor
 
-from distillery.evaluation.judge import check_judge, embed_prompts, load_judge, read_prompts
-from distillery.evaluation.manifests import read_samples
-from distillery.evaluation.metrics import IDENTICAL_PSNR_DB, cosine_similarity
-from distillery.evaluation.score import PAIRED, summarise
-from distillery.evaluation.vision import embed_images
+from distillery.measures.judge import check_judge, embed_prompts, load_judge, read_prompts
+from distillery.measures.manifests import read_samples
+from distillery.measures.of_judge import cosine_similarity
+from distillery.measures.of_pairs import IDENTICAL_PSNR_DB, OF_PAIRS
+from distillery.measures.score import summarise
+from distillery.measures.vision import embed_images
 from judging import CPU, PROMPTS, Run, draw, make_dino, make_judge, make_samples
 
 
@@ -182,7 +183,7 @@ def test_retrieval_counts_first_places_only(whole):
     samples = {model: read_samples(model, path) for model, path in whole.manifests.items()}
     scores = {
         model: found.table[["prompt_id", "index"]].assign(
-            clip_score=0.5, rank=[1, 2, 3, 4] * 6, **dict.fromkeys(PAIRED, 0.0)
+            clip_score=0.5, rank=[1, 2, 3, 4] * 6, **{it.name: 0.0 for it in OF_PAIRS}
         )
         for model, found in samples.items()
     }

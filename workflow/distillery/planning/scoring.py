@@ -2,9 +2,9 @@
 
 from distillery.config.run import Config
 from distillery.config.samples import Evaluation
-from distillery.evaluation.image_sets import describe_left_out, find_left_out
-from distillery.evaluation.judge import check_judge
-from distillery.evaluation.vision import check_vision_model
+from distillery.measures.image_sets import describe_left_out, find_left_out
+from distillery.measures.judge import check_judge
+from distillery.measures.vision import check_vision_model
 
 
 def count_features(evaluation: Evaluation) -> dict[str, int]:

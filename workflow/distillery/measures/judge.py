@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 
-from distillery.evaluation.metrics import FloatArray
-from distillery.evaluation.vision import BATCH_SIZE, VisionModel, as_array, in_batches
 from distillery.files import could_be_hub_id, read_json
 from distillery.hub import check_reachable, explain_hub, explain_missing
+from distillery.measures.intervals import FloatArray
+from distillery.measures.vision import BATCH_SIZE, VisionModel, as_array, in_batches
 
 if TYPE_CHECKING:
     from transformers import CLIPModel, CLIPProcessor

@@ -16,9 +16,9 @@ import torch
 from PIL import Image
 from safetensors import SafetensorError
 
-from distillery.evaluation.metrics import FloatArray
 from distillery.files import could_be_hub_id
 from distillery.hub import check_reachable, explain_hub
+from distillery.measures.intervals import FloatArray
 
 if TYPE_CHECKING:
     from transformers import BaseImageProcessor, PreTrainedModel

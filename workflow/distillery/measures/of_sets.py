@@ -1,13 +1,17 @@
 """Distances between two sets of images by their features: pure functions.
 
 Shapes: n and m images of two sets, b images of one set, p prompts, d features. Rows of features
-have length one (`metrics.normalise`): CLIP and SigLIP are trained for the angle between features,
+have length one (`of_judge.normalise`): CLIP and SigLIP are trained for the angle between features,
 and the numbers are of the same size for every vision model.
 """
 
+import math
+from collections.abc import Callable, Mapping
+
 import numpy as np
 
-from distillery.evaluation.metrics import ROUNDING, FloatArray, Groups
+from distillery.measures.intervals import NO_ENDS, ROUNDING, FloatArray, Groups
+from distillery.measures.measure import PERCENT, Column, Form, Need, OfSet, Watch
 
 NEIGHBOURS = 5
 """Of density and coverage; the value of Naeem et al. 2020, section 4.1."""
@@ -160,3 +164,89 @@ def diversity_of_prompts(features_bd: FloatArray, groups: Groups) -> FloatArray:
     cosine_p = ((sums_pd**2).sum(axis=1) - sizes_p) / (sizes_p * (sizes_p - 1))
     distance_p: FloatArray = np.where(cosine_p < 1 - ROUNDING, 1 - cosine_p, 0.0)
     return distance_p
+
+
+def _frechet(own_nd: FloatArray, reference_md: FloatArray) -> tuple[float]:
+    return (frechet_distance(own_nd, reference_md),)
+
+
+ACROSS_HALVES: Mapping[tuple[str, ...], Callable[[FloatArray, FloatArray], tuple[float, ...]]] = {
+    ("frechet",): _frechet,
+    ("density", "coverage"): density_and_coverage,
+}
+"""Measures that need two sets without a common noise: of a model's half (n, d) and of the other
+half of the reference's images (m, d); several that one pass over the distances gives."""
+
+
+def _of_rank(num_features: int) -> Need:
+    """More images in each half than features: the covariance has full rank.
+
+    Without a block of prompts it may just lack it, which is in the interval and not in the number.
+    """
+    return Need(2 * (num_features + 1))
+
+
+def _of_balls(num_features: int) -> Need:
+    """Twice as many in each half as a ball takes, also where a block is left out."""
+    del num_features
+    return Need(4 * (NEIGHBOURS + 1))
+
+
+OF_SETS = (
+    OfSet(
+        name="frechet",
+        words="Fréchet distance",
+        title="Fréchet distance",
+        hint="to the reference",
+        form=Form(4),
+        direction=-1,
+        ends=(0.0, math.inf),
+        needs=_of_rank,
+        ratio=Column(
+            title="÷ its floor", hint="1 is as near as can be", form=Form(2), direction=-1
+        ),
+        watch=Watch("Fréchet distance over its floor", +1, "the sets of images differ"),
+        is_over_steps=True,
+    ),
+    OfSet(
+        name="mmd",
+        words="MMD",
+        title="1,000 MMD²",
+        hint="to the reference",
+        form=Form(2, times=1000),
+        direction=-1,
+        ends=NO_ENDS,  # without bias it can be negative
+        needs=lambda _: Need(2, per_prompt=1, prompts=2),
+    ),
+    OfSet(
+        name="density",
+        words="density",
+        title="Density",
+        hint="images like the reference's",
+        form=Form(3),
+        ends=(0.0, math.inf),
+        needs=_of_balls,
+    ),
+    OfSet(
+        name="coverage",
+        words="coverage",
+        title="Coverage",
+        hint="of the reference's images",
+        form=PERCENT,
+        direction=+1,
+        ends=(0.0, 1.0),
+        is_share=True,
+        needs=_of_balls,
+    ),
+    OfSet(
+        name="diversity",
+        words="diversity",
+        title="Diversity",
+        hint="of a prompt's images",
+        form=Form(4),
+        ends=(0.0, 2.0),  # a mean of 1 - cosine
+        needs=lambda _: Need(2),
+        ratio=Column(title="÷ the reference's", hint="below 1: less diverse", form=Form(2)),
+        watch=Watch("diversity over {whose}", -1, "the images of a prompt are less varied"),
+    ),
+)

@@ -1,10 +1,10 @@
-"""The measures themselves: pure functions over arrays, and intervals for their means.
+"""Intervals of means, shares, medians and ratios over prompts: pure functions over arrays.
 
-Shapes: b images, p distinct prompts, d features of the judge, r bootstrap resamples.
+Shapes: b images, p distinct prompts, r bootstrap resamples.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,12 +13,6 @@ import numpy.typing as npt
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
-PEAK = 255.0
-"""Largest value of a pixel."""
-IDENTICAL_PSNR_DB = 100.0
-"""Ceiling of a PSNR: two equal images have an infinite one, which no mean survives."""
-ROUNDING_ENERGY = 20 / 12
-"""Of a Laplacian (its weights have squares of 20 in all), from rounding pixels to whole numbers."""
 CONFIDENCE = 0.95
 NORMAL_QUANTILE = 1.959964
 """Of the standard normal distribution at (1 + CONFIDENCE) / 2."""
@@ -38,12 +32,6 @@ SIGNIFICANT_DIGITS = 6
 Ends = tuple[float, float]
 """The least and the largest value that a measure can have; no interval goes beyond them."""
 NO_ENDS: Ends = (-math.inf, math.inf)
-SCORE_ENDS: Mapping[str, Ends] = {
-    "clip_score": (-1.0, 1.0),
-    "latents_mse": (0.0, math.inf),
-    "psnr_db": (0.0, IDENTICAL_PSNR_DB),
-}
-"""Of the columns of the scores that are averaged."""
 
 
 @dataclass(frozen=True)
@@ -94,93 +82,6 @@ class Groups:
         return np.bincount(self.of_image_b, minlength=self.num_groups).astype(np.float64)
 
 
-def cosine_similarity(left_bd: FloatArray, right_bd: FloatArray) -> FloatArray:
-    """Row by row cosine of the angle between two embeddings, shape (b,).
-
-    With a CLIP judge's image and text embeddings this is the CLIP score of Hessel et al. 2021
-    (arXiv:2104.08718, eq. 1) without its factor of 2.5, which changes no ratio, and without
-    clipping at zero: a negative cosine should be seen.
-    """
-    cosine_b: FloatArray = (normalise(left_bd) * normalise(right_bd)).sum(axis=-1)
-    return cosine_b
-
-
-def normalise(embeddings_bd: FloatArray) -> FloatArray:
-    """Rows scaled to length one; a zero row, which has no direction, raises ValueError."""
-    lengths = np.linalg.norm(embeddings_bd, axis=-1, keepdims=True)
-    if not np.all(lengths > 0):
-        raise ValueError(
-            "an embedding is zero or not finite: check the weights of evaluation.judge and "
-            "evaluation.vision_models"
-        )
-    unit_bd: FloatArray = embeddings_bd / lengths
-    return unit_bd
-
-
-def retrieval_ranks(
-    images_bd: FloatArray, prompts_pd: FloatArray, own_b: IntArray, block: int = 1024
-) -> IntArray:
-    """Rank of each image's own prompt when all prompts are sorted by similarity; 1 is best.
-
-    Ties count against the image: a judge that cannot tell prompts apart finds nothing.
-
-    Args:
-        images_bd, prompts_pd: embeddings of images and of the distinct prompts.
-        own_b: row of `prompts_pd` that each image was made from.
-        block: images in one matrix product, which bounds memory.
-    """
-    images, prompts = normalise(images_bd), normalise(prompts_pd)
-    ranks = np.empty(len(images), dtype=np.int64)
-    for start in range(0, len(images), block):
-        part = slice(start, start + block)
-        similarity = images[part] @ prompts.T
-        own = np.take_along_axis(similarity, own_b[part, None], axis=1)
-        ranks[part] = (similarity >= own).sum(axis=1)
-    return ranks
-
-
-def psnr_db(image: npt.NDArray[np.uint8], reference: npt.NDArray[np.uint8]) -> float:
-    """Peak signal-to-noise ratio in decibels, 10 log10(255² / MSE), over all pixels and channels.
-
-    Equal images get `IDENTICAL_PSNR_DB`, which is also the ceiling.
-    """
-    if image.shape != reference.shape:
-        raise ValueError(f"images of {image.shape} and {reference.shape} cannot be compared")
-    error = np.mean((image.astype(np.float64) - reference.astype(np.float64)) ** 2)
-    if error == 0:
-        return IDENTICAL_PSNR_DB
-    return min(float(10 * np.log10(PEAK**2 / error)), IDENTICAL_PSNR_DB)
-
-
-def latents_mse(latents: npt.NDArray[np.float32], reference: npt.NDArray[np.float32]) -> float:
-    """Mean over all elements of the squared difference of two final latents (c, f, h, w)."""
-    if latents.shape != reference.shape:
-        raise ValueError(f"latents of {latents.shape} and {reference.shape} cannot be compared")
-    return float(np.mean((latents.astype(np.float64) - reference.astype(np.float64)) ** 2))
-
-
-def high_frequency_ratio(image: npt.NDArray[np.uint8], reference: npt.NDArray[np.uint8]) -> float:
-    """Energy of the Laplacian of an image over the reference's, above 0; each (h, w, 3).
-
-    Below 1 the image is blurred, above 1 it has artefacts or more detail. `ROUNDING_ENERGY` is
-    added to both, so that flat images, which have none, have a ratio.
-    """
-    if image.shape != reference.shape:
-        raise ValueError(f"images of {image.shape} and {reference.shape} cannot be compared")
-    energy = laplacian_energy(image) + ROUNDING_ENERGY
-    return energy / (laplacian_energy(reference) + ROUNDING_ENERGY)
-
-
-def laplacian_energy(image: npt.NDArray[np.uint8]) -> float:
-    """Mean square of the discrete Laplacian (four neighbours less four times the pixel) inside.
-
-    The smallest spacing of pixels counts most: it grows as the fourth power of the frequency.
-    """
-    pixels = image.astype(np.float64)
-    down, across = np.diff(pixels, 2, axis=0), np.diff(pixels, 2, axis=1)
-    return float(np.mean((down[:, 1:-1] + across[1:-1]) ** 2))
-
-
 def draw_weights(num_groups: int, num_resamples: int) -> FloatArray:
     """How often each prompt is drawn in each resample (with replacement), shape (r, p).
 
@@ -189,11 +90,6 @@ def draw_weights(num_groups: int, num_resamples: int) -> FloatArray:
     generator = np.random.default_rng(BOOTSTRAP_SEED)
     shares = np.full(num_groups, 1 / num_groups)
     return generator.multinomial(num_groups, shares, size=num_resamples).astype(np.float64)
-
-
-def ends_of(column: str) -> Ends:
-    """The least and the largest value of a column; those of a new one need not be known."""
-    return SCORE_ENDS.get(column, NO_ENDS)
 
 
 def difference_ends(ends: Ends) -> Ends:

@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
-from distillery.evaluation import distances, image_sets, metrics
-from distillery.evaluation.image_sets import Estimate, Need, find_left_out, split_halves
-from distillery.evaluation.metrics import Groups, normalise
+from distillery.measures import image_sets, intervals, of_sets
+from distillery.measures.image_sets import Estimate, find_left_out, split_halves
+from distillery.measures.intervals import Groups
+from distillery.measures.measure import Need
+from distillery.measures.of_judge import normalise
 
 RESAMPLES = 200
 
@@ -25,7 +27,7 @@ def summarise(features, groups, reference="teacher"):
     """As the evaluation does it."""
     num_features = features[reference].shape[1]
     left_out = find_left_out(num_features, groups.num_groups, int(groups.sizes().min()))
-    weights = metrics.draw_weights(groups.num_groups, RESAMPLES)
+    weights = intervals.draw_weights(groups.num_groups, RESAMPLES)
     return image_sets.summarise_sets(features, reference, groups, left_out, weights)
 
 
@@ -69,8 +71,8 @@ def test_the_reference_drawn_again_is_at_the_floor():
     for measure in ("frechet", "density", "coverage"):
         assert found["student"][measure] == floor[measure]
     assert floor["frechet"].mean > 0.001
-    assert found["student"]["frechet_ratio"] == metrics.ConfidenceInterval(1.0, None, None)
-    assert found["student"]["diversity_ratio"] == metrics.ConfidenceInterval(1.0, None, None)
+    assert found["student"]["frechet_ratio"] == intervals.ConfidenceInterval(1.0, None, None)
+    assert found["student"]["diversity_ratio"] == intervals.ConfidenceInterval(1.0, None, None)
     assert found["student"]["mmd"].mean == pytest.approx(0.0, abs=1e-12)
     assert floor["frechet_ratio"] is floor["diversity_ratio"] is None
     assert floor["mmd"].low < 0 < floor["mmd"].high
@@ -99,12 +101,12 @@ def test_each_half_is_compared_with_the_others_other_half():
     own, teacher = (normalise(draw(generator, groups, 3)) for _ in range(2))
     first = split_halves(groups)
     both = [
-        distances.frechet_distance(own[first], teacher[~first]),
-        distances.frechet_distance(own[~first], teacher[first]),
+        of_sets.frechet_distance(own[first], teacher[~first]),
+        of_sets.frechet_distance(own[~first], teacher[first]),
     ]
     found = summarise({"teacher": teacher, "own": own}, groups)
     assert found["own"]["frechet"].mean == pytest.approx(np.mean(both), rel=1e-5)
-    floor = distances.frechet_distance(teacher[first], teacher[~first])
+    floor = of_sets.frechet_distance(teacher[first], teacher[~first])
     assert found["teacher"]["frechet"].mean == pytest.approx(floor, rel=1e-5)
     ratio = np.mean(both) / floor
     assert found["own"]["frechet_ratio"].mean == pytest.approx(ratio, rel=1e-5)
@@ -113,8 +115,8 @@ def test_each_half_is_compared_with_the_others_other_half():
 def test_the_jackknife_of_a_mean_is_the_means_own_interval():
     values = np.random.default_rng(4).exponential(size=12)
     without = np.array([np.delete(values, number).mean() for number in range(12)])
-    weights = metrics.draw_weights(12, RESAMPLES)
-    expected = metrics.bootstrap_mean(values, Groups(np.arange(12), 12), weights)
+    weights = intervals.draw_weights(12, RESAMPLES)
+    expected = intervals.bootstrap_mean(values, Groups(np.arange(12), 12), weights)
     found = Estimate(values.mean(), without).interval(RESAMPLES)
     assert (found.mean, found.low, found.high) == pytest.approx(
         (expected.mean, expected.low, expected.high), rel=1e-4

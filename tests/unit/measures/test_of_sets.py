@@ -6,8 +6,9 @@ import math
 import numpy as np
 import pytest
 
-from distillery.evaluation import distances
-from distillery.evaluation.metrics import Groups, normalise
+from distillery.measures import of_sets
+from distillery.measures.intervals import Groups
+from distillery.measures.of_judge import normalise
 
 
 def prompts(number, per_prompt=1):
@@ -28,14 +29,14 @@ def test_frechet_is_the_formula_with_matrix_roots():
     half = root(first)
     means = left.mean(axis=0) - right.mean(axis=0)
     expected = means @ means + np.trace(first + second - 2 * root(half @ second @ half))
-    assert distances.frechet_distance(left, right) == pytest.approx(expected)
-    assert distances.frechet_distance(right, left) == pytest.approx(expected)
+    assert of_sets.frechet_distance(left, right) == pytest.approx(expected)
+    assert of_sets.frechet_distance(right, left) == pytest.approx(expected)
 
 
 def test_frechet_of_numbers_by_hand():
     """Means 0 and 5, standard deviations 1 and 3: 5² + (3 - 1)²."""
     left, right = np.array([[-1.0], [0.0], [1.0]]), np.array([[2.0], [5.0], [8.0]])
-    assert distances.frechet_distance(left, right) == pytest.approx(25 + 4)
+    assert of_sets.frechet_distance(left, right) == pytest.approx(25 + 4)
 
 
 def test_equal_images_have_no_distance_at_all():
@@ -43,9 +44,9 @@ def test_equal_images_have_no_distance_at_all():
     generator = np.random.default_rng(6)
     for _ in range(20):
         images = normalise(generator.normal(size=(30, 7)))
-        assert distances.frechet_distance(images, images) == 0.0
+        assert of_sets.frechet_distance(images, images) == 0.0
         copies = np.repeat(images, 3, axis=0)
-        assert not distances.diversity_of_prompts(copies, prompts(30, 3)).any()
+        assert not of_sets.diversity_of_prompts(copies, prompts(30, 3)).any()
 
 
 def test_frechet_of_few_images_is_too_large_and_falls_with_their_number():
@@ -54,7 +55,7 @@ def test_frechet_of_few_images_is_too_large_and_falls_with_their_number():
 
     def mean_of(number):
         pairs = [generator.normal(size=(2, number, 4)) for _ in range(200)]
-        return np.mean([distances.frechet_distance(*pair) for pair in pairs])
+        return np.mean([of_sets.frechet_distance(*pair) for pair in pairs])
 
     assert 3 < mean_of(20) / mean_of(80) < 6
 
@@ -62,7 +63,7 @@ def test_frechet_of_few_images_is_too_large_and_falls_with_their_number():
 def test_density_and_coverage_by_hand():
     """Balls of the nearest neighbour: 0 ± 1, 1 ± 1, 3 ± 2. The image 2 is in two, 9 in none."""
     reference, images = np.array([[0.0], [1.0], [3.0]]), np.array([[2.0], [9.0]])
-    found = distances.density_and_coverage(images, reference, neighbours=1)
+    found = of_sets.density_and_coverage(images, reference, neighbours=1)
     assert found == (pytest.approx(2 / (1 * 2)), pytest.approx(2 / 3))
 
 
@@ -72,7 +73,7 @@ def test_coverage_of_equal_distributions_is_the_papers():
     expected = 1 - math.prod((number - i) / (2 * number - i) for i in range(1, k + 1))
     generator = np.random.default_rng(2)
     found = [
-        distances.density_and_coverage(*generator.exponential(size=(2, number, 3)))
+        of_sets.density_and_coverage(*generator.exponential(size=(2, number, 3)))
         for _ in range(400)
     ]
     density, coverage = np.mean(found, axis=0)
@@ -99,9 +100,9 @@ def test_mmd_is_the_mean_over_pairs_of_different_prompts():
         - mean(right, of_right, left, of_left, p, q)
         for p, q in itertools.permutations(range(3), 2)
     ]
-    terms = distances.mmd_terms(left, of_left, right, of_right, 1.5)
+    terms = of_sets.mmd_terms(left, of_left, right, of_right, 1.5)
     assert np.diag(terms).tolist() == [0, 0, 0]
-    assert distances.mmd_squared(terms) == pytest.approx(np.mean(expected))
+    assert of_sets.mmd_squared(terms) == pytest.approx(np.mean(expected))
 
 
 @pytest.mark.parametrize("shift", [0.0, 1.0])
@@ -115,7 +116,7 @@ def test_mmd_of_few_images_has_no_bias(shift):
         shared, own, other = generator.normal(size=(3, 5, 1))
         # The images of a prompt have something in common in both sets, as those of one noise do.
         left, right = (shared + own) / math.sqrt(2), (shared + other) / math.sqrt(2) + shift
-        found.append(distances.mmd_squared(distances.mmd_terms(left, groups, right, groups, width)))
+        found.append(of_sets.mmd_squared(of_sets.mmd_terms(left, groups, right, groups, width)))
     error = np.std(found) / math.sqrt(len(found))
     assert np.mean(found) == pytest.approx(expected, abs=3 * error)
     assert error < 0.01
@@ -123,8 +124,8 @@ def test_mmd_of_few_images_has_no_bias(shift):
 
 def test_the_bandwidth_is_the_median_distance():
     """Of 0, 1 and 4: distances 1, 3 and 4."""
-    assert distances.median_bandwidth(np.array([[0.0], [1.0], [4.0]])) == pytest.approx(3.0)
-    assert distances.median_bandwidth(np.ones((3, 2))) == 1.0
+    assert of_sets.median_bandwidth(np.array([[0.0], [1.0], [4.0]])) == pytest.approx(3.0)
+    assert of_sets.median_bandwidth(np.ones((3, 2))) == 1.0
 
 
 def test_equal_images_have_no_distance_whatever_the_rounding():
@@ -133,9 +134,9 @@ def test_equal_images_have_no_distance_whatever_the_rounding():
     for _ in range(50):
         row = normalise(generator.normal(size=(1, 24)).astype(np.float32).astype(np.float64))
         same = np.repeat(row, 12, axis=0)
-        assert distances.median_bandwidth(same) == 1.0
+        assert of_sets.median_bandwidth(same) == 1.0
         same[::3] *= 1 + 2e-7
-        assert distances.median_bandwidth(same) == 1.0
+        assert of_sets.median_bandwidth(same) == 1.0
 
 
 def test_diversity_is_the_mean_over_pairs():
@@ -146,8 +147,8 @@ def test_diversity_is_the_mean_over_pairs():
         np.mean([1 - one @ two for one, two in itertools.combinations(features[rows], 2)])
         for rows in (slice(0, 3), slice(3, 7))
     ]
-    assert distances.diversity_of_prompts(features, groups) == pytest.approx(expected)
+    assert of_sets.diversity_of_prompts(features, groups) == pytest.approx(expected)
     same = np.repeat(features[:1], 3, axis=0)
-    assert distances.diversity_of_prompts(same, Groups.of(list("aaa"))) == pytest.approx([0.0])
+    assert of_sets.diversity_of_prompts(same, Groups.of(list("aaa"))) == pytest.approx([0.0])
     with pytest.raises(ValueError, match="a single image"):
-        distances.diversity_of_prompts(features, Groups.of(list("aaabbbc")))
+        of_sets.diversity_of_prompts(features, Groups.of(list("aaabbbc")))

@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from distillery.evaluation import image_sets, metrics
-from distillery.evaluation import score as evaluation
-from distillery.evaluation.metrics import Groups
+from distillery.measures import image_sets, intervals
+from distillery.measures import score as evaluation
+from distillery.measures.intervals import Groups
 
 NUM_FEATURES = 3
 KINDS = ("equal images", "all found", "none found", "one differs", "drawn")
@@ -41,22 +41,22 @@ def scores(kind, groups, of_reference):
     )  # fmt: skip
 
 
-def intervals(found, path=""):
+def in_tree(found, path=""):
     """Every interval in a tree, by its path."""
-    if isinstance(found, metrics.ConfidenceInterval):
+    if isinstance(found, intervals.ConfidenceInterval):
         yield path, found.low, found.high
     elif isinstance(found, dict) and found.keys() == {"mean", "low", "high"}:
         yield path, found["low"], found["high"]
     elif isinstance(found, dict):
         for name, value in found.items():
-            yield from intervals(value, f"{path}/{name}")
+            yield from in_tree(value, f"{path}/{name}")
 
 
 @pytest.mark.parametrize("num_prompts", [4, 8, 24])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_interval_has_a_width_or_there_is_none(kind, num_prompts):
     groups = Groups.of([str(number // 2) for number in range(2 * num_prompts)])
-    weights = metrics.draw_weights(num_prompts, 200)
+    weights = intervals.draw_weights(num_prompts, 200)
     own, reference = (scores(kind, groups, it) for it in (False, True))
     of_both = {name: features(kind, groups, name == "teacher") for name in ("teacher", "student")}
     left_out = image_sets.find_left_out(NUM_FEATURES, num_prompts, 2)
@@ -67,7 +67,7 @@ def test_every_interval_has_a_width_or_there_is_none(kind, num_prompts):
         "self": evaluation._paired(own, own, groups, weights),
         "sets": image_sets.summarise_sets(of_both, "teacher", groups, left_out, weights),
     }
-    every = [*intervals(found)]
+    every = [*in_tree(found)]
     assert {path.split("/")[1] for path, *_ in every} == {*found}
     flat = [path for path, low, high in every if low is not None and low == high]
     assert flat == []

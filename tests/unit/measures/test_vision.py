@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoImageProcessor, AutoModel, ViTMAEConfig
 
-from distillery.evaluation.vision import check_vision_model, embed_images, load_vision_model
+from distillery.measures.vision import check_vision_model, embed_images, load_vision_model
 from judging import CPU, PROMPTS, draw, make_dino, make_judge, make_resnet, make_siglip
 
 SETTING = "evaluation.vision_models.other"

@@ -4,7 +4,7 @@ A manifest's model is the name of its folder. The judge and other vision models 
 there is one.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -16,28 +16,21 @@ import torch
 from PIL import Image
 
 from distillery.config.jobs import EvaluationJob
-from distillery.evaluation import image_sets, metrics
-from distillery.evaluation.judge import Judge, Readings, embed_prompts, load_judge, read_prompts
-from distillery.evaluation.manifests import ModelSamples, check_pairs, read_samples
-from distillery.evaluation.metrics import ConfidenceInterval, FloatArray, Groups
-from distillery.evaluation.vision import VisionModel, embed_images, in_batches, load_vision_model
 from distillery.files import write_sealed
+from distillery.measures import image_sets, intervals
+from distillery.measures.intervals import ConfidenceInterval, FloatArray, Groups
+from distillery.measures.judge import Judge, Readings, embed_prompts, load_judge, read_prompts
+from distillery.measures.lists import MEANS, MEASURES
+from distillery.measures.manifests import ModelSamples, check_pairs, read_samples
+from distillery.measures.measure import OfPair
+from distillery.measures.of_judge import OF_JUDGE
+from distillery.measures.of_pairs import OF_PAIRS
+from distillery.measures.vision import VisionModel, embed_images, in_batches, load_vision_model
 from distillery.store.tables import write_table
 from distillery.telemetry import Reporter
 
 READ_AHEAD = 64
 """Images that are decoded at once, by threads, ahead of the judge."""
-PAIRED: Mapping[str, tuple[Callable[[ModelSamples, int], Any], Callable[[Any, Any], float]]] = {
-    "latents_mse": (ModelSamples.read_latents, metrics.latents_mse),
-    "psnr_db": (ModelSamples.read_pixels, metrics.psnr_db),
-    "high_frequency": (ModelSamples.read_pixels, metrics.high_frequency_ratio),
-}
-"""Metrics of an image against the reference model's at the same noise: what is read of each sample,
-and the measure of the two."""
-MEDIANS = ("high_frequency",)
-"""Columns of the scores whose median is taken: a ratio of one image can be very large."""
-SCORES = tuple(column for column in ("clip_score", *PAIRED) if column not in MEDIANS)
-"""Columns of the scores that are averaged."""
 Features = Mapping[str, FloatArray]
 """Of each model's images (b, d), in one vision model."""
 JUDGE = "judge"
@@ -58,8 +51,8 @@ def evaluate(
         job: the frozen configuration.
         manifests: samples/{model}/manifest.parquet of each model of the run.
         quality: means with intervals and paired comparisons, as JSON.
-        scores: one row per image and model: prompt_id, index, model, clip_score, rank, and the
-            columns of `PAIRED`, which are null for the reference itself.
+        scores: one row per image and model: prompt_id, index, model, and the columns of `OF_JUDGE`
+            and of `OF_PAIRS`; the latter are null for the reference itself.
         reporter: gets one work event for each model, in the judge and in each vision model.
         device: where the judge and the vision models run.
 
@@ -159,14 +152,12 @@ def score_model(
         readings: the prompts as the judge reads them; `prompts_pd`: embeddings of the distinct.
     """
     own_b = np.array([readings.row_of[prompt] for prompt in model.table["prompt"]], dtype=np.int64)
-    scores = model.table[["prompt_id", "index"]].assign(
-        model=model.model,
-        clip_score=metrics.cosine_similarity(images_bd, prompts_pd[own_b]),
-        rank=metrics.retrieval_ranks(images_bd, prompts_pd, own_b),
-    )
+    scores = model.table[["prompt_id", "index"]].assign(model=model.model)
+    for measure in OF_JUDGE:
+        scores[measure.in_scores] = measure.of(images_bd, prompts_pd, own_b)
     is_reference = model.model == reference.model
-    for column, (read, measure) in PAIRED.items():
-        scores[column] = np.nan if is_reference else _compare(model, reference, read, measure)
+    for pair in OF_PAIRS:
+        scores[pair.in_scores] = np.nan if is_reference else _compare(model, reference, pair)
     return scores
 
 
@@ -177,17 +168,13 @@ def _read_images(model: ModelSamples) -> Iterator[Image.Image]:
             yield from pool.map(model.read_image, rows)
 
 
-def _compare(
-    model: ModelSamples,
-    reference: ModelSamples,
-    read: Callable[[ModelSamples, int], Any],
-    measure: Callable[[Any, Any], float],
-) -> list[float]:
+def _compare(model: ModelSamples, reference: ModelSamples, measure: OfPair) -> list[float]:
     """A measure between each image of two models at the same row, hence of the same sample."""
+    read = measure.reads.read
 
     def compare_row(row: int) -> float:
         try:
-            return measure(read(model, row), read(reference, row))
+            return measure.of(read(model, row), read(reference, row))
         except ValueError as error:
             raise ValueError(f"{model.model!r} against {reference.model!r}: {error}") from error
 
@@ -215,7 +202,7 @@ def summarise(
     """
     reference = job.evaluation.reference
     groups = Groups.of([str(name) for name in scores[reference]["prompt_id"]])
-    weights_rp = metrics.draw_weights(groups.num_groups, job.evaluation.num_resamples)
+    weights_rp = intervals.draw_weights(groups.num_groups, job.evaluation.num_resamples)
     per_prompt = int(groups.sizes().min())
     left_out = {
         name: image_sets.find_left_out(of_models[reference].shape[1], groups.num_groups, per_prompt)
@@ -240,7 +227,7 @@ def summarise(
         "num_prompts": groups.num_groups,
         "num_distinct_prompts": num_distinct_prompts,
         "num_resamples": job.evaluation.num_resamples,
-        "confidence": metrics.CONFIDENCE,
+        "confidence": intervals.CONFIDENCE,
         "models": {
             name: {
                 "num_images": len(model.table),
@@ -268,55 +255,30 @@ def summarise(
 
 
 def _means(scores: pd.DataFrame, groups: Groups, weights_rp: FloatArray) -> dict[str, Any]:
-    """Each metric with its interval; None where it is not defined (the reference itself)."""
-    means = {
-        column: _mean(_values(scores, column), groups, weights_rp, metrics.ends_of(column))
-        for column in SCORES
-    }
-    medians = {column: _median(_values(scores, column), groups) for column in MEDIANS}
-    is_first_b = (_values(scores, "rank") == 1).astype(np.float64)
-    shares = {"retrieval_r1": _as_json(metrics.wilson_share(is_first_b, groups))}
-    return means | medians | shares
+    """Each measure with its interval; None where it is not defined (the reference itself)."""
+    found = {}
+    for measure in MEASURES:
+        values_b = measure.values(scores)
+        is_defined = not np.any(np.isnan(values_b))
+        summary = measure.summarise(values_b, groups, weights_rp) if is_defined else None
+        found[measure.name] = _as_json(summary)
+    return found
 
 
 def _paired(
     own: pd.DataFrame, other: pd.DataFrame, groups: Groups, weights_rp: FloatArray
 ) -> dict[str, Any]:
     """One model against another on the same samples: own minus other, own over other."""
-    ratio = metrics.bootstrap_ratio(
-        _values(own, "clip_score"), _values(other, "clip_score"), groups, weights_rp
-    )
-    differences = {
-        f"{column}_difference": _mean(
-            _values(own, column) - _values(other, column),
-            groups,
-            weights_rp,
-            metrics.difference_ends(metrics.ends_of(column)),
-        )
-        for column in SCORES
-    }
-    return {"clip_score_ratio": _as_json(ratio)} | differences
-
-
-def _mean(
-    values_b: FloatArray, groups: Groups, weights_rp: FloatArray, ends: metrics.Ends
-) -> dict[str, float | None] | None:
-    """Mean with interval as JSON; None if an image has no value."""
-    if np.any(np.isnan(values_b)):
-        return None
-    return _as_json(metrics.bootstrap_mean(values_b, groups, weights_rp, ends))
-
-
-def _median(values_b: FloatArray, groups: Groups) -> dict[str, float | None] | None:
-    """Median with interval as JSON, under the key of a mean; None if an image has no value."""
-    if np.any(np.isnan(values_b)):
-        return None
-    return _as_json(metrics.median_interval(values_b, groups))
-
-
-def _values(scores: pd.DataFrame, column: str) -> FloatArray:
-    """A column of the scores, shape (b,)."""
-    return scores[column].to_numpy(dtype=np.float64)
+    found: dict[str, Any] = {}
+    for measure in MEANS:
+        own_b, other_b = measure.values(own), measure.values(other)
+        if measure.ratio:
+            ratio = intervals.bootstrap_ratio(own_b, other_b, groups, weights_rp)
+            found[f"{measure.name}_ratio"] = _as_json(ratio)
+        is_defined = not np.any(np.isnan(own_b - other_b))
+        difference = measure.difference(other_b, own_b, groups, weights_rp) if is_defined else None
+        found[f"{measure.name}_difference"] = _as_json(difference)
+    return found
 
 
 def _as_json(interval: ConfidenceInterval | None) -> dict[str, float | None] | None:

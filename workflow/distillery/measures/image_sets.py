@@ -1,6 +1,6 @@
 """How near is a model's set of images to the reference's, at other noises? Measures and intervals.
 
-Paired measures (`metrics`) compare images of the same noise. A student may draw another, equally
+Measures of pairs (`of_pairs`) compare images of the same noise. A student may draw another, equally
 good image from it, and loses nothing if it does; so these measures compare sets.
 """
 
@@ -12,8 +12,18 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from distillery.evaluation import distances, metrics
-from distillery.evaluation.metrics import ConfidenceInterval, FloatArray, Groups
+from distillery.measures import intervals
+from distillery.measures.intervals import ConfidenceInterval, FloatArray, Groups
+from distillery.measures.measure import Need
+from distillery.measures.of_judge import normalise
+from distillery.measures.of_sets import (
+    ACROSS_HALVES,
+    OF_SETS,
+    diversity_of_prompts,
+    median_bandwidth,
+    mmd_squared,
+    mmd_terms,
+)
 
 BoolArray = npt.NDArray[np.bool_]
 Vector = tuple[float, ...]
@@ -24,40 +34,9 @@ NUM_BLOCKS = 20
 MAX_IMAGES = 4096
 """Of each model, in whole prompts, for all but diversity. Time and memory grow as the square: with
 four models and 1,024 features 3 minutes of one thread, 1.06 GiB."""
-ENDS = {
-    "frechet": (0.0, math.inf),
-    "mmd": (-math.inf, math.inf),
-    "density": (0.0, math.inf),
-    "coverage": (0.0, 1.0),
-}
-"""The least and the largest value of each distance; without bias an MMD can be negative."""
-DIVERSITY_ENDS = (0.0, 2.0)
-"""Of a mean of 1 - cosine."""
-
-
-@dataclass(frozen=True)
-class Need:
-    """The least that a measure takes: images in all, images of each prompt, and prompts."""
-
-    images: int
-    per_prompt: int = 2
-    prompts: int = 1
-
-
-def needs(num_features: int) -> dict[str, Need]:
-    """What each measure takes in a vision model of so many features."""
-    # More images in each half than features: the covariance has full rank. Without a block of
-    # prompts it may just lack it, which is in the interval and not in the number.
-    of_rank = Need(2 * (num_features + 1))
-    # Twice as many in each half as a ball takes, also where a block is left out.
-    of_balls = Need(4 * (distances.NEIGHBOURS + 1))
-    return {
-        "frechet": of_rank,
-        "mmd": Need(2, per_prompt=1, prompts=2),
-        "density": of_balls,
-        "coverage": of_balls,
-        "diversity": Need(2),
-    }
+OF_SET = {measure.name: measure for measure in OF_SETS}
+DIVERSITY = "diversity"
+"""Of all images, by prompt; every other measure is of `MAX_IMAGES`, and compares."""
 
 
 def count_prompts(num_prompts: int, per_prompt: int) -> int:
@@ -74,28 +53,19 @@ def find_left_out(num_features: int, num_prompts: int, per_prompt: int) -> dict[
     """
     num_prompts = count_prompts(num_prompts, per_prompt)
     num_images = num_prompts * per_prompt
+    needs = {measure.name: measure.needs(num_features) for measure in OF_SETS}
     return {
         measure: need
-        for measure, need in needs(num_features).items()
+        for measure, need in needs.items()
         if num_images < need.images or per_prompt < need.per_prompt or num_prompts < need.prompts
     }
-
-
-MEASURES = {
-    "frechet": "Fréchet distance",
-    "mmd": "MMD",
-    "density": "density",
-    "coverage": "coverage",
-    "diversity": "diversity",
-}
-"""The keys of `needs`, in words."""
 
 
 def describe_left_out(left_out: Mapping[str, Need]) -> str:
     """Which measures lack images, and how many they take; empty if none does."""
     by_need: dict[Need, list[str]] = {}
     for measure, need in left_out.items():
-        by_need.setdefault(need, []).append(MEASURES[measure])
+        by_need.setdefault(need, []).append(OF_SET[measure].words)
     return "; ".join(
         f"{', '.join(measures)}: at least {need.images} images of each model, {need.per_prompt} of "
         f"each prompt{f', of {need.prompts} prompts' if need.prompts > 1 else ''}"
@@ -142,7 +112,7 @@ class Estimate:
         return ConfidenceInterval.of(self.value / other.value, low, high)
 
     def interval(
-        self, num_resamples: int, ends: metrics.Ends = metrics.NO_ENDS
+        self, num_resamples: int, ends: intervals.Ends = intervals.NO_ENDS
     ) -> ConfidenceInterval:
         """The number with a 95 % interval: bootstrap-t over the jackknife's pseudo-values.
 
@@ -158,8 +128,8 @@ class Estimate:
             return ConfidenceInterval.of(self.value, None, None)
         values_k = self.value + (k - 1) * (self.without_k.mean() - self.without_k)
         blocks = Groups(np.arange(k), k)
-        weights_rk = metrics.draw_weights(k, num_resamples)
-        return metrics.bootstrap_mean(values_k, blocks, weights_rk, ends)
+        weights_rk = intervals.draw_weights(k, num_resamples)
+        return intervals.bootstrap_mean(values_k, blocks, weights_rk, ends)
 
 
 def measure_sets(
@@ -175,7 +145,7 @@ def measure_sets(
         own_bd, reference_bd: features of the same samples, rows of length one, sorted by prompt.
         groups: the prompts of the rows.
         width: of MMD's kernel.
-        left_out: measures of `needs` that the images do not suffice for.
+        left_out: measures of `OF_SETS` that the images do not suffice for.
     """
     found = {}
     if "mmd" not in left_out:
@@ -207,17 +177,10 @@ def _measure_halves(
 ) -> dict[str, Estimate]:
     """The measures that need sets without a common noise."""
     found: dict[str, Estimate] = {}
-    if "frechet" not in left_out:
-        found |= _across_halves(("frechet",), _frechet, own_bd, reference_bd, groups)
-    if "density" not in left_out:
-        names = ("density", "coverage")
-        measure = distances.density_and_coverage
-        found |= _across_halves(names, measure, own_bd, reference_bd, groups)
+    for names, measure in ACROSS_HALVES.items():
+        if not set(names) & set(left_out):
+            found |= _across_halves(names, measure, own_bd, reference_bd, groups)
     return found
-
-
-def _frechet(own_nd: FloatArray, reference_md: FloatArray) -> Vector:
-    return (distances.frechet_distance(own_nd, reference_md),)
 
 
 def _across_halves(
@@ -246,10 +209,10 @@ def _measure_mmd(
 
     It compares different prompts only, so that all images serve at once, in both sets.
     """
-    terms_pp = distances.mmd_terms(*own, *other, width)
+    terms_pp = mmd_terms(*own, *other, width)
 
     def measure(keep_p: BoolArray) -> Vector:
-        return (distances.mmd_squared(terms_pp[np.ix_(keep_p, keep_p)]),)
+        return (mmd_squared(terms_pp[np.ix_(keep_p, keep_p)]),)
 
     return _jackknife(measure, len(terms_pp))[0]
 
@@ -264,7 +227,7 @@ def _jackknife(measure: Callable[[BoolArray], Vector], num_prompts: int) -> list
     block_p = np.arange(num_prompts) % NUM_BLOCKS
     values = measure(np.ones(num_prompts, dtype=bool))
     # Fewer give no interval, and of two prompts one cannot be left out.
-    blocks = range(block_p.max() + 1) if num_prompts >= metrics.MIN_RESAMPLED else ()
+    blocks = range(block_p.max() + 1) if num_prompts >= intervals.MIN_RESAMPLED else ()
     without = [measure(block_p != block) for block in blocks]
     return [
         Estimate(value, np.array([numbers[number] for numbers in without]))
@@ -286,18 +249,18 @@ def summarise_sets(
         reference: the model that the others are compared with.
         groups: the prompts of the rows, which are sorted by prompt.
         left_out: see `measure_sets`.
-        weights_rp: resampled prompts, see `metrics.draw_weights`.
+        weights_rp: resampled prompts, see `intervals.draw_weights`.
 
     Returns:
-        Of each model: frechet, mmd, density, coverage (of the reference itself: their floor),
-        diversity, and over the reference's: frechet_ratio, diversity_ratio.
+        Of each model: each of `OF_SETS` (of the reference itself: the floor, but of diversity),
+        and its ratio to the reference's where it has one.
     """
-    units = {name: metrics.normalise(rows) for name, rows in features.items()}
+    units = {name: normalise(rows) for name, rows in features.items()}
     num_kept = count_prompts(groups.num_groups, int(groups.sizes().max()))
     is_kept_b = groups.of_image_b < num_kept
     sets = Groups(groups.of_image_b[is_kept_b], num_kept)
     cut = {name: rows[is_kept_b] for name, rows in units.items()}
-    width = 1.0 if "mmd" in left_out else distances.median_bandwidth(cut[reference])
+    width = 1.0 if "mmd" in left_out else median_bandwidth(cut[reference])
     floor = measure_floor(cut[reference], sets, width, left_out)
     estimates = {
         name: floor
@@ -308,9 +271,7 @@ def summarise_sets(
     prompts = Groups(np.arange(groups.num_groups), groups.num_groups)
     diversity = {}
     if "diversity" not in left_out:
-        diversity = {
-            name: distances.diversity_of_prompts(rows, groups) for name, rows in units.items()
-        }
+        diversity = {name: diversity_of_prompts(rows, groups) for name, rows in units.items()}
     return {
         name: _intervals(found, floor, num_kept, len(weights_rp))
         | _diversity(diversity.get(name), diversity.get(reference), prompts, weights_rp)
@@ -324,17 +285,20 @@ def _intervals(
     num_prompts: int,
     num_resamples: int,
 ) -> Intervals:
-    """Of a model's distances, and of the Fréchet distance as a multiple of its floor."""
-    intervals: Intervals = {
-        name: found[name].interval(num_resamples, ends) if name in found else None
-        for name, ends in ENDS.items()
-    }
-    if "coverage" in found:
-        intervals["coverage"] = _of_share(found["coverage"], num_prompts, intervals["coverage"])
-    intervals["frechet_ratio"] = None
-    if "frechet" in found and found is not floor:
-        intervals["frechet_ratio"] = found["frechet"].ratio_to(floor["frechet"], num_resamples)
-    return intervals
+    """Of a model's distances, and of some as a multiple of their floor."""
+    cells: Intervals = {}
+    for name, measure in OF_SET.items():
+        if name == DIVERSITY:
+            continue
+        own = found.get(name)
+        interval = own.interval(num_resamples, measure.ends) if own else None
+        if own and measure.is_share:
+            interval = _of_share(own, num_prompts, interval)
+        cells[name] = interval
+        if measure.ratio:
+            above = own if found is not floor else None
+            cells[f"{name}_ratio"] = above.ratio_to(floor[name], num_resamples) if above else None
+    return cells
 
 
 def _of_share(
@@ -344,7 +308,7 @@ def _of_share(
     is_level = len(estimate.without_k) > 0 and bool(np.all(estimate.without_k == estimate.value))
     if not is_level:
         return found
-    return ConfidenceInterval.of(estimate.value, *metrics.wilson(estimate.value, num_prompts))
+    return ConfidenceInterval.of(estimate.value, *intervals.wilson(estimate.value, num_prompts))
 
 
 def _diversity(
@@ -358,8 +322,8 @@ def _diversity(
         return {"diversity": None, "diversity_ratio": None}
     is_reference = own_p is reference_p
     return {
-        "diversity": metrics.bootstrap_mean(own_p, prompts, weights_rp, DIVERSITY_ENDS),
+        "diversity": intervals.bootstrap_mean(own_p, prompts, weights_rp, OF_SET[DIVERSITY].ends),
         "diversity_ratio": None
         if is_reference
-        else metrics.bootstrap_ratio(own_p, reference_p, prompts, weights_rp),
+        else intervals.bootstrap_ratio(own_p, reference_p, prompts, weights_rp),
     }

@@ -1,0 +1,1 @@
+"""How an image, and a set of images, is scored: each measure once, its function and what it is."""

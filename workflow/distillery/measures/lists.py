@@ -1,0 +1,12 @@
+"""All measures of an image, in the order of the report's columns; those of sets are `OF_SETS`."""
+
+from collections.abc import Mapping
+
+from distillery.measures.measure import Measure
+from distillery.measures.of_judge import OF_JUDGE
+from distillery.measures.of_pairs import OF_PAIRS
+
+MEASURES: tuple[Measure, ...] = (*OF_JUDGE, *OF_PAIRS)
+BY_NAME: Mapping[str, Measure] = {measure.name: measure for measure in MEASURES}
+MEANS = tuple(measure for measure in MEASURES if measure.summary == "mean")
+"""Those with a difference between two models."""

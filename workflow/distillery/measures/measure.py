@@ -1,0 +1,215 @@
+"""What is said of a measure, once, beside its function in `of_judge`, `of_pairs` or `of_sets`.
+
+Scores, tables, charts, gallery, comparison, verdict and card fold over the lists there.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from distillery.measures.intervals import (
+    NO_ENDS,
+    ConfidenceInterval,
+    Ends,
+    FloatArray,
+    Groups,
+    IntArray,
+    bootstrap_mean,
+    difference_ends,
+    median_difference,
+    median_interval,
+    share_difference,
+    wilson_share,
+)
+from distillery.measures.manifests import ModelSamples
+
+Direction = Literal[-1, 0, 1]
+"""+1: more is better. -1: less is. 0: neither, and nothing is marked as the best."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a value is written: its digits, its unit, and what it is multiplied by."""
+
+    digits: int
+    unit: str = ""
+    times: float = 1.0
+
+    def __call__(self, value: float) -> str:
+        """A value as text."""
+        return f"{self.times * value:.{self.digits}f}{self.unit}"
+
+    def signed(self, value: float) -> str:
+        """A difference of two values as text."""
+        return f"{self.times * value:+.{self.digits}f}{self.unit}"
+
+
+PERCENT = Form(1, "\N{NO-BREAK SPACE}%", 100.0)
+"""0.989 is 98.9 %, on one line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """A column of a table: its head, how it is written, and which way is better."""
+
+    title: str
+    hint: str
+    form: Callable[[float], str]
+    direction: Direction = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure(Column):
+    """A number of each image.
+
+    Attributes:
+        name: its key in quality.json; that of a ratio to the reference's ends in `_ratio`.
+        full: its title where two runs are compared.
+        form: of a value and of a difference.
+        ends: the least and the largest value; no interval goes beyond.
+        column: of the scores; `value` makes the number from it.
+        summary: of all images of a model. Only a mean has a difference to another model's.
+        ratio: of its mean to the reference's, where that says something.
+        question: what a student must be to pass; it gets the `reference` and the `other`. None:
+            the difference is shown, and nothing is asked of it.
+        sorts: its name where a gallery sorts by it; empty where it does not.
+        is_in_card: whether the model card lists it as a result.
+        is_charted: whether it is drawn against the network calls.
+        is_over_steps: whether it is drawn as curves of the teacher's numbers of steps.
+    """
+
+    name: str
+    full: str
+    form: Form
+    ends: Ends = NO_ENDS
+    column: str = ""
+    value: Callable[[FloatArray], FloatArray] = np.asarray
+    summary: Literal["mean", "median", "share"] = "mean"
+    ratio: Column | None = None
+    question: str | None = None
+    sorts: str = ""
+    is_in_card: bool = False
+    is_charted: bool = False
+    is_over_steps: bool = False
+
+    @property
+    def in_scores(self) -> str:
+        """Its column in scores.parquet."""
+        return self.column or self.name
+
+    def values(self, scores: pd.DataFrame) -> FloatArray:
+        """The numbers of some rows of the scores, shape (b,); NaN where there is none."""
+        return self.value(scores[self.in_scores].to_numpy(dtype=np.float64))
+
+    def summarise(
+        self, values_b: FloatArray, groups: Groups, weights_rp: FloatArray
+    ) -> ConfidenceInterval:
+        """The number of a model, with its interval over prompts; see `intervals.draw_weights`."""
+        match self.summary:
+            case "share":
+                return wilson_share(values_b, groups)
+            case "median":
+                return median_interval(values_b, groups)
+        return bootstrap_mean(values_b, groups, weights_rp, self.ends)
+
+    def difference(
+        self, before_b: FloatArray, after_b: FloatArray, groups: Groups, weights_rp: FloatArray
+    ) -> ConfidenceInterval:
+        """Of two models' numbers of the same samples: after less before."""
+        match self.summary:
+            case "share":
+                return share_difference(after_b - before_b, groups)
+            case "median":
+                return median_difference(before_b, after_b, groups, weights_rp)
+        ends = difference_ends(self.ends)
+        return bootstrap_mean(after_b - before_b, groups, weights_rp, ends)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfJudge(Measure):
+    """A number that the judge's embeddings give.
+
+    Attributes:
+        of: takes embeddings of b images (b, d), of the distinct prompts (p, d), and each image's
+            own row of them (b,); gives the column of the scores (b,).
+    """
+
+    of: Callable[[FloatArray, FloatArray, IntArray], npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What is read of a sample, and the column of the manifest with its hash."""
+
+    read: Callable[[ModelSamples, int], Any]
+    sha256: str
+
+
+PIXELS = Reading(ModelSamples.read_pixels, "sha256")
+LATENTS = Reading(ModelSamples.read_latents, "latents_sha256")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfPair(Measure):
+    """A number of an image against the reference model's at the same noise.
+
+    Attributes:
+        reads: of each of the two.
+        of: takes what was read, of the image and of the reference's.
+    """
+
+    reads: Reading
+    of: Callable[[Any, Any], float]
+
+
+@dataclass(frozen=True)
+class Need:
+    """The least that a measure takes: images in all, images of each prompt, and prompts."""
+
+    images: int
+    per_prompt: int = 2
+    prompts: int = 1
+
+
+@dataclass(frozen=True)
+class Watch:
+    """That a ratio has a line of its own in all summaries, flagged where it is bad.
+
+    Attributes:
+        name: in the line; it gets `whose`, the reference as an owner.
+        bad: +1 where above 1 is bad, -1 where below is.
+        meaning: of a flag.
+    """
+
+    name: str
+    bad: Direction
+    meaning: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfSet(Column):
+    """A number of a model's images together, in one vision model.
+
+    Attributes:
+        name: its key in quality.json; that of its ratio ends in `_ratio`.
+        words: its name where it is left out.
+        ends: the least and the largest value.
+        needs: the least that it takes, by the number of the vision model's features.
+        is_share: of prompts' images; its interval has a width at 0 and at 1 too.
+        ratio: to the reference's own.
+        watch: of the ratio.
+        is_over_steps: see `Measure`.
+    """
+
+    name: str
+    words: str
+    ends: Ends
+    needs: Callable[[int], Need]
+    is_share: bool = False
+    ratio: Column | None = None
+    watch: Watch | None = None
+    is_over_steps: bool = False

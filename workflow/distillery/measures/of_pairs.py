@@ -1,0 +1,99 @@
+"""Measures of an image against the reference model's image of the same prompt and noise."""
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from distillery.measures.measure import LATENTS, PIXELS, Form, OfPair
+
+PEAK = 255.0
+"""Largest value of a pixel."""
+IDENTICAL_PSNR_DB = 100.0
+"""Ceiling of a PSNR: two equal images have an infinite one, which no mean survives."""
+ROUNDING_ENERGY = 20 / 12
+"""Of a Laplacian (its weights have squares of 20 in all), from rounding pixels to whole numbers."""
+
+
+def psnr_db(image: npt.NDArray[np.uint8], reference: npt.NDArray[np.uint8]) -> float:
+    """Peak signal-to-noise ratio in decibels, 10 log10(255² / MSE), over all pixels and channels.
+
+    Equal images get `IDENTICAL_PSNR_DB`, which is also the ceiling.
+    """
+    if image.shape != reference.shape:
+        raise ValueError(f"images of {image.shape} and {reference.shape} cannot be compared")
+    error = np.mean((image.astype(np.float64) - reference.astype(np.float64)) ** 2)
+    if error == 0:
+        return IDENTICAL_PSNR_DB
+    return min(float(10 * np.log10(PEAK**2 / error)), IDENTICAL_PSNR_DB)
+
+
+def latents_mse(latents: npt.NDArray[np.float32], reference: npt.NDArray[np.float32]) -> float:
+    """Mean over all elements of the squared difference of two final latents (c, f, h, w)."""
+    if latents.shape != reference.shape:
+        raise ValueError(f"latents of {latents.shape} and {reference.shape} cannot be compared")
+    return float(np.mean((latents.astype(np.float64) - reference.astype(np.float64)) ** 2))
+
+
+def high_frequency_ratio(image: npt.NDArray[np.uint8], reference: npt.NDArray[np.uint8]) -> float:
+    """Energy of the Laplacian of an image over the reference's, above 0; each (h, w, 3).
+
+    Below 1 the image is blurred, above 1 it has artefacts or more detail. `ROUNDING_ENERGY` is
+    added to both, so that flat images, which have none, have a ratio.
+    """
+    if image.shape != reference.shape:
+        raise ValueError(f"images of {image.shape} and {reference.shape} cannot be compared")
+    energy = laplacian_energy(image) + ROUNDING_ENERGY
+    return energy / (laplacian_energy(reference) + ROUNDING_ENERGY)
+
+
+def laplacian_energy(image: npt.NDArray[np.uint8]) -> float:
+    """Mean square of the discrete Laplacian (four neighbours less four times the pixel) inside.
+
+    The smallest spacing of pixels counts most: it grows as the fourth power of the frequency.
+    """
+    pixels = image.astype(np.float64)
+    down, across = np.diff(pixels, 2, axis=0), np.diff(pixels, 2, axis=1)
+    return float(np.mean((down[:, 1:-1] + across[1:-1]) ** 2))
+
+
+OF_PAIRS = (
+    # A mean of squares depends on the few prompts whose image changes as a whole: its interval
+    # says little of all others, so nothing is asked of it. Decibels are a mean of logarithms.
+    OfPair(
+        name="latents_mse",
+        title="Latents MSE",
+        hint="to the reference",
+        full="latents' mean square error to its reference",
+        form=Form(4),
+        direction=-1,
+        ends=(0.0, math.inf),
+        reads=LATENTS,
+        of=latents_mse,
+        is_charted=True,
+    ),
+    OfPair(
+        name="psnr_db",
+        title="PSNR",
+        hint="to the reference",
+        full="PSNR to its reference, dB",
+        form=Form(2, " dB"),
+        direction=+1,
+        ends=(0.0, IDENTICAL_PSNR_DB),
+        reads=PIXELS,
+        of=psnr_db,
+        question="Closer to {reference} than {other} is, in pixels",
+        sorts="PSNR",
+    ),
+    # The ratio of one image can be very large: the median.
+    OfPair(
+        name="high_frequency",
+        title="High frequencies",
+        hint="÷ the reference's; below 1 blur",
+        full="high frequencies ÷ its reference's, median",
+        form=Form(3),
+        reads=PIXELS,
+        of=high_frequency_ratio,
+        summary="median",
+    ),
+)
