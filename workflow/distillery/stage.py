@@ -143,10 +143,22 @@ def in_shards(keys: Iterable[Key], num_shards: int) -> list[Key]:
     return [{**key, "shard": part} for key in keys for part in parts]
 
 
+def balanced_range(num_items: int, part: int, num_parts: int) -> range:
+    """The items of one part when `num_items` are dealt in order, sizes differing by at most one.
+
+    Five items on four parts are 2, 1, 1, 1; a part may be empty.
+    """
+    if not 0 <= part < num_parts:
+        raise ValueError(f"part is {part}: it must be from 0 to {num_parts - 1}")
+    size, extra = divmod(num_items, num_parts)
+    start = part * size + min(part, extra)
+    return range(start, start + size + (part < extra))
+
+
 def share(items: int, key: Key) -> int:
-    """Of items that shards divide evenly, those of one."""
+    """How many items the shard of a key has."""
     part, whole = map(int, key["shard"].split("-of-"))
-    return (part + 1) * items // whole - part * items // whole
+    return len(balanced_range(items, part, whole))
 
 
 def named(*names: str) -> Callable[[RunConfig, RunFolder, Key], list[str]]:

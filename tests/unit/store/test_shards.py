@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from distillery.files import hash_json, read_sealed, write_sealed
+from distillery.stage import balanced_range
 from distillery.store.chunks import (
     ChunkIdentity,
     DamagedChunkError,
@@ -14,7 +15,7 @@ from distillery.store.chunks import (
     chunk_path,
     write_chunk,
 )
-from distillery.store.shards import Manifest, balanced_range, describe_chunk, merge_shards
+from distillery.store.shards import Manifest, describe_chunk, merge_shards
 
 RECIPE = {"kind": "test", "steps": 4}
 

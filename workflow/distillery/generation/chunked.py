@@ -9,6 +9,7 @@ import torch
 
 from distillery.config.section import Dtype
 from distillery.files import hash_json
+from distillery.stage import balanced_range
 from distillery.store.chunks import (
     ChunkIdentity,
     chunk_folder,
@@ -16,7 +17,7 @@ from distillery.store.chunks import (
     is_intact,
     write_chunk,
 )
-from distillery.store.shards import ChunkRecord, Manifest, balanced_range, describe_chunk
+from distillery.store.shards import ChunkRecord, Manifest, describe_chunk
 from distillery.telemetry import Reporter
 
 MAX_NAMED = 5

@@ -17,9 +17,9 @@ from distillery.generation.sample_maker import SampleMaker
 from distillery.noise import noise_seed
 from distillery.prompts import REQUIRED, RESERVED, RESERVED_FOR_PAIRS
 from distillery.run_folder import RunFolder
+from distillery.stage import balanced_range
 from distillery.store.belonging import check_student_of
 from distillery.store.chunks import DamagedChunkError
-from distillery.store.shards import balanced_range
 from distillery.store.tables import read_table, write_table
 from distillery.telemetry import Reporter, peak_memory_bytes
 

@@ -26,18 +26,6 @@ from distillery.store.chunks import (
 _CHUNK_FILE = re.compile(r'"([^"]*\.safetensors)"')
 
 
-def balanced_range(num_items: int, part: int, num_parts: int) -> range:
-    """The items of one part when `num_items` are dealt in order, sizes differing by at most one.
-
-    Five items on four parts are 2, 1, 1, 1; a part may be empty.
-    """
-    if not 0 <= part < num_parts:
-        raise ValueError(f"part is {part}: it must be from 0 to {num_parts - 1}")
-    size, extra = divmod(num_items, num_parts)
-    start = part * size + min(part, extra)
-    return range(start, start + size + (part < extra))
-
-
 @dataclass(frozen=True)
 class ChunkRecord:
     """One chunk as a manifest lists it."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from distillery.families.protocol import Conditioning
-from distillery.store.shards import balanced_range
+from distillery.stage import balanced_range
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from distillery.config.training import Training, check_batch_size
 from distillery.noise import seed_of
-from distillery.store.shards import balanced_range
+from distillery.stage import balanced_range
 from distillery.training.batch import Batch
 from distillery.training.data import TargetSource
 from distillery.training.distributed import RankInfo

@@ -22,9 +22,9 @@ from distillery.families.protocol import Denoiser, Pipeline
 from distillery.generation.generator import Calls
 from distillery.images import Pixels, as_bytes, is_preview, moment_folder, write_png, write_sheets
 from distillery.noise import SampleId
+from distillery.stage import balanced_range
 from distillery.store.embeddings import EmbeddingStore
 from distillery.store.recipes import TargetsRecipe
-from distillery.store.shards import balanced_range
 from distillery.store.tables import read_table
 from distillery.student.schedule import student_scheduler
 from distillery.teacher.decoding import guard_decoding
