@@ -79,6 +79,7 @@ if isinstance(CONFIG, Config):
 
 
 rule all:
+    """Everything that this run makes."""
     default_target: True
     input:
         list(map(str, everything(STAGES, CONFIG, RUN))),

@@ -1,7 +1,7 @@
 from distillery.planning.compared import compared_files, two_runs
 
-# Two runs side by side, asked for by their names; whatever this configuration's run is. It reads
-# what is there and makes nothing of it, so none of it is an input: see `compared_files`.
+# Of whatever runs, not of this configuration's. It reads what is there and makes nothing of it, so
+# none of it is an input: see `compared_files`.
 
 
 localrules:
@@ -9,6 +9,7 @@ localrules:
 
 
 rule compare:
+    """Two runs side by side, asked for by their names."""
     output:
         page="results/compare/{pair}/index.html",
         metrics="results/compare/{pair}/metrics.parquet",

@@ -1,4 +1,4 @@
-# The tables that make a data set of the images. They hold times, so nothing is made from them.
+# Its tables hold times, so nothing is made from them.
 
 
 localrules:
@@ -6,6 +6,7 @@ localrules:
 
 
 rule dataset:
+    """The tables that make a data set of the images."""
     input:
         config=RUN.config("dataset"),
         manifests=expand(RUN.samples("{model}"), model=MODELS),

@@ -89,6 +89,7 @@ PLANNING = lambda wildcards, output: asked_to_plan(CONFIG, RUN, PLANNED, output[
 
 
 rule freeze:
+    """What a stage depends on, as a file that changes when that does."""
     input:
         # Of the jobs that all others come from, so that one stage by its file asks too.
         lambda wildcards: DATED(),
@@ -110,6 +111,7 @@ rule freeze:
 
 
 rule plan:
+    """What the run will do and cost, and whether it can work: plan.json and plan.html."""
     input:
         sources=PLANNED,
         checked=PROMPT_FILES,

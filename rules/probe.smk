@@ -4,6 +4,7 @@ from distillery.snakemake_private import cores_of
 
 
 rule probe:
+    """Measures the run's speeds in a small copy of it, so that the plan tells times."""
     input:
         config=RUN.config("run"),
         sources=PLANNED,

@@ -1,12 +1,10 @@
-# Prompt files to checked tables, and tables to text embeddings.
-
-
 # Of one split, or of both in a run of an earlier release: that one is rewritten for the other split
 # too, which must not run this one's jobs.
 PROMPTS_STAGE = lambda wildcards: prompts_stage(CONFIG, RUN, wildcards.split)
 
 
 rule prompts:
+    """A prompt file as a checked table."""
     input:
         config=lambda wildcards: (
             ancient if PROMPTS_STAGE(wildcards) == "prompts" else str
@@ -31,6 +29,7 @@ rule prompts:
 
 
 rule embeddings:
+    """What the text encoders make of a split's prompts."""
     input:
         config=RUN.config("embeddings"),
         prompts=RUN.prompts("{split}"),

@@ -1,7 +1,5 @@
-# Scores, and the report that shows them.
-
-
 rule evaluation:
+    """Scores of all images, and the models compared on the same prompts and noise."""
     input:
         config=RUN.config("evaluation"),
         manifests=expand(RUN.samples("{model}"), model=MODELS),
@@ -40,6 +38,7 @@ rule evaluation:
 
 
 rule report:
+    """The report of the run, and its numbers."""
     input:
         config=RUN.config("run"),
         quality=RUN.quality,

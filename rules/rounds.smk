@@ -12,6 +12,7 @@ localrules:
 
 
 rule round_states:
+    """A shard of the states that the student of the round before visits."""
     input:
         config=RUN.config("rounds"),
         prompts=RUN.prompts("train"),
@@ -50,6 +51,7 @@ rule round_states:
 
 
 rule round_targets:
+    """A shard of where the teacher goes on from those states."""
     input:
         config=RUN.config("rounds"),
         prompts=RUN.prompts("train"),
@@ -86,6 +88,7 @@ rule round_targets:
 
 
 rule merge_round:
+    """The manifest of a round's answers."""
     input:
         shards=expand(
             RUN.visited_shard("{{round}}", TARGETS_SHARD),

@@ -4,6 +4,7 @@ SAMPLES_SHARD = f"{{shard}}-of-{CONFIG.samples.num_shards}"
 
 
 rule samples:
+    """A shard of a model's images of the held-out prompts."""
     input:
         config=RUN.config("samples-{model}"),
         prompts=RUN.prompts("eval"),
@@ -44,6 +45,7 @@ rule samples:
 
 
 rule merge_samples:
+    """The table of all images of a model."""
     input:
         shards=expand(
             RUN.samples_shard("{model}", SAMPLES_SHARD),
@@ -70,8 +72,8 @@ rule merge_samples:
         """
 
 
-# Links to the images, which it does not read.
 rule gallery:
+    """Pages of all images, which they link to and do not read."""
     input:
         manifests=expand(RUN.samples("{model}"), model=MODELS),
         scores=RUN.scores if isinstance(CONFIG, Config) else [],

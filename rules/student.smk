@@ -9,6 +9,7 @@ PREVIEW_INPUTS = [
 
 
 rule student:
+    """The student before its training, built from the teacher's weights."""
     input:
         config=RUN.config("student"),
         shape=CONFIG.student.config or [],
@@ -28,6 +29,7 @@ rule student:
 
 
 rule training:
+    """The student after its training; it resumes at its last checkpoint."""
     input:
         config=RUN.config("training"),
         student=RUN.student("initial"),
@@ -98,8 +100,9 @@ rule training:
         """
 
 
-# Images of any kept checkpoint, by their file; the checkpoints are not declared.
+# The checkpoints are not declared.
 rule previews:
+    """Images of a kept checkpoint, asked for by their file."""
     input:
         training=RUN.config("training"),
         student=RUN.student("initial"),
@@ -146,6 +149,7 @@ rule previews:
 
 
 rule export:
+    """A student as a Diffusers pipeline with a card."""
     input:
         config=RUN.config("export"),
         student=lambda wildcards: RUN.student(EXPORTED[wildcards.exported]),

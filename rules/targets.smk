@@ -14,6 +14,7 @@ localrules:
 
 
 rule targets:
+    """A shard of the teacher's trajectories."""
     input:
         config=RUN.config("targets"),
         prompts=RUN.prompts("train"),
@@ -48,6 +49,7 @@ rule targets:
 
 
 rule merge_targets:
+    """The manifest of all trajectories."""
     input:
         shards=expand(
             RUN.targets_shard(TARGETS_SHARD),

@@ -1,7 +1,8 @@
-# Reads everything that there is of the run again; it has no output, so it runs when it is asked for.
+# It has no output, so it runs when it is asked for.
 
 
 rule verify:
+    """Reads everything that there is of the run again, and says how to mend what is damaged."""
     log:
         RUN.log("verify"),
     threads: CONFIG.hardware.cpu_threads

@@ -51,6 +51,13 @@ def test_every_rule_is_a_stage_and_every_module_is_listed() -> None:
     assert modules <= names
 
 
+def test_every_rule_says_in_snakemakes_list_what_it_makes() -> None:
+    text = "".join(path.read_text() for path in (golden.REPOSITORY / "rules").glob("*.smk"))
+    rules = re.findall(r"^rule (\w+):\n(.*)", text, re.M)
+    assert len(rules) > 20
+    assert [name for name, first in rules if not first.startswith('    """')] == []
+
+
 @pytest.mark.parametrize("stage", pipeline.STAGES, ids=lambda stage: stage.name)
 def test_what_makes_a_stage_is_there(stage: pipeline.Stage) -> None:
     if stage.makes:
