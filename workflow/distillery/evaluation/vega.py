@@ -7,6 +7,7 @@ evaluates expressions by its interpreter (`charts.js`), so a page works where `e
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import vl_convert
@@ -110,6 +111,7 @@ def colours(count: int) -> list[str]:
     return [f"var(--c{number % NUM_COLOURS})" for number in range(count)]
 
 
+@cache  # bundling takes a second
 def runtime() -> Markup:
     """Vega with Vega-Lite, and what puts the charts of a page into their places."""
     script = vl_convert.javascript_bundle(str(own_file("charts.js")), vl_version=VEGA_LITE)
