@@ -14,7 +14,7 @@ from distillery.planning.plan import make_plan
 from distillery.planning.there import Found, there_part
 
 pytestmark = pytest.mark.slow
-MADE = REPOSITORY / "tests/golden/run-b1686c7.tar.xz"
+MADE = REPOSITORY / "tests/workflow/run-b1686c7.tar.xz"
 
 
 @pytest.fixture
