@@ -16,6 +16,7 @@ from distillery.config.jobs import freeze, save_frozen
 from distillery.config.run import Config, parse_config
 from distillery.config.section import without_result
 from distillery.files import hash_json, read_json, write_json, write_text
+from training_phases import phases
 
 ALLOWED = {"freeze", "report"}
 """The report prints the whole configuration."""
@@ -45,7 +46,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 """Another value of each."""
 EXCLUDE = {"teacher.num_gpus", "hardware.gpu"}
 """Not together with teacher.offload, and with hardware.num_gpus."""
-FINISHED: dict[str, dict[str, Any]] = {"training": {"num_samples": 16}}
+FINISHED: dict[str, dict[str, Any]] = {"training": {"phases": phases(stored=16)}}
 
 
 def claimed(model: type[BaseModel], before: str = "") -> Iterator[str]:
@@ -110,7 +111,7 @@ def test_what_changes_no_result_remakes_nothing(finished: Path) -> None:
 
 
 def test_the_length_of_a_training_builds_no_student(finished: Path) -> None:
-    found = rerun_by(finished, {"training": {"num_samples": 24}})
+    found = rerun_by(finished, {"training": {"phases": phases(stored=24)}})
     assert "training" in found
     assert not found & {"student", "targets", "embeddings", "prompts"}
     assert "student" in rerun_by(finished, {"student": {"steps": 1}})

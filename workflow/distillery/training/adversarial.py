@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from distillery.config.finishes import Adversarial
+from distillery.config.ways import Adversarial
 from distillery.families.protocol import Denoiser
 from distillery.model_folder import load_denoiser
 from distillery.teacher.loading import torch_dtype
@@ -104,8 +104,8 @@ def new_heads(student: Path, settings: Adversarial, run: Run) -> Companion:
     blocks = parallel.blocks_of(frozen)
     if not blocks:
         raise ValueError(
-            "training.adversarial is set and the student's network names no blocks whose features "
-            "heads could look at: use another finish"
+            "training.phases has adversarial and the student's network names no blocks whose "
+            "features heads could look at: leave it out"
         )
     sample = rows(run.dataset.__getitems__([0]), slice(1)).to(run.device)
     dtype = torch_dtype(run.training.dtype)
@@ -125,17 +125,20 @@ def new_heads(student: Path, settings: Adversarial, run: Run) -> Companion:
     return Companion("heads", network, optimizer, torch.zeros(2, device=run.device))
 
 
-def judge(drawing: Drawing, heads: Companion, settings: Adversarial, run: Run) -> torch.Tensor:
+def judge(
+    drawing: Drawing, heads: Companion, settings: Adversarial, begin: int, run: Run
+) -> torch.Tensor:
     """The directions (b, *latent) float32 in which what was drawn passes less; then heads learn.
 
     Args:
         drawing: of this process; maybe of nothing.
         heads: that have learned from earlier ones.
         settings: of the configuration.
+        begin: samples seen before the phase.
         run: with the dataset.
     """
     network, seen = heads.network, _what_heads_see(drawing, run)
-    waits = drawing.samples_seen < run.training.finish_begins + settings.warmup_samples
+    waits = drawing.samples_seen < begin + settings.warmup_samples
     gradients: list[torch.Tensor] = []
 
     def losses(size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

@@ -18,6 +18,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from distillery.config.training import Training, check_batch_size
+from distillery.config.ways import Span
 from distillery.noise import seed_of
 from distillery.store.shards import balanced_range
 from distillery.training.batch import Batch
@@ -114,14 +115,14 @@ class Batches:
         Online items are the next ones of the stream. Half of a round's are, too: every other one.
         Rollouts are whole trajectories, in an order of their own that begins with the phase.
         """
-        dataset, begin = self.dataset, self.training.rollouts_begin
-        if self.training.rounds_begin <= start < self.training.finish_begins:
-            return self._items_of_round(start, stop)
-        if start < begin:
-            first = dataset.first_visited if start >= self.training.online_begins else 0
+        dataset, span = self.dataset, self.training.at(start)
+        if span.number:
+            return self._items_of_round(span, start, stop)
+        if not span.phase.whole:
+            first = dataset.first_visited if span.phase.asks else 0
             return [first + item for item in self._segments(start, stop)]
         order = Order(self.split.num_learned, self.seed)
-        numbers = order.items(start - begin, stop - begin)
+        numbers = order.items(start - span.begin, stop - span.begin)
         return [dataset.first_rollout + self.split.learned(number) for number in numbers]
 
     def _segments(self, start: int, stop: int) -> list[int]:
@@ -131,12 +132,12 @@ class Batches:
         pairs = (divmod(place, steps) for place in order.items(start, stop))
         return [self.split.learned(number) * steps + segment for number, segment in pairs]
 
-    def _items_of_round(self, start: int, stop: int) -> list[int]:
+    def _items_of_round(self, span: Span, start: int, stop: int) -> list[int]:
         """The items at positions that lie in one round: see `places_in_round`."""
         dataset = self.dataset
-        number, places, of_trajectories, of_states = places_in_round(self.training, start, stop)
+        places, of_trajectories, of_states = places_in_round(span, start, stop)
         num_learned = self.split.num_learned
-        order = Order(num_learned * (number + 1), self.seed)
+        order = Order(num_learned * span.number, self.seed)
         pairs = (divmod(it, num_learned) for it in order.items(of_states.start, of_states.stop))
         next_known = iter(self._segments(of_trajectories.start, of_trajectories.stop))
         next_visited = (

@@ -11,10 +11,12 @@ from pathlib import Path
 
 import torch
 
+from distillery.config.ways import Adversarial, DistributionMatching, Online
 from distillery.training.adversarial import judge, new_heads
 from distillery.training.batch import Batch
 from distillery.training.drawing import draw
-from distillery.training.matching import match, new_copy
+from distillery.training.matching import match as match_images
+from distillery.training.matching import new_copy
 from distillery.training.parallel import set_checkpointing, uses_checkpointing
 from distillery.training.run import Run
 from distillery.training.state import Companion, TrainingState
@@ -27,10 +29,14 @@ def new_companion(student: Path, run: Run) -> Companion | None:
         student: folder of the untrained one.
         run: settings and device.
     """
-    matching, adversarial = run.training.distribution_matching, run.training.adversarial
-    if matching is not None:
-        return new_copy(student, matching, run)
-    return new_heads(student, adversarial, run) if adversarial is not None else None
+    director = run.training.director
+    match director and director.phase:
+        case Online(distribution_matching=DistributionMatching() as matching):
+            return new_copy(student, matching, run)
+        case Adversarial() as adversarial:
+            return new_heads(student, adversarial, run)
+        case _:
+            return None
 
 
 def add_directions(batch: Batch, state: TrainingState, size: int, run: Run) -> Batch:
@@ -42,16 +48,16 @@ def add_directions(batch: Batch, state: TrainingState, size: int, run: Run) -> B
         size: samples that a network may take at once.
         run: settings and device.
     """
-    companion, training = state.companion, run.training
-    if companion is None or state.samples_seen < training.finish_begins:
+    companion, director = state.companion, run.training.director
+    if companion is None or director is None or state.samples_seen < director.begin:
         return batch
     drawing = draw(batch, state, size, run)
-    if training.distribution_matching is not None:
-        set_checkpointing(companion.network, uses_checkpointing(state.denoiser))
-        found = match(drawing, companion, training.distribution_matching, run)
-    else:
-        assert training.adversarial is not None
-        found = judge(drawing, companion, training.adversarial, run)
+    match director.phase:
+        case Online(distribution_matching=DistributionMatching() as matching):
+            set_checkpointing(companion.network, uses_checkpointing(state.denoiser))
+            found = match_images(drawing, companion, matching, run)
+        case Adversarial() as adversarial:
+            found = judge(drawing, companion, adversarial, director.begin, run)
     direction = torch.zeros_like(batch.noisy)
     direction[drawing.rows] = found.cpu()
     return replace(batch, direction=direction)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from distillery.config.finishes import DistributionMatching
+from distillery.config.ways import DistributionMatching
 from distillery.schedule import as_prediction, from_prediction
 from distillery.student.lora import load_trainable
 from distillery.teacher.loading import torch_dtype

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from distillery.config.training import Training
+from distillery.config.ways import Span
 from distillery.files import repair_hint
 from distillery.noise import seed_of
 from distillery.store.visited import VisitedStore
@@ -80,20 +80,17 @@ def visited_segment(seed: int, number: int, sample: str, steps: int) -> int:
     return 1 + seed_of(f"round\n{seed}\n{number}\n{sample}") % (steps - 1)
 
 
-def places_in_round(training: Training, start: int, stop: int) -> tuple[int, range, range, range]:
+def places_in_round(span: Span, start: int, stop: int) -> tuple[range, range, range]:
     """What the positions [start, stop) of the stream are, which lie in one round.
 
     A round's even places are of trajectories, whose order goes on from before the rounds, its odd
     ones of visited states, in an order of their own.
 
     Returns:
-        The round, from 0; the places in it; the positions of the even ones in the stream of
-        trajectories, and of the odd ones in the round's stream of states.
+        The places in the round; the positions of the even ones in the stream of trajectories, and
+        of the odd ones in the round's stream of states.
     """
-    rounds = training.rounds
-    assert rounds is not None
-    number, first = divmod(start - training.rounds_begin, rounds.samples)
-    last = first + stop - start
-    done = training.rounds_begin + number * -(-rounds.samples // 2)
+    first, last = start - span.begin, stop - span.begin
+    done = span.since + (span.number - 1) * -(-span.phase.samples // 2)
     of_trajectories = range(done + -(-first // 2), done + -(-last // 2))
-    return number, range(first, last), of_trajectories, range(first // 2, last // 2)
+    return range(first, last), of_trajectories, range(first // 2, last // 2)

@@ -106,7 +106,7 @@ class Run:
     @property
     def num_losses(self) -> int:
         """Columns of losses: one per segment, and one for rollouts where there are any."""
-        return self.dataset.steps + (self.training.rollout_samples > 0)
+        return self.dataset.steps + self.training.walks_whole
 
 
 def prepare(
@@ -164,7 +164,7 @@ def prepare(
         checkpoints=chunk_folder(paths.checkpoints, recipe.hash),
         recipe=recipe,
         recipe_hash=recipe.hash,
-        parts=tuple(recipe.earlier_parts(job.training)),
+        parts=tuple(recipe.first_parts(job.training)),
     )
 
 
@@ -172,9 +172,9 @@ def open_dataset(job: TrainingJob, inputs: Inputs, verify: bool = True) -> Targe
     """What a training learns from; see `SegmentDataset` for arguments and errors."""
     training = job.training
     source: type[SegmentDataset] = SegmentDataset
-    if training.targets == "online":
+    if training.asks:
         source = OnlineDataset
-    elif training.rounds:
+    elif training.round_numbers:
         source = RoundsDataset
     dataset = source(
         inputs.targets or draw_noise(job, inputs),
@@ -188,7 +188,9 @@ def open_dataset(job: TrainingJob, inputs: Inputs, verify: bool = True) -> Targe
     if isinstance(dataset, RoundsDataset):
         folder = inputs.rounds
         if folder is None:
-            raise ValueError("training.rounds is set and there are no --rounds: give their folder")
+            raise ValueError(
+                "training.phases has rounds and there are no --rounds: give their folder"
+            )
         dataset.add([round_manifest(folder, number) for number in training.round_numbers])
     return dataset
 
@@ -220,7 +222,7 @@ def _perceptual(
     job: TrainingJob, dataset: TargetSource, device: torch.device
 ) -> PerceptualLoss | None:
     """What rollouts need beside the student: the VAE, if `perceptual_weight` is positive."""
-    if job.training.perceptual_weight == 0:
+    if not job.training.decodes:
         return None
     return load_perceptual(find_teacher(job.teacher), dataset.setting, device)
 

@@ -8,6 +8,7 @@ from math import isfinite
 import torch
 import torch.nn.functional as F
 
+from distillery.config.ways import Rollouts
 from distillery.families.protocol import Denoiser
 from distillery.schedule import from_prediction
 from distillery.teacher.loading import torch_dtype
@@ -123,8 +124,9 @@ def batch_losses(model: torch.nn.Module, batch: Batch, run: Run) -> torch.Tensor
     training = run.training
     output = (roll_out_student if batch.is_rollout else predict)(model, batch, run)
     loss_b = sample_losses(output, batch.target, training.loss, training.huber_width)
-    if batch.is_rollout and run.perceptual is not None:
-        loss_b = loss_b + training.perceptual_weight * run.perceptual(output, batch.target)
+    rollouts = training.of(Rollouts)
+    if batch.is_rollout and rollouts is not None and run.perceptual is not None:
+        loss_b = loss_b + rollouts.perceptual_weight * run.perceptual(output, batch.target)
     if batch.direction is not None:
         # Its gradient in what the student draws is the direction; as a number it says nothing.
         drawn = output if batch.is_rollout else end_of_last_step(output, batch.noisy, run)
@@ -218,8 +220,7 @@ def check_finite(totals: UpdateTotals, local: LocalUpdate, run: Run) -> None:
     if not isfinite(totals.companion_loss):
         raise ValueError(
             f"what learns beside the student has the loss {totals.companion_loss}: not finite, the "
-            "student was not updated; lower the learning_rate of training.distribution_matching or "
-            "training.adversarial"
+            "student was not updated; lower its learning_rate in training.phases"
         )
     if isfinite(totals.loss) and isfinite(totals.grad_norm):
         return
