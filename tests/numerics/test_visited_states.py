@@ -18,7 +18,7 @@ from distillery.schedule import Schedule, add_noise, from_prediction
 from distillery.store.embeddings import EmbeddingStore
 from distillery.store.tables import read_table
 from distillery.teacher.folder import PipelineFolder
-from distillery.training.rounds import RoundsDataset
+from distillery.training.ways.rounds import RoundsDataset
 from families import CASES
 from families.case import FamilyCase
 from families.made import made_run

@@ -7,7 +7,7 @@ import pytest
 from configs import changed
 from distillery.config.run import Config, parse_config
 from distillery.config.training import Training
-from distillery.config.ways import WAYS, Rollouts, Rounds, Stored
+from distillery.config.ways import IN_ORDER, WAYS, Rollouts, Rounds, Stored
 from training_phases import phases
 
 ALL = phases(stored=40, rounds={"count": 2, "samples": 16}, adversarial=24, rollouts=8)
@@ -69,6 +69,10 @@ def test_a_recipe_names_ways_as_it_did_before_there_was_a_list() -> None:
     assert finish["finish_samples"] == 8
 
 
+def test_the_order_is_told_in_words() -> None:
+    assert IN_ORDER.startswith("stored, rounds, online or adversarial")
+
+
 def test_words() -> None:
     assert training().words == (
         "40 from the teacher's stored trajectories, then 2 rounds of 16, half of them from states "
@@ -107,8 +111,7 @@ def test_phases_of_files_are_read() -> None:
         ),
         (
             [{"learn": "roudns", "samples": 8}],
-            "training.phases.0.learn is 'roudns', did you mean rounds: use stored, rounds, online, "
-            "adversarial, rollouts",
+            "training.phases.0.learn is 'roudns', did you mean rounds: use stored, rounds, ",
         ),
         ([{"learn": 3, "samples": 8}], "training.phases.0.learn is '3': use stored, rounds"),
         ([{"samples": 8}], "training.phases.0.learn is missing: add one of stored, rounds"),
@@ -123,8 +126,7 @@ def test_phases_of_files_are_read() -> None:
         ),
         (
             phases(rollouts=8, stored=8),
-            "training.phases are rollouts, stored: write them in the order stored, rounds, online "
-            "or adversarial, rollouts, each at most once",
+            f"training.phases are rollouts, stored: write them in the order {IN_ORDER}, each",
         ),
         ([*phases(stored=8), *phases(stored=8)], "training.phases are stored, stored: write them"),
     ],

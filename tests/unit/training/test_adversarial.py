@@ -16,8 +16,6 @@ from safetensors.torch import load_file
 from distillery.config.jobs import TrainingJob
 from distillery.config.training import Training
 from distillery.noise import draw_noise
-from distillery.training import adversarial
-from distillery.training.adversarial import level_shares
 from distillery.training.batch import Batch, rows
 from distillery.training.checkpoint import COMPANION, COMPANION_OPTIMIZER, find_problem
 from distillery.training.directions import add_directions, new_companion
@@ -27,6 +25,8 @@ from distillery.training.loop import train
 from distillery.training.run import Run as OpenedRun
 from distillery.training.state import TrainingState, new_state
 from distillery.training.update import end_of_last_step, predict
+from distillery.training.ways import adversarial
+from distillery.training.ways.adversarial import level_shares
 from families.sdxl import CASE as SDXL
 from runs import CPU, Run, make_run
 from training_phases import phases

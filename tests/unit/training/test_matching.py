@@ -25,12 +25,12 @@ from distillery.training.run import Run as OpenedRun
 from distillery.training.run import training_recipe
 from distillery.training.state import Companion, TrainingState, new_state
 from distillery.training.update import (
-    add_targets,
     backward,
     end_of_last_step,
     predict,
     roll_out_student,
 )
+from distillery.training.ways import add_targets
 from families.sdxl import CASE as SDXL
 from own_wan import OwnWan
 from runs import Run, make_run

@@ -19,8 +19,8 @@ from distillery.store.chunks import DamagedChunkError
 from distillery.training.batches import Batches
 from distillery.training.distributed import RankInfo
 from distillery.training.loop import train
-from distillery.training.rounds import RoundsDataset, visited_segment
 from distillery.training.state import learning_rate_at
+from distillery.training.ways.rounds import RoundsDataset, visited_segment
 from runs import Run, make_run, settings
 from training_phases import phases
 

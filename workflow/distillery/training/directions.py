@@ -6,20 +6,21 @@ processes must ask equally often stay as they are, and only one of the networks 
 time. It acts where a step ends on an image: at the last step, and on rollouts.
 """
 
+from __future__ import annotations
+
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
-from distillery.config.ways import Adversarial, DistributionMatching, Online
-from distillery.training.adversarial import judge, new_heads
 from distillery.training.batch import Batch
 from distillery.training.drawing import draw
-from distillery.training.matching import match as match_images
-from distillery.training.matching import new_copy
-from distillery.training.parallel import set_checkpointing, uses_checkpointing
-from distillery.training.run import Run
 from distillery.training.state import Companion, TrainingState
+from distillery.training.ways import way_of
+
+if TYPE_CHECKING:  # a run is made from ways to learn, which need these functions
+    from distillery.training.run import Run
 
 
 def new_companion(student: Path, run: Run) -> Companion | None:
@@ -30,13 +31,7 @@ def new_companion(student: Path, run: Run) -> Companion | None:
         run: settings and device.
     """
     director = run.training.director
-    match director and director.phase:
-        case Online(distribution_matching=DistributionMatching() as matching):
-            return new_copy(student, matching, run)
-        case Adversarial() as adversarial:
-            return new_heads(student, adversarial, run)
-        case _:
-            return None
+    return way_of(director.phase).companion(student, run) if director else None
 
 
 def add_directions(batch: Batch, state: TrainingState, size: int, run: Run) -> Batch:
@@ -52,12 +47,7 @@ def add_directions(batch: Batch, state: TrainingState, size: int, run: Run) -> B
     if companion is None or director is None or state.samples_seen < director.begin:
         return batch
     drawing = draw(batch, state, size, run)
-    match director.phase:
-        case Online(distribution_matching=DistributionMatching() as matching):
-            set_checkpointing(companion.network, uses_checkpointing(state.denoiser))
-            found = match_images(drawing, companion, matching, run)
-        case Adversarial() as adversarial:
-            found = judge(drawing, companion, adversarial, director.begin, run)
+    found = way_of(director.phase).direct(drawing, state, companion, director.begin, run)
     direction = torch.zeros_like(batch.noisy)
     direction[drawing.rows] = found.cpu()
     return replace(batch, direction=direction)

@@ -19,16 +19,17 @@ from distillery.teacher.folder import find_teacher
 from distillery.telemetry import Reporter
 from distillery.training import distributed
 from distillery.training.batches import Batches
-from distillery.training.data import SegmentDataset, TargetSource
+from distillery.training.data import TargetSource
 from distillery.training.distributed import RankInfo
 from distillery.training.execution import student_state_bytes
 from distillery.training.health import StopRequest, Watchdog
 from distillery.training.nodes import check_alike
 from distillery.training.objectives import PerceptualLoss, load_perceptual
-from distillery.training.online import OnlineDataset
 from distillery.training.residence import choose_place, demands
-from distillery.training.rounds import RoundsDataset
 from distillery.training.target_teacher import load_target_teacher
+from distillery.training.ways import source_of
+from distillery.training.ways.online import OnlineDataset
+from distillery.training.ways.rounds import RoundsDataset
 
 
 @dataclass(frozen=True)
@@ -171,12 +172,7 @@ def prepare(
 def open_dataset(job: TrainingJob, inputs: Inputs, verify: bool = True) -> TargetSource:
     """What a training learns from; see `SegmentDataset` for arguments and errors."""
     training = job.training
-    source: type[SegmentDataset] = SegmentDataset
-    if training.asks:
-        source = OnlineDataset
-    elif training.round_numbers:
-        source = RoundsDataset
-    dataset = source(
+    dataset = source_of(training)(
         inputs.targets or draw_noise(job, inputs),
         inputs.embeddings,
         inputs.prompts,

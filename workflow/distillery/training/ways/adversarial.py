@@ -7,12 +7,14 @@ stays, which keeps each noise at its image. After Sauer et al. 2024 (arXiv:2403.
 heads on the teacher's features, and Lin et al. 2024 (arXiv:2402.13929), who keep a regression.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import exp, log
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -32,9 +34,13 @@ from distillery.training.drawing import (
     update,
     update_seed,
 )
-from distillery.training.run import Run
 from distillery.training.state import Companion, make_moments, trainable_of
 from distillery.training.update import inspecting, predict
+from distillery.training.ways.way import Way
+
+if TYPE_CHECKING:  # a run is made from ways to learn, which need these functions
+    from distillery.training.run import Run
+    from distillery.training.state import TrainingState
 
 DEPTHS = (0.1, 0.3, 0.5, 0.75, 0.95)
 """Of the blocks in the order in which they run, whose features the heads see."""
@@ -166,6 +172,20 @@ def judge(
     # The batch's loss takes the mean over a sample's elements.
     scale = settings.weight * drawing.ends[:1].numel()
     return scale * seen.alpha * torch.cat([drawing.ends[:0], *gradients])
+
+
+class AdversarialWay(Way[Adversarial]):
+    """The next segments of the stream, beside which heads judge what the student draws."""
+
+    def companion(self, student: Path, run: Run) -> Companion:
+        """The heads."""
+        return new_heads(student, self.phase, run)
+
+    def direct(
+        self, drawing: Drawing, state: TrainingState, companion: Companion, begin: int, run: Run
+    ) -> torch.Tensor:
+        """To where the heads take what is drawn for a trajectory's own image."""
+        return judge(drawing, companion, self.phase, begin, run)
 
 
 @dataclass(frozen=True)
