@@ -116,7 +116,11 @@ def write_run(folder: Path, arguments: argparse.Namespace) -> Path:
             "num_shards": 1,
         },
         "student": {"init": "layers", "unet": SSD_1B, "steps": 4},
-        "training": {"num_samples": 64, "global_batch_size": 16, "keep_checkpoints": 1},
+        "training": {
+            "phases": [{"learn": "stored", "samples": 64}],
+            "global_batch_size": 16,
+            "keep_checkpoints": 1,
+        },
         "hardware": {"compile": "never"},
         "samples": {
             "num_shards": 1,

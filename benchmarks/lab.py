@@ -136,23 +136,28 @@ class Bench:
 
     def _training(self, cell: Cell) -> Json:
         training = dict(self.raw["training"])
-        finish = self._whole_batches(training["num_samples"] * self.rollout_share)
-        round_samples = training["num_samples"] * self.rounds_share / self.rounds
-        online = {"targets": "online", "finish_samples": finish}
+        (plain,) = training["phases"]
+        finish = self._whole_batches(plain["samples"] * self.rollout_share)
+        of_round = self._whole_batches(plain["samples"] * self.rounds_share / self.rounds)
+        online = {"learn": "online", "samples": finish}
+        matching = {"weight": self.matching_weight}
         finishes: Mapping[str, Json] = {
-            "segment+rollout": {"rollout_samples": finish},
+            "segment+rollout": {"learn": "rollouts", "samples": finish},
             "segment+online": online,
-            "segment+matching": online
-            | {"distribution_matching": {"weight": self.matching_weight}},
+            "segment+matching": online | {"distribution_matching": matching},
             "segment+adversarial": {
-                "adversarial": {"samples": finish, "weight": self.adversarial_weight}
+                "learn": "adversarial",
+                "samples": finish,
+                "weight": self.adversarial_weight,
             },
-            "segment+rounds": {
-                "rounds": {"count": self.rounds, "samples": self._whole_batches(round_samples)}
-            },
+            "segment+rounds": {"learn": "rounds", "count": self.rounds, "samples": of_round},
         }
-        objective = {"objective": OBJECTIVES[cell.objective]}
-        return training | objective | finishes.get(cell.objective, {})
+        last = finishes.get(cell.objective)
+        phases = [plain]
+        if last:
+            rest = plain["samples"] - last["samples"] * last.get("count", 1)
+            phases = [plain | {"samples": rest}] * (rest > 0) + [last]
+        return training | {"objective": OBJECTIVES[cell.objective], "phases": phases}
 
     def _whole_batches(self, num_samples: float) -> int:
         """So many samples in whole batches, one at least."""

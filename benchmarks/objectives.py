@@ -160,7 +160,7 @@ def bench_of(arguments: argparse.Namespace) -> Bench:
     }
     raw["training"] |= {
         "objective": "segment",
-        "num_samples": arguments.num_samples,
+        "phases": [{"learn": "stored", "samples": arguments.num_samples}],
         "global_batch_size": size,
         "micro_batch_size": size,
         "learning_rate": arguments.learning_rate,
@@ -282,8 +282,8 @@ def table(rows: list[Json], bench: Bench) -> str:
     gpus = ", ".join(str(gpu["name"]) for gpu in hardware["gpus"])
     where = gpus or f"{hardware['num_cores']} CPU cores"
     head = [
-        f"{training['num_samples']} samples of {training['global_batch_size']} an update at "
-        f"{training['learning_rate']} in {training['dtype']}{', compiled' * compiled}, "
+        f"{training['phases'][0]['samples']} samples of {training['global_batch_size']} an update "
+        f"at {training['learning_rate']} in {training['dtype']}{', compiled' * compiled}, "
         f"a share of {bench.rollout_share} of rollouts or online targets where named, "
         f"{bench.rounds} rounds of a share of {bench.rounds_share} in all, "
         f"distribution matching of weight {bench.matching_weight}, "

@@ -1,5 +1,6 @@
 """Inputs of a training at full size: random weights, embeddings and trajectories."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -84,10 +85,14 @@ def write_targets(model: Model, folder: Path, num_trajectories: int) -> None:
 
 def training_job(model: Model, folder: Path, settings: Mapping[str, Any]) -> TrainingJob:
     """The frozen configuration; `settings` are keys of the section `training`."""
-    sizes = {"num_samples": 1 << 29, "global_batch_size": 64, "ema_half_life_samples": 64000}
+    sizes = {
+        "phases": [{"learn": "stored", "samples": 1 << 29}],
+        "global_batch_size": 64,
+        "ema_half_life_samples": 64000,
+    }
     return TrainingJob(
         seed=0,
         teacher=teacher_of(model, folder),
         student=Student(steps=STUDENT_STEPS),
-        training=Training(**(sizes | dict(settings))),
+        training=Training.model_validate_json(json.dumps({**sizes, **settings})),
     )

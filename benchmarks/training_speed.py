@@ -7,7 +7,7 @@ The arithmetic does not depend on the weights or on what is learned, so random o
 peak      a large bfloat16 matrix product on the same GPU, short and sustained
 stored    distillery.stages.training as the workflow starts it, on each number of GPUs: samples/s,
           memory, waiting for data, and the stall of one checkpoint
-online    the same with `training.targets: online`, the teacher in each place that is asked for;
+online    the same with `learn: online`, the teacher in each place that is asked for;
           with `own_gpus` one GPU less trains
 finish    the same in an adversarial finish; its cost is what its update takes over a stored one's
 
@@ -320,12 +320,17 @@ def measurements(
         ways: dict[str, dict[str, Any]] = {"stored": {}}
         if arguments.finish:  # all but the first update
             samples = num_samples_of(arguments) - arguments.batch
-            ways["finish"] = {"adversarial": {"samples": samples}}
+            ways["finish"] = {
+                "phases": [
+                    {"learn": "stored", "samples": arguments.batch},
+                    {"learn": "adversarial", "samples": samples},
+                ]
+            }
         for steps in arguments.teacher_steps:
             for residence in arguments.residences:
+                online = {"learn": "online", "samples": num_samples_of(arguments), "steps": steps}
                 ways[f"online-{residence}-{steps}"] = {
-                    "targets": "online",
-                    "online_steps": steps,
+                    "phases": [online],
                     "teacher_residence": residence,
                 }
         for way, settings in ways.items():
@@ -360,7 +365,7 @@ def measure_one(
         **arguments.settings,
         **way,
     }
-    settings["num_samples"] = num_samples_of(arguments)
+    settings.setdefault("phases", [{"learn": "stored", "samples": num_samples_of(arguments)}])
     run = arguments.folder / "runs" / arguments.output.stem / name
     remove(run)
     events, memory = run_training(model, arguments.folder, run, num_gpus, settings, last)

@@ -3,12 +3,18 @@
 import copy
 from typing import Any
 
+from training_phases import phases
+
 RUN: dict[str, Any] = {
     "run": "test",
     "prompts": {"train": "train.csv", "eval": "eval.csv"},
     "teacher": {"path": "teacher", "height": 96, "width": 96},
     "targets": {"steps": 24, "guidance_scale": 4.0, "batch_size": 16},
-    "training": {"num_samples": 640, "global_batch_size": 32, "log_every_samples": 320},
+    "training": {
+        "phases": [*phases(stored=640)],
+        "global_batch_size": 32,
+        "log_every_samples": 320,
+    },
     "samples": {
         "models": {
             "teacher": {"source": "teacher"},

@@ -1,6 +1,7 @@
 """Configurations and quality.json of a run whose numbers a test chooses."""
 
 from distillery.config.run import parse_config
+from training_phases import phases
 
 CALLS = {"teacher": 48, "few": 8, "unguided": 4, "fewer": 2, "student": 4, "untrained": 4}
 CLIP = dict(zip(CALLS, (0.9, 0.3, 0.88, 0.5, 0.9, 0.8), strict=True))
@@ -45,7 +46,7 @@ def make_config(**changes):
         "teacher": {"path": "resources/demo/teacher", "height": 48, "width": 48},
         "targets": {"steps": 24, "guidance_scale": 4.0},
         "student": {"steps": 4},
-        "training": {"num_samples": 1024, "global_batch_size": 32},
+        "training": {"phases": phases(stored=1024), "global_batch_size": 32},
         "samples": {
             "models": {
                 "teacher": {"source": "teacher"},

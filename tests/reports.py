@@ -93,7 +93,7 @@ def write_trained(folder, config, timesteps=(1.0,)):
     about = {"recipe": recipe.to_json(), "recipe_hash": recipe.hash}
     (folder / "student/trained").mkdir()
     write_sealed(folder / "student/trained/distillery.json", about)
-    first = (recipe.earlier_parts(config.training) or [recipe])[-1]
+    first = (recipe.first_parts(config.training) or [recipe])[-1]
     for seen, hash_ in ((512, first.hash), (1024, recipe.hash)):
         facts = {"samples_seen": seen, "recipe": hash_, "peak_memory_bytes": 1}
         write_telemetry(folder, [event("work", "training", seen, seen + 1, 512, **facts)])

@@ -51,6 +51,7 @@ from distillery.training.run import Run as TrainingRun
 from distillery.training.visited import make_round_states, make_round_targets
 from families.case import FamilyCase
 from tiny import HEIGHT, MAX_TOKENS, WIDTH, tiny_prompts, write_training_job
+from training_phases import phases
 
 CPU = torch.device("cpu")
 SETTINGS: dict[str, Any] = {
@@ -73,7 +74,7 @@ SETTINGS: dict[str, Any] = {
     },
     "student": {"steps": 2},
     "training": {
-        "num_samples": 8,
+        "phases": phases(stored=8),
         "global_batch_size": 8,
         "dtype": "float32",
         "log_every_samples": 8,
@@ -266,7 +267,7 @@ class Run:
             trained=written.student("trained"),
             losses=written.loss,
             checkpoints=written.checkpoints,
-            rounds=files.rounds if self.config.training.rounds else None,
+            rounds=files.rounds if self.config.training.round_numbers else None,
         )
 
     def states(self, number: int, pipeline: Path, part: int = 0, num_shards: int = 1) -> Path:

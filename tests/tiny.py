@@ -28,6 +28,7 @@ from distillery.store.embeddings import distinct_texts, members_of, pack
 from distillery.store.shards import Manifest, describe_chunk
 from distillery.store.trajectories import knots_of
 from distillery.student.build import build_student
+from training_phases import phases
 
 HEIGHT = WIDTH = 32
 MAX_TOKENS = 12
@@ -168,7 +169,7 @@ def make_tiny_run(folder: Path, *, config: dict[str, Any] | None = None, **store
 
 
 TRAINING: dict[str, Any] = {
-    "num_samples": 64,
+    "phases": phases(stored=64),
     "global_batch_size": 8,
     "learning_rate": 1e-3,
     "warmup_samples": 16,

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 
 from distillery.config.jobs import JOBS, freeze
 from distillery.config.run import Config, GeneratingConfig, parse_config
-from distillery.config.section import REMAKES_NOTHING
+from distillery.config.section import REMAKES_NOTHING, TAG
 from distillery.files import write_text
 
 SCHEMA = Path("workflow/schemas/config.schema.json")
@@ -32,7 +32,7 @@ makes a data set of images: see [generate-a-dataset.md](generate-a-dataset.md).
 
 The column *remakes* names the stages whose frozen configuration holds a key: if you change it on a
 finished run, the next call makes them again, and all that follows from them. A stage in brackets
-depends on the key only if `training.targets` is `online`. With *report* only the report is made
+depends on the key only if `training.phases` has `online`. With *report* only the report is made
 again, which any change of the configuration does. With another `num_shards` the jobs start again,
 and find the chunks or images that are there. A key marked ○ changes no result beyond rounding.
 
@@ -44,7 +44,7 @@ from `workflow/distillery/config/`.
 """
 REMAKES_NOTHING_MARK = " ○"
 IN_NAMES, IN_LISTS = ".{name}", "[]"
-"""What stands behind a key that holds sections."""
+"""What stands behind a key that holds sections; `[rounds]` behind one whose sections have tags."""
 DEMO = Path(__file__).parents[1] / "config/config.yaml"
 UNDECLARED = {"run", "previews"}
 """Frozen for what makes no result: the plan and the report take the whole run."""
@@ -58,14 +58,19 @@ STORED: list[dict[str, dict[str, Any]]] = [
     {"student": {"init": "layers", "unet": {"layers_per_block": 1}}},
     {"student": {"init": "config", "config": "this"}},
     {"student": {"init": "lora", "lora": {}}},
-    {"training": {"rounds": {"count": 1, "samples": 3200}}},
-    {"training": {"adversarial": {"samples": 3200}}},
-    {"training": {"rollout_samples": 3200}},
+    *(
+        {"training": {"phases": [{"learn": "stored", "samples": 3200}, last]}}
+        for last in (
+            {"learn": "rounds", "samples": 3200},
+            {"learn": "adversarial", "samples": 3200},
+            {"learn": "rollouts", "samples": 3200},
+        )
+    ),
 ]
 """Changes of the demo that together have every key."""
 ONLINE: list[dict[str, dict[str, Any]]] = [
-    {"training": {"targets": "online", "held_out_prompts": 0}},
-    {"training": {"targets": "online", "held_out_prompts": 0, "distribution_matching": {}}},
+    {"training": {"phases": [{"learn": "online", "samples": 6400} | more], "held_out_prompts": 0}}
+    for more in ({}, {"distribution_matching": {}})
 ]
 EXAMPLES: dict[str, list[Any]] = {
     "boolean": [False, True],
@@ -156,11 +161,13 @@ class Page:
         rows: list[str] = []
         for key, field in section["properties"].items():
             required = key in section.get("required", [])
+            required |= key == TAG
             default = "required" if required else f"`{json.dumps(field.get('default'))}`"
             kind = _kind(self.schema, field).replace("|", "\\|")
             mark = REMAKES_NOTHING_MARK * (REMAKES_NOTHING in field)
-            meaning = field.get("description", "") + mark
-            remade = self._remade(field, (*places, key))
+            told = section if key == TAG else field
+            meaning = " ".join(told.get("description", "").split()) + mark
+            remade = self._remade(field, places[:-1] if key == TAG else (*places, key))
             rows.append(f"| `{before}{key}` | {kind} | {default} | {meaning} | {remade} |")
             for after, option in _options(field):
                 inner = _referred(self.schema, option)
@@ -243,8 +250,14 @@ def _changed(node: Any, values: list[Any], places: tuple[str, ...]) -> list[Any]
             for name in names
             for value in _changed(names[name], values, tuple(rest))
         ]
-    if place == IN_LISTS:
-        return [[value] for item in node or [] for value in _changed(item, values, tuple(rest))]
+    if place.startswith("["):
+        tag, items = place.strip("[]"), node or []
+        return [
+            [*items[:number], value, *items[number + 1 :]]
+            for number, item in enumerate(items)
+            if tag in ("", item.get(TAG))
+            for value in _changed(item, values, tuple(rest))
+        ]
     if node is None:
         return []
     return [{**node, place: value} for value in _changed(node[place], values, tuple(rest))]
@@ -267,7 +280,14 @@ def _options(field: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         for value in _values(option):
             yield IN_NAMES, value
         if "items" in option:
-            yield IN_LISTS, option["items"]
+            for tag, item in _items(option["items"]):
+                yield f"[{tag}]", item
+
+
+def _items(items: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """What a list holds, with what tells it from others; "" where all are alike."""
+    tags = {place: tag for tag, place in items.get("discriminator", {}).get("mapping", {}).items()}
+    return [(tags[item["$ref"]], item) for item in items.get("oneOf", [])] or [("", items)]
 
 
 def _values(field: dict[str, Any]) -> list[dict[str, Any]]:
@@ -278,8 +298,9 @@ def _values(field: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _kind(schema: dict[str, Any], field: dict[str, Any]) -> str:
     """A field's type in words, with its limits."""
-    if "anyOf" in field:
-        return " | ".join(_kind(schema, option) for option in field["anyOf"])
+    if "anyOf" in field or "oneOf" in field:
+        options = field.get("anyOf", field.get("oneOf", []))
+        return " | ".join(_kind(schema, option) for option in options)
     if "enum" in field:
         return " | ".join(f"`{value}`" for value in field["enum"])
     if "const" in field:
@@ -292,7 +313,7 @@ def _kind(schema: dict[str, Any], field: dict[str, Any]) -> str:
     if field.get("type") == "array":
         items = field.get("items") or (field.get("prefixItems") or [{}])[0]
         kind = _kind(schema, items)
-        return f"list of ({kind})" if "anyOf" in items else f"list of {kind}"
+        return f"list of ({kind})" if "anyOf" in items or "oneOf" in items else f"list of {kind}"
     limits = [
         f"{sign} {field[name]}"
         for name, sign in LIMITS.items()

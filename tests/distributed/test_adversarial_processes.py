@@ -7,11 +7,12 @@ from trainings import assert_same_training, log_of, saved
 import tiny
 from distillery.files import read_json, write_json
 from runs import make_run
+from training_phases import phases
 
 TRAINING = {
-    "num_samples": 48, "global_batch_size": 8, "learning_rate": 1e-3, "tf32": False,
+    "phases": phases(stored=16, adversarial={"samples": 32, "weight": 0.5}),
+    "global_batch_size": 8, "learning_rate": 1e-3, "tf32": False,
     "dtype": "float32", "log_every_samples": 8, "save_every_samples": 16, "timeout_s": 60,
-    "adversarial": {"samples": 32, "weight": 0.5},
 }  # fmt: skip
 
 

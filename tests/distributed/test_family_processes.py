@@ -12,8 +12,14 @@ from distillery.files import read_json, write_json
 from distillery.student.build import build_student
 from families import CASES
 from runs import make_run
+from training_phases import phases
 
-TRAINING = {"num_samples": 16, "save_every_samples": 16, "learning_rate": 1e-3, "timeout_s": 60}
+TRAINING = {
+    "phases": phases(stored=16),
+    "save_every_samples": 16,
+    "learning_rate": 1e-3,
+    "timeout_s": 60,
+}
 # FLUX asks its network's configuration, Qwen-Image's last block makes what nothing reads, SDXL is
 # a UNet; Wan is the network of all other tests.
 NAMES = ("flux-dev", "qwen-image", "sana", "sdxl")

@@ -11,12 +11,13 @@ from trainings import assert_same_training, log_of, saved, wait_until
 import tiny
 from distillery.files import read_json, write_json
 from runs import make_run
+from training_phases import phases
 
 TRAINING = {
-    "num_samples": 64, "global_batch_size": 8, "targets": "online", "finish_samples": 48,
-    "learning_rate": 1e-3, "tf32": False, "log_every_samples": 8, "save_every_samples": 16,
-    "timeout_s": 60,
+    "phases": phases(stored=16, online=48), "global_batch_size": 8, "learning_rate": 1e-3,
+    "tf32": False, "log_every_samples": 8, "save_every_samples": 16, "timeout_s": 60,
 }  # fmt: skip
+MATCHING = {"weight": 0.5, "learning_rate": 1e-3, "updates": 2}
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +146,8 @@ def test_a_finish_resumes_with_another_number_of_processes(ready, alone, tmp_pat
 @pytest.fixture(scope="module")
 def matched(tmp_path_factory, teacher):
     """The same with distribution matching, and what one process learns from it."""
-    matching = {"distribution_matching": {"weight": 0.5, "learning_rate": 1e-3, "updates": 2}}
+    online = {"samples": 48, "distribution_matching": MATCHING}
+    matching = {"phases": phases(stored=16, online=online)}
     ready = make_ready(tmp_path_factory.mktemp("matched"), teacher, TRAINING | matching)
     alone = tmp_path_factory.mktemp("matched-alone")
     assert train(ready, alone, 1) == [0], log_of(alone)[-2000:]

@@ -3,7 +3,9 @@
 import pytest
 from trainings import assert_same_training, log_of, train
 
-FINISH = {"rollout_samples": 32, "perceptual_weight": 0.1}
+from training_phases import phases
+
+FINISH = {"phases": phases(stored=32, rollouts={"samples": 32, "perceptual_weight": 0.1})}
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ import tiny
 from distillery.launcher import launch_with
 from distillery.telemetry import read_events
 from distillery.training.health import AGAIN_S
+from training_phases import phases
 
 STOPPED = "stopped by a signal, a checkpoint is saved: start again to resume"
 EVERY_SAMPLES = 800
@@ -66,7 +67,9 @@ def test_the_signal_of_torchrun_to_the_others_costs_no_checkpoint(data, tmp_path
 def test_a_signal_to_torchrun_as_the_workflow_starts_it_saves(data, tmp_path, name):
     """In the middle of a long training, and once more while the checkpoint is written."""
     number = signal.Signals[name]
-    tiny.write_training_job(tmp_path, num_samples=800_000, save_every_samples=EVERY_SAMPLES)
+    tiny.write_training_job(
+        tmp_path, phases=phases(stored=800_000), save_every_samples=EVERY_SAMPLES
+    )
     arguments = tiny.train_arguments(data, tmp_path)
     stderr, started = tmp_path / "stderr", {"fault": "0=slow-save:2", "options": options_of_rule()}
     with processes.torchrun_started(2, arguments, stderr, **started) as launcher:

@@ -26,13 +26,14 @@ from distillery.store.recipes import TrainingRecipe
 from fuzzing import seeds
 from runs import Run, make_run, settings
 from sharing import made_once
+from training_phases import phases
 
 MODELS = {name: {"source": name} for name in ("teacher", "student", "untrained")}
 COMPARED = ("embeddings", "targets", "student", "training", "rounds", "export", "previews", "run")
 KINDS: dict[str, dict[str, Any]] = {
     "stored": {},
-    "rounds": {"num_samples": 16, "rounds": {"count": 1, "samples": 8}},
-    "online": {"targets": "online"},
+    "rounds": {"phases": phases(stored=8, rounds={"count": 1, "samples": 8})},
+    "online": {"phases": phases(online=8)},
 }
 """Trainings by where their targets come from."""
 KEYS: dict[str, tuple[Any, ...]] = {
@@ -50,7 +51,7 @@ KEYS: dict[str, tuple[Any, ...]] = {
     "targets.chunk_size": (8,),
     "student.steps": (1,),
     "training.learning_rate": (0.5,),
-    "training.num_samples": (24,),
+    "training.phases": (phases(stored=24),),
     "training.global_batch_size": (4,),
     "training.log_every_samples": (4,),
     "training.save_every_samples": (16,),
@@ -206,7 +207,7 @@ def test_a_plan_keeps_its_promise(
     recipe = TrainingRecipe.from_json(
         read_json(run.files.student("trained") / "distillery.json")["recipe"]
     )
-    parts = [recipe, *recipe.earlier_parts(run.config.training)]
+    parts = [recipe, *recipe.first_parts(run.config.training)]
     resumed = max(seen.get(part.hash[:12], 0) for part in parts)
     if not any("without" in each for each in told):
         assert rows["training"].done == resumed, f"{told}: training {says['training']}"

@@ -25,6 +25,7 @@ from distillery.store.shards import merge_targets
 from distillery.telemetry import Reporter
 from distillery.training.data import SegmentDataset
 from distillery.training.objectives import sample_losses, segment_target
+from training_phases import phases
 
 GOLDEN = Path(__file__).parent / "golden" / "segment_losses.txt"
 SHAPE = (2, 4, 1, 6, 6)
@@ -240,7 +241,7 @@ def first_losses(folder):
     """The losses of 20 updates with everything fixed."""
     from distillery.stages import training as script
 
-    tiny.make_tiny_run(folder, config={"num_samples": 160, "save_every_samples": 160})
+    tiny.make_tiny_run(folder, config={"phases": phases(stored=160), "save_every_samples": 160})
     assert script.main(tiny.train_arguments(folder)) == 0
     return pd.read_parquet(folder / "student/loss.parquet")["loss"].tolist()
 

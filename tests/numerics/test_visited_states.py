@@ -18,12 +18,13 @@ from distillery.schedule import Schedule, add_noise, from_prediction
 from distillery.store.embeddings import EmbeddingStore
 from distillery.store.tables import read_table
 from distillery.teacher.folder import PipelineFolder
-from distillery.training.rounds import RoundsDataset
+from distillery.training.ways.rounds import RoundsDataset
 from families import CASES
 from families.case import FamilyCase
 from families.made import made_run
 from own_wan import OwnWan
 from runs import CPU, Run, make_run
+from training_phases import phases
 
 STEPS = 4
 ROWS = range(9)
@@ -41,7 +42,7 @@ def run(case: FamilyCase, tmp_path_factory: pytest.TempPathFactory) -> Run:
         tmp_path_factory,
         case,
         student={"steps": STEPS},
-        training={"num_samples": 16, "rounds": {"count": 1, "samples": 8}},
+        training={"phases": phases(stored=8, rounds={"count": 1, "samples": 8})},
     )
     made.build()
     made.visited(1, made.export_untrained())
@@ -131,7 +132,7 @@ def test_a_guided_teacher_walks_by_its_formula(teacher: Path, tmp_path: Path) ->
         teacher={"scheduler": {"class": "FlowMatchEulerDiscreteScheduler", "shift": 3.0}},
         targets={"steps": 8, "num_segments": STEPS, "guidance_scale": 3.0},
         student={"steps": STEPS},
-        training={"num_samples": 16, "rounds": {"count": 1, "samples": 8}},
+        training={"phases": phases(stored=8, rounds={"count": 1, "samples": 8})},
     )
     made.ready_to_train()
     made.visited(1, made.export_untrained())

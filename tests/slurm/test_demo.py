@@ -15,6 +15,7 @@ import yaml
 
 import cluster
 from distillery.telemetry import Event, read_events
+from training_phases import phases
 
 REPOSITORY = Path(__file__).parents[2]
 RUN = "slurm-demo"
@@ -30,7 +31,7 @@ def finished_run(slurm: None, tmp_path_factory: pytest.TempPathFactory) -> tuple
     config = yaml.safe_load((checkout / "config/config.yaml").read_text())
     config["run"] = RUN
     # Enough to meet the limit. Attempts begin ever more slowly: SLURM is asked ever more rarely.
-    config["training"]["num_samples"] = 4800
+    config["training"]["phases"] = phases(stored=4800)
     config["samples"]["num_prompts"] = 16
     del config["samples"]["steps"]
     (checkout / "config/slurm-demo.yaml").write_text(yaml.safe_dump(config))

@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 import cluster
 import tiny
 from distillery.telemetry import read_events
+from training_phases import phases
 
 REPOSITORY = Path(__file__).parents[2]
 CONFIG = "config/nodes.yaml"
@@ -46,7 +47,7 @@ def checkout(slurm: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = yaml.safe_load((folder / "config/config.yaml").read_text())
     config["run"] = RUN.name
     config["targets"] |= {"steps": 4, "num_shards": 1}
-    config["training"] |= {"num_samples": 3200, "save_every_samples": 640, "tf32": False}
+    config["training"] |= {"phases": phases(stored=3200), "save_every_samples": 640, "tf32": False}
     config["previews"] = {"every_samples": 0}
     (folder / CONFIG).write_text(yaml.safe_dump(config))
     words = [*(str(RUN / name) for name in INPUTS), "--configfile", CONFIG]

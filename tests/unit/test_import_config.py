@@ -86,8 +86,8 @@ def test_an_old_trainers_place_of_its_teacher_is_kept(
     flags: dict[str, str], residence: dict[str, object]
 ) -> None:
     imported = import_run("mine", flags, {"student_steps": 4})
-    assert imported.config["training"] == {"targets": "online"} | residence
-    assert any("training.targets: stored needs no teacher" in line for line in imported.lines)
+    assert imported.config["training"] == {"phases": [{"learn": "online"}]} | residence
+    assert any("stored targets need no teacher" in line for line in imported.lines)
     assert "training" not in import_run("mine", flags, None).config
 
 

@@ -15,7 +15,11 @@ from random_configs import random_configs
 
 CONFIGS = [
     *(config for name, config in golden.shipped() if name in ("config", "dataset")),
-    next(it for it in random_configs(99) if getattr(it, "training", None) and it.training.rounds),
+    next(
+        it
+        for it in random_configs(99)
+        if getattr(it, "training", None) and it.training.round_numbers
+    ),
 ]
 
 

@@ -45,7 +45,7 @@ def test_keys_of_sections_inside_have_rows(page: str, section: str, before: str)
         ("num_segments", "targets, rounds, export, (training)"),
         ("models.{name}.guidance_scale", "samples"),
         ("lora", "student, training, rounds, export"),
-        ("online_steps", "training"),
+        ("phases[online].steps", "training"),
         ("hang_timeout_s", "nothing"),
         ("reference", "evaluation"),
         ("min_clip_ratio", "report"),

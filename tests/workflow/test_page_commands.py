@@ -35,7 +35,7 @@ def _make(folder: Path) -> None:
     (folder / "config").unlink()
     shutil.copytree(REPOSITORY / "config", folder / "config")
     raw = yaml.safe_load((folder / "config/sdxl-4-steps.yaml").read_text(encoding="utf-8"))
-    raw["training"]["rounds"] = {"count": 2, "samples": 64000}
+    raw["training"]["phases"].append({"learn": "rounds", "count": 2, "samples": 64000})
     for path, run in STAND_INS.items():
         (folder / path).write_text(yaml.safe_dump(raw | {"run": run}))
     for run in ("demo", *STAND_INS.values()):

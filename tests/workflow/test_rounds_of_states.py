@@ -17,14 +17,14 @@ from distillery.stage import Counts
 from distillery.store.embeddings import distinct_texts
 from distillery.store.tables import read_table
 from distillery.telemetry import Reporter, read_events
+from training_phases import phases
 
 pytestmark = pytest.mark.timeout(600)
 RUN = Path("results/tiny")
 TRAINING = {
-    "num_samples": 24,
+    "phases": phases(stored=8, rounds={"count": 2, "samples": 8}),
     "global_batch_size": 8,
     "dtype": "float32",
-    "rounds": {"count": 2, "samples": 8},
 }
 STORED = ("round-states", "round-targets")
 ROUND = {"round_states", "round_targets", "merge_round"}

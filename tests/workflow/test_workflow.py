@@ -9,6 +9,7 @@ import yaml
 
 from checkout import ONE_SHARD, REPOSITORY, TARGETS, configure, jobs, skeleton, snakemake, succeed
 from distillery.store.shards import Manifest
+from training_phases import phases
 
 SHIPPED = sorted((REPOSITORY / "config").glob("*.yaml"))
 SAMPLES = "results/tiny/samples/teacher/manifest.parquet"
@@ -56,11 +57,11 @@ def test_a_second_run_has_nothing_to_do(ran: Path) -> None:
 
 def test_a_training_that_is_online_alone_needs_no_targets(teacher: Path, tmp_path: Path) -> None:
     folder = skeleton(tmp_path)
-    configure(folder, teacher, training={"targets": "online"})
+    configure(folder, teacher, training={"phases": phases(online=8)})
     assert not {"targets", "merge_targets"} & jobs(succeed(folder, "--dry-run"))
     succeed(folder, "results/tiny/student/loss.parquet")
     assert not (folder / "results/tiny/targets").exists()
-    finish = {"targets": "online", "num_samples": 16, "finish_samples": 8}
+    finish = {"phases": phases(stored=8, online=8)}
     configure(folder, teacher, training=finish)
     assert {"targets", "merge_targets", "training"} <= jobs(succeed(folder, "--dry-run"))
 
@@ -150,17 +151,20 @@ def test_a_wrong_configuration_gives_one_clear_message(
     assert "Traceback" not in done.stdout
 
 
+LONGER = "phases: [{learn: stored, samples: 64}]"
+
+
 def test_words_of_the_command_line(teacher: Path, tmp_path: Path) -> None:
     """Snakemake reads what is nested in --config as text, and a date's digits as a number."""
     folder = skeleton(tmp_path)
     configure(folder, teacher)
-    nested = ("--config", "run=2026_11_25", "training={learning_rate: 0.125, num_samples: 64}")
+    nested = ("--config", "run=2026_11_25", f"training={{learning_rate: 0.125, {LONGER}}}")
     frozen = "results/2026_11_25/config/training.json"
     listed = succeed(folder, "--dry-run", "--printshellcmds", frozen, *nested)
     assert '"learning_rate": 0.125' in listed
-    assert '"num_samples": 64' in listed
-    wrong = snakemake(folder, "--dry-run", "--config", "training={num_samples: few}")
-    assert "--config cannot be used:\n  training.num_samples is 'few'" in wrong.stdout
+    assert '"phases": [{"learn": "stored", "samples": 64}]' in listed
+    wrong = snakemake(folder, "--dry-run", "--config", "training={global_batch_size: few}")
+    assert "--config cannot be used:\n  training.global_batch_size is 'few'" in wrong.stdout
     behind = snakemake(folder, "--dry-run", "--configfile", "config/config.yaml", "verify")
     assert behind.returncode != 0
     assert "snakemake verify" in behind.stdout

@@ -176,13 +176,13 @@ def _import_flag(imported: Imported, flag: str, raw_value: Any, trains: bool) ->
 
 def _put_residence(imported: Imported, flag: str, value: Any) -> None:
     """Have the teacher beside the student, as the old trainer had."""
-    imported.put(flag, "training.targets", "online")
+    imported.put(flag, "training.phases", [{"learn": "online"}])
     imported.put(flag, "training.teacher_residence", RESIDENCES[flag])
     if flag == "teacher_rank":
         imported.put(flag, "training.teacher_rank", value)
     imported.lines.append(
-        f"{flag}: training.targets: stored needs no teacher beside the student, and is faster from "
-        "the first epochs on"
+        f"{flag}: stored targets need no teacher beside the student, and are faster from the first "
+        "epochs on: write {learn: stored, samples: ...} instead"
     )
 
 

@@ -32,7 +32,12 @@ def given(*entries: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("entry", "keys", "value"),
     [
-        ("training={num_samples: 1280}", ["training", "num_samples"], 1280),
+        ("training={save_every_samples: 1280}", ["training", "save_every_samples"], 1280),
+        (
+            "training={phases: [{learn: stored, samples: 64}]}",
+            ["training", "phases"],
+            [{"learn": "stored", "samples": 64}],
+        ),
         ("training={learning_rate: 1.0e-4}", ["training", "learning_rate"], 1.0e-4),
         ("training={ema_half_life_samples: null}", ["training", "ema_half_life_samples"], None),
         ("targets={predictions: true}", ["targets", "predictions"], True),
@@ -70,15 +75,16 @@ def test_values_have_the_types_that_a_file_would_give_them(
 
 
 def test_several_values_and_what_they_leave() -> None:
-    found = given("training={num_samples: 1280}", "training={global_batch_size: 64}", "seed=3")
-    assert found["training"] == RUN["training"] | {"num_samples": 1280, "global_batch_size": 64}
+    found = given("training={save_every_samples: 64}", "training={dtype: float32}", "seed=3")
+    changes = {"save_every_samples": 64, "dtype": "float32"}
+    assert found["training"] == RUN["training"] | changes
     assert parse_config(found, "my.yaml").seed == 3
-    assert given("training={num_samples: ") != RUN, "no YAML: as Snakemake reads it"
+    assert given("training={save_every_samples: ") != RUN, "no YAML: as Snakemake reads it"
     assert given("teacher=") == RUN | {"teacher": None}
 
 
 def test_a_module_of_another_configuration_keeps_its_own() -> None:
-    entries = ["run=other", "training={num_samples: 1280}"]
+    entries = ["run=other", "training={save_every_samples: 1280}"]
     raw = with_overrides(RUN, read_by_snakemake(entries), read_overrides(entries))
     assert raw == RUN
 
@@ -92,14 +98,14 @@ def refused(*entries: str, **changes: Any) -> str:
 
 
 def test_errors_name_the_source() -> None:
-    message = refused("training={num_samples: abc}", "seed=1")
-    assert message.startswith("--config cannot be used:\n  training.num_samples is 'abc'")
+    message = refused("training={save_every_samples: abc}", "seed=1")
+    assert message.startswith("--config cannot be used:\n  training.save_every_samples is 'abc'")
     assert "my.yaml" not in message
     assert refused("trainin={a: 1}").startswith("--config cannot be used:\n  trainin is not a key")
     assert refused("seed=2026-11-25").startswith("--config cannot be used:\n  seed is '2026-11-25'")
-    both = refused("training={num_samples: abc}", dataset={"x": 1})
+    both = refused("training={save_every_samples: abc}", dataset={"x": 1})
     assert both.startswith("my.yaml cannot be used:\n")
-    assert "num_samples is 'abc': it should be a valid integer (by --config)" in both
+    assert "save_every_samples is 'abc': it should be a valid integer (by --config)" in both
     assert "dataset.x is not a key of the configuration" in both
     assert refused("seed=1", dataset={"x": 1}).startswith("my.yaml cannot be used:\n")
 

@@ -16,6 +16,7 @@ from distillery.config.jobs import (
 )
 from distillery.config.run import GeneratingConfig, Prompts, parse_config
 from distillery.files import write_json
+from training_phases import phases
 
 REPOSITORY = Path(__file__).parents[3]
 SHIPPED = sorted((REPOSITORY / "config").glob("*.yaml"))
@@ -125,12 +126,15 @@ def test_every_shipped_configuration_is_valid(path: Path) -> None:
         ({"targets__guidance_scale": 1e300}, ["targets.guidance_scale is 1e+300"]),
         ({"training__learning_rate": 1e6}, ["training.learning_rate is 1000000.0"]),
         ({"training__weight_decay": 1e300}, ["training.weight_decay is 1e+300"]),
-        ({"training__num_samples": 32 * 10**28}, ["training.num_samples is 32000000000"]),
+        (
+            {"training__phases": phases(stored=32 * 10**28)},
+            ["training.phases.0.samples is 32000000000"],
+        ),
         ({"training__keep_checkpoints": 10**30}, ["training.keep_checkpoints is 1000000"]),
         ({"training__ema_half_life_samples": 2**64}, ["training.ema_half_life_samples is 184"]),
         (
             {"training__warmup_samples": 641},
-            ["training.warmup_samples is 641, training.num_samples is 640: the rate would never"],
+            ["training.warmup_samples is 641, all phases together have 640 samples: the"],
         ),
         ({"run": datetime.date(2026, 1, 1)}, ["2026-01-01", "quotes"]),
         ({"samples__models": {}}, ["samples.models"]),
@@ -222,7 +226,12 @@ def test_all_problems_are_named_at_once() -> None:
         ({"targets__steps": 3}, "3 must be a multiple of 4", "4", "3"),
         ({"targets__chunk_size": 60}, "60 must be a multiple of 16", "48 or 64", "15 or 20"),
         ({"student__steps": 3}, "4 must be a multiple of 3", "3 or 6", "2 or 4"),
-        ({"training__num_samples": 100}, "100 must be a multiple of 32", "96 or 128", "25 or 50"),
+        (
+            {"training__phases": phases(stored=98)},
+            "98 must be a multiple of 32",
+            "96 or 128",
+            "14 or 49",
+        ),
         ({"training__micro_batch_size": 12}, "32 must be a multiple of 12", "24 or 36", "8 or 16"),
         ({"training__save_every_samples": 31}, "31 must be a multiple of 32", "32", "31"),
     ],

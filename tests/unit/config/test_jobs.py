@@ -20,6 +20,7 @@ from distillery.config.jobs import (
 from distillery.config.parsing import flatten
 from distillery.config.run import Config, parse_config
 from distillery.files import write_json
+from training_phases import phases
 
 OF_TEACHER = {"samples-teacher", "samples-teacher-4-steps"}
 ALL_SAMPLES = OF_TEACHER | {"samples-student"}
@@ -43,7 +44,7 @@ def stages_changed_by(**changes: Any) -> set[str]:
 
 CASES: list[tuple[dict[str, Any], set[str]]] = [
     ({"training__learning_rate": 1e-3}, {"training"}),
-    ({"training__num_samples": 320}, {"training"}),
+    ({"training__phases": phases(stored=320)}, {"training"}),
     ({"training__save_every_samples": 64}, {"runtime"}),
     ({"training__hang_timeout_s": 64}, {"runtime"}),
     ({"targets__guidance_scale": 2.0}, {"targets", "rounds", "export", *ALL_SAMPLES}),
@@ -168,9 +169,9 @@ def test_a_frozen_job_survives_its_file(tmp_path: Path) -> None:
 
 
 def test_a_training_that_is_online_alone_carries_what_its_targets_depend_on() -> None:
-    online = frozen(changed(training__targets="online"))
+    online = frozen(changed(training__phases=phases(online=640)))
     assert online["training"]["targets"] == online["targets"]["targets"]
-    finish = frozen(changed(training__targets="online", training__finish_samples=32))
+    finish = frozen(changed(training__phases=phases(stored=608, online=32)))
     assert "targets" not in finish["training"]
 
 
@@ -228,6 +229,6 @@ def test_how_the_teacher_runs_is_of_a_training_with_online_targets_alone() -> No
     teacher = {"teacher__attention": "native", "teacher__offload": "model"}
     stored = frozen(changed(**teacher))["training"]["teacher"]
     assert (stored["attention"], stored["offload"]) == (None, "none")
-    online = frozen(changed(**teacher, training__targets="online"))["training"]["teacher"]
+    online = frozen(changed(**teacher, training__phases=phases(online=640)))["training"]["teacher"]
     assert online["attention"] == "native"
     assert "offload" not in online, "it changes no result: runtime.json has it"

@@ -13,8 +13,9 @@ from distillery.evaluation.charts import Score, Series, line_chart, score_chart
 from distillery.evaluation.marks import MARKS
 from distillery.evaluation.pages import own_file
 from distillery.evaluation.vega import VEGA_LITE, Chart, colours, finish, runtime
+from training_phases import phases
 
-PLAIN = Training(num_samples=64, global_batch_size=8)
+PLAIN = Training(phases=phases(stored=64), global_batch_size=8)
 FALLING = [(8.0, 0.9), (16.0, 0.3), (24.0, 0.1)]
 HOSTILE = "</script>\"'`${x}<b>\\"
 
@@ -277,9 +278,7 @@ def test_what_learns_beside_the_student_has_a_chart_of_its_own_phase():
 
 
 def test_the_learning_rate_alone_is_marked_where_it_begins_anew():
-    training = Training.model_validate(
-        PLAIN.model_dump(exclude_unset=True) | {"rounds": {"count": 1, "samples": 32}}
-    )
+    training = Training(phases=phases(stored=32, rounds=32), global_batch_size=8)
     log = pd.DataFrame(
         {"samples_seen": [8, 32, 64], "loss": 1.0, "grad_norm": 1.0, "learning_rate": [3, 0.1, 3]}
     )

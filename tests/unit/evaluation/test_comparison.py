@@ -27,6 +27,7 @@ from distillery.measures.of_judge import CLIP_SCORE
 from distillery.measures.of_pairs import OF_PAIRS
 from distillery.run_folder import RunFolder
 from distillery.store.tables import read_table, write_table
+from training_phases import phases
 
 NUM_PROMPTS = 12
 
@@ -41,7 +42,7 @@ def make_run(
     """
     run = RunFolder(folder / "results" / name)
     run.config("run").parent.mkdir(parents=True)
-    settings = {"num_samples": 8 + int(100 * gain), "rounds": None}
+    settings = {"phases": phases(stored=8 + int(100 * gain))}
     save_frozen(run.config("run"), {"run": name, "training": settings, "seed": 0})
     keys = [(f"p-{number}", index) for number in range(NUM_PROMPTS) for index in range(2)]
     images = run.samples("student").parent
@@ -279,11 +280,12 @@ def test_scores_of_other_judges_are_not_compared(tmp_path: Path) -> None:
 
 
 def test_settings_that_differ() -> None:
-    one = {"run": "a", "training": {"rounds": None, "num_samples": 8}, "seed": 0}
-    other = {"run": "b", "training": {"rounds": {"count": 2}, "num_samples": 9}, "seed": 0}
+    one = {"run": "a", "training": {"phases": phases(stored=8)}, "seed": 0}
+    other = {"run": "b", "training": {"phases": phases(stored=9, rounds={"count": 2})}, "seed": 0}
     assert differing_settings(one, other) == [
-        ("training.num_samples", "8", "9"),
-        ("training.rounds.count", "not set", "2"),
+        ("training.phases.0.samples", "8", "9"),
+        ("training.phases.1.learn", "not set", "rounds"),
+        ("training.phases.1.count", "not set", "2"),
     ]
     assert differing_settings(one, None) == []
 
@@ -293,7 +295,7 @@ def test_the_page_and_its_numbers(tmp_path: Path) -> None:
     output = tmp_path / "results" / "compare" / "a-vs-b" / "index.html"
     compare_runs(one, other, output)
     page = output.read_text()
-    for expected in ("b, held against a", "better", "training.num_samples", "24 pairs"):
+    for expected in ("b, held against a", "better", "training.phases.0.samples", "24 pairs"):
         assert expected in page
     assert "where b gains most CLIP score" in page
     assert "where b loses most" not in page, "it loses nowhere"

@@ -10,8 +10,9 @@ from distillery.evaluation.speeds import ImageTime
 from distillery.files import hash_file
 from distillery.measures.lists import MEANS
 from distillery.measures.manifests import ModelSamples
+from training_phases import phases
 
-PLAIN = Training(num_samples=64, global_batch_size=8)
+PLAIN = Training(phases=phases(stored=64), global_batch_size=8)
 ENDS = {"low": 0.5, "high": 1.0}
 
 
@@ -189,24 +190,24 @@ def test_older_scores_have_no_tables_of_sets():
     [
         ({}, "", []),
         (
-            {"rounds": {"count": 2, "samples": 16}, "adversarial": {"samples": 8}},
+            {"phases": phases(stored=24, rounds={"count": 2, "samples": 16}, adversarial=8)},
             "24 from the teacher's stored trajectories, then 2 rounds of 16, half of them from "
             "states that the student visited before the round, then an adversarial finish of 8",
             [(24, "round 1"), (40, "round 2"), (56, "finish")],
         ),
         (
-            {"targets": "online", "finish_samples": 16, "rollout_samples": 8},
+            {"phases": phases(stored=40, online=16, rollouts=8)},
             "40 from the teacher's stored trajectories, then 16 with online targets, then 8 whole "
             "rollouts",
             [(40, "finish")],
         ),
         (
-            {"targets": "online", "distribution_matching": {}},
+            {"phases": phases(online={"samples": 64, "distribution_matching": {}})},
             "64 with online targets and distribution matching",
             [],
         ),
         (
-            {"rounds": {"count": 1, "samples": 16}, "schedule": "constant"},
+            {"phases": phases(stored=48, rounds=16), "schedule": "constant"},
             "48 from the teacher's stored trajectories, then 1 round of 16, half of them from "
             "states that the student visited before the round",
             [],
@@ -214,7 +215,7 @@ def test_older_scores_have_no_tables_of_sets():
     ],
 )
 def test_the_parts_of_a_training_are_told(changes, parts, restarts):
-    training = Training.model_validate(PLAIN.model_dump(exclude_unset=True) | changes)
+    training = Training(**PLAIN.model_dump(exclude_unset=True) | changes)
     assert figures.training_parts(training) == parts
     assert figures.restarts(training) == restarts
 

@@ -13,6 +13,7 @@ from distillery.files import readable
 from distillery.planning.disk import Sizes, check_disk, checkpoint_bytes, num_checkpoints
 from distillery.run_folder import RunFolder
 from runs import make_run, planned, settings
+from training_phases import phases
 
 FOLDERS = {
     "embeddings": ["embeddings"],
@@ -24,7 +25,7 @@ FOLDERS = {
 }
 HEADERS = 1 << 16
 """Bytes of the headers of a LoRA's files, more than its weights at this size."""
-LONG = {"num_samples": 32, "keep_checkpoints": 2, "ema_half_life_samples": 8}
+LONG = {"phases": phases(stored=32), "keep_checkpoints": 2, "ema_half_life_samples": 8}
 
 
 def size_of(folder: Path) -> int:
@@ -95,14 +96,14 @@ def test_a_loras_additions_lie_there_three_times(teacher: Path, tmp_path: Path) 
 
 
 def training(**changes: Any) -> Training:
-    return Training(**(tiny.TRAINING | {"num_samples": 80} | changes))
+    return Training(**(tiny.TRAINING | {"phases": phases(stored=80)} | changes))
 
 
 def test_a_checkpoint_holds_weights_moments_and_the_average() -> None:
     assert checkpoint_bytes(training(ema_half_life_samples=0), 100) == 100 * 12
     assert checkpoint_bytes(training(ema_half_life_samples=8), 100) == 100 * 16
-    matching = {"targets": "online", "distribution_matching": {"weight": 0.1}}
-    assert checkpoint_bytes(training(ema_half_life_samples=8, **matching), 100) == 100 * 28
+    online = phases(online={"samples": 80, "distribution_matching": {"weight": 0.1}})
+    assert checkpoint_bytes(training(ema_half_life_samples=8, phases=online), 100) == 100 * 28
 
 
 @pytest.mark.parametrize(
@@ -118,7 +119,7 @@ def test_one_checkpoint_more_lies_there_while_it_is_written(
 
 def saved(chosen: Training) -> tuple[int, int]:
     """Checkpoints at the end and at the most at once, by walking over all updates of all jobs."""
-    rounds = chosen.rounds
+    rounds = chosen.round_numbers
     ends = [32, 48] if rounds else []
     folders, most, begin = list[list[int]](), 0, 0
     for end in [*ends, 80 if not rounds else 64]:
@@ -137,7 +138,7 @@ def saved(chosen: Training) -> tuple[int, int]:
 def test_each_job_of_a_training_keeps_its_own_checkpoints(every: int, keep: int) -> None:
     """Those before rounds end after 32 and 48 of 64 samples, in folders of their own."""
     cadence = {"save_every_samples": every, "keep_checkpoints": keep}
-    for changes in ({}, {"num_samples": 64, "rounds": {"count": 2, "samples": 16}}):
+    for changes in ({}, {"phases": phases(stored=32, rounds={"count": 2, "samples": 16})}):
         chosen = training(**cadence, **changes)
         assert num_checkpoints(chosen) == saved(chosen)
 

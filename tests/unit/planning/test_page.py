@@ -19,6 +19,7 @@ from distillery.planning.text import is_numeric, print_page, text_of
 from distillery.words import counted
 from probes import write_probe
 from runs import generating_settings, planned, settings, summary
+from training_phases import phases
 
 
 def facts(plan: dict[str, Any], part: str = "What runs") -> dict[str, str]:
@@ -125,7 +126,7 @@ def test_the_costs_name_each_stage_and_how_to_learn_times(teacher: Path, tmp_pat
 
 
 def test_times_have_a_column_where_they_were_measured(teacher: Path, tmp_path: Path) -> None:
-    raw = settings(tmp_path, teacher, training={"rollout_samples": 8})
+    raw = settings(tmp_path, teacher, training={"phases": phases(rollouts=8)})
     config = parse_config(raw, "tiny")
     write_probe(tmp_path / "results/probe.json", config, {"train": 9, "eval": 5})
     make_plan(STAGES, config, tmp_path / "results/plan.json")

@@ -10,12 +10,12 @@ from diffusers import WanTransformer3DModel
 
 from distillery.config.jobs import TrainingJob
 from distillery.config.training import Training
+from distillery.config.ways import TRAINING_PASSES
 from distillery.pipeline import STAGES
 from distillery.planning.gpus import Gpus
 from distillery.planning.jobs import StageJobs, list_jobs
 from distillery.planning.passes import Passes, finish_passes, passes_of_stages, passes_per_job
 from distillery.planning.probe import amounts_of
-from distillery.planning.residence import TRAINING_PASSES
 from distillery.planning.work import plan_work
 from distillery.stage import Counts
 from distillery.teacher.folder import find_teacher
@@ -24,18 +24,24 @@ from distillery.training.loop import loop
 from distillery.training.state import new_state
 from distillery.training.variation import Watch
 from runs import Run, make_run
+from training_phases import phases
 
 STEPS = 4
 EPOCH = STEPS * 9 * 2
 """Samples of nine prompts with two trajectories each: each step comes as often as any other."""
 BASE = {
-    "num_samples": EPOCH, "global_batch_size": 8, "dtype": "float32", "tf32": False,
+    "phases": phases(stored=EPOCH), "global_batch_size": 8, "dtype": "float32", "tf32": False,
     "log_every_samples": EPOCH, "save_every_samples": EPOCH,
 }  # fmt: skip
-MATCHING = {"targets": "online", "online_steps": 1, "distribution_matching": {"updates": 2}}
-HEADS = {"adversarial": {"samples": EPOCH}}
-ROLLOUTS = {"num_samples": EPOCH + 16, "rollout_samples": 16}
-ROUNDS = {"num_samples": 4 * EPOCH, "rounds": {"count": 2, "samples": 64}}
+MATCHING = {"samples": EPOCH, "steps": 1, "distribution_matching": {"updates": 2}}
+ROUNDS = {"stored": 4 * EPOCH - 128, "rounds": {"count": 2, "samples": 64}}
+TRAININGS = [
+    phases(stored=EPOCH),
+    phases(stored=EPOCH, rollouts=16),
+    phases(adversarial=EPOCH),
+    phases(online=MATCHING),
+    phases(**ROUNDS),
+]
 
 
 @pytest.fixture(scope="module")
@@ -96,15 +102,15 @@ def with_training(run: Run, **changes: Any) -> Run:
 @pytest.mark.parametrize(
     "changes",
     [
-        HEADS | ROLLOUTS,
-        {"adversarial": {"samples": EPOCH, "warmup_samples": EPOCH + 8}} | ROLLOUTS,
-        MATCHING | ROLLOUTS,
+        phases(adversarial=EPOCH, rollouts=16),
+        phases(adversarial={"samples": EPOCH, "warmup_samples": EPOCH + 8}, rollouts=16),
+        phases(online=MATCHING, rollouts=16),
     ],
 )
 def test_a_training_takes_the_passes_that_are_counted(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: tuple[Any, ...]
 ) -> None:
-    changed = with_training(run, **changes)
+    changed = with_training(run, phases=changes)
     training, paths = changed.config.training, changed.training_paths(tmp_path)
     paths = replace(paths, targets=run.files.targets)
     opened = changed.open_training(changed.job("training", TrainingJob), paths)
@@ -118,7 +124,7 @@ def test_a_training_takes_the_passes_that_are_counted(
     assert loop(state, opened)
     more = finish_passes(changed.config, calls_per_step=2)
     student = TRAINING_PASSES * training.num_samples + more.student
-    if training.targets == "online":  # by draws, how far a student walks
+    if training.asks:  # by draws, how far a student walks
         assert counter.passes["student"] == pytest.approx(student, rel=0.05)
         assert counter.passes["teacher"] == pytest.approx(more.teacher, rel=0.05)
     else:
@@ -135,9 +141,9 @@ def tables(run: Run) -> tuple[dict[str, Passes], dict[str, float], list[StageJob
     return passes, passes_per_job(config, passes, jobs, 1.0), jobs
 
 
-@pytest.mark.parametrize("changes", [{}, ROLLOUTS, HEADS, MATCHING, ROUNDS, ROUNDS | HEADS])
-def test_the_terminal_and_the_costs_tell_the_same_work(run: Run, changes: dict[str, Any]) -> None:
-    passes, of_jobs, jobs = tables(with_training(run, **changes))
+@pytest.mark.parametrize("changes", [*TRAININGS, phases(**ROUNDS, adversarial=EPOCH)])
+def test_the_terminal_and_the_costs_tell_the_same_work(run: Run, changes: tuple[Any, ...]) -> None:
+    passes, of_jobs, jobs = tables(with_training(run, phases=changes))
     num_jobs = {row.stage: row.jobs for row in jobs}
     whole = {stage: of_jobs[stage] * num_jobs[stage] for stage in passes}
     assert whole == pytest.approx({stage: each.calls for stage, each in passes.items()})
@@ -145,7 +151,7 @@ def test_the_terminal_and_the_costs_tell_the_same_work(run: Run, changes: dict[s
 
 def test_a_trainings_jobs_have_the_samples_that_they_learn_from(run: Run) -> None:
     """Each takes up where the one before has ended."""
-    passes, of_jobs, _ = tables(with_training(run, **ROUNDS))
+    passes, of_jobs, _ = tables(with_training(run, phases=phases(**ROUNDS)))
     first = 3 * (4 * EPOCH - 128)
     assert of_jobs["training-0-rounds"] == first
     assert of_jobs["training-1-rounds"] == of_jobs["training"] == 3 * 64
@@ -154,9 +160,9 @@ def test_a_trainings_jobs_have_the_samples_that_they_learn_from(run: Run) -> Non
     assert passes["round_targets"].calls == 2 * 18 * 2 * 2, "two guided steps from each state"
 
 
-@pytest.mark.parametrize("changes", [{}, ROLLOUTS, HEADS, MATCHING, ROUNDS])
-def test_times_are_planned_for_the_jobs_that_there_are(run: Run, changes: dict[str, Any]) -> None:
-    config = with_training(run, **changes).config
+@pytest.mark.parametrize("changes", TRAININGS)
+def test_times_are_planned_for_the_jobs_that_there_are(run: Run, changes: tuple[Any, ...]) -> None:
+    config = with_training(run, phases=changes).config
     num_jobs: dict[str, int] = {}
     for amount in amounts_of(
         STAGES, config, Counts({"train": 9, "eval": 5}, {"train": 9, "eval": 5})

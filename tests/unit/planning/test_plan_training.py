@@ -17,9 +17,10 @@ from distillery.pipeline import STAGES
 from distillery.planning import plan as plan_stage
 from distillery.planning.gpus import Gpus, plan_gpus
 from distillery.planning.plan import make_plan
-from distillery.planning.training import advise_training, list_finish
+from distillery.planning.training import advise_training
 from distillery.training.execution import Machine, choose_execution, sharded_bytes, state_bytes
 from runs import settings, summary
+from training_phases import phases
 
 GB = 10**9
 H200, A100_40, RTX = 143_771 * 2**20, 40 * 2**30, 24 * 2**30
@@ -27,7 +28,7 @@ SDXL, WAN_14B, LORA = 2_567_463_684, 14_288_491_584, 20_000_000
 
 
 def training(**changes: Any) -> Training:
-    long = {"num_samples": 80_000, "dtype": "bfloat16", "ema_half_life_samples": 0}
+    long = {"phases": phases(stored=80_000), "dtype": "bfloat16", "ema_half_life_samples": 0}
     return Training(**(tiny.TRAINING | long | changes))
 
 
@@ -52,7 +53,7 @@ def training(**changes: Any) -> Training:
         (SDXL, SDXL, Machine(1, RTX), {"gradient_checkpointing": False}, ("none", False, True)),
         (SDXL, SDXL, Machine(1, H200), {"compile": "never"}, ("none", False, False)),
         (SDXL, SDXL, Machine(1), {"compile": "always"}, ("none", False, True)),
-        (SDXL, SDXL, Machine(1, H200), {"num_samples": 8_000}, ("none", False, False)),
+        (SDXL, SDXL, Machine(1, H200), {"phases": phases(stored=8_000)}, ("none", False, False)),
         (LORA, LORA, Machine(1, H200), {}, ("none", False, False)),
     ],
 )
@@ -84,7 +85,7 @@ def test_the_frozen_network_of_a_finish_is_whole_on_each_device() -> None:
     size, machine = 12 * 10**9, Machine(8, 48 * GB)
     plain, finish = (
         choose_execution(training(**changes), size, size, machine)
-        for changes in ({}, {"adversarial": {"samples": 8}})
+        for changes in ({}, {"phases": phases(stored=56, adversarial=8)})
     )
     assert finish.parallel == plain.parallel == "fsdp"
     assert finish.bytes_per_device == plain.bytes_per_device + 2 * size
@@ -111,8 +112,8 @@ def test_a_network_that_cannot_recompute() -> None:
 
 def test_online_targets_of_a_student_that_must_be_sharded_are_refused() -> None:
     """Where sizes decide, the settings alone do not show it; plan and training both ask here."""
-    online, machine = training(targets="online"), Machine(4, H200)
-    with pytest.raises(ValueError, match="targets is online and the student is to be trained with"):
+    online, machine = training(phases=phases(online=64)), Machine(4, H200)
+    with pytest.raises(ValueError, match="has online and the student is to be trained with"):
         choose_execution(online, WAN_14B, WAN_14B, machine)
     assert choose_execution(online, SDXL, SDXL, machine).parallel == "ddp"
 
@@ -193,7 +194,7 @@ def choices(plan: dict[str, Any]) -> dict[str, str]:
 
 
 def test_the_plan_on_gpus(teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    base = {"num_samples": 12, "global_batch_size": 12, "log_every_samples": 12}
+    base = {"phases": phases(stored=12), "global_batch_size": 12, "log_every_samples": 12}
     base |= {"save_every_samples": 12, "dtype": "bfloat16"}
     plan, text = planned(tmp_path, teacher, monkeypatch, [gpu(H200)] * 4, **base)
     assert choices(plan) == {
@@ -235,7 +236,7 @@ def test_more_gpus_than_samples_in_an_update_are_noted(
 def test_the_teachers_own_gpus_are_taken_from_the_training(
     teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    online = {"targets": "online", "teacher_residence": "own_gpus"}
+    online = {"phases": phases(online=64), "teacher_residence": "own_gpus"}
     plan, text = planned(tmp_path, teacher, monkeypatch, [gpu(H200)] * 4, **online)
     assert plan["training"]["machine"]["world_size"] == 3
     assert "teacher of online targets is: own_gpus (as set)" in text
@@ -369,14 +370,3 @@ def test_the_bytes_decide_alone() -> None:
     smaller = choose_execution(training(), SDXL, SDXL, replace(machine, gpu_bytes=RTX))
     assert chosen.bytes_per_device == SDXL * 18
     assert smaller.bytes_per_device < chosen.bytes_per_device
-
-
-def test_a_finish_is_named_before_what_the_hardware_decides() -> None:
-    assert list_finish(training()) == []
-    size = {"num_samples": 64, "global_batch_size": 8}
-    (line,) = list_finish(Training(**size, adversarial={"samples": 16}))
-    assert line[:2] == ("adversarial", "16 of 64 samples")
-    online = {"targets": "online", "finish_samples": 8, "rollout_samples": 16}
-    (line,) = list_finish(Training(**size, **online, distribution_matching={}))
-    assert line[:2] == ("online", "8 of 64 samples")
-    assert "a second network that learns what the student draws" in line[2]

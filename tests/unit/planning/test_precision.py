@@ -12,6 +12,7 @@ from distillery.schedule import PredictionType, Schedule, add_noise
 from distillery.schedulers import schedule_of
 from distillery.training.objectives import segment_target
 from runs import planned, settings
+from training_phases import phases
 
 
 def grid_of(scheduler: Any, steps: int) -> Schedule:
@@ -65,9 +66,9 @@ def test_many_rounded_segments_are_noted(teacher: Path, tmp_path: Path) -> None:
 
 
 def test_an_average_that_begins_late_is_noted(teacher: Path, tmp_path: Path) -> None:
-    short = {"training": {"num_samples": 80, "ema_half_life_samples": 16}}
+    short = {"training": {"phases": phases(stored=80), "ema_half_life_samples": 16}}
     assert "ema_half_life" not in advice(tmp_path, teacher, **short)
-    late = {"training": {"num_samples": 80, "ema_half_life_samples": 80}}
+    late = {"training": {"phases": phases(stored=80), "ema_half_life_samples": 80}}
     said = advice(tmp_path, teacher, **late)
     assert "50% of the exported average are still the initial weights; use 10 or fewer" in said
 
@@ -77,7 +78,7 @@ def test_segments_that_are_seen_too_often_are_noted(teacher: Path, tmp_path: Pat
 
     def said(times: int, **changes: int) -> str:
         sizes = ("global_batch_size", "log_every_samples", "save_every_samples")
-        training = {"num_samples": times * seen_once} | dict.fromkeys(sizes, seen_once)
+        training = {"phases": phases(stored=times * seen_once)} | dict.fromkeys(sizes, seen_once)
         changed = {"student": {"steps": 2}, "training": training | changes}
         return advice(tmp_path, teacher, **changed)
 

@@ -31,8 +31,12 @@ from distillery.run_folder import RunFolder
 from distillery.stage import Counts
 from distillery.telemetry import Event
 from probes import write_probe
+from training_phases import phases
 
 SHIPPED = ("config.yaml", "sdxl-4-steps.yaml", "flux-lora-4-steps.yaml", "dataset.yaml")
+
+
+ROUNDS = phases(stored=7360, rounds={"count": 2, "samples": 320})
 
 
 def shipped(name: str, **training: Any) -> RunConfig:
@@ -60,18 +64,14 @@ def test_a_small_run_is_a_run(name: str) -> None:
 
 
 def test_a_finish_is_left_out_of_the_small_run() -> None:
-    rounds = {"count": 2, "samples": 320}
-    adversarial = {"samples": 320}
-    config = shipped("config.yaml", rounds=rounds, adversarial=adversarial, rollout_samples=32)
-    small = probe_config(config)["training"]
-    assert small["rounds"] is None
-    assert small["adversarial"] is None
-    assert small["rollout_samples"] == 0
+    some = phases(stored=320, rounds={"count": 2, "samples": 320}, adversarial=320, rollouts=32)
+    small = probe_config(shipped("config.yaml", phases=some))["training"]
+    assert [phase["learn"] for phase in small["phases"]] == ["stored"]
 
 
 def test_how_much_is_done_is_no_other_kind_of_probe() -> None:
     kind = kind_of_probe(shipped("config.yaml"))
-    assert kind == kind_of_probe(shipped("config.yaml", num_samples=16000))
+    assert kind == kind_of_probe(shipped("config.yaml", phases=phases(stored=16000)))
     assert kind != kind_of_probe(shipped("config.yaml", global_batch_size=64, micro_batch_size=8))
     assert kind != kind_of_probe(shipped("dataset.yaml"))
 
@@ -182,8 +182,7 @@ def test_a_job_begins_where_another_has_ended() -> None:
 
 def test_rounds_wait_for_each_other(tmp_path: Path) -> None:
     """Two rounds of three jobs, for four at once: twice the time of one job, not that of half."""
-    rounds = {"count": 2, "samples": 320}
-    config = shipped("config.yaml", rounds=rounds)
+    config = shipped("config.yaml", phases=ROUNDS)
     assert isinstance(config, Config)
     config = config.model_copy(
         update={"targets": config.targets.model_copy(update={"num_shards": 3})}
@@ -254,8 +253,7 @@ def test_the_plan_tells_time_where_it_was_measured(tmp_path: Path) -> None:
 
 def test_rounds_take_the_passes_that_they_have(tmp_path: Path) -> None:
     """The demo: 24 guided steps of the teacher for a trajectory, 2 steps of a student."""
-    rounds = {"count": 2, "samples": 320}
-    config, run = shipped("config.yaml", rounds=rounds), RunFolder(tmp_path)
+    config, run = shipped("config.yaml", phases=ROUNDS), RunFolder(tmp_path)
     measured(run, config, targets=4.8)
     rows, of_pass = by_stage(times(config, run)), 4.8 / 48
     jobs_s = 2 * 4 * 2.0
@@ -268,9 +266,10 @@ def test_rounds_take_the_passes_that_they_have(tmp_path: Path) -> None:
     assert "round_states" in times(config, run)["counted"]
 
 
-def more_s(run: RunFolder, **training: Any) -> float:
+def more_s(run: RunFolder, **last: Any) -> float:
     """Seconds beyond those of plain updates, of which one sample takes 0.3 s: 0.1 s a pass."""
-    config = shipped("config.yaml", **training)
+    (samples,) = (phase["samples"] for phase in phases(**last))
+    config = shipped("config.yaml", phases=phases(stored=8000 - samples, **last))
     measured(run, config, targets=4.8, training=0.3)
     assert times(config, run)["counted"] == ["training"]
     busy: float = by_stage(times(config, run))["training"]["busy_s"]
@@ -280,16 +279,16 @@ def more_s(run: RunFolder, **training: Any) -> float:
 def test_finishes_take_the_passes_that_they_have(tmp_path: Path) -> None:
     run, of_teacher = RunFolder(tmp_path), 4.8 / 48
     # Half a step to where it stands, then one guided step of the teacher.
-    online = {"targets": "online", "finish_samples": 800, "online_steps": 1}
-    assert more_s(run, **online) == pytest.approx(800 * (0.5 * 0.1 + 2 * of_teacher))
-    assert more_s(run, rollout_samples=320) == pytest.approx(320 * 0.3), "a second step"
-    assert more_s(run, adversarial={"samples": 320}) == pytest.approx(320 * 6 / 2 * 0.1)
+    online = {"samples": 800, "steps": 1}
+    assert more_s(run, online=online) == pytest.approx(800 * (0.5 * 0.1 + 2 * of_teacher))
+    assert more_s(run, rollouts=320) == pytest.approx(320 * 0.3), "a second step"
+    assert more_s(run, adversarial=320) == pytest.approx(320 * 6 / 2 * 0.1)
 
 
 def test_processes_that_wait_for_one_teacher_are_counted(tmp_path: Path) -> None:
     rates = {"targets": Rate(0.0, 4.8), "training": Rate(0.0, 0.3, num_processes=2)}
-    online = {"targets": "online", "finish_samples": 8000, "online_steps": 1, "held_out_prompts": 0}
-    config = shipped("config.yaml", **online)
+    online = phases(online={"samples": 8000, "steps": 1})
+    config = shipped("config.yaml", phases=online, held_out_prompts=0)
     assert isinstance(config, Config)
 
     def of(processes: int, answered: int) -> float:

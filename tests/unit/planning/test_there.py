@@ -18,6 +18,7 @@ from distillery.planning.first import write_frozen
 from distillery.planning.plan import make_plan
 from distillery.planning.there import Found, describe_changes, there_part
 from runs import Run, make_run, settings
+from training_phases import phases
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +149,7 @@ def test_more_of_the_same_keeps_what_is_there(done: Run) -> None:
 
 
 def test_a_longer_training_with_a_finish_takes_the_first_part_up(done: Run) -> None:
-    training = {"num_samples": 16, "adversarial": {"samples": 8}}
+    training = {"phases": phases(stored=8, adversarial=8)}
     rows = found(done, training=training)
     assert (rows["training"].done, rows["training"].of) == (8, 16)
 

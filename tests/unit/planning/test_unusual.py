@@ -15,6 +15,7 @@ from distillery.planning.unusual import (
     advise_numbers,
     advise_settings,
 )
+from training_phases import phases
 
 
 def notes(num_train: int = 1000, **changes: Any) -> list[str]:
@@ -27,7 +28,7 @@ def of_adapters(*adapters: Adapter) -> list[str]:
     return advise_adapters(Teacher(path="teacher", height=8, width=8, adapters=adapters))
 
 
-SAVED = {"training__num_samples": 64, "training__save_every_samples": 32}
+SAVED = {"training__phases": phases(stored=64), "training__save_every_samples": 32}
 
 
 def test_usual_settings_are_not_told() -> None:

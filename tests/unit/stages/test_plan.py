@@ -21,6 +21,7 @@ from distillery.teacher.folder import PipelineFolder
 from judging import make_dino
 from runs import make_run, settings, summary
 from tiny import tiny_prompts
+from training_phases import phases
 
 
 def plan(folder: Path, teacher: Path, /, **changes: Any) -> dict[str, Any]:
@@ -55,7 +56,7 @@ def test_the_numbers(teacher: Path, tmp_path: Path) -> None:
 
 
 def test_rounds_are_counted_and_need_their_disk(teacher: Path, tmp_path: Path) -> None:
-    training = {"num_samples": 32, "rounds": {"count": 2, "samples": 8}}
+    training = {"phases": phases(stored=16, rounds={"count": 2, "samples": 8})}
     found = plan(tmp_path, teacher, targets={"samples_per_prompt": 3}, training=training)
     # A state, it again beside where the teacher goes, in two of its four guided steps.
     assert found["work"]["round_bytes"] == 27 * 3 * 64 * 4
@@ -63,7 +64,7 @@ def test_rounds_are_counted_and_need_their_disk(teacher: Path, tmp_path: Path) -
     assert found["disk"]["stages"]["rounds"] == 2 * 27 * 3 * 64 * 4
     numbers = {row["stage"]: row["jobs"] for row in found["stages"]}
     assert numbers["round_states"] == numbers["round_targets"] == 2 * 2
-    assert "rounds            2, each 27 states of the student, 162 network calls" in summary(found)
+    assert "27 states of the student, 162 network calls" in summary(found)
     without = plan(tmp_path / "without", teacher)
     assert "rounds" not in without["disk"]["stages"]
     student = found["disk"]["stages"]["student"]
@@ -367,7 +368,7 @@ def test_online_targets_have_a_table_of_places(teacher: Path, tmp_path: Path) ->
     without = plan(tmp_path, teacher)
     assert without["training"]["teacher"] is None
     assert "the faster way" not in summary(without)
-    beside = plan(tmp_path, teacher, training={"targets": "online"})
+    beside = plan(tmp_path, teacher, training={"phases": phases(online=8)})
     places = beside["training"]["teacher"]["places"]
     parameters = beside["teacher"]["parameters"]
     weights = 4 * (parameters["transformer"] + parameters["vae"])
@@ -389,7 +390,7 @@ def test_online_targets_have_a_table_of_places(teacher: Path, tmp_path: Path) ->
     assert beside["training"]["teacher"]["epochs_until_storing_pays"] == 8 / (2 * (0.5 + 4))
 
     # One of two segments: two passes to draw and to look, one update of the copy, a guided look.
-    matching = {"targets": "online", "distribution_matching": {"updates": 1}}
+    matching = {"phases": phases(online={"samples": 8, "distribution_matching": {"updates": 1}})}
     matched = plan(tmp_path, teacher, training=matching)["training"]
     assert matched["bytes_per_device"] > student
     table = matched["teacher"]
@@ -401,7 +402,10 @@ def test_online_targets_have_a_table_of_places(teacher: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"training": {"online_steps": 3}}, "use 1 or 2, or null for all"),
+        (
+            {"training": {"phases": phases(online={"samples": 8, "steps": 3})}},
+            "use 1 or 2, or null for all",
+        ),
         (
             {"training": {"teacher_residence": "one_rank", "teacher_rank": 9}},
             r"training.teacher_rank is 9 and there are \d processes: use a number up to",
@@ -415,7 +419,7 @@ def test_online_targets_have_a_table_of_places(teacher: Path, tmp_path: Path) ->
 def test_online_targets_that_cannot_be_made_are_refused(
     teacher: Path, tmp_path: Path, changes: dict[str, dict[str, Any]], message: str
 ) -> None:
-    training = {"targets": "online"} | changes.get("training", {})
+    training = {"phases": phases(online=8)} | changes.get("training", {})
     with pytest.raises(ValueError, match=message):
         plan(tmp_path, teacher, **changes | {"training": training})
 
@@ -429,7 +433,7 @@ def test_the_vae_beside_the_student_is_told(teacher: Path, tmp_path: Path) -> No
         teacher,
         teacher={"vae_dtype": "bfloat16"},
         previews={"every_samples": 8},
-        training={"rollout_samples": 8, "perceptual_weight": 0.1},
+        training={"phases": phases(rollouts={"samples": 8, "perceptual_weight": 0.1})},
     )
     assert both["training"]["vae_bytes"] == both["teacher"]["parameters"]["vae"] * (2 + 4)
     assert re.search(r"VAE \d+\.\d KiB more", summary(both))

@@ -13,6 +13,7 @@ from distillery.files import hash_json, read_sealed, write_sealed
 from events import job_events, training_twice
 from quality import make_config
 from reports import Page, write, write_call, write_telemetry, write_trained
+from training_phases import phases
 
 
 def test_headline_and_thresholds(written):
@@ -211,9 +212,11 @@ def test_a_finishing_phase_is_told_apart(folder, tmp_path):
 def test_rounds_are_told_with_what_they_learned_from(folder, tmp_path):
     copy = tmp_path / "results"
     shutil.copytree(folder, copy)
-    rounds = {"count": 2, "samples": 256}
     config = make_config(
-        training={"num_samples": 1024, "global_batch_size": 32, "rounds": rounds},
+        training={
+            "phases": phases(stored=512, rounds={"count": 2, "samples": 256}),
+            "global_batch_size": 32,
+        },
         targets={"steps": 24, "guidance_scale": 4.0, "num_shards": 2},
     )
     for number in "12":

@@ -30,6 +30,7 @@ from distillery.store.belonging import check_student_of, find_foreign
 from distillery.student.build import build_student
 from distillery.student.export import export_student
 from runs import Run, make_run, settings
+from training_phases import phases
 
 HOUR_NS = 3600 * 10**9
 OF_TARGETS = {"targets/manifest.json", "targets/shard-0-of-1.json"}
@@ -48,7 +49,7 @@ CHANGES: dict[str, tuple[Any, set[str]]] = {
     "targets.predictions": (True, OF_TARGETS),
     "student.steps": (1, {"student/initial", "student/trained", "student/pipeline"}),
     "training.learning_rate": (0.5, {"student/trained"}),
-    "training.num_samples": (16, {"student/trained"}),
+    "training.phases": (phases(stored=16), {"student/trained"}),
     "training.objective": ("direct", {"student/trained"}),
 }
 """Another value of each key, and some of what does not belong to it."""

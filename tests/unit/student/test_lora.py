@@ -24,6 +24,7 @@ from families import CASES
 from families.case import FamilyCase
 from runs import Run, make_run
 from stranger import code_in
+from training_phases import phases
 
 RANK, ALPHA = 3, 5.0
 """A scale of alpha / rank that is no power of two, so that it cannot be lost unnoticed."""
@@ -46,7 +47,8 @@ def lora_run(
         | (teacher or {}),
         targets={"steps": case.steps, "num_segments": case.steps},
         student={"steps": case.steps, "init": "lora", "lora": lora} | dict(case.student),
-        training={"num_samples": 32, "learning_rate": 0.03, "schedule": "constant"} | training,
+        training={"phases": phases(stored=32), "learning_rate": 0.03, "schedule": "constant"}
+        | training,
     )
 
 

@@ -22,6 +22,7 @@ from distillery.student.export import export_student
 from judging import make_judge
 from quality import MODELS, quality_with
 from runs import CPU, Run, make_run
+from training_phases import phases
 
 COMPARED = {
     "teacher": {"source": "teacher"},
@@ -115,7 +116,7 @@ def demo(folder: Path, student: Any, untrained: Any) -> int:
         "prompts": {"train": "train.csv", "eval": "eval.csv"},
         "teacher": {"path": "teacher", "height": 96, "width": 96},
         "targets": {"steps": 24, "guidance_scale": 4.0},
-        "training": {"num_samples": 640, "global_batch_size": 32},
+        "training": {"phases": phases(stored=640), "global_batch_size": 32},
         "samples": {"models": MODELS},
         "evaluation": {"judge": "judge"},
     }

@@ -33,8 +33,9 @@ from families import sdxl, wan_two_experts
 from lora_files import DIALECTS, LoraFile
 from runs import SETTINGS, loaded, make_run
 from tiny import make_tiny_wan
+from training_phases import phases
 
-TRAINING = {"num_samples": 8, "global_batch_size": 8}
+TRAINING = {"phases": phases(stored=8), "global_batch_size": 8}
 
 
 @pytest.fixture(scope="module", params=["wan", "sdxl"])

@@ -16,8 +16,6 @@ from safetensors.torch import load_file
 from distillery.config.jobs import TrainingJob
 from distillery.config.training import Training
 from distillery.noise import draw_noise
-from distillery.training import adversarial
-from distillery.training.adversarial import level_shares
 from distillery.training.batch import Batch, rows
 from distillery.training.checkpoint import COMPANION, COMPANION_OPTIMIZER, find_problem
 from distillery.training.directions import add_directions, new_companion
@@ -27,15 +25,19 @@ from distillery.training.loop import train
 from distillery.training.run import Run as OpenedRun
 from distillery.training.state import TrainingState, new_state
 from distillery.training.update import end_of_last_step, predict
+from distillery.training.ways import adversarial
+from distillery.training.ways.adversarial import level_shares
 from families.sdxl import CASE as SDXL
 from runs import CPU, Run, make_run
+from training_phases import phases
 
 STEPS = 2
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 FINISH = {"samples": 16, "weight": 0.5, "learning_rate": 1e-3}
 TRAINING = {
-    "num_samples": 32, "global_batch_size": 8, "learning_rate": 1e-3, "save_every_samples": 8,
-    "log_every_samples": 8, "dtype": "float32", "tf32": False, "adversarial": FINISH,
+    "phases": phases(stored=16, adversarial=FINISH),
+    "global_batch_size": 8, "learning_rate": 1e-3, "save_every_samples": 8,
+    "log_every_samples": 8, "dtype": "float32", "tf32": False,
 }  # fmt: skip
 
 
@@ -80,10 +82,10 @@ def opened_with(run: Run, output: Path, **settings: Any) -> tuple[OpenedRun, Any
 
 def begun(run: Run, output: Path, **finish: Any) -> tuple[OpenedRun, TrainingState, Batch]:
     """A training at the first update of its finish, and that update's batch."""
-    opened, paths = opened_with(run, output, adversarial=FINISH | finish)
+    opened, paths = opened_with(run, output, phases=phases(stored=16, adversarial=FINISH | finish))
     state = new_state(paths.student, opened)
     state.companion = new_companion(paths.student, opened)
-    state.samples_seen = opened.training.finish_begins
+    state.samples_seen = 16
     items = next(opened.batches.positions(state.samples_seen))
     return opened, state, opened.dataset.__getitems__(items)
 
@@ -296,7 +298,7 @@ def test_it_changes_the_student_takes_up_a_stored_training_and_resumes(
     assert f"32 samples, loss {last.loss:.5f}, of the heads {last.loss_heads:.4f}, " in caplog.text
     assert "of the heads" not in caplog.text.split("16 samples, loss")[1].splitlines()[0]
     assert losses["loss_heads"].isna().tolist() == [True, True, False, False]
-    learn(run, tmp_path / "parts", num_samples=16, adversarial=None)
+    learn(run, tmp_path / "parts", phases=phases(stored=16))
     found, _ = learn(run, tmp_path / "parts")
     torch.testing.assert_close(found, whole, rtol=0, atol=0)
 
@@ -308,7 +310,8 @@ def test_it_changes_the_student_takes_up_a_stored_training_and_resumes(
     torch.testing.assert_close(load_file(paths.trained / WEIGHTS), whole, rtol=0, atol=0)
     pd.testing.assert_frame_equal(pd.read_parquet(paths.losses), losses)
 
-    weak, _ = learn(run, tmp_path / "weak", adversarial=FINISH | {"weight": 1e-6})
+    hardly = phases(stored=16, adversarial=FINISH | {"weight": 1e-6})
+    weak, _ = learn(run, tmp_path / "weak", phases=hardly)
     assert any(not weak[name].equal(whole[name]) for name in whole)
 
 
@@ -328,7 +331,7 @@ def test_a_damaged_companion_is_noticed(run: Run, tmp_path: Path) -> None:
 
 
 def test_rollouts_behind_it_pass_too(run: Run, tmp_path: Path) -> None:
-    _, losses = learn(run, tmp_path, num_samples=40, rollout_samples=8)
+    _, losses = learn(run, tmp_path, phases=phases(stored=16, adversarial=FINISH, rollouts=8))
     assert losses["loss_heads"].notna().tolist() == [False, False, True, True, True]
 
 
@@ -348,7 +351,7 @@ def test_what_does_not_fit_at_once_is_done_in_halves() -> None:
 
 
 def test_the_frozen_network_takes_memory() -> None:
-    plain = Training(**{**TRAINING, "adversarial": None})
+    plain = Training(**TRAINING | {"phases": phases(stored=32)})
     assert state_bytes(plain, 100, 100) == 1600
     assert state_bytes(Training(**TRAINING), 100, 100) == 2000
 
@@ -356,15 +359,15 @@ def test_the_frozen_network_takes_memory() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"targets": "online"}, "it learns from stored trajectories"),
+        ({"phases": phases(online=16, adversarial=16)}, "online or adversarial"),
         ({"objective": "direct"}, "use objective: segment"),
         ({"global_batch_size": 1}, "heads that see one image an update"),
-        ({"adversarial": {"samples": 12}}, "12 must be a multiple of 8"),
-        ({"adversarial": {"samples": 40}}, "use 32 or fewer"),
-        ({"adversarial": {"samples": 39}}, "use 32 or fewer"),
-        ({"adversarial": {"samples": 16, "warmup_samples": 16}}, "would never learn from it"),
-        ({"adversarial": {"samples": 16, "warmup_samples": 9}}, "use 8 or fewer"),
-        ({"adversarial": {"samples": 8}, "rollout_samples": 32}, "or leave adversarial out"),
+        ({"phases": phases(stored=8, adversarial=12)}, r"phases\.1\.samples is 12, .* of 8"),
+        (
+            {"phases": phases(adversarial={"samples": 16, "warmup_samples": 16})},
+            "would never learn from it",
+        ),
+        ({"phases": phases(adversarial={"samples": 16, "warmup_samples": 9})}, "use 8 or fewer"),
         ({"timestep_weights": (1.0, 0.0)}, "it acts where the last segment ends"),
     ],
 )
@@ -374,7 +377,5 @@ def test_what_does_not_go_together_is_refused(settings: dict[str, Any], message:
 
 
 def test_recipes_without_it_are_those_of_before(run: Run, tmp_path: Path) -> None:
-    opened, _ = opened_with(run, tmp_path, adversarial=None)
+    opened, _ = opened_with(run, tmp_path, phases=phases(stored=32))
     assert not {"adversarial", "distribution_matching"} & opened.recipe.training.keys()
-    finishing = replace(opened, training=Training(**TRAINING))
-    assert finishing.training.finish_begins == 16

@@ -33,6 +33,7 @@ from distillery.training.variation import (
     prompt_variation,
     state_variation,
 )
+from training_phases import phases
 
 REPOSITORY = Path(__file__).parents[3]
 STEPS = 4
@@ -188,7 +189,7 @@ def test_answers_that_are_not_finite_are_an_alarm():
 
 def test_the_ignorant_students_loss_by_hand(dataset):
     """In a flow at sigma the same image loses var(clean) / sigma², a constant var(target)."""
-    training = Training(num_samples=8, global_batch_size=8)
+    training = Training(phases=phases(stored=8), global_batch_size=8)
     found = constant_baseline_losses(dataset, training)
     for segment in range(STEPS):
         items = range(segment, dataset.num_items, STEPS)
@@ -201,7 +202,7 @@ def test_the_ignorant_students_loss_by_hand(dataset):
 
 
 def test_ignorant_losses_are_of_the_trainings_own_loss(dataset):
-    training = Training(num_samples=8, global_batch_size=8, loss="huber", huber_width=0.1)
+    training = Training(phases=phases(stored=8), global_batch_size=8, loss="huber", huber_width=0.1)
     assert max(constant_baseline_losses(dataset, training)) < 0.2
 
 
@@ -270,7 +271,7 @@ def rung(output):
     }
 
 
-LONG = {"num_samples": 2048, "log_every_samples": 128, "save_every_samples": 2048}
+LONG = {"phases": phases(stored=2048), "log_every_samples": 128, "save_every_samples": 2048}
 
 
 def test_a_training_that_diverges_after_its_warm_up_rings(data, tmp_path):
@@ -306,7 +307,7 @@ def demo(tmp_path_factory):
 )
 def test_a_last_row_of_few_samples_rings_nothing(data, dataset, tmp_path, num_samples, expected):
     """What remains of a training after its last whole row: the mean of a few losses jumps."""
-    tiny.write_training_job(tmp_path, log_every_samples=512, num_samples=100_000)
+    tiny.write_training_job(tmp_path, log_every_samples=512, phases=phases(stored=100_000))
     history = rows(*[0.1] * 6)
     history[-1] |= {"samples_seen": history[-2]["samples_seen"] + num_samples, "loss": 0.6}
     state = SimpleNamespace(
@@ -330,7 +331,7 @@ def test_a_last_row_of_few_samples_rings_nothing(data, dataset, tmp_path, num_sa
 def test_the_demos_student_learns_and_collapses(demo, tmp_path, learning_rate, expected):
     job = read_sealed(demo / "config/training.json")
     job["training"] |= {
-        "num_samples": 320, "global_batch_size": 32, "learning_rate": learning_rate,
+        "phases": phases(stored=320), "global_batch_size": 32, "learning_rate": learning_rate,
         "log_every_samples": 64, "save_every_samples": 320,
     }  # fmt: skip
     write_json(tmp_path / "config/training.json", job)

@@ -22,6 +22,7 @@ from distillery.training.batch import split
 from distillery.training.batches import NUM_CUDA_WORKERS, Batches, Order
 from distillery.training.data import SegmentDataset
 from distillery.training.distributed import RankInfo
+from training_phases import phases
 
 TARGETS, EMBEDDINGS, PROMPTS = (
     "targets/manifest.json",
@@ -46,7 +47,7 @@ def joined(lists):
 
 
 def training(**changes):
-    return Training(**(tiny.TRAINING | {"num_samples": 96} | changes))
+    return Training(**(tiny.TRAINING | {"phases": phases(stored=96)} | changes))
 
 
 def test_an_epoch_holds_every_item_once_and_epochs_differ():
@@ -102,7 +103,7 @@ def test_micro_batches_are_the_batch(run, num_parts):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
 def test_a_signal_to_the_whole_group_leaves_those_who_read_ahead_alive(run, number):
     """torchrun signals a training and its children; the training then ends its update."""
-    settings = training(num_samples=64, global_batch_size=4)
+    settings = training(phases=phases(stored=64), global_batch_size=4)
     dataset = open_dataset(run)
     batches = Batches(dataset, settings, 3, RankInfo()).read(0, torch.device("cuda"))
     seen = [next(batches).items]

@@ -24,10 +24,12 @@ from distillery.training.split import Split
 from distillery.training.state import new_state
 from distillery.training.update import predict, student_of
 from runs import Run, make_run
+from training_phases import phases
 
 STEPS = 4
 TRAINING = {
-    "num_samples": 64, "global_batch_size": 8, "learning_rate": 1e-3, "save_every_samples": 16,
+    "phases": phases(stored=64), "global_batch_size": 8, "learning_rate": 1e-3,
+    "save_every_samples": 16,
     "log_every_samples": 8, "dtype": "float32", "tf32": False, "held_out_prompts": 2,
 }  # fmt: skip
 
@@ -65,12 +67,12 @@ def test_none_may_be_left(run: Run, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"there are {num_prompts} prompts to learn from"):
         opened_in(run, tmp_path, held_out_prompts=num_prompts)
     with pytest.raises(ValidationError, match="all targets are online"):
-        Training(**TRAINING | {"targets": "online"})
+        Training(**TRAINING | {"phases": phases(online=64)})
 
 
 @pytest.mark.parametrize("num_ranks", [1, 3])
 def test_what_is_held_out_is_in_no_update(run: Run, tmp_path: Path, num_ranks: int) -> None:
-    opened, _ = opened_in(run, tmp_path, rollout_samples=32)
+    opened, _ = opened_in(run, tmp_path, phases=phases(stored=32, rollouts=32))
     dataset = opened.dataset
     parts = [
         Batches(dataset, opened.training, 0, RankInfo(rank, num_ranks)).positions(0)
@@ -89,7 +91,9 @@ def test_what_is_held_out_is_in_no_update(run: Run, tmp_path: Path, num_ranks: i
 def test_states_of_rounds_are_held_out_too(run: Run, tmp_path: Path) -> None:
     opened, _ = opened_in(run, tmp_path)
     dataset = opened.dataset
-    training = Training(**TRAINING | {"rounds": {"count": 2, "samples": 24}})
+    training = Training(
+        **TRAINING | {"phases": phases(stored=16, rounds={"count": 2, "samples": 24})}
+    )
     updates = Batches(dataset, training, 0, RankInfo()).positions(16)
     visited = [item - dataset.first_visited for item in chain.from_iterable(updates)]
     found = {divmod(item, dataset.num_trajectories) for item in visited if item >= 0}
@@ -170,7 +174,7 @@ def test_any_stored_type_is_measured_by_any_training(
         student={"steps": STEPS},
     )
     run.ready_to_train()
-    opened, paths = opened_in(run, tmp_path, num_samples=8, dtype=dtype)
+    opened, paths = opened_in(run, tmp_path, phases=phases(stored=8), dtype=dtype)
     assert train(opened, paths)
     last = pd.read_parquet(paths.losses).iloc[-1]
     columns = ["held_out_loss", *(f"held_out_error_knot_{knot}" for knot in range(1, STEPS + 1))]

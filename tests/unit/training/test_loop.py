@@ -17,6 +17,7 @@ from distillery.model_folder import hash_model
 from distillery.telemetry import read_events
 from distillery.training import checkpoint, loop
 from distillery.training.health import Watchdog
+from training_phases import phases
 
 WEIGHTS = "student/trained/diffusion_pytorch_model.safetensors"
 
@@ -77,7 +78,7 @@ def test_other_seeds_give_other_weights(data, undisturbed, tmp_path):
 
 
 def test_a_student_learns(data, tmp_path):
-    settings = {"num_samples": 800, "log_every_samples": 80, "save_every_samples": 800}
+    settings = {"phases": phases(stored=800), "log_every_samples": 80, "save_every_samples": 800}
     assert train(data, tmp_path, **settings, learning_rate=1e-2, ema_half_life_samples=0) == 0
     losses = pd.read_parquet(tmp_path / "student/loss.parquet")["loss"]
     assert losses.iloc[-1] < 0.5 * losses.iloc[0]
@@ -235,7 +236,7 @@ def test_sigterm_saves_and_the_next_start_ends_as_if_nothing_was(
 def test_losses_of_an_interval_survive_an_interruption(data, tmp_path, monkeypatch):
     """The checkpoint falls between two rows of the loss history."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    settings = {"num_samples": 96, "log_every_samples": 48}
+    settings = {"phases": phases(stored=96), "log_every_samples": 48}
     assert train(data, whole, **settings) == 0
     interrupt_after(monkeypatch, 3)
     assert train(data, parts, **settings) == 75
@@ -326,7 +327,7 @@ def test_a_loss_that_is_not_finite_names_its_sample_before_any_update(data, tmp_
     poisoned = tmp_path / "data"
     shutil.copytree(data, poisoned)
     poison(poisoned, float("nan"))
-    assert train(poisoned, tmp_path, num_samples=48, log_every_samples=48) == 1
+    assert train(poisoned, tmp_path, phases=phases(stored=48), log_every_samples=48) == 1
     message = capsys.readouterr().err
     assert "nothing was updated" in message
     assert "1 samples have such a loss; they are: p000/0 segment 3 (row 0)" in message
@@ -352,7 +353,7 @@ def test_a_gradient_that_is_not_finite_stops_too(data, tmp_path, capsys, monkeyp
     ],
 )
 def test_every_objective_and_loss_learns(data, tmp_path, settings):
-    assert train(data, tmp_path, num_samples=128, learning_rate=1e-2, **settings) == 0
+    assert train(data, tmp_path, phases=phases(stored=128), learning_rate=1e-2, **settings) == 0
     losses = pd.read_parquet(tmp_path / "student/loss.parquet")["loss"]
     assert losses.tail(4).mean() < 0.9 * losses.head(4).mean()
 

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -11,14 +10,15 @@ from distillery.config.jobs import TrainingJob
 from distillery.config.training import Training
 from distillery.training.loop import train
 from runs import Run, make_run
+from training_phases import phases
 
 SIZE = {
-    "num_samples": 16, "global_batch_size": 8, "learning_rate": 1e-3, "log_every_samples": 8,
-    "save_every_samples": 8,
+    "phases": phases(stored=16), "global_batch_size": 8, "learning_rate": 1e-3,
+    "log_every_samples": 8, "save_every_samples": 8,
 }  # fmt: skip
-FINISHES: dict[str, dict[str, Any]] = {
-    "loss_copy": {"targets": "online", "distribution_matching": {"updates": 1}},
-    "loss_heads": {"adversarial": {"samples": 16}},
+FINISHES = {
+    "loss_copy": phases(online={"samples": 16, "distribution_matching": {"updates": 1}}),
+    "loss_heads": phases(adversarial=16),
 }
 
 
@@ -41,7 +41,7 @@ def test_the_additions_learn_and_what_learns_beside_them_too(
     run: Run, tmp_path: Path, column: str, dtype: str
 ) -> None:
     job = run.job("training", TrainingJob)
-    training = Training(**SIZE | FINISHES[column] | {"dtype": dtype})
+    training = Training(**SIZE | {"phases": FINISHES[column], "dtype": dtype})
     paths = replace(run.training_paths(tmp_path), targets=run.files.targets)
     opened = run.open_training(job.model_copy(update={"training": training}), paths)
     assert train(opened, paths)

@@ -10,9 +10,9 @@ import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
-from distillery.config.finishes import DistributionMatching
 from distillery.config.jobs import TrainingJob
 from distillery.config.training import Training
+from distillery.config.ways import DistributionMatching, Online
 from distillery.noise import draw_noise
 from distillery.schedule import add_noise, as_prediction, from_prediction
 from distillery.store.tables import read_table
@@ -25,24 +25,27 @@ from distillery.training.run import Run as OpenedRun
 from distillery.training.run import training_recipe
 from distillery.training.state import Companion, TrainingState, new_state
 from distillery.training.update import (
-    add_targets,
     backward,
     end_of_last_step,
     predict,
     roll_out_student,
 )
+from distillery.training.ways import add_targets
 from families.sdxl import CASE as SDXL
 from own_wan import OwnWan
 from runs import Run, make_run
+from training_phases import phases
 
 STEPS = 2
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 EULER_FLOW = {"class": "FlowMatchEulerDiscreteScheduler", "shift": 3.0}
+MATCHING = {"weight": 0.5, "learning_rate": 1e-3, "updates": 2}
 TRAINING = {
-    "num_samples": 32, "global_batch_size": 8, "targets": "online", "learning_rate": 1e-3,
+    "phases": phases(online={"samples": 32, "distribution_matching": MATCHING}),
+    "global_batch_size": 8, "learning_rate": 1e-3,
     "save_every_samples": 8, "log_every_samples": 8, "dtype": "float32", "tf32": False,
-    "distribution_matching": {"weight": 0.5, "learning_rate": 1e-3, "updates": 2},
 }  # fmt: skip
+WITHOUT = phases(online=32)
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +100,8 @@ def begun(run: Run, output: Path, **settings: Any) -> tuple[OpenedRun, TrainingS
 
 
 def test_the_teacher_sees_what_its_next_step_is_made_of(each: Run, tmp_path: Path) -> None:
-    opened, _, _ = begun(each, tmp_path, online_steps=4)  # all its steps, of first order
+    of_first_order = phases(online={"samples": 32, "steps": 4, "distribution_matching": MATCHING})
+    opened, _, _ = begun(each, tmp_path, phases=of_first_order)  # all its steps, of first order
     dataset: Any = opened.dataset
     grid, prompts = dataset.teacher_grid, [0, 1, 2]
     clean = torch.randn(3, *dataset.recipe.latent_shape)
@@ -239,7 +243,8 @@ def test_the_copy_learns_by_a_clipped_mean_over_what_is_drawn(
     run: Run = request.getfixturevalue(kind)
     gradients: list[torch.Tensor] = []
     for limit in (1e6, 0.01):
-        settings = {"num_samples": 40, "rollout_samples": 8, "max_grad_norm": limit}
+        matched = {"samples": 32, "distribution_matching": MATCHING}
+        settings = {"phases": phases(online=matched, rollouts=8), "max_grad_norm": limit}
         opened, state, batch = begun(run, tmp_path / f"{limit}", **settings)
         assert state.companion is not None
         copy, learned = state.companion.network, state.companion.trainable
@@ -304,7 +309,7 @@ def learn(run: Run, output: Path, **settings: Any) -> tuple[dict[str, Any], pd.D
 def test_a_resumed_training_has_its_copy(run: Run, tmp_path: Path) -> None:
     whole, losses = learn(run, tmp_path / "whole")
     assert (losses["loss_copy"] > 0).all()
-    plain, plain_losses = learn(run, tmp_path / "plain", distribution_matching=None)
+    plain, plain_losses = learn(run, tmp_path / "plain", phases=WITHOUT)
     assert "loss_copy" not in plain_losses
     assert any(not whole[name].equal(plain[name]) for name in whole)
     opened, paths = opened_with(run, tmp_path / "parts")
@@ -317,25 +322,26 @@ def test_a_resumed_training_has_its_copy(run: Run, tmp_path: Path) -> None:
 
 
 def test_a_finish_takes_up_a_stored_training_and_begins_a_copy(run: Run, tmp_path: Path) -> None:
-    finish: dict[str, Any] = {"finish_samples": 16, "ema_half_life_samples": 16}
+    matched = phases(stored=16, online={"samples": 16, "distribution_matching": MATCHING})
+    finish: dict[str, Any] = {"phases": matched, "ema_half_life_samples": 16}
     expected, losses = learn(run, tmp_path / "whole", **finish)
     assert losses["loss_copy"].isna().tolist() == [True, True, False, False]
-    stored = {"targets": "stored", "num_samples": 16, "distribution_matching": None}
-    learn(run, tmp_path / "parts", **finish | stored | {"finish_samples": None})
+    stored = {"phases": phases(stored=16)}
+    learn(run, tmp_path / "parts", **finish | stored)
     found, _ = learn(run, tmp_path / "parts", **finish)
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 def test_rollouts_are_drawn_too(run: Run, tmp_path: Path) -> None:
-    rollouts = {"rollout_samples": 16, "ema_half_life_samples": 0}
-    found, losses = learn(run, tmp_path / "with", **rollouts)
+    matched = {"samples": 16, "distribution_matching": MATCHING}
+    found, losses = learn(run, tmp_path / "with", phases=phases(online=matched, rollouts=16))
     assert (losses["loss_copy"] > 0).all()
-    plain, _ = learn(run, tmp_path / "without", distribution_matching=None, **rollouts)
+    plain, _ = learn(run, tmp_path / "without", phases=phases(online=16, rollouts=16))
     assert any(not found[name].equal(plain[name]) for name in found)
 
 
 def test_recipes_without_it_are_those_of_before(run: Run, tmp_path: Path) -> None:
-    opened, _ = opened_with(run, tmp_path, distribution_matching=None)
+    opened, _ = opened_with(run, tmp_path, phases=WITHOUT)
     assert "distribution_matching" not in opened.recipe.training
     job = run.job("training", TrainingJob)
     with_it = training_recipe(job, opened.dataset, "x")
@@ -343,23 +349,19 @@ def test_recipes_without_it_are_those_of_before(run: Run, tmp_path: Path) -> Non
 
 
 def test_the_copy_takes_memory_but_has_no_average() -> None:
-    plain = Training(num_samples=8, global_batch_size=8, targets="online", dtype="float32")
-    with_copy = plain.model_copy(update={"distribution_matching": DistributionMatching()})
+    plain = Training(phases=phases(online=8), global_batch_size=8, dtype="float32")
+    online = Online(samples=8, distribution_matching=DistributionMatching())
+    with_copy = plain.model_copy(update={"phases": (online,)})
     assert state_bytes(plain, 100, 100) == 1600
     assert state_bytes(with_copy, 100, 100) == 3200
     averaged = with_copy.model_copy(update={"ema_half_life_samples": 8})
     assert state_bytes(averaged, 100, 10) == 2 * 90 * 4 + 10 * (2 * 16 + 4)
 
 
-def test_it_needs_a_teacher_beside_the_student() -> None:
-    with pytest.raises(ValidationError, match=r"is set and training\.targets is stored"):
-        Training(num_samples=8, global_batch_size=8, distribution_matching={"weight": 1.0})
-
-
 def test_it_needs_a_last_segment_that_counts() -> None:
     settings: dict[str, Any] = {
-        "num_samples": 8, "global_batch_size": 8, "targets": "online",
-        "distribution_matching": {"weight": 1.0}, "timestep_weights": (1.0, 0.0),
+        "phases": phases(online={"samples": 8, "distribution_matching": {"weight": 1.0}}),
+        "global_batch_size": 8, "timestep_weights": (1.0, 0.0),
     }  # fmt: skip
     with pytest.raises(ValidationError, match="it acts where the last segment ends"):
         Training(**settings)

@@ -13,6 +13,7 @@ from distillery.training import loop, microbatch, update
 from distillery.training.distributed import RankInfo
 from distillery.training.microbatch import NOTES, GpuMemory, MicroBatches, lower_by_estimates
 from runs import open_run
+from training_phases import phases
 
 ALONE, CPU = RankInfo(), torch.device("cpu")
 WEIGHTS = "student/trained/diffusion_pytorch_model.safetensors"
@@ -267,7 +268,7 @@ def test_an_estimate_that_was_too_low_makes_the_next_attempt_smaller(
 ):
     monkeypatch.setattr("distillery.training.distributed.all_reduce", lambda values: values)
     sizes = dict.fromkeys(("global_batch_size", "log_every_samples", "save_every_samples"), 16)
-    run = open_run(data, tmp_path, RankInfo(0, 2), num_samples=64, **sizes)
+    run = open_run(data, tmp_path, RankInfo(0, 2), phases=phases(stored=64), **sizes)
     state, micro_batches = state_of(data, run), of_segments(run, sharded=True)
     share = run.dataset.__getitems__(next(run.batches.positions(0)))
     with pytest.raises(torch.OutOfMemoryError, match=f"next attempt takes {noted} samples"):
@@ -305,7 +306,7 @@ def rollouts_run(data, folder, monkeypatch, room):
         monkeypatch.setattr(torch.cuda, name, lambda *_: None)
     memory = SimpleNamespace(total_memory=1 << 30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: memory)
-    return open_run(data, folder, num_samples=64, rollout_samples=32)
+    return open_run(data, folder, phases=phases(stored=32, rollouts=32))
 
 
 @pytest.mark.parametrize(
@@ -341,7 +342,7 @@ def test_blocks_are_computed_again_in_rollouts_alone(data, tmp_path, monkeypatch
 
     monkeypatch.setattr(update, "batch_losses", compute)
     monkeypatch.setattr(loop, "micro_batches_for", sized)
-    assert train(data, tmp_path, num_samples=64, rollout_samples=32) == 0
+    assert train(data, tmp_path, phases=phases(stored=32, rollouts=32)) == 0
     assert seen == {(False, False), (True, True)}
 
 
@@ -357,7 +358,7 @@ def test_a_rollout_that_will_not_fit_is_told_before_anything_is_learned(
 def test_a_gpu_that_is_too_small_for_the_share_gets_less(data, tmp_path):
     """A real limit: PyTorch refuses memory beyond a share of the GPU's."""
     gpu = torch.device("cuda", 0)
-    sizes = {"global_batch_size": 4096, "num_samples": 4096, "log_every_samples": 4096}
+    sizes = {"global_batch_size": 4096, "phases": phases(stored=4096), "log_every_samples": 4096}
     run = open_run(data, tmp_path, device=gpu, save_every_samples=4096, **sizes)
     state, micro_batches = state_of(data, run), of_segments(run, sharded=False)
     state.denoiser.to(gpu)

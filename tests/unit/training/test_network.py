@@ -7,6 +7,7 @@ from safetensors.torch import load_file
 
 import tiny
 from distillery.training import parallel
+from training_phases import phases
 
 WEIGHTS = "student/trained/diffusion_pytorch_model.safetensors"
 
@@ -26,7 +27,7 @@ def plain(data, tmp_path_factory):
     return folder
 
 
-SMALL = {"num_samples": 32, "global_batch_size": 4}
+SMALL = {"phases": phases(stored=32), "global_batch_size": 4}
 """A short training: the compiler takes far longer than the updates."""
 
 

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from distillery.config.jobs import TrainingJob
 from distillery.config.training import Training
+from distillery.config.ways import Online, Stored
 from distillery.generation.teacher_walk import check_steps
 from distillery.schedule import add_noise, from_prediction
 from distillery.training.batch import Batch, rows
@@ -20,17 +21,18 @@ from distillery.training.data import SegmentDataset
 from distillery.training.distributed import RankInfo
 from distillery.training.health import Watchdog
 from distillery.training.loop import train
-from distillery.training.online import OnlineDataset
 from distillery.training.own_teacher import OwnTeacher
 from distillery.training.run import training_recipe
 from distillery.training.target_teacher import load_target_teacher
 from distillery.training.variation import constant_baseline_losses
+from distillery.training.ways.online import OnlineDataset
 from families.sdxl import CASE as SDXL
 from runs import CPU, Run, make_run
+from training_phases import phases
 
 STEPS = 4
 WEIGHTS = "diffusion_pytorch_model.safetensors"
-TRAINING = {"num_samples": 32, "global_batch_size": 8, "targets": "online", "learning_rate": 1e-3}
+TRAINING = {"phases": phases(online=32), "global_batch_size": 8, "learning_rate": 1e-3}
 
 
 EULER_FLOW = {"class": "FlowMatchEulerDiscreteScheduler", "shift": 3.0}
@@ -164,11 +166,12 @@ def test_each_state_gets_the_answer_of_its_own_prompt_and_segment() -> None:
 
 def test_a_finish_goes_on_in_the_stream_and_rollouts_follow(dataset: OnlineDataset) -> None:
     training = Training(
-        num_samples=40, global_batch_size=8, targets="online", finish_samples=16, rollout_samples=8
+        phases=phases(stored=16, online=16, rollouts=8),
+        global_batch_size=8,
     )
     ranks = RankInfo()
     updates = list(Batches(dataset, training, 0, ranks).positions(0))
-    all_stored = Training(num_samples=40, global_batch_size=8)
+    all_stored = Training(phases=phases(stored=40), global_batch_size=8)
     stored = list(Batches(dataset, all_stored, 0, ranks).positions(0))
     assert updates[:2] == stored[:2]
     first = dataset.first_visited
@@ -210,15 +213,15 @@ def test_stored_trajectories_that_are_missing_are_asked_for(run: Run) -> None:
 
 def test_stored_recipes_are_those_of_before(dataset: OnlineDataset, run: Run) -> None:
     job = run.job("training", TrainingJob)
-    plain = Training(num_samples=32, global_batch_size=8)
+    plain = Training(phases=phases(stored=32), global_batch_size=8)
     stored = training_recipe(job.model_copy(update={"training": plain}), dataset, "x")
     assert not {"targets", "finish_samples", "online_steps"} & stored.training.keys()
     online = [
         training_recipe(job.model_copy(update={"training": training}), dataset, "x").hash
         for training in (
-            plain.model_copy(update={"targets": "online"}),
-            plain.model_copy(update={"targets": "online", "finish_samples": 8}),
-            plain.model_copy(update={"targets": "online", "online_steps": 1}),
+            plain.model_copy(update={"phases": (Online(samples=32),)}),
+            plain.model_copy(update={"phases": (Stored(samples=24), Online(samples=8))}),
+            plain.model_copy(update={"phases": (Online(samples=32, steps=1),)}),
         )
     ]
     assert len({stored.hash, *online}) == 4
@@ -227,24 +230,16 @@ def test_stored_recipes_are_those_of_before(dataset: OnlineDataset, run: Run) ->
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"finish_samples": 8}, "training.finish_samples is 8 and training.targets is stored"),
-        ({"online_steps": 2}, "training.online_steps is 2 and training.targets is stored"),
-        ({"targets": "online", "teacher_rank": 1}, "only one_rank puts the teacher on one process"),
-        ({"targets": "online", "objective": "direct"}, "use segment, or stored targets"),
-        ({"targets": "online", "parallel": "fsdp"}, "a sharded student needs all for each"),
-        ({"targets": "online", "finish_samples": 12}, "12 must be a multiple of 8"),
-        ({"targets": "online", "finish_samples": 40}, "use 32 or fewer"),
-        ({"targets": "online", "finish_samples": 97}, "use 32 or fewer"),
-        ({"targets": "online", "rollout_samples": 32}, "all of training.num_samples are rollouts"),
-        (
-            {"targets": "online", "finish_samples": 32, "rollout_samples": 8},
-            "24 of training.num_samples are no rollouts: use 24 or fewer",
-        ),
+        ({"teacher_rank": 1}, "only one_rank puts the teacher on one process"),
+        ({"objective": "direct"}, "use objective: segment, or leave online out"),
+        ({"parallel": "fsdp"}, "a sharded student needs all for each"),
+        ({"phases": phases(stored=32, online=12)}, r"phases\.1\.samples is 12, .* a multiple of 8"),
+        ({"phases": phases(rollouts=8, online=8)}, "rollouts, online: write them in the order"),
     ],
 )
 def test_what_does_not_go_together_is_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
-        Training(num_samples=32, global_batch_size=8, **settings)
+        Training(**{"phases": phases(online=32), "global_batch_size": 8} | settings)
 
 
 def test_steps_that_the_teacher_has_not_are_refused() -> None:

@@ -12,6 +12,7 @@ from distillery.training.state import (
     make_optimizer,
     update_ema,
 )
+from training_phases import phases
 
 
 def training(**changes):
@@ -60,7 +61,7 @@ def test_an_update_is_remembered_by_the_momenta_of_the_setting(betas):
 
 
 def test_the_learning_rate_rises_linearly_then_falls_to_almost_nothing():
-    settings = training(num_samples=800, warmup_samples=80, global_batch_size=8)
+    settings = training(phases=phases(stored=800), warmup_samples=80, global_batch_size=8)
     rates = [learning_rate_at(seen, settings) for seen in range(0, 800, 8)]
     assert rates[0] > 0
     assert rates[1] / rates[0] == pytest.approx(3.0, rel=1e-2)
@@ -81,7 +82,7 @@ def test_after_the_half_life_half_of_the_old_average_is_left(global_batch_size):
     settings = training(
         global_batch_size=global_batch_size,
         ema_half_life_samples=64,
-        num_samples=64,
+        phases=phases(stored=64),
         log_every_samples=64,
         save_every_samples=64,
     )

@@ -32,6 +32,7 @@ from previewing import (
     preview_options,
     share_of,
 )
+from training_phases import phases
 
 REPOSITORY = Path(__file__).parents[3]
 sys.path.insert(0, str(REPOSITORY / "tests/distributed"))
@@ -110,7 +111,7 @@ def test_images_of_another_training_are_drawn_again(data, drawn, tmp_path):
 
 def test_the_last_preview_is_the_exported_students_image(tmp_path, teacher):
     """Through the stock pipeline from the exported folder, with averaged weights."""
-    training = {"ema_half_life_samples": 16, "num_samples": 16, "learning_rate": 0.1}
+    training = {"ema_half_life_samples": 16, "phases": phases(stored=16), "learning_rate": 0.1}
     run = runs.make_run(tmp_path, teacher, training=training, previews={"every_samples": 8})
     run.encode("train")
     run.encode("eval")
@@ -149,7 +150,7 @@ def test_any_type_of_the_decoder_is_drawn_beside_any_training(
 ):
     """The pipeline stacks decoded images, and CPU autocast to bfloat16 refuses float16."""
     teacher = {"dtype": "bfloat16", "vae_dtype": vae_dtype}
-    settings = {"dtype": dtype, "num_samples": 8, "every_samples": 8, "warmup_samples": 0}
+    settings = {"dtype": dtype, "phases": phases(stored=8), "every_samples": 8, "warmup_samples": 0}
     assert train(data, tmp_path, teacher=teacher, **settings) == 0
     assert images(tmp_path).keys() == expected([0, 8])
     for name in expected([0]):

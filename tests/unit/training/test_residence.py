@@ -14,13 +14,14 @@ from distillery.training.batches import Batches
 from distillery.training.distributed import RankInfo
 from distillery.training.execution import Machine
 from distillery.training.health import Watchdog
-from distillery.training.online import OnlineDataset
 from distillery.training.own_teacher import OwnTeacher
 from distillery.training.residence import choose_place, demands, is_mapped
 from distillery.training.target_teacher import load_target_teacher
+from distillery.training.ways.online import OnlineDataset
 from runs import CPU, make_run
+from training_phases import phases
 
-ONLINE = Training(num_samples=8, global_batch_size=8, targets="online")
+ONLINE = Training(phases=phases(online=8), global_batch_size=8)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +60,7 @@ def test_a_teacher_in_the_hosts_memory_is_mapped_from_its_file(
     teacher: Path, tmp_path: Path
 ) -> None:
     """So the processes of a node share one copy: what the kernel maps from a file, it has once."""
-    run = make_run(tmp_path, teacher, training={"targets": "online"})
+    run = make_run(tmp_path, teacher, training={"phases": phases(online=8)})
     run.encode("train")
     run.all_targets()
     job = run.job("training", TrainingJob)

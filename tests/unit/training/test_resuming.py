@@ -14,14 +14,15 @@ from distillery.training.loop import train
 from distillery.training.resuming import differences
 from distillery.training.state import learning_rate_at
 from runs import Run, make_run
+from training_phases import phases
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 TRAINING = {
-    "num_samples": 32, "global_batch_size": 8, "learning_rate": 1e-3, "warmup_samples": 8,
+    "phases": phases(stored=32), "global_batch_size": 8, "learning_rate": 1e-3, "warmup_samples": 8,
     "ema_half_life_samples": 16, "save_every_samples": 16, "log_every_samples": 8,
     "dtype": "float32",
 }  # fmt: skip
-FINISH = {"targets": "online", "num_samples": 48, "finish_samples": 16}
+FINISH = {"phases": phases(stored=32, online=16)}
 
 
 @pytest.fixture(scope="module")
@@ -50,13 +51,13 @@ def test_a_finish_takes_up_a_stored_training_and_learns_what_one_training_does(
 ) -> None:
     """And rollouts after it, for whose losses the stored training has no column."""
     caplog.set_level("INFO")
-    then = {"num_samples": 56, "rollout_samples": 8}
+    then = {"phases": phases(stored=32, online=16, rollouts=8)}
     expected, losses = learn(run, tmp_path / "whole", **FINISH | then)
     assert "takes up" not in caplog.text
     learn(run, tmp_path / "parts")
     caplog.clear()
     found, found_losses = learn(run, tmp_path / "parts", **FINISH | then)
-    assert "samples-000000000032, of a training from stored targets alone" in caplog.text
+    assert "samples-000000000032, of a training of 32 from the teacher's stored traj" in caplog.text
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
     pd.testing.assert_frame_equal(found_losses, losses)
 
@@ -66,7 +67,7 @@ def test_a_stored_training_of_another_length_is_named(
 ) -> None:
     caplog.set_level("INFO")
     learn(run, tmp_path)
-    learn(run, tmp_path, **FINISH | {"num_samples": 56})
+    learn(run, tmp_path, **FINISH | {"phases": phases(stored=40, online=16)})
     (line,) = [line for line in caplog.messages if "are not taken up" in line]
     assert line.endswith("their training is another: training.num_samples is 32 there and 40 here")
 
@@ -77,7 +78,7 @@ def test_the_reverse_begins_anew_and_says_why(
     caplog.set_level("INFO")
     learn(run, tmp_path, **FINISH)
     assert "not taken up" not in caplog.text
-    learn(run, tmp_path, num_samples=48)
+    learn(run, tmp_path, phases=phases(stored=48))
     (line,) = [line for line in caplog.messages if "are not taken up" in line]
     assert "training.targets is online there and not set here" in line
     assert "resumes from" not in caplog.text

@@ -19,16 +19,17 @@ from distillery.store.chunks import DamagedChunkError
 from distillery.training.batches import Batches
 from distillery.training.distributed import RankInfo
 from distillery.training.loop import train
-from distillery.training.rounds import RoundsDataset, visited_segment
 from distillery.training.state import learning_rate_at
+from distillery.training.ways.rounds import RoundsDataset, visited_segment
 from runs import Run, make_run, settings
+from training_phases import phases
 
 STEPS = 4
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 TRAINING: dict[str, Any] = {
-    "num_samples": 64, "global_batch_size": 8, "learning_rate": 1e-3, "save_every_samples": 8,
+    "phases": phases(stored=32, rounds={"count": 2, "samples": 16}),
+    "global_batch_size": 8, "learning_rate": 1e-3, "save_every_samples": 8,
     "log_every_samples": 8, "dtype": "float32", "tf32": False,
-    "rounds": {"count": 2, "samples": 16},
 }  # fmt: skip
 
 
@@ -78,7 +79,7 @@ def test_half_of_each_batch_is_of_visited_states(run: Run, tmp_path: Path) -> No
 
 def test_trajectories_go_on_where_they_were_before_the_rounds(run: Run, tmp_path: Path) -> None:
     opened, _ = opened_in(run, tmp_path)
-    without, _ = opened_in(run, tmp_path / "without", rounds=None)
+    without, _ = opened_in(run, tmp_path / "without", phases=phases(stored=64))
     known = [
         item
         for items in items_of(opened, RankInfo())
@@ -132,7 +133,7 @@ def test_it_ends_the_same_taken_up_or_in_one_piece(
         assert train(opened, paths)
         found[name] = load_file(paths.trained / WEIGHTS)
         losses[name] = pd.read_parquet(paths.losses)
-    assert caplog.text.count("of a training up to round 1: so far this one") == 1
+    assert caplog.text.count("stored trajectories, then 1 round of 16, half of them from") == 1
     kept, _ = num_checkpoints(Training(**TRAINING))
     assert len(list(checkpoints.glob("*/samples-*"))) == kept == 6, "as the plan of the disk says"
     assert losses["taken-up"]["loss"].equals(losses["in-one-piece"]["loss"])
@@ -143,9 +144,11 @@ def test_it_ends_the_same_taken_up_or_in_one_piece(
 
 
 def test_a_finish_comes_after_all_rounds(run: Run, tmp_path: Path) -> None:
-    changes = {"num_samples": 80, "adversarial": {"samples": 16}}
+    changes = {"phases": phases(stored=32, rounds={"count": 2, "samples": 16}, adversarial=16)}
     training = Training(**TRAINING | changes)
-    assert (training.rounds_begin, training.finish_begins) == (32, 64)
+    assert [(span.begin, span.title) for span in training.spans] == [
+        (0, ""), (32, "round 1"), (48, "round 2"), (64, "finish")
+    ]  # fmt: skip
     assert training.restarts == [32, 48, 64]
     opened, paths = opened_in(run, tmp_path, **changes)
     assert [part.training.get("rounds", {}).get("count", 0) for part in opened.parts] == [2, 1, 0]
@@ -182,12 +185,15 @@ def test_a_store_of_other_trajectories_is_refused(run: Run, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"targets": "online"}, "both learn from states"),
+        ({"phases": phases(stored=8, rounds=8, online=8)}, "both learn from states"),
         ({"objective": "direct"}, "use objective: segment"),
-        ({"rounds": {"count": 1, "samples": 12}}, "12 must be a multiple of 8"),
-        ({"rounds": {"count": 4, "samples": 16}}, "before it is sent out"),
-        ({"rounds": {"count": 2, "samples": 16}, "rollout_samples": 32}, "before it is sent out"),
-        ({"rounds": {"count": 0, "samples": 16}}, "greater than or equal to 1"),
+        ({"phases": phases(stored=8, rounds=12)}, r"phases\.1\.samples is 12, .* of 8"),
+        ({"phases": phases(rounds=16)}, "before it is sent out"),
+        ({"phases": phases(rounds=16, stored=16)}, "rounds, stored: write them in the order"),
+        (
+            {"phases": phases(stored=8, rounds={"count": 0, "samples": 16})},
+            "greater than or equal to 1",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -205,7 +211,7 @@ def test_one_more_round_leaves_those_before_it_as_they_are(run: Run) -> None:
     more = run.config.model_copy(
         update={
             "training": Training(
-                **TRAINING | {"num_samples": 80, "rounds": {"count": 3, "samples": 16}}
+                **TRAINING | {"phases": phases(stored=32, rounds={"count": 3, "samples": 16})}
             )
         }
     )

@@ -24,10 +24,11 @@ from distillery.training.microbatch import MicroBatches, accumulate_what_fits
 from distillery.training.objectives import min_snr_weight, segment_weights
 from distillery.training.update import batch_losses, roll_out_student
 from runs import make_run, open_run, settings
+from training_phases import phases
 
 WEIGHTS = "student/trained/diffusion_pytorch_model.safetensors"
 CPU = torch.device("cpu")
-FINISH = {"num_samples": 64, "rollout_samples": 32}
+FINISH = {"phases": phases(stored=32, rollouts=32)}
 
 
 def train(data, output, **changes):
@@ -69,7 +70,7 @@ def test_rollouts_have_their_own_column_of_the_losses(finished):
 
 
 def test_before_the_phase_nothing_differs(data, finished, tmp_path):
-    assert train(data, tmp_path, num_samples=64, schedule="constant") == 0
+    assert train(data, tmp_path, phases=phases(stored=64), schedule="constant") == 0
     other = tmp_path / "other"
     assert train(data, other, **FINISH, schedule="constant") == 0
     plain, ours = losses_of(tmp_path), losses_of(other)
@@ -78,7 +79,7 @@ def test_before_the_phase_nothing_differs(data, finished, tmp_path):
 
 
 def test_rollouts_learn_to_end_where_the_teacher_does(data, tmp_path):
-    changes = {"num_samples": 320, "rollout_samples": 320, "learning_rate": 1e-2}
+    changes = {"phases": phases(rollouts=320), "learning_rate": 1e-2}
     assert train(data, tmp_path, **changes) == 0
     losses = losses_of(tmp_path)["loss_rollout"]
     assert losses.tail(4).mean() < 0.7 * losses.head(4).mean()
@@ -130,7 +131,7 @@ def test_a_batch_of_rollouts_counts_each_alike(data, tmp_path):
 @pytest.mark.parametrize("num_processes", [1, 3])
 def test_the_phase_has_an_order_of_its_own_that_begins_with_it(data, num_processes):
     dataset = open_dataset(data)
-    training = Training(**(tiny.TRAINING | {"num_samples": 96, "rollout_samples": 64}))
+    training = Training(**(tiny.TRAINING | {"phases": phases(stored=32, rollouts=64)}))
     streams = [
         list(Batches(dataset, training, 0, RankInfo(rank, num_processes)).positions(16))
         for rank in range(num_processes)
@@ -180,7 +181,8 @@ def test_the_perceptual_term_loads_the_vae_alone_and_is_felt(data, finished, tmp
 
     monkeypatch.setattr(ModelMixin, "from_pretrained", classmethod(note))
     tiny.make_tiny_wan(tmp_path / "teacher")
-    assert train(data, tmp_path, **FINISH, perceptual_weight=0.5) == 0
+    felt = {"samples": 32, "perceptual_weight": 0.5}
+    assert train(data, tmp_path, phases=phases(stored=32, rollouts=felt)) == 0
     assert sorted(loaded) == [str(data / "student/initial"), str(tmp_path / "teacher/vae")]
     ours, plain = losses_of(tmp_path), losses_of(finished)
     assert ours["loss"].tolist()[:4] == plain["loss"].tolist()[:4]
@@ -265,13 +267,16 @@ def test_weights_are_scaled_to_a_mean_of_one():
 def test_weights_change_the_gradient_and_not_the_logged_losses(data, tmp_path):
     plain, weighted = tmp_path / "plain", tmp_path / "weighted"
     for folder, weights in ((plain, "uniform"), (weighted, [4, 1, 1, 0])):
-        changes = {"timestep_weights": weights, "num_samples": 8, "warmup_samples": 0}
+        changes = {"timestep_weights": weights, "phases": phases(stored=8), "warmup_samples": 0}
         assert train(data, folder, **changes) == 0
     ours, theirs = losses_of(weighted), losses_of(plain)
     assert ours["loss"].tolist() == theirs["loss"].tolist()
     assert ours["grad_norm"].tolist() != theirs["grad_norm"].tolist()
     same = tmp_path / "same"
-    assert train(data, same, timestep_weights=[3, 3, 3, 3], num_samples=8, warmup_samples=0) == 0
+    assert (
+        train(data, same, timestep_weights=[3, 3, 3, 3], phases=phases(stored=8), warmup_samples=0)
+        == 0
+    )
     ours, theirs = load_file(same / WEIGHTS), load_file(plain / WEIGHTS)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
@@ -293,7 +298,7 @@ def predicted(tmp_path_factory, teacher):
         student={"steps": 4},
         training={
             "objective": "prediction",
-            "num_samples": 320,
+            "phases": phases(stored=320),
             "learning_rate": 1e-2,
             "save_every_samples": 320,
         },
@@ -357,11 +362,9 @@ def test_targets_without_predictions_are_refused(data):
     [
         ({"objective": "prediction"}, r"targets.predictions is false.*set targets.predictions"),
         (
-            {"rollout_samples": 12},
-            "12 must be a multiple of 8; set training.rollout_samples to 8 or 16, or",
+            {"phases": phases(stored=8, rollouts=12)},
+            "12 must be a multiple of 8; set training.phases.1.samples to 8 or 16, or",
         ),
-        ({"rollout_samples": 16}, "rollout_samples is 16, training.num_samples is 8"),
-        ({"perceptual_weight": 0.1}, "perceptual_weight is 0.1 and training.rollout_samples is 0"),
         ({"timestep_weights": [1.0]}, "lists 1 weights, student.steps is 2: give 2"),
         ({"timestep_weights": [0.0, 0.0]}, "all zero"),
         ({"timestep_weights": "snr"}, r"training.timestep_weights.*'snr'"),

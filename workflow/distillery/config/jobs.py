@@ -7,10 +7,12 @@ that change no result are in none of these files but in runtime.json, which no r
 `plan_first` writes it before the first job.
 """
 
+import json
 import re
 from pathlib import Path
 from typing import Any, Literal
 
+from distillery.config.earlier import has_earlier_keys, in_todays_words
 from distillery.config.parsing import Model, parse
 from distillery.config.previews import Previews
 from distillery.config.run import (
@@ -272,7 +274,7 @@ def hash_origin(frozen: JsonObject) -> str:
 
 def _runs_teacher(config: RunConfig, stage: str) -> bool:
     """Whether how the teacher runs can matter to a stage."""
-    is_online = isinstance(config, Config) and config.training.targets == "online"
+    is_online = isinstance(config, Config) and config.training.asks
     return stage not in WITHOUT_TEACHER or (stage == "training" and is_online)
 
 
@@ -396,8 +398,24 @@ def save_frozen(path: Path, content: JsonObject) -> None:
 
 
 def read_frozen(path: Path) -> dict[str, Any]:
-    """The inverse; earlier releases wrote no seal. Raises ValueError for a damaged file."""
-    return read_sealed(path, may_be_open=True)
+    """The inverse; earlier releases wrote no seal, and a training's phases as other keys. Raises
+    ValueError for a damaged file."""
+    return in_todays_words(read_sealed(path, may_be_open=True))
+
+
+def frozen_text(config: RunConfig, run: RunFolder, stage: str) -> str:
+    """What `freeze` gives, as JSON.
+
+    In a run of an earlier release it stays in the words of that, while these say the same: in other
+    words Snakemake would train again.
+    """
+    content = freeze(config, stage)
+    try:
+        written = read_sealed(run.config(stage), may_be_open=True)
+    except (OSError, ValueError):  # none, or a damaged one
+        written = {}
+    is_same = has_earlier_keys(written) and in_todays_words(written) == content
+    return json.dumps(written if is_same else content)
 
 
 def read_job(path: Path, job: type[Model]) -> Model:

@@ -2,14 +2,15 @@
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from math import isnan
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from distillery.config.section import NAME_RULE, Section
+from distillery.config.earlier import with_phases
+from distillery.config.section import NAME_RULE, TAG, Section
 from distillery.files import JsonObject
 
 Model = TypeVar("Model", bound=Section)
@@ -34,7 +35,7 @@ def parse(model: type[Model], raw: JsonObject, source: str, given: Collection[st
     """
     try:
         check_values(raw)
-        return model.model_validate_json(json.dumps(raw))
+        return model.model_validate_json(json.dumps(with_phases(raw)))
     except ValidationError as error:
         lines = _explain_all(model, error.errors())
     except ValueError as error:
@@ -109,7 +110,7 @@ def _explain_all(model: type[BaseModel], errors: Sequence[Any]) -> dict[str, str
 
     The type that got further, into a list, is the one that was meant.
     """
-    keys = [_key(error) for error in errors]
+    keys = [_key(model, error) for error in errors]
     lines: dict[str, str] = {}
     for key, error in zip(keys, errors, strict=True):
         is_branch = any(BRANCH.match(str(part)) for part in error["loc"])
@@ -124,19 +125,65 @@ def _explain_all(model: type[BaseModel], errors: Sequence[Any]) -> dict[str, str
     return lines
 
 
-def _key(error: Any) -> str:
+def _key(model: type[BaseModel], error: Any) -> str:
     """The key of one of pydantic's errors, as the user would write it."""
-    parts = [str(part) for part in error["loc"] if part != "[key]"]
-    return ".".join(part for part in parts if not BRANCH.match(part))
+    parts, _ = _locate(model, error["loc"])
+    return ".".join(parts)
+
+
+def _locate(
+    model: type[BaseModel], location: Sequence[str | int]
+) -> tuple[list[str], type[BaseModel]]:
+    """A place as the user would write it, and the section that it is in or is.
+
+    pydantic adds the type that it tried, and the tag of a section that is one of several.
+    """
+    parts: list[str] = []
+    below: dict[str, type[BaseModel]] = {}
+    for part in map(str, location):
+        if part == "[key]" or BRANCH.match(part):
+            continue
+        if part in below:
+            model, below = below[part], {}
+            continue
+        parts.append(part)
+        field = model.model_fields.get(part)
+        if field is not None:
+            sections = list(_sections(field.annotation))
+            below = {tag: section for section in sections for tag in _tags(section)}
+            if len(sections) == 1:
+                model = sections[0]
+    return parts, model
+
+
+def _sections(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The sections that a value may be, hold in a list, or hold by free names."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _sections(part)
+
+
+def _tags(section: type[BaseModel]) -> tuple[str, ...]:
+    """What tells a section from others of its kind; empty for most."""
+    field = section.model_fields.get(TAG)
+    return get_args(field.annotation) if field else ()
 
 
 def _explain(model: type[BaseModel], details: Any) -> str:
     """One line about one of pydantic's errors: key, value given, what is allowed."""
-    key = _key(details)
+    key = _key(model, details)
     value = details.get("input")
     match details["type"]:
+        case "union_tag_not_found":
+            return f"{key}.{TAG} is missing: add one of {_expected(model, details)}"
+        case "union_tag_invalid":
+            tag = details["ctx"]["tag"]
+            near = get_close_matches(tag, _all_tags(model, details), n=1)
+            meant = f", did you mean {near[0]}" if near else ""
+            return f"{key}.{TAG} is {shorten(repr(tag))}{meant}: use {_expected(model, details)}"
         case "extra_forbidden":
-            allowed = sorted(_known_keys(model, details["loc"][:-1]))
+            allowed = sorted(_locate(model, details["loc"][:-1])[1].model_fields)
             near = get_close_matches(str(details["loc"][-1]), allowed, n=1)
             meant = f", did you mean {near[0]}" if near else ""
             known = ", ".join(allowed)
@@ -161,16 +208,17 @@ def _explain(model: type[BaseModel], details: Any) -> str:
             return f"{key} is {'null' if value is None else shorten(repr(value))}: {message}"
 
 
-def _known_keys(model: type[BaseModel], location: tuple[str | int, ...]) -> set[str]:
-    """The keys of the (nested) section at `location`."""
-    for part in location:
-        field = model.model_fields.get(str(part))
-        if field is not None and isinstance(field.annotation, type):
-            model = field.annotation if issubclass(field.annotation, BaseModel) else model
-        elif field is not None:  # a list of sections, or a mapping from free names to them
-            parts = [part for part in get_args(field.annotation) if isinstance(part, type)]
-            model = next((part for part in parts if issubclass(part, BaseModel)), model)
-    return set(model.model_fields)
+def _all_tags(model: type[BaseModel], details: Any) -> list[str]:
+    """The tags of the sections that may be where an error is."""
+    *before, key = [part for part in details["loc"] if not isinstance(part, int)]
+    _, section = _locate(model, before)
+    sections = _sections(section.model_fields[str(key)].annotation)
+    return [tag for each in sections for tag in _tags(each)]
+
+
+def _expected(model: type[BaseModel], details: Any) -> str:
+    """The same in words."""
+    return ", ".join(_all_tags(model, details))
 
 
 def _is_number(text: str) -> bool:
@@ -183,9 +231,16 @@ def _is_number(text: str) -> bool:
 
 
 def flatten(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """The values of all sections by their keys with dots, as `targets.steps`."""
+    """The values of all sections by their keys with dots, as `targets.steps`; of a list of sections
+    that are one of several by their places, as `training.phases.0.samples`."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
-        name = f"{before}{key}"
-        flat |= flatten(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
+        name, inner = f"{before}{key}", value
+        if isinstance(value, list | tuple) and value and all(_is_tagged(each) for each in value):
+            inner = {str(place): each for place, each in enumerate(value)}
+        flat |= flatten(inner, f"{name}.") if isinstance(inner, Mapping) else {name: value}
     return flat
+
+
+def _is_tagged(value: object) -> bool:
+    return isinstance(value, Mapping) and TAG in value

@@ -35,6 +35,7 @@ from distillery.config.section import (
 from distillery.config.student import Student
 from distillery.config.teacher import Teacher
 from distillery.config.training import Training, check_num_weights
+from distillery.config.ways import Rounds
 from distillery.files import SEAL, JsonObject
 
 
@@ -276,11 +277,11 @@ class Config(RunConfig):
         )
         check_num_weights(self.training.timestep_weights, self.student.steps)
         check_students_steps(self.samples, self.student.steps)
-        if self.training.rounds and self.student.steps == 1:
+        if self.training.of(Rounds) and self.student.steps == 1:
             raise ValueError(
-                "training.rounds is set and student.steps is 1: the only state that a student of "
-                "one step visits is the noise, which the trajectories have; leave rounds out, or "
-                "take more steps"
+                "training.phases has rounds and student.steps is 1: the only state that a student "
+                "of one step visits is the noise, which the trajectories have; leave rounds out, "
+                "or take more steps"
             )
         if self.training.objective == "prediction" and not self.targets.predictions:
             raise ValueError(
@@ -289,12 +290,12 @@ class Config(RunConfig):
                 "targets.predictions: true (the targets are made again), or use another objective"
             )
         residence = self.training.teacher_residence
-        if self.training.targets == "online" and self.teacher.num_gpus > 1 and not self.own_gpus:
+        if self.training.asks and self.teacher.num_gpus > 1 and not self.own_gpus:
             raise ValueError(
                 f"teacher.num_gpus is {self.teacher.num_gpus} and training.teacher_residence is "
                 f"{residence}: each GPU has a rank of its own there, so the teacher cannot be "
                 "spread over several; use own_gpus, which takes GPUs from the training, set "
-                "teacher.num_gpus: 1, or training.targets: stored"
+                "teacher.num_gpus: 1, or leave online out of training.phases"
             )
         check_reference(self.evaluation, self.samples)
         return self
@@ -306,7 +307,7 @@ class Config(RunConfig):
         is_alone = training.teacher_residence == "own_gpus" or (
             training.teacher_residence == "auto" and several
         )
-        return self.teacher.num_gpus if training.targets == "online" and is_alone else 0
+        return self.teacher.num_gpus if training.asks and is_alone else 0
 
 
 NEEDED_TO_TRAIN = ("targets", "training", "evaluation", "prompts.train")

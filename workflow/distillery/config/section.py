@@ -24,6 +24,8 @@ NAME_RULE = "use letters, digits, '.', '_' or '-', beginning with a letter or di
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=64)]
 
 
+TAG = "learn"
+"""The key that tells which of several sections is meant, of those that are one of several."""
 REMAKES_NOTHING = "x-remakes-nothing"
 NoResult = Field(json_schema_extra={REMAKES_NOTHING: True})
 """Annotates a setting that changes no result beyond rounding: it is in no recipe, and another value

@@ -1,18 +1,9 @@
 """The training: what is learned, how fast, and what a machine does at once."""
 
-from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from distillery.config.finishes import (
-    Adversarial,
-    DistributionMatching,
-    Rounds,
-    check_adversarial,
-    check_online,
-    check_rounds,
-)
 from distillery.config.section import (
     BatchSize,
     Compile,
@@ -20,15 +11,14 @@ from distillery.config.section import (
     CountOrNone,
     NoResult,
     Positive,
-    Section,
     Small,
     check_multiple,
     without_result,
 )
+from distillery.config.ways import Phases, check_phases
 
 Objective = Literal["segment", "direct", "reflow", "prediction"]
 Parallel = Literal["auto", "ddp", "fsdp"]
-TargetsFrom = Literal["stored", "online"]
 Place = Literal["every_rank", "one_rank", "own_gpus", "shared", "cpu"]
 TeacherResidence = Literal["auto"] | Place
 Loss = Literal["mse", "huber", "pseudo_huber"]
@@ -40,16 +30,12 @@ MicroBatchSize = Annotated[
     BatchSize, BeforeValidator(lambda value: "auto" if value is None else value)
 ]
 """Files of earlier versions hold null for the whole share."""
-OF_ONLINE = ("targets", "finish_samples", "online_steps", "distribution_matching")
-"""Settings of online targets."""
-OPTIONAL = ("distribution_matching", "adversarial", "rounds", "held_out_prompts")
+OPTIONAL = ("held_out_prompts",)
 """What a training may be without; its recipe is then as it was before there was such a thing."""
-AFTER_ROUNDS = (*OF_ONLINE, "adversarial", "rollout_samples", "perceptual_weight")
-"""Settings of what follows the teacher's trajectories and the rounds."""
 Momentum = Annotated[float, Field(ge=0, lt=1)]
 
 
-class Training(Section):
+class Training(Phases):
     """How the student learns. Progress is counted in samples: one stored segment is one sample."""
 
     objective: Objective = Field(
@@ -58,22 +44,6 @@ class Training(Section):
         "knot. direct: land on its clean end, from every knot. reflow: follow the straight line "
         "from its noise to its clean end. prediction: give the teacher's guided prediction "
         "(guidance distillation), for a student of many small steps; needs targets.predictions",
-    )
-    targets: TargetsFrom = Field(
-        "stored",
-        description="where targets come from. stored: the teacher's trajectories. online: the "
-        "student walks from the stored noise by its own steps, and a teacher beside it says where "
-        "to go from there, which costs its steps in every update",
-    )
-    finish_samples: Count | None = Field(
-        None,
-        description="how many of num_samples, before the rollouts, have online targets; null: "
-        "all. Needs targets: online",
-    )
-    online_steps: Count | None = Field(
-        None,
-        description="steps of the teacher from a visited state to the next knot, of first order; "
-        "null: all that it has there, with its own solver. Needs targets: online",
     )
     teacher_residence: Annotated[TeacherResidence, NoResult] = Field(
         "auto",
@@ -87,31 +57,11 @@ class Training(Section):
     teacher_rank: Annotated[CountOrNone, NoResult] = Field(
         0, description="the process that has the teacher with teacher_residence: one_rank"
     )
-    distribution_matching: DistributionMatching | None = Field(
-        None,
-        description="also draw the student's images towards what the guided teacher draws as a "
-        "whole: a second copy of the student learns to denoise what the student draws, and the "
-        "student moves to where the teacher's denoising differs from that copy's. It acts on its "
-        "last step and on rollouts. null: no. Needs targets: online",
-    )
-    rounds: Rounds | None = Field(
-        None,
-        description="learn in rounds from states that the student visits itself: jobs store them, "
-        "other jobs let the teacher walk on from them to the next knot, and half of each batch is "
-        "of these. For students of several steps. null: no. Needs targets: stored",
-    )
-    adversarial: Adversarial | None = Field(
-        None,
-        description="finish with an adversarial loss from stored trajectories alone: heads on the "
-        "frozen untrained student learn to tell what the student draws from the trajectories' own "
-        "images, and the student to pass. Meant to sharpen students of few steps; short finishes "
-        "gained nothing where they were measured. null: no",
-    )
     held_out_prompts: CountOrNone = Field(
         0,
         description="so many of prompts.train, spread evenly over them, are not learned from: the "
         "loss on their trajectories is measured some 20 times, and shows when the student begins "
-        "to learn the others by heart. 0: none. Not with targets: online alone",
+        "to learn the others by heart. 0: none. Not where all targets are online",
     )
     loss: Loss = Field("mse", description="loss of a prediction against its target")
     huber_width: Positive = Field(
@@ -122,18 +72,6 @@ class Training(Section):
         description="weights of the segments in the gradient, scaled to a mean of one; logged "
         "losses are unweighted. uniform; min_snr: by the signal-to-noise ratio, at most 5, for "
         "the network's own prediction type; or a list with one weight per segment",
-    )
-    num_samples: Count = Field(description="length of the training, in samples")
-    rollout_samples: CountOrNone = Field(
-        0,
-        description="how many of num_samples, at the end, are rollouts: the student takes all "
-        "its steps from the noise, and the loss is on where it ends. The gradient goes through "
-        "all steps, which takes student.steps times the activations; 0: none",
-    )
-    perceptual_weight: Annotated[float, Field(ge=0, le=1e6)] = Field(
-        0.0,
-        description="weight of the distance in the features of the teacher's VAE decoder, added "
-        "to the loss of rollouts; 0: none, and no VAE is loaded",
     )
     global_batch_size: Small = Field(description="samples per update, over all processes")
     micro_batch_size: Annotated[MicroBatchSize, NoResult] = Field(
@@ -149,8 +87,8 @@ class Training(Section):
     schedule: Literal["constant", "cosine"] = Field(
         "cosine",
         description="factor of the learning rate. cosine: falls from 1 at the first sample to 0 "
-        "at the last, so with a warm-up the rate stays a little below learning_rate; with "
-        "finish_samples once over the stored targets, and once more from there",
+        "at the last, so with a warm-up the rate stays a little below learning_rate; it begins "
+        "anew at each round, and at a phase online or adversarial",
     )
     warmup_samples: CountOrNone = Field(
         0, description="samples over which a second factor of the learning rate rises from 0 to 1"
@@ -226,145 +164,45 @@ class Training(Section):
                 "training.micro_batch_size",
                 self.micro_batch_size,
             )
-        for key in ("num_samples", "rollout_samples", "log_every_samples", "save_every_samples"):
+        for key in ("log_every_samples", "save_every_samples"):
             batch_size = self.global_batch_size
             check_multiple(
                 f"training.{key}", getattr(self, key), "training.global_batch_size", batch_size
             )
+        self._check_weights()
+        check_phases(self)
         if self.warmup_samples > self.num_samples:
             raise ValueError(
-                f"training.warmup_samples is {self.warmup_samples}, training.num_samples is "
-                f"{self.num_samples}: the rate would never rise; use a tenth of it or less"
+                f"training.warmup_samples is {self.warmup_samples}, all phases together have "
+                f"{self.num_samples} samples: the rate would never rise; use a tenth of it or less"
             )
-        self._check_rollout()
-        check_online(self)
-        check_adversarial(self)
-        check_rounds(self)
-        self._check_weights()
+        if self.teacher_rank and self.teacher_residence != "one_rank":
+            raise ValueError(
+                f"training.teacher_rank is {self.teacher_rank} and training.teacher_residence is "
+                f"{self.teacher_residence}: only one_rank puts the teacher on one process; set "
+                "that, or leave teacher_rank out"
+            )
         if self.held_out_prompts and not self.reads_trajectories:
             raise ValueError(
                 f"training.held_out_prompts is {self.held_out_prompts} and all targets are online: "
-                "the loss is measured on stored trajectories; set training.finish_samples, or "
-                "held_out_prompts: 0"
+                "the loss is measured on stored trajectories; begin training.phases with "
+                "{learn: stored, samples: …}, or set held_out_prompts: 0"
             )
         return self
 
     @property
-    def online_samples(self) -> int:
-        """How many samples have online targets."""
-        if self.targets == "stored":
-            return 0
-        most = self.rollouts_begin
-        return most if self.finish_samples is None else self.finish_samples
-
-    @property
-    def rollouts_begin(self) -> int:
-        """Samples seen before the first rollout."""
-        return self.num_samples - self.rollout_samples
-
-    @property
-    def online_begins(self) -> int:
-        """Samples seen before the first online target, which rollouts may follow."""
-        return self.rollouts_begin - self.online_samples
-
-    @property
-    def finish_samples_in_all(self) -> int:
-        """How many samples a finish of either kind has."""
-        return self.adversarial.samples if self.adversarial else self.online_samples
-
-    @property
-    def finish_begins(self) -> int:
-        """Samples seen before the first of a finish, which rollouts may follow."""
-        return self.rollouts_begin - self.finish_samples_in_all
-
-    @property
-    def rounds_begin(self) -> int:
-        """Samples seen before the first round, if there is one."""
-        in_all = self.rounds.count * self.rounds.samples if self.rounds else 0
-        return self.finish_begins - in_all
-
-    @property
-    def round_numbers(self) -> range:
-        """From 1; empty without rounds."""
-        return range(1, self.rounds.count + 1) if self.rounds else range(0)
-
-    @property
-    def restarts(self) -> list[int]:
-        """Samples seen before each round and the finish: there the learning rate begins anew."""
-        begins = []
-        if self.rounds:
-            begins = list(range(self.rounds_begin, self.finish_begins, self.rounds.samples))
-        return begins + [self.finish_begins] * (self.finish_samples_in_all > 0)
-
-    def up_to_round(self, count: int) -> "Training":
-        """The training that does what this one does until so many rounds are over."""
-        changes = {name: type(self).model_fields[name].default for name in AFTER_ROUNDS}
-        rounds = self.rounds.model_copy(update={"count": count}) if self.rounds and count else None
-        end = self.rounds_begin + (count * self.rounds.samples if self.rounds else 0)
-        return self.model_copy(update=changes | {"rounds": rounds, "num_samples": end})
-
-    @property
-    def of_jobs(self) -> "list[Training]":
-        """What the jobs of it do, one after another: each up to a round, the last all of it."""
-        return [*map(self.up_to_round, range(len(self.round_numbers))), self]
-
-    @property
-    def samples_of_jobs(self) -> list[int]:
-        """Samples that each of them learns from."""
-        ends = [part.num_samples for part in self.of_jobs]
-        return [end - begin for begin, end in pairwise([0, *ends])]
-
-    @property
-    def earlier_parts(self) -> "list[Training]":
-        """The trainings that do a first part of one with rounds or a finish, the longest first.
-
-        They have the same samples in the same order at the same learning rates.
-        """
-        has_finish = self.finish_samples_in_all > 0
-        counts = range(len(self.round_numbers) + has_finish)
-        parts = [self.up_to_round(count) for count in reversed(counts)]
-        return [part for part in parts if 0 < part.num_samples < self.num_samples]
-
-    @property
     def of_recipe(self) -> dict[str, Any]:
         """The settings that change a result, without those of what is not used."""
-        settings = self.model_dump(mode="json", exclude=set(without_result(type(self))))
-        # As in recipes from before there was a choice.
-        unused = [name for name in OPTIONAL if not settings[name]]
-        unused += OF_ONLINE if self.targets == "stored" else ()
-        return {name: value for name, value in settings.items() if name not in unused}
-
-    @property
-    def reads_trajectories(self) -> bool:
-        """Whether it learns anything from the teacher's stored trajectories."""
-        return self.online_samples < self.num_samples
-
-    def _check_rollout(self) -> None:
-        if self.rollout_samples > self.num_samples:
-            raise ValueError(
-                f"training.rollout_samples is {self.rollout_samples}, training.num_samples is "
-                f"{self.num_samples}: it is a part of it; use {self.num_samples} or fewer"
-            )
-        if self.perceptual_weight > 0 and self.rollout_samples == 0:
-            raise ValueError(
-                f"training.perceptual_weight is {self.perceptual_weight} and "
-                "training.rollout_samples is 0: only what the student's own steps end on is "
-                "decoded; set training.rollout_samples, or perceptual_weight: 0"
-            )
+        left_out = {"phases", *without_result(type(self))}
+        settings = self.model_dump(mode="json", exclude=left_out)
+        used = {name: value for name, value in settings.items() if value or name not in OPTIONAL}
+        return used | self.in_recipe
 
     def _check_weights(self) -> None:
         if not isinstance(self.timestep_weights, str) and not any(self.timestep_weights):
             raise ValueError(
                 "training.timestep_weights are all zero: nothing would be learned; give at least "
                 "one segment a positive weight"
-            )
-        directed = "adversarial" if self.adversarial else "distribution_matching"
-        has_directions = getattr(self, directed) is not None
-        if has_directions and self.timestep_weights[-1] == 0:
-            raise ValueError(
-                f"training.{directed} is set and the last of training.timestep_weights is 0: "
-                "it acts where the last segment ends; give that a positive weight, or leave "
-                f"{directed} out"
             )
 
 
@@ -391,7 +229,7 @@ def check_batch_size(training: Training, num_processes: int) -> None:
 
 def check_teacher_rank(training: Training, num_processes: int) -> None:
     """Raise ValueError where no process has the number of the one with the teacher."""
-    is_of_one = training.targets == "online" and training.teacher_residence == "one_rank"
+    is_of_one = training.asks and training.teacher_residence == "one_rank"
     if is_of_one and training.teacher_rank >= num_processes:
         raise ValueError(
             f"training.teacher_rank is {training.teacher_rank} and there are {num_processes} "

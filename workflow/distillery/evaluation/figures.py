@@ -34,32 +34,15 @@ MAX_LOSS_POINTS = 600
 
 def training_parts(training: Training) -> str:
     """What the samples of a training are, in their order; empty if all are stored segments."""
-    parts = []
-    if training.rounds:
-        count = counted(training.rounds.count, "round")
-        parts.append(
-            f"{count} of {training.rounds.samples:,}, half of them from states that the student "
-            "visited before the round"
-        )
-    if training.adversarial:
-        parts.append(f"an adversarial finish of {training.adversarial.samples:,}")
-    if training.online_samples:
-        matched = " and distribution matching" if training.distribution_matching else ""
-        parts.append(f"{training.online_samples:,} with online targets{matched}")
-    if training.rollout_samples:
-        parts.append(f"{training.rollout_samples:,} whole rollouts")
-    if parts and training.rounds_begin:
-        parts.insert(0, f"{training.rounds_begin:,} from the teacher's stored trajectories")
-    return ", then ".join(parts)
+    return "" if training.is_plain else training.words
 
 
 def restarts(training: Training) -> list[tuple[int, str]]:
     """After how many samples the learning rate begins anew, and what begins there."""
     if training.schedule == "constant":
         return []
-    names = [*(f"round {number}" for number in training.round_numbers), "finish"]
-    begins = zip(training.restarts, names, strict=False)
-    return [(begin, name) for begin, name in begins if begin > 0]
+    spans = [span for span in training.spans if span.phase.restarts]
+    return [(span.begin, span.title) for span in spans if span.begin > 0]
 
 
 def black_images(samples: Mapping[str, ModelSamples]) -> str | None:

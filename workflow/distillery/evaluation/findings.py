@@ -110,7 +110,7 @@ def _read_training_recipe(run_folder: RunFolder) -> TrainingRecipe | None:
 
 def _hashes(recipe: TrainingRecipe, config: Config) -> list[str]:
     """See `Findings.trained_recipes`."""
-    return [each.hash for each in (recipe, *recipe.earlier_parts(config.training))]
+    return [each.hash for each in (recipe, *recipe.first_parts(config.training))]
 
 
 def _read_manifests(config: Config, run_folder: RunFolder) -> dict[str, JsonObject]:

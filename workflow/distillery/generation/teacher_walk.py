@@ -169,7 +169,7 @@ def check_steps(teacher_steps: int, segments: int, steps: int | None) -> int:
         return most
     if most % steps:
         raise ValueError(
-            f"training.online_steps is {steps}, and the teacher has {most} steps in each of the "
-            f"student's {segments}: use {divisors_of(most)}, or null for all"
+            f"the phase online has steps: {steps}, and the teacher has {most} steps in each of "
+            f"the student's {segments}: use {divisors_of(most)}, or null for all"
         )
     return steps

@@ -116,7 +116,7 @@ def checkpoint_bytes(training: Training, num_trained: int) -> int:
     """Bytes of one checkpoint: weights, two moments and, if kept, the average, in float32; with
     distribution matching those of the copy too. Heads are small."""
     tensors = 3 + bool(training.ema_half_life_samples)
-    return num_trained * MASTER_BYTES * (tensors + 3 * bool(training.distribution_matching))
+    return num_trained * MASTER_BYTES * (tensors + 3 * training.trains_copy)
 
 
 def num_checkpoints(training: Training) -> tuple[int, int]:
@@ -188,8 +188,8 @@ def plan_disk(
         "samples": samples_bytes(config, len(prompts["eval"]), shape),
         "previews": previews_bytes(config, len(prompts["eval"])),
     }
-    if config.training.rounds:
-        stages["rounds"] = config.training.rounds.count * rounds_bytes
+    if rounds := config.training.round_numbers:
+        stages["rounds"] = len(rounds) * rounds_bytes
     return Sizes(stages, (most - kept) * one)
 
 

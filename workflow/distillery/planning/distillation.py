@@ -82,5 +82,5 @@ def plan_distillation(
 def vae_bytes(config: Config, num_parameters: int) -> int:
     """Bytes of the VAE beside the student: once for previews, once for the perceptual loss."""
     previews = ITEM_BYTES[config.teacher.vae_dtype] * bool(config.previews.every_samples)
-    perceptual = ITEM_BYTES["float32"] * bool(config.training.perceptual_weight)
+    perceptual = ITEM_BYTES["float32"] * config.training.decodes
     return num_parameters * (previews + perceptual)

@@ -44,7 +44,7 @@ def host_bytes(
         master = student["num_parameters"] * MASTER_BYTES
         own = student["teacher_parameters"] * ITEM_BYTES[config.teacher.dtype]
         per_node = machine["world_size"] // machine["num_nodes"]
-        beside = drawing if config.training.targets == "online" else 0
+        beside = drawing if config.training.asks else 0
         copy = checkpoint_bytes(config.training, student["trained_parameters"])
         training = max(copy, per_node * (master + beside)) + (per_node - 1) * PROCESS_BYTES
         needs |= dict.fromkeys(("targets", "round_states", "round_targets"), drawing)

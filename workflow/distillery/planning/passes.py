@@ -10,9 +10,9 @@ from typing import Any
 
 from distillery.config.jobs import resolve_sampling
 from distillery.config.run import Config, RunConfig
+from distillery.config.ways import TRAINING_PASSES
 from distillery.generation.walk import calls_per_image
 from distillery.planning.jobs import StageJobs
-from distillery.planning.residence import TRAINING_PASSES, judging_passes, online_passes
 from distillery.teacher.folder import PipelineFolder
 
 
@@ -87,25 +87,14 @@ def passes_per_job(
 
 
 def finish_passes(config: Config, calls_per_step: int) -> Passes:
-    """What finishes and rollouts have beyond plain updates, over the whole training.
+    """What phases have beyond plain updates, over the whole training.
 
     Args:
         config: of the run.
         calls_per_step: of the teacher in one guided step.
     """
-    training, steps = config.training, config.student.steps
-    visit, looks = online_passes(config)
-    student, teacher = training.online_samples * visit, training.online_samples * looks
-    student += training.rollout_samples * (steps - 1) * TRAINING_PASSES
-    judged, asked = judging_passes(training)
-    if judged:  # the rollouts' images, too: each is drawn by all steps
-        student += training.rollout_samples * (steps + judged)
-        teacher += training.rollout_samples * asked
-    if training.adversarial is not None:
-        finish, warmup = training.adversarial.samples, training.adversarial.warmup_samples
-        student += finish * (1 + judged) / steps
-        # Meanwhile nothing flows back to the image.
-        student -= min(warmup, finish) / steps + max(warmup - finish, 0)
+    steps = config.student.steps
+    student, teacher = config.training.passes(steps, config.targets.steps // steps)
     return Passes(teacher * calls_per_step, student)
 
 

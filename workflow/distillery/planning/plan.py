@@ -10,6 +10,7 @@ import pandas as pd
 from distillery.config.jobs import EmbeddingsJob, TargetsJob, freeze
 from distillery.config.run import Config, RunConfig
 from distillery.config.teacher import Teacher
+from distillery.config.ways import Online
 from distillery.files import hash_json, write_json, write_text
 from distillery.generation.embeddings import check_texts, embeddings_recipe
 from distillery.generation.targets import plan_of_targets, targets_recipe
@@ -327,6 +328,6 @@ def check_segments(config: Config, recipe: TargetsRecipe) -> Schedule:
     """
     grid = student_grid(recipe, config.student.steps)
     segment_weights(config.training.timestep_weights, grid, recipe.prediction_type)
-    if config.training.targets == "online":
-        check_steps(recipe.steps, config.student.steps, config.training.online_steps)
+    if online := config.training.of(Online):
+        check_steps(recipe.steps, config.student.steps, online.steps)
     return grid

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from distillery.config.run import RunConfig
+from distillery.config.ways import Stored
 from distillery.evaluation.timeline import RANK, SAMPLES_JOB, Attempt
 from distillery.files import hash_json, read_json
 from distillery.planning.jobs import Room
@@ -24,12 +25,6 @@ ENDING = "-probe"
 """Of the names of small runs."""
 AUTO_BATCH = 8
 """Images that stand for a batch whose size a GPU decides."""
-WITHOUT = {
-    "rounds": None, "adversarial": None, "distribution_matching": None, "finish_samples": None,
-    "online_steps": None, "targets": "stored", "rollout_samples": 0, "perceptual_weight": 0.0,
-    "held_out_prompts": 0,
-}  # fmt: skip
-"""Of the training, what is not measured: its plain updates are."""
 FOR_THE_PLAN = ("gpu", "num_gpus", "gpu_memory_gib")
 """Of the hardware, what describes GPUs elsewhere: jobs here do not read it."""
 
@@ -59,8 +54,10 @@ def probe_config(config: RunConfig) -> dict[str, Any]:
     if "training" in raw:
         size = raw["training"]["global_batch_size"]
         num_samples = NUM_INTERVALS * UPDATES * size
-        raw["training"] |= WITHOUT | {
-            "num_samples": num_samples,
+        # Plain updates are measured, all else is counted in them.
+        raw["training"] |= {
+            "phases": [Stored(samples=num_samples).model_dump(mode="json")],
+            "held_out_prompts": 0,
             "log_every_samples": UPDATES * size,
             "save_every_samples": num_samples,
             "warmup_samples": min(raw["training"]["warmup_samples"], size),

@@ -9,18 +9,14 @@ from dataclasses import asdict
 from typing import Any, get_args
 
 from distillery.config.run import Config
-from distillery.config.training import Place, Training
+from distillery.config.training import Place
+from distillery.config.ways import TRAINING_PASSES, Online, Stored
 from distillery.files import readable
 from distillery.planning.page import Table
 from distillery.student.info import StudentInfo
 from distillery.teacher.folder import PipelineFolder
 from distillery.training.execution import Machine, student_state_bytes
 from distillery.training.residence import choose_place, demands
-
-TRAINING_PASSES = 3
-"""Of the student in an update, for each sample: forward, and backward as two."""
-ADVERSARIAL_PASSES = 5
-"""Of the frozen network of an adversarial finish, for each image that the student has drawn."""
 
 
 def plan_residence(
@@ -39,11 +35,15 @@ def plan_residence(
         student_bytes: of the student in training, on each device.
         machine: processes and memory.
     """
-    if config.training.targets == "stored":
+    online = config.training.of(Online)
+    if online is None:
         return None
     needed = demands(config.teacher, folder, student_bytes, machine)
     place, reason = choose_place(config.training, config.teacher.num_gpus, needed, machine)
-    visit, answer = _passes(config, student, folder)
+    visit, looks = online.of_sample(
+        config.student.steps, config.targets.steps // config.student.steps
+    )
+    answer = looks * _guided_step(config, student, folder)
     update = TRAINING_PASSES + visit + answer
     ranks = machine.world_size // machine.num_nodes
     gpus = ranks + (config.own_gpus or config.teacher.num_gpus)
@@ -53,9 +53,9 @@ def plan_residence(
         # Of all GPUs of a node, those of the teacher among them; one waits for the other.
         "own_gpus": gpus * ((update - answer) / ranks + answer),
     }
-    storing = _storing(config, student, folder)
-    plain = config.training.model_copy(update={"distribution_matching": None})
-    stored = student_state_bytes(plain, student)
+    storing = config.targets.steps * _guided_step(config, student, folder)
+    plain = (Stored(samples=config.training.num_samples),)
+    stored = student_state_bytes(config.training.model_copy(update={"phases": plain}), student)
     return {
         "place": place,
         "reason": reason,
@@ -69,47 +69,8 @@ def plan_residence(
     }
 
 
-def online_passes(config: Config) -> tuple[float, float]:
-    """For a sample: the student's passes on its walk to where it stands, on average, and the steps
-    that the teacher takes from there.
-
-    With distribution matching, for one of a student's steps: it draws, the copy looks and learns,
-    and the teacher looks.
-    """
-    steps = config.training.online_steps or config.targets.steps // config.student.steps
-    visit, looks = (config.student.steps - 1) / 2, float(steps)
-    if config.training.distribution_matching is not None:
-        judged, asked = judging_passes(config.training)
-        visit += (1 + judged) / config.student.steps
-        looks += asked / config.student.steps
-    return visit, looks
-
-
-def judging_passes(training: Training) -> tuple[int, int]:
-    """For an image that the student has drawn: passes of networks of its size that tell where it
-    should go and learn from it, and the steps that the teacher takes; none without such a finish.
-
-    A frozen network looks at the image and sends a gradient back to it, which takes no gradient of
-    its weights and so one pass; then at three other kinds of images, while the heads learn.
-    """
-    if training.distribution_matching is not None:
-        return 1 + TRAINING_PASSES * training.distribution_matching.updates, 1
-    return (ADVERSARIAL_PASSES, 0) if training.adversarial is not None else (0, 0)
-
-
-def _passes(config: Config, student: StudentInfo, folder: PipelineFolder) -> tuple[float, float]:
-    """For a sample, in forward passes of the student: its walk, and the teacher's answer."""
-    visit, looks = online_passes(config)
-    return visit, looks * _guided_step(config, student, folder)
-
-
-def _storing(config: Config, student: StudentInfo, folder: PipelineFolder) -> float:
-    """The same of a trajectory that is stored."""
-    return config.targets.steps * _guided_step(config, student, folder)
-
-
 def _guided_step(config: Config, student: StudentInfo, folder: PipelineFolder) -> float:
-    """The same of one step of the teacher."""
+    """One step of the teacher, in forward passes of the student."""
     calls = folder.family.calls_per_step(folder.denoiser_config, config.targets.guidance_scale)
     return calls * student.teacher_parameters / student.num_parameters
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from distillery.config.run import Config
+from distillery.config.ways import TRAINING_PASSES
 from distillery.planning.passes import finish_passes
 from distillery.planning.probe import Rate
-from distillery.planning.residence import TRAINING_PASSES
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,6 @@ def _finish_s(config: Config, plain: Rate, teacher_s: float, networks: Networks)
 def counted_stages(config: Config) -> list[str]:
     """The stages whose time follows from counted passes, at least in part."""
     training = config.training
-    has_more = training.finish_samples_in_all or training.rollout_samples
+    has_more = any(training.passes(config.student.steps, 1))
     rounds = ["training_before_round", "round_states", "round_targets"]
-    return (rounds if training.rounds else []) + (["training"] if has_more else [])
+    return rounds * bool(training.round_numbers) + ["training"] * has_more

@@ -195,7 +195,7 @@ def _training(
     """Samples that the newest checkpoint of this very training has seen; all where the trained
     student is there. `student` says why the untrained one is made again."""
     total = config.training.num_samples
-    settings = [part.of_recipe for part in (config.training, *config.training.earlier_parts)]
+    settings = [part.of_recipe for part in (config.training, *config.training.first_parts)]
     is_ours = partial(_is_of, config=config, run=run, recipes=recipes)
     seen, others = 0, 0
     for path in sorted(run.checkpoints.glob("*/recipe.json")):

@@ -62,12 +62,11 @@ def plan_training(
     choices = list_choices(config.training, execution, machine)
     if gpus.is_unknown:  # the rest follows from the memory
         choices = [("processes", str(gpus.count), "one per GPU")]
-    choices = list_finish(config.training) + choices
     return {
         "machine": asdict(machine),
         "bytes_per_device": execution.bytes_per_device,
         "vae_bytes": vae_bytes,
-        "rounds": config.training.rounds.model_dump() if config.training.rounds else None,
+        "phases": [phase.model_dump(mode="json") for phase in config.training.phases],
         "teacher": plan_residence(config, student, folder, execution.bytes_per_device, machine),
         "choices": [
             {"setting": setting, "value": value, "reason": reason}
@@ -76,20 +75,6 @@ def plan_training(
         "advice": advise_batch_size(config.training, machine)
         + advise_training(config.training, execution, machine, student.init),
     }
-
-
-def list_finish(training: Training) -> list[tuple[str, str, str]]:
-    """(setting, value, what it is) of a finish, if there is one."""
-    if not training.finish_samples_in_all:
-        return []
-    what = "heads learn to tell the student's images from the trajectories'"
-    if training.targets == "online":
-        what = "targets by a teacher beside the student"
-    if training.distribution_matching is not None:
-        what += ", and a second network that learns what the student draws"
-    share = f"{training.finish_samples_in_all} of {training.num_samples} samples"
-    name = "adversarial" if training.adversarial else "online"
-    return [(name, share, what)]
 
 
 def list_choices(

@@ -15,7 +15,6 @@ from distillery.planning.jobs import StageJobs
 from distillery.planning.page import TIMES, Part, Table, in_words
 from distillery.planning.prompts import count_repeated, describe_files, guided_splits
 from distillery.planning.residence import residence_table
-from distillery.planning.training import list_finish
 from distillery.prompts import own_negatives
 from distillery.teacher.adapter_files import facts_of
 from distillery.teacher.adapters import find_adapter
@@ -185,18 +184,14 @@ def _training(config: Config, plan: Mapping[str, Any]) -> Facts:
     if training.held_out_prompts:
         what = counted(training.held_out_prompts, "prompt")
         facts.append(("held out", f"{what} that the training is measured on and does not learn"))
-    if training.rounds:
-        facts.append(
-            (
-                "rounds",
-                f"{training.rounds.count}, each {work['num_trajectories']:,} states of the "
-                f"student, {work['round_calls']:,} network calls, and {training.rounds.samples:,} "
-                "samples of the training",
+    for phase in training.phases:
+        if phase.title:
+            each = (
+                f": each time {work['num_trajectories']:,} states of the student, "
+                f"{work['round_calls']:,} network calls"
             )
-        )
-    facts += [("finish", f"{name}: {share}; {what}") for name, share, what in list_finish(training)]
-    if training.rollout_samples:
-        facts.append(("rollouts", f"the last {training.rollout_samples:,} samples"))
+            told = f"{phase.words()}; {phase.meaning}{each * phase.waits}"
+            facts.append((phase.title, told))
     return facts
 
 
@@ -235,11 +230,10 @@ def _jobs(jobs: Sequence[StageJobs]) -> str:
 
 
 def _choices(choices: Sequence[Mapping[str, str]]) -> Table:
-    """What the hardware decides; a finish is told above, and what a CPU cannot do not at all."""
+    """What the hardware decides; what a CPU cannot do is not told."""
     rows = tuple(
         (row["setting"], row["value"], row["reason"])
         for row in choices
-        if row["setting"] not in ("adversarial", "online")
-        and (row["reason"] != "no GPU" or row["setting"] == "processes")
+        if row["reason"] != "no GPU" or row["setting"] == "processes"
     )
     return Table("How the training runs", ("setting", "value", "why"), rows)

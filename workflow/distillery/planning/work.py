@@ -44,7 +44,7 @@ def plan_work(
     if not config.training.reads_trajectories:
         num_trajectories = 0
     steps, latent_bytes = config.student.steps, prod(shape) * torch_dtype(targets.dtype).itemsize
-    num_states = num_trajectories if config.training.rounds else 0
+    num_states = num_trajectories if config.training.round_numbers else 0
     return Work(
         num_prompts=num_prompts,
         num_trajectories=num_trajectories,

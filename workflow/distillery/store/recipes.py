@@ -137,7 +137,7 @@ class TrainingRecipe(Scheduled):
     training: dict[str, Any]
     """Settings of the section `training` that change a result."""
 
-    def earlier_parts(self, training: Training) -> list[Self]:
+    def first_parts(self, training: Training) -> list[Self]:
         """The recipes of the trainings that do a first part of this one, the longest first.
 
         Args:
@@ -150,7 +150,7 @@ class TrainingRecipe(Scheduled):
                     "rounds": self.rounds[: len(part.round_numbers)],
                 }
             )
-            for part in training.earlier_parts
+            for part in training.first_parts
         ]
 
 

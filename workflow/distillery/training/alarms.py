@@ -208,7 +208,7 @@ def judge_heads(course: Course) -> list[Alarm]:
             Alarm(
                 "heads_always_right", "", share, MIN_HEADS,
                 f"{meaning}: they tell all of the student's images, which then learns little",
-                "lower training.adversarial.learning_rate, or raise its smoothness",
+                "lower the learning_rate of the phase adversarial, or raise its smoothness",
             )
         ]  # fmt: skip
     if share > MAX_HEADS:
@@ -216,8 +216,8 @@ def judge_heads(course: Course) -> list[Alarm]:
             Alarm(
                 "heads_guess", "", share, MAX_HEADS,
                 f"{meaning}: they tell nothing apart, so the finish teaches nothing",
-                "raise training.adversarial.learning_rate or the global batch, or lower its "
-                "smoothness",
+                "raise the learning_rate of the phase adversarial or the global batch, or lower "
+                "its smoothness",
             )
         ]  # fmt: skip
     return []

@@ -24,8 +24,8 @@ from distillery.training.batch import Batch
 from distillery.training.data import TargetSource
 from distillery.training.distributed import RankInfo
 from distillery.training.health import SIGNALS
-from distillery.training.rounds import places_in_round
 from distillery.training.split import Split
+from distillery.training.ways import way_of
 
 NUM_CUDA_WORKERS = 2
 """Processes that read ahead for one GPU. None on a CPU, which they would take time from."""
@@ -109,44 +109,24 @@ class Batches:
             yield self._items(start + self.local_range.start, start + self.local_range.stop)
 
     def _items(self, start: int, stop: int) -> list[int]:
-        """The items at the positions [start, stop), which lie in one phase.
+        """The items at the positions [start, stop), which lie in one span of a phase."""
+        span = self.training.at(start)
+        return way_of(span.phase).items(self, span, start, stop)
 
-        Online items are the next ones of the stream. Half of a round's are, too: every other one.
-        Rollouts are whole trajectories, in an order of their own that begins with the phase.
-        """
-        dataset, begin = self.dataset, self.training.rollouts_begin
-        if self.training.rounds_begin <= start < self.training.finish_begins:
-            return self._items_of_round(start, stop)
-        if start < begin:
-            first = dataset.first_visited if start >= self.training.online_begins else 0
-            return [first + item for item in self._segments(start, stop)]
-        order = Order(self.split.num_learned, self.seed)
-        numbers = order.items(start - begin, stop - begin)
-        return [dataset.first_rollout + self.split.learned(number) for number in numbers]
-
-    def _segments(self, start: int, stop: int) -> list[int]:
+    def segments(self, start: int, stop: int) -> list[int]:
         """The items at the positions [start, stop) of the stream of segments."""
         steps = self.dataset.steps
         order = Order(self.split.num_learned * steps, self.seed)
         pairs = (divmod(place, steps) for place in order.items(start, stop))
         return [self.split.learned(number) * steps + segment for number, segment in pairs]
 
-    def _items_of_round(self, start: int, stop: int) -> list[int]:
-        """The items at positions that lie in one round: see `places_in_round`."""
-        dataset = self.dataset
-        number, places, of_trajectories, of_states = places_in_round(self.training, start, stop)
+    def learned(self, times: int, start: int, stop: int) -> list[tuple[int, int]]:
+        """What is at the positions [start, stop) of a stream that has each trajectory so many
+        times: which time it is, from 0, and the trajectory."""
         num_learned = self.split.num_learned
-        order = Order(num_learned * (number + 1), self.seed)
-        pairs = (divmod(it, num_learned) for it in order.items(of_states.start, of_states.stop))
-        next_known = iter(self._segments(of_trajectories.start, of_trajectories.stop))
-        next_visited = (
-            earlier * dataset.num_trajectories + self.split.learned(place)
-            for earlier, place in pairs
-        )
-        return [
-            dataset.first_visited + next(next_visited) if place % 2 else next(next_known)
-            for place in places
-        ]
+        order = Order(num_learned * times, self.seed)
+        pairs = (divmod(place, num_learned) for place in order.items(start, stop))
+        return [(number, self.split.learned(place)) for number, place in pairs]
 
     def read(self, samples_seen: int, device: torch.device) -> Iterator[Batch]:
         """This process's part of each global batch; on CUDA read ahead by other processes.

@@ -6,18 +6,21 @@ processes must ask equally often stay as they are, and only one of the networks 
 time. It acts where a step ends on an image: at the last step, and on rollouts.
 """
 
+from __future__ import annotations
+
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
-from distillery.training.adversarial import judge, new_heads
 from distillery.training.batch import Batch
 from distillery.training.drawing import draw
-from distillery.training.matching import match, new_copy
-from distillery.training.parallel import set_checkpointing, uses_checkpointing
-from distillery.training.run import Run
 from distillery.training.state import Companion, TrainingState
+from distillery.training.ways import way_of
+
+if TYPE_CHECKING:  # a run is made from ways to learn, which need these functions
+    from distillery.training.run import Run
 
 
 def new_companion(student: Path, run: Run) -> Companion | None:
@@ -27,10 +30,8 @@ def new_companion(student: Path, run: Run) -> Companion | None:
         student: folder of the untrained one.
         run: settings and device.
     """
-    matching, adversarial = run.training.distribution_matching, run.training.adversarial
-    if matching is not None:
-        return new_copy(student, matching, run)
-    return new_heads(student, adversarial, run) if adversarial is not None else None
+    director = run.training.director
+    return way_of(director.phase).companion(student, run) if director else None
 
 
 def add_directions(batch: Batch, state: TrainingState, size: int, run: Run) -> Batch:
@@ -42,16 +43,11 @@ def add_directions(batch: Batch, state: TrainingState, size: int, run: Run) -> B
         size: samples that a network may take at once.
         run: settings and device.
     """
-    companion, training = state.companion, run.training
-    if companion is None or state.samples_seen < training.finish_begins:
+    companion, director = state.companion, run.training.director
+    if companion is None or director is None or state.samples_seen < director.begin:
         return batch
     drawing = draw(batch, state, size, run)
-    if training.distribution_matching is not None:
-        set_checkpointing(companion.network, uses_checkpointing(state.denoiser))
-        found = match(drawing, companion, training.distribution_matching, run)
-    else:
-        assert training.adversarial is not None
-        found = judge(drawing, companion, training.adversarial, run)
+    found = way_of(director.phase).direct(drawing, state, companion, director.begin, run)
     direction = torch.zeros_like(batch.noisy)
     direction[drawing.rows] = found.cpu()
     return replace(batch, direction=direction)

@@ -4,9 +4,11 @@ All random numbers are functions of the run's seed, the update and the item, so 
 depend on which process has an item.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -15,9 +17,11 @@ from distillery.schedule import add_noise
 from distillery.teacher.loading import torch_dtype
 from distillery.training import distributed, parallel
 from distillery.training.batch import Batch, at_knots, rows, split
-from distillery.training.run import Run
 from distillery.training.state import Companion, TrainingState
 from distillery.training.update import end_of_last_step, inspecting, predict, roll_out_student
+
+if TYPE_CHECKING:  # a run is made from ways to learn, which need these functions
+    from distillery.training.run import Run
 
 Result = TypeVar("Result")
 

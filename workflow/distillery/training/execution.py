@@ -81,9 +81,9 @@ def choose_execution(
         parts = machine.world_size // machine.num_nodes
         needed = sharded_bytes(training, num_parameters, num_trainable, parts)
     sharded = parallel == "fsdp"
-    if sharded and training.targets == "online":
+    if sharded and training.asks:
         raise ValueError(
-            f"training.targets is online and the student is to be trained with fsdp "
+            f"training.phases has online and the student is to be trained with fsdp "
             f"({why_parallel}), under which no rank can walk alone: use stored targets, a smaller "
             "student, or student.init: lora"
         )
@@ -117,7 +117,7 @@ def state_bytes(training: Training, num_parameters: int, num_trainable: int) -> 
     small.
     """
     item = ITEM_BYTES[training.dtype]
-    networks = 1 + (training.distribution_matching is not None)
+    networks = 1 + training.trains_copy
     learning = networks * (16 + item % 4) + 4 * bool(training.ema_half_life_samples)
     whole = networks * (num_parameters - num_trainable) * item + num_trainable * learning
     return whole + frozen_bytes(training, num_parameters)
@@ -125,7 +125,7 @@ def state_bytes(training: Training, num_parameters: int, num_trainable: int) -> 
 
 def frozen_bytes(training: Training, num_parameters: int) -> int:
     """Bytes of the frozen network of an adversarial finish; 0 without one."""
-    return bool(training.adversarial) * num_parameters * ITEM_BYTES[training.dtype]
+    return training.keeps_frozen * num_parameters * ITEM_BYTES[training.dtype]
 
 
 def student_state_bytes(training: Training, student: StudentInfo) -> int:

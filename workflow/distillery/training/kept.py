@@ -46,7 +46,7 @@ def draw_kept(
     recipe = training_recipe(job, dataset, initial)
     recipe_hash = recipe.hash
     # A training with rounds or a finish takes up checkpoints of those that do its first part.
-    hashes = [recipe_hash, *(part.hash for part in recipe.earlier_parts(job.training))]
+    hashes = [recipe_hash, *(part.hash for part in recipe.first_parts(job.training))]
     own = next((it for it in hashes if is_kept(inputs.checkpoints, it, samples_seen)), recipe_hash)
     weights = read_student(chunk_folder(inputs.checkpoints, own), samples_seen, own)
     denoiser = load_trainable(inputs.student, torch_dtype(job.training.dtype))

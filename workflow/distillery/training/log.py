@@ -141,7 +141,7 @@ class ProgressLog:
             state.window,
             state.samples_seen,
             learning_rate_at(last_update, training),
-            has_rollouts=training.rollout_samples > 0,
+            has_rollouts=training.walks_whole,
             companion=state.companion.name if state.companion else None,
         ) | dict(held_out)
         state.history.append(row)

@@ -33,7 +33,8 @@ from distillery.training.state import (
     set_learning_rate,
     update_average,
 )
-from distillery.training.update import add_targets, backward, check_finite, reduce_totals
+from distillery.training.update import backward, check_finite, reduce_totals
+from distillery.training.ways import add_targets
 
 PASSES = 2
 """After the first, DDP's buckets hold the gradients; in the second it arranges the buckets anew."""

@@ -7,13 +7,16 @@ direction in which the student's distribution must move (Yin et al. 2024, arXiv:
 the copy's several updates for one of the student's: arXiv:2405.14867, section 4.2).
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
-from distillery.config.finishes import DistributionMatching
+from distillery.config.ways import DistributionMatching
 from distillery.schedule import as_prediction, from_prediction
 from distillery.student.lora import load_trainable
 from distillery.teacher.loading import torch_dtype
@@ -27,9 +30,11 @@ from distillery.training.drawing import (
     update_seed,
 )
 from distillery.training.objectives import sample_losses
-from distillery.training.run import Run
 from distillery.training.state import Companion, make_moments, trainable_of
 from distillery.training.update import inspecting, predict
+
+if TYPE_CHECKING:  # a run is made from ways to learn, which need these functions
+    from distillery.training.run import Run
 
 NUM_LEVELS = 4
 """Noise levels of an update at which the teacher looks: a stock call has one for all its states."""

@@ -302,7 +302,7 @@ def micro_batches_for(state: TrainingState, run: Run) -> Mapping[bool, MicroBatc
 
     What does not fit is found before the first update, of rollouts too, which come last.
     """
-    kinds = (False, True) if run.training.rollout_samples else (False,)
+    kinds = (False, True) if run.training.walks_whole else (False,)
     sharded, checkpointing = parallel.is_sharded(state.denoiser), uses_checkpointing(state.denoiser)
     micro_batches = {}
     for for_rollouts in kinds:
@@ -318,8 +318,8 @@ def find_micro_batch_size(state: TrainingState, micro_batches: MicroBatches, run
     """
     begin = state.samples_seen
     if micro_batches.for_rollouts:
-        begin = max(begin, run.training.rollouts_begin)
-    elif begin >= run.training.rollouts_begin:
+        begin = max(begin, run.training.whole_begins)
+    elif begin >= run.training.whole_begins:
         return
     wanted = run.training.micro_batch_size == "auto" and is_cuda(run.device)
     items = next(run.batches.positions(begin), None)
@@ -412,7 +412,7 @@ def _reserve(run: Run) -> torch.Tensor:
     Twice as much beside a teacher: its passes cut the allocator's blocks, of which 2.4 GiB were
     reserved and of no use when a student that filled an H200 ran out of memory (docs/log.md).
     """
-    share = RESERVE * (1 + (run.training.targets == "online"))
+    share = RESERVE * (1 + run.training.asks)
     free = int(share * usable_bytes(run.device))
     return torch.empty(free, dtype=torch.uint8, device=run.device)
 

@@ -5,9 +5,12 @@ Each device has a copy (DDP), or a part (FSDP). Either way the gradients of all 
 same on every process.
 """
 
+from __future__ import annotations
+
 import contextlib
 import warnings
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -27,7 +30,9 @@ from distillery.training.execution import (
     choose_execution,
     supports_checkpointing,
 )
-from distillery.training.run import Run
+
+if TYPE_CHECKING:  # a run is made from ways to learn, which need these functions
+    from distillery.training.run import Run
 
 BLOCK_ELEMENTS = 1 << 26
 """Of gradients that are summed at once: 256 MB."""

@@ -5,7 +5,6 @@ from math import nan
 from pathlib import Path
 from typing import Any
 
-from distillery.config.training import OPTIONAL
 from distillery.files import JsonObject, read_sealed, write_sealed
 from distillery.store.chunks import chunk_folder
 from distillery.training import checkpoint, distributed
@@ -15,6 +14,10 @@ from distillery.training.state import TrainingState
 
 RECIPE = "recipe.json"
 """Beside the checkpoints: what their training depends on, to say why another does not take them."""
+STORED_ALONE = frozenset(
+    {"targets", "distribution_matching", "adversarial", "rounds", "held_out_prompts"}
+)
+"""Keys that the recipe of a training from stored trajectories alone does not have."""
 MAX_SHOWN = 3
 
 
@@ -43,7 +46,7 @@ def _add_columns(state: TrainingState, run: Run) -> None:
         losses=[*state.window.losses, *[0.0] * missing],
         counts=[*state.window.counts, *[0.0] * missing],
     )
-    if run.training.rollout_samples:
+    if run.training.walks_whole:
         for row in state.history:
             row.setdefault(ROLLOUT, nan)
 
@@ -54,15 +57,13 @@ def find_start(run: Run) -> Path | None:
     own = checkpoint.find_newest(run.checkpoints, run.recipe_hash, reporter)
     if own is not None:
         return own
-    for part in run.parts:
+    for training, part in zip(run.training.first_parts, run.parts, strict=True):
         folder = chunk_folder(run.checkpoints.parent, part.hash)
         path = checkpoint.find_newest(folder, part.hash, reporter)
         if path is not None:
-            rounds = part.training.get("rounds")
-            what = f"up to round {rounds['count']}" if rounds else "from stored targets alone"
             reporter.info(
-                f"takes up {path}, of a training {what}: so far this one would have learned the "
-                "same"
+                f"takes up {path}, of a training of {training.words}: so far this one would have "
+                "learned the same"
             )
             return path
     for line in list_misfits(run):
@@ -81,7 +82,7 @@ def list_misfits(run: Run) -> list[str]:
         except ValueError:
             continue
         ours = run.recipe
-        if run.parts and not {"targets", *OPTIONAL} & theirs.get("training", {}).keys():
+        if run.parts and STORED_ALONE.isdisjoint(theirs.get("training", {})):
             ours = run.parts[-1]  # which is what could have been taken up
         changes = differences(theirs, ours.to_json())
         more = f" and {len(changes) - MAX_SHOWN} more" if len(changes) > MAX_SHOWN else ""

@@ -19,16 +19,17 @@ from distillery.teacher.folder import find_teacher
 from distillery.telemetry import Reporter
 from distillery.training import distributed
 from distillery.training.batches import Batches
-from distillery.training.data import SegmentDataset, TargetSource
+from distillery.training.data import TargetSource
 from distillery.training.distributed import RankInfo
 from distillery.training.execution import student_state_bytes
 from distillery.training.health import StopRequest, Watchdog
 from distillery.training.nodes import check_alike
 from distillery.training.objectives import PerceptualLoss, load_perceptual
-from distillery.training.online import OnlineDataset
 from distillery.training.residence import choose_place, demands
-from distillery.training.rounds import RoundsDataset
 from distillery.training.target_teacher import load_target_teacher
+from distillery.training.ways import source_of
+from distillery.training.ways.online import OnlineDataset
+from distillery.training.ways.rounds import RoundsDataset
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class Run:
     @property
     def num_losses(self) -> int:
         """Columns of losses: one per segment, and one for rollouts where there are any."""
-        return self.dataset.steps + (self.training.rollout_samples > 0)
+        return self.dataset.steps + self.training.walks_whole
 
 
 def prepare(
@@ -164,19 +165,14 @@ def prepare(
         checkpoints=chunk_folder(paths.checkpoints, recipe.hash),
         recipe=recipe,
         recipe_hash=recipe.hash,
-        parts=tuple(recipe.earlier_parts(job.training)),
+        parts=tuple(recipe.first_parts(job.training)),
     )
 
 
 def open_dataset(job: TrainingJob, inputs: Inputs, verify: bool = True) -> TargetSource:
     """What a training learns from; see `SegmentDataset` for arguments and errors."""
     training = job.training
-    source: type[SegmentDataset] = SegmentDataset
-    if training.targets == "online":
-        source = OnlineDataset
-    elif training.rounds:
-        source = RoundsDataset
-    dataset = source(
+    dataset = source_of(training)(
         inputs.targets or draw_noise(job, inputs),
         inputs.embeddings,
         inputs.prompts,
@@ -188,7 +184,9 @@ def open_dataset(job: TrainingJob, inputs: Inputs, verify: bool = True) -> Targe
     if isinstance(dataset, RoundsDataset):
         folder = inputs.rounds
         if folder is None:
-            raise ValueError("training.rounds is set and there are no --rounds: give their folder")
+            raise ValueError(
+                "training.phases has rounds and there are no --rounds: give their folder"
+            )
         dataset.add([round_manifest(folder, number) for number in training.round_numbers])
     return dataset
 
@@ -220,7 +218,7 @@ def _perceptual(
     job: TrainingJob, dataset: TargetSource, device: torch.device
 ) -> PerceptualLoss | None:
     """What rollouts need beside the student: the VAE, if `perceptual_weight` is positive."""
-    if job.training.perceptual_weight == 0:
+    if not job.training.decodes:
         return None
     return load_perceptual(find_teacher(job.teacher), dataset.setting, device)
 

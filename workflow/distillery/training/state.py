@@ -1,11 +1,13 @@
 """All that the next update depends on: weights, moments, their average, and where it stands."""
 
+from __future__ import annotations
+
 import math
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
@@ -14,7 +16,9 @@ from distillery.families.protocol import Denoiser
 from distillery.student.lora import load_trainable
 from distillery.teacher.loading import torch_dtype
 from distillery.training.parallel import arrange
-from distillery.training.run import Run
+
+if TYPE_CHECKING:  # a run is made from ways to learn, which need these functions
+    from distillery.training.run import Run
 
 
 def make_optimizer(

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from distillery.config.jobs import TrainingJob
 from distillery.config.training import Place, check_teacher_rank
+from distillery.config.ways import Online
 from distillery.generation.teacher_walk import TeacherWalk
 from distillery.training.batches import Batches
 from distillery.training.data import SegmentDataset
@@ -141,13 +142,15 @@ def load_target_teacher(
             `training.teacher_rank`.
     """
     ranks, training, teacher = batches.ranks, job.training, job.teacher
+    online = training.of(Online)
+    assert online is not None
     check_teacher_rank(training, ranks.world_size)
     size = dataset.recipe.batch_size
     if size == "auto":
         size = batches.largest_local_batch
     if place == "own_gpus":
         check_own_gpus(teacher.num_gpus, ranks, device)
-        return _in_its_own_process(job, dataset, inputs, batches, size, device, watchdog)
+        return _in_its_own_process(job, online, dataset, inputs, batches, size, device, watchdog)
     is_of_one = place == "one_rank" and ranks.world_size > 1
     if place == "shared" and device.type == "cuda":
         teacher = teacher.model_copy(update={"offload": "sequential"})
@@ -163,7 +166,7 @@ def load_target_teacher(
             dataset.recipe,
             dataset.embeddings,
             dataset.steps,
-            training.online_steps,
+            online.steps,
             torch.device("cpu") if place == "cpu" else device,
         )
         own = OwnTeacher(walk, size)
@@ -175,6 +178,7 @@ def load_target_teacher(
 
 def _in_its_own_process(
     job: TrainingJob,
+    online: Online,
     dataset: SegmentDataset,
     inputs: TeachersInputs,
     batches: Batches,
@@ -193,7 +197,7 @@ def _in_its_own_process(
         embeddings=inputs.embeddings,
         prompts=inputs.prompts,
         segments=dataset.steps,
-        steps=job.training.online_steps,
+        steps=online.steps,
         size=size,
         num_clients=len(local),
         cpu_threads=torch.get_num_threads(),

@@ -1,13 +1,17 @@
 """One update: the gradients of a global batch, and what all processes made of it."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import isfinite
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
+from distillery.config.ways import Rollouts
 from distillery.families.protocol import Denoiser
 from distillery.schedule import from_prediction
 from distillery.teacher.loading import torch_dtype
@@ -15,8 +19,10 @@ from distillery.training import distributed, parallel
 from distillery.training.batch import Batch
 from distillery.training.health import START_LIMIT_S
 from distillery.training.objectives import Predict, roll_out, sample_losses
-from distillery.training.run import Run
-from distillery.training.state import Companion, TrainingState
+from distillery.training.state import Companion
+
+if TYPE_CHECKING:  # a run is made from ways to learn, which need these functions
+    from distillery.training.run import Run
 
 MAX_ITEMS_NAMED = 16
 
@@ -54,30 +60,6 @@ class LocalUpdate:
     items: list[int]
     segment: torch.Tensor
     losses: torch.Tensor
-
-
-def add_targets(batch: Batch, state: TrainingState, size: int, run: Run) -> Batch:
-    """This rank's batch with its targets, if they are not stored; see `online`.
-
-    Args:
-        batch: of one update.
-        state: whose student walks; its whole weights are on the device.
-        size: samples that the student may take at once.
-        run: settings and device.
-    """
-    if not batch.is_online:
-        return batch
-
-    def student(part: Batch) -> torch.Tensor:
-        with inspecting(state.denoiser, run.device, torch_dtype(run.training.dtype)):
-            return predict(state.denoiser, part, run)
-
-    run.watchdog.heartbeat("states that the student visits", joint=True)
-    with torch.no_grad():
-        complete = run.dataset.with_targets(batch.to(run.device), student, size)
-    # On the host again, as stored ones: on the device they would split the blocks that activations
-    # need, which ended a training that filled its GPU.
-    return replace(batch, noisy=complete.noisy.cpu(), target=complete.target.cpu())
 
 
 def accumulate_gradients(
@@ -123,8 +105,9 @@ def batch_losses(model: torch.nn.Module, batch: Batch, run: Run) -> torch.Tensor
     training = run.training
     output = (roll_out_student if batch.is_rollout else predict)(model, batch, run)
     loss_b = sample_losses(output, batch.target, training.loss, training.huber_width)
-    if batch.is_rollout and run.perceptual is not None:
-        loss_b = loss_b + training.perceptual_weight * run.perceptual(output, batch.target)
+    rollouts = training.of(Rollouts)
+    if batch.is_rollout and rollouts is not None and run.perceptual is not None:
+        loss_b = loss_b + rollouts.perceptual_weight * run.perceptual(output, batch.target)
     if batch.direction is not None:
         # Its gradient in what the student draws is the direction; as a number it says nothing.
         drawn = output if batch.is_rollout else end_of_last_step(output, batch.noisy, run)
@@ -218,8 +201,7 @@ def check_finite(totals: UpdateTotals, local: LocalUpdate, run: Run) -> None:
     if not isfinite(totals.companion_loss):
         raise ValueError(
             f"what learns beside the student has the loss {totals.companion_loss}: not finite, the "
-            "student was not updated; lower the learning_rate of training.distribution_matching or "
-            "training.adversarial"
+            "student was not updated; lower its learning_rate in training.phases"
         )
     if isfinite(totals.loss) and isfinite(totals.grad_norm):
         return

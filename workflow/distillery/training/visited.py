@@ -38,7 +38,7 @@ from distillery.teacher.loading import load_exact_student, torch_dtype
 from distillery.telemetry import Reporter
 from distillery.training.drawing import with_what_fits
 from distillery.training.own_teacher import OwnTeacher
-from distillery.training.rounds import visited_segment
+from distillery.training.ways.rounds import visited_segment
 
 
 def make_round_states(

@@ -7,17 +7,34 @@ target is the secant to that state, as with stored ones. It is DAgger (Ross et a
 arXiv:1011.0686) with the teacher as the expert.
 """
 
+from __future__ import annotations
+
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
+from distillery.config.ways import Online, Span
 from distillery.schedule import add_noise, from_prediction
 from distillery.store.trajectories import TrajectoryStore
+from distillery.teacher.loading import torch_dtype
 from distillery.training.batch import Batch, at_knots, rows
 from distillery.training.data import SegmentDataset, Student
 from distillery.training.health import START_LIMIT_S, Watchdog
+from distillery.training.matching import match, new_copy
 from distillery.training.objectives import segment_target
 from distillery.training.own_teacher import TargetTeacher
+from distillery.training.parallel import set_checkpointing, uses_checkpointing
+from distillery.training.update import inspecting, predict
+from distillery.training.ways.way import Way
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from distillery.training.batches import Batches
+    from distillery.training.drawing import Drawing
+    from distillery.training.run import Run
+    from distillery.training.state import Companion, TrainingState
 
 
 class OnlineDataset(SegmentDataset):
@@ -129,3 +146,41 @@ class OnlineDataset(SegmentDataset):
     def _trajectory(self, item: int) -> int:
         is_online = item >= self.first_visited
         return super()._trajectory(item - self.first_visited if is_online else item)
+
+
+class OnlineWay(Way[Online]):
+    """The next segments of the stream, with targets by the teacher; and distribution matching."""
+
+    source = OnlineDataset
+
+    def items(self, batches: Batches, span: Span, start: int, stop: int) -> list[int]:
+        """The same steps as of stored trajectories."""
+        first = batches.dataset.first_visited
+        return [first + item for item in batches.segments(start, stop)]
+
+    def complete(self, batch: Batch, state: TrainingState, size: int, run: Run) -> Batch:
+        """Walk, and ask the teacher."""
+
+        def student(part: Batch) -> torch.Tensor:
+            with inspecting(state.denoiser, run.device, torch_dtype(run.training.dtype)):
+                return predict(state.denoiser, part, run)
+
+        run.watchdog.heartbeat("states that the student visits", joint=True)
+        with torch.no_grad():
+            complete = run.dataset.with_targets(batch.to(run.device), student, size)
+        # On the host again, as stored ones: on the device they would split the blocks that
+        # activations need, which ended a training that filled its GPU.
+        return replace(batch, noisy=complete.noisy.cpu(), target=complete.target.cpu())
+
+    def companion(self, student: Path, run: Run) -> Companion | None:
+        """A copy, with distribution matching."""
+        matching = self.phase.distribution_matching
+        return new_copy(student, matching, run) if matching else None
+
+    def direct(
+        self, drawing: Drawing, state: TrainingState, companion: Companion, begin: int, run: Run
+    ) -> torch.Tensor:
+        """Towards the teacher's images, and away from what the copy sees."""
+        assert self.phase.distribution_matching is not None
+        set_checkpointing(companion.network, uses_checkpointing(state.denoiser))
+        return match(drawing, companion, self.phase.distribution_matching, run)

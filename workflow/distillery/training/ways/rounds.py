@@ -6,16 +6,23 @@ the teacher goes from there. All rounds so far are learned from (DAgger, Ross et
 arXiv:1011.0686, which aggregates them too).
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
-from distillery.config.training import Training
+from distillery.config.ways import Rounds, Span
 from distillery.files import repair_hint
 from distillery.noise import seed_of
 from distillery.store.visited import VisitedStore
 from distillery.training.data import SegmentDataset
+from distillery.training.ways.way import Way
+
+if TYPE_CHECKING:
+    from distillery.training.batches import Batches
 
 
 class RoundsDataset(SegmentDataset):
@@ -80,20 +87,37 @@ def visited_segment(seed: int, number: int, sample: str, steps: int) -> int:
     return 1 + seed_of(f"round\n{seed}\n{number}\n{sample}") % (steps - 1)
 
 
-def places_in_round(training: Training, start: int, stop: int) -> tuple[int, range, range, range]:
+def places_in_round(span: Span, start: int, stop: int) -> tuple[range, range, range]:
     """What the positions [start, stop) of the stream are, which lie in one round.
 
     A round's even places are of trajectories, whose order goes on from before the rounds, its odd
     ones of visited states, in an order of their own.
 
     Returns:
-        The round, from 0; the places in it; the positions of the even ones in the stream of
-        trajectories, and of the odd ones in the round's stream of states.
+        The places in the round; the positions of the even ones in the stream of trajectories, and
+        of the odd ones in the round's stream of states.
     """
-    rounds = training.rounds
-    assert rounds is not None
-    number, first = divmod(start - training.rounds_begin, rounds.samples)
-    last = first + stop - start
-    done = training.rounds_begin + number * -(-rounds.samples // 2)
+    first, last = start - span.begin, stop - span.begin
+    done = span.since + (span.number - 1) * -(-span.phase.samples // 2)
     of_trajectories = range(done + -(-first // 2), done + -(-last // 2))
-    return number, range(first, last), of_trajectories, range(first // 2, last // 2)
+    return range(first, last), of_trajectories, range(first // 2, last // 2)
+
+
+class RoundsWay(Way[Rounds]):
+    """Half of each batch is of trajectories, half of states that the student visited."""
+
+    source = RoundsDataset
+
+    def items(self, batches: Batches, span: Span, start: int, stop: int) -> list[int]:
+        """At positions that lie in one round: see `places_in_round`."""
+        dataset = batches.dataset
+        places, of_trajectories, of_states = places_in_round(span, start, stop)
+        next_known = iter(batches.segments(of_trajectories.start, of_trajectories.stop))
+        next_visited = (
+            earlier * dataset.num_trajectories + trajectory
+            for earlier, trajectory in batches.learned(span.number, of_states.start, of_states.stop)
+        )
+        return [
+            dataset.first_visited + next(next_visited) if place % 2 else next(next_known)
+            for place in places
+        ]

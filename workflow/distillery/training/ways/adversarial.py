@@ -7,18 +7,20 @@ stays, which keeps each noise at its image. After Sauer et al. 2024 (arXiv:2403.
 heads on the teacher's features, and Lin et al. 2024 (arXiv:2402.13929), who keep a regression.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import exp, log
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from distillery.config.finishes import Adversarial
+from distillery.config.ways import Adversarial
 from distillery.families.protocol import Denoiser
 from distillery.model_folder import load_denoiser
 from distillery.teacher.loading import torch_dtype
@@ -32,9 +34,13 @@ from distillery.training.drawing import (
     update,
     update_seed,
 )
-from distillery.training.run import Run
 from distillery.training.state import Companion, make_moments, trainable_of
 from distillery.training.update import inspecting, predict
+from distillery.training.ways.way import Way
+
+if TYPE_CHECKING:  # a run is made from ways to learn, which need these functions
+    from distillery.training.run import Run
+    from distillery.training.state import TrainingState
 
 DEPTHS = (0.1, 0.3, 0.5, 0.75, 0.95)
 """Of the blocks in the order in which they run, whose features the heads see."""
@@ -104,8 +110,8 @@ def new_heads(student: Path, settings: Adversarial, run: Run) -> Companion:
     blocks = parallel.blocks_of(frozen)
     if not blocks:
         raise ValueError(
-            "training.adversarial is set and the student's network names no blocks whose features "
-            "heads could look at: use another finish"
+            "training.phases has adversarial and the student's network names no blocks whose "
+            "features heads could look at: leave it out"
         )
     sample = rows(run.dataset.__getitems__([0]), slice(1)).to(run.device)
     dtype = torch_dtype(run.training.dtype)
@@ -125,17 +131,20 @@ def new_heads(student: Path, settings: Adversarial, run: Run) -> Companion:
     return Companion("heads", network, optimizer, torch.zeros(2, device=run.device))
 
 
-def judge(drawing: Drawing, heads: Companion, settings: Adversarial, run: Run) -> torch.Tensor:
+def judge(
+    drawing: Drawing, heads: Companion, settings: Adversarial, begin: int, run: Run
+) -> torch.Tensor:
     """The directions (b, *latent) float32 in which what was drawn passes less; then heads learn.
 
     Args:
         drawing: of this process; maybe of nothing.
         heads: that have learned from earlier ones.
         settings: of the configuration.
+        begin: samples seen before the phase.
         run: with the dataset.
     """
     network, seen = heads.network, _what_heads_see(drawing, run)
-    waits = drawing.samples_seen < run.training.finish_begins + settings.warmup_samples
+    waits = drawing.samples_seen < begin + settings.warmup_samples
     gradients: list[torch.Tensor] = []
 
     def losses(size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -163,6 +172,20 @@ def judge(drawing: Drawing, heads: Companion, settings: Adversarial, run: Run) -
     # The batch's loss takes the mean over a sample's elements.
     scale = settings.weight * drawing.ends[:1].numel()
     return scale * seen.alpha * torch.cat([drawing.ends[:0], *gradients])
+
+
+class AdversarialWay(Way[Adversarial]):
+    """The next segments of the stream, beside which heads judge what the student draws."""
+
+    def companion(self, student: Path, run: Run) -> Companion:
+        """The heads."""
+        return new_heads(student, self.phase, run)
+
+    def direct(
+        self, drawing: Drawing, state: TrainingState, companion: Companion, begin: int, run: Run
+    ) -> torch.Tensor:
+        """To where the heads take what is drawn for a trajectory's own image."""
+        return judge(drawing, companion, self.phase, begin, run)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,81 @@
+"""What a phase does in a training; what most ways to learn do stands here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from distillery.config.ways import Phase, Span
+from distillery.training.data import SegmentDataset
+
+if TYPE_CHECKING:  # a run is made from ways to learn
+    from pathlib import Path
+
+    import torch
+
+    from distillery.training.batch import Batch
+    from distillery.training.batches import Batches
+    from distillery.training.drawing import Drawing
+    from distillery.training.run import Run
+    from distillery.training.state import Companion, TrainingState
+
+Kind = TypeVar("Kind", bound=Phase)
+
+
+class Way(Generic[Kind]):
+    """One way to learn, from the teacher's stored trajectories unless a subclass says otherwise.
+
+    Attributes:
+        phase: its settings.
+        source: what reads its items.
+    """
+
+    source: type[SegmentDataset] = SegmentDataset
+
+    def __init__(self, phase: Kind) -> None:
+        """Of a training's phase."""
+        self.phase = phase
+
+    def items(self, batches: Batches, span: Span, start: int, stop: int) -> list[int]:
+        """The items at the positions [start, stop) of the stream, which lie in one span.
+
+        Args:
+            batches: of this process, with the stream of segments.
+            span: where they lie.
+            start, stop: in samples since the training's beginning.
+        """
+        return batches.segments(start, stop)
+
+    def complete(self, batch: Batch, state: TrainingState, size: int, run: Run) -> Batch:
+        """This rank's batch with its targets, where they are not stored.
+
+        Args:
+            batch: of one update.
+            state: whose student walks; its whole weights are on the device.
+            size: samples that the student may take at once.
+            run: settings and device.
+        """
+        return batch
+
+    def companion(self, student: Path, run: Run) -> Companion | None:
+        """What learns beside the student from here to the training's end, if anything does.
+
+        Args:
+            student: folder of the untrained one.
+            run: settings and device.
+        """
+        return None
+
+    def direct(
+        self, drawing: Drawing, state: TrainingState, companion: Companion, begin: int, run: Run
+    ) -> torch.Tensor:
+        """Where the student should draw, (b, *latent) float32, asked of a way with a companion;
+        which then learns.
+
+        Args:
+            drawing: of this process; maybe of nothing.
+            state: whose student drew.
+            companion: that has learned from earlier ones.
+            begin: samples seen before the phase.
+            run: with the dataset.
+        """
+        raise NotImplementedError
