@@ -1,3 +1,22 @@
+import re
+from functools import partial
+from pathlib import Path
+
+from distillery.config.jobs import freeze, frozen_text, prompts_stage
+from distillery.launcher import gpus_per_node, launch_with, num_processes
+from distillery.pipeline import STAGES
+from distillery.planning.first import check_prompt_files, sources_of
+from distillery.planning.overlooked import check_contents, check_noted
+from distillery.run_folder import RunFolder
+from distillery.snakemake_private import (
+    as_inputs,
+    has_noted,
+    is_made,
+    limit_on_this_machine,
+    runs_elsewhere,
+)
+from distillery.stage import everything
+
 # What all rules share: names, folders, resources. A rule starts a module of the installed library
 # (`python -m distillery.stages.NAME`): a line without a path works from any folder, in another
 # workflow and from a wheel. `shell:` and not `script:`, since torchrun starts processes of its own,
