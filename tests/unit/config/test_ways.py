@@ -38,7 +38,8 @@ def test_each_time_has_a_place_of_its_own() -> None:
     assert found.restarts == [40, 56, 72]
     assert list(found.round_numbers) == [1, 2]
     assert found.whole_begins == 96
-    assert [found.is_directed(seen) for seen in (0, 71, 72, 103)] == [False, False, True, True]
+    assert found.director is not None
+    assert (found.director.begin, found.director.title) == (72, "finish")
 
 
 def test_a_training_has_first_parts_and_jobs() -> None:

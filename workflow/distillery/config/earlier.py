@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from distillery.config.ways import Phases
+from distillery.config.phases import Phases
 from distillery.files import JsonObject
 
 OF_ONLINE = {

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from distillery.config.phases import Phases, check_phases
 from distillery.config.section import (
     BatchSize,
     Compile,
@@ -15,7 +16,6 @@ from distillery.config.section import (
     check_multiple,
     without_result,
 )
-from distillery.config.ways import Phases, check_phases
 
 Objective = Literal["segment", "direct", "reflow", "prediction"]
 Parallel = Literal["auto", "ddp", "fsdp"]

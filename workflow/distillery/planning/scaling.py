@@ -96,6 +96,6 @@ def _finish_s(config: Config, plain: Rate, teacher_s: float, networks: Networks)
 def counted_stages(config: Config) -> list[str]:
     """The stages whose time follows from counted passes, at least in part."""
     training = config.training
-    has_more = any(training.passes(config.student.steps, 1))
+    has_more = any(phase.title and not phase.waits for phase in training.phases)
     rounds = ["training_before_round", "round_states", "round_targets"]
     return rounds * bool(training.round_numbers) + ["training"] * has_more

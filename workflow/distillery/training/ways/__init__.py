@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from distillery.config.ways import Phase, Phases
+from distillery.config.phases import Phases
+from distillery.config.ways import Phase
 from distillery.training.data import SegmentDataset
 from distillery.training.ways.adversarial import AdversarialWay
 from distillery.training.ways.online import OnlineWay

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from distillery.config.ways import Online, Span
+from distillery.config.phases import Span
+from distillery.config.ways import Online
 from distillery.schedule import add_noise, from_prediction
 from distillery.store.trajectories import TrajectoryStore
 from distillery.teacher.loading import torch_dtype

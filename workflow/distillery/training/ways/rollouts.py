@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distillery.config.ways import Rollouts, Span
+from distillery.config.phases import Span
+from distillery.config.ways import Rollouts
 from distillery.training.ways.way import Way
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from distillery.config.ways import Rounds, Span
+from distillery.config.phases import Span
+from distillery.config.ways import Rounds
 from distillery.files import repair_hint
 from distillery.noise import seed_of
 from distillery.store.visited import VisitedStore

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from distillery.config.ways import Phase, Span
+from distillery.config.phases import Span
+from distillery.config.ways import Phase
 from distillery.training.data import SegmentDataset
 
 if TYPE_CHECKING:  # a run is made from ways to learn
