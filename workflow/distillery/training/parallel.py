@@ -5,8 +5,6 @@ Each device has a copy (DDP), or a part (FSDP). Either way the gradients of all 
 same on every process.
 """
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from collections.abc import Iterable, Iterator
@@ -31,7 +29,9 @@ from distillery.training.execution import (
     supports_checkpointing,
 )
 
-if TYPE_CHECKING:  # a run is made from ways to learn, which need these functions
+# A run is made from ways to learn, which need these functions. Quoted and not `from __future__`:
+# DDP looks at the types of its hooks.
+if TYPE_CHECKING:
     from distillery.training.run import Run
 
 BLOCK_ELEMENTS = 1 << 26
@@ -257,7 +257,7 @@ MAX_COMPILED = 256
 micro-batches. PyTorch gives up after 8, and then runs the rest without compiled code."""
 
 
-def arrange(denoiser: Denoiser, run: Run) -> Execution:
+def arrange(denoiser: Denoiser, run: "Run") -> Execution:
     """Bring a student onto this process's device, in place, as fits the hardware.
 
     To be called once, after what learns is set and before the optimizer is made: sharding replaces
