@@ -19,7 +19,6 @@ OBJECTIVES: Mapping[str, str] = {
     "segment": "segment",
     "direct": "direct",
     "reflow": "reflow",
-    "prediction": "prediction",
     "segment+rollout": "segment",
     "segment+online": "segment",
     "segment+matching": "segment",

@@ -2,7 +2,7 @@
 
     PYTHONPATH=workflow python benchmarks/objectives.py --folder /tmp/objectives --jobs 12
 
-Trains every objective (segment, direct, reflow, prediction, segment with a finishing phase of
+Trains every objective (segment, direct, reflow, segment with a finishing phase of
 rollouts, of online targets, of these with distribution matching, or with an adversarial loss, and
 segment with rounds) for students of the teacher's shape, half and a quarter of its blocks, or as a
 LoRA of it, at 1, 2, 4 and 8 steps, from stores of several sizes, for equally many samples; and
@@ -154,7 +154,6 @@ def bench_of(arguments: argparse.Namespace) -> Bench:
         raw["prompts"] |= {"train": str(arguments.prompts)}
     raw["targets"] |= {
         "num_segments": num_segments,
-        "predictions": "prediction" in arguments.objectives,
         "batch_size": 1024 if on_gpu else 16,
         "chunk_size": 1024 if on_gpu else 64,
     }

@@ -30,7 +30,7 @@ def made_run(factory: pytest.TempPathFactory, case: FamilyCase, **changes: dict[
 
 
 def empty_run(case: FamilyCase, folder: Path, teacher: Path, **changes: dict[str, Any]) -> Run:
-    """Its targets will have as many segments as steps, and the teacher's predictions."""
+    """Its targets will have as many segments as steps."""
     return family_run(
         case,
         folder,
@@ -40,7 +40,6 @@ def empty_run(case: FamilyCase, folder: Path, teacher: Path, **changes: dict[str
             "num_segments": case.steps,
             "batch_size": NUM_PROMPTS,
             "chunk_size": NUM_PROMPTS,
-            "predictions": True,
         },
         **changes,
     )

@@ -40,9 +40,9 @@ def run(folder: Path, config: Path, *options: str) -> int:
 def test_each_cell_is_made_once_and_has_its_row(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(tmp_path, config, "--objectives", "prediction") == 0
+    assert run(tmp_path, config, "--objectives", "direct") == 0
     assert "5 of 5 cells" in capsys.readouterr().out
-    more = ("prediction", "segment+rollout", "segment+rounds")
+    more = ("direct", "segment+rollout", "segment+rounds")
     assert run(tmp_path, config, "--objectives", *more) == 0
     said = capsys.readouterr().out
     assert "of 2: quarter-segment+rollout-2-4x2 done" in said
@@ -61,7 +61,7 @@ def test_each_cell_is_made_once_and_has_its_row(
     assert [line.split(" | ")[:4] for line in lines if line.startswith("| quarter")] == [
         ["| quarter", "2", name, "4x2"] for name in more
     ]
-    transformer = tmp_path / "students/quarter-prediction-2-4x2/pipeline/transformer/config.json"
+    transformer = tmp_path / "students/quarter-direct-2-4x2/pipeline/transformer/config.json"
     assert json.loads(transformer.read_text())["num_layers"] == 1, "of the tiny teacher's two"
 
 

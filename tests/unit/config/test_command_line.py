@@ -40,7 +40,7 @@ def given(*entries: str) -> dict[str, Any]:
         ),
         ("training={learning_rate: 1.0e-4}", ["training", "learning_rate"], 1.0e-4),
         ("training={ema_half_life_samples: null}", ["training", "ema_half_life_samples"], None),
-        ("targets={predictions: true}", ["targets", "predictions"], True),
+        ("training={tf32: true}", ["training", "tf32"], True),
         ("samples={steps: [4, 8]}", ["samples", "steps"], [4, 8]),
         ("teacher={'path': 42}", ["teacher", "path"], 42),
         ("teacher={path: '42'}", ["teacher", "path"], "42"),

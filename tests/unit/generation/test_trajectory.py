@@ -37,7 +37,7 @@ def test_states_are_kept_at_the_knots_alone() -> None:
 def test_predictions_are_kept_in_float32_where_they_are_asked_for() -> None:
     trajectory, _, predictions = walk(KNOTS, with_predictions=True)
     assert trajectory.predictions.keys() == {0, 2}, "none is made at the end"
-    kept = trajectory.stack_predictions((0, 2))
+    kept = torch.stack([trajectory.predictions[knot] for knot in (0, 2)], dim=1)
     assert kept.dtype == torch.float32
     assert kept.equal(torch.stack([predictions[knot].float() for knot in (0, 2)], dim=1))
 

@@ -350,20 +350,6 @@ def test_a_student_that_would_be_guided_again_is_pointed_out(teacher: Path, tmp_
     assert advice.startswith("samples.models.student.guidance_scale is 3: the student learns")
 
 
-def test_guidance_alone_is_not_taken_for_fewer_steps(teacher: Path, tmp_path: Path) -> None:
-    targets = {"predictions": True}
-    few = plan(tmp_path, teacher, training={"objective": "prediction"}, targets=targets)
-    assert any("to do without guidance, not to take fewer steps" in line for line in few["advice"])
-    many = plan(
-        tmp_path,
-        teacher,
-        training={"objective": "prediction"},
-        targets=targets | {"num_segments": 4},
-        student={"steps": 4},
-    )
-    assert not any("without guidance" in line for line in many["advice"])
-
-
 def test_online_targets_have_a_table_of_places(teacher: Path, tmp_path: Path) -> None:
     without = plan(tmp_path, teacher)
     assert without["training"]["teacher"] is None

@@ -46,7 +46,6 @@ CHANGES: dict[str, tuple[Any, set[str]]] = {
     "targets.samples_per_prompt": (2, OF_TARGETS),
     "targets.batch_size": (4, OF_TARGETS),
     "targets.chunk_size": (8, OF_TARGETS),
-    "targets.predictions": (True, OF_TARGETS),
     "student.steps": (1, {"student/initial", "student/trained", "student/pipeline"}),
     "training.learning_rate": (0.5, {"student/trained"}),
     "training.phases": (phases(stored=16), {"student/trained"}),

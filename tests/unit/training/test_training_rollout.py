@@ -1,4 +1,4 @@
-"""The finishing phase, weights of segments and stored predictions, in a whole training."""
+"""The finishing phase and weights of segments, in a whole training."""
 
 import shutil
 from itertools import chain
@@ -11,11 +11,8 @@ from safetensors.torch import load_file
 import tiny
 from distillery.config.run import parse_config
 from distillery.config.training import Training
-from distillery.files import read_json
 from distillery.model_folder import load_denoiser
-from distillery.planning.work import plan_work
 from distillery.schedule import Schedule, from_prediction
-from distillery.store.chunks import chunk_folder
 from distillery.training.batches import Batches, Order
 from distillery.training.data import SegmentDataset
 from distillery.training.distributed import RankInfo
@@ -23,7 +20,7 @@ from distillery.training.health import START_LIMIT_S
 from distillery.training.microbatch import MicroBatches, accumulate_what_fits
 from distillery.training.objectives import min_snr_weight, segment_weights
 from distillery.training.update import batch_losses, roll_out_student
-from runs import make_run, open_run, settings
+from runs import open_run, settings
 from training_phases import phases
 
 WEIGHTS = "student/trained/diffusion_pytorch_model.safetensors"
@@ -286,81 +283,10 @@ def test_each_sample_has_the_weight_of_its_segment(data):
     assert batch.weight.tolist() == pytest.approx([4 / 3, 0, 0, 4 / 3])
 
 
-@pytest.fixture(scope="module")
-def predicted(tmp_path_factory, teacher):
-    """A run whose targets hold predictions, and one without; all else equal."""
-    folder = tmp_path_factory.mktemp("predicted")
-    targets = {"num_segments": 4, "predictions": True}
-    run = make_run(
-        folder,
-        teacher,
-        targets=targets,
-        student={"steps": 4},
-        training={
-            "objective": "prediction",
-            "phases": phases(stored=320),
-            "learning_rate": 1e-2,
-            "save_every_samples": 320,
-        },
-    )
-    plain = make_run(folder / "plain", teacher, targets={"num_segments": 4})
-    for each in (run, plain):
-        each.encode("train")
-        each.all_targets()
-    return run, plain
-
-
-def test_predictions_lie_beside_the_same_states_and_only_then_in_the_recipe(predicted):
-    run, plain = predicted
-    ours, theirs = (read_json(it.folder / "targets/manifest.json") for it in (run, plain))
-    assert "predictions" not in theirs["recipe"]
-    assert ours["recipe"] == theirs["recipe"] | {"predictions": True}
-    for it, manifest in ((run, ours), (plain, theirs)):
-        folder = chunk_folder(it.folder / "targets", manifest["recipe_hash"])
-        it.stored = load_file(folder / "chunk-000000.safetensors")
-    assert run.stored["noisy"].equal(plain.stored["noisy"])
-    assert run.stored["predictions"].shape == (4, 4, *tiny.LATENT_SHAPE)
-    assert set(run.stored) - set(plain.stored) == {"predictions"}
-
-
-@pytest.mark.parametrize("steps", [1, 2, 4])
-def test_a_prediction_is_taken_where_the_students_segment_begins(predicted, steps):
-    run, _ = predicted
-    places = (run.folder / "targets/manifest.json", run.embeddings("train"), run.prompts("train"))
-    dataset = SegmentDataset(*places, steps, "prediction")
-    batch = dataset.__getitems__(list(range(4 * steps)))  # the first chunk's trajectories
-    stored = load_file(next((run.folder / "targets").glob("*/chunk-000000.safetensors")))
-    assert batch.target.equal(stored["predictions"][:, :: 4 // steps].flatten(0, 1))
-    assert batch.noisy.equal(stored["noisy"][:, :-1][:, :: 4 // steps].flatten(0, 1))
-
-
-def test_the_plan_counts_the_predictions_too(predicted):
-    run, plain = predicted
-    shape = tuple(tiny.LATENT_SHAPE)
-    ours, theirs = (
-        plan_work(it.config, {"train": 9, "eval": 5}, shape, 2).trajectory_bytes
-        for it in (run, plain)
-    )
-    stored = sum(run.stored[name][0].nbytes for name in ("noisy", "predictions"))
-    assert (theirs, ours) == (5 * 64 * 4, stored)
-
-
-def test_a_student_learns_the_teachers_predictions(predicted):
-    run, _ = predicted
-    run.train_and_export()
-    losses = pd.read_parquet(run.folder / "student/loss.parquet")["loss"]
-    assert losses.tail(4).mean() < 0.9 * losses.head(4).mean()
-
-
-def test_targets_without_predictions_are_refused(data):
-    with pytest.raises(ValueError, match=r"hold no predictions: set targets.predictions: true"):
-        open_dataset(data, "prediction")
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"objective": "prediction"}, r"targets.predictions is false.*set targets.predictions"),
+        ({"objective": "prediction"}, r"training.objective.*'segment', 'direct' or 'reflow'"),
         (
             {"phases": phases(stored=8, rollouts=12)},
             "12 must be a multiple of 8; set training.phases.1.samples to 8 or 16, or",

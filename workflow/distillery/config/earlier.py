@@ -1,6 +1,6 @@
-"""A section `training` of earlier releases, whose phases were keys of their own.
+"""Keys of earlier releases: phases of a training were keys of their own, targets had predictions.
 
-This release reads it once more, and prints the lines that say the same. Without this file, only
+This release reads them once more, and prints the lines that say the same. Without this file, only
 the list `phases` is known.
 """
 
@@ -33,9 +33,18 @@ NEEDS = dict.fromkeys(OF_ONLINE, "targets: online") | {"perceptual_weight": "rol
 
 
 def has_earlier_keys(raw: JsonObject) -> bool:
-    """Whether a configuration has a section `training` of an earlier release."""
+    """Whether a configuration has keys of an earlier release."""
+    return _has_earlier_phases(raw) or _has_predictions(raw)
+
+
+def _has_earlier_phases(raw: JsonObject) -> bool:
     training = raw.get("training")
     return isinstance(training, Mapping) and not training.keys().isdisjoint(KEYS)
+
+
+def _has_predictions(raw: JsonObject) -> bool:
+    targets = raw.get("targets")
+    return isinstance(targets, Mapping) and "predictions" in targets
 
 
 def with_phases(raw: JsonObject) -> JsonObject:
@@ -43,7 +52,15 @@ def with_phases(raw: JsonObject) -> JsonObject:
 
     Raises ValueError, which begins with a key, for what no list can say.
     """
-    if not has_earlier_keys(raw):
+    if _has_predictions(raw):
+        if raw["targets"]["predictions"] is not False:
+            raise ValueError(
+                "targets.predictions: the objective that learned from the teacher's predictions "
+                "is gone, since it gained nothing; leave this key out"
+            )
+        kept = {name: it for name, it in raw["targets"].items() if name != "predictions"}
+        raw = {**raw, "targets": kept}
+    if not _has_earlier_phases(raw):
         return raw
     training = dict(raw["training"])
     given = {name: training.pop(name) for name in KEYS if name in training}
@@ -62,6 +79,8 @@ def in_todays_words(frozen: dict[str, Any]) -> dict[str, Any]:
         return frozen
     try:
         listed = with_phases(frozen)
+        if not _has_earlier_phases(frozen):
+            return dict(listed)
         training = listed["training"]
         phases = Phases.model_validate_json(json.dumps({"phases": training["phases"]}))
     except ValueError:
@@ -71,8 +90,15 @@ def in_todays_words(frozen: dict[str, Any]) -> dict[str, Any]:
 
 def advise_phases(raw: JsonObject) -> str | None:
     """What to write in the place of keys of earlier releases; None where there are none."""
-    if not has_earlier_keys(raw):
-        return None
+    notes = []
+    if _has_predictions(raw):
+        notes.append("targets.predictions: the next release will not know this key; leave it out")
+    if _has_earlier_phases(raw):
+        notes.append(_instead_of_keys(raw))
+    return "\n".join(notes) or None
+
+
+def _instead_of_keys(raw: JsonObject) -> str:
     names = [f"training.{name}" for name in KEYS if name in raw["training"]]
     lines = [f"  - {_flow(phase)}" for phase in with_phases(raw)["training"]["phases"]]
     return "\n".join(

@@ -159,11 +159,6 @@ class Targets(Section):
     dtype: Dtype = Field(
         "float32", description="number type of the stored states; they are always solved in float32"
     )
-    predictions: bool = Field(
-        False,
-        description="also store the teacher's guided prediction at the start of each segment, "
-        "for training.objective: prediction. Nearly doubles the size",
-    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -282,12 +277,6 @@ class Config(RunConfig):
                 "training.phases has rounds and student.steps is 1: the only state that a student "
                 "of one step visits is the noise, which the trajectories have; leave rounds out, "
                 "or take more steps"
-            )
-        if self.training.objective == "prediction" and not self.targets.predictions:
-            raise ValueError(
-                "training.objective is 'prediction' and targets.predictions is false: no teacher "
-                "is loaded during the training, so its predictions must be stored; set "
-                "targets.predictions: true (the targets are made again), or use another objective"
             )
         residence = self.training.teacher_residence
         if self.training.asks and self.teacher.num_gpus > 1 and not self.own_gpus:

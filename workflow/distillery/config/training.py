@@ -17,7 +17,7 @@ from distillery.config.section import (
     without_result,
 )
 
-Objective = Literal["segment", "direct", "reflow", "prediction"]
+Objective = Literal["segment", "direct", "reflow"]
 Parallel = Literal["auto", "ddp", "fsdp"]
 Place = Literal["every_rank", "one_rank", "own_gpus", "shared", "cpu"]
 TeacherResidence = Literal["auto"] | Place
@@ -42,8 +42,7 @@ class Training(Phases):
         "segment",
         description="what a student's step should do. segment: land on the trajectory's next "
         "knot. direct: land on its clean end, from every knot. reflow: follow the straight line "
-        "from its noise to its clean end. prediction: give the teacher's guided prediction "
-        "(guidance distillation), for a student of many small steps; needs targets.predictions",
+        "from its noise to its clean end",
     )
     teacher_residence: Annotated[TeacherResidence, NoResult] = Field(
         "auto",

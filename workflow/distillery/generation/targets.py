@@ -74,7 +74,6 @@ def targets_recipe(job: TargetsJob, folder: PipelineFolder, embeddings_hash: str
         samples_per_prompt=targets.samples_per_prompt,
         batch_size=targets.batch_size,
         chunk_size=targets.chunk_size,
-        predictions=targets.predictions,
     )
 
 
@@ -267,13 +266,10 @@ class TrajectoryMaker:
         """The tensors of one chunk: see `store.trajectories`."""
         targets = self.job.targets
         rows = rows_of(plan, targets)
-        batches = [stored for _, stored in self._generator.map(rows, self._run)]
+        noisy = torch.cat([states for _, states in self._generator.map(rows, self._run)])
         schedule = self.recipe.schedule
         return {
-            **{
-                name: torch.cat([stored[name] for stored in batches]).to(torch_dtype(targets.dtype))
-                for name in batches[0]
-            },
+            "noisy": noisy.to(torch_dtype(targets.dtype)),
             "prompt_row": prompt_rows_of(rows, targets),
             "timesteps": torch.tensor(schedule.timesteps, dtype=torch.float64),
             "alphas": torch.tensor(schedule.alphas, dtype=torch.float64),
@@ -281,14 +277,10 @@ class TrajectoryMaker:
             "scales": torch.tensor(schedule.scales, dtype=torch.float64),
         }
 
-    def _run(self, rows: Sequence[int], size: int) -> dict[str, torch.Tensor]:
-        """One call of the teacher: `noisy`, and `predictions` where they are wanted.
-
-        Each is (b, k or k - 1, *latent) float32, for the samples of `rows`.
-        """
-        job, generator = self.job, self._generator
-        knots, predictions = self.recipe.knots, job.targets.predictions
-        with record(generator.pipeline.scheduler, knots, predictions) as trajectory:
+    def _run(self, rows: Sequence[int], size: int) -> torch.Tensor:
+        """One call of the teacher: `noisy`, (b, k, *latent) float32, for the samples of `rows`."""
+        job, generator, knots = self.job, self._generator, self.recipe.knots
+        with record(generator.pipeline.scheduler, knots) as trajectory:
             generator.run(rows, size)
         if trajectory.num_steps != job.targets.steps:
             raise ValueError(
@@ -296,12 +288,8 @@ class TrajectoryMaker:
                 f"{job.targets.steps}: a solver that calls its scheduler more than once a step "
                 "cannot be recorded; use a first-order or multistep solver"
             )
-        stored = {"noisy": trajectory.stack(knots)}
-        if predictions:
-            stored["predictions"] = trajectory.stack_predictions(knots[:-1])
-        stored = {name: values[: len(rows)].cpu() for name, values in stored.items()}
+        noisy = trajectory.stack(knots)[: len(rows)].cpu()
         ids = [generator.calls.samples[row].prompt_id for row in rows]
         advice = advise_not_finite(job.teacher.dtype, self._weights)
-        for values in stored.values():
-            check_finite(values, ids, "the teacher", advice)
-        return stored
+        check_finite(noisy, ids, "the teacher", advice)
+        return noisy

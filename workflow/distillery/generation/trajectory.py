@@ -32,10 +32,6 @@ class Trajectory:
         """The states at the knots, as (b, k, *latent)."""
         return torch.stack([self.states[knot] for knot in knots], dim=1)
 
-    def stack_predictions(self, knots: Sequence[int]) -> torch.Tensor:
-        """The predictions at the knots, as (b, k, *latent)."""
-        return torch.stack([self.predictions[knot] for knot in knots], dim=1)
-
 
 @contextmanager
 def record(

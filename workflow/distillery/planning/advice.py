@@ -49,14 +49,6 @@ def advise_amounts(config: Config, work: Work) -> list[str]:
             "(docs/how-many-trajectories.md)"
         )
     advice += advise_views(config, work)
-    steps = config.student.steps
-    if config.training.objective == "prediction" and steps < config.targets.steps:
-        advice.append(
-            f"training.objective is 'prediction' and student.steps is {steps}, targets.steps "
-            f"{config.targets.steps}: the student learns to do without guidance, not to take fewer "
-            f"steps, and will draw as the teacher does in {steps}; use segment, or set "
-            f"student.steps and targets.num_segments to {config.targets.steps}"
-        )
     return advice
 
 

@@ -49,7 +49,7 @@ def plan_work(
         num_prompts=num_prompts,
         num_trajectories=num_trajectories,
         num_chunks=-(-num_trajectories // targets.chunk_size),
-        trajectory_bytes=(targets.num_segments * (1 + targets.predictions) + 1) * latent_bytes,
+        trajectory_bytes=(targets.num_segments + 1) * latent_bytes,
         teacher_calls=num_trajectories * targets.steps * calls_per_step,
         # A state beside the teacher's walk from it, and once alone, on its way to the teacher.
         round_bytes=num_states * 3 * latent_bytes,

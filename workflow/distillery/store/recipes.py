@@ -113,8 +113,6 @@ class TargetsRecipe(Scheduled):
     samples_per_prompt: int
     batch_size: int | Literal["auto"]
     chunk_size: int
-    predictions: bool = False
-    """Whether the network's guided predictions are stored too."""
 
 
 class TrainingRecipe(Scheduled):

@@ -2,9 +2,7 @@
 
 A chunk holds `noisy` (b, k, *latent), `prompt_row` (b,) into the prompt table, and the schedule
 that the recipe also holds: `timesteps` (k - 1,), `alphas`, `sigmas` and `scales` (k,) at the knots.
-States are the scheduler's own: `scale * (alpha * clean + sigma * noise)`. A recipe with
-`predictions` adds `predictions` (b, k - 1, *latent): what the teacher's network gave, after
-guidance, at all knots but the last.
+States are the scheduler's own: `scale * (alpha * clean + sigma * noise)`.
 """
 
 from pathlib import Path
@@ -58,17 +56,3 @@ class TrajectoryStore:
         # Reading [row, first:last + 1] maps one run of the file; the states between are few.
         run = noisy[row, first : last + 1]
         return run[0], run[-1]
-
-    def check_predictions(self) -> None:
-        """Raise ValueError unless predictions are stored."""
-        if not self.recipe.predictions:
-            raise ValueError(
-                "training.objective is 'prediction', and these targets hold no predictions: set "
-                "targets.predictions: true and make them again, or use another objective"
-            )
-
-    def prediction(self, sample: int, knot: int) -> torch.Tensor:
-        """The teacher's guided prediction (*latent) at a knot; see `check_predictions`."""
-        number, row = divmod(sample, self._chunk_size)
-        stored: torch.Tensor = self._files[number].get_slice("predictions")[row, knot]
-        return stored

@@ -168,8 +168,8 @@ class SegmentDataset(TargetSource):
 
         Raises:
             ValueError: embeddings of another recipe than the targets were made with, a student's
-                schedule that does not lie on the stored knots, targets without the predictions
-                that the objective needs, or weights that do not fit the steps.
+                schedule that does not lie on the stored knots, or weights that do not fit the
+                steps.
             DamagedChunkError: a chunk is missing or truncated, or an embedding has changed.
         """
         self._trajectories = TrajectoryStore(targets) if isinstance(targets, Path) else targets
@@ -194,8 +194,6 @@ class SegmentDataset(TargetSource):
         self.setting = Setting(self.recipe.height, self.recipe.width, self.recipe.guidance_scale)
         self.steps = steps
         self.objective: Objective = objective
-        if objective == "prediction":
-            self._store.check_predictions()
         self.num_trajectories = self._trajectories.num_samples
         self.num_items = self.num_trajectories * steps
         kind = self.recipe.prediction_type
@@ -215,12 +213,9 @@ class SegmentDataset(TargetSource):
         first, last = torch.tensor(ends).unbind(dim=1)
         noisy_j = self._scaled([pair[0] for pair in pairs], first)
         noisy_k = self._scaled([pair[1] for pair in pairs], last)
-        if self.objective == "prediction":
-            noisy, target = noisy_j, self._predictions(trajectories, segments)
-        else:
-            levels = [self._levels(knot, noisy_j) for knot in (first, last, segment)]
-            kind = self.recipe.prediction_type
-            noisy, target = task_of(self.objective, kind, noisy_j, noisy_k, *levels)
+        levels = [self._levels(knot, noisy_j) for knot in (first, last, segment)]
+        kind = self.recipe.prediction_type
+        noisy, target = task_of(self.objective, kind, noisy_j, noisy_k, *levels)
         return Batch(
             items=list(items),
             segment=segment,
@@ -283,21 +278,6 @@ class SegmentDataset(TargetSource):
         rows = [self._trajectories.prompt_row(trajectory) for trajectory in trajectories]
         embeddings = [self.embeddings.row(row) for row in rows]
         return self.family.pad(embeddings, self.recipe.max_sequence_length)
-
-    def _predictions(self, trajectories: list[int], segments: list[int]) -> torch.Tensor:
-        """The teacher's guided predictions (b, *latent) in float32 where segments begin."""
-        pairs = zip(trajectories, segments, strict=True)
-        stored = [
-            self._store.prediction(trajectory, segment * self._stride)
-            for trajectory, segment in pairs
-        ]
-        return torch.stack(stored).float()
-
-    @property
-    def _store(self) -> TrajectoryStore:
-        """The stored trajectories, which objectives of the teacher's own states read."""
-        assert isinstance(self._trajectories, TrajectoryStore)
-        return self._trajectories
 
     def _levels(self, knot: torch.Tensor, like: torch.Tensor) -> Levels:
         """alpha and sigma of the grid at knots (b,), shaped to multiply states (b, *latent)."""

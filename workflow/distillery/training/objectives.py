@@ -34,8 +34,7 @@ def ends_of(objective: Objective, segment: int, steps: int) -> tuple[int, int]:
     segment: the ends of the segment, so that `steps` steps walk the teacher's trajectory. direct:
     from its beginning to the clean end, so that one step from anywhere ends there. reflow: the
     trajectory's two ends, for states on the straight line between them (Liu et al. 2023,
-    arXiv:2209.03003, algorithm 1, with the teacher's own pairing of noise and image). prediction:
-    those of the segment, of which only the first matters.
+    arXiv:2209.03003, algorithm 1, with the teacher's own pairing of noise and image).
 
     Args:
         objective: which.
@@ -43,7 +42,7 @@ def ends_of(objective: Objective, segment: int, steps: int) -> tuple[int, int]:
         steps: of the student.
     """
     match objective:
-        case "segment" | "prediction":
+        case "segment":
             return segment, segment + 1
         case "direct":
             return segment, steps
@@ -63,7 +62,7 @@ def task_of(
     """The states that the network sees, and what it should output there; each (b, *latent).
 
     Args:
-        objective: which; `prediction` takes its target from the store.
+        objective: which.
         prediction_type: of the student, which is the teacher's.
         noisy_j, noisy_k: states of one trajectory at the two knots of `ends_of`.
         levels_j, levels_k: alpha and sigma there, broadcastable to the states.
