@@ -20,6 +20,8 @@ Scheduler = Any
 
 GRID_TOLERANCE = 1e-6
 """Largest difference of equal grids, in alpha, sigma and thousandths of a timestep."""
+TIMESTEP_SLACK = 1e-4
+"""Share of the training's timesteps by which rounding may lead beyond them."""
 
 MULTISTEP = ("UniPCMultistepScheduler", "DPMSolverMultistepScheduler")
 STATIC_SHIFT_ROUNDS = 20
@@ -181,6 +183,28 @@ def check_known(scheduler: Scheduler) -> None:
     if not has_levels(scheduler):
         raise ValueError(
             f"the teacher's scheduler is {name}, known are {', '.join(_LEVELS_OF)}: {ADVICE}"
+        )
+
+
+def check_range(scheduler: Scheduler) -> None:
+    """Raise ValueError for timesteps that no network was trained with.
+
+    Diffusers takes the last noise levels for a negative timestep, and makes negative levels of a
+    shift out of range. Only flows and diffusion count their timesteps as in a training.
+    """
+    is_counted = is_flow(scheduler) or setting_of(scheduler, "beta_start") is not None
+    if not is_counted or setting_of(scheduler, "timestep_type") == "continuous":
+        return
+    last = scheduler.config.num_train_timesteps
+    slack = last * TIMESTEP_SLACK
+    times = map(float, scheduler.timesteps)
+    beyond = [time for time in times if not -slack <= time <= last + slack]
+    if beyond:
+        raise ValueError(
+            f"teacher.scheduler: {type(scheduler).__name__} with these settings goes to timestep "
+            f"{beyond[0]:g}, and its network was trained with 0 to {last}: shift and flow_shift "
+            "must be above 0, shift_terminal between 0 and 1, steps_offset from 0 to what the "
+            f"steps leave of {last}; correct them, or {ADVICE}"
         )
 
 

@@ -74,8 +74,8 @@ def solver_of(
         grid: `even` for equal steps, see `even`.
 
     Raises:
-        ValueError: it cannot take so many steps, adds noise, walks from images to noise, or
-            divides by a signal that is zero.
+        ValueError: it cannot take so many steps, adds noise, walks from images to noise or beyond
+            the timesteps of a training, or divides by a signal that is zero.
     """
     solver = _set(family, scheduler, steps, latent_shape, grid)
     _check_direction(family, scheduler, solver, latent_shape)
