@@ -59,7 +59,8 @@ def told(problem: str) -> Iterator[None]:
         yield
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"teacher.scheduler: {problem} ({reason}); {ADVICE}") from error
+        advice = "" if "set teacher.scheduler" in reason else f"; {ADVICE}"
+        raise ValueError(f"teacher.scheduler: {problem} ({reason}){advice}") from error
 
 
 def settings_of(class_name: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from distillery.generation.walk import EVEN, even_changes, solver_of
 from distillery.schedulers import make_scheduler
 from solvers import CLASSES, FLOW, SD, walk_of
 
-SDXL, SD3 = family_named("sdxl"), family_named("sd3")
+SD15, SDXL, SD3 = map(family_named, ("sd", "sdxl", "sd3"))
 SHAPE = (4, 16, 16)
 TRAILING = {"timestep_spacing": "trailing"}
 LEADING = {"timestep_spacing": "leading"}
@@ -144,6 +144,16 @@ def test_zero_signal_is_for_v_prediction_alone(scheduler_class: Any) -> None:
     # A grid that begins lower has a signal everywhere.
     leading = settings | {"timestep_spacing": "leading"}
     solver_of(SDXL, scheduler_class(**leading), 4, SHAPE)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [LEADING | {"steps_offset": 5}, {"beta_schedule": "none"}, {"timestep_spacing": "none"}],
+)
+def test_a_refusal_advises_once(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"^teacher\.scheduler: ") as refused:
+        solver_of(SD15, make_scheduler("EulerDiscreteScheduler", SD | settings), 4, SHAPE)
+    assert str(refused.value).count("set teacher.scheduler") == 1
 
 
 @pytest.mark.parametrize("name", ["DDIMInverseScheduler", "DPMSolverMultistepInverseScheduler"])
