@@ -47,8 +47,28 @@ def make_scheduler(class_name: str, config: Mapping[str, Any]) -> Scheduler:
             "possible, and networks are trained with some 1,000: remove it, or correct the "
             "teacher's scheduler/scheduler_config.json"
         )
-    with told(f"{class_name} cannot be made with these settings"):
+    # A folder's settings for another class are without effect, and what a user sets is checked.
+    with told(f"{class_name} cannot be made with these settings"), without_warnings():
         return scheduler_class.from_config(dict(config))
+
+
+def copy_of(scheduler: Scheduler, **changes: Any) -> Scheduler:
+    """A scheduler of the same settings, but for some, without timesteps."""
+    with without_warnings():  # as in `make_scheduler`
+        return type(scheduler).from_config(scheduler.config, **changes)
+
+
+@contextmanager
+def without_warnings() -> Iterator[None]:
+    """Without those of Diffusers, where the caller says better what they are of."""
+    from diffusers.utils import logging
+
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
 
 
 @contextmanager
@@ -315,7 +335,7 @@ def first_order(scheduler: Scheduler, grid: Schedule, steps: int) -> Scheduler:
         num_steps = len(grid.timesteps)
         skipped = (num_steps // steps - 1) * (config.num_train_timesteps // num_steps)
         changes = {"steps_offset": config.steps_offset + skipped}
-    return type(scheduler).from_config(config, **changes)
+    return copy_of(scheduler, **changes)
 
 
 def _first_order_multistep(name: str, config: Mapping[str, Any], steps: int) -> dict[str, Any]:
