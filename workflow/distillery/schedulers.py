@@ -20,6 +20,8 @@ Scheduler = Any
 
 GRID_TOLERANCE = 1e-6
 """Largest difference of equal grids, in alpha, sigma and thousandths of a timestep."""
+TIMESTEP_SLACK = 1e-4
+"""Share of the training's timesteps by which rounding may lead beyond them."""
 
 MULTISTEP = ("UniPCMultistepScheduler", "DPMSolverMultistepScheduler")
 STATIC_SHIFT_ROUNDS = 20
@@ -45,8 +47,28 @@ def make_scheduler(class_name: str, config: Mapping[str, Any]) -> Scheduler:
             "possible, and networks are trained with some 1,000: remove it, or correct the "
             "teacher's scheduler/scheduler_config.json"
         )
-    with told(f"{class_name} cannot be made with these settings"):
+    # A folder's settings for another class are without effect, and what a user sets is checked.
+    with told(f"{class_name} cannot be made with these settings"), without_warnings():
         return scheduler_class.from_config(dict(config))
+
+
+def copy_of(scheduler: Scheduler, **changes: Any) -> Scheduler:
+    """A scheduler of the same settings, but for some, without timesteps."""
+    with without_warnings():  # as in `make_scheduler`
+        return type(scheduler).from_config(scheduler.config, **changes)
+
+
+@contextmanager
+def without_warnings() -> Iterator[None]:
+    """Without those of Diffusers, where the caller says better what they are of."""
+    from diffusers.utils import logging
+
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
 
 
 @contextmanager
@@ -57,7 +79,8 @@ def told(problem: str) -> Iterator[None]:
         yield
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"teacher.scheduler: {problem} ({reason}); {ADVICE}") from error
+        advice = "" if "set teacher.scheduler" in reason else f"; {ADVICE}"
+        raise ValueError(f"teacher.scheduler: {problem} ({reason}){advice}") from error
 
 
 def settings_of(class_name: str) -> dict[str, Any]:
@@ -184,6 +207,28 @@ def check_known(scheduler: Scheduler) -> None:
         )
 
 
+def check_range(scheduler: Scheduler) -> None:
+    """Raise ValueError for timesteps that no network was trained with.
+
+    Diffusers takes the last noise levels for a negative timestep, and makes negative levels of a
+    shift out of range. Only flows and diffusion count their timesteps as in a training.
+    """
+    is_counted = is_flow(scheduler) or setting_of(scheduler, "beta_start") is not None
+    if not is_counted or setting_of(scheduler, "timestep_type") == "continuous":
+        return
+    last = scheduler.config.num_train_timesteps
+    slack = last * TIMESTEP_SLACK
+    times = map(float, scheduler.timesteps)
+    beyond = [time for time in times if not -slack <= time <= last + slack]
+    if beyond:
+        raise ValueError(
+            f"teacher.scheduler: {type(scheduler).__name__} with these settings goes to timestep "
+            f"{beyond[0]:g}, and its network was trained with 0 to {last}: shift and flow_shift "
+            "must be above 0, shift_terminal between 0 and 1, steps_offset from 0 to what the "
+            f"steps leave of {last}; correct them, or {ADVICE}"
+        )
+
+
 def has_levels(scheduler: Scheduler) -> bool:
     """Whether `schedule_of` knows the class."""
     return type(scheduler).__name__ in _LEVELS_OF
@@ -290,7 +335,7 @@ def first_order(scheduler: Scheduler, grid: Schedule, steps: int) -> Scheduler:
         num_steps = len(grid.timesteps)
         skipped = (num_steps // steps - 1) * (config.num_train_timesteps // num_steps)
         changes = {"steps_offset": config.steps_offset + skipped}
-    return type(scheduler).from_config(config, **changes)
+    return copy_of(scheduler, **changes)
 
 
 def _first_order_multistep(name: str, config: Mapping[str, Any], steps: int) -> dict[str, Any]:

@@ -16,14 +16,15 @@ from diffusers import (
     UniPCMultistepScheduler,
 )
 
-from distillery.families import family_named
+from distillery.families import family_named, grid_of
 from distillery.generation.walk import EVEN, even_changes, solver_of
 from distillery.schedulers import make_scheduler
 from solvers import CLASSES, FLOW, SD, walk_of
 
-SDXL, SD3 = family_named("sdxl"), family_named("sd3")
+SD15, SDXL, SD3 = map(family_named, ("sd", "sdxl", "sd3"))
 SHAPE = (4, 16, 16)
 TRAILING = {"timestep_spacing": "trailing"}
+LEADING = {"timestep_spacing": "leading"}
 EXACT = {
     "DDIMScheduler",
     "DEISMultistepScheduler",
@@ -145,11 +146,55 @@ def test_zero_signal_is_for_v_prediction_alone(scheduler_class: Any) -> None:
     solver_of(SDXL, scheduler_class(**leading), 4, SHAPE)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [LEADING | {"steps_offset": 5}, {"beta_schedule": "none"}, {"timestep_spacing": "none"}],
+)
+def test_a_refusal_advises_once(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"^teacher\.scheduler: ") as refused:
+        solver_of(SD15, make_scheduler("EulerDiscreteScheduler", SD | settings), 4, SHAPE)
+    assert str(refused.value).count("set teacher.scheduler") == 1
+
+
 @pytest.mark.parametrize("name", ["DDIMInverseScheduler", "DPMSolverMultistepInverseScheduler"])
 def test_a_walk_to_noise_is_refused(name: str) -> None:
     for steps in (1, 4):
         with pytest.raises(ValueError, match="from images to noise"):
             solver_of(SDXL, make_scheduler(name, {}), steps, SHAPE)
+
+
+BEYOND = {
+    "FlowMatchEulerDiscreteScheduler": [
+        {"shift": -3.0},
+        {"shift": -0.5},
+        {"shift": 3.0, "shift_terminal": -0.2},
+        {"shift": 3.0, "shift_terminal": 1.5},
+    ],
+    "DDIMScheduler": [SD | {"steps_offset": -5}],
+    "EulerDiscreteScheduler": [SD | LEADING | {"steps_offset": offset} for offset in (-5, 300)],
+    "DPMSolverMultistepScheduler": [FLOW | {"flow_shift": -3.0}],
+    "UniPCMultistepScheduler": [FLOW | {"flow_shift": -3.0}, SD | LEADING | {"steps_offset": 300}],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"), [(name, each) for name, many in BEYOND.items() for each in many]
+)
+def test_timesteps_beyond_those_of_a_training_are_refused(
+    name: str, settings: dict[str, Any]
+) -> None:
+    family = SD3 if "shift" in str(settings) else SDXL
+    for made in (solver_of, grid_of):  # what a sampled model takes, and what targets store
+        with pytest.raises(ValueError, match=r"^teacher\.scheduler: .* trained with 0 to 1000"):
+            made(family, make_scheduler(name, settings), 8, SHAPE)
+
+
+@pytest.mark.parametrize("name", ["EDMEulerScheduler", "EulerDiscreteScheduler"])
+def test_timesteps_that_are_logarithms_of_sigma_may_be_negative(name: str) -> None:
+    settings = {"timestep_type": "continuous", "prediction_type": "v_prediction"}
+    levels = {"sigma_min": 0.002, "sigma_max": 80.0}
+    chosen = levels | (settings if name == "EulerDiscreteScheduler" else {})
+    assert solver_of(SDXL, make_scheduler(name, chosen), 8, SHAPE).timesteps.min() < 0
 
 
 def test_even_steps_of_a_flow_are_linspace_and_shifted() -> None:

@@ -1,5 +1,6 @@
 """The scheduler that a configuration puts in the place of the folder's."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from diffusers import (
     UniPCMultistepScheduler,
 )
 
+from distillery.generation.walk import solver_of
 from distillery.schedulers import is_flow, states_of
 from distillery.teacher.solver import advise_solver, load_scheduler, solver_settings
 from solvers import CLASSES, FLOW, SD, TEACHERS, teacher_folder, with_scheduler
@@ -48,6 +50,19 @@ def test_the_shift_goes_along_to_the_other_name(tmp_path: Path) -> None:
 def test_a_stale_setting_of_another_class_does_not_count(tmp_path: Path) -> None:
     own = FlowMatchEulerDiscreteScheduler.from_config({"shift": 3.0, "flow_shift": 1.0})
     assert load(tmp_path, "sd3", UNIPC, own).config.flow_shift == 3.0
+
+
+@pytest.mark.parametrize(("name", "chosen"), [("wan", EULER_FLOW), ("sd3", UNIPC)])
+def test_settings_of_the_folders_class_are_left_out_without_a_warning(
+    tmp_path: Path, name: str, chosen: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[logging.LogRecord] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = told.append  # type: ignore[method-assign]
+    monkeypatch.setattr(logging.getLogger("diffusers"), "handlers", [handler])
+    folder, (_, _, shape) = teacher_folder(tmp_path, name), TEACHERS[name]
+    solver_of(folder.family, load_scheduler(folder, with_scheduler(chosen)), 4, shape)
+    assert not told
 
 
 def test_only_what_another_class_would_lose_is_taken_over(tmp_path: Path) -> None:

@@ -173,7 +173,7 @@ def _beats_in(measure: Measure, question: str, against: Mapping[str, Any] | None
     difference = read_interval(raw)
     if difference is None:
         why = "no such model in samples.models" if against is None else "no score"
-        return Check(question, "not measured", f"not measured: {why}")
+        return Check(question, "not measured", why)
     if _is_all(raw, 0.0):
         return Check(question, "failed", "no difference in any image")
     finding = f"difference {describe_interval(difference, measure.form.signed)}"

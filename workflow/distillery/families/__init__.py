@@ -12,7 +12,7 @@ from distillery.families.sd3 import Sd3
 from distillery.families.sdxl import Sdxl
 from distillery.families.wan import Wan
 from distillery.schedule import Schedule
-from distillery.schedulers import Scheduler, check_known, schedule_of, told
+from distillery.schedulers import Scheduler, check_known, check_range, copy_of, schedule_of, told
 
 __all__ = [
     "Conditioning",
@@ -61,14 +61,15 @@ def timed(
 ) -> Scheduler:
     """A copy of a scheduler with the timesteps of the stock pipeline's call.
 
-    Raises ValueError where the scheduler cannot make so many steps, or the pipeline cannot ask for
-    them.
+    Raises ValueError where the scheduler cannot make so many steps, the pipeline cannot ask for
+    them, or they lead beyond the timesteps of a training.
     """
     name = type(scheduler).__name__
     with told(f"{name} cannot make {steps} steps of {family.name} with these settings"):
-        copy = type(scheduler).from_config(scheduler.config)
+        copy = copy_of(scheduler)
         family.set_timesteps(copy, steps, latent_shape)
         levels = getattr(copy, "sigmas", None)
         if isinstance(levels, torch.Tensor) and not bool(levels.isfinite().all()):
             raise ValueError(f"its noise levels would be {levels.tolist()}")
+    check_range(copy)
     return copy

@@ -13,7 +13,7 @@ import torch
 from distillery.config.jobs import Sampling
 from distillery.config.teacher import Teacher
 from distillery.families import Family, timed
-from distillery.schedulers import ADVICE, Scheduler, is_flow, setting_of, told
+from distillery.schedulers import ADVICE, Scheduler, copy_of, is_flow, setting_of, told
 from distillery.teacher.folder import PipelineFolder
 from distillery.teacher.solver import load_scheduler
 
@@ -74,8 +74,8 @@ def solver_of(
         grid: `even` for equal steps, see `even`.
 
     Raises:
-        ValueError: it cannot take so many steps, adds noise, walks from images to noise, or
-            divides by a signal that is zero.
+        ValueError: it cannot take so many steps, adds noise, walks from images to noise or beyond
+            the timesteps of a training, or divides by a signal that is zero.
     """
     solver = _set(family, scheduler, steps, latent_shape, grid)
     _check_direction(family, scheduler, solver, latent_shape)
@@ -98,8 +98,8 @@ def even(scheduler: Scheduler) -> Scheduler:
             "be sampled with grid: even; remove grid"
         )
     if not is_flow(scheduler):
-        return type(scheduler).from_config(scheduler.config, timestep_spacing="trailing")
-    copy = type(scheduler).from_config(scheduler.config)
+        return copy_of(scheduler, timestep_spacing="trailing")
+    copy = copy_of(scheduler)
     copy.set_timesteps = _evenly(copy.set_timesteps)
     return copy
 

@@ -13,6 +13,7 @@ from distillery.families import FAMILIES, Family, family_of
 from distillery.files import SINGLE_FILES, could_be_hub_id, hash_json, read_json
 from distillery.hash_cache import hash_large_files
 from distillery.hub import ask_once, explain_missing
+from distillery.schedulers import without_warnings
 from distillery.teacher.components import (
     INDEX,
     LIBRARIES,
@@ -242,19 +243,15 @@ def _download(teacher: Teacher) -> Path:
             "model_index.json) or the id of a hub repository, owner/name"
         )
     from diffusers import DiffusionPipeline
-    from diffusers.utils import logging
 
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # its warnings tell of causes that the error names
     try:
-        ask_once(teacher.path, INDEX, teacher.revision)
-        downloaded = DiffusionPipeline.download(
-            teacher.path, revision=teacher.revision, variant=teacher.variant
-        )
+        with without_warnings():  # they tell of causes that the error names
+            ask_once(teacher.path, INDEX, teacher.revision)
+            downloaded = DiffusionPipeline.download(
+                teacher.path, revision=teacher.revision, variant=teacher.variant
+            )
     except (OSError, ValueError) as error:
         raise FileNotFoundError(explain_missing(setting, teacher.path, error)) from error
-    finally:
-        logging.set_verbosity(verbosity)
     return Path(downloaded)
 
 
