@@ -29,6 +29,12 @@ STEADY = "; ".join(
     + ["training 6031 12031", "samples 12031 12331", "report 12331 12361"]
 )
 """A long run whose jobs compute far longer than they load."""
+QUICK_TARGETS = """
+freeze 0 1; student 1 20; embeddings 1 25; targets 25 40; training 40 1500; samples 1500 1560;
+report 1560 1590
+"""
+"""The job with most passes is also the shortest that loads."""
+OF_QUICK = {"targets": 3_000.0, "training": 2_000.0, "samples": 100.0}
 OF_STEADY = {"targets": 10_000.0, "training": 100_000.0, "samples": 5_000.0}
 ABOUT = 1.6
 """A time that is told is wrong by this factor at the most, or by a minute."""
@@ -79,7 +85,9 @@ def write_note(run: RunFolder, job: Job, end_s: float, now_s: float) -> None:
     path.write_text(json.dumps(note))
 
 
-@pytest.mark.parametrize(("trace", "passes"), [(SMALL, PASSES), (STEADY, OF_STEADY)])
+@pytest.mark.parametrize(
+    ("trace", "passes"), [(SMALL, PASSES), (STEADY, OF_STEADY), (QUICK_TARGETS, OF_QUICK)]
+)
 def test_what_is_told_is_about_right(
     trace: str,
     passes: dict[str, float],

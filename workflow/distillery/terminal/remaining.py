@@ -84,7 +84,10 @@ class Seconds:
         else of those that count items."""
         most = max(self.ended, key=passes_of, default="")
         if passes_of(most):
-            return max(0.0, _mean(self.ended[most]) - (self._start_s() or 0.0)) / passes_of(most)
+            # The shortest of all jobs has no time beyond its start: it tells nothing of passes.
+            computing_s = _mean(self.ended[most]) - (self._start_s() or 0.0)
+            if computing_s > 0:
+                return computing_s / passes_of(most)
         rates = [
             (job.note["total"] / passes_of(job.rule)) / job.items_per_s
             for job in running
