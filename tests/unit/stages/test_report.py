@@ -52,6 +52,21 @@ def test_the_share_of_the_score_that_was_kept_is_shown(folder, tmp_path):
         assert ("interval 90.0\xa0% to 102.0\xa0%" in html) == told
 
 
+def test_scores_of_other_images_are_refused_with_the_cure(folder, tmp_path):
+    """As those of another run that were copied; of an earlier release nothing is known."""
+    shutil.copytree(folder, tmp_path / "tiny")
+    path = tmp_path / "tiny/evaluation/quality.json"
+    quality = read_sealed(path)
+    quality["models"]["few"]["images"] = "0" * 64
+    write_sealed(path, quality)
+    with pytest.raises(ValueError, match=rf"scores other images of few than .*: run `rm -r {path}"):
+        write(make_config(), tmp_path / "tiny")
+    for of_model in quality["models"].values():
+        del of_model["images"]
+    write_sealed(path, quality)
+    assert write(make_config(), tmp_path / "tiny")
+
+
 def test_paired_differences_are_on_the_page(written):
     html, metrics = written
     table = html.split('aria-label="Paired differences"')[1].split("</table>")[0]

@@ -9,7 +9,9 @@ import torch
 
 from distillery.config.jobs import SamplesJob, read_config, read_job
 from distillery.config.run import Config, RunConfig
+from distillery.files import read_sealed
 from distillery.generation.sample_maker import SampleMaker
+from distillery.measures.manifests import read_samples, why_not_scored
 from distillery.model_folder import METADATA, read_metadata
 from distillery.run_folder import RunFolder
 from distillery.store.belonging import find_foreign, is_frozen
@@ -64,6 +66,7 @@ def strangers(run: RunFolder, reporter: Reporter) -> Iterator[Damage]:
     for model in config.samples.models:
         yield from _foreign_images(config, run, model, reporter)
     if isinstance(config, Config):
+        yield from _foreign_scores(config, run)
         yield from _foreign_card(run)
 
 
@@ -96,6 +99,16 @@ def _foreign_images(
             made_by = pipeline or config.teacher.path
             why = f"its images are not those of {made_by} under {run.config(stage)}"
             yield _stranger(manifest, why, *manifest.parent.glob("shard-*.parquet"))
+
+
+def _foreign_scores(config: Config, run: RunFolder) -> Iterator[Damage]:
+    """The scores, where they are of other images, as those of another run that were copied."""
+    paths = {model: run.samples(model) for model in config.samples.models}
+    with suppress(OSError, ValueError):  # told by whoever reads what is damaged or gone
+        quality = read_sealed(run.quality)
+        samples = {it: read_samples(it, path) for it, path in paths.items() if path.is_file()}
+        if why := why_not_scored(quality, samples):
+            yield _stranger(run.quality, why, run.scores)
 
 
 def _foreign_card(run: RunFolder) -> Iterator[Damage]:
