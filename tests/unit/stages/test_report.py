@@ -10,7 +10,7 @@ import pytest
 
 import golden
 from distillery.files import hash_json, read_sealed, write_sealed
-from events import job_events, training_twice
+from events import event, job_events, training_twice
 from quality import make_config
 from reports import Page, write, write_call, write_telemetry, write_trained
 from training_phases import phases
@@ -65,6 +65,20 @@ def test_scores_of_other_images_are_refused_with_the_cure(folder, tmp_path):
         del of_model["images"]
     write_sealed(path, quality)
     assert write(make_config(), tmp_path / "tiny")
+
+
+def test_seconds_per_image_are_those_of_the_present_recipe(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "tiny")
+    before = write(make_config(), tmp_path / "tiny")[1]["timings"]["seconds_per_image"]
+    path = tmp_path / "tiny/samples/few/manifest.parquet"
+    pd.read_parquet(path).assign(recipe="new").to_parquet(path, index=False)
+    earlier = [
+        event("work", "samples-few-0-of-1", 9.0 * at, 9.0 * at + 9, 8, recipe="old")
+        for at in range(3)
+    ]
+    write_telemetry(tmp_path / "tiny", earlier)
+    after = write(make_config(), tmp_path / "tiny")[1]["timings"]["seconds_per_image"]
+    assert after == before
 
 
 def test_paired_differences_are_on_the_page(written):
