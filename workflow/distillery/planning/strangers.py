@@ -13,9 +13,12 @@ from distillery.files import read_sealed
 from distillery.generation.sample_maker import SampleMaker
 from distillery.measures.manifests import read_samples, why_not_scored
 from distillery.model_folder import METADATA, read_metadata
+from distillery.planning.overlooked import another_teacher, hash_settings, made_by_another
 from distillery.run_folder import RunFolder
 from distillery.store.belonging import find_foreign, is_frozen
 from distillery.store.tables import read_table
+from distillery.teacher.adapters import teacher_hash
+from distillery.teacher.folder import find_teacher
 from distillery.telemetry import Reporter
 
 PIPELINES = {"student": "pipeline", "untrained": "untrained"}
@@ -60,6 +63,10 @@ def strangers(run: RunFolder, reporter: Reporter) -> Iterator[Damage]:
         config = read_config(run.config("run"))
     except (OSError, ValueError):  # none yet; a damaged one is told
         return
+    replaced = list(_of_another_teacher(config, run))
+    if replaced:  # all of it is made again
+        yield from replaced
+        return
     for each in find_foreign(config, run):
         why = f"it is whole, but does not follow from {run.config(each.stage)}: {each.why}"
         yield _stranger(each.path, why, *each.made_with)
@@ -73,6 +80,21 @@ def strangers(run: RunFolder, reporter: Reporter) -> Iterator[Damage]:
 def _stranger(path: Path, why: str, *made_with: Path) -> Damage:
     there = [each for each in made_with if each.exists()]
     return Damage(Item(path, lambda: why, lambda: there), why)
+
+
+def _of_another_teacher(config: RunConfig, run: RunFolder) -> Iterator[Damage]:
+    """All that was made by a teacher whose files were exchanged since; nothing without it."""
+    if not Path(config.teacher.path).exists():
+        return
+    with suppress(OSError, ValueError):  # told by whoever reads the teacher
+        folder = find_teacher(config.teacher)
+        teacher = {
+            "folder": str(folder.path),
+            "hash": teacher_hash(config.teacher, folder),
+            "settings": hash_settings(config.teacher),
+        }
+        for path in made_by_another(teacher, run):
+            yield _stranger(path, another_teacher(teacher), run.plan)
 
 
 def _foreign_images(
