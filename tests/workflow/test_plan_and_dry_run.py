@@ -84,7 +84,7 @@ def dates() -> dict[str, int]:
 def test_a_dry_run_lists_what_dates_hide_and_writes_nothing(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A look at other settings, and another student in the trained one's place."""
+    """A look at other settings or at their plan, and another student in the trained one's place."""
     folder = in_copy(finished, tmp_path / "copy", monkeypatch)
     succeed(folder, "--touch", "--forceall")  # so that Snakemake has a note of each file
     before, raw = dates(), yaml.safe_load(CONFIG.read_text())
@@ -93,6 +93,8 @@ def test_a_dry_run_lists_what_dates_hide_and_writes_nothing(
     told = succeed(folder, "--dry-run", "--configfile", "other.yaml")
     assert {"targets", "training"} <= jobs(told)
     assert dates() == before
+    assert "Nothing to be done" in succeed(folder, "--dry-run")
+    succeed(folder, f"{TINY}/plan.json", "--configfile", "other.yaml")
     assert "Nothing to be done" in succeed(folder, "--dry-run")
     trained, aside = TINY / "student/trained", TINY / "aside"
     times = trained.stat()
