@@ -2,7 +2,7 @@ import json
 from functools import cache
 
 from distillery.locks import check_way, explain_write, hold_run, job_lock
-from distillery.planning.dates import mend_dates
+from distillery.planning.dates import hidden_outputs
 from distillery.planning.first import (
     asked_to_plan,
     check_folder,
@@ -11,7 +11,7 @@ from distillery.planning.first import (
     plan_first,
 )
 from distillery.snakemake_private import (
-    forget,
+    force,
     is_main,
     jobs_to_run,
     note_command,
@@ -71,16 +71,12 @@ onstart:
             raise WorkflowError(explain_write(error))
 
 
-# Once for all jobs of a call, and by no job: its inputs are dated by then.
-DATED = cache(
-    lambda: (
-        mend_dates(
-            CONFIG, RUN, partial(noted_inputs, workflow), partial(forget, workflow)
-        )
-        if is_main(workflow)
-        else []
-    )
-)
+# Once for all jobs of a call, and by no job: the user's own process has found them by then.
+@cache
+def force_hidden():
+    if is_main(workflow):
+        force(workflow, hidden_outputs(CONFIG, RUN, partial(noted_inputs, workflow)))
+    return []
 
 
 # The run that a first job plans, unless it was. A value that comes from `output` is none that
@@ -92,7 +88,7 @@ rule freeze:
     """What a stage depends on, as a file that changes when that does."""
     input:
         # Of the jobs that all others come from, so that one stage by its file asks too.
-        lambda wildcards: DATED(),
+        lambda wildcards: force_hidden(),
     output:
         RUN.config("{stage}"),
     log:

@@ -28,6 +28,7 @@ def test_snakemake_has_each_attribute_that_is_read() -> None:
     fields = {name for each in workflow.__mro__ for name in getattr(each, "__annotations__", {})}
     assert read <= has | fields
     assert callable(snakemake.dag.DAG.needrun_jobs)
+    assert "forcefiles.isdisjoint(job.output)" in inspect.getsource(snakemake.dag.DAG)
     assert callable(snakemake.rules.Rule.is_producer)
     assert callable(snakemake.persistence.PersistenceBase.metadata)
 

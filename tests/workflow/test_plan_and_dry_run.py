@@ -1,6 +1,8 @@
 """What the plan says is made is what Snakemake would run, on a finished run that is changed."""
 
+import os
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,7 +10,7 @@ import pytest
 import yaml
 from finished_run import TINY, in_copy, tiny_run
 
-from checkout import succeed
+from checkout import jobs, succeed
 from distillery.files import read_json
 from distillery.pipeline import STAGES
 from distillery.planning.plan import make_plan
@@ -71,3 +73,37 @@ def test_the_plan_and_snakemake_agree(
         if any(output.startswith(f"{TINY}/{folder_of(row.stage)}") for output in outputs)
     }
     assert runs == expected
+
+
+def dates() -> dict[str, int]:
+    """Of all files of the run, and of Snakemake's notes."""
+    paths = (*TINY.rglob("*"), *Path(".snakemake/metadata").rglob("*"))
+    return {str(path): path.lstat().st_mtime_ns for path in paths}
+
+
+def test_a_dry_run_lists_what_dates_hide_and_writes_nothing(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look at other settings or at their plan, and another student in the trained one's place."""
+    folder = in_copy(finished, tmp_path / "copy", monkeypatch)
+    succeed(folder, "--touch", "--forceall")  # so that Snakemake has a note of each file
+    before, raw = dates(), yaml.safe_load(CONFIG.read_text())
+    raw["targets"]["guidance_scale"] += 1.5
+    Path("other.yaml").write_text(yaml.safe_dump(raw))
+    told = succeed(folder, "--dry-run", "--configfile", "other.yaml")
+    assert {"targets", "training"} <= jobs(told)
+    assert dates() == before
+    assert "Nothing to be done" in succeed(folder, "--dry-run")
+    succeed(folder, f"{TINY}/plan.json", "--configfile", "other.yaml")
+    assert "Nothing to be done" in succeed(folder, "--dry-run")
+    trained, aside = TINY / "student/trained", TINY / "aside"
+    times = trained.stat()
+    trained.rename(aside)
+    shutil.copytree(TINY / "student/initial", trained)
+    os.utime(trained, ns=(times.st_atime_ns, times.st_mtime_ns))
+    swapped = dates()
+    assert "training" in jobs(succeed(folder, "--dry-run"))
+    assert dates() == swapped
+    shutil.rmtree(trained)
+    aside.rename(trained)
+    assert "Nothing to be done" in succeed(folder, "--dry-run")

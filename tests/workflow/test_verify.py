@@ -9,6 +9,7 @@ from finished_run import TINY, WEIGHTS, contents, flip, in_copy, run_shell
 
 from checkout import REPOSITORY, snakemake
 from distillery.config.jobs import TargetsJob, read_config, read_job
+from distillery.files import read_sealed, write_sealed
 from distillery.stages import verify as verify_script
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -132,6 +133,16 @@ def test_what_is_whole_but_of_another_student_is_told(
         assert (status, lines[0].split(": ")[0]) == (1, f"{TINY}/samples/{model}/manifest.parquet")
         shutil.rmtree(TINY / "samples" / model)
         (TINY / "aside").rename(TINY / "samples" / model)
+    quality = TINY / "evaluation/quality.json"
+    content = quality.read_text()
+    scored = read_sealed(quality)
+    scored["models"]["student"]["images"] = "0" * 64
+    write_sealed(quality, scored)
+    status, lines = verify(capsys)
+    assert (status, lines[0].split(": ")[0]) == (1, str(quality))
+    assert "other images of student" in lines[0]
+    assert f"rm -r {quality} {TINY}/evaluation/scores.parquet" in lines[-2]
+    quality.write_text(content)
     card = TINY / "report/card/README.md"
     text = card.read_text()
     card.write_text(re.sub(r"`[0-9a-f]{64}`", f"`{'0' * 64}`", text))

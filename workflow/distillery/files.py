@@ -140,7 +140,12 @@ def repair_hint(*paths: Path) -> str:
     return f"run `rm -r {named}` and start the workflow again; undamaged files are kept"
 
 
-def repair_commands(paths: Iterable[Path], frozen: Path, named: Sequence[str] = ()) -> list[str]:
+def repair_commands(
+    paths: Iterable[Path],
+    frozen: Path,
+    named: Sequence[str] = (),
+    snakefile: Sequence[str] = (),
+) -> list[str]:
     """The shell commands that make again what is damaged, to be run where the workflow runs.
 
     The run's frozen configuration is a configuration file like any other; where it is damaged
@@ -150,13 +155,16 @@ def repair_commands(paths: Iterable[Path], frozen: Path, named: Sequence[str] = 
         paths: what is damaged or gone, and the files that list it; what is there is removed.
         frozen: results/{run}/config/run.json.
         named: files that the rule `all` does not ask for, nor for what is made of them.
+        snakefile: the option that names it, where Snakemake does not find it by itself.
     """
     paths = list(dict.fromkeys(paths))
     config = frozen if frozen.is_file() and frozen not in paths else Path("config/mine.yaml")
     targets = ["--", "all", *named] if named else []
     return [
         shlex.join(["rm", "-r", *(str(path) for path in paths if path.exists())]),
-        shlex.join(["snakemake", "--cores", "all", "--configfile", str(config), *targets]),
+        shlex.join(
+            ["snakemake", *snakefile, "--cores", "all", "--configfile", str(config), *targets]
+        ),
     ]
 
 

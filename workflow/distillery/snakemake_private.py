@@ -7,7 +7,7 @@ all of them in the installed version.
 import os
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -94,11 +94,9 @@ def noted_inputs(workflow: Workflow, output: str) -> dict[str, str]:
     return {str(path): str(value).rpartition(":")[2] for path, value in hashes.items() if value}
 
 
-def forget(workflow: Workflow, output: str) -> None:
-    """Let Snakemake go by dates alone for a file; `persistence`."""
-    from snakemake.io import IOFile  # type: ignore[import-untyped]
-
-    workflow.persistence.cleanup_metadata(IOFile(output))
+def force(workflow: Workflow, outputs: Iterable[Path]) -> None:
+    """Let this call make files again, as `--forcerun` does; `dag`, before it finds jobs to run."""
+    workflow.dag.forcefiles.update(map(str, outputs))
 
 
 def is_main(workflow: Workflow) -> bool:

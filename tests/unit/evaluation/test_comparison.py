@@ -83,6 +83,14 @@ def pieces(path: Path) -> Any:
     return read_pieces(RunFolder(path))
 
 
+def test_scores_of_other_images_are_refused(tmp_path: Path) -> None:
+    run = RunFolder(make_run(tmp_path, "a"))
+    scored = {"models": {"student": {"images": "0" * 64}}}
+    write_sealed(run.quality, read_sealed(run.quality) | scored)
+    with pytest.raises(ValueError, match=rf"other images of student .*: run `rm -r {run.quality}"):
+        read_pieces(run)
+
+
 def test_differences_are_of_the_same_prompt_and_noise(tmp_path: Path) -> None:
     one, other = make_run(tmp_path, "a"), make_run(tmp_path, "b", 0.05, shade=9)
     found, notes = differences(pieces(one), pieces(other))

@@ -15,7 +15,7 @@ def timed(model, seconds, num_items=8):
     for each in (60.0, *seconds):
         events.append(event("work", job, now, now + each, num_items))
         now += each
-    return time_images(find_attempts([event("start", job, 99.0, 99.0), *events]))[model]
+    return time_images(find_attempts([event("start", job, 99.0, 99.0), *events]), {})[model]
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 12])
@@ -51,3 +51,17 @@ def test_a_factor_needs_three_batches_of_both():
     both = (math.log(it.high / it.seconds) for it in (slow, fast))
     assert math.log(ratio.high / ratio.mean) == pytest.approx(math.hypot(*both), rel=1e-3)
     assert speed_ratio(slow, few) is speed_ratio(few, slow) is speed_ratio(None, fast) is None
+
+
+def test_only_batches_of_the_present_images_recipe_count():
+    """A job that was run again under other settings keeps its name; an old one tells no recipe."""
+    attempts = []
+    for number, (recipe, seconds) in enumerate((("old", 40.0), ("new", 2.0), (None, 4.0))):
+        job, begin = "samples-a-0-of-1", 1000.0 * number
+        facts = {"recipe": recipe} if recipe else {}
+        work = [event("work", job, begin + at, begin + at + seconds, 8, **facts) for at in (1, 50)]
+        attempts += find_attempts([event("start", job, begin, begin), *work])
+    assert time_images(attempts, {"a": {"new"}})["a"].seconds == pytest.approx((2 + 4) / 16)
+    assert time_images(attempts[:2], {"a": {"new"}})["a"].num_batches == 1
+    assert time_images(attempts, {"b": {"new"}})["a"].num_batches == 3
+    assert time_images(attempts[:1], {"a": {"new"}}) == {}

@@ -16,7 +16,7 @@ from events import event, job_events, run_events, training_twice
 
 
 def test_seconds_per_image_leave_the_loading_out():
-    times = time_images(find_attempts(run_events()))
+    times = time_images(find_attempts(run_events()), {})
     assert {model: time.seconds for model, time in times.items()} == {
         "teacher": pytest.approx(1.0),
         "few": pytest.approx(0.25),
@@ -28,8 +28,8 @@ def test_seconds_per_image_leave_the_loading_out():
 def test_the_only_batch_of_an_attempt_is_not_measured():
     """It loaded the model; of two attempts the one with more batches is."""
     single = job_events("samples-a-b-0-of-3", 0, 1, 4.0)
-    assert time_images(find_attempts(single)) == {}
-    times = time_images(find_attempts([*single, *job_events("samples-a-b-1-of-3", 50, 2, 4.0)]))
+    assert time_images(find_attempts(single), {}) == {}
+    times = time_images(find_attempts([*single, *job_events("samples-a-b-1-of-3", 50, 2, 4.0)]), {})
     assert (times["a-b"].seconds, times["a-b"].num_images) == (pytest.approx(0.5), 8)
 
 
@@ -135,8 +135,8 @@ def test_decoding_and_memory_of_a_models_images() -> None:
     work = [it for it in events if it.kind == "work"]
     for number, it in enumerate(work):
         it.facts.update(decode_s=10.0**-number, peak_memory_bytes=9 - number)
-    time = time_images(find_attempts(events))["a"]
+    time = time_images(find_attempts(events), {})["a"]
     assert time.decode_s == pytest.approx((0.1 + 0.01) / sum(it.num_items for it in work[1:]))
     assert time.peak_memory_bytes == 9
     del work[1].facts["decode_s"]
-    assert time_images(find_attempts(events))["a"].decode_s is None
+    assert time_images(find_attempts(events), {})["a"].decode_s is None

@@ -324,6 +324,18 @@ def test_black_images_are_counted(run):
     assert quality["models"]["student"]["num_black"] == 0
 
 
+def test_the_images_that_were_scored_are_told_by_their_hashes_alone(run, evaluated):
+    """The same wherever the run lies, another for other images."""
+    before = {name: model["images"] for name, model in evaluated[0]["models"].items()}
+    few = run.manifests["few"]
+    assert read_samples("few", few).digest == before["few"]
+    again = shutil.copytree(few.parent, run.folder / "samples/again") / "manifest.parquet"
+    assert read_samples("again", again).digest == before["few"]
+    run.edit("few", lambda table: table.assign(latents_sha256="0" * 64))
+    assert read_samples("few", few).digest != before["few"]
+    assert len(set(before.values())) == len(before)
+
+
 def test_changed_image_is_refused(run):
     draw(PROMPTS[0], 9).save(run.folder / "samples/few/eval-04/1.png")
     with pytest.raises(ValueError, match=r"eval-04/1.png of 'few' is not what its manifest lists"):

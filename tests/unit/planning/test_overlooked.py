@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from distillery.config.jobs import freeze, save_frozen
 from distillery.files import read_json
 from distillery.pipeline import STAGES
+from distillery.planning import verify
 from distillery.planning.overlooked import check_contents, check_noted
 from distillery.planning.plan import make_plan
 from runs import Run, make_run
@@ -40,6 +41,32 @@ def test_another_teacher_under_the_same_settings_is_refused(run: Run, tmp_path: 
         make_plan(STAGES, run.config, run.files.plan)
     assert run.files.plan.read_bytes() == planned, "the last good plan stays"
     assert f"rm -r {run.files.plan} {run.files.embedding_folder}" in str(told.value)
+
+
+def test_verify_names_all_that_is_of_the_teacher_before(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for stage in ("run", "embeddings"):
+        save_frozen(run.files.config(stage), freeze(run.config, stage))
+    run.all_targets()
+    run.train_and_export()
+    assert verify.tell(run.files)
+    exchange(tmp_path / "teacher")
+    (damaged,) = run.files.embedding_folder.glob("train/*/chunk-000000.safetensors")
+    damaged.unlink()
+    with pytest.raises(ValueError, match="is not the one that this run was planned with") as told:
+        make_plan(STAGES, run.config, run.files.plan)
+    capsys.readouterr()
+    assert not verify.tell(run.files)
+    lines = capsys.readouterr().out.splitlines()
+    sentence = str(told.value).split(": run `")[0]
+    made = ("embeddings", "targets", "student")
+    assert [line for line in lines if sentence in line] == [
+        f"{run.folder / name}: {sentence}" for name in made
+    ]
+    remove = next(line.strip() for line in lines if line.startswith("    rm "))
+    assert os.system(remove) == 0, "no file of a folder that is removed is named too"
+    assert not any((run.folder / name).exists() for name in (*made, "plan.json"))
 
 
 def test_the_command_of_that_message_lets_the_new_teacher_in(run: Run, tmp_path: Path) -> None:

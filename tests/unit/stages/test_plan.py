@@ -77,6 +77,8 @@ def test_prompts_that_are_held_out_are_told_and_some_must_be_left(
     found = plan(tmp_path, teacher, training={"held_out_prompts": 2})
     assert "held out          2 prompts that the training is measured on" in summary(found)
     assert "7 to learn from, 2 of the training held out, 5 to evaluate" in summary(found)
+    fewer = plan(tmp_path, teacher, samples={"num_prompts": 2})
+    assert "9 to learn from, 2 of 5 to evaluate" in summary(fewer)
     with pytest.raises(ValueError, match="held_out_prompts is 9 and there are 9 prompts"):
         plan(tmp_path, teacher, training={"held_out_prompts": 9})
 

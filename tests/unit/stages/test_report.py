@@ -10,7 +10,7 @@ import pytest
 
 import golden
 from distillery.files import hash_json, read_sealed, write_sealed
-from events import job_events, training_twice
+from events import event, job_events, training_twice
 from quality import make_config
 from reports import Page, write, write_call, write_telemetry, write_trained
 from training_phases import phases
@@ -50,6 +50,35 @@ def test_the_share_of_the_score_that_was_kept_is_shown(folder, tmp_path):
         html, _ = write(make_config(), tmp_path / "tiny")
         assert '<dt>CLIP score kept</dt>\n<dd class="value">96.0\xa0%</dd>' in html
         assert ("interval 90.0\xa0% to 102.0\xa0%" in html) == told
+
+
+def test_scores_of_other_images_are_refused_with_the_cure(folder, tmp_path):
+    """As those of another run that were copied; of an earlier release nothing is known."""
+    shutil.copytree(folder, tmp_path / "tiny")
+    path = tmp_path / "tiny/evaluation/quality.json"
+    quality = read_sealed(path)
+    quality["models"]["few"]["images"] = "0" * 64
+    write_sealed(path, quality)
+    with pytest.raises(ValueError, match=rf"scores other images of few than .*: run `rm -r {path}"):
+        write(make_config(), tmp_path / "tiny")
+    for of_model in quality["models"].values():
+        del of_model["images"]
+    write_sealed(path, quality)
+    assert write(make_config(), tmp_path / "tiny")
+
+
+def test_seconds_per_image_are_those_of_the_present_recipe(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "tiny")
+    before = write(make_config(), tmp_path / "tiny")[1]["timings"]["seconds_per_image"]
+    path = tmp_path / "tiny/samples/few/manifest.parquet"
+    pd.read_parquet(path).assign(recipe="new").to_parquet(path, index=False)
+    earlier = [
+        event("work", "samples-few-0-of-1", 9.0 * at, 9.0 * at + 9, 8, recipe="old")
+        for at in range(3)
+    ]
+    write_telemetry(tmp_path / "tiny", earlier)
+    after = write(make_config(), tmp_path / "tiny")[1]["timings"]["seconds_per_image"]
+    assert after == before
 
 
 def test_paired_differences_are_on_the_page(written):

@@ -7,6 +7,7 @@ import pytest
 
 from distillery.planning.verify import tell
 from distillery.run_folder import RunFolder
+from distillery.telemetry import COMMAND
 from runs import Run
 
 
@@ -31,3 +32,35 @@ def test_files_that_no_manifest_lists_are_told_apart(
     again, told, _ = capsys.readouterr().out.splitlines()
     assert again == first, "they are not among those that were compared"
     assert told == "and 3 files that no manifest lists were left as they are"
+
+
+def test_commands_carry_the_snakefile_that_was_given(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shard = next((run.folder / "targets").glob("shard-*.json"))
+    shard.write_text("{}")
+    for typed, told in (
+        (
+            "snakemake verify --snakefile 'a b/Snakefile' -c 2",
+            "snakemake --snakefile 'a b/Snakefile' ",
+        ),
+        ("snakemake --cores 2 -s ../Snakefile -n", "snakemake --snakefile ../Snakefile --cores"),
+        ("snakemake --cores 2", "snakemake --cores all"),
+    ):
+        monkeypatch.setenv(COMMAND, typed)
+        assert not tell(run.files)
+        assert capsys.readouterr().out.splitlines()[-1].strip().startswith(told)
+
+
+def test_a_pipeline_without_its_card_is_told(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its text may be changed, so it has no hash."""
+    pipeline = run.train_and_export()
+    card = pipeline / "README.md"
+    card.write_text("another")
+    assert tell(run.files)
+    card.unlink()
+    capsys.readouterr()
+    assert not tell(run.files)
+    out = capsys.readouterr().out
+    assert f"{pipeline}: not as they were written: README.md" in out
+    assert f"rm -r {pipeline}\n" in out

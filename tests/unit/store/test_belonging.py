@@ -23,7 +23,7 @@ from distillery.config.run import parse_config
 from distillery.files import hash_file
 from distillery.model_folder import read_metadata, write_metadata
 from distillery.pipeline import STAGES
-from distillery.planning.dates import date_of, mend_dates
+from distillery.planning.dates import date_of, hidden_outputs
 from distillery.planning.first import write_frozen
 from distillery.planning.plan import make_plan
 from distillery.store.belonging import check_student_of, find_foreign
@@ -95,29 +95,28 @@ def test_what_is_of_another_value_is_found(done: Run, tmp_path: Path, key: str) 
     foreign = find_foreign(run.config, run.files)
     found = {each.path.relative_to(run.folder).as_posix(): each for each in foreign}
     assert expected <= found.keys()
-    frozen = {each: date_of(run.files.config(found[each].stage)) for each in found}
-    older = min(frozen.values()) - HOUR_NS
-    for each in found.values():
-        os.utime(run.files.config(each.stage), ns=(older, older))
-    forgotten: list[str] = []
-    assert mend_dates(run.config, run.files, lambda output: {}, forgotten.append) == []
-    for each in found.values():
-        assert date_of(run.files.config(each.stage)) > date_of(each.path), "which Snakemake sees"
-        assert str(each.path) in forgotten
+    hidden = hidden_outputs(run.config, run.files, lambda output: {})
+    assert hidden >= {output for each in foreign for output in each.outputs}
 
 
-def test_a_file_of_another_content_than_noted_is_dated_later(done: Run, tmp_path: Path) -> None:
-    """What has the content that Snakemake noted keeps its date."""
+def test_what_was_made_from_an_older_file_of_another_content_is_found(
+    done: Run, tmp_path: Path
+) -> None:
+    """Of a newer one Snakemake sees it."""
     run = changed(done, tmp_path)
     frozen, made = run.files.config("embeddings"), run.files.embeddings("train")
     prompts = run.files.prompts("train")
     older = date_of(made) - HOUR_NS
     for path in (frozen, prompts):
         os.utime(path, ns=(older, older))
-    notes = {str(made): {str(frozen): "0" * 64, str(prompts): hash_file(prompts)}}
-    mend_dates(run.config, run.files, lambda output: notes.get(output, {}), lambda output: None)
-    assert date_of(frozen) > date_of(made)
-    assert date_of(prompts) == older
+    for digest, date, expected in (
+        ("0" * 64, older, {made}),
+        (hash_file(frozen), older, set()),
+        ("0" * 64, date_of(made) + HOUR_NS, set()),
+    ):
+        os.utime(frozen, ns=(date, date))
+        notes = {str(made): {str(frozen): digest, str(prompts): hash_file(prompts)}}
+        assert hidden_outputs(run.config, run.files, lambda it: notes.get(it, {})) == expected  # noqa: B023
 
 
 def test_a_student_of_another_run_is_refused(done: Run, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from distillery.config.parsing import flatten
 from distillery.files import read_json, read_sealed
 from distillery.measures.intervals import ConfidenceInterval, FloatArray, Groups, draw_weights
 from distillery.measures.lists import MEASURES
-from distillery.measures.manifests import KEY, ModelSamples, read_samples
+from distillery.measures.manifests import KEY, ModelSamples, check_scored, read_samples
 from distillery.measures.measure import Measure, OfPair
 from distillery.measures.of_judge import CLIP_SCORE, OF_JUDGE, RETRIEVAL
 from distillery.measures.of_pairs import OF_PAIRS
@@ -95,7 +95,7 @@ class Pairs:
 def read_pieces(run: RunFolder) -> RunPieces:
     """Read what there is of a run; damage is an error, absence is a gap.
 
-    Raises ValueError for a file that is there and damaged.
+    Raises ValueError for a file that is there and damaged, or for scores of other images.
     """
     name = run.path.name
     scores = read_table(run.scores) if run.scores.is_file() else None
@@ -105,6 +105,8 @@ def read_pieces(run: RunFolder) -> RunPieces:
         path.parent.name: read_samples(path.parent.name, path)
         for path in sorted(run.sample_folder.glob("*/manifest.parquet"))
     }
+    if quality is not None:
+        check_scored(run, quality, samples)
     if scores is None or quality is None:
         gaps.append(_no_scores(run, config))
     if not samples:

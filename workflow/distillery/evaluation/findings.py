@@ -13,7 +13,7 @@ from distillery.evaluation.timeline import Attempt, Origin, find_attempts, find_
 from distillery.evaluation.training_facts import TrainingFacts, gather_training
 from distillery.evaluation.verdict import Check, Roles, check_student, find_roles, order_models
 from distillery.files import JsonObject, read_json, read_sealed
-from distillery.measures.manifests import ModelSamples, check_pairs, read_samples
+from distillery.measures.manifests import ModelSamples, check_pairs, check_scored, read_samples
 from distillery.model_folder import METADATA, read_metadata
 from distillery.run_folder import RunFolder
 from distillery.store.recipes import TrainingRecipe
@@ -75,6 +75,8 @@ def gather(config: Config, run_folder: RunFolder) -> Findings:
     trained_recipes = _hashes(trained, config) if trained else []
     quality = _read_optional(read_sealed, run_folder.quality)
     samples = _read_all_samples(config, run_folder)
+    if quality is not None:
+        check_scored(run_folder, quality, samples)
     roles = find_roles(config, quality)
     first = (roles.reference, roles.student, roles.untrained, roles.rival)
     return Findings(

@@ -60,7 +60,7 @@ def write_report(
         ValueError: a file that is there is damaged, or samples of different runs are mixed.
     """
     findings = gather(job, run_folder)
-    timings = summarise_timings(findings.attempts)
+    timings = summarise_timings(findings.attempts, findings.samples)
     speed = summarise_speed(findings, timings.images)
     claims = make_claims(findings.roles, findings.quality, speed, findings.checks)
     facts = {

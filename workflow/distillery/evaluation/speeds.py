@@ -1,7 +1,7 @@
 """Seconds per image of each sampled model, with an interval over batches."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,16 +45,25 @@ class ImageTime:
         return ConfidenceInterval(self.seconds, self.low, self.high)
 
 
-def time_images(attempts: Sequence[Attempt]) -> dict[str, ImageTime]:
+def time_images(
+    attempts: Sequence[Attempt], recipes: Mapping[str, Container[str]]
+) -> dict[str, ImageTime]:
     """Seconds per image of each sampled model, from batch to saved file, on one device.
 
     The first batch of an attempt loads the model and compiles, so it is left out; a model all of
     whose attempts had one batch is not in the answer.
+
+    Args:
+        attempts: of all jobs.
+        recipes: the hashes of those of each model's present images; attempts of others are left
+            out. All count of a model that is not among them, and those that tell none.
     """
     by_model: dict[str, list[Attempt]] = {}
     for attempt in attempts:
         if attempt.stage == "samples" and attempt.work:
-            by_model.setdefault(model_of(attempt), []).append(attempt)
+            model, recipe = model_of(attempt), attempt.work[0].facts.get("recipe")
+            if recipe is None or model not in recipes or recipe in recipes[model]:
+                by_model.setdefault(model, []).append(attempt)
     times = {model: _time_images(tries) for model, tries in by_model.items()}
     return {model: time for model, time in times.items() if time is not None}
 

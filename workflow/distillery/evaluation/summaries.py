@@ -19,6 +19,7 @@ from distillery.evaluation.timeline import (
     time_stages,
 )
 from distillery.evaluation.training_facts import TrainingFacts
+from distillery.measures.manifests import ModelSamples
 from distillery.training.alarms import HELD_OUT
 
 LAST_SHARE = 0.1
@@ -54,12 +55,13 @@ class Timings:
         }
 
 
-def summarise_timings(attempts: Sequence[Attempt]) -> Timings:
-    """All times of a run."""
+def summarise_timings(attempts: Sequence[Attempt], samples: Mapping[str, ModelSamples]) -> Timings:
+    """All times of a run; seconds per image are those of its present images."""
     clock = RunClock.of(attempts)
-    return Timings(
-        clock, time_stages(attempts), find_workers(attempts, clock), time_images(attempts)
-    )
+    tables = {name: found.table for name, found in samples.items()}
+    recipes = {name: set(it["recipe"]) for name, it in tables.items() if "recipe" in it}
+    images = time_images(attempts, recipes)
+    return Timings(clock, time_stages(attempts), find_workers(attempts, clock), images)
 
 
 def summarise_speed(

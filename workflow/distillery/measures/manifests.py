@@ -2,8 +2,10 @@
 
 import hashlib
 import io
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,8 +13,9 @@ import pandas as pd
 from PIL import Image
 from safetensors.numpy import load
 
-from distillery.files import repair_hint
+from distillery.files import hash_json, repair_hint
 from distillery.noise import SampleId
+from distillery.run_folder import RunFolder
 from distillery.store.lacking import tables_listing
 from distillery.store.tables import read_table
 
@@ -64,6 +67,12 @@ class ModelSamples:
     def num_black(self) -> int:
         """Images whose every pixel is 0."""
         return int(self.table["is_black"].sum())
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over the hashes of all images and latents; the same wherever the run lies."""
+        columns = [*KEY, "sha256", "latents_sha256"]
+        return hash_json({column: self.table[column].tolist() for column in columns})
 
     def image_path(self, row: int) -> Path:
         """The image of one row."""
@@ -146,6 +155,29 @@ def check_pairs(reference: ModelSamples, other: ModelSamples) -> None:
                 f"{name_ids(reference.table[differs])}, samples of two runs are mixed: "
                 f"{repair_hint(*sorted(tables))}"
             )
+
+
+def why_not_scored(quality: Mapping[str, Any], samples: Mapping[str, ModelSamples]) -> str:
+    """Whose images are not those that quality.json scores; "" where all are, or it does not tell.
+
+    Earlier releases did not write there which images they scored.
+    """
+    scored = quality.get("models", {})
+    others = [
+        name
+        for name, found in samples.items()
+        if "images" in scored.get(name, {}) and scored[name]["images"] != found.digest
+    ]
+    return f"it scores other images of {', '.join(others)} than this run's" if others else ""
+
+
+def check_scored(
+    run: RunFolder, quality: Mapping[str, Any], samples: Mapping[str, ModelSamples]
+) -> None:
+    """Raise ValueError for scores of other images than a run has: another run's, or earlier."""
+    why = why_not_scored(quality, samples)
+    if why:
+        raise ValueError(f"{run.quality}: {why}: {repair_hint(run.quality, run.scores)}")
 
 
 def name_ids(table: pd.DataFrame) -> str:

@@ -230,6 +230,7 @@ def summarise(
         "confidence": intervals.CONFIDENCE,
         "models": {
             name: {
+                "images": model.digest,
                 "num_images": len(model.table),
                 "num_black": model.num_black,
                 "steps": model.steps,

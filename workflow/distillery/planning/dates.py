@@ -1,13 +1,11 @@
-"""Make Snakemake see what its dates hide: results that are not of what lies before them.
+"""Find what Snakemake's dates hide: results that are not of what lies before them.
 
-Snakemake compares dates first, and hashes only to leave out what is newer and yet the same. So an
-input of another content gets a date that is later than that of what was made from it. A clock that
-was set back, a copy or a backup then hides nothing, and what fits is made again by no one.
+Snakemake compares dates first, and hashes only to leave out what is newer and yet the same. So it
+is told which outputs to make again. A clock that was set back, a copy or a backup then hides
+nothing, and what fits is made again by no one.
 """
 
-import os
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -23,44 +21,24 @@ MADE = (
 )  # fmt: skip
 """All that rules make of other files of a run, in its folder."""
 STAMP = ".snakemake_timestamp"
-SECOND_NS = 10**9
 
 
-def mend_dates(
-    config: RunConfig,
-    run: RunFolder,
-    noted_inputs: Callable[[str], Mapping[str, str]],
-    forget: Callable[[str], None],
-) -> list[str]:
-    """Date what Snakemake would overlook later than what was made from something else.
+def hidden_outputs(
+    config: RunConfig, run: RunFolder, noted_inputs: Callable[[str], Mapping[str, str]]
+) -> set[Path]:
+    """What was made from something else than what is there, which Snakemake would overlook.
+
+    Nothing is written, so that a dry run may ask.
 
     Args:
         config: of the run.
         run: its folder.
         noted_inputs: the hashes of what a file was made from, by Snakemake's note of it.
-        forget: drops that note.
-
-    Returns:
-        Nothing, as the inputs that a rule has by it.
-
-    Raises:
-        ValueError: the file cannot be dated, since it is another user's.
     """
-    made = [path for pattern in MADE for path in run.path.glob(pattern)]
-    if not made:
-        return []
-    latest = max(max(map(date_of, made)) + SECOND_NS, time.time_ns())
-    changed = set(_changed_inputs(run, made, noted_inputs))
+    found = set(_of_changed_inputs(run, noted_inputs))
     for foreign in [*find_foreign(config, run), *_samples_without_note(config, run, noted_inputs)]:
-        frozen = run.config(foreign.stage)
-        if date_of(frozen) > date_of(foreign.path) and not noted_inputs(str(foreign.path)):
-            continue  # which Snakemake sees
-        for output in foreign.outputs:
-            forget(str(output))
-        changed.add(frozen)
-    for path in sorted(changed):
-        _date(path, latest)
-    return []
+        found |= set(foreign.outputs)
+    return found
 
 
 def date_of(path: Path) -> int:
@@ -72,18 +50,18 @@ def date_of(path: Path) -> int:
         return 0
 
 
-def _changed_inputs(
-    run: RunFolder, made: Iterable[Path], noted_inputs: Callable[[str], Mapping[str, str]]
+def _of_changed_inputs(
+    run: RunFolder, noted_inputs: Callable[[str], Mapping[str, str]]
 ) -> Iterator[Path]:
-    """Files of the run that are no longer what something later was made from."""
+    """What was made from files of the run that are older and no longer what they were then."""
     digest = cache(hash_file)
-    for output in made:
+    for output in (path for pattern in MADE for path in run.path.glob(pattern)):
         for name, expected in noted_inputs(str(output)).items():
             path = Path(name)
             if not path.is_relative_to(run.path) or not path.is_file():
                 continue
             if date_of(path) <= date_of(output) and digest(path) != expected:
-                yield path
+                yield output
 
 
 def _samples_without_note(
@@ -98,15 +76,3 @@ def _samples_without_note(
         if why:
             shards = tuple(manifest.parent.glob("shard-*.parquet"))
             yield Foreign(manifest, stage, why, shards)
-
-
-def _date(path: Path, when_ns: int) -> None:
-    """Set a file's date."""
-    try:
-        os.utime(path, ns=(when_ns, when_ns))
-    except OSError as error:
-        raise ValueError(
-            f"{path} has another content than what was made from it, and an older date, which "
-            f"Snakemake overlooks; its date cannot be set ({error.strerror}): let its owner run "
-            "the same command"
-        ) from error

@@ -121,16 +121,25 @@ def check_same_teacher(teacher: Mapping[str, Any], run_folder: RunFolder) -> Non
     Snakemake does not look at its files, so what was made before would stay, and what is made now
     would be of another teacher.
     """
-    plan = run_folder.plan
-    before = read_plan(plan).get("teacher", {})
-    if before.get("settings") != teacher["settings"] or before["hash"] == teacher["hash"]:
-        return
-    folders = (run_folder.embedding_folder, run_folder.target_folder, run_folder.sample_folder)
-    made = [str(path) for path in (*folders, run_folder.student("initial").parent) if path.exists()]
+    made = made_by_another(teacher, run_folder)
     if made:
-        raise ValueError(
-            f"the teacher in {teacher['folder']} is not the one that this run was planned with, "
-            f"though its settings are: put that one back, give this run another name (`run`), or "
-            f"make all of it again: run `{shlex.join(['rm', '-r', str(plan), *made])}` and start "
-            "again"
-        )
+        remove = shlex.join(["rm", "-r", *map(str, (run_folder.plan, *made))])
+        raise ValueError(f"{another_teacher(teacher)}: run `{remove}` and start again")
+
+
+def made_by_another(teacher: Mapping[str, Any], run_folder: RunFolder) -> list[Path]:
+    """The folders that were made by a teacher that was exchanged since under the same settings."""
+    before = read_plan(run_folder.plan).get("teacher", {})
+    if before.get("settings") != teacher["settings"] or before["hash"] == teacher["hash"]:
+        return []
+    folders = (run_folder.embedding_folder, run_folder.target_folder, run_folder.sample_folder)
+    return [path for path in (*folders, run_folder.student("initial").parent) if path.exists()]
+
+
+def another_teacher(teacher: Mapping[str, Any]) -> str:
+    """What a user is told of it, before the command."""
+    return (
+        f"the teacher in {teacher['folder']} is not the one that this run was planned with, though "
+        "its settings are: put that one back, give this run another name (`run`), or make all of "
+        "it again"
+    )

@@ -9,11 +9,16 @@ import torch
 
 from distillery.config.jobs import SamplesJob, read_config, read_job
 from distillery.config.run import Config, RunConfig
+from distillery.files import read_sealed
 from distillery.generation.sample_maker import SampleMaker
+from distillery.measures.manifests import read_samples, why_not_scored
 from distillery.model_folder import METADATA, read_metadata
+from distillery.planning.overlooked import another_teacher, hash_settings, made_by_another
 from distillery.run_folder import RunFolder
 from distillery.store.belonging import find_foreign, is_frozen
 from distillery.store.tables import read_table
+from distillery.teacher.adapters import teacher_hash
+from distillery.teacher.folder import find_teacher
 from distillery.telemetry import Reporter
 
 PIPELINES = {"student": "pipeline", "untrained": "untrained"}
@@ -58,18 +63,38 @@ def strangers(run: RunFolder, reporter: Reporter) -> Iterator[Damage]:
         config = read_config(run.config("run"))
     except (OSError, ValueError):  # none yet; a damaged one is told
         return
+    replaced = list(_of_another_teacher(config, run))
+    if replaced:  # all of it is made again
+        yield from replaced
+        return
     for each in find_foreign(config, run):
         why = f"it is whole, but does not follow from {run.config(each.stage)}: {each.why}"
         yield _stranger(each.path, why, *each.made_with)
     for model in config.samples.models:
         yield from _foreign_images(config, run, model, reporter)
     if isinstance(config, Config):
+        yield from _foreign_scores(config, run)
         yield from _foreign_card(run)
 
 
 def _stranger(path: Path, why: str, *made_with: Path) -> Damage:
     there = [each for each in made_with if each.exists()]
     return Damage(Item(path, lambda: why, lambda: there), why)
+
+
+def _of_another_teacher(config: RunConfig, run: RunFolder) -> Iterator[Damage]:
+    """All that was made by a teacher whose files were exchanged since; nothing without it."""
+    if not Path(config.teacher.path).exists():
+        return
+    with suppress(OSError, ValueError):  # told by whoever reads the teacher
+        folder = find_teacher(config.teacher)
+        teacher = {
+            "folder": str(folder.path),
+            "hash": teacher_hash(config.teacher, folder),
+            "settings": hash_settings(config.teacher),
+        }
+        for path in made_by_another(teacher, run):
+            yield _stranger(path, another_teacher(teacher), run.plan)
 
 
 def _foreign_images(
@@ -96,6 +121,16 @@ def _foreign_images(
             made_by = pipeline or config.teacher.path
             why = f"its images are not those of {made_by} under {run.config(stage)}"
             yield _stranger(manifest, why, *manifest.parent.glob("shard-*.parquet"))
+
+
+def _foreign_scores(config: Config, run: RunFolder) -> Iterator[Damage]:
+    """The scores, where they are of other images, as those of another run that were copied."""
+    paths = {model: run.samples(model) for model in config.samples.models}
+    with suppress(OSError, ValueError):  # told by whoever reads what is damaged or gone
+        quality = read_sealed(run.quality)
+        samples = {it: read_samples(it, path) for it, path in paths.items() if path.is_file()}
+        if why := why_not_scored(quality, samples):
+            yield _stranger(run.quality, why, run.scores)
 
 
 def _foreign_card(run: RunFolder) -> Iterator[Damage]:

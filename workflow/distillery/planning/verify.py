@@ -11,7 +11,7 @@ from pathlib import Path
 from distillery.config.jobs import JOBS, RUNTIME, read_frozen
 from distillery.files import hash_file, read_sealed, repair_commands
 from distillery.generation.sample_folder import identity_in, member_of
-from distillery.model_folder import find_changes
+from distillery.model_folder import find_changes, read_metadata
 from distillery.noise import SampleId
 from distillery.planning.strangers import Damage, Item, strangers
 from distillery.prompts import texts_of_rows
@@ -20,7 +20,8 @@ from distillery.store.chunks import ChunkIdentity, DamagedChunkError, read_chunk
 from distillery.store.lacking import tables_listing
 from distillery.store.shards import Manifest, manifests_listing
 from distillery.store.tables import find_problem, read_table
-from distillery.telemetry import Reporter
+from distillery.student.export import CARD
+from distillery.telemetry import Reporter, typed_snakefile
 from distillery.training import checkpoint
 from distillery.watched import TOLD, is_watched
 from distillery.words import counted
@@ -75,8 +76,9 @@ def commands(damages: Iterable[Damage], run: RunFolder) -> list[str]:
     """The shell commands that make again what is damaged, to be run where the workflow runs."""
     damaged = [damage.item for damage in damages]
     paths = [path for item in damaged for path in (item.path, *item.manifests())]
+    paths = [path for path in paths if not set(paths).intersection(path.parents)]
     named = [str(item.path) for item in damaged if not item.is_asked_for]
-    return repair_commands(paths, run.config("run"), named)
+    return repair_commands(paths, run.config("run"), named, typed_snakefile())
 
 
 def _read(item: Item) -> str | None:
@@ -246,8 +248,14 @@ def _unreadable(error: OSError) -> str:
 
 
 def _problem_of_student(folder: Path) -> str | None:
-    """Which files of a student's folder are not as they were written."""
+    """Which files of a student's folder are not as they were written; of its card, if it is there.
+
+    People may change the card of a pipeline, so it has no hash.
+    """
     changes = find_changes(folder)
+    is_exported = not changes and "call" in read_metadata(folder)
+    if is_exported and not (folder / CARD).is_file():
+        changes = [CARD]
     return f"not as they were written: {', '.join(changes)}" if changes else None
 
 

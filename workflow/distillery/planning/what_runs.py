@@ -90,14 +90,17 @@ def _adapters(config: RunConfig, folder: PipelineFolder) -> Facts:
 
 def _prompts(config: RunConfig, prompts: Mapping[str, pd.DataFrame]) -> str:
     files = describe_files(config.prompts.files)
+    num_held_out = len(prompts["eval"])
+    num_sampled = min(config.samples.num_prompts or num_held_out, num_held_out)
+    sampled = f"{num_sampled:,}{f' of {num_held_out:,}' if num_sampled < num_held_out else ''}"
     if "train" not in prompts:
-        return f"{len(prompts['eval']):,}, of {files}{_repeated(prompts)}"
+        return f"{sampled}, of {files}{_repeated(prompts)}"
     share = config.prompts.eval_fraction
     how = f"; a share of {share:g} is not trained on" if share else ""
     unlearned = config.training.held_out_prompts if isinstance(config, Config) else 0
     parts = [f"{len(prompts['train']) - unlearned:,} to learn from"]
     parts += [f"{unlearned:,} of the training held out"] if unlearned else []
-    parts.append(f"{len(prompts['eval']):,} to evaluate")
+    parts.append(f"{sampled} to evaluate")
     return f"{', '.join(parts)}, of {files}{how}{_repeated(prompts)}"
 
 

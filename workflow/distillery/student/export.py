@@ -41,7 +41,9 @@ from distillery.teacher.solver import load_scheduler
 from distillery.teacher.weights import plain_name, weights_in, weights_of
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "student"
-CARD = "model_card.md.j2"
+CARD = "README.md"
+"""Of a pipeline."""
+CARD_TEMPLATE = "model_card.md.j2"
 INITIAL = "initial"
 """Folder of the student before its training."""
 LORA = "lora"
@@ -113,7 +115,7 @@ def export_student(
             about["lora"] = lora_call(folder, about["student"]["network"], scheduler)
         write_metadata(temporary, about)
         card = model_card(job, about, find_origin(job.teacher, folder)) if trained else UNTRAINED
-        write_text(temporary / "README.md", card)
+        write_text(temporary / CARD, card)
 
 
 def _check_steps(job: ExportJob, recipe: TrainingRecipe, trained: Path) -> None:
@@ -241,7 +243,7 @@ def model_card(job: ExportJob, about: Mapping[str, Any], origin: Mapping[str, st
         keep_trailing_newline=True,
         autoescape=False,  # noqa: S701 - Markdown, not HTML
     )
-    return environment.get_template(CARD).render(
+    return environment.get_template(CARD_TEMPLATE).render(
         teacher=job.teacher,
         targets=job.targets,
         student=job.student,

@@ -18,6 +18,7 @@ MAX_ERROR_LINES, MAX_LINE = 20, 400
 CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """What a terminal would obey; a log may hold anything."""
 ERROR = "error: "
+KILLED = "ended without an error, as when it is killed"
 STOPPED = ("interrupted: ", "stopped by a signal")
 """What jobs say that end because they were asked to."""
 TALKING = {"plan": ERROR, "verify": TOLD}
@@ -160,7 +161,7 @@ class Job:
             return (
                 f"{self.name} stopped: interrupted before it began"
                 if is_stopped
-                else f"{self.name} failed, and its log says nothing"
+                else f"{self.name} {KILLED}; its log says nothing"
             )
         if lines[-1] == KeyboardInterrupt.__name__:  # where Python still imported
             return f"{self.name} stopped: interrupted before it began"
@@ -169,7 +170,7 @@ class Job:
             return f"{self.name} stopped: interrupted; its last line: {last}"
         if last == lines[-1]:
             return f"{self.name} failed: {first_error(lines) or last}"
-        return f"{self.name} ended without an error, as when it is killed; its last line: {last}"
+        return f"{self.name} {KILLED}; its last line: {last}"
 
     def _log_from(self, position: int) -> bytes:
         """The end of its log; nothing of that of an earlier try, which Snakemake removes."""
