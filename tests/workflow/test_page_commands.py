@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 import forks
-from checkout import REPOSITORY, SNAKEMAKE, skeleton
+from checkout import REPOSITORY, skeleton
 from pages import Command, all_commands
 from sharing import made_once
 
@@ -52,7 +52,7 @@ def test_commands_were_found() -> None:
 @pytest.mark.parametrize("command", COMMANDS, ids=str)
 def test_snakemake_accepts_it(folder: Path, command: Command) -> None:
     done = subprocess.run(
-        [SNAKEMAKE, *command.words[1:], "--dry-run", "--quiet"],
+        ["snakemake", *command.words[1:], "--dry-run", "--quiet"],
         cwd=folder,
         env=forks.environ(CUDA_VISIBLE_DEVICES=""),
         capture_output=True,
