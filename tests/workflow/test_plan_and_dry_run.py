@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from finished_run import TINY, in_copy, tiny_run
+from finished_run import TINY, contents, in_copy, tiny_run
 
 from checkout import jobs, succeed
 from distillery.files import read_json
@@ -96,14 +96,16 @@ def test_a_dry_run_lists_what_dates_hide_and_writes_nothing(
     assert "Nothing to be done" in succeed(folder, "--dry-run")
     succeed(folder, f"{TINY}/plan.json", "--configfile", "other.yaml")
     assert "Nothing to be done" in succeed(folder, "--dry-run")
-    trained, aside = TINY / "student/trained", TINY / "aside"
+    made, trained = contents(), TINY / "student/trained"
     times = trained.stat()
-    trained.rename(aside)
+    shutil.rmtree(trained)
     shutil.copytree(TINY / "student/initial", trained)
     os.utime(trained, ns=(times.st_atime_ns, times.st_mtime_ns))
     swapped = dates()
-    assert "training" in jobs(succeed(folder, "--dry-run"))
+    listed = jobs(succeed(folder, "--dry-run"))
+    assert "training" in listed
+    assert "targets" not in listed
     assert dates() == swapped
-    shutil.rmtree(trained)
-    aside.rename(trained)
+    assert jobs(succeed(folder)) == listed
+    assert contents() == made
     assert "Nothing to be done" in succeed(folder, "--dry-run")
