@@ -67,6 +67,14 @@ def test_scores_of_other_images_are_refused_with_the_cure(folder, tmp_path):
     assert write(make_config(), tmp_path / "tiny")
 
 
+def test_a_table_of_other_scores_is_refused(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "tiny")
+    path = tmp_path / "tiny/evaluation/scores.parquet"
+    pd.read_parquet(path).assign(clip_score=0.5).to_parquet(path, index=False)
+    with pytest.raises(ValueError, match=rf"quality.json: it was not made with {path}: run `rm"):
+        write(make_config(), tmp_path / "tiny")
+
+
 def test_seconds_per_image_are_those_of_the_present_recipe(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "tiny")
     before = write(make_config(), tmp_path / "tiny")[1]["timings"]["seconds_per_image"]
@@ -136,7 +144,7 @@ def test_a_slower_student_is_called_so(folder, tmp_path):
         ("evaluation/quality.json", "evaluation/quality.json"),
         ("targets/manifest.json", "targets/manifest.json"),
         ("student/initial/distillery.json", "student/initial"),
-        ("evaluation/scores.parquet", "evaluation/scores.parquet"),
+        ("evaluation/scores.parquet", "evaluation/quality.json .+scores.parquet"),
     ],
 )
 def test_what_was_changed_is_refused_with_its_cure(folder, tmp_path, name, cure):

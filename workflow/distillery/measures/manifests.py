@@ -13,7 +13,7 @@ import pandas as pd
 from PIL import Image
 from safetensors.numpy import load
 
-from distillery.files import hash_json, repair_hint
+from distillery.files import hash_file, hash_json, repair_hint
 from distillery.noise import SampleId
 from distillery.run_folder import RunFolder
 from distillery.store.lacking import tables_listing
@@ -157,10 +157,12 @@ def check_pairs(reference: ModelSamples, other: ModelSamples) -> None:
             )
 
 
-def why_not_scored(quality: Mapping[str, Any], samples: Mapping[str, ModelSamples]) -> str:
-    """Whose images are not those that quality.json scores; "" where all are, or it does not tell.
+def why_not_scored(
+    run: RunFolder, quality: Mapping[str, Any], samples: Mapping[str, ModelSamples]
+) -> str:
+    """Why quality.json is not of a run's images and scores; "" where it is, or does not tell.
 
-    Earlier releases did not write there which images they scored.
+    Earlier releases did not write there what they scored.
     """
     scored = quality.get("models", {})
     others = [
@@ -168,14 +170,17 @@ def why_not_scored(quality: Mapping[str, Any], samples: Mapping[str, ModelSample
         for name, found in samples.items()
         if "images" in scored.get(name, {}) and scored[name]["images"] != found.digest
     ]
-    return f"it scores other images of {', '.join(others)} than this run's" if others else ""
+    if others:
+        return f"it scores other images of {', '.join(others)} than this run's"
+    is_other = run.scores.is_file() and quality.get("scores") not in (None, hash_file(run.scores))
+    return f"it was not made with {run.scores}" if is_other else ""
 
 
 def check_scored(
     run: RunFolder, quality: Mapping[str, Any], samples: Mapping[str, ModelSamples]
 ) -> None:
-    """Raise ValueError for scores of other images than a run has: another run's, or earlier."""
-    why = why_not_scored(quality, samples)
+    """Raise ValueError for scores that are not of a run's images: another run's, or earlier ones."""
+    why = why_not_scored(run, quality, samples)
     if why:
         raise ValueError(f"{run.quality}: {why}: {repair_hint(run.quality, run.scores)}")
 

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from distillery.config.jobs import EvaluationJob
-from distillery.files import write_sealed
+from distillery.files import hash_file, write_sealed
 from distillery.measures import image_sets, intervals
 from distillery.measures.intervals import ConfidenceInterval, FloatArray, Groups
 from distillery.measures.judge import Judge, Readings, embed_prompts, load_judge, read_prompts
@@ -73,7 +73,8 @@ def evaluate(
     }
     write_table(pd.concat(tables.values(), ignore_index=True), scores)
     features = _embed_in_others(job, samples, device, reporter) or {JUDGE: of_judge}
-    write_sealed(quality, summarise(job, samples, tables, features, len(readings.distinct)))
+    summary = summarise(job, samples, tables, features, len(readings.distinct))
+    write_sealed(quality, {"scores": hash_file(scores), **summary})
 
 
 def _read_all(job: EvaluationJob, manifests: Mapping[str, Path]) -> dict[str, ModelSamples]:

@@ -129,7 +129,7 @@ def _foreign_scores(config: Config, run: RunFolder) -> Iterator[Damage]:
     with suppress(OSError, ValueError):  # told by whoever reads what is damaged or gone
         quality = read_sealed(run.quality)
         samples = {it: read_samples(it, path) for it, path in paths.items() if path.is_file()}
-        if why := why_not_scored(quality, samples):
+        if why := why_not_scored(run, quality, samples):
             yield _stranger(run.quality, why, run.scores)
 
 
