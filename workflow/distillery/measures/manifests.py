@@ -162,7 +162,7 @@ def why_not_scored(
 ) -> str:
     """Why quality.json is not of a run's images and scores; "" where it is, or does not tell.
 
-    Earlier releases did not write there what they scored.
+    Earlier releases did not write there what they scored. Raises ValueError for damaged scores.
     """
     scored = quality.get("models", {})
     others = [
@@ -172,14 +172,16 @@ def why_not_scored(
     ]
     if others:
         return f"it scores other images of {', '.join(others)} than this run's"
-    is_other = run.scores.is_file() and quality.get("scores") not in (None, hash_file(run.scores))
-    return f"it was not made with {run.scores}" if is_other else ""
+    if run.scores.is_file() and quality.get("scores") not in (None, hash_file(run.scores)):
+        read_table(run.scores)  # a damaged one is told as such
+        return f"it was not made with {run.scores}"
+    return ""
 
 
 def check_scored(
     run: RunFolder, quality: Mapping[str, Any], samples: Mapping[str, ModelSamples]
 ) -> None:
-    """Raise ValueError for scores that are not of a run's images: another run's, or earlier ones."""
+    """Raise ValueError for scores that are not of a run's images: of another run, or earlier."""
     why = why_not_scored(run, quality, samples)
     if why:
         raise ValueError(f"{run.quality}: {why}: {repair_hint(run.quality, run.scores)}")
