@@ -25,6 +25,8 @@ TALKING = {"plan": ERROR, "verify": TOLD}
 """Jobs whose results go to the terminal, which nobody draws on meanwhile; and how a line of their
 log begins where they have said there why they fail."""
 WARNING, WAITING = " WARNING ", "waiting for "
+TICK_S = 0.05
+"""By so much a file's date, which is of the kernel's coarse clock, may lie before the true time."""
 
 
 @dataclass
@@ -175,7 +177,7 @@ class Job:
     def _log_from(self, position: int) -> bytes:
         """The end of its log; nothing of that of an earlier try, which Snakemake removes."""
         try:
-            if self.log is None or self.log.stat().st_mtime < self.begin_s:
+            if self.log is None or self.log.stat().st_mtime < self.begin_s - TICK_S:
                 return b""
             with self.log.open("rb") as file:
                 file.seek(position)
