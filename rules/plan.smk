@@ -72,11 +72,13 @@ onstart:
 
 
 # Once for all jobs of a call, and by no job: the user's own process has found them by then.
-@cache
-def force_hidden():
-    if is_main(workflow):
+FORCED = cache(
+    lambda: (
         force(workflow, hidden_outputs(CONFIG, RUN, partial(noted_inputs, workflow)))
-    return []
+        if is_main(workflow)
+        else []
+    )
+)
 
 
 # The run that a first job plans, unless it was. A value that comes from `output` is none that
@@ -88,7 +90,7 @@ rule freeze:
     """What a stage depends on, as a file that changes when that does."""
     input:
         # Of the jobs that all others come from, so that one stage by its file asks too.
-        lambda wildcards: force_hidden(),
+        lambda wildcards: FORCED(),
     output:
         RUN.config("{stage}"),
     log:

@@ -94,9 +94,13 @@ def noted_inputs(workflow: Workflow, output: str) -> dict[str, str]:
     return {str(path): str(value).rpartition(":")[2] for path, value in hashes.items() if value}
 
 
-def force(workflow: Workflow, outputs: Iterable[Path]) -> None:
-    """Let this call make files again, as `--forcerun` does; `dag`, before it finds jobs to run."""
+def force(workflow: Workflow, outputs: Iterable[Path]) -> list[str]:
+    """Let this call make files again, as `--forcerun` does; `dag`, before it finds jobs to run.
+
+    Returns nothing, as the inputs that a rule has by it.
+    """
     workflow.dag.forcefiles.update(map(str, outputs))
+    return []
 
 
 def is_main(workflow: Workflow) -> bool:
