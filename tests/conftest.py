@@ -21,7 +21,7 @@ SLOW = (
     "unit/test_slots", "unit/student/test_lora", "unit/student/test_unet",
     "unit/training/test_distributed", "unit/training/test_loop",
     "unit/training/test_training_rollout", "unit/stages/test_stages", "unit/measures/test_judge",
-    "unit/measures/test_a_measure",
+    "unit/measures/test_a_measure", "unit/training/test_a_way_is",
     "numerics/test_family_hooks", "unit/test_hash_cache", "unit/training/test_microbatch",
     "fuzz/test_plan_promise", "unit/store/test_belonging",
     "unit/training/test_log", "unit/teacher/test_decoding", "unit/stages/test_own_negatives",

@@ -1,21 +1,16 @@
 """What docs/add-a-measure.md says, done to a copy of the library with the page's own code."""
 
 import json
-import os
 import re
-import shutil
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 
 import distillery
-from checkout import REPOSITORY
 from judging import make_samples
+from libraries import code_of, copy_library, insert, run_with
 
-PAGE = REPOSITORY / "docs/add-a-measure.md"
 FILE = "measures/of_pairs.py"
 SHOW = """
 import json, sys
@@ -57,26 +52,15 @@ print(json.dumps({
 def shown(tmp_path_factory: pytest.TempPathFactory) -> dict:
     """What the library shows of a student that has moved, with the page's measure in it."""
     folder = tmp_path_factory.mktemp("added")
-    library = folder / "library/distillery"
-    original = Path(distillery.__file__).parent
-    shutil.copytree(original, library, ignore=shutil.ignore_patterns("__pycache__", "stages"))
-    (library / "stages").symlink_to(REPOSITORY / "scripts")
-    function, entry = re.findall(r"^```python\n(.+?)^```$", PAGE.read_text(), re.M | re.S)
-    text = (library / FILE).read_text()
-    head, start, rest = text.partition("OF_PAIRS = (\n")
-    entry = textwrap.indent(entry.rstrip(), "    ")
-    (library / FILE).write_text(f"{head}{function}\n\n{start}{entry},\n{rest}")
+    library = copy_library(folder)
+    function, entry = code_of("add-a-measure.md")
+    start = "OF_PAIRS = (\n"
+    insert(library / FILE, start, f"{function}\n\n")
+    text, entry = (library / FILE).read_text(), textwrap.indent(entry.rstrip(), "    ")
+    (library / FILE).write_text(text.replace(start, f"{start}{entry},\n"))
     for name, shift in (("teacher", 0), ("student", 3)):
         make_samples(folder / name, name, 4, 1.0, shift)
-    done = subprocess.run(
-        [sys.executable, "-c", SHOW, folder],
-        env=os.environ | {"PYTHONPATH": str(library.parent)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(run_with(library, SHOW, folder))
 
 
 def test_it_is_scored_and_summarised(shown: dict) -> None:
