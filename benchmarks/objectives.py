@@ -2,9 +2,9 @@
 
     PYTHONPATH=workflow python benchmarks/objectives.py --folder /tmp/objectives --jobs 12
 
-Trains every objective (segment, direct, reflow, segment with a finishing phase of
-rollouts, of online targets, of these with distribution matching, or with an adversarial loss, and
-segment with rounds) for students of the teacher's shape, half and a quarter of its blocks, or as a
+Trains every objective (segment, direct, reflow, segment with a finishing phase of rollouts, of
+online targets, of these with distribution matching, or with an adversarial loss, and segment with
+rounds) for students of the teacher's shape, half and a quarter of its blocks, or as a
 LoRA of it, at 1, 2, 4 and 8 steps, from stores of several sizes, for equally many samples; and
 draws held-out prompts with each, at the same noise as the teacher. A rollout's sample costs `steps`
 passes of the student, any other sample one; what a finish or a round asks the teacher or its heads

@@ -1,4 +1,4 @@
-"""The measures against formulas written out here, and found against known answers."""
+"""The measures against formulas written out here, and intervals against known answers."""
 
 import math
 from functools import partial
@@ -78,7 +78,7 @@ def test_ties_count_against_the_image():
 @pytest.mark.parametrize("num_prompts", [8, 16, 50])
 @pytest.mark.parametrize("shape", ["normal", "exponential"])
 def test_intervals_cover_for_few_and_for_skewed_values(shape, num_prompts):
-    """Of 95 % found about 95 % cover the truth."""
+    """Of 95 % intervals about 95 % cover the truth."""
     generator = np.random.default_rng(1)
     draw = {"normal": partial(generator.normal, 1.0), "exponential": generator.exponential}[shape]
     groups = Groups.of([str(number) for number in range(num_prompts)])
