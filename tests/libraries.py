@@ -11,10 +11,10 @@ import distillery
 from checkout import REPOSITORY
 
 
-def code_of(page: str) -> list[str]:
-    """The Python of a page of docs/, block by block."""
+def code_of(page: str, language: str = "python") -> list[str]:
+    """The code of a page of docs/, block by block."""
     text = (REPOSITORY / "docs" / page).read_text(encoding="utf-8")
-    return re.findall(r"^```python\n(.+?)^```$", text, re.M | re.S)
+    return re.findall(rf"^```{language}\n(.+?)^```$", text, re.M | re.S)
 
 
 def copy_library(folder: Path) -> Path:

@@ -1,0 +1,110 @@
+"""What docs/add-a-stage.md says, done to a copy of the checkout with the page's own code."""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from finished_run import TINY
+from PIL import Image
+
+from checkout import REPOSITORY, SNAKEMAKE, SNAKEMAKES_OUTPUT, jobs
+from distillery.telemetry import read_events
+from libraries import code_of, insert, run_with
+
+pytestmark = pytest.mark.slow
+CHECKOUT = ("Snakefile", "rules", "scripts", "workflow")
+JOBS = "config/jobs.py"
+COUNT = """
+import sys
+from pathlib import Path
+import yaml
+from distillery.config.run import parse_config
+from distillery.pipeline import STAGES
+from distillery.planning.gpus import Gpus
+from distillery.planning.jobs import list_jobs
+config = parse_config(yaml.safe_load(Path(sys.argv[1]).read_text()), sys.argv[1])
+print(*(row.jobs for row in list_jobs(STAGES, config, Gpus()) if row.stage == "thumbnails"))
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package `distillery` of a checkout with the page's stage."""
+    checkout = tmp_path_factory.mktemp("stage") / "checkout"
+    unwanted = shutil.ignore_patterns("__pycache__")
+    for name in CHECKOUT[1:]:
+        shutil.copytree(REPOSITORY / name, checkout / name, symlinks=True, ignore=unwanted)
+    shutil.copy(REPOSITORY / "Snakefile", checkout)
+    library = checkout / "workflow/distillery"
+    script, makes, job, folder = code_of("add-a-stage.md")
+    (rule,) = code_of("add-a-stage.md", "snakemake")
+    (checkout / "scripts/thumbnails.py").write_text(script)
+    (library / "evaluation/thumbnails.py").write_text(makes)
+    (checkout / "rules/thumbnails.smk").write_text(rule)
+    jobs_file = library / JOBS
+    insert(jobs_file, "JOBS: dict[str, type[Section]] = {\n", f"{job}\n\n")
+    insert(jobs_file, '    "evaluation": EvaluationJob,\n', '    "thumbnails": ThumbnailsJob,\n')
+    insert(jobs_file, '    "evaluation": 3,\n', '    "thumbnails": 1,\n')
+    insert(library / "pipeline.py", "    training,\n    verify,\n", "    thumbnails,\n")
+    insert(library / "pipeline.py", "    report.STAGE,\n", "    thumbnails.STAGE,\n")
+    insert(library / "run_folder.py", "    @property\n    def gallery", f"{indented(folder)}\n")
+    insert(checkout / "Snakefile", '    include: "rules/report.smk"\n', (
+        '    include: "rules/thumbnails.smk"\n'
+    ))  # fmt: skip
+    return library
+
+
+def indented(code: str) -> str:
+    return re.sub("^(?=.)", "    ", code, flags=re.M)
+
+
+@pytest.fixture(scope="module")
+def run(library: Path, finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of the release before, in which all is asked for with the new stage."""
+    folder = tmp_path_factory.mktemp("added") / "copy"
+    shutil.copytree(finished, folder, symlinks=True)
+    for name in CHECKOUT:
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(library.parents[1] / name)
+    made = snakemake(folder, library)
+    assert jobs(made) == {"freeze", "thumbnails", "all"}, made
+    return folder
+
+
+def snakemake(folder: Path, library: Path, *arguments: str) -> str:
+    """With the copy, so in processes of its own."""
+    done = subprocess.run(
+        [SNAKEMAKE, "--cores", "2", *SNAKEMAKES_OUTPUT, *arguments],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(library.parent), "CUDA_VISIBLE_DEVICES": ""},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def test_all_makes_its_outputs_and_nothing_else(run: Path) -> None:
+    for model in ("teacher", "student", "untrained"):
+        images = sorted((run / TINY / "samples" / model).glob("*/*.png"))
+        copies = {path.name for path in (run / TINY / "thumbnails" / model).glob("*.png")}
+        assert copies == {f"{path.parent.name}-{path.stem}.png" for path in images} != set()
+    with Image.open(next((run / TINY / "thumbnails/student").glob("*.png"))) as image:
+        assert max(image.size) <= 64
+    events = [it for it in read_events(run / TINY / "telemetry") if it.stage == "thumbnails"]
+    assert sum(it.num_items for it in events if it.kind == "work") == 3 * len(images)
+
+
+def test_it_alone_runs_again_when_its_number_is_raised(run: Path, library: Path) -> None:
+    (library / JOBS).write_text((library / JOBS).read_text().replace('nails": 1', 'nails": 2'))
+    assert jobs(snakemake(run, library, "--dry-run")) == {"freeze", "thumbnails", "all"}
+
+
+def test_the_plan_counts_its_jobs(run: Path, library: Path) -> None:
+    config = run / "config/config.yaml"
+    assert run_with(library, COUNT, config) == "3"
