@@ -30,18 +30,20 @@ def finished_run(slurm: None, tmp_path_factory: pytest.TempPathFactory) -> tuple
     subprocess.run(["git", "clone", "--quiet", REPOSITORY, checkout], check=True)
     config = yaml.safe_load((checkout / "config/config.yaml").read_text())
     config["run"] = RUN
-    # Enough to meet the limit. Attempts begin ever more slowly: SLURM is asked ever more rarely.
+    # Enough to meet the first limit.
     config["training"]["phases"] = phases(stored=4800)
     config["samples"]["num_prompts"] = 16
     del config["samples"]["steps"]
     (checkout / "config/slurm-demo.yaml").write_text(yaml.safe_dump(config))
     profile = yaml.safe_load((checkout / "profiles/slurm/config.yaml").read_text())
     profile["slurm-init-seconds-before-status-checks"] = 3
-    profile["retries"] = 20  # a slow machine meets the limit more than once
+    profile["retries"] = 10  # a slow machine meets more limits than the first
     profile["default-resources"] |= {"mem_mb": 1500, "runtime": 15}
-    # One minute is SLURM's smallest limit; training is longer, so it must be survived.
-    profile["set-resources"]["training"] |= {"mem_mb": 1500}
-    profile["set-resources"]["training"] |= {"runtime": 1, "slurm_extra": "'--signal=TERM@20'"}
+    # One minute is SLURM's smallest limit; training is longer, so it must be survived. Each attempt
+    # has a minute more, or one of a busy machine would end before its first update.
+    profile["set-resources"]["training"] |= {
+        "mem_mb": 1500, "runtime": "attempt", "slurm_extra": "'--signal=TERM@20'"
+    }  # fmt: skip
     (checkout / "test-profile").mkdir()
     (checkout / "test-profile/config.yaml").write_text(yaml.safe_dump(profile))
     result = subprocess.run(

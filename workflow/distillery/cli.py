@@ -136,9 +136,7 @@ class Option:
 
     Attributes:
         name: with underscores.
-        hint: its type.
         default: where it may be left out; `inspect.Parameter.empty` where not.
-        help: of the docstring.
     """
 
     name: str

@@ -85,8 +85,6 @@ def decode(content: bytes, path: Path, output: str | None = None) -> str:
     """The text of a UTF-8 file, without a byte order mark.
 
     Args:
-        content: of the file.
-        path: of it.
         output: what the command that mends it is to write; utf8 with the file's ending if not said.
 
     Raises:

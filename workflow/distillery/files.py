@@ -109,7 +109,6 @@ def read_sealed(
     """Read what `write_sealed` wrote, without the seal.
 
     Args:
-        path: of the file.
         made_with: the folder that must be made again; None where the file alone can be.
         may_be_open: whether a file without a seal is taken as it is.
 

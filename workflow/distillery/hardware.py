@@ -34,7 +34,6 @@ class Gpu:
     Attributes:
         uuid: the driver's name of the device, e.g. "GPU-8932f937-…" or "MIG-…".
         index: position among the devices of this machine in PCI order, as in `nvidia-smi`.
-        name: product name.
         memory_bytes: all of its memory, free or not.
         capability: CUDA's compute capability, which says what it can do, e.g. "9.0"; "" if it is
             not known.

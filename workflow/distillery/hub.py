@@ -29,7 +29,6 @@ def check_reachable(setting: str, repository: str, name: str) -> None:
 
     Args:
         setting: key and value, for the message.
-        repository: its id.
         name: of the file; one that the cache holds is not asked for.
 
     Raises:

@@ -29,7 +29,6 @@ def launch_with(
 
     Args:
         num_gpus: over all nodes; 0: none.
-        num_nodes: of the job.
         cpu_processes: on each node where there are no GPUs.
         cpus_per_gpu: of a job on several nodes.
         own_gpus: of each node, that are the teacher's alone.

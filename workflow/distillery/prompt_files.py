@@ -38,7 +38,6 @@ class Rows:
     """What a prompt file holds, unchecked.
 
     Attributes:
-        table: of all rows.
         lines: that each row begins on, counted from 1; for Parquet the row's number.
         first: the line on which rows may begin, behind a header.
     """
@@ -101,7 +100,6 @@ class _Layout:
     """A table in a text.
 
     Attributes:
-        separator: of its columns.
         text: from its header on.
         line: of its header, counted from 1.
     """

@@ -315,7 +315,6 @@ def first_order(scheduler: Scheduler, grid: Schedule, steps: int) -> Scheduler:
     The caller checks, with `schedule_of`, that its grid really lies on the teacher's.
 
     Args:
-        scheduler: the teacher's.
         grid: that the teacher walks with it.
         steps: of the student; divides the teacher's.
 

@@ -25,7 +25,6 @@ class Counts:
     """What amounts are counted from.
 
     Attributes:
-        prompts: of each split.
         texts: that are encoded of each split, see `store.embeddings.distinct_texts`.
     """
 

@@ -52,7 +52,6 @@ class Event:
         stage: rule name, e.g. "targets".
         job: unique in the run, e.g. "targets-0-of-4".
         device: "cpu", or "cuda" and the visible device, e.g. "cuda:GPU-1a2b".
-        host: node name.
         begin_s, end_s: Unix time of the piece of work; of the whole job for an end.
         num_items: samples, prompts or images done in it.
         facts: anything else, e.g. the chunk that was made, or the peak memory of a training.
@@ -286,7 +285,6 @@ def explain_errors(main: Callable[[], None], log: Path | None = None) -> int:
     the log. Anything else is our fault and prints its traceback. Ctrl-C is neither.
 
     Args:
-        main: the body.
         log: the job's log file, to which an error is appended; there may be none.
     """
     try:

@@ -55,8 +55,6 @@ class Request:
     Attributes:
         seeds: of the b samples' noise, from `noise.noise_seed`.
         conditioning, negative: padded batches; negative is used with guidance only.
-        steps: denoising steps.
-        setting: size and guidance.
         decode: whether images are wanted, or the latents alone.
         dtype: of the embeddings. Stock pipelines hold the states in it, too.
         latents: (b, *latent) float32, what the call starts from instead of its seeds' noise.

@@ -16,7 +16,6 @@ class Reader:
 
     Attributes:
         name: of the component, for messages.
-        tokenizer: from transformers.
         limit: tokens, with the special ones.
         clean: what the pipeline does to a prompt before.
     """
@@ -102,7 +101,6 @@ def check_size(sizes: Mapping[str, int], multiples: Mapping[str, int]) -> None:
 
     Args:
         sizes: `height` and `width` in pixels.
-        multiples: their factors.
     """
     for name, pixels in sizes.items():
         if pixels % multiples[name]:

@@ -75,7 +75,6 @@ class Batcher:
         """Run all rows; yields each batch with its result.
 
         Args:
-            rows: the work list.
             run: takes the rows of a batch and the size that it shall pad them to.
 
         Raises:

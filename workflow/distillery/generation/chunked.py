@@ -27,7 +27,6 @@ class NotFiniteError(ValueError):
     """Values of a chunk are infinite or no numbers; the other chunks can still be made.
 
     Attributes:
-        who: gave the values.
         prompts: for which.
         advice: the end of the message.
     """
@@ -44,7 +43,6 @@ def advise_not_finite(dtype: Dtype, weights: Sequence[Path]) -> str:
     """What to do about a teacher's values that are not finite.
 
     Args:
-        dtype: it computes in.
         weights: folders of the networks that gave them.
     """
     if dtype != "float32":
@@ -59,7 +57,6 @@ def check_finite(values: torch.Tensor, prompt_ids: Sequence[str], who: str, advi
     Args:
         values: (b, ...).
         prompt_ids: of the b samples.
-        who: gave the values.
         advice: the end of the message.
     """
     finite = values.flatten(1).isfinite().all(dim=1).tolist()
@@ -102,7 +99,6 @@ def make_chunks(
         shard: (i, n): the i-th of n balanced ranges of them is made.
         make: computes a chunk's tensors; called only for chunks that are not there.
         output: the manifest to write at the end; chunks go to a folder of the recipe beside it.
-        reporter: of the job.
         unit: what a sample is called in the progress bar.
 
     Raises:

@@ -40,7 +40,6 @@ def make_dataset(
     """Write each model's metadata.csv, and the run's manifest and pairs.
 
     Args:
-        job: frozen configuration.
         manifests: samples/{model}/manifest.parquet of each model of the run.
         run_folder: results/{run}; the paths in the tables are relative to it.
         output: the run's manifest (Parquet) to write, pairs.csv beside it.

@@ -52,7 +52,6 @@ def check_texts(
 
     Args:
         teacher: of the run; with `long_prompts: truncate` no lengths are looked at.
-        folder: of it.
         pipeline: with the tokenizers at least.
         texts: the prompts, and the negative prompt if there is one.
     """
@@ -70,11 +69,9 @@ def make_embeddings(
     """Encode the distinct prompts of a table, and the negative prompts, to chunk files.
 
     Args:
-        job: frozen configuration.
         prompts: table of the split.
         output: the manifest to write; the chunks go beside it.
         device: for the text encoder.
-        reporter: of this job.
     """
     folder = find_teacher(job.teacher)
     family = folder.family

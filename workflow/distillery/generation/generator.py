@@ -27,13 +27,10 @@ class Calls:
     """What a stock pipeline is called with for a run's samples; a row is an index into them.
 
     Attributes:
-        family: of the pipeline.
         store: embeddings of the prompts.
         samples: in their global order.
         samples_per_prompt: neighbouring samples of one prompt.
         seed: of the run, for the noise.
-        steps: denoising steps.
-        setting: size and guidance.
         max_sequence_length: text tokens that prompts are padded to.
         decode: whether images are wanted, or the latents alone.
         dtype: of embeddings and states; float32 for a network of any type needs
@@ -97,8 +94,6 @@ class Generator:
             load: the pipeline without its text encoders.
             batch_size: samples per call; auto finds the largest that pays.
             largest_batch: the most that `auto` may choose.
-            device: for the pipeline.
-            reporter: of the job.
             compiling: `hardware.compile`.
         """
         self.calls = calls

@@ -38,7 +38,6 @@ class SampleFolder:
         table: the prompts, by row.
         samples: in their global order; a row number of the methods below counts them.
         images_per_prompt: samples of each prompt.
-        recipe_hash: of the images.
         guided: whether negative prompts count.
     """
 

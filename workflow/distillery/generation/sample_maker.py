@@ -109,13 +109,8 @@ class SampleMaker:
         """Nothing heavy is loaded until the first missing image.
 
         Args:
-            job: frozen configuration.
-            table: of the prompts.
-            embeddings: their manifest.
             pipeline: folder of the student's pipeline, trained or not; None for the teacher.
             root: folder of the images.
-            device: for the pipeline.
-            reporter: of the job.
             compiling: `hardware.compile`.
         """
         _check_source(job, pipeline)

@@ -55,13 +55,9 @@ def make_samples(
     """Make one shard's images, each saved as it is made; only what is missing is computed.
 
     Args:
-        job: frozen configuration.
         model: name of the column in the comparison, for the table.
-        inputs: what is read.
         shard: the i-th of n balanced ranges of groups, from 0.
         output: the shard's table (Parquet) to write; images go to folders beside it.
-        device: for the pipeline.
-        reporter: of this job.
         compile_: networks on a GPU; auto: large ones in long runs.
         run_folder: that a student has to belong to; None: to any.
 

@@ -34,7 +34,6 @@ class Workload:
     which must not depend on the number of shards.
 
     Attributes:
-        num_samples: of the run.
         steps: denoising steps of each.
         batch_size: samples in a call.
     """
@@ -60,12 +59,9 @@ def maybe_compile(
     """Compile a pipeline's networks where that pays.
 
     Args:
-        pipeline: loaded.
-        family: its adapter.
         device: nothing is done on a CPU.
         choice: `hardware.compile`.
         amount: of the whole run.
-        reporter: logs the choice.
     """
     denoisers = denoisers_of(pipeline, family).values()
     num_parameters = sum(

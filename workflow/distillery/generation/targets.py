@@ -117,11 +117,7 @@ def calls_of(
 
     Args:
         job: the configuration of the trajectories.
-        family: of the network.
         table: prompts of the train split.
-        store: their embeddings.
-        steps: of the network.
-        setting: size and guidance.
     """
     per_prompt = job.targets.samples_per_prompt
     return Calls(
@@ -157,7 +153,6 @@ class DrawnNoise:
 
     Attributes:
         recipe: that stored trajectories would have.
-        recipe_hash: its hash.
         samples_hash: of their samples: ids and texts, in order.
         num_samples: as many as there would be.
         known: (sample, knot) to a state (*latent).
@@ -216,13 +211,10 @@ def make_targets(
     """Make one shard's chunks of trajectories.
 
     Args:
-        job: frozen configuration.
         prompts: table of the train split.
         embeddings: manifest of the train split.
         shard: the i-th of n balanced ranges of chunks, from 0.
         output: the shard's manifest to write; the chunks go to a folder beside it.
-        device: for the teacher.
-        reporter: of this job.
         compile_: networks on a GPU; auto: large ones in long runs.
     """
     table = read_table(prompts)

@@ -34,7 +34,6 @@ class TeacherWalk:
         pipeline: without text encoders, its states in float32.
         recipe: of the targets that it stands beside.
         store: embeddings of the prompts.
-        segments: the student's steps.
         steps: that the teacher takes in a segment.
     """
 
@@ -71,11 +70,8 @@ class TeacherWalk:
 
         Args:
             teacher: the section of the configuration.
-            recipe: of the targets.
             store: embeddings of the prompts.
-            segments: the student's steps.
             steps: that the teacher takes in a segment; None: all of its own.
-            device: for the teacher.
 
         Raises:
             ValueError: the teacher is not that of the targets, or it has no such steps.

@@ -38,7 +38,6 @@ def num_looks(folder: PipelineFolder, teacher: Teacher, sampling: Sampling) -> i
     Args:
         folder: of the teacher, or of the student.
         teacher: the section of the configuration.
-        sampling: of the model.
 
     Raises:
         ValueError: the solver cannot take so many steps.
@@ -67,10 +66,6 @@ def solver_of(
     """A copy of a teacher's scheduler with its timesteps set, after all that can be checked of it.
 
     Args:
-        family: of the teacher.
-        scheduler: the teacher's.
-        steps: that it takes.
-        latent_shape: of one sample.
         grid: `even` for equal steps, see `even`.
 
     Raises:

@@ -29,9 +29,7 @@ class Foreign:
     """A result that the frozen configuration of its stage would not give.
 
     Attributes:
-        path: of it.
         stage: whose frozen configuration it does not follow.
-        why: what differs.
         made_with: what Snakemake makes with it, and must make again too.
     """
 
@@ -51,10 +49,6 @@ def find_foreign(config: RunConfig, run: RunFolder) -> list[Foreign]:
 
     A stage whose frozen configuration is not there, or not yet this one's, is left out: its jobs
     run anyway. So are files that are damaged, which the jobs that read them tell.
-
-    Args:
-        config: of the run.
-        run: its folder.
     """
     found = [*_foreign_embeddings(config, run)]
     if isinstance(config, Config):
@@ -77,7 +71,6 @@ def why_not_trained(config: Config, run: RunFolder, folder: Path) -> str:
     """Why a folder is not this run's trained student; "" where it is, or cannot be read.
 
     Args:
-        config: of the run.
         run: its folder; with what the training has read, as far as it is there.
         folder: `student/trained`, or one as it was after some rounds.
     """
@@ -133,7 +126,6 @@ def check_student_of(run: RunFolder, folder: Path, is_trained: bool) -> None:
 
     Args:
         run: its folder; where its whole configuration is not, nothing is known.
-        folder: of the student.
         is_trained: whether it should be trained.
 
     Raises:

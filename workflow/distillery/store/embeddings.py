@@ -53,7 +53,6 @@ def distinct_texts(table: pd.DataFrame, negative_prompt: str | None) -> Texts:
     """The texts to encode; negative prompts of rows come last, so that they move no others.
 
     Args:
-        table: of the prompts.
         negative_prompt: of the run, for rows without one of their own.
     """
     run = Negative(negative_prompt)
@@ -95,8 +94,6 @@ class EmbeddingStore:
         """Open the embeddings of `table`.
 
         Args:
-            manifest_path: of the embeddings.
-            table: of the prompts.
             is_verified: another process of this job calls `verify`, so this one need not hash.
 
         Raises:

@@ -164,7 +164,6 @@ def merge_shards(shards: Iterable[Path], root: Path) -> Manifest:
     """Merge all shards: one recipe, no gap, every byte of every chunk verified.
 
     Args:
-        shards: the shard manifests.
         root: the folder that the chunks' `file`s are relative to.
 
     Raises:

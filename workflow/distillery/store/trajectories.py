@@ -26,7 +26,6 @@ class TrajectoryStore:
     Attributes:
         recipe: of the targets, with its schedule at the knots.
         samples_hash: of their samples: ids and texts, in order.
-        num_samples, num_knots, latent_shape: sizes.
     """
 
     def __init__(self, manifest_path: Path) -> None:

@@ -18,8 +18,6 @@ class VisitedStore:
     """Random access to one round's states; memory-mapped, nothing is preloaded.
 
     Attributes:
-        recipe: of the round.
-        recipe_hash: its hash.
         num_samples: one state for each trajectory.
     """
 

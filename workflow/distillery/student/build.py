@@ -32,7 +32,6 @@ def plan_student(student: Student, folder: PipelineFolder) -> StudentInfo:
 
     Args:
         student: section of the configuration.
-        folder: of the teacher.
 
     Raises:
         FileNotFoundError, ValueError: as `build_student`.
@@ -50,7 +49,6 @@ def make_student(
     Args:
         student: section of the configuration.
         teacher: its network, in float32 or on the meta device.
-        family: of the teacher.
         network: the teacher's name for it.
         seed: of what begins at random.
 
@@ -122,7 +120,6 @@ def build_student(job: StudentJob, output: Path) -> None:
     Reads the teacher's denoiser, with its adapters fused, and no other component of it.
 
     Args:
-        job: frozen configuration.
         output: folder to write, e.g. results/{run}/student/initial.
 
     Raises:

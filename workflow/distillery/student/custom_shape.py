@@ -18,7 +18,6 @@ def read_shape(path: Path, teacher: Denoiser, family: Family) -> dict[str, Any]:
     Args:
         path: value of `student.config`.
         teacher: its network, on any device.
-        family: of the teacher.
 
     Raises:
         FileNotFoundError: no such file.

@@ -64,7 +64,6 @@ def export_student(
     the steps that it was trained for.
 
     Args:
-        job: frozen configuration.
         student: folder of the trained student, or of the one before training.
         output: pipeline folder to write.
         run_folder: that the student has to belong to; None: to any.
@@ -136,8 +135,6 @@ def take_over(
     The weights files of the folder's variant become the plain ones.
 
     Args:
-        folder: the teacher's.
-        output: folder to make.
         denoiser, scheduler: the student's, which are not written here.
     """
     family, index = folder.family, dict(folder.index)
@@ -210,7 +207,6 @@ def lora_call(folder: PipelineFolder, network: str, scheduler: Scheduler) -> dic
     """What loading the additions on the teacher's pipeline takes, for a student trained by them.
 
     Args:
-        folder: of the teacher.
         network: the one of its networks that they belong to.
         scheduler: of the student, which replaces the teacher's.
 
@@ -231,8 +227,6 @@ def model_card(job: ExportJob, about: Mapping[str, Any], origin: Mapping[str, st
     """README.md of the pipeline: the right call, where the noise comes from, how it was trained.
 
     Args:
-        job: frozen configuration.
-        about: what distillery.json holds.
         origin: of the teacher, see `find_origin`.
     """
     environment = Environment(

@@ -11,7 +11,6 @@ class StudentInfo:
     """What a student is made of; `student` in the distillery.json beside it.
 
     Attributes:
-        init: as configured.
         network: the teacher's component that it starts from.
         layers: blocks kept of a transformer, else None.
         num_parameters: of the student, without low-rank additions.

@@ -41,7 +41,6 @@ def check_lora(denoiser: Denoiser, lora: Lora, family: Family) -> None:
     Args:
         denoiser: of the teacher, on any device.
         lora: section `student.lora`.
-        family: of the teacher.
     """
     name = family.pipeline_classes[0]
     if not hasattr(pipeline_class(family), "save_lora_weights"):
@@ -178,7 +177,6 @@ def write_kohya(lora: Path, output: Path) -> None:
 
     Args:
         lora: as `save_lora` writes it.
-        output: file to write.
     """
     from diffusers.utils import convert_state_dict_to_kohya
 
@@ -216,7 +214,6 @@ def save_trained(trained: Denoiser, initial: Path, output: Path, family: Family)
         trained: as `load_trainable` gave it, on the CPU.
         initial: folder it was loaded from.
         output: temporary folder to write.
-        family: of the teacher.
     """
     if has_lora(initial):
         _save_fused(trained, initial, output, family)

@@ -53,11 +53,7 @@ def check_student_grid(
     """Raise ValueError unless a student of one step per segment would walk exactly these knots.
 
     Args:
-        family: of the teacher.
-        scheduler: the teacher's.
         knots: its schedule at the stored states.
-        steps: of the teacher.
-        latent_shape: of one sample.
     """
     num_segments = len(knots.timesteps)
     _check_distinct(knots)

@@ -24,7 +24,6 @@ def student_code(
 
     Args:
         call: what `student.export.right_call` says of the pipeline.
-        folder: of the pipeline.
         prompt, seed: of the image; `seed` is a sample's `noise_seed`.
         note: said beside the seed.
     """

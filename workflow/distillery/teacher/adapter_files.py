@@ -66,10 +66,6 @@ _KNOWN: dict[tuple[Any, ...], Facts] = {}
 def read_weights(path: Path, folder: PipelineFolder) -> Weights:
     """Read an adapter's file through the teacher's pipeline class, and check its numbers.
 
-    Args:
-        path: of the adapter.
-        folder: of the teacher.
-
     Raises:
         ValueError: the pipeline takes no adapters, the file is none, it is not finite, or a part
             of it would be left out.

@@ -36,7 +36,6 @@ def check_fit(setting: str, model: torch.nn.Module, tensors: Mapping[str, torch.
     """Check an adapter's tensors against the layers that they change.
 
     Args:
-        setting: how messages begin.
         model: the network; other adapters may be in it already.
         tensors: under PEFT's names, see `in_peft_names`.
 
@@ -130,7 +129,6 @@ def in_peft_names(
     Args:
         tensors: of the whole adapter, in Diffusers' names.
         prefix: the beginning of the component's.
-        model: the component.
     """
     is_text = not hasattr(model, "load_lora_adapter")
     named = peft_names(tensors, prefix, is_text)
@@ -190,8 +188,6 @@ def check_all_loaded(
 
     Args:
         setting: how the message begins.
-        model: with the adapter.
-        adapter: its name there.
         names: of the file's tensors, as PEFT has them.
     """
     from peft import get_peft_model_state_dict

@@ -118,12 +118,9 @@ def convert(
     at zeros that nobody needs. So the file is tried in each of these ways.
 
     Args:
-        path: of the file.
         tensors: all that it holds.
         folded: what has the scales in it, of `fold_scales`.
-        pairs: of the file.
         zero: names of what has no effect.
-        folder: of the teacher.
 
     Raises:
         ValueError: a part with effect would be left out, or the converter fails.
@@ -246,7 +243,6 @@ def _account(
         tensors: all that it holds.
         carriers: where alphas and cores went.
         zero: names of what has no effect.
-        converted: what arrived.
     """
     arrived = frozenset[str]().union(
         *(getattr(value, "sources", frozenset()) for value in converted.values())

@@ -47,7 +47,6 @@ class Pair:
     Attributes:
         layer: what they begin with.
         down: the first matrix, rank times what the layer takes.
-        up: the second one.
         mid: a core between both, of convolutions.
         alpha: the numerator of the layer's scale.
         bias: what `up` adds to, under the scale too.

@@ -29,7 +29,6 @@ def misread(
     Args:
         tensors: of the file, with its alphas.
         converted: the same in Diffusers' names, each as strong as the file says.
-        folder: of the teacher.
     """
     from diffusers.configuration_utils import FrozenDict
 

@@ -199,7 +199,6 @@ def adapt(
         components: by name, in float32; others that an adapter changes are skipped. The meta
             device is enough to check that everything fits.
         teacher: section of the configuration.
-        folder: of the teacher.
         fuse: add them to the weights; otherwise they stay beside them, active.
 
     Raises:
@@ -232,7 +231,6 @@ def check_adapters(
         denoisers: those that the teacher has, by component.
         text_encoder: gives one of the teacher's text encoders, by component.
         teacher: section of the configuration.
-        folder: of the teacher.
 
     Raises:
         ValueError: one does not.

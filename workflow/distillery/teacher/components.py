@@ -50,12 +50,7 @@ def unusable(path: Path) -> Iterator[None]:
 
 
 def check_index(path: Path, index: Mapping[str, Any]) -> None:
-    """Raise ValueError for an entry of a model_index.json that is no component and no setting.
-
-    Args:
-        path: of the file.
-        index: what it holds.
-    """
+    """Raise ValueError for an entry of a model_index.json that is no component and no setting."""
     for name, value in index.items():
         if name.startswith("_") or not isinstance(value, list) or value == [None, None]:
             continue
@@ -73,9 +68,6 @@ def check_classes(
     """Raise ValueError for a component that its pipeline's class does not take, or of no class.
 
     Args:
-        path: of the model_index.json.
-        index: what it holds.
-        pipeline_class: of Diffusers.
         needed: components that are loaded.
     """
     import diffusers

@@ -53,7 +53,6 @@ class PipelineFolder:
     """The pipeline in a folder, a teacher's or a student's; what it is made of is read once.
 
     Attributes:
-        path: of the folder.
         variant: the set of weights files that is read, where a component has it.
     """
 

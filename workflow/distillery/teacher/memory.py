@@ -48,7 +48,6 @@ def estimate(
 
     Args:
         teacher: section of the configuration.
-        folder: of the teacher.
         gpu: memory of the smallest GPU; None without one.
         is_unknown: whether there are GPUs whose memory is not known.
     """
@@ -81,7 +80,6 @@ def on_one_gpu(teacher: Teacher, sizes: Mapping[str, Size], names: Iterable[str]
 
     Args:
         teacher: section of the configuration.
-        sizes: of all components.
         names: those that a job loads.
     """
     whole = {name: sizes[name].num_parameters * _item_bytes(teacher, name) for name in names}

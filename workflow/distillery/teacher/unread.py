@@ -59,7 +59,6 @@ def read_by_transformers(model: Any, component: Path, tensors: Mapping[str, Tens
     """How Transformers reads weights into a class of its own: it is given empty ones.
 
     Args:
-        model: the class.
         component: folder with its config.json.
         tensors: of the weights beside it.
     """
