@@ -141,7 +141,7 @@ def test_trainings_from_stored_and_from_online_targets_are_measured(
 ) -> None:
     monkeypatch.setitem(training_speed.TRAINED, "sdxl", TINY["sdxl"])
     output = tmp_path / "found.json"
-    sizes = ["--batch", "4", "--updates", "4", "--trajectories", "8", "--num-gpus", "0"]
+    sizes = ["--batch", "4", "--updates", "2", "--warm", "1", "--trajectories", "8", "--num-gpus", "0"]
     options = [
         "--teacher-steps",
         "1",

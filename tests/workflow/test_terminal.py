@@ -8,8 +8,6 @@ import pytest
 import yaml
 
 import forks
-from checkout import SNAKEMAKE
-
 pytestmark = pytest.mark.slow
 TINY = Path("results/tiny")
 
@@ -23,7 +21,7 @@ def folder(finished: Path, tmp_path: Path) -> Path:
 def run(folder: Path, *arguments: str) -> tuple[int, list[str]]:
     """The exit status, and the lines on the terminal."""
     done = subprocess.run(
-        [SNAKEMAKE, "--cores", "2", *arguments],
+        ["snakemake", "--cores", "2", *arguments],
         cwd=folder,
         env=forks.environ(),
         stdout=subprocess.PIPE,
