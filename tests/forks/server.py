@@ -14,6 +14,7 @@ import sys
 import threading
 import traceback
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
@@ -53,6 +54,7 @@ DIES_WITH_PARENT = 1
 def serve(folder: Path, user: int) -> None:
     """Fork for each connection to `folder/socket`, until the process `user` ends."""
     used = os.pidfd_open(user)
+    os.fsync = lambda _: None  # see sharing.no_fsync
     for name in IMPORTED:
         import_module(name)
     _bundle_once()
@@ -102,7 +104,8 @@ def _mind(connection: socket.socket) -> NoReturn:
         os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
-    connection.sendall(str(code if code >= 0 else 128 - code).encode())
+    with suppress(BrokenPipeError):  # nobody waits for it
+        connection.sendall(str(code if code >= 0 else 128 - code).encode())
     os._exit(0)
 
 

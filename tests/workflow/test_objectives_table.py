@@ -33,7 +33,9 @@ def config(tmp_path_factory: pytest.TempPathFactory, teacher: Path) -> Path:
 def quick_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers are forks, which have the libraries; there is no GPU that forbids it."""
     context = multiprocessing.get_context("fork")
-    monkeypatch.setattr(objectives, "multiprocessing", SimpleNamespace(get_context=lambda _: context))
+    monkeypatch.setattr(
+        objectives, "multiprocessing", SimpleNamespace(get_context=lambda _: context)
+    )
 
 
 def run(folder: Path, config: Path, *options: str) -> int:

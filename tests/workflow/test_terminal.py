@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 import forks
+
 pytestmark = pytest.mark.slow
 TINY = Path("results/tiny")
 
