@@ -20,6 +20,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NoReturn
 
+from snakemake import cli
+
 from distillery.evaluation import report, vega
 from distillery.pipeline import STAGES
 
@@ -57,6 +59,7 @@ def serve(folder: Path, user: int) -> None:
     os.fsync = lambda _: None  # see sharing.no_fsync
     for name in IMPORTED:
         import_module(name)
+    cli.get_argument_parser()  # looks for plugins in all packages, a third of a dry run
     _bundle_once()
     gc.collect()
     gc.freeze()  # forks then share the pages of what is there
