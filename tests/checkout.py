@@ -18,7 +18,6 @@ from runs import settings
 REPOSITORY = Path(__file__).parents[1]
 TARGETS = "results/tiny/targets/manifest.json"
 SNAKEMAKES_OUTPUT = ("--logger-distillery-style", "snakemake")
-"""For tests that read which jobs Snakemake starts, and why."""
 SNAKEMAKE = shutil.which("snakemake", path=str(Path(sys.executable).parent)) or "snakemake"
 
 
@@ -42,8 +41,16 @@ def skeleton(folder: Path, *names: str) -> Path:
 def snakemake(
     folder: Path, *arguments: str, visible_devices: str = ""
 ) -> "subprocess.CompletedProcess[str]":
+    """With its own output, which tells which jobs it starts, and why."""
+    return as_a_user(folder, *SNAKEMAKES_OUTPUT, *arguments, visible_devices=visible_devices)
+
+
+def as_a_user(
+    folder: Path, *arguments: str, visible_devices: str = ""
+) -> "subprocess.CompletedProcess[str]":
+    """Snakemake with the output that users see."""
     return subprocess.run(
-        ["snakemake", "--cores", "2", *SNAKEMAKES_OUTPUT, *arguments],
+        ["snakemake", "--cores", "2", *arguments],
         cwd=folder,
         env=forks.environ(CUDA_VISIBLE_DEVICES=visible_devices),
         stdout=subprocess.PIPE,

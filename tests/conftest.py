@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+import sharing
+
 SLOW = (
     "distributed/", "workflow/", "slurm/", "numerics/test_bfloat16", "numerics/test_families",
     "unit/training/test_network", "unit/teacher/test_adapters", "unit/training/test_alarms",
@@ -49,6 +51,7 @@ for number, handler in (
 def pytest_configure(config: pytest.Config) -> None:
     if config.option.markexpr not in {"gpu", "slurm"}:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.fsync = sharing.no_fsync
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest's own, which chooses by marks

@@ -12,6 +12,11 @@ from pathlib import Path
 import pytest
 
 
+def no_fsync(_: object) -> None:
+    """Stand in for `os.fsync`: a disk takes milliseconds for each of thousands, and keeps what no
+    power failure takes."""
+
+
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
     """The folder `name`, filled by `make` for whoever comes first; the others wait for it.
 

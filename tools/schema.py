@@ -9,7 +9,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from pydantic import TypeAdapter
@@ -138,6 +138,13 @@ def reference(schema: dict[str, Any]) -> str:
     return "\n".join(parts)
 
 
+class Known(NamedTuple):
+    """A configuration with all its defaults, and what each stage freezes of it."""
+
+    raw: dict[str, Any]
+    frozen: dict[str, Any]
+
+
 class Page:
     """Tables of keys, with what each remakes."""
 
@@ -145,8 +152,8 @@ class Page:
         """Of the schema of `Config`."""
         demo = yaml.safe_load(DEMO.read_text(encoding="utf-8"))
         self.schema = schema
-        self.stored = [_complete(demo, changes) for changes in STORED]
-        self.online = [_complete(demo, changes) for changes in ONLINE]
+        self.stored = [_known(demo, changes) for changes in STORED]
+        self.online = [_known(demo, changes) for changes in ONLINE]
 
     def table(self, section: dict[str, Any], name: str = "") -> str:
         """A section's; `name` is its key, none at the top."""
@@ -180,7 +187,7 @@ class Page:
         """Which stages another value of a key makes again."""
         if places == ("run",):
             return "all, in another folder"
-        stored, online = (_depending(raws, field, places) for raws in (self.stored, self.online))
+        stored, online = (_depending(it, field, places) for it in (self.stored, self.online))
         if REMAKES_NOTHING in field:
             assert not (stored + online), f"{places} is marked and remakes {stored + online}"
             return "nothing"
@@ -190,36 +197,39 @@ class Page:
         return ", ".join(stored + only_online) or "report"
 
 
-def _complete(raw: dict[str, Any], changes: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def _known(raw: dict[str, Any], changes: dict[str, dict[str, Any]]) -> Known:
     """A changed configuration with all its defaults."""
     changed = raw | {section: raw[section] | values for section, values in changes.items()}
-    return parse_config(changed, str(DEMO)).model_dump(mode="json")
+    complete = parse_config(changed, str(DEMO)).model_dump(mode="json")
+    return Known(complete, _all_frozen(complete))
 
 
-def _depending(
-    raws: list[dict[str, Any]], field: dict[str, Any], places: tuple[str, ...]
-) -> list[str]:
-    """The stages whose frozen configuration another value of a key changes, in any of `raws`.
+def _depending(known: list[Known], field: dict[str, Any], places: tuple[str, ...]) -> list[str]:
+    """The stages whose frozen configuration another value of a key changes, in any of `known`.
 
     Of a key that cannot change alone: those in which configurations with other values differ.
     """
-    alone = [(raw, changed) for raw in raws for changed in _changed(raw, _examples(field), places)]
-    found = [_differing(raw, changed) for raw, changed in alone]
+    values, first = _examples(field), known[0]
+    found = [
+        _differing(each, changed)
+        for each in known
+        for changed in _changed(each.raw, values, places)
+    ]
     if all(stages is None for stages in found):
-        found = [
-            _differing(raws[0], raw) for raw in raws[1:] if _at(raws[0], places) != _at(raw, places)
-        ]
+        others = (each.raw for each in known[1:])
+        here = _at(first.raw, places)
+        found = [_differing(first, raw) for raw in others if here != _at(raw, places)]
     order = [*JOBS, "samples"]
     return sorted({stage for stages in found for stage in stages or ()}, key=order.index)
 
 
-def _differing(before: dict[str, Any], after: dict[str, Any]) -> set[str] | None:
+def _differing(before: Known, after: dict[str, Any]) -> set[str] | None:
     """The stages that freeze other things of two configurations; None if the second is refused."""
     try:
-        frozen, frozen_after = _all_frozen(before), _all_frozen(after)
+        frozen_after = _all_frozen(after)
     except ValueError:
         return None
-    changed = (stage for stage in frozen_after if frozen_after[stage] != frozen.get(stage))
+    changed = (stage for stage in frozen_after if frozen_after[stage] != before.frozen.get(stage))
     return {stage.split("-")[0] for stage in changed}
 
 

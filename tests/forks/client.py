@@ -9,7 +9,7 @@ SOCKET = "DISTILLERY_TEST_FORKS"
 """The variable with the address of the server."""
 PYTHON = "DISTILLERY_TEST_PYTHON"
 """The variable with the `python` whose commands run in forks."""
-PROGRAMS = ("torch.distributed.run", "distillery.")
+PROGRAMS = ("torch.distributed.run", "snakemake", "distillery.")
 SMALL = "distillery.with_gpus"
 """It becomes another command, as the same process, and imports nothing that takes time."""
 

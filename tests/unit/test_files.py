@@ -61,6 +61,22 @@ def test_nothing_is_seen_before_the_end(tmp_path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
+def test_what_is_renamed_is_on_the_disk_before_and_its_name_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    final, synced = tmp_path / "model", list[tuple[str, bool]]()
+
+    def note(handle: int) -> None:
+        path = Path(f"/proc/self/fd/{handle}").readlink()
+        synced.append((path.name if path.suffix != ".tmp" else "temporary", final.exists()))
+
+    monkeypatch.setattr(os, "fsync", note)
+    with atomic_path(final) as temporary:
+        temporary.mkdir()
+        (temporary / "weights").touch()
+    assert synced == [("temporary", False), ("weights", False), (tmp_path.name, True)]
+
+
 def test_forgetting_to_write_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), atomic_path(tmp_path / "a.txt"):
         pass

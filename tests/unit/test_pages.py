@@ -4,7 +4,6 @@ import importlib
 import importlib.util
 import re
 import subprocess
-import sys
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -131,6 +130,20 @@ STARTED = sorted(
 )
 
 
+STARTING = """
+import os, runpy, sys
+name = sys.argv[1]
+del sys.argv[0]
+if name.endswith(".py"):
+    sys.path[:0] = [os.path.dirname(name), "tests"]
+    runpy.run_path(name, run_name="__main__")
+else:
+    sys.path[:0] = [""]
+    runpy.run_module(name, run_name="__main__")
+"""
+"""What `python {name}` and `python -m {name}` do."""
+
+
 def command_of(module: Any) -> Callable[[list[str]], int]:
     """A stage's, or that of a command beside them."""
     return getattr(module, "main", None) or partial(cli.main, module.STAGE, module.__doc__)
@@ -154,11 +167,10 @@ def test_modules_and_scripts_know_their_options(
         assert ended.value.code == 0
         text = capsys.readouterr().out
     else:
-        how = [name] if name.endswith(".py") else ["-m", name]
         done = subprocess.run(
-            [sys.executable, *how, "--help"],
+            ["python", "-c", STARTING, name, "--help"],
             cwd=ROOT,
-            env=forks.environ(PYTHONPATH="workflow:tests"),
+            env=forks.environ(),
             capture_output=True,
             text=True,
             check=False,

@@ -141,17 +141,12 @@ def test_trainings_from_stored_and_from_online_targets_are_measured(
 ) -> None:
     monkeypatch.setitem(training_speed.TRAINED, "sdxl", TINY["sdxl"])
     output = tmp_path / "found.json"
-    sizes = ["--batch", "4", "--updates", "4", "--trajectories", "8", "--num-gpus", "0"]
-    options = [
-        "--teacher-steps",
-        "1",
-        "--checkpoint",
-        "--settings",
-        '{"dtype": "float32"}',
-        "--finish",
-    ]
+    options = (
+        "--batch 2 --updates 1 --warm 1 --trajectories 8 --num-gpus 0 --teacher-steps 1 "
+        '--checkpoint --finish --settings {"dtype":"float32"}'
+    )
     folder = ["--folder", str(tmp_path), "--output", str(output)]
-    assert training_speed.main(["sdxl", *folder, *sizes, *options]) == 0
+    assert training_speed.main(["sdxl", *folder, *options.split()]) == 0
     found = read_json(output)["trainings"]
     assert found.keys() == {"stored-0", "finish-0", "online-every_rank-1-0"}
     assert read_json(output)["finish_cost"].keys() == {"finish-0"}

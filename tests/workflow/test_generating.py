@@ -110,11 +110,3 @@ def test_half_of_a_training_is_refused_with_what_to_do(teacher: Path, tmp_path: 
     assert done.returncode != 0
     assert "for a run that only generates images remove student" in done.stdout
     assert "Traceback" not in done.stdout
-
-
-def test_lint(teacher: Path, tmp_path: Path) -> None:
-    folder = skeleton(tmp_path)
-    configure(folder, teacher)
-    output = snakemake(folder, "--lint").stdout
-    lints = {line for line in output.splitlines() if line.startswith("    * ")}
-    assert {line for line in lints if "conda environment or container" not in line} == set()

@@ -1,7 +1,9 @@
 """The table of objectives, at a size where it takes seconds: real stages, a real judge."""
 
 import json
+import multiprocessing
 from pathlib import Path
+from types import SimpleNamespace
 
 import objectives
 import pytest
@@ -25,6 +27,15 @@ def config(tmp_path_factory: pytest.TempPathFactory, teacher: Path) -> Path:
     )
     (folder / "config.yaml").write_text(yaml.safe_dump(raw))
     return folder / "config.yaml"
+
+
+@pytest.fixture(autouse=True)
+def quick_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers are forks, which have the libraries; there is no GPU that forbids it."""
+    context = multiprocessing.get_context("fork")
+    monkeypatch.setattr(
+        objectives, "multiprocessing", SimpleNamespace(get_context=lambda _: context)
+    )
 
 
 def run(folder: Path, config: Path, *options: str) -> int:

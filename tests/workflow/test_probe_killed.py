@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import forks
 from configs import changed
 from distillery.config.run import parse_config
 from distillery.files import write_json
@@ -34,14 +35,18 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def start(folder: Path, seconds: float) -> "subprocess.Popen[bytes]":
-    """A probe whose small run has three jobs, one at a time."""
+def start(folder: Path, seconds: float, in_fork: bool = False) -> "subprocess.Popen[bytes]":
+    """A probe whose small run has three jobs, one at a time.
+
+    One that is killed or waited for is a process of its own, with a Snakemake of its own.
+    """
     (folder / "Snakefile").write_text(SNAKEFILE.replace("SECONDS", str(seconds)))
     words = ["--config", "results/demo/config/run.json", "--snakefile", "Snakefile"]
     words += ["--cores", "1", "--output", "results/demo/probe.json"]
     return subprocess.Popen(
-        [sys.executable, "-m", "distillery.stages.probe", *words],
+        ["python" if in_fork else sys.executable, "-m", "distillery.stages.probe", *words],
         cwd=folder,
+        env=forks.environ() if in_fork else None,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
@@ -78,7 +83,7 @@ def test_the_next_probe_removes_what_a_killed_one_left(folder: Path) -> None:
     wait_until(lambda: not small_runs_of(folder))
     assert len(list(folder.glob("done-*"))) == 1, "no other job is begun"
 
-    second = start(folder, seconds=0)
+    second = start(folder, seconds=0, in_fork=True)
     said = second.communicate(timeout=60)[0].decode()
     assert second.returncode == 0, said
     assert json.loads((folder / "results/demo/probe.json").read_text())["rates"] == {}
@@ -90,7 +95,7 @@ def test_the_next_probe_removes_what_a_killed_one_left(folder: Path) -> None:
 def test_a_second_probe_waits_for_one_that_outlived_its_snakemake(folder: Path) -> None:
     first = start(folder, seconds=2)
     wait_until(lambda: any((folder / "results/demo-probe").glob("at-work-*")))
-    second = start(folder, seconds=0)
+    second = start(folder, seconds=0, in_fork=True)
     said = second.communicate(timeout=60)[0].decode()
     assert f"waiting for process {first.pid} of" in said
     assert (first.wait(10), second.returncode) == (0, 0), said
@@ -101,6 +106,6 @@ def test_a_run_of_the_user_s_with_the_probe_s_name_is_kept(folder: Path) -> None
     mine = folder / "results/demo-probe/report/index.html"
     mine.parent.mkdir(parents=True)
     mine.touch()
-    said = start(folder, seconds=0).communicate(timeout=60)[0].decode()
+    said = start(folder, seconds=0, in_fork=True).communicate(timeout=60)[0].decode()
     assert "error: results/demo-probe is not of a probe, which would use and remove it" in said
     assert mine.exists()

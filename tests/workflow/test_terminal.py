@@ -1,14 +1,12 @@
 """What a user sees of a run in a pipe: what was done, how it ended, and how to resume."""
 
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
 
-import forks
-from checkout import SNAKEMAKE
+from checkout import as_a_user
 
 pytestmark = pytest.mark.slow
 TINY = Path("results/tiny")
@@ -22,16 +20,7 @@ def folder(finished: Path, tmp_path: Path) -> Path:
 
 def run(folder: Path, *arguments: str) -> tuple[int, list[str]]:
     """The exit status, and the lines on the terminal."""
-    done = subprocess.run(
-        [SNAKEMAKE, "--cores", "2", *arguments],
-        cwd=folder,
-        env=forks.environ(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    done = as_a_user(folder, *arguments)
     lines = [line for line in done.stdout.splitlines() if line.strip()]
     return done.returncode, [line for line in lines if not line.startswith("Using workflow")]
 

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from distillery.config.run import parse_config
 from distillery.noise import SampleId, noise_seed
+from families.made import made_teacher
 from families.sdxl import CASE
 from runs import Run, generating_settings, loaded, planned, summary
 
@@ -25,9 +26,7 @@ UNGUIDED = GUIDED | {"guidance_scale": 1.0}
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sdxl") / "teacher"
-    CASE.make(folder)
-    return folder
+    return made_teacher(tmp_path_factory, CASE)
 
 
 def raw_settings(folder: Path, teacher: Path, solver: str) -> dict[str, Any]:

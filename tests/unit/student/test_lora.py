@@ -22,6 +22,7 @@ from distillery.student.build import build_student
 from distillery.student.lora import KOHYA_FILE, LORA_FILE, check_lora, count_lora, load_trainable
 from families import CASES
 from families.case import FamilyCase
+from families.made import made_teacher
 from runs import Run, make_run
 from stranger import code_in
 from training_phases import phases
@@ -255,12 +256,11 @@ def test_training_in_bfloat16(tmp_path: Path) -> None:
     ],
 )
 def test_what_can_and_what_cannot_be_trained(
-    name: str, lora: Lora, problem: str | None, tmp_path: Path
+    name: str, lora: Lora, problem: str | None, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    case = CASE_OF[name]
-    case.make(tmp_path)
-    family = family_named(case.family)
-    network = load_denoiser_skeleton(tmp_path / family.denoisers[0])
+    teacher = made_teacher(tmp_path_factory, CASE_OF[name])
+    family = family_named(CASE_OF[name].family)
+    network = load_denoiser_skeleton(teacher / family.denoisers[0])
     if problem is None:
         check_lora(network, lora, family)
         return

@@ -14,6 +14,7 @@ from distillery.config.student import Unet
 from distillery.files import read_json
 from distillery.model_folder import METADATA, save_denoiser
 from distillery.student.unet import down_pairs, shrink_unet, up_pairs
+from families.made import made_teacher
 from families.sdxl import CASE as SDXL_CASE
 from runs import make_run
 
@@ -235,13 +236,15 @@ def test_published_sizes(shape: dict[str, Any], keep: dict[str, Any], billions: 
     assert round(unet.num_parameters() / 1e9, 2) == billions
 
 
-def test_a_smaller_unet_is_trained_exported_and_called(tmp_path: Path) -> None:
+def test_a_smaller_unet_is_trained_exported_and_called(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """From the configuration to an image of the stock pipeline."""
-    SDXL_CASE.make(tmp_path / "teacher")
+    teacher = made_teacher(tmp_path_factory, SDXL_CASE)
     keep = {"mid_block": "resnet", "transformer_layers_per_block": 1}
     size = {"height": SDXL_CASE.height, "width": SDXL_CASE.width, "max_sequence_length": None}
     student = {"steps": 2, "init": "layers", "unet": keep}
-    run = make_run(tmp_path, tmp_path / "teacher", teacher=size, student=student)
+    run = make_run(tmp_path, teacher, teacher=size, student=student)
     run.encode("train")
     run.all_targets()
     folder = run.train_and_export()

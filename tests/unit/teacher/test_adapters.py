@@ -30,6 +30,7 @@ from distillery.teacher.adapters import (
 from distillery.teacher.folder import PipelineFolder
 from distillery.teacher.loading import check_options
 from families import sdxl, wan_two_experts
+from families.made import made_teacher
 from lora_files import DIALECTS, LoraFile
 from runs import SETTINGS, loaded, make_run
 from tiny import make_tiny_wan
@@ -38,19 +39,15 @@ from training_phases import phases
 TRAINING = {"phases": phases(stored=8), "global_batch_size": 8}
 
 
-@pytest.fixture(scope="module", params=["wan", "sdxl"])
-def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny teacher of each family."""
-    folder = tmp_path_factory.mktemp(request.param)
-    (make_tiny_wan if request.param == "wan" else sdxl.make)(folder / "teacher")
-    return folder / "teacher"
-
-
 @pytest.fixture(scope="module")
 def tiny_sdxl(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sdxl")
-    sdxl.make(folder / "teacher")
-    return folder / "teacher"
+    return made_teacher(tmp_path_factory, sdxl.CASE)
+
+
+@pytest.fixture(scope="module", params=["wan", "sdxl"])
+def tiny(request: pytest.FixtureRequest, teacher: Path, tiny_sdxl: Path) -> Path:
+    """A tiny teacher of each family."""
+    return teacher if request.param == "wan" else tiny_sdxl
 
 
 def section(folder: Path, *paths: Path, scale: float = 1.0, **changes: Any) -> Teacher:
@@ -232,18 +229,15 @@ def test_files_that_were_scaled_wrongly_have_another_recipe(
 ) -> None:
     path = kohya_file(tiny_sdxl, tmp_path / FILE, alphas)
     folder = PipelineFolder(tiny_sdxl)
-    named = {"hash": hash_large_files([path])[path], "scale": 1.0, "expert": None}
-    before = hash_json(
-        {
-            "folder": folder.fingerprint(),
-            "variant": None,
-            "adapters": [named],
-            "fused": True,
-            "attention": None,
-        }
-    )
     found = teacher_hash(section(tiny_sdxl, path), folder)
-    assert (found != before) == is_other
+    assert (found != hash_of_earlier_releases(folder, path, 1.0)) == is_other
+
+
+def hash_of_earlier_releases(folder: PipelineFolder, path: Path, scale: float) -> str:
+    """A teacher's with one adapter, fused."""
+    named = {"hash": hash_large_files([path])[path], "scale": scale, "expert": None}
+    none = dict.fromkeys(("variant", "attention"))
+    return hash_json({"folder": folder.fingerprint(), "adapters": [named], "fused": True} | none)
 
 
 @pytest.mark.parametrize(
@@ -509,16 +503,7 @@ def test_the_hash_of_an_adapted_teacher_is_that_of_earlier_releases(
     """Another one would make every target of every adapted teacher again."""
     path = make_adapter(teacher, tmp_path, seed=1)
     folder = PipelineFolder(teacher)
-    named = {"hash": hash_large_files([path])[path], "scale": 0.5, "expert": None}
-    expected = hash_json(
-        {
-            "folder": folder.fingerprint(),
-            "variant": None,
-            "adapters": [named],
-            "fused": True,
-            "attention": None,
-        }
-    )
+    expected = hash_of_earlier_releases(folder, path, 0.5)
     assert teacher_hash(section(teacher, path, scale=0.5), folder) == expected
 
 

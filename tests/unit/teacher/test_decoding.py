@@ -14,6 +14,7 @@ from distillery.teacher.decoding import guard_decoding, is_spoiled, pop_decode_s
 from distillery.teacher.folder import PipelineFolder
 from distillery.teacher.loading import load_student, load_teacher
 from families import sdxl
+from families.made import made_teacher
 from runs import CPU, loaded
 
 OTHERS = (*family_named("sdxl").text_components, "unet")
@@ -22,9 +23,7 @@ OTHERS = (*family_named("sdxl").text_components, "unet")
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a tiny SDXL."""
-    folder = tmp_path_factory.mktemp("sdxl")
-    sdxl.make(folder)
-    return folder
+    return made_teacher(tmp_path_factory, sdxl.CASE)
 
 
 @pytest.fixture

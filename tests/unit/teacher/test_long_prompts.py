@@ -16,6 +16,7 @@ from distillery.teacher.folder import PipelineFolder
 from distillery.teacher.loading import load_tokenizers
 from families import CASES
 from families.case import FamilyCase
+from families.made import made_teacher
 from runs import Run, loaded, make_run
 from tiny import MAX_TOKENS, WORDS
 
@@ -88,16 +89,16 @@ def test_the_plan_takes_prompts_that_are_just_read_or_may_be_cut(
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_without_models_a_pipeline_says_the_same_of_lengths(
-    case: FamilyCase, tmp_path: Path
+    case: FamilyCase, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    case.make(tmp_path)
-    teacher = Teacher(path=str(tmp_path), dtype="float32", height=32, width=32)
-    family = PipelineFolder(tmp_path).family
+    folder = made_teacher(tmp_path_factory, case)
+    teacher = Teacher(path=str(folder), dtype="float32", height=32, width=32)
+    family = PipelineFolder(folder).family
 
     def told(readers: list[Reader]) -> list[tuple[str, int, str]]:
         return [(it.name, it.limit, it.clean(" a red dog")) for it in readers]
 
     whole = loaded(teacher)
-    alone = load_tokenizers(PipelineFolder(tmp_path))
+    alone = load_tokenizers(PipelineFolder(folder))
     assert not any(isinstance(it, torch.nn.Module) for it in alone.components.values())
     assert told(family.readers(alone, 20)) == told(family.readers(whole, 20))

@@ -13,6 +13,7 @@ from distillery.teacher.folder import PipelineFolder
 from distillery.teacher.loading import load_tokenizers
 from distillery.teacher.tokenizers import check_tokenizers, check_told_apart, tokenizers_of
 from families import CASES
+from families.made import made_teacher
 from runs import make_run
 
 USED = ("sdxl", "wan", "sana", "qwen-image", "flux-dev")
@@ -28,11 +29,7 @@ each = pytest.mark.parametrize(("name", "component"), TOKENIZERS)
 @pytest.fixture(scope="module")
 def teachers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A teacher for each of `USED`."""
-    root = tmp_path_factory.mktemp("teachers")
-    for case in CASES:
-        if case.name in USED:
-            case.make(root / case.name)
-    return {name: root / name for name in USED}
+    return {case.name: made_teacher(tmp_path_factory, case) for case in CASES if case.name in USED}
 
 
 @pytest.fixture
