@@ -13,16 +13,16 @@ from pydantic import ValidationError
 from distillery.config.jobs import TrainingJob
 from distillery.config.training import Training
 from distillery.store.trajectories import TrajectoryStore
-from distillery.training import held_out
-from distillery.training.alarms import judge_held_out
 from distillery.training.batches import Batches, Order
 from distillery.training.distributed import RankInfo
-from distillery.training.held_out import HeldOut
 from distillery.training.loop import train
 from distillery.training.objectives import sample_losses
 from distillery.training.split import Split
 from distillery.training.state import new_state
 from distillery.training.update import predict, student_of
+from distillery.training.watchers import held_out
+from distillery.training.watchers.alarms import judge_held_out
+from distillery.training.watchers.held_out import HeldOut
 from runs import Run, make_run
 from training_phases import phases
 

@@ -24,7 +24,7 @@ from distillery.training.loop import train
 from distillery.training.own_teacher import OwnTeacher
 from distillery.training.run import training_recipe
 from distillery.training.target_teacher import load_target_teacher
-from distillery.training.variation import constant_baseline_losses
+from distillery.training.watchers.variation import constant_baseline_losses
 from distillery.training.ways.online import OnlineDataset
 from families.sdxl import CASE as SDXL
 from runs import CPU, Run, make_run

@@ -19,8 +19,6 @@ from distillery.training.batches import next_timed
 from distillery.training.directions import add_directions, new_companion
 from distillery.training.execution import supports_checkpointing
 from distillery.training.health import START_LIMIT_S
-from distillery.training.held_out import HeldOut
-from distillery.training.log import ProgressLog
 from distillery.training.microbatch import accumulate_what_fits, micro_batches_for
 from distillery.training.parallel import set_checkpointing, uses_checkpointing
 from distillery.training.resuming import resume
@@ -34,6 +32,8 @@ from distillery.training.state import (
     update_average,
 )
 from distillery.training.update import backward, check_finite, reduce_totals
+from distillery.training.watchers import Moment, Watched, watching
+from distillery.training.watchers.all import watchers_of
 from distillery.training.ways import add_targets
 
 PASSES = 2
@@ -112,9 +112,9 @@ def loop(state: TrainingState, run: Run, previews: PreviewPaths | None = None) -
     state.denoiser.train()
     micro_batches = micro_batches_for(state, run)
     model = wrap_student(state, run)
-    arranged_for, held_out = None, HeldOut(state, run)
-    with ProgressLog(state, run, previews) as log, Saver(run) as saver:
-        if stopped_while_drawing(log, state, run):
+    arranged_for, watchers = None, watchers_of(state, run, previews)
+    with watching(watchers, run.reporter.warning) as watched, Saver(run) as saver:
+        if stopped_while_showing(watched, Moment(state.samples_seen, training), run):
             return False
         while state.samples_seen < training.num_samples:
             batch, waiting_s = next_timed(batches)
@@ -135,14 +135,15 @@ def loop(state: TrainingState, run: Run, previews: PreviewPaths | None = None) -
             saver.prepare(state)
             state.samples_seen += training.global_batch_size
             run.watchdog.updated()
-            measured = held_out.measure_if_due(cut.size)
-            log.add(totals, len(local.items), waiting_s, measured)
-            finished = state.samples_seen == training.num_samples
-            saves = totals.stop or finished or state.samples_seen % training.save_every_samples == 0
+            moment = Moment(
+                state.samples_seen, training, totals, len(local.items), waiting_s, cut.size
+            )
+            watched.measure(moment)
+            saves = totals.stop or moment.is_last or moment.seen % training.save_every_samples == 0
             if saves:
                 saver.save(state)
-            # A stopped training has no time for images; a finished one draws its last ones.
-            if (totals.stop and not finished) or stopped_while_drawing(log, state, run):
+            # A stopped training has no time to show; a finished one shows its last.
+            if (totals.stop and not moment.is_last) or stopped_while_showing(watched, moment, run):
                 if not saves:
                     saver.save(state)
                 return False
@@ -161,14 +162,13 @@ def wait_for_checkpoint(run: Run) -> None:
     run.watchdog.heartbeat("the end of a stopped training")
 
 
-def stopped_while_drawing(log: ProgressLog, state: TrainingState, run: Run) -> bool:
-    """Draw previews, if they are due; returns whether any process was asked to stop meanwhile.
+def stopped_while_showing(watched: Watched, moment: Moment, run: Run) -> bool:
+    """Let watchers show; returns whether any process was asked to stop meanwhile.
 
-    All processes learn it here, not after another update: what is left undrawn is drawn when the
+    All processes learn it here, not after another update: what is left unshown is shown when the
     training resumes from this very moment. A finished training leaves nothing, and does not stop.
     """
-    was_due = log.draw()
-    if not was_due or state.samples_seen == run.training.num_samples:
+    if not watched.show(moment) or moment.is_last:
         return False
     asked = torch.tensor([float(run.stop.asked)], device=run.device)
     run.watchdog.heartbeat("previews of all ranks", waits=True, limit_s=START_LIMIT_S)

@@ -8,9 +8,9 @@ from typing import Any
 from distillery.files import JsonObject, read_sealed, write_sealed
 from distillery.store.chunks import chunk_folder
 from distillery.training import checkpoint, distributed
-from distillery.training.alarms import ROLLOUT
 from distillery.training.run import Run
 from distillery.training.state import TrainingState
+from distillery.training.watchers.alarms import ROLLOUT
 
 RECIPE = "recipe.json"
 """Beside the checkpoints: what their training depends on, to say why another does not take them."""

@@ -16,7 +16,14 @@ from distillery.families.protocol import Denoiser
 from distillery.schedule import Schedule, as_prediction, from_prediction
 from distillery.teacher.loading import torch_dtype
 from distillery.training import parallel
-from distillery.training.alarms import (
+from distillery.training.batch import Batch
+from distillery.training.data import TargetSource, spread_evenly
+from distillery.training.objectives import sample_losses
+from distillery.training.run import Run
+from distillery.training.state import TrainingState
+from distillery.training.update import inspecting
+from distillery.training.watchers import Moment, Watcher
+from distillery.training.watchers.alarms import (
     LOSS_ALARMS,
     VARIATION_ALARMS,
     WINDOW_SAMPLES,
@@ -26,12 +33,6 @@ from distillery.training.alarms import (
     Variation,
     judge_variation,
 )
-from distillery.training.batch import Batch
-from distillery.training.data import TargetSource, spread_evenly
-from distillery.training.objectives import sample_losses
-from distillery.training.run import Run
-from distillery.training.state import TrainingState
-from distillery.training.update import inspecting
 
 NUM_VARIED, NUM_HELD = 4, 2
 """States or prompts that are varied, and how many of the other kind they are crossed with."""
@@ -210,7 +211,7 @@ MAX_SHARE = 0.01
 """Of the training's time that probes may take; the first and the last are always made."""
 
 
-class Watch:
+class AlarmWatcher(Watcher):
     """Judges losses at every row, and the student's answers as often as `MAX_SHARE` allows."""
 
     def __init__(self, state: TrainingState, run: Run) -> None:
@@ -229,6 +230,18 @@ class Watch:
         self._enough = min(training.log_every_samples, WINDOW_SAMPLES * len(baseline))
         self._probe = None if parallel.is_sharded(state.denoiser) else CollapseProbe.of(run.dataset)
         self._begin_s, self._spent_s = time.perf_counter(), 0.0
+
+    def measure(self, moment: Moment) -> None:
+        """A row's alarms and variation."""
+        if not moment.is_row:
+            return
+        alarms, variation = self.look()
+        moment.texts += [alarm.text for alarm in alarms]
+        if variation is not None:
+            over = {"states": variation.state, "prompts": variation.prompt}
+            moment.points |= {
+                f"variation/over_{name}": value for name, value in over.items() if value is not None
+            }
 
     def look(self) -> tuple[list[Alarm], Variation | None]:
         """Judge the last row: alarms that begin to ring, and the variation if it was measured."""
