@@ -19,10 +19,10 @@ from distillery.planning.probe import amounts_of
 from distillery.planning.work import plan_work
 from distillery.stage import Counts
 from distillery.teacher.folder import find_teacher
-from distillery.training.directions import new_companion
 from distillery.training.loop import loop
 from distillery.training.state import new_state
 from distillery.training.watchers.variation import AlarmWatcher
+from distillery.training.ways import new_companion
 from runs import Run, make_run
 from training_phases import phases
 

@@ -18,15 +18,14 @@ from distillery.config.training import Training
 from distillery.noise import draw_noise
 from distillery.training.batch import Batch, rows
 from distillery.training.checkpoint import COMPANION, COMPANION_OPTIMIZER, find_problem
-from distillery.training.directions import add_directions, new_companion
-from distillery.training.drawing import add_noise_to, with_what_fits
 from distillery.training.execution import state_bytes
 from distillery.training.loop import train
 from distillery.training.run import Run as OpenedRun
 from distillery.training.state import TrainingState, new_state
 from distillery.training.update import end_of_last_step, predict
-from distillery.training.ways import adversarial
+from distillery.training.ways import add_directions, adversarial, new_companion
 from distillery.training.ways.adversarial import level_shares
+from distillery.training.ways.drawing import add_noise_to, with_what_fits
 from families.sdxl import CASE as SDXL
 from runs import CPU, Run, make_run
 from training_phases import phases

@@ -16,9 +16,7 @@ from distillery.config.ways import DistributionMatching, Online
 from distillery.noise import draw_noise
 from distillery.schedule import add_noise, as_prediction, from_prediction
 from distillery.store.tables import read_table
-from distillery.training import drawing, matching
 from distillery.training.batch import Batch, rows
-from distillery.training.directions import add_directions, new_companion
 from distillery.training.execution import state_bytes
 from distillery.training.loop import train
 from distillery.training.run import Run as OpenedRun
@@ -30,7 +28,7 @@ from distillery.training.update import (
     predict,
     roll_out_student,
 )
-from distillery.training.ways import add_targets
+from distillery.training.ways import add_directions, drawing, matching, new_companion, way_at
 from families.sdxl import CASE as SDXL
 from own_wan import OwnWan
 from runs import Run, make_run
@@ -95,7 +93,9 @@ def begun(run: Run, output: Path, **settings: Any) -> tuple[OpenedRun, TrainingS
     state = new_state(paths.student, opened)
     state.companion = new_companion(paths.student, opened)
     items = next(opened.batches.positions(0))
-    batch = add_targets(opened.dataset.__getitems__(items), state, 8, opened)
+    batch = way_at(0, opened.training).complete(
+        opened.dataset.__getitems__(items), state, 8, opened
+    )
     return opened, state, batch
 
 
@@ -220,11 +220,12 @@ def test_the_gradient_in_what_is_drawn_is_the_direction(each: Run, tmp_path: Pat
 
     def gradients(of: Batch) -> list[torch.Tensor]:
         state.denoiser.zero_grad()
-        losses = backward(state.denoiser, of, opened)
-        assert losses.equal(plain) if of is not batch else True
+        found = backward(state.denoiser, of, losses, opened)
+        assert found.equal(plain) if of is not batch else True
         return [value.grad.clone() for value in state.trainable.values() if value.grad is not None]
 
-    plain = backward(state.denoiser, batch, opened)
+    losses = way_at(0, opened.training).losses
+    plain = backward(state.denoiser, batch, losses, opened)
     without, together = gradients(batch), gradients(replace(batch, direction=direction))
     state.denoiser.zero_grad()
     drawn = end_of_last_step(predict(state.denoiser, batch, opened), batch.noisy, opened)

@@ -21,11 +21,10 @@ from distillery.training.data import SegmentDataset
 from distillery.training.distributed import RankInfo
 from distillery.training.health import Watchdog
 from distillery.training.loop import train
-from distillery.training.own_teacher import OwnTeacher
 from distillery.training.run import training_recipe
-from distillery.training.target_teacher import load_target_teacher
+from distillery.training.target_teacher import OwnTeacher
 from distillery.training.watchers.variation import constant_baseline_losses
-from distillery.training.ways.online import OnlineDataset
+from distillery.training.ways.online import OnlineDataset, load_target_teacher
 from families.sdxl import CASE as SDXL
 from runs import CPU, Run, make_run
 from training_phases import phases

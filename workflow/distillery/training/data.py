@@ -5,9 +5,12 @@ items after these, one per trajectory, are whole rollouts: item = num_items + tr
 come all steps once more, with online targets: see `online`.
 """
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch.utils.data import Dataset
@@ -23,9 +26,18 @@ from distillery.store.embeddings import EmbeddingStore
 from distillery.store.recipes import TargetsRecipe
 from distillery.store.tables import read_table
 from distillery.store.trajectories import TrajectoryStore
+from distillery.store.visited import VisitedStore
 from distillery.student.schedule import student_grid, teacher_grid
 from distillery.training.batch import Batch, at_knots
 from distillery.training.objectives import Levels, ends_of, segment_weights, task_of
+
+if TYPE_CHECKING:  # a run is made from data
+    from distillery.config.jobs import TrainingJob
+    from distillery.config.training import Training
+    from distillery.telemetry import Reporter
+    from distillery.training.batches import Batches
+    from distillery.training.health import Watchdog
+    from distillery.training.run import Inputs
 
 NUM_MEASURED = 32
 """Trajectories of the teacher that the alarms hold the student against."""
@@ -40,8 +52,7 @@ class TargetSource(Dataset[Batch], ABC):
     `rounds.RoundsDataset` also states that the student visited, and `online.OnlineDataset` asks a
     teacher beside the student.
 
-    The loop, the updates and the collapse probe ask nothing else, so another source is one class,
-    and one line in `run.open_dataset`.
+    The loop, the updates and the collapse probe ask nothing else, so another source is one class.
 
     Attributes:
         recipe: of the targets.
@@ -54,6 +65,7 @@ class TargetSource(Dataset[Batch], ABC):
         steps: of the student.
         num_trajectories: samples of the teacher.
         num_items: trajectories times student steps.
+        rounds: stores of visited states, see `rounds`.
     """
 
     recipe: TargetsRecipe
@@ -66,6 +78,21 @@ class TargetSource(Dataset[Batch], ABC):
     steps: int
     num_trajectories: int
     num_items: int
+    rounds: Sequence[VisitedStore] = ()
+
+    def open_more(self, inputs: Inputs, training: Training) -> None:
+        """Open what it reads beside trajectories, if it does."""
+
+    def begin(
+        self,
+        job: TrainingJob,
+        inputs: Inputs,
+        batches: Batches,
+        device: torch.device,
+        reporter: Reporter,
+        watchdog: Watchdog,
+    ) -> None:
+        """Get ready to give items; all ranks call it together, before the student is loaded."""
 
     @property
     def first_rollout(self) -> int:

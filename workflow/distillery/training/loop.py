@@ -16,7 +16,6 @@ from distillery.student.lora import save_trained
 from distillery.training import checkpoint, distributed, parallel
 from distillery.training.batch import rows
 from distillery.training.batches import next_timed
-from distillery.training.directions import add_directions, new_companion
 from distillery.training.execution import supports_checkpointing
 from distillery.training.health import START_LIMIT_S
 from distillery.training.microbatch import accumulate_what_fits, micro_batches_for
@@ -34,7 +33,7 @@ from distillery.training.state import (
 from distillery.training.update import backward, check_finite, reduce_totals
 from distillery.training.watchers import Moment, Watched, watching
 from distillery.training.watchers.all import watchers_of
-from distillery.training.ways import add_targets
+from distillery.training.ways import add_directions, new_companion, way_at
 
 PASSES = 2
 """After the first, DDP's buckets hold the gradients; in the second it arranges the buckets anew."""
@@ -55,15 +54,16 @@ def wrap_student(state: TrainingState, run: Run) -> nn.Module:
     items = next(run.batches.positions(state.samples_seen), None)
     if run.ranks.world_size == 1 or parallel.is_sharded(state.denoiser) or items is None:
         return parallel.wrap(state.denoiser, run.ranks, run.device)
+    losses = way_at(state.samples_seen, run.training).losses
     run.watchdog.heartbeat("gradients of one sample", joint=True)
     sample = rows(run.dataset.__getitems__(items), slice(1)).to(run.device)
     with _in_least_memory(state.denoiser):
-        backward(state.denoiser, sample, run)
+        backward(state.denoiser, sample, losses, run)
         leaves_out = any(parameter.grad is None for parameter in state.trainable.values())
         state.denoiser.zero_grad(set_to_none=True)
         model = parallel.wrap(state.denoiser, run.ranks, run.device, leaves_out)
         for _ in range(PASSES):
-            backward(model, sample, run)
+            backward(model, sample, losses, run)
     model.zero_grad(set_to_none=not parallel.keeps_gradients(model))
     return model
 
@@ -117,14 +117,15 @@ def loop(state: TrainingState, run: Run, previews: PreviewPaths | None = None) -
         if stopped_while_showing(watched, Moment(state.samples_seen, training), run):
             return False
         while state.samples_seen < training.num_samples:
+            way = way_at(state.samples_seen, training)
             batch, waiting_s = next_timed(batches)
             cut = micro_batches[batch.is_rollout]
-            batch = add_targets(batch, state, cut.size, run)
+            batch = way.complete(batch, state, cut.size, run)
             batch = add_directions(batch, state, cut.size, run)
             if cut is not arranged_for:
                 set_checkpointing(state.denoiser, cut.checkpointing)
                 arranged_for = cut
-            local = accumulate_what_fits(model, batch, cut, run)
+            local = accumulate_what_fits(model, batch, cut, way.losses, run)
             grad_norm = parallel.clip_gradients(model.parameters(), training.max_grad_norm)
             totals = reduce_totals(local, grad_norm, run, state.companion)
             check_finite(totals, local, run)

@@ -6,30 +6,23 @@ from pathlib import Path
 import torch
 
 from distillery.config.jobs import TargetsJob, TrainingJob
-from distillery.config.training import Place, Training
+from distillery.config.training import Training
 from distillery.generation.targets import DrawnNoise
 from distillery.model_folder import hash_model
-from distillery.run_folder import round_manifest
 from distillery.store.chunks import chunk_folder
 from distillery.store.recipes import TrainingRecipe
 from distillery.store.shards import Manifest
 from distillery.store.tables import read_table
-from distillery.student.info import read_student_info
 from distillery.teacher.folder import find_teacher
 from distillery.telemetry import Reporter
 from distillery.training import distributed
 from distillery.training.batches import Batches
 from distillery.training.data import TargetSource
 from distillery.training.distributed import RankInfo
-from distillery.training.execution import student_state_bytes
 from distillery.training.health import StopRequest, Watchdog
 from distillery.training.nodes import check_alike
 from distillery.training.objectives import PerceptualLoss, load_perceptual
-from distillery.training.residence import choose_place, demands
-from distillery.training.target_teacher import load_target_teacher
 from distillery.training.ways import source_of
-from distillery.training.ways.online import OnlineDataset
-from distillery.training.ways.rounds import RoundsDataset
 
 
 @dataclass(frozen=True)
@@ -146,12 +139,7 @@ def prepare(
         f"training recipe {recipe.hash[:12]}: {dataset.num_items} items, {ranks.world_size} "
         f"processes{on_nodes}, objective {job.training.objective}"
     )
-    if isinstance(dataset, OnlineDataset):
-        place, reason = _choose_place(job, paths.student, ranks, device)
-        if ranks.is_main:
-            reporter.info(f"teacher_residence: {place} ({reason})")
-        dataset.teacher = load_target_teacher(job, dataset, paths, batches, place, device, watchdog)
-        dataset.walk_measured(device, watchdog)
+    dataset.begin(job, paths, batches, device, reporter, watchdog)
     return Run(
         training=job.training,
         dataset=dataset,
@@ -181,25 +169,8 @@ def open_dataset(job: TrainingJob, inputs: Inputs, verify: bool = True) -> Targe
         training.timestep_weights,
         verify,
     )
-    if isinstance(dataset, RoundsDataset):
-        folder = inputs.rounds
-        if folder is None:
-            raise ValueError(
-                "training.phases has rounds and there are no --rounds: give their folder"
-            )
-        dataset.add([round_manifest(folder, number) for number in training.round_numbers])
+    dataset.open_more(inputs, training)
     return dataset
-
-
-def _choose_place(
-    job: TrainingJob, student: Path, ranks: RankInfo, device: torch.device
-) -> tuple[Place, str]:
-    """Where the teacher of online targets goes, and why."""
-    machine, folder = distributed.machine_of(ranks, device), find_teacher(job.teacher)
-    info = read_student_info(student)
-    whole = student_state_bytes(job.training, info) if info else 0
-    needed = demands(job.teacher, folder, whole, machine)
-    return choose_place(job.training, job.teacher.num_gpus, needed, machine)
 
 
 def draw_noise(job: TrainingJob, inputs: Inputs) -> DrawnNoise:
@@ -228,7 +199,6 @@ def training_recipe(job: TrainingJob, dataset: TargetSource, initial: str) -> Tr
 
     Settings that change no weight are not in it: a training may be resumed with others.
     """
-    rounds = dataset.rounds if isinstance(dataset, RoundsDataset) else ()
     return TrainingRecipe(
         kind="training",
         version=job.version,
@@ -240,6 +210,6 @@ def training_recipe(job: TrainingJob, dataset: TargetSource, initial: str) -> Tr
         initial=initial,
         targets=dataset.recipe_hash,
         samples=dataset.samples_hash,
-        rounds=tuple(store.recipe_hash for store in rounds),
+        rounds=tuple(store.recipe_hash for store in dataset.rounds),
         training=job.training.of_recipe,
     )

@@ -1,39 +1,93 @@
-"""The teacher of online targets, wherever it is."""
+"""A teacher that answers for states of several segments or noise levels: here, or on one rank."""
 
-import os
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
-from uuid import uuid4
+from typing import Literal
 
 import torch
 import torch.distributed as dist
 
-from distillery.config.jobs import TrainingJob
-from distillery.config.training import Place, check_teacher_rank
-from distillery.config.ways import Online
 from distillery.generation.teacher_walk import TeacherWalk
-from distillery.training.batches import Batches
-from distillery.training.data import SegmentDataset
-from distillery.training.distributed import RankInfo, from_main
 from distillery.training.health import START_LIMIT_S, Watchdog
-from distillery.training.own_teacher import OwnTeacher, Question, TargetTeacher
-from distillery.training.teacher_process import TeacherProcess, Work, start_or_join
+
+Question = Literal["advance", "clean"]
+"""What is asked about states; a method of `TeacherWalk`."""
 
 
-class TeachersInputs(Protocol):
-    """What of a training's inputs a teacher in a process of its own reads itself."""
+class TargetTeacher(ABC):
+    """A teacher, wherever it is."""
 
-    @property
-    def embeddings(self) -> Path:
-        """Manifest of the train split."""
-        ...
+    @abstractmethod
+    def ask(
+        self,
+        question: Question,
+        states: torch.Tensor,
+        numbers: Sequence[int],
+        prompt_rows: Sequence[int],
+    ) -> torch.Tensor:
+        """Answers (b, *latent) float32; all ranks call it together, with as many states as each
+        has, maybe none.
 
-    @property
-    def prompts(self) -> Path:
-        """Table of the train split."""
-        ...
+        Args:
+            question: see `advance` and `clean`.
+            states: (b, *latent) float32, with their scale.
+            numbers: b of the student's segments, or of the teacher's steps.
+            prompt_rows: b rows of the prompt table.
+        """
+
+    def advance(
+        self, states: torch.Tensor, segments: Sequence[int], prompt_rows: Sequence[int]
+    ) -> torch.Tensor:
+        """The states at the ends of segments, from those at their beginnings; see `ask`."""
+        return self.ask("advance", states, segments, prompt_rows)
+
+    def clean(
+        self, states: torch.Tensor, steps: Sequence[int], prompt_rows: Sequence[int]
+    ) -> torch.Tensor:
+        """The clean latents that the guided teacher sees in states at the noise levels of its
+        steps; see `ask`."""
+        return self.ask("clean", states, steps, prompt_rows)
+
+    def advance_all(
+        self, states: torch.Tensor, segment: int, prompt_rows: Sequence[int]
+    ) -> torch.Tensor:
+        """As `advance`, for the same states of one segment on every rank: each for itself."""
+        return self.advance(states, [segment] * len(states), prompt_rows)
+
+    def close(self) -> None:  # noqa: B027 (most have nothing to do)
+        """No more will be asked."""
+
+
+@dataclass(frozen=True)
+class OwnTeacher(TargetTeacher):
+    """A teacher in this process.
+
+    Attributes:
+        walk: of it.
+        size: samples of one call.
+    """
+
+    walk: TeacherWalk
+    size: int
+
+    def ask(
+        self,
+        question: Question,
+        states: torch.Tensor,
+        numbers: Sequence[int],
+        prompt_rows: Sequence[int],
+    ) -> torch.Tensor:
+        """In calls of one number each, since a stock call has one timestep for all."""
+        answer = self.walk.advance if question == "advance" else self.walk.clean
+        answers = torch.empty_like(states)
+        for number in sorted(set(numbers)):
+            wanted = [row for row, own in enumerate(numbers) if own == number]
+            for start in range(0, len(wanted), self.size):
+                part = wanted[start : start + self.size]
+                prompts = [prompt_rows[row] for row in part]
+                answers[part] = answer(states[part], number, prompts).to(answers.device)
+        return answers
 
 
 @dataclass(frozen=True)
@@ -115,104 +169,3 @@ def _padded(values: torch.Tensor, size: int) -> torch.Tensor:
     """With as many rows as the largest part has."""
     missing = size - len(values)
     return torch.cat([values, values.new_zeros(missing, *values.shape[1:])])
-
-
-def load_target_teacher(
-    job: TrainingJob,
-    dataset: SegmentDataset,
-    inputs: TeachersInputs,
-    batches: Batches,
-    place: Place,
-    device: torch.device,
-    watchdog: Watchdog,
-) -> TargetTeacher:
-    """The teacher in its place; all ranks call it together.
-
-    Args:
-        job: of the training.
-        dataset: whose targets it makes.
-        inputs: what it reads itself where it is a process of its own.
-        batches: of this process.
-        place: see `residence.choose_place`.
-        device: of this process.
-        watchdog: of this process.
-
-    Raises:
-        ValueError: it is not the one that the targets were made with, or no process has the number
-            `training.teacher_rank`.
-    """
-    ranks, training, teacher = batches.ranks, job.training, job.teacher
-    online = training.of(Online)
-    assert online is not None
-    check_teacher_rank(training, ranks.world_size)
-    size = dataset.recipe.batch_size
-    if size == "auto":
-        size = batches.largest_local_batch
-    if place == "own_gpus":
-        check_own_gpus(teacher.num_gpus, ranks, device)
-        return _in_its_own_process(job, online, dataset, inputs, batches, size, device, watchdog)
-    is_of_one = place == "one_rank" and ranks.world_size > 1
-    if place == "shared" and device.type == "cuda":
-        teacher = teacher.model_copy(update={"offload": "sequential"})
-    if place == "cpu" and device.type == "cuda":
-        teacher = teacher.model_copy(update={"offload": "none"})
-        cores = len(os.sched_getaffinity(0)) * ranks.num_nodes // ranks.world_size
-        torch.set_num_threads(max(1, cores))
-    own = None
-    if not is_of_one or ranks.rank == training.teacher_rank:
-        watchdog.heartbeat("teacher onto the device", limit_s=START_LIMIT_S)
-        walk = TeacherWalk.load(
-            teacher,
-            dataset.recipe,
-            dataset.embeddings,
-            dataset.steps,
-            online.steps,
-            torch.device("cpu") if place == "cpu" else device,
-        )
-        own = OwnTeacher(walk, size)
-    if not is_of_one:
-        assert own is not None
-        return own
-    return TeacherOfOneRank(training.teacher_rank, own, ranks.world_size, ranks.rank, watchdog)
-
-
-def _in_its_own_process(
-    job: TrainingJob,
-    online: Online,
-    dataset: SegmentDataset,
-    inputs: TeachersInputs,
-    batches: Batches,
-    size: int,
-    device: torch.device,
-    watchdog: Watchdog,
-) -> TeacherProcess:
-    """The process of this node, started by its first rank."""
-    ranks = batches.ranks
-    local = next((node for node in ranks.nodes if ranks.rank in node), (ranks.rank,))
-    # Other trainings, and on test clusters other nodes, share the folder of sockets.
-    name = f"{from_main(uuid4().hex[:16], device)}-{local[0]}"
-    work = Work(
-        teacher=job.teacher,
-        recipe=dataset.recipe,
-        embeddings=inputs.embeddings,
-        prompts=inputs.prompts,
-        segments=dataset.steps,
-        steps=online.steps,
-        size=size,
-        num_clients=len(local),
-        cpu_threads=torch.get_num_threads(),
-    )
-    return start_or_join(work, name, ranks.rank == local[0], device, watchdog)
-
-
-def check_own_gpus(num_gpus: int, ranks: RankInfo, device: torch.device) -> None:
-    """Raise ValueError where ranks train on the GPUs that the teacher is to have."""
-    if device.type != "cuda":
-        return
-    training, there = ranks.world_size // ranks.num_nodes, torch.cuda.device_count()
-    if training + num_gpus > there:
-        raise ValueError(
-            f"training.teacher_residence is own_gpus: of this node's {there} GPUs {training} train "
-            f"and the teacher wants {num_gpus} (teacher.num_gpus): start {there - num_gpus} "
-            "processes, or use more GPUs"
-        )

@@ -27,7 +27,7 @@ from distillery.store.recipes import TargetsRecipe
 from distillery.store.tables import read_table
 from distillery.training.distributed import die_with_parent
 from distillery.training.health import SIGNALS, START_LIMIT_S, Watchdog
-from distillery.training.own_teacher import OwnTeacher, Question, TargetTeacher
+from distillery.training.target_teacher import OwnTeacher, Question, TargetTeacher
 
 POLL_S = 0.1
 

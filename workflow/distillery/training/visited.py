@@ -36,8 +36,8 @@ from distillery.store.tables import read_table
 from distillery.teacher.folder import PipelineFolder, find_teacher
 from distillery.teacher.loading import load_exact_student, torch_dtype
 from distillery.telemetry import Reporter
-from distillery.training.drawing import with_what_fits
-from distillery.training.own_teacher import OwnTeacher
+from distillery.training.target_teacher import OwnTeacher
+from distillery.training.ways.drawing import with_what_fits
 from distillery.training.ways.rounds import visited_segment
 
 

@@ -26,7 +26,9 @@ from distillery.model_folder import load_denoiser
 from distillery.teacher.loading import torch_dtype
 from distillery.training import parallel
 from distillery.training.batch import Batch, rows
-from distillery.training.drawing import (
+from distillery.training.state import Companion, make_moments, trainable_of
+from distillery.training.update import inspecting, predict
+from distillery.training.ways.drawing import (
     Drawing,
     add_noise_to,
     parts_of,
@@ -34,8 +36,6 @@ from distillery.training.drawing import (
     update,
     update_seed,
 )
-from distillery.training.state import Companion, make_moments, trainable_of
-from distillery.training.update import inspecting, predict
 from distillery.training.ways.way import Way
 
 if TYPE_CHECKING:  # a run is made from ways to learn, which need these functions

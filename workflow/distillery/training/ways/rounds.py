@@ -18,22 +18,27 @@ from distillery.config.phases import Span
 from distillery.config.ways import Rounds
 from distillery.files import repair_hint
 from distillery.noise import seed_of
+from distillery.run_folder import round_manifest
 from distillery.store.visited import VisitedStore
 from distillery.training.data import SegmentDataset
 from distillery.training.ways.way import Way
 
 if TYPE_CHECKING:
+    from distillery.config.training import Training
     from distillery.training.batches import Batches
+    from distillery.training.run import Inputs
 
 
 class RoundsDataset(SegmentDataset):
-    """The stored trajectories, and from `first_visited` on the states of one round after another.
+    """The stored trajectories, and from `first_visited` on the states of round after round."""
 
-    Attributes:
-        rounds: the stores, in their order.
-    """
-
-    rounds: Sequence[VisitedStore] = ()
+    def open_more(self, inputs: Inputs, training: Training) -> None:
+        """The rounds' stores, see `add`."""
+        if inputs.rounds is None:
+            raise ValueError(
+                "training.phases has rounds and there are no --rounds: give their folder"
+            )
+        self.add([round_manifest(inputs.rounds, number) for number in training.round_numbers])
 
     def add(self, manifests: Sequence[Path]) -> None:
         """Open the rounds' stores.

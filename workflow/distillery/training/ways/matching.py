@@ -20,7 +20,10 @@ from distillery.config.ways import DistributionMatching
 from distillery.schedule import as_prediction, from_prediction
 from distillery.student.lora import load_trainable
 from distillery.teacher.loading import torch_dtype
-from distillery.training.drawing import (
+from distillery.training.objectives import sample_losses
+from distillery.training.state import Companion, make_moments, trainable_of
+from distillery.training.update import inspecting, predict
+from distillery.training.ways.drawing import (
     Drawing,
     add_noise_to,
     in_parts,
@@ -29,9 +32,6 @@ from distillery.training.drawing import (
     update,
     update_seed,
 )
-from distillery.training.objectives import sample_losses
-from distillery.training.state import Companion, make_moments, trainable_of
-from distillery.training.update import inspecting, predict
 
 if TYPE_CHECKING:  # a run is made from ways to learn, which need these functions
     from distillery.training.run import Run
