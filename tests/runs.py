@@ -48,7 +48,7 @@ from distillery.training.health import StopRequest, Watchdog
 from distillery.training.loop import train
 from distillery.training.run import Paths, PreviewPaths, prepare
 from distillery.training.run import Run as TrainingRun
-from distillery.training.visited import make_round_states, make_round_targets
+from distillery.training.ways.rounds import make_round_states, make_round_targets
 from families.case import FamilyCase
 from tiny import HEIGHT, MAX_TOKENS, WIDTH, tiny_prompts, write_training_job
 from training_phases import phases

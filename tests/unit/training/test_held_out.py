@@ -13,11 +13,10 @@ from pydantic import ValidationError
 from distillery.config.jobs import TrainingJob
 from distillery.config.training import Training
 from distillery.store.trajectories import TrajectoryStore
-from distillery.training.batches import Batches, Order
+from distillery.training.batches import Batches, Order, Split
 from distillery.training.distributed import RankInfo
 from distillery.training.loop import train
 from distillery.training.objectives import sample_losses
-from distillery.training.split import Split
 from distillery.training.state import new_state
 from distillery.training.update import predict, student_of
 from distillery.training.watchers import held_out

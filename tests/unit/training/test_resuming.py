@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 
 from distillery.config.jobs import TrainingJob
 from distillery.config.training import Training
+from distillery.training.checkpoint import differences
 from distillery.training.loop import train
-from distillery.training.resuming import differences
 from distillery.training.state import learning_rate_at
 from runs import Run, make_run
 from training_phases import phases

@@ -186,9 +186,7 @@ class SegmentDataset(TargetSource):
         Args:
             targets: manifest of the trajectories; or their noise alone, which is enough for an
                 `OnlineDataset` all of whose samples are online.
-            embeddings: manifest.
             prompts: the train table (Parquet).
-            steps: of the student.
             objective: what is asked at each segment's beginning.
             timestep_weights: of the segments in the gradient.
             verify: read all bytes of the embeddings once; of several processes one does it.

@@ -1,27 +1,37 @@
-"""The training itself: no teacher, no text encoder, no VAE, only the student and stored numbers."""
+"""The training itself, in one of its processes: from its command line to its outputs.
 
+No teacher, no text encoder, no VAE, only the student and stored numbers.
+"""
+
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from pathlib import Path
 
 import torch
 from torch import nn
 
+from distillery.config.jobs import TrainingJob
 from distillery.families.protocol import Denoiser
 from distillery.files import atomic_path
+from distillery.hardware import device_label, select_device
 from distillery.model_folder import write_metadata
+from distillery.run_folder import RunFolder
+from distillery.store.belonging import check_student_of
 from distillery.store.tables import write_table
 from distillery.student.info import read_student_info
 from distillery.student.lora import save_trained
+from distillery.telemetry import reporting
 from distillery.training import checkpoint, distributed, parallel
 from distillery.training.batch import rows
 from distillery.training.batches import next_timed
 from distillery.training.execution import supports_checkpointing
-from distillery.training.health import START_LIMIT_S
+from distillery.training.health import START_LIMIT_S, Peers, Stopped, StopRequest, Watchdog
 from distillery.training.microbatch import accumulate_what_fits, micro_batches_for
+from distillery.training.nodes import meet
 from distillery.training.parallel import set_checkpointing, uses_checkpointing
-from distillery.training.resuming import resume
-from distillery.training.run import Paths, PreviewPaths, Run
+from distillery.training.run import Paths, PreviewPaths, Run, prepare
 from distillery.training.saving import Saver
 from distillery.training.state import (
     TrainingState,
@@ -49,7 +59,6 @@ def wrap_student(state: TrainingState, run: Run) -> nn.Module:
 
     Args:
         state: before an update; its weights are not changed.
-        run: settings, batches and ranks.
     """
     items = next(run.batches.positions(state.samples_seen), None)
     if run.ranks.world_size == 1 or parallel.is_sharded(state.denoiser) or items is None:
@@ -78,6 +87,64 @@ def _in_least_memory(denoiser: Denoiser) -> Iterator[None]:
     set_checkpointing(denoiser, before)
 
 
+def train_here(
+    job: TrainingJob,
+    paths: Paths,
+    run_folder: RunFolder,
+    telemetry: Path | None = None,
+    *,
+    name: str,
+    stop: StopRequest,
+    cpu_threads: int,
+    log: Path | None,
+    loaded_s: float,
+) -> bool:
+    """Find this process's place among the others and train; True when the training is finished.
+
+    Args:
+        job: frozen configuration.
+        paths: inputs and outputs.
+        run_folder: results/{run}.
+        telemetry: folder to write, instead of results/{run}/telemetry.
+        name: of this job, `training`, or `training-{n}-rounds` for one that ends after so many.
+        stop: set by a signal.
+        cpu_threads: of this process where there is no GPU.
+        log: for where it hangs.
+        loaded_s: what this process took to be here.
+    """
+    check_student_of(run_folder, paths.student, is_trained=False)
+    ranks = distributed.detect_rank(os.environ)
+    watchdog = Watchdog(ranks.rank, job.training.hang_timeout_s, log)
+    with watchdog.watching():
+        device = distributed.start(ranks, select_device(cpu_threads), job.training.timeout_s)
+        ranks, watchdog.peers = meet(ranks, run_folder.path)
+        folder = telemetry or run_folder.telemetry
+        process = name if ranks.is_main else f"{name}-rank-{ranks.rank}"
+        label, finished = device_label(device), False
+        # What was stopped is not done, and must not be reported so: `Stopped` goes through.
+        reported = reporting(folder, "training", process, label, log, loaded_s)
+        with suppress(Stopped), reported as reporter:
+            run = prepare(job, paths, ranks, device, reporter, stop, watchdog)
+            train_or_stop(run, paths)
+            run.dataset.close()
+            finished = True
+        watchdog.peers = Peers()  # from here on each goes when it is done
+        distributed.stop()
+    return finished
+
+
+def train_or_stop(run: Run, paths: Paths) -> None:
+    """Train to the end.
+
+    Raises Stopped after a signal; rank 0, which wrote the checkpoint, says so.
+    """
+    if train(run, paths):
+        return
+    if run.ranks.is_main:
+        run.reporter.warning("stopped by a signal, a checkpoint is saved: start again to resume")
+    raise Stopped
+
+
 def train(run: Run, paths: Paths) -> bool:
     """Train the student, or resume from its newest checkpoint; True when it is finished.
 
@@ -94,7 +161,7 @@ def train(run: Run, paths: Paths) -> bool:
     run.watchdog.heartbeat("student onto the device")
     state = new_state(paths.student, run)
     state.companion = new_companion(paths.student, run)
-    resume(state, run)
+    checkpoint.resume(state, run)
     run.watchdog.heartbeat("size of micro-batches")
     finished = loop(state, run, paths.previews)
     if finished:

@@ -48,10 +48,7 @@ class MicroBatches:
         """Begin with `training.micro_batch_size`, auto meaning all of its part, or the noted size.
 
         Args:
-            run: settings, ranks and checkpoints.
             sharded: whether all processes must take equally many micro-batches.
-            for_rollouts: or of segments.
-            checkpointing: whether the network does so now.
         """
         self.for_rollouts = for_rollouts
         self.checkpointing = checkpointing
@@ -240,11 +237,6 @@ def lower_by_estimates(
 
     Args:
         state: before an update; its gradients are thrown away.
-        batch: of this process in an update.
-        micro_batches: to be lowered.
-        losses: of the update.
-        run: settings and device.
-        memory: of the device.
 
     Raises:
         torch.OutOfMemoryError: an estimate was too low, and the next attempt begins below it; or
@@ -438,11 +430,8 @@ def accumulate_what_fits(
     """`accumulate_gradients`, repeated with smaller micro-batches where memory does not suffice.
 
     Args:
-        model: as `loop.wrap_student` gives it.
         batch: this process's part of the global batch.
         micro_batches: cuts the local batch.
-        losses: of the phase.
-        run: settings and device.
 
     Raises:
         torch.OutOfMemoryError: see `MicroBatches.lower`.

@@ -173,10 +173,8 @@ class Previews:
         """Nothing is drawn yet.
 
         Args:
-            paths: inputs and outputs.
             shard: (rank, processes): which of the prompts are drawn here.
             training: hash of the training's recipe, which each image carries.
-            reporter: of this process.
         """
         self.job = read_job(paths.previews_config, PreviewsJob)
         self._root = paths.previews

@@ -115,12 +115,7 @@ def prepare(
     """Open the data, check that all of it belongs together, and name the recipe.
 
     Args:
-        job: frozen configuration.
-        paths: inputs and outputs.
         ranks: of this process; its group is started.
-        device: of this process.
-        reporter: of this process.
-        stop: set by a signal.
         watchdog: ends this process when it hangs.
 
     Raises:

@@ -72,10 +72,7 @@ def accumulate_gradients(
     counts the same on every process and in every micro-batch.
 
     Args:
-        model: as `loop.wrap_student` gives it.
         micro_batches: this process's share of the global batch, cut.
-        losses: of the phase.
-        run: settings and device.
 
     Raises torch.OutOfMemoryError, which `microbatch.accumulate_what_fits` answers.
     """
@@ -108,7 +105,6 @@ def end_of_last_step(output: torch.Tensor, noisy: torch.Tensor, run: Run) -> tor
     Args:
         output: (b, *latent) of the network; where it is of another step the result has no meaning.
         noisy: (b, *latent) float32, the states before that step.
-        run: with the student's grid.
     """
     grid, kind = run.dataset.grid, run.dataset.recipe.prediction_type
     alpha, sigma = torch.tensor(grid.alphas[-2]), torch.tensor(grid.sigmas[-2])
@@ -160,10 +156,7 @@ def reduce_totals(
     update without a barrier.
 
     Args:
-        local: what this process did.
         grad_norm: of the whole gradient, (), the same on all ranks.
-        run: settings and device.
-        companion: that learns beside, if there is one.
     """
     num_losses = run.num_losses
     of_segment = F.one_hot(local.segment, num_losses).double()
@@ -210,8 +203,6 @@ def inspecting(denoiser: Denoiser, device: torch.device, dtype: torch.dtype) -> 
 
     Args:
         denoiser: as it is trained, float32 where it learns.
-        device: where it lies.
-        dtype: of the forward pass.
     """
     was_training = denoiser.training
     devices = [device] if device.type == "cuda" else []

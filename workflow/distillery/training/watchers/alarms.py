@@ -91,8 +91,6 @@ class Alarms:
 
         Args:
             names: the kinds of alarms that the measurement could have found.
-            alarms: those that it has found.
-            samples_seen: position in the training.
             subject: the only one that was measured; None: all of them were.
         """
         before = {
@@ -192,7 +190,6 @@ class LossJudge:
         Args:
             baseline: see `variation.constant_baseline_losses`, one per segment.
             log_every_samples: samples in a row.
-            num_samples: of the whole training.
             restarts: samples after which the learning rate begins anew, with other states.
         """
         self._ignorant = baseline

@@ -99,8 +99,6 @@ class TensorBoard:
         Args:
             prompt_id: the last part of both tags.
             png: the image's file, which is not encoded again.
-            prompt: its text.
-            samples_seen: when it was drawn.
         """
         from tensorboardX.proto.summary_pb2 import Summary
         from tensorboardX.summary import text
@@ -226,7 +224,6 @@ class BoardPreviews:
         Args:
             previews: of rank 0, which know the prompts of all.
             folder: of TensorBoard's files, before this attempt adds one.
-            samples_seen: where this attempt resumes.
         """
         self._previews = previews
         self._ids = previews.prompt_ids

@@ -121,7 +121,6 @@ def state_variation(grid: torch.Tensor, batch: Batch, dataset: TargetSource) -> 
     Args:
         grid: (n states, m prompts, *latent) predictions.
         batch: the n items that the states and targets are of.
-        dataset: for schedule and prediction type.
     """
     images = clean_of(grid, batch.noisy.unsqueeze(1), batch, dataset)
     targets = clean_of(batch.target, batch.noisy, batch, dataset)
@@ -138,7 +137,6 @@ def prompt_variation(grid: torch.Tensor, batch: Batch, dataset: TargetSource) ->
     Args:
         grid: (n states, m prompts, *latent) predictions.
         batch: at least m items; the states are of the first n.
-        dataset: for schedule and prediction type.
     """
     if len({dataset.sample(item).prompt_id for item in batch.items}) == 1:
         return None

@@ -54,12 +54,7 @@ def way_at(samples_seen: int, training: Phases) -> Way[Any]:
 
 
 def new_companion(student: Path, run: Run) -> Companion | None:
-    """What learns beside the student, if the training has a finish with such a thing.
-
-    Args:
-        student: folder of the untrained one.
-        run: settings and device.
-    """
+    """What learns beside the student, if the training has a finish with such a thing."""
     director = run.training.director
     return way_of(director.phase).companion(student, run) if director else None
 
@@ -77,7 +72,6 @@ def add_directions(batch: Batch, state: TrainingState, size: int, run: Run) -> B
         batch: of one update, with its targets.
         state: whose student draws; its weights stay, those of the companion change.
         size: samples that a network may take at once.
-        run: settings and device.
     """
     companion, director = state.companion, run.training.director
     if companion is None or director is None or state.samples_seen < director.begin:

@@ -65,7 +65,6 @@ class Heads(nn.Module):
         Args:
             frozen: in evaluation mode, without gradients.
             places: of the observed blocks among `parallel.blocks_of`.
-            widths: of their features.
         """
         super().__init__()
         self.frozen: Any = frozen
@@ -98,8 +97,6 @@ def new_heads(student: Path, settings: Adversarial, run: Run) -> Companion:
     """Heads that know nothing yet.
 
     Args:
-        student: folder of the untrained one.
-        settings: of the configuration.
         run: with the dataset, of which one item is passed to find the features' widths.
 
     Raises:
@@ -139,9 +136,7 @@ def judge(
     Args:
         drawing: of this process; maybe of nothing.
         heads: that have learned from earlier ones.
-        settings: of the configuration.
         begin: samples seen before the phase.
-        run: with the dataset.
     """
     network, seen = heads.network, _what_heads_see(drawing, run)
     waits = drawing.samples_seen < begin + settings.warmup_samples

@@ -62,8 +62,6 @@ def match(
     Args:
         drawing: of this process; maybe of nothing.
         copy: that has learned from earlier ones.
-        settings: of the configuration.
-        run: with the teacher's dataset.
     """
     direction = settings.weight * _difference(drawing, copy, run)
     for number in range(settings.updates):

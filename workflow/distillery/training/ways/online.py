@@ -28,13 +28,18 @@ from distillery.teacher.loading import torch_dtype
 from distillery.training import distributed
 from distillery.training.batch import Batch, at_knots, rows
 from distillery.training.data import SegmentDataset, Student
-from distillery.training.execution import student_state_bytes
+from distillery.training.execution import choose_place, demands, student_state_bytes
 from distillery.training.health import START_LIMIT_S, Watchdog
 from distillery.training.objectives import segment_target
 from distillery.training.parallel import set_checkpointing, uses_checkpointing
-from distillery.training.residence import choose_place, demands
-from distillery.training.target_teacher import OwnTeacher, TargetTeacher, TeacherOfOneRank
-from distillery.training.teacher_process import TeacherProcess, Work, start_or_join
+from distillery.training.target_teacher import (
+    OwnTeacher,
+    TargetTeacher,
+    TeacherOfOneRank,
+    TeacherProcess,
+    Work,
+    start_or_join,
+)
 from distillery.training.update import inspecting, predict
 from distillery.training.ways.matching import match, new_copy
 from distillery.training.ways.way import Way
@@ -240,13 +245,9 @@ def load_target_teacher(
     """The teacher in its place; all ranks call it together.
 
     Args:
-        job: of the training.
         dataset: whose targets it makes.
         inputs: what it reads itself where it is a process of its own.
-        batches: of this process.
-        place: see `residence.choose_place`.
-        device: of this process.
-        watchdog: of this process.
+        place: see `execution.choose_place`.
 
     Raises:
         ValueError: it is not the one that the targets were made with, or no process has the number

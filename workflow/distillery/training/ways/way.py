@@ -42,8 +42,6 @@ class Way(Generic[Kind]):
         """The items at the positions [start, stop) of the stream, which lie in one span.
 
         Args:
-            batches: of this process, with the stream of segments.
-            span: where they lie.
             start, stop: in samples since the training's beginning.
         """
         return batches.segments(start, stop)
@@ -52,10 +50,8 @@ class Way(Generic[Kind]):
         """This rank's batch with its targets, where they are not stored.
 
         Args:
-            batch: of one update.
             state: whose student walks; its whole weights are on the device.
             size: samples that the student may take at once.
-            run: settings and device.
         """
         return batch
 
@@ -63,9 +59,7 @@ class Way(Generic[Kind]):
         """The loss (b,) of each sample of a micro-batch, with its graph, without its weight.
 
         Args:
-            model: the student, maybe wrapped.
             batch: on the device, complete, with the companion's directions if there are any.
-            run: settings.
         """
         output = predict(model, batch, run)
         loss_b = target_losses(output, batch, run)
@@ -74,12 +68,7 @@ class Way(Generic[Kind]):
         return along(batch.direction, end_of_last_step(output, batch.noisy, run), loss_b)
 
     def companion(self, student: Path, run: Run) -> Companion | None:
-        """What learns beside the student from here to the training's end, if anything does.
-
-        Args:
-            student: folder of the untrained one.
-            run: settings and device.
-        """
+        """What learns beside the student from here to the training's end, if anything does."""
         return None
 
     def direct(
@@ -93,7 +82,6 @@ class Way(Generic[Kind]):
             state: whose student drew.
             companion: that has learned from earlier ones.
             begin: samples seen before the phase.
-            run: with the dataset.
         """
         raise NotImplementedError
 
