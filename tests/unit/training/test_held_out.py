@@ -10,7 +10,6 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from distillery.config.jobs import TrainingJob
 from distillery.config.training import Training
 from distillery.store.trajectories import TrajectoryStore
 from distillery.training.batches import Batches, Order, Split
@@ -31,25 +30,15 @@ TRAINING = {
     "save_every_samples": 16,
     "log_every_samples": 8, "dtype": "float32", "tf32": False, "held_out_prompts": 2,
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory, teacher: Path) -> Run:
-    made = make_run(
-        tmp_path_factory.mktemp("held-out"),
-        teacher,
-        targets={"steps": 8, "num_segments": STEPS, "samples_per_prompt": 2},
-        student={"steps": STEPS},
-        training=TRAINING,
-    )
-    return made.ready_to_train()
+SECTIONS = {
+    "targets": {"steps": 8, "num_segments": STEPS, "samples_per_prompt": 2},
+    "student": {"steps": STEPS},
+    "training": TRAINING,
+}
 
 
 def opened_in(run: Run, output: Path, **changes: Any) -> tuple[Any, Any]:
-    job = run.job("training", TrainingJob)
-    job = job.model_copy(update={"training": Training(**TRAINING | changes)})
-    paths = run.training_paths(output)
-    return run.open_training(job, paths), paths
+    return run.opened_with(output, TRAINING | changes)
 
 
 @pytest.mark.parametrize("num_held_out", range(7))

@@ -29,7 +29,6 @@ from distillery.training.update import (
     roll_out_student,
 )
 from distillery.training.ways import add_directions, drawing, matching, new_companion, way_at
-from families.sdxl import CASE as SDXL
 from own_wan import OwnWan
 from runs import Run, make_run
 from training_phases import phases
@@ -44,47 +43,17 @@ TRAINING = {
     "save_every_samples": 8, "log_every_samples": 8, "dtype": "float32", "tf32": False,
 }  # fmt: skip
 WITHOUT = phases(online=32)
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory, teacher: Path) -> Run:
-    """Of Wan, whose training is the quickest."""
-    return ready(tmp_path_factory.mktemp("wan"), teacher, scheduler=EULER_FLOW)
-
-
-@pytest.fixture(scope="module")
-def scaled(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Of SDXL, whose states have a scale and whose network predicts noise."""
-    folder = tmp_path_factory.mktemp("sdxl")
-    SDXL.make(folder / "teacher")
-    return ready(folder, folder / "teacher", max_sequence_length=SDXL.max_tokens)
-
-
-@pytest.fixture(params=["run", "scaled"])
-def each(request: pytest.FixtureRequest) -> Run:
-    found: Run = request.getfixturevalue(request.param)
-    return found
-
-
-def ready(folder: Path, teacher: Path, **section: Any) -> Run:
-    """Of a teacher of first order without guidance, which is what its student is before it
-    learns."""
-    made = make_run(
-        folder,
-        teacher,
-        teacher={"dtype": "float32"} | section,
-        targets={"steps": 8, "num_segments": STEPS, "guidance_scale": 1.0},
-        student={"steps": STEPS},
-        training=TRAINING,
-    )
-    return made.ready_to_train()
+OF_WAN = {"scheduler": EULER_FLOW}
+# A teacher of first order without guidance, which is what its student is before it learns.
+SECTIONS = {
+    "targets": {"steps": 8, "num_segments": STEPS, "guidance_scale": 1.0},
+    "student": {"steps": STEPS},
+    "training": TRAINING,
+}
 
 
 def opened_with(run: Run, output: Path, **settings: Any) -> tuple[OpenedRun, Any]:
-    job = run.job("training", TrainingJob)
-    job = job.model_copy(update={"training": Training(**TRAINING | settings)})
-    paths = replace(run.training_paths(output), targets=run.files.targets)
-    return run.open_training(job, paths), paths
+    return run.opened_with(output, TRAINING | settings, targets=run.files.targets)
 
 
 def begun(run: Run, output: Path, **settings: Any) -> tuple[OpenedRun, TrainingState, Batch]:

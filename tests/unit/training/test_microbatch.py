@@ -22,7 +22,6 @@ from training_phases import phases
 
 ALONE, CPU = RankInfo(), torch.device("cpu")
 WEIGHTS = "student/trained/diffusion_pytorch_model.safetensors"
-LOSSES = way_of(Stored(samples=8)).losses
 
 
 def train(data, output, **settings):
@@ -31,6 +30,11 @@ def train(data, output, **settings):
 
     tiny.write_training_job(output, **settings)
     return script.main(tiny.train_arguments(data, output))
+
+
+def stored_losses():
+    """As `change_losses` has left them."""
+    return way_of(Stored(samples=8)).losses
 
 
 def change_losses(monkeypatch, compute):
@@ -174,7 +178,7 @@ def test_the_probe_finds_what_fits_and_leaves_no_trace(data, tmp_path, limited, 
     state, micro_batches = state_of(data, run), of_segments(run, sharded=False)
     before = {name: value.clone() for name, value in state.denoiser.state_dict().items()}
     share = run.dataset.__getitems__(next(run.batches.positions(0)))
-    microbatch.find_fitting(state, share, micro_batches, LOSSES, run)
+    microbatch.find_fitting(state, share, micro_batches, stored_losses(), run)
     assert micro_batches.size == size
     assert all(parameter.grad is None for parameter in state.denoiser.parameters())
     assert not state.optimizer.state
@@ -195,7 +199,7 @@ def test_the_probe_compiles_for_the_size_alone_that_fits(data, tmp_path, limited
     torch._dynamo.reset()
     state.denoiser.forward = torch.compile(state.denoiser.forward, backend=note, dynamic=False)
     share = run.dataset.__getitems__(next(run.batches.positions(0)))
-    microbatch.find_fitting(state, share, micro_batches, LOSSES, run)
+    microbatch.find_fitting(state, share, micro_batches, stored_losses(), run)
     assert set(compiled) == {2}
 
 
@@ -206,7 +210,7 @@ def test_the_probe_turns_on_gradient_checkpointing_where_it_may(data, tmp_path, 
     state, micro_batches = state_of(data, run), of_segments(run, sharded=False)
     share = run.dataset.__getitems__(next(run.batches.positions(0)))
     with pytest.raises(torch.OutOfMemoryError, match="A single sample does not fit"):
-        microbatch.find_fitting(state, share, micro_batches, LOSSES, run)
+        microbatch.find_fitting(state, share, micro_batches, stored_losses(), run)
     assert state.denoiser.is_gradient_checkpointing == (choice == "auto")
     assert limited[1] == [8, 4, 2, 1] * (2 if choice == "auto" else 1)
 
@@ -253,7 +257,7 @@ def test_a_size_is_tried_where_the_last_two_say_that_it_fits(data, tmp_path, pea
     state, micro_batches = state_of(data, run), of_segments(run, sharded=False)
     share = run.dataset.__getitems__(next(run.batches.positions(0)))
     memory = Memory(peak_at, limit)
-    lower_by_estimates(state, share, micro_batches, LOSSES, run, memory)
+    lower_by_estimates(state, share, micro_batches, stored_losses(), run, memory)
     assert micro_batches.size == size
     assert memory.sizes == [1, *(it for it in (1, 2, 4, 8) if it <= size)]
     assert all(parameter.grad is None for parameter in state.denoiser.parameters())
@@ -283,10 +287,12 @@ def test_an_estimate_that_was_too_low_makes_the_next_attempt_smaller(
     state, micro_batches = state_of(data, run), of_segments(run, sharded=True)
     share = run.dataset.__getitems__(next(run.batches.positions(0)))
     with pytest.raises(torch.OutOfMemoryError, match=f"next attempt takes {noted} samples"):
-        lower_by_estimates(state, share, micro_batches, LOSSES, run, Memory(line, 10_000, fitting))
+        lower_by_estimates(
+            state, share, micro_batches, stored_losses(), run, Memory(line, 10_000, fitting)
+        )
     again = of_segments(run, sharded=True)
     assert again.size == noted
-    lower_by_estimates(state, share, again, LOSSES, run, Memory(line, 10_000, fitting))
+    lower_by_estimates(state, share, again, stored_losses(), run, Memory(line, 10_000, fitting))
     assert again.size == noted
 
 
@@ -295,7 +301,9 @@ def test_a_single_sample_beyond_all_estimates_is_an_error_that_says_what_to_do(d
     state, micro_batches = state_of(data, run), of_segments(run, sharded=True)
     share = run.dataset.__getitems__(next(run.batches.positions(0)))
     with pytest.raises(torch.OutOfMemoryError, match=r"set training\.gradient_checkpointing: true"):
-        lower_by_estimates(state, share, micro_batches, LOSSES, run, Memory(line, 10_000, 0))
+        lower_by_estimates(
+            state, share, micro_batches, stored_losses(), run, Memory(line, 10_000, 0)
+        )
 
 
 def rollouts_run(data, folder, monkeypatch, room):
@@ -381,7 +389,7 @@ def test_a_gpu_that_is_too_small_for_the_share_gets_less(data, tmp_path):
         microbatch.find_micro_batch_size(state, micro_batches, run)
         share = run.dataset.__getitems__(next(run.batches.positions(0)))
         for batch in micro_batches.cut(share):
-            update.backward(state.denoiser, batch.to(gpu), LOSSES, run)
+            update.backward(state.denoiser, batch.to(gpu), stored_losses(), run)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0, gpu)
     assert 1 < micro_batches.size < 4096
