@@ -225,7 +225,7 @@ class Memory:
     def peak_of(self, work):
         if not hasattr(work, "args"):
             return self.peak_at(0)
-        state, batch, _ = work.args
+        state, batch, *_ = work.args
         num_items = len(batch.items)
         if num_items > self.size:
             raise torch.OutOfMemoryError("no room (made by a test)")

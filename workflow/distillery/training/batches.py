@@ -22,7 +22,7 @@ from distillery.config.training import Training, check_batch_size, check_held_ou
 from distillery.noise import seed_of
 from distillery.stage import balanced_range
 from distillery.training.batch import Batch
-from distillery.training.data import TargetSource, spread_evenly
+from distillery.training.data import SegmentDataset, spread_evenly
 from distillery.training.distributed import RankInfo
 from distillery.training.health import SIGNALS
 from distillery.training.ways import way_of
@@ -120,7 +120,7 @@ class Batches:
         ranks: which part of each global batch is this process's.
     """
 
-    dataset: TargetSource
+    dataset: SegmentDataset
     training: Training
     seed: int
     ranks: RankInfo

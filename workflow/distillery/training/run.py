@@ -17,7 +17,7 @@ from distillery.teacher.folder import find_teacher
 from distillery.telemetry import Reporter
 from distillery.training import distributed
 from distillery.training.batches import Batches
-from distillery.training.data import TargetSource
+from distillery.training.data import SegmentDataset
 from distillery.training.distributed import RankInfo
 from distillery.training.health import StopRequest, Watchdog
 from distillery.training.nodes import check_alike
@@ -83,7 +83,7 @@ class Run:
     """What does not change while the loop runs."""
 
     training: Training
-    dataset: TargetSource
+    dataset: SegmentDataset
     batches: Batches
     perceptual: PerceptualLoss | None
     ranks: RankInfo
@@ -152,7 +152,7 @@ def prepare(
     )
 
 
-def open_dataset(job: TrainingJob, inputs: Inputs, verify: bool = True) -> TargetSource:
+def open_dataset(job: TrainingJob, inputs: Inputs, verify: bool = True) -> SegmentDataset:
     """What a training learns from; see `SegmentDataset` for arguments and errors."""
     training = job.training
     dataset = source_of(training)(
@@ -181,7 +181,7 @@ def draw_noise(job: TrainingJob, inputs: Inputs) -> DrawnNoise:
 
 
 def _perceptual(
-    job: TrainingJob, dataset: TargetSource, device: torch.device
+    job: TrainingJob, dataset: SegmentDataset, device: torch.device
 ) -> PerceptualLoss | None:
     """What rollouts need beside the student: the VAE, if `perceptual_weight` is positive."""
     if not job.training.decodes:
@@ -189,7 +189,7 @@ def _perceptual(
     return load_perceptual(find_teacher(job.teacher), dataset.setting, device)
 
 
-def training_recipe(job: TrainingJob, dataset: TargetSource, initial: str) -> TrainingRecipe:
+def training_recipe(job: TrainingJob, dataset: SegmentDataset, initial: str) -> TrainingRecipe:
     """Everything that the trained weights depend on, beyond rounding.
 
     Settings that change no weight are not in it: a training may be resumed with others.

@@ -17,7 +17,7 @@ from distillery.schedule import Schedule, as_prediction, from_prediction
 from distillery.teacher.loading import torch_dtype
 from distillery.training import parallel
 from distillery.training.batch import Batch
-from distillery.training.data import TargetSource, spread_evenly
+from distillery.training.data import SegmentDataset, spread_evenly
 from distillery.training.objectives import sample_losses
 from distillery.training.run import Run
 from distillery.training.state import TrainingState
@@ -54,7 +54,7 @@ class CollapseProbe:
     last: Batch
 
     @classmethod
-    def of(cls, dataset: TargetSource) -> Self:
+    def of(cls, dataset: SegmentDataset) -> Self:
         """Trajectories spread evenly over the store, so that their prompts differ."""
         rows = spread_evenly(dataset.num_trajectories, NUM_VARIED)
         first, last = (
@@ -111,7 +111,7 @@ def _repeated(values: torch.Tensor, row: int, count: int) -> torch.Tensor:
     return values[row : row + 1].expand(count, *values.shape[1:])
 
 
-def state_variation(grid: torch.Tensor, batch: Batch, dataset: TargetSource) -> float | None:
+def state_variation(grid: torch.Tensor, batch: Batch, dataset: SegmentDataset) -> float | None:
     """The spread of the answers over states, as a share of the targets' spread; None if that is 0.
 
     It is taken of the predictions as they are, and of the clean images that they imply. A network
@@ -129,7 +129,7 @@ def state_variation(grid: torch.Tensor, batch: Batch, dataset: TargetSource) -> 
     return None if own is None or implied is None else min(own, implied)
 
 
-def prompt_variation(grid: torch.Tensor, batch: Batch, dataset: TargetSource) -> float | None:
+def prompt_variation(grid: torch.Tensor, batch: Batch, dataset: SegmentDataset) -> float | None:
     """The spread of the clean images over prompts, as a share of that of the targets' images.
 
     None where there is one prompt, or where the targets' images do not vary.
@@ -151,7 +151,7 @@ def _ratio(answers: float, targets: float) -> float | None:
 
 
 def clean_of(
-    prediction: torch.Tensor, noisy: torch.Tensor, batch: Batch, dataset: TargetSource
+    prediction: torch.Tensor, noisy: torch.Tensor, batch: Batch, dataset: SegmentDataset
 ) -> torch.Tensor:
     """The clean images that predictions at states imply; all items are of one segment."""
     alpha, sigma = _levels(dataset.grid, int(batch.segment[0]))
@@ -168,7 +168,7 @@ def spread(values: torch.Tensor, dim: int) -> float:
     return float(values.double().var(dim=dim, correction=0).mean())
 
 
-def constant_baseline_losses(dataset: TargetSource, training: Training) -> list[float]:
+def constant_baseline_losses(dataset: SegmentDataset, training: Training) -> list[float]:
     """By segment, the loss of the constant-output baseline: the better of two such students.
 
     One has a constant output, the mean of the targets; the other always answers the same image,
@@ -195,7 +195,7 @@ def constant_baseline_losses(dataset: TargetSource, training: Training) -> list[
 
 
 def _same_image(
-    target: torch.Tensor, noisy: torch.Tensor, segment: int, dataset: TargetSource
+    target: torch.Tensor, noisy: torch.Tensor, segment: int, dataset: SegmentDataset
 ) -> torch.Tensor:
     """Predictions (b, *latent) at states (b, *latent) that all imply the targets' mean image."""
     kind = dataset.recipe.prediction_type

@@ -85,7 +85,7 @@ class OnlineDataset(SegmentDataset):
         )
 
     def with_targets(self, batch: Batch, student: Student, size: int) -> Batch:
-        """Walk by the student's steps, then ask the teacher; see `TargetSource`."""
+        """Walk by the student's steps, then ask the teacher; see `SegmentDataset`."""
         noisy = self._visit(batch, student, size)
         segments = [self._segment(item) for item in batch.items]
         rows_of_prompts = [
@@ -102,7 +102,7 @@ class OnlineDataset(SegmentDataset):
     def teachers_view(
         self, noisy: torch.Tensor, steps: list[int], items: list[int]
     ) -> torch.Tensor:
-        """Ask the teacher; see `TargetSource`."""
+        """Ask the teacher; see `SegmentDataset`."""
         states = noisy * at_knots(
             self.teacher_grid.scales, torch.tensor(steps, dtype=torch.int64), noisy
         )
