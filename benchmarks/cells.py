@@ -28,7 +28,7 @@ from distillery.training.health import StopRequest, Watchdog
 from distillery.training.loop import train
 from distillery.training.run import Paths
 from distillery.training.run import prepare as prepare_training
-from distillery.training.visited import make_round_states, make_round_targets
+from distillery.training.ways.rounds import make_round_states, make_round_targets
 
 
 def prepare(bench: Bench, stores: Iterable[Store]) -> None:

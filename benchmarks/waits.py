@@ -37,6 +37,7 @@ from distillery.training.microbatch import MicroBatches, accumulate_what_fits, m
 from distillery.training.run import Paths, Run, prepare
 from distillery.training.state import TrainingState, new_state, update_average
 from distillery.training.update import LocalUpdate, check_finite, reduce_totals
+from distillery.training.ways import way_at
 
 Read = Callable[[LocalUpdate, torch.Tensor, Run], None]
 
@@ -62,7 +63,8 @@ READS: dict[str, Read] = {"one": read_once, "three": read_thrice, "none": read_n
 
 def update(state: TrainingState, batch: Batch, cut: MicroBatches, run: Run, read: Read) -> None:
     """One update, as in `training.loop.loop`."""
-    local = accumulate_what_fits(state.denoiser, batch, cut, run)
+    losses = way_at(state.samples_seen, run.training).losses
+    local = accumulate_what_fits(state.denoiser, batch, cut, losses, run)
     grad_norm = parallel.clip_gradients(state.denoiser.parameters(), run.training.max_grad_norm)
     read(local, grad_norm, run)
     state.optimizer.step()

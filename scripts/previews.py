@@ -17,7 +17,7 @@ from distillery.stage import Stage, asked_for
 
 STAGE: Stage = Stage(
     name="previews",
-    makes="distillery.training.kept:draw_kept",
+    makes="distillery.training.previews:draw_kept",
     job="previews-{samples_seen:012d}",
     keys=asked_for,
 )

@@ -14,7 +14,7 @@ from distillery.stage import Stage, named, round_shards, share, to_train
 
 STAGE: Stage = Stage(
     name="round_states",
-    makes="distillery.training.visited:make_round_states",
+    makes="distillery.training.ways.rounds:make_round_states",
     job="round-states-{number}-{shard[0]}-of-{shard[1]}",
     keys=to_train(round_shards),
     writes=lambda config, run, key: [run.states_shard(key["round"], key["shard"])],

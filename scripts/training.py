@@ -24,7 +24,7 @@ from distillery.stage import Stage, named, one, rounds, to_train
 
 STAGE: Stage = Stage(
     name="training",
-    makes="distillery.training.job:train_here",
+    makes="distillery.training.loop:train_here",
     keys=to_train(one),
     writes=lambda config, run, key: [run.student("trained"), run.loss],
     frozen=named("training", "previews"),
@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
     from distillery.telemetry import explain_errors, loaded_for_s
     from distillery.training import distributed
     from distillery.training.health import EXIT_INTERRUPTED, StopRequest
-    from distillery.training.job import train_here
+    from distillery.training.loop import train_here
     from distillery.training.nodes import check_seen
 
     distributed.die_with_launcher(os.environ)

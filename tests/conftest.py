@@ -26,7 +26,7 @@ SLOW = (
     "unit/measures/test_a_measure", "unit/training/test_a_way_is",
     "numerics/test_family_hooks", "unit/test_hash_cache", "unit/training/test_microbatch",
     "fuzz/test_plan_promise", "unit/store/test_belonging",
-    "unit/training/test_log", "unit/teacher/test_decoding", "unit/stages/test_own_negatives",
+    "unit/training/test_history", "unit/teacher/test_decoding", "unit/stages/test_own_negatives",
     "fuzz/test_random_schedulers", "unit/generation/test_walk", "unit/planning/test_solver_plan",
     "numerics/test_clipping", "unit/training/test_online", "unit/planning/test_overlooked",
     "fuzz/test_random_adapters",

@@ -25,6 +25,7 @@ from distillery.config.jobs import (
 from distillery.config.run import Config, parse_config
 from distillery.config.section import Section, Split
 from distillery.config.teacher import Teacher
+from distillery.config.training import Training
 from distillery.files import read_json, write_json
 from distillery.generation.embeddings import make_embeddings
 from distillery.generation.sample_tables import merge_samples
@@ -48,7 +49,7 @@ from distillery.training.health import StopRequest, Watchdog
 from distillery.training.loop import train
 from distillery.training.run import Paths, PreviewPaths, prepare
 from distillery.training.run import Run as TrainingRun
-from distillery.training.visited import make_round_states, make_round_targets
+from distillery.training.ways.rounds import make_round_states, make_round_targets
 from families.case import FamilyCase
 from tiny import HEIGHT, MAX_TOKENS, WIDTH, tiny_prompts, write_training_job
 from training_phases import phases
@@ -309,6 +310,15 @@ class Run:
         """What a process that trains alone works with."""
         reporter, watchdog = self.reporter("training"), Watchdog(0, 0)
         return prepare(job, paths, detect_rank({}), CPU, reporter, StopRequest(), watchdog)
+
+    def opened_with(
+        self, output: Path, training: Mapping[str, Any], **changes: Any
+    ) -> tuple[TrainingRun, Paths]:
+        """A training with another section, which writes to `output`; `changes` are other paths."""
+        job = self.job("training", TrainingJob)
+        job = job.model_copy(update={"training": Training(**training)})
+        paths = replace(self.training_paths(output), **changes)
+        return self.open_training(job, paths), paths
 
     def export_untrained(self) -> Path:
         """Export the student as it was built; returns the pipeline's folder."""

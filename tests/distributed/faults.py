@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import signal
 import time
-from functools import partial
+from functools import partial, partialmethod
 from pathlib import Path
 
 import torch
@@ -18,10 +18,12 @@ from distillery.training import (
     loop,
     microbatch,
     nodes,
-    own_teacher,
     previews,
-    update,
+    target_teacher,
 )
+from distillery.training.ways import way_at
+from distillery.training.ways.rollouts import RolloutsWay
+from distillery.training.ways.way import Way
 
 
 def arrange(fault):
@@ -61,7 +63,7 @@ def _read_other(folder):
 
 def _fail_as_teacher(number):
     """Raise in the teacher's n-th answer, while the other ranks wait for it."""
-    original, calls = own_teacher.OwnTeacher.ask, []
+    original, calls = target_teacher.OwnTeacher.ask, []
 
     def ask(teacher, *arguments):
         calls.append(1)
@@ -69,7 +71,7 @@ def _fail_as_teacher(number):
             _raise()
         return original(teacher, *arguments)
 
-    own_teacher.OwnTeacher.ask = ask
+    target_teacher.OwnTeacher.ask = ask
 
 
 def _draw_slowly_at(samples_seen):
@@ -123,14 +125,14 @@ ACTS_IN_SAVE = {"kill-in-save": ACTS["kill"], "slow-save": lambda: time.sleep(SL
 
 def _limit_room(num_samples):
     """A device with memory for so many samples at once."""
-    original = update.batch_losses
 
-    def compute(model, batch, run):
+    def compute(original, way, model, batch, run):
         if len(batch.items) > num_samples:
             _run_out_of_memory()
-        return original(model, batch, run)
+        return original(way, model, batch, run)
 
-    update.batch_losses = compute
+    for way in (Way, RolloutsWay):
+        way.losses = partialmethod(partial(compute, way.losses))
 
 
 class _Memory:
@@ -149,7 +151,8 @@ def _estimate(num_samples):
 
     def sized(state, micro_batches, run):
         share = run.dataset.__getitems__(next(run.batches.positions(0)))
-        microbatch.lower_by_estimates(state, share, micro_batches, run, _Memory(num_samples))
+        losses, memory = way_at(0, run.training).losses, _Memory(num_samples)
+        microbatch.lower_by_estimates(state, share, micro_batches, losses, run, memory)
         assert all(parameter.grad is None for parameter in state.denoiser.parameters())
         run.reporter.info(f"estimated: {micro_batches.size}")
 

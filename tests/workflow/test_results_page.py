@@ -18,7 +18,7 @@ from distillery.evaluation.compare import compare_runs
 from distillery.generation.dataset import make_dataset
 from distillery.run_folder import RunFolder
 from distillery.telemetry import read_events
-from distillery.training.alarms import COMPANIONS, HELD_OUT, KNOT
+from distillery.training.watchers.alarms import COMPANIONS, HELD_OUT, KNOT
 from runs import Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -19,10 +19,10 @@ from distillery.planning.probe import amounts_of
 from distillery.planning.work import plan_work
 from distillery.stage import Counts
 from distillery.teacher.folder import find_teacher
-from distillery.training.directions import new_companion
 from distillery.training.loop import loop
 from distillery.training.state import new_state
-from distillery.training.variation import Watch
+from distillery.training.watchers.variation import AlarmWatcher
+from distillery.training.ways import new_companion
 from runs import Run, make_run
 from training_phases import phases
 
@@ -76,20 +76,20 @@ class Counter:
 
 def counted(monkeypatch: pytest.MonkeyPatch, own: set[int]) -> Counter:
     """What networks of the teacher's class do from now on, but for the alarms' measurements."""
-    counter, forward, measure = Counter(own), WanTransformer3DModel.forward, Watch.look
+    counter, forward, measure = Counter(own), WanTransformer3DModel.forward, AlarmWatcher.look
 
     def count(network: Any, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         counter.count(network, hidden_states)
         return forward(network, hidden_states, *args, **kwargs)
 
-    def pause(watch: Watch) -> Any:
+    def pause(watch: AlarmWatcher) -> Any:
         counter.is_paused = True
         found = measure(watch)
         counter.is_paused = False
         return found
 
     monkeypatch.setattr(WanTransformer3DModel, "forward", count)
-    monkeypatch.setattr(Watch, "look", pause)
+    monkeypatch.setattr(AlarmWatcher, "look", pause)
     return counter
 
 

@@ -13,22 +13,19 @@ import torch.nn.functional as F
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
-from distillery.config.jobs import TrainingJob
 from distillery.config.training import Training
 from distillery.noise import draw_noise
 from distillery.training.batch import Batch, rows
 from distillery.training.checkpoint import COMPANION, COMPANION_OPTIMIZER, find_problem
-from distillery.training.directions import add_directions, new_companion
-from distillery.training.drawing import add_noise_to, with_what_fits
 from distillery.training.execution import state_bytes
 from distillery.training.loop import train
 from distillery.training.run import Run as OpenedRun
 from distillery.training.state import TrainingState, new_state
 from distillery.training.update import end_of_last_step, predict
-from distillery.training.ways import adversarial
+from distillery.training.ways import add_directions, adversarial, new_companion
 from distillery.training.ways.adversarial import level_shares
-from families.sdxl import CASE as SDXL
-from runs import CPU, Run, make_run
+from distillery.training.ways.drawing import add_noise_to, with_what_fits
+from runs import CPU, Run
 from training_phases import phases
 
 STEPS = 2
@@ -39,45 +36,15 @@ TRAINING = {
     "global_batch_size": 8, "learning_rate": 1e-3, "save_every_samples": 8,
     "log_every_samples": 8, "dtype": "float32", "tf32": False,
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory, teacher: Path) -> Run:
-    """Of Wan, whose training is the quickest."""
-    return ready(tmp_path_factory.mktemp("wan"), teacher)
-
-
-@pytest.fixture(scope="module")
-def scaled(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Of SDXL, whose states have a scale and whose prompts have several tensors."""
-    folder = tmp_path_factory.mktemp("sdxl")
-    SDXL.make(folder / "teacher")
-    return ready(folder, folder / "teacher", max_sequence_length=SDXL.max_tokens)
-
-
-@pytest.fixture(params=["run", "scaled"])
-def each(request: pytest.FixtureRequest) -> Run:
-    found: Run = request.getfixturevalue(request.param)
-    return found
-
-
-def ready(folder: Path, teacher: Path, **section: Any) -> Run:
-    made = make_run(
-        folder,
-        teacher,
-        teacher=section,
-        targets={"steps": 8, "num_segments": STEPS, "samples_per_prompt": 2},
-        student={"steps": STEPS},
-        training=TRAINING,
-    )
-    return made.ready_to_train()
+SECTIONS = {
+    "targets": {"steps": 8, "num_segments": STEPS, "samples_per_prompt": 2},
+    "student": {"steps": STEPS},
+    "training": TRAINING,
+}
 
 
 def opened_with(run: Run, output: Path, **settings: Any) -> tuple[OpenedRun, Any]:
-    job = run.job("training", TrainingJob)
-    job = job.model_copy(update={"training": Training(**TRAINING | settings)})
-    paths = run.training_paths(output)
-    return run.open_training(job, paths), paths
+    return run.opened_with(output, TRAINING | settings)
 
 
 def begun(run: Run, output: Path, **finish: Any) -> tuple[OpenedRun, TrainingState, Batch]:

@@ -17,8 +17,9 @@ from distillery.config.training import Training
 from distillery.files import read_sealed, write_json
 from distillery.student.build import build_student
 from distillery.telemetry import Reporter, read_events
-from distillery.training import alarms, variation
-from distillery.training.alarms import (
+from distillery.training.data import SegmentDataset
+from distillery.training.watchers import alarms, variation
+from distillery.training.watchers.alarms import (
     Alarms,
     Course,
     LossJudge,
@@ -26,8 +27,7 @@ from distillery.training.alarms import (
     judge_image,
     judge_variation,
 )
-from distillery.training.data import SegmentDataset
-from distillery.training.variation import (
+from distillery.training.watchers.variation import (
     CollapseProbe,
     constant_baseline_losses,
     prompt_variation,
@@ -319,7 +319,7 @@ def test_a_last_row_of_few_samples_rings_nothing(data, dataset, tmp_path, num_sa
         training=read_job(tmp_path / "config/training.json", TrainingJob).training,
         dataset=dataset,
     )
-    found = variation.Watch(state, run)._look_at_losses()
+    found = variation.AlarmWatcher(state, run)._look_at_losses()
     assert {alarm.name for alarm in found} == expected
 
 
@@ -371,7 +371,7 @@ def test_embeddings_that_are_all_equal_ring(data, tmp_path, monkeypatch):
 
 def test_looking_changes_no_byte_of_the_training(data, tmp_path, monkeypatch):
     train(data, tmp_path / "watched")
-    monkeypatch.setattr(variation.Watch, "look", lambda _: ([], None))
+    monkeypatch.setattr(variation.AlarmWatcher, "look", lambda _: ([], None))
     train(data, tmp_path / "alone")
     ours, theirs = (
         {path.name: path.read_bytes() for path in (tmp_path / name / "student/trained").iterdir()}

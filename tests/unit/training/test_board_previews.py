@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from distillery.images import moment_folder, write_png
-from distillery.training.board_previews import BoardPreviews
-from distillery.training.tensorboard import TensorBoard, shown_previews
+from distillery.training.watchers.tensorboard import BoardPreviews, TensorBoard, shown_previews
 from event_files import read_values
 from previewing import IDS, share_of
 

@@ -10,19 +10,17 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from distillery.config.jobs import TrainingJob
 from distillery.config.training import Training
 from distillery.store.trajectories import TrajectoryStore
-from distillery.training import held_out
-from distillery.training.alarms import judge_held_out
-from distillery.training.batches import Batches, Order
+from distillery.training.batches import Batches, Order, Split
 from distillery.training.distributed import RankInfo
-from distillery.training.held_out import HeldOut
 from distillery.training.loop import train
 from distillery.training.objectives import sample_losses
-from distillery.training.split import Split
 from distillery.training.state import new_state
 from distillery.training.update import predict, student_of
+from distillery.training.watchers import held_out
+from distillery.training.watchers.alarms import judge_held_out
+from distillery.training.watchers.held_out import HeldOut
 from runs import Run, make_run
 from training_phases import phases
 
@@ -32,25 +30,15 @@ TRAINING = {
     "save_every_samples": 16,
     "log_every_samples": 8, "dtype": "float32", "tf32": False, "held_out_prompts": 2,
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory, teacher: Path) -> Run:
-    made = make_run(
-        tmp_path_factory.mktemp("held-out"),
-        teacher,
-        targets={"steps": 8, "num_segments": STEPS, "samples_per_prompt": 2},
-        student={"steps": STEPS},
-        training=TRAINING,
-    )
-    return made.ready_to_train()
+SECTIONS = {
+    "targets": {"steps": 8, "num_segments": STEPS, "samples_per_prompt": 2},
+    "student": {"steps": STEPS},
+    "training": TRAINING,
+}
 
 
 def opened_in(run: Run, output: Path, **changes: Any) -> tuple[Any, Any]:
-    job = run.job("training", TrainingJob)
-    job = job.model_copy(update={"training": Training(**TRAINING | changes)})
-    paths = run.training_paths(output)
-    return run.open_training(job, paths), paths
+    return run.opened_with(output, TRAINING | changes)
 
 
 @pytest.mark.parametrize("num_held_out", range(7))

@@ -16,9 +16,7 @@ from distillery.config.ways import DistributionMatching, Online
 from distillery.noise import draw_noise
 from distillery.schedule import add_noise, as_prediction, from_prediction
 from distillery.store.tables import read_table
-from distillery.training import drawing, matching
 from distillery.training.batch import Batch, rows
-from distillery.training.directions import add_directions, new_companion
 from distillery.training.execution import state_bytes
 from distillery.training.loop import train
 from distillery.training.run import Run as OpenedRun
@@ -30,8 +28,7 @@ from distillery.training.update import (
     predict,
     roll_out_student,
 )
-from distillery.training.ways import add_targets
-from families.sdxl import CASE as SDXL
+from distillery.training.ways import add_directions, drawing, matching, new_companion, way_at
 from own_wan import OwnWan
 from runs import Run, make_run
 from training_phases import phases
@@ -46,47 +43,17 @@ TRAINING = {
     "save_every_samples": 8, "log_every_samples": 8, "dtype": "float32", "tf32": False,
 }  # fmt: skip
 WITHOUT = phases(online=32)
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory, teacher: Path) -> Run:
-    """Of Wan, whose training is the quickest."""
-    return ready(tmp_path_factory.mktemp("wan"), teacher, scheduler=EULER_FLOW)
-
-
-@pytest.fixture(scope="module")
-def scaled(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Of SDXL, whose states have a scale and whose network predicts noise."""
-    folder = tmp_path_factory.mktemp("sdxl")
-    SDXL.make(folder / "teacher")
-    return ready(folder, folder / "teacher", max_sequence_length=SDXL.max_tokens)
-
-
-@pytest.fixture(params=["run", "scaled"])
-def each(request: pytest.FixtureRequest) -> Run:
-    found: Run = request.getfixturevalue(request.param)
-    return found
-
-
-def ready(folder: Path, teacher: Path, **section: Any) -> Run:
-    """Of a teacher of first order without guidance, which is what its student is before it
-    learns."""
-    made = make_run(
-        folder,
-        teacher,
-        teacher={"dtype": "float32"} | section,
-        targets={"steps": 8, "num_segments": STEPS, "guidance_scale": 1.0},
-        student={"steps": STEPS},
-        training=TRAINING,
-    )
-    return made.ready_to_train()
+OF_WAN = {"scheduler": EULER_FLOW}
+# A teacher of first order without guidance, which is what its student is before it learns.
+SECTIONS = {
+    "targets": {"steps": 8, "num_segments": STEPS, "guidance_scale": 1.0},
+    "student": {"steps": STEPS},
+    "training": TRAINING,
+}
 
 
 def opened_with(run: Run, output: Path, **settings: Any) -> tuple[OpenedRun, Any]:
-    job = run.job("training", TrainingJob)
-    job = job.model_copy(update={"training": Training(**TRAINING | settings)})
-    paths = replace(run.training_paths(output), targets=run.files.targets)
-    return run.open_training(job, paths), paths
+    return run.opened_with(output, TRAINING | settings, targets=run.files.targets)
 
 
 def begun(run: Run, output: Path, **settings: Any) -> tuple[OpenedRun, TrainingState, Batch]:
@@ -95,7 +62,9 @@ def begun(run: Run, output: Path, **settings: Any) -> tuple[OpenedRun, TrainingS
     state = new_state(paths.student, opened)
     state.companion = new_companion(paths.student, opened)
     items = next(opened.batches.positions(0))
-    batch = add_targets(opened.dataset.__getitems__(items), state, 8, opened)
+    batch = way_at(0, opened.training).complete(
+        opened.dataset.__getitems__(items), state, 8, opened
+    )
     return opened, state, batch
 
 
@@ -220,11 +189,12 @@ def test_the_gradient_in_what_is_drawn_is_the_direction(each: Run, tmp_path: Pat
 
     def gradients(of: Batch) -> list[torch.Tensor]:
         state.denoiser.zero_grad()
-        losses = backward(state.denoiser, of, opened)
-        assert losses.equal(plain) if of is not batch else True
+        found = backward(state.denoiser, of, losses, opened)
+        assert found.equal(plain) if of is not batch else True
         return [value.grad.clone() for value in state.trainable.values() if value.grad is not None]
 
-    plain = backward(state.denoiser, batch, opened)
+    losses = way_at(0, opened.training).losses
+    plain = backward(state.denoiser, batch, losses, opened)
     without, together = gradients(batch), gradients(replace(batch, direction=direction))
     state.denoiser.zero_grad()
     drawn = end_of_last_step(predict(state.denoiser, batch, opened), batch.noisy, opened)

@@ -1,5 +1,6 @@
 """Out of memory: smaller micro-batches, the same update; what was learned is kept for a retry."""
 
+from functools import partial, partialmethod
 from types import SimpleNamespace
 
 import pytest
@@ -7,11 +8,15 @@ import torch
 from safetensors.torch import load_file
 
 import tiny
+from distillery.config.ways import Stored
 from distillery.files import read_json
 from distillery.telemetry import read_events
 from distillery.training import loop, microbatch, update
 from distillery.training.distributed import RankInfo
 from distillery.training.microbatch import NOTES, GpuMemory, MicroBatches, lower_by_estimates
+from distillery.training.ways import way_of
+from distillery.training.ways.rollouts import RolloutsWay
+from distillery.training.ways.way import Way
 from runs import open_run
 from training_phases import phases
 
@@ -27,20 +32,30 @@ def train(data, output, **settings):
     return script.main(tiny.train_arguments(data, output))
 
 
+def stored_losses():
+    """As `change_losses` has left them."""
+    return way_of(Stored(samples=8)).losses
+
+
+def change_losses(monkeypatch, compute):
+    """Of segments and of rollouts: `compute` gets what it is in the place of, and its arguments."""
+    for way in (Way, RolloutsWay):
+        monkeypatch.setattr(way, "losses", partialmethod(partial(compute, way.losses)))
+
+
 @pytest.fixture
 def limited(monkeypatch):
     """A device with room for `limit[0]` samples; `limit[1]` passes go well before it is met."""
     limit, sizes = [8, 0], []
-    forward = update.batch_losses
 
-    def compute(model, batch, run):
-        loss_b = forward(model, batch, run)
+    def compute(forward, way, model, batch, run):
+        loss_b = forward(way, model, batch, run)
         sizes.append(len(batch.items))
         if len(batch.items) > limit[0] and len(sizes) > limit[1]:
             raise torch.OutOfMemoryError("no room (made by a test)")
         return loss_b
 
-    monkeypatch.setattr(update, "batch_losses", compute)
+    change_losses(monkeypatch, compute)
     return limit, sizes
 
 
@@ -163,7 +178,7 @@ def test_the_probe_finds_what_fits_and_leaves_no_trace(data, tmp_path, limited, 
     state, micro_batches = state_of(data, run), of_segments(run, sharded=False)
     before = {name: value.clone() for name, value in state.denoiser.state_dict().items()}
     share = run.dataset.__getitems__(next(run.batches.positions(0)))
-    microbatch.find_fitting(state, share, micro_batches, run)
+    microbatch.find_fitting(state, share, micro_batches, stored_losses(), run)
     assert micro_batches.size == size
     assert all(parameter.grad is None for parameter in state.denoiser.parameters())
     assert not state.optimizer.state
@@ -184,7 +199,7 @@ def test_the_probe_compiles_for_the_size_alone_that_fits(data, tmp_path, limited
     torch._dynamo.reset()
     state.denoiser.forward = torch.compile(state.denoiser.forward, backend=note, dynamic=False)
     share = run.dataset.__getitems__(next(run.batches.positions(0)))
-    microbatch.find_fitting(state, share, micro_batches, run)
+    microbatch.find_fitting(state, share, micro_batches, stored_losses(), run)
     assert set(compiled) == {2}
 
 
@@ -195,7 +210,7 @@ def test_the_probe_turns_on_gradient_checkpointing_where_it_may(data, tmp_path, 
     state, micro_batches = state_of(data, run), of_segments(run, sharded=False)
     share = run.dataset.__getitems__(next(run.batches.positions(0)))
     with pytest.raises(torch.OutOfMemoryError, match="A single sample does not fit"):
-        microbatch.find_fitting(state, share, micro_batches, run)
+        microbatch.find_fitting(state, share, micro_batches, stored_losses(), run)
     assert state.denoiser.is_gradient_checkpointing == (choice == "auto")
     assert limited[1] == [8, 4, 2, 1] * (2 if choice == "auto" else 1)
 
@@ -210,7 +225,7 @@ class Memory:
     def peak_of(self, work):
         if not hasattr(work, "args"):
             return self.peak_at(0)
-        state, batch, _ = work.args
+        state, batch, *_ = work.args
         num_items = len(batch.items)
         if num_items > self.size:
             raise torch.OutOfMemoryError("no room (made by a test)")
@@ -242,7 +257,7 @@ def test_a_size_is_tried_where_the_last_two_say_that_it_fits(data, tmp_path, pea
     state, micro_batches = state_of(data, run), of_segments(run, sharded=False)
     share = run.dataset.__getitems__(next(run.batches.positions(0)))
     memory = Memory(peak_at, limit)
-    lower_by_estimates(state, share, micro_batches, run, memory)
+    lower_by_estimates(state, share, micro_batches, stored_losses(), run, memory)
     assert micro_batches.size == size
     assert memory.sizes == [1, *(it for it in (1, 2, 4, 8) if it <= size)]
     assert all(parameter.grad is None for parameter in state.denoiser.parameters())
@@ -272,10 +287,12 @@ def test_an_estimate_that_was_too_low_makes_the_next_attempt_smaller(
     state, micro_batches = state_of(data, run), of_segments(run, sharded=True)
     share = run.dataset.__getitems__(next(run.batches.positions(0)))
     with pytest.raises(torch.OutOfMemoryError, match=f"next attempt takes {noted} samples"):
-        lower_by_estimates(state, share, micro_batches, run, Memory(line, 10_000, fitting))
+        lower_by_estimates(
+            state, share, micro_batches, stored_losses(), run, Memory(line, 10_000, fitting)
+        )
     again = of_segments(run, sharded=True)
     assert again.size == noted
-    lower_by_estimates(state, share, again, run, Memory(line, 10_000, fitting))
+    lower_by_estimates(state, share, again, stored_losses(), run, Memory(line, 10_000, fitting))
     assert again.size == noted
 
 
@@ -284,22 +301,23 @@ def test_a_single_sample_beyond_all_estimates_is_an_error_that_says_what_to_do(d
     state, micro_batches = state_of(data, run), of_segments(run, sharded=True)
     share = run.dataset.__getitems__(next(run.batches.positions(0)))
     with pytest.raises(torch.OutOfMemoryError, match=r"set training\.gradient_checkpointing: true"):
-        lower_by_estimates(state, share, micro_batches, run, Memory(line, 10_000, 0))
+        lower_by_estimates(
+            state, share, micro_batches, stored_losses(), run, Memory(line, 10_000, 0)
+        )
 
 
 def rollouts_run(data, folder, monkeypatch, room):
     """Two phases, and a device with room for so many segments or a quarter as many rollouts."""
-    forward = update.batch_losses
 
-    def compute(model, batch, run):
-        loss_b = forward(model, batch, run)
+    def compute(forward, way, model, batch, run):
+        loss_b = forward(way, model, batch, run)
         needed = len(batch.items) * (4 if batch.is_rollout else 1)
         # Half is kept when blocks are computed again.
         if needed > room * (2 if model.is_gradient_checkpointing else 1):
             raise torch.OutOfMemoryError("no room (made by a test)")
         return loss_b
 
-    monkeypatch.setattr(update, "batch_losses", compute)
+    change_losses(monkeypatch, compute)
     monkeypatch.setattr(microbatch, "is_cuda", lambda device: True)
     monkeypatch.setattr(microbatch, "_reserve", lambda device: torch.empty(0))
     for name in ("reset_peak_memory_stats", "empty_cache"):
@@ -331,16 +349,16 @@ def test_rollouts_have_a_size_of_their_own_known_from_the_start(
 
 
 def test_blocks_are_computed_again_in_rollouts_alone(data, tmp_path, monkeypatch):
-    seen, forward = set(), update.batch_losses
+    seen = set()
 
-    def compute(model, batch, run):
+    def compute(forward, way, model, batch, run):
         seen.add((batch.is_rollout, model.is_gradient_checkpointing))
-        return forward(model, batch, run)
+        return forward(way, model, batch, run)
 
     def sized(state, run):
         return {kind: MicroBatches(run, False, kind, checkpointing=kind) for kind in (False, True)}
 
-    monkeypatch.setattr(update, "batch_losses", compute)
+    change_losses(monkeypatch, compute)
     monkeypatch.setattr(loop, "micro_batches_for", sized)
     assert train(data, tmp_path, phases=phases(stored=32, rollouts=32)) == 0
     assert seen == {(False, False), (True, True)}
@@ -371,7 +389,7 @@ def test_a_gpu_that_is_too_small_for_the_share_gets_less(data, tmp_path):
         microbatch.find_micro_batch_size(state, micro_batches, run)
         share = run.dataset.__getitems__(next(run.batches.positions(0)))
         for batch in micro_batches.cut(share):
-            update.backward(state.denoiser, batch.to(gpu), run)
+            update.backward(state.denoiser, batch.to(gpu), stored_losses(), run)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0, gpu)
     assert 1 < micro_batches.size < 4096

@@ -21,53 +21,23 @@ from distillery.training.data import SegmentDataset
 from distillery.training.distributed import RankInfo
 from distillery.training.health import Watchdog
 from distillery.training.loop import train
-from distillery.training.own_teacher import OwnTeacher
 from distillery.training.run import training_recipe
-from distillery.training.target_teacher import load_target_teacher
-from distillery.training.variation import constant_baseline_losses
-from distillery.training.ways.online import OnlineDataset
-from families.sdxl import CASE as SDXL
-from runs import CPU, Run, make_run
+from distillery.training.target_teacher import OwnTeacher
+from distillery.training.watchers.variation import constant_baseline_losses
+from distillery.training.ways.online import OnlineDataset, load_target_teacher
+from runs import CPU, Run
 from training_phases import phases
 
 STEPS = 4
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 TRAINING = {"phases": phases(online=32), "global_batch_size": 8, "learning_rate": 1e-3}
-
-
 EULER_FLOW = {"class": "FlowMatchEulerDiscreteScheduler", "shift": 3.0}
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory, teacher: Path) -> Run:
-    """Of Wan, whose training is the quickest, with a teacher of first order."""
-    return ready(tmp_path_factory.mktemp("wan"), teacher, scheduler=EULER_FLOW)
-
-
-@pytest.fixture(scope="module")
-def scaled(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Of SDXL, whose states have a scale; the same order."""
-    folder = tmp_path_factory.mktemp("sdxl")
-    SDXL.make(folder / "teacher")
-    return ready(folder, folder / "teacher", max_sequence_length=SDXL.max_tokens)
-
-
-@pytest.fixture(scope="module", params=["run", "scaled"])
-def each(request: pytest.FixtureRequest) -> Run:
-    found: Run = request.getfixturevalue(request.param)
-    return found
-
-
-def ready(folder: Path, teacher: Path, **section: Any) -> Run:
-    made = make_run(
-        folder,
-        teacher,
-        teacher=section,
-        targets={"steps": 8, "num_segments": STEPS, "samples_per_prompt": 2},
-        student={"steps": STEPS},
-        training=TRAINING,
-    )
-    return made.ready_to_train()
+OF_WAN = {"scheduler": EULER_FLOW}  # of first order
+SECTIONS = {
+    "targets": {"steps": 8, "num_segments": STEPS, "samples_per_prompt": 2},
+    "student": {"steps": STEPS},
+    "training": TRAINING,
+}
 
 
 def dataset_of(run: Run, kind: type[SegmentDataset] = OnlineDataset) -> Any:

@@ -20,7 +20,7 @@ from distillery.telemetry import read_events
 from distillery.training import loop
 from distillery.training.previews import Previews
 from distillery.training.saving import Saver
-from distillery.training.variation import inspecting
+from distillery.training.update import inspecting
 from event_files import read_values
 from previewing import (
     FAST,

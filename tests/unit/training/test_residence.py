@@ -12,12 +12,10 @@ from distillery.student.build import build_student
 from distillery.teacher.folder import PipelineFolder, find_teacher
 from distillery.training.batches import Batches
 from distillery.training.distributed import RankInfo
-from distillery.training.execution import Machine
+from distillery.training.execution import Machine, choose_place, demands, is_mapped
 from distillery.training.health import Watchdog
-from distillery.training.own_teacher import OwnTeacher
-from distillery.training.residence import choose_place, demands, is_mapped
-from distillery.training.target_teacher import load_target_teacher
-from distillery.training.ways.online import OnlineDataset
+from distillery.training.target_teacher import OwnTeacher
+from distillery.training.ways.online import OnlineDataset, load_target_teacher
 from runs import CPU, make_run
 from training_phases import phases
 

@@ -8,12 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from distillery.config.jobs import TrainingJob
 from distillery.config.training import Training
+from distillery.training.checkpoint import differences
 from distillery.training.loop import train
-from distillery.training.resuming import differences
 from distillery.training.state import learning_rate_at
-from runs import Run, make_run
+from runs import Run
 from training_phases import phases
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
@@ -23,26 +22,17 @@ TRAINING = {
     "dtype": "float32",
 }  # fmt: skip
 FINISH = {"phases": phases(stored=32, online=16)}
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory, teacher: Path) -> Run:
-    made = make_run(
-        tmp_path_factory.mktemp("resuming"),
-        teacher,
-        targets={"steps": 4, "num_segments": 2},
-        student={"steps": 2},
-        training=TRAINING | FINISH,
-    )
-    return made.ready_to_train()
+SECTIONS = {
+    "targets": {"steps": 4, "num_segments": 2},
+    "student": {"steps": 2},
+    "training": TRAINING | FINISH,
+}
 
 
 def learn(run: Run, output: Path, **settings: Any) -> tuple[dict[str, Any], pd.DataFrame]:
     """Weights and losses."""
-    job = run.job("training", TrainingJob)
-    job = job.model_copy(update={"training": Training(**TRAINING | settings)})
-    paths = run.training_paths(output)
-    assert train(run.open_training(job, paths), paths)
+    opened, paths = run.opened_with(output, TRAINING | settings)
+    assert train(opened, paths)
     return load_file(paths.trained / WEIGHTS), pd.read_parquet(paths.losses)
 
 

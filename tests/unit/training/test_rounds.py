@@ -50,10 +50,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, teacher: Path) -> Run:
 
 
 def opened_in(run: Run, output: Path, **changes: Any) -> tuple[Any, Any]:
-    job = run.job("training", TrainingJob)
-    job = job.model_copy(update={"training": Training(**TRAINING | changes)})
-    paths = run.training_paths(output)
-    return run.open_training(job, paths), paths
+    return run.opened_with(output, TRAINING | changes)
 
 
 def items_of(run: Any, ranks: RankInfo, begin: int = 0) -> list[list[int]]:

@@ -12,8 +12,9 @@ import pytest
 from tensorboardX.event_file_writer import EventsWriter
 
 import tiny
-from distillery.training import loop, tensorboard
-from distillery.training.tensorboard import MAX_QUEUE, TensorBoard, tags_of
+from distillery.training import loop
+from distillery.training.watchers import tensorboard
+from distillery.training.watchers.tensorboard import MAX_QUEUE, TensorBoard, tags_of
 from event_files import read_numbers as read
 
 WORKFLOW = Path(__file__).parents[3] / "workflow"
@@ -166,7 +167,7 @@ PROCESS = """
 import sys
 from pathlib import Path
 from tensorboardX.event_file_writer import EventsWriter
-from distillery.training.tensorboard import MAX_QUEUE, TensorBoard
+from distillery.training.watchers.tensorboard import MAX_QUEUE, TensorBoard
 
 board = TensorBoard(Path(sys.argv[1]), 0, print)
 healthy = EventsWriter.write_event

@@ -19,7 +19,8 @@ from distillery.training.distributed import RankInfo
 from distillery.training.health import START_LIMIT_S
 from distillery.training.microbatch import MicroBatches, accumulate_what_fits
 from distillery.training.objectives import min_snr_weight, segment_weights
-from distillery.training.update import batch_losses, roll_out_student
+from distillery.training.update import roll_out_student
+from distillery.training.ways import way_at
 from runs import open_run, settings
 from training_phases import phases
 
@@ -87,9 +88,9 @@ def test_a_rollout_may_take_long(data, tmp_path):
     for first, limit_s in ((0, 0.0), (run.dataset.num_items, START_LIMIT_S)):
         run.watchdog.updated()
         batch = run.dataset.__getitems__([first, first + 1])
-        accumulate_what_fits(
-            student, batch, MicroBatches(run, False, for_rollouts=False, checkpointing=False), run
-        )
+        sizes = MicroBatches(run, False, for_rollouts=False, checkpointing=False)
+        losses = way_at(32 if first else 0, run.training).losses
+        accumulate_what_fits(student, batch, sizes, losses, run)
         assert run.watchdog.phase.waits
         assert run.watchdog.phase.limit_s == limit_s
 
@@ -119,9 +120,10 @@ def test_the_gradient_goes_through_every_step(data, tmp_path):
 def test_a_batch_of_rollouts_counts_each_alike(data, tmp_path):
     run, student = prepared(data, tmp_path, **FINISH)
     items = [run.dataset.num_items + trajectory for trajectory in (0, 5, 7)]
+    losses = way_at(32, run.training).losses
     with torch.no_grad():
-        together = batch_losses(student, run.dataset.__getitems__(items), run)
-        alone = [batch_losses(student, run.dataset.__getitems__([it]), run) for it in items]
+        together = losses(student, run.dataset.__getitems__(items), run)
+        alone = [losses(student, run.dataset.__getitems__([it]), run) for it in items]
     torch.testing.assert_close(together, torch.cat(alone))
 
 

@@ -21,7 +21,7 @@ from distillery.measures.lists import MEASURES
 from distillery.measures.manifests import ModelSamples
 from distillery.measures.of_sets import OF_SETS
 from distillery.stage import Stage
-from distillery.training.alarms import COMPANIONS, HELD_OUT, KNOT, ROLLOUT
+from distillery.training.watchers.alarms import COMPANIONS, HELD_OUT, KNOT, ROLLOUT
 from distillery.words import counted
 
 MIN_CURVE = 3

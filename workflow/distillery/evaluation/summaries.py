@@ -20,7 +20,7 @@ from distillery.evaluation.timeline import (
 )
 from distillery.evaluation.training_facts import TrainingFacts
 from distillery.measures.manifests import ModelSamples
-from distillery.training.alarms import HELD_OUT
+from distillery.training.watchers.alarms import HELD_OUT
 
 LAST_SHARE = 0.1
 """Of a training's log, averaged to its final loss."""

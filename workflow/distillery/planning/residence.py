@@ -15,8 +15,7 @@ from distillery.files import readable
 from distillery.planning.page import Table
 from distillery.student.info import StudentInfo
 from distillery.teacher.folder import PipelineFolder
-from distillery.training.execution import Machine, student_state_bytes
-from distillery.training.residence import choose_place, demands
+from distillery.training.execution import Machine, choose_place, demands, student_state_bytes
 
 
 def plan_residence(

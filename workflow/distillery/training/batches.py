@@ -1,4 +1,4 @@
-"""In which order a training takes its items, and how a process reads its part of each update.
+"""What a training learns from, in which order, and how a process reads its part of each update.
 
 Epochs follow one another without an end, each a permutation of all items to learn from, and global
 batch i is the items [i * G, (i + 1) * G) of that stream, for any number of processes and any
@@ -8,23 +8,23 @@ micro-batch.
 import gc
 import signal
 import time
+from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch.utils.data import DataLoader
 
-from distillery.config.training import Training, check_batch_size
+from distillery.config.training import Training, check_batch_size, check_held_out
 from distillery.noise import seed_of
 from distillery.stage import balanced_range
 from distillery.training.batch import Batch
-from distillery.training.data import TargetSource
+from distillery.training.data import SegmentDataset, spread_evenly
 from distillery.training.distributed import RankInfo
 from distillery.training.health import SIGNALS
-from distillery.training.split import Split
 from distillery.training.ways import way_of
 
 NUM_CUDA_WORKERS = 2
@@ -62,6 +62,54 @@ def _permutation(num_items: int, seed: int, epoch: int) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
+class Split:
+    """Whole prompts are held out, spread evenly over the store: another noise of a prompt that is
+    learned from would say little.
+
+    Attributes:
+        num_trajectories: of the store.
+        per_prompt: of them, one after another.
+        prompts: that are held out, in ascending order.
+    """
+
+    num_trajectories: int
+    per_prompt: int
+    prompts: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, num_trajectories: int, per_prompt: int, num_held_out: int) -> Self:
+        """Hold out so many prompts.
+
+        Raises ValueError where none would be left.
+        """
+        num_prompts = num_trajectories // per_prompt
+        check_held_out(num_held_out, num_prompts)
+        return cls(num_trajectories, per_prompt, tuple(spread_evenly(num_prompts, num_held_out)))
+
+    @property
+    def held_out(self) -> list[int]:
+        """The trajectories that are not learned from."""
+        per_prompt = self.per_prompt
+        return [row * per_prompt + index for row in self.prompts for index in range(per_prompt)]
+
+    @property
+    def num_learned(self) -> int:
+        """How many trajectories are learned from."""
+        return self.num_trajectories - len(self.prompts) * self.per_prompt
+
+    def learned(self, number: int) -> int:
+        """The trajectory of this number among those that are learned from."""
+        prompt, index = divmod(number, self.per_prompt)
+        # The i-th one held out is preceded by as many learned ones as its number less i.
+        before = bisect_right(range(len(self.prompts)), prompt, key=self._learned_before)
+        return (prompt + before) * self.per_prompt + index
+
+    def _learned_before(self, place: int) -> int:
+        """How many learned prompts precede the one that is held out at a place."""
+        return self.prompts[place] - place
+
+
+@dataclass(frozen=True)
 class Batches:
     """What one process learns from in each update.
 
@@ -72,7 +120,7 @@ class Batches:
         ranks: which part of each global batch is this process's.
     """
 
-    dataset: TargetSource
+    dataset: SegmentDataset
     training: Training
     seed: int
     ranks: RankInfo

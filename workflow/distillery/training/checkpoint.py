@@ -5,26 +5,35 @@ optimizer, the loss history as Parquet, and `state.json`, written last, with the
 file. The folder gets its name in one rename. So a checkpoint is whole, or it is not taken.
 """
 
+from __future__ import annotations
+
 import fcntl
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from math import nan
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import torch
 from safetensors.torch import load_file, save_file
 
-from distillery.files import atomic_path, hash_files, read_sealed, remove, write_sealed
+from distillery.files import JsonObject, atomic_path, hash_files, read_sealed, remove, write_sealed
 from distillery.locks import hold
 from distillery.model_folder import copy_permissions, full_disk_as_os_error
+from distillery.store.chunks import chunk_folder
 from distillery.store.tables import read_table, seal_table
 from distillery.telemetry import Reporter
+from distillery.training import distributed
 from distillery.training.parallel import load_full, shard_like
 from distillery.training.state import TrainingState, Window
+from distillery.training.watchers.alarms import ROLLOUT
+
+if TYPE_CHECKING:  # previews of a run are drawn from checkpoints
+    from distillery.training.run import Run
 
 STATE = "state.json"
 WEIGHTS = "weights.safetensors"
@@ -36,6 +45,13 @@ COMPANION_OPTIMIZER = "companion_optimizer.safetensors"
 LOSSES = "losses.parquet"
 FORMAT = 2
 NAME = r"samples-\d{12}"
+RECIPE = "recipe.json"
+"""Beside the checkpoints: what their training depends on, to say why another does not take them."""
+STORED_ALONE = frozenset(
+    {"targets", "distribution_matching", "adversarial", "rounds", "held_out_prompts"}
+)
+"""Keys that the recipe of a training from stored trajectories alone does not have."""
+MAX_SHOWN = 3
 LOCK = ".lock"
 """Locked by rank 0 of the training that writes in a folder; says which process that is."""
 
@@ -224,7 +240,6 @@ def find_problem(path: Path, recipe_hash: str | None = None) -> str | None:
     """Why a checkpoint cannot be used, or None; reads every byte of it.
 
     Args:
-        path: of its folder.
         recipe_hash: of the training; None takes one of any.
     """
     if not (path / STATE).is_file():
@@ -280,3 +295,96 @@ def _restore_optimizer(
         entries.setdefault(index_of[name], {})[entry] = shard_like(value, trainable[name])
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": entries, "param_groups": groups})
+
+
+# ---- where a training resumes: its newest checkpoint, or one that it would have made itself -----
+
+
+def resume(state: TrainingState, run: Run) -> None:
+    """Resume from the newest whole checkpoint that fits; rank 0 says which that is."""
+    newest = ""
+    run.watchdog.heartbeat("search of the last checkpoint", waits=not run.ranks.is_main)
+    if run.ranks.is_main:
+        claim(run.checkpoints, run.reporter)
+        clean_up(run.checkpoints)
+        newest = str(find_start(run) or "")
+        write_sealed(run.checkpoints / RECIPE, run.recipe.to_json())
+    newest = distributed.from_main(newest, run.device)
+    if newest:
+        run.watchdog.heartbeat(f"load of {newest}")
+        load(state, Path(newest))
+        _add_columns(state, run)
+        run.reporter.info(f"resumes from {newest}")
+
+
+def _add_columns(state: TrainingState, run: Run) -> None:
+    """Make room for the losses of rollouts, which the stored part of a training has none of."""
+    missing = run.num_losses - len(state.window.losses)
+    state.window = replace(
+        state.window,
+        losses=[*state.window.losses, *[0.0] * missing],
+        counts=[*state.window.counts, *[0.0] * missing],
+    )
+    if run.training.walks_whole:
+        for row in state.history:
+            row.setdefault(ROLLOUT, nan)
+
+
+def find_start(run: Run) -> Path | None:
+    """The checkpoint to resume from; says so where it is another training's, or why none is."""
+    reporter = run.reporter
+    own = find_newest(run.checkpoints, run.recipe_hash, reporter)
+    if own is not None:
+        return own
+    for training, part in zip(run.training.first_parts, run.parts, strict=True):
+        folder = chunk_folder(run.checkpoints.parent, part.hash)
+        path = find_newest(folder, part.hash, reporter)
+        if path is not None:
+            reporter.info(
+                f"takes up {path}, of a training of {training.words}: so far this one would have "
+                "learned the same"
+            )
+            return path
+    for line in list_misfits(run):
+        reporter.info(line)
+    return None
+
+
+def list_misfits(run: Run) -> list[str]:
+    """A line for each other training that has checkpoints here: why this one begins anew."""
+    lines = []
+    for folder in sorted(run.checkpoints.parent.glob(f"*/{RECIPE}")):
+        if folder.parent == run.checkpoints or not any(folder.parent.glob("samples-*")):
+            continue
+        try:
+            theirs = read_sealed(folder)
+        except ValueError:
+            continue
+        ours = run.recipe
+        if run.parts and STORED_ALONE.isdisjoint(theirs.get("training", {})):
+            ours = run.parts[-1]  # which is what could have been taken up
+        changes = differences(theirs, ours.to_json())
+        more = f" and {len(changes) - MAX_SHOWN} more" if len(changes) > MAX_SHOWN else ""
+        lines.append(
+            f"the checkpoints in {folder.parent} are not taken up, their training is another: "
+            f"{', '.join(changes[:MAX_SHOWN])}{more}"
+        )
+    return lines
+
+
+def differences(theirs: JsonObject, ours: JsonObject, section: str = "") -> list[str]:
+    """The values that two recipes do not share, in words."""
+    words = []
+    for key in sorted(theirs.keys() | ours.keys()):
+        there, here = theirs.get(key), ours.get(key)
+        if isinstance(there, dict) and isinstance(here, dict):
+            words += differences(there, here, f"{section}{key}.")
+        elif there != here:
+            words.append(f"{section}{key} is {_shown(there)} there and {_shown(here)} here")
+    return words
+
+
+def _shown(value: Any) -> str:
+    """A value in few characters: hashes are long, and so are schedules."""
+    text = "not set" if value is None else str(value)
+    return text if len(text) <= 24 else f"{text[:12]}…"

@@ -5,9 +5,11 @@ items after these, one per trajectory, are whole rollouts: item = num_items + tr
 come all steps once more, with online targets: see `online`.
 """
 
-from abc import ABC, abstractmethod
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch.utils.data import Dataset
@@ -18,14 +20,22 @@ from distillery.families.protocol import Conditioning
 from distillery.files import repair_hint
 from distillery.generation.targets import DrawnNoise
 from distillery.noise import SampleId
-from distillery.schedule import Schedule
 from distillery.store.embeddings import EmbeddingStore
 from distillery.store.recipes import TargetsRecipe
 from distillery.store.tables import read_table
 from distillery.store.trajectories import TrajectoryStore
+from distillery.store.visited import VisitedStore
 from distillery.student.schedule import student_grid, teacher_grid
 from distillery.training.batch import Batch, at_knots
 from distillery.training.objectives import Levels, ends_of, segment_weights, task_of
+
+if TYPE_CHECKING:  # a run is made from data
+    from distillery.config.jobs import TrainingJob
+    from distillery.config.training import Training
+    from distillery.telemetry import Reporter
+    from distillery.training.batches import Batches
+    from distillery.training.health import Watchdog
+    from distillery.training.run import Inputs
 
 NUM_MEASURED = 32
 """Trajectories of the teacher that the alarms hold the student against."""
@@ -35,114 +45,31 @@ Student = Callable[[Batch], torch.Tensor]
 """The student's output (b, *latent) for a batch."""
 
 
-class TargetSource(Dataset[Batch], ABC):
-    """Where a training gets its targets from: `SegmentDataset` reads them from the store,
-    `rounds.RoundsDataset` also states that the student visited, and `online.OnlineDataset` asks a
-    teacher beside the student.
-
-    The loop, the updates and the collapse probe ask nothing else, so another source is one class,
-    and one line in `run.open_dataset`.
-
-    Attributes:
-        recipe: of the targets.
-        recipe_hash: its hash.
-        samples_hash: of the targets' samples: ids and texts, in order.
-        family: of the teacher.
-        grid: the student's schedule, one step per segment.
-        teacher_grid: the teacher's, of all its steps.
-        setting: size and guidance of the targets.
-        steps: of the student.
-        num_trajectories: samples of the teacher.
-        num_items: trajectories times student steps.
-    """
-
-    recipe: TargetsRecipe
-    recipe_hash: str
-    samples_hash: str
-    family: Family
-    grid: Schedule
-    teacher_grid: Schedule
-    setting: Setting
-    steps: int
-    num_trajectories: int
-    num_items: int
-
-    @property
-    def first_rollout(self) -> int:
-        """The item that is the first trajectory's rollout."""
-        return self.num_items
-
-    @property
-    def first_visited(self) -> int:
-        """The item that is the first of states which the student visits: all steps once more with
-        online targets, see `online`; or one round's states after another, see `rounds`."""
-        return self.num_items + self.num_trajectories
-
-    @property
-    def measured_trajectories(self) -> list[int]:
-        """Those that the alarms look at, whose segments have stored targets in any case."""
-        return spread_evenly(self.num_trajectories, NUM_MEASURED)
-
-    @abstractmethod
-    def __getitems__(self, items: list[int]) -> Batch:
-        """What the network sees and should output; the items are of one kind."""
-
-    def with_targets(self, batch: Batch, student: Student, size: int) -> Batch:
-        """An online batch with the states that the student visits, and their targets.
-
-        Args:
-            batch: on the device.
-            student: as it is now.
-            size: samples that it may take at once.
-        """
-        raise NotImplementedError
-
-    def teachers_view(
-        self, noisy: torch.Tensor, steps: list[int], items: list[int]
-    ) -> torch.Tensor:
-        """The clean latents that the guided teacher sees in noisy ones, see `matching`.
-
-        Args:
-            noisy: (b, *latent) float32 as networks see them, of items on this process; maybe none.
-            steps: b of the teacher's, at whose noise levels they are.
-            items: b of which they are.
-        """
-        raise NotImplementedError
-
-    def clean_ends(self, items: list[int]) -> torch.Tensor:
-        """The clean latents (b, *latent) float32 on which the items' trajectories end; they are
-        segments or rollouts."""
-        raise NotImplementedError
-
-    def states_at_knots(self, trajectories: Sequence[int]) -> torch.Tensor:
-        """The teacher's states (b, k, *latent) float32 at the student's knots, its noise first, as
-        networks see them."""
-        raise NotImplementedError
-
-    def other_conditioning(self, items: list[int], numbers: list[int]) -> Conditioning:
-        """Prompts of other trajectories than the items', each chosen by its number."""
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """The training has ended, and no more is asked for."""
-
-    @abstractmethod
-    def name(self, item: int) -> str:
-        """An item in words, for messages."""
-
-    @abstractmethod
-    def sample(self, item: int) -> SampleId:
-        """The sample whose trajectory an item is of."""
-
-
 def spread_evenly(num_items: int, count: int) -> list[int]:
     """Up to `count` of the numbers below `num_items`, at equal distances, 0 among them."""
     count = min(count, num_items)
     return [number * num_items // count for number in range(count)]
 
 
-class SegmentDataset(TargetSource):
-    """All segments of a run's stored trajectories with their prompts; memory-mapped."""
+class SegmentDataset(Dataset[Batch]):
+    """All segments of a run's stored trajectories with their prompts; memory-mapped.
+
+    `rounds.RoundsDataset` also reads states that the student visited, and `online.OnlineDataset`
+    asks a teacher beside the student. The loop, the updates and the collapse probe ask nothing
+    else, so what needs more is a subclass, the `source` of its way.
+
+    Attributes:
+        recipe, recipe_hash: of the targets.
+        samples_hash: of the targets' samples: ids and texts, in order.
+        grid: the student's schedule, one step per segment.
+        teacher_grid: the teacher's, of all its steps.
+        setting: size and guidance of the targets.
+        num_trajectories: samples of the teacher.
+        num_items: trajectories times student steps.
+        rounds: stores of visited states, see `rounds`.
+    """
+
+    rounds: Sequence[VisitedStore] = ()
 
     def __init__(
         self,
@@ -159,9 +86,7 @@ class SegmentDataset(TargetSource):
         Args:
             targets: manifest of the trajectories; or their noise alone, which is enough for an
                 `OnlineDataset` all of whose samples are online.
-            embeddings: manifest.
             prompts: the train table (Parquet).
-            steps: of the student.
             objective: what is asked at each segment's beginning.
             timestep_weights: of the segments in the gradient.
             verify: read all bytes of the embeddings once; of several processes one does it.
@@ -201,8 +126,57 @@ class SegmentDataset(TargetSource):
         self._stride = len(self.recipe.schedule.timesteps) // steps
         self._timesteps = torch.tensor(self.grid.timesteps)
 
+    def open_more(self, inputs: Inputs, training: Training) -> None:
+        """Open what it reads beside trajectories, if it does."""
+
+    def begin(
+        self,
+        job: TrainingJob,
+        inputs: Inputs,
+        batches: Batches,
+        device: torch.device,
+        reporter: Reporter,
+        watchdog: Watchdog,
+    ) -> None:
+        """Get ready to give items; all ranks call it together, before the student is loaded."""
+
+    def close(self) -> None:
+        """The training has ended, and no more is asked for."""
+
+    @property
+    def first_rollout(self) -> int:
+        """The item that is the first trajectory's rollout."""
+        return self.num_items
+
+    @property
+    def first_visited(self) -> int:
+        """The item that is the first of states which the student visits: all steps once more with
+        online targets, see `online`; or one round's states after another, see `rounds`."""
+        return self.num_items + self.num_trajectories
+
+    @property
+    def measured_trajectories(self) -> list[int]:
+        """Those that the alarms look at, whose segments have stored targets in any case."""
+        return spread_evenly(self.num_trajectories, NUM_MEASURED)
+
+    def with_targets(self, batch: Batch, student: Student, size: int) -> Batch:
+        """An online batch with the states that the student visits, `size` at once, and targets."""
+        raise NotImplementedError
+
+    def teachers_view(
+        self, noisy: torch.Tensor, steps: list[int], items: list[int]
+    ) -> torch.Tensor:
+        """The clean latents that the guided teacher sees in noisy ones, see `matching`.
+
+        Args:
+            noisy: (b, *latent) float32 as networks see them, of items on this process; maybe none.
+            steps: b of the teacher's, at whose noise levels they are.
+            items: b of which they are.
+        """
+        raise NotImplementedError
+
     def __getitems__(self, items: list[int]) -> Batch:
-        """Read the items and compute their targets, see `TargetSource`."""
+        """What the network sees and should output; the items are of one kind."""
         if self.first_rollout <= items[0] < self.first_visited:
             return self._rollouts([item - self.first_rollout for item in items])
         trajectories = [self._trajectory(item) for item in items]
@@ -227,14 +201,16 @@ class SegmentDataset(TargetSource):
         )
 
     def clean_ends(self, items: list[int]) -> torch.Tensor:
-        """From the store."""
+        """The clean latents (b, *latent) float32 on which the items' trajectories end; they are
+        segments or rollouts."""
         ends = [self._states(self._trajectory(item), self.steps, self.steps)[1] for item in items]
         shape = (0, *self.recipe.latent_shape)
         last = torch.full((len(ends),), self.steps)
         return self._scaled(ends, last) if ends else torch.zeros(shape)
 
     def states_at_knots(self, trajectories: Sequence[int]) -> torch.Tensor:
-        """From the store."""
+        """The teacher's states (b, k, *latent) float32 at the student's knots, its noise first, as
+        networks see them."""
         knots = range(self.steps + 1)
         at_each = (
             self._scaled(
@@ -246,7 +222,8 @@ class SegmentDataset(TargetSource):
         return torch.stack(list(at_each), dim=1)
 
     def other_conditioning(self, items: list[int], numbers: list[int]) -> Conditioning:
-        """Of a prompt that is another one, unless there is only one."""
+        """Prompts of other trajectories than the items', each chosen by its number; of the same
+        prompt where there is only one."""
         per_prompt = self.recipe.samples_per_prompt
         num_prompts = self.num_trajectories // per_prompt
         others = [
@@ -301,7 +278,7 @@ class SegmentDataset(TargetSource):
         return stacked / at_knots(self.grid.scales, knot, stacked)
 
     def name(self, item: int) -> str:
-        """An item in words: its sample and segment, or that it is a rollout."""
+        """An item in words, for messages: its sample and segment, or that it is a rollout."""
         is_rollout = self.first_rollout <= item < self.first_visited
         what = "rollout" if is_rollout else f"segment {self._segment(item)}"
         row = self._trajectories.prompt_row(self._trajectory(item))

@@ -1,13 +1,16 @@
-"""How a training uses its hardware: one pure function, which the plan and the trainer both call."""
+"""How a training uses its hardware: pure functions, which the plan and the trainer both call."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from distillery.config.training import Training
+from distillery.config.section import Dtype
+from distillery.config.teacher import Teacher
+from distillery.config.training import Place, Training
 from distillery.files import readable
 from distillery.student.info import StudentInfo
-from distillery.teacher.memory import ITEM_BYTES, ROOMY, TIGHT
+from distillery.teacher.folder import PipelineFolder
+from distillery.teacher.memory import ITEM_BYTES, ROOMY, TIGHT, on_one_gpu
 
 GATHERED_SHARE = 0.1
 """Share of a sharded student's weights that are whole on a device at once: two of 20 or more
@@ -65,10 +68,6 @@ def choose_execution(
 
     Args:
         training: its settings are followed; where they say auto, the bytes decide.
-        num_parameters: of the student.
-        num_trainable: those that learn.
-        machine: processes and memory.
-        supports_checkpointing: whether the network offers gradient checkpointing.
 
     Raises:
         ValueError: gradient checkpointing of a network that does not offer it, or online targets
@@ -198,3 +197,74 @@ def _choose_compile(training: Training, num_parameters: int, machine: Machine) -
         f"{num_parameters / 1e9:.3g} billion parameters, {updates} updates; it pays from "
         f"{MIN_PARAMETERS / 1e9} billion and {MIN_UPDATES}"
     )
+
+
+# ---- the teacher of online targets: what each place takes, and which one is chosen --------------
+
+FILE_DTYPES: dict[Dtype, str] = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+
+
+@dataclass(frozen=True)
+class Demand:
+    """Bytes that a place takes, without activations.
+
+    Attributes:
+        gpu: on a GPU that has the teacher, beside the student in training.
+        other_gpus: on the others.
+        host: on each node while it trains. Weights that are read as they lie in the teacher's files
+            are mapped, one copy for all processes; others are each process's own.
+    """
+
+    gpu: int
+    other_gpus: int
+    host: int
+
+
+def demands(
+    teacher: Teacher, folder: PipelineFolder, student_bytes: int, machine: Machine
+) -> dict[Place, Demand]:
+    """What each place takes on a machine.
+
+    Args:
+        student_bytes: of the student in training, see `state_bytes`.
+    """
+    names = [*folder.denoisers, "vae"]  # stock calls ask the VAE for the size of latents
+    whole, streamed = (
+        on_one_gpu(
+            teacher.model_copy(update={"offload": offload, "num_gpus": 1}), folder.sizes, names
+        )
+        for offload in ("none", "sequential")
+    )
+    processes = machine.world_size // machine.num_nodes
+    copies = 1 if is_mapped(teacher, folder) else processes
+    here, there = student_bytes + whole, student_bytes
+    return {
+        "every_rank": Demand(here, here, 0),
+        "one_rank": Demand(here, there, 0),
+        "own_gpus": Demand(-(-whole // teacher.num_gpus), there, 0),
+        "shared": Demand(there + streamed, there + streamed, copies * whole),
+        "cpu": Demand(there, there, copies * whole),
+    }
+
+
+def is_mapped(teacher: Teacher, folder: PipelineFolder) -> bool:
+    """Whether the teacher's networks are used in the type in which their files hold them."""
+    there = {dtype for name in folder.denoisers for dtype in folder.sizes[name].dtypes}
+    return not teacher.adapters and there == {FILE_DTYPES[teacher.dtype]}
+
+
+def choose_place(
+    training: Training, num_gpus: int, needed: Mapping[Place, Demand], machine: Machine
+) -> tuple[Place, str]:
+    """Where the teacher is put, and why; `num_gpus`: `teacher.num_gpus`."""
+    if training.teacher_residence != "auto":
+        return training.teacher_residence, "as set"
+    if num_gpus > 1:
+        return "own_gpus", f"teacher.num_gpus is {num_gpus}"
+    if machine.gpu_bytes is None:
+        return "every_rank", "no GPU"
+    gpu = needed["every_rank"].gpu
+    takes = f"student in training and teacher take {readable(gpu)} of a GPU's"
+    if gpu <= TIGHT * machine.gpu_bytes:
+        return "every_rank", f"{takes} {readable(machine.gpu_bytes)}"
+    return "shared", f"{takes} {readable(machine.gpu_bytes)}, too much without activations"

@@ -23,7 +23,8 @@ from distillery.training.execution import supports_checkpointing
 from distillery.training.parallel import set_checkpointing, uses_checkpointing
 from distillery.training.run import Run
 from distillery.training.state import TrainingState
-from distillery.training.update import LocalUpdate, accumulate_gradients, backward
+from distillery.training.update import LocalUpdate, Losses, accumulate_gradients, backward
+from distillery.training.ways import way_at
 
 NOTES = {False: "micro_batch.json", True: "micro_batch_of_rollouts.json"}
 """Beside the checkpoints: the size that did not run out of memory, for the next attempt. Rollouts,
@@ -47,10 +48,7 @@ class MicroBatches:
         """Begin with `training.micro_batch_size`, auto meaning all of its part, or the noted size.
 
         Args:
-            run: settings, ranks and checkpoints.
             sharded: whether all processes must take equally many micro-batches.
-            for_rollouts: or of segments.
-            checkpointing: whether the network does so now.
         """
         self.for_rollouts = for_rollouts
         self.checkpointing = checkpointing
@@ -228,16 +226,17 @@ def usable_bytes(device: torch.device) -> float:
 
 
 def lower_by_estimates(
-    state: TrainingState, batch: Batch, micro_batches: MicroBatches, run: Run, memory: Memory
+    state: TrainingState,
+    batch: Batch,
+    micro_batches: MicroBatches,
+    losses: Losses,
+    run: Run,
+    memory: Memory,
 ) -> None:
     """Halve the micro-batch until it fits on every process.
 
     Args:
         state: before an update; its gradients are thrown away.
-        batch: of this process in an update.
-        micro_batches: to be lowered.
-        run: settings and device.
-        memory: of the device.
 
     Raises:
         torch.OutOfMemoryError: an estimate was too low, and the next attempt begins below it; or
@@ -246,7 +245,7 @@ def lower_by_estimates(
 
     def peak(size: int) -> int:
         try:
-            return memory.peak_of(partial(_pass, state, rows(batch, slice(size)), run))
+            return memory.peak_of(partial(_pass, state, rows(batch, slice(size)), losses, run))
         except torch.OutOfMemoryError as error:
             micro_batches.size = size
             micro_batches.lower(error)
@@ -283,9 +282,9 @@ def _extend(points: list[tuple[int, int]], size: int) -> float:
     return high + (high - low) / (last - before) * (size - last)
 
 
-def _pass(state: TrainingState, batch: Batch, run: Run) -> None:
+def _pass(state: TrainingState, batch: Batch, losses: Losses, run: Run) -> None:
     """Forward and backward."""
-    backward(state.denoiser, batch.to(run.device), run)
+    backward(state.denoiser, batch.to(run.device), losses, run)
 
 
 def _nothing() -> None:
@@ -325,11 +324,11 @@ def find_micro_batch_size(state: TrainingState, micro_batches: MicroBatches, run
     items = next(run.batches.positions(begin), None)
     if not wanted or items is None:
         return
-    batch = run.dataset.__getitems__(items)
+    batch, losses = run.dataset.__getitems__(items), way_at(begin, run.training).losses
     if parallel.is_sharded(state.denoiser):
-        lower_by_estimates(state, batch, micro_batches, run, GpuMemory(run.device))
+        lower_by_estimates(state, batch, micro_batches, losses, run, GpuMemory(run.device))
     else:
-        find_fitting(state, batch, micro_batches, run)
+        find_fitting(state, batch, micro_batches, losses, run)
     # What failed has filled the GPU; the training's own peak is to be reported.
     torch.cuda.reset_peak_memory_stats(run.device)
     if run.ranks.is_main:
@@ -340,7 +339,9 @@ def find_micro_batch_size(state: TrainingState, micro_batches: MicroBatches, run
         )
 
 
-def find_fitting(state: TrainingState, batch: Batch, micro_batches: MicroBatches, run: Run) -> None:
+def find_fitting(
+    state: TrainingState, batch: Batch, micro_batches: MicroBatches, losses: Losses, run: Run
+) -> None:
     """Halve the micro-batch until a local batch passes forward and backward on every process.
 
     Sizes are tried without compiled code, which takes minutes for each; the last is then tried with
@@ -351,15 +352,17 @@ def find_fitting(state: TrainingState, batch: Batch, micro_batches: MicroBatches
     """
     before = uses_checkpointing(state.denoiser)
     with torch.compiler.set_stance("force_eager"):
-        _lower(state, batch, micro_batches, run)
-    _lower(state, batch, micro_batches, run)
+        _lower(state, batch, micro_batches, losses, run)
+    _lower(state, batch, micro_batches, losses, run)
     micro_batches.checkpointing = uses_checkpointing(state.denoiser)
     set_checkpointing(state.denoiser, before)
 
 
-def _lower(state: TrainingState, batch: Batch, micro_batches: MicroBatches, run: Run) -> None:
+def _lower(
+    state: TrainingState, batch: Batch, micro_batches: MicroBatches, losses: Losses, run: Run
+) -> None:
     """`find_fitting`, with compiled code or without."""
-    while not fits_on_all(_fits(state, micro_batches.cut(batch), run), run):
+    while not fits_on_all(_fits(state, micro_batches.cut(batch), losses, run), run):
         if micro_batches.size > 1:
             micro_batches.halve()
         elif _may_checkpoint(state, run):
@@ -381,7 +384,7 @@ def _may_checkpoint(state: TrainingState, run: Run) -> bool:
     )
 
 
-def _fits(state: TrainingState, micro_batches: list[Batch], run: Run) -> bool:
+def _fits(state: TrainingState, micro_batches: list[Batch], losses: Losses, run: Run) -> bool:
     """Whether an update's memory suffices here; its gradients are thrown away.
 
     Two micro-batches are passed, if there are two: the second meets the gradients of the first. No
@@ -395,7 +398,7 @@ def _fits(state: TrainingState, micro_batches: list[Batch], run: Run) -> bool:
             taken.append(_reserve(run))
         taken += room_for_moments(state)
         for batch in largest:
-            backward(state.denoiser, batch.to(run.device), run)
+            backward(state.denoiser, batch.to(run.device), losses, run)
         fits = True
     except torch.OutOfMemoryError:
         fits = False
@@ -418,22 +421,24 @@ def _reserve(run: Run) -> torch.Tensor:
 
 
 def accumulate_what_fits(
-    model: torch.nn.Module, batch: Batch, micro_batches: MicroBatches, run: Run
+    model: torch.nn.Module,
+    batch: Batch,
+    micro_batches: MicroBatches,
+    losses: Losses,
+    run: Run,
 ) -> LocalUpdate:
     """`accumulate_gradients`, repeated with smaller micro-batches where memory does not suffice.
 
     Args:
-        model: as `loop.wrap_student` gives it.
         batch: this process's part of the global batch.
         micro_batches: cuts the local batch.
-        run: settings and device.
 
     Raises:
         torch.OutOfMemoryError: see `MicroBatches.lower`.
     """
     while True:
         try:
-            return accumulate_gradients(model, micro_batches.cut(batch), run)
+            return accumulate_gradients(model, micro_batches.cut(batch), losses, run)
         except torch.OutOfMemoryError as error:
             # Nothing of the error may outlive this line: its frames hold the tensors.
             micro_batches.lower(error)

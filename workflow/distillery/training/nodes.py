@@ -53,7 +53,6 @@ def meet(ranks: RankInfo, folder: Path) -> tuple[RankInfo, Peers]:
     """Exchange who is where; collectives where there is a group.
 
     Args:
-        ranks: of this process.
         folder: results/{run}, which all must see.
 
     Returns:

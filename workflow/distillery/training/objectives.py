@@ -37,9 +37,7 @@ def ends_of(objective: Objective, segment: int, steps: int) -> tuple[int, int]:
     arXiv:2209.03003, algorithm 1, with the teacher's own pairing of noise and image).
 
     Args:
-        objective: which.
         segment: of the student, from 0.
-        steps: of the student.
     """
     match objective:
         case "segment":
@@ -62,8 +60,6 @@ def task_of(
     """The states that the network sees, and what it should output there; each (b, *latent).
 
     Args:
-        objective: which.
-        prediction_type: of the student, which is the teacher's.
         noisy_j, noisy_k: states of one trajectory at the two knots of `ends_of`.
         levels_j, levels_k: alpha and sigma there, broadcastable to the states.
         levels: the same at the beginning of the student's segment.
@@ -95,7 +91,6 @@ def segment_target(
     arXiv:2202.00512, algorithm 2), with all the teacher's steps of a segment in the place of two.
 
     Args:
-        prediction_type: of the student, which is the teacher's.
         noisy_j, noisy_k: two states of one trajectory, of equal shape, the noisier one first.
         alpha_j, sigma_j, alpha_k, sigma_k: their coefficients, broadcastable to the states.
     """
@@ -130,8 +125,6 @@ def segment_weights(
 
     Args:
         weights: `training.timestep_weights`.
-        grid: the student's.
-        prediction_type: of the student.
 
     Raises:
         ValueError: not one weight a segment, or `min_snr` would leave out a segment.
@@ -207,8 +200,6 @@ def walk(
     Args:
         predict: the student for these prompts.
         noisy: the first states (b, *latent) float32, divided by their scale.
-        grid: the student's.
-        prediction_type: of the student.
     """
     alphas, sigmas = torch.tensor(grid.alphas), torch.tensor(grid.sigmas)
     for segment, timestep in enumerate(grid.timesteps):

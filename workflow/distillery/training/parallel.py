@@ -57,8 +57,6 @@ def shard(denoiser: Denoiser, ranks: RankInfo, device: torch.device, dtype: torc
     Args:
         denoiser: on the CPU or the device; its parameters become float32 `DTensor`s on the device.
         ranks: of this process; there are at least two.
-        device: of this process.
-        dtype: of the forward pass.
     """
     # We change no output in place, which is what it warns of at every forward pass.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view", UserWarning)
@@ -102,9 +100,6 @@ def wrap(
     """The model as the loop calls it: gradients of all processes are *summed* by its backward.
 
     Args:
-        model: the network, maybe sharded.
-        ranks: of this process.
-        device: of this process.
         leaves_out: whether some parameters get no gradient, for which DDP would wait.
     """
     if ranks.world_size == 1 or is_sharded(model):
@@ -265,7 +260,6 @@ def arrange(denoiser: Denoiser, run: "Run") -> Execution:
 
     Args:
         denoiser: on the CPU, in float32.
-        run: settings, ranks and device.
 
     Raises:
         ValueError: gradient checkpointing of a network that does not offer it.

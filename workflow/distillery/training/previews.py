@@ -6,7 +6,6 @@ another process, and no failure in here ends a training.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,29 +13,30 @@ from typing import Any, Self
 
 import torch
 
-from distillery.config.jobs import PreviewsJob, read_job
+from distillery.config.jobs import PreviewsJob, TrainingJob, read_job
 from distillery.config.section import Dtype
 from distillery.config.teacher import Teacher
 from distillery.families import Family, Request, Setting, family_named
 from distillery.families.protocol import Denoiser, Pipeline
 from distillery.generation.generator import Calls
 from distillery.images import Pixels, as_bytes, is_preview, moment_folder, write_png, write_sheets
+from distillery.model_folder import hash_model
 from distillery.noise import SampleId
 from distillery.stage import balanced_range
+from distillery.store.chunks import chunk_folder
 from distillery.store.embeddings import EmbeddingStore
 from distillery.store.recipes import TargetsRecipe
 from distillery.store.tables import read_table
+from distillery.student.lora import load_trainable
 from distillery.student.schedule import student_scheduler
 from distillery.teacher.decoding import guard_decoding
 from distillery.teacher.folder import find_teacher
 from distillery.teacher.loading import cast_timestep, torch_dtype
 from distillery.telemetry import Reporter
-from distillery.training import parallel
-from distillery.training.alarms import IMAGE_ALARMS, Alarms, judge_image
-from distillery.training.health import START_LIMIT_S
-from distillery.training.run import PreviewPaths, Run
-from distillery.training.state import TrainingState
+from distillery.training.checkpoint import checkpoint_path, read_student
+from distillery.training.run import Inputs, PreviewPaths, open_dataset, training_recipe
 from distillery.training.update import inspecting
+from distillery.training.watchers.alarms import IMAGE_ALARMS, Alarms, judge_image
 
 
 @dataclass(frozen=True)
@@ -173,10 +173,8 @@ class Previews:
         """Nothing is drawn yet.
 
         Args:
-            paths: inputs and outputs.
             shard: (rank, processes): which of the prompts are drawn here.
             training: hash of the training's recipe, which each image carries.
-            reporter: of this process.
         """
         self.job = read_job(paths.previews_config, PreviewsJob)
         self._root = paths.previews
@@ -260,124 +258,51 @@ class Previews:
         write_sheets(self._root, samples_seen, self.prompts, self._training)
 
 
-class LivePreviews:
-    """One process's previews; `close` it at the end.
+def draw_kept(
+    job: TrainingJob,
+    inputs: Inputs,
+    samples_seen: int,
+    paths: PreviewPaths,
+    device: torch.device,
+    reporter: Reporter,
+) -> None:
+    """Draw what is missing of a checkpoint's previews, and write its contact sheet.
 
-    Every process draws between the same two updates and then meets the others in the next
-    collective, so the training stands still for as long as the largest share takes. No process
-    waits for another where their number divides the number of prompts.
+    Args:
+        job: frozen configuration of the training.
+        inputs: of the training, with its checkpoints.
+        samples_seen: of the checkpoint.
+        paths: what previews read and write.
+        device: for the student and the VAE.
+        reporter: of this job.
+
+    Raises:
+        ValueError: no such checkpoint of this configuration is kept, or it is damaged.
     """
-
-    def __init__(self, state: TrainingState, run: Run, paths: PreviewPaths | None) -> None:
-        """Nothing is loaded before the first missing image.
-
-        Raises:
-            ValueError: the student is sharded over the processes.
-        """
-        self._state, self._run, self._previews = state, run, _previews_of(paths, run)
-        self._drawer: PreviewPipeline | None = None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="previews")
-        self._saving: Future[None] | None = None
-        if self._previews is not None and parallel.is_sharded(state.denoiser):
-            raise ValueError(
-                f"previews.every_samples is {self._previews.job.previews.every_samples} and the "
-                "student is sharded over the processes (fsdp): each of its forward passes needs "
-                "all of them, so no process can draw alone; set previews.every_samples: 0 and draw "
-                "from a checkpoint, snakemake --cores all "
-                "results/{run}/student/previews/samples-000000003200/sheet.png "
-                "--configfile config/mine.yaml, "
-                "or set training.parallel: ddp"
-            )
-
-    @property
-    def share(self) -> Previews | None:
-        """This process's; None where nothing is to be drawn."""
-        return self._previews
-
-    def close(self, wait: bool) -> None:
-        """End; after an error of the training without waiting for images."""
-        self._thread.shutdown(wait=wait)
-        if wait:
-            self._check_saved()
-
-    @property
-    def is_due(self) -> bool:
-        """Whether this moment is to be shown; all processes agree on it."""
-        seen, previews = self._state.samples_seen, self._previews
-        return previews is not None and previews.is_due(seen, self._run.training.num_samples)
-
-    def draw_if_due(self) -> None:
-        """Draw what is missing of this moment, if it is to be shown.
-
-        A process asked to stop leaves the rest for the next start, unless the training is finished:
-        then there may be none. A failure is logged, and the training continues.
-        """
-        seen, previews = self._state.samples_seen, self._previews
-        if previews is None or not self.is_due or self._must_stop():
-            return
-        self._check_saved()
-        self._run.watchdog.heartbeat("previews", limit_s=START_LIMIT_S)
-        try:
-            with averaged(self._state):
-                pixels = previews.draw_missing(self._get_drawer(), seen, self._must_stop)
-        except Exception as error:
-            self._warn(f"previews after {seen} samples were not drawn here: {error!r}")
-            return
-        finally:
-            # The training's next peak must not find the decoder's memory taken.
-            if self._run.device.type == "cuda":
-                torch.cuda.empty_cache()
-        self._saving = self._thread.submit(previews.save, pixels, seen)
-
-    def _must_stop(self) -> bool:
-        """Whether this process was asked to stop, and what it leaves will be drawn later."""
-        is_finished = self._state.samples_seen == self._run.training.num_samples
-        return self._run.stop.asked and not is_finished
-
-    def _get_drawer(self) -> PreviewPipeline:
-        """The pipeline, built when it is first needed."""
-        assert self._previews is not None
-        if self._drawer is None:
-            run, job = self._run, self._previews.job
-            self._drawer = PreviewPipeline.around(
-                self._state.denoiser,
-                job.teacher,
-                run.dataset.recipe,
-                run.dataset.steps,
-                run.device,
-                run.training.dtype,
-            )
-        return self._drawer
-
-    def _check_saved(self) -> None:
-        """Wait for the images under way; what went wrong with them is logged."""
-        saving, self._saving = self._saving, None
-        error = saving.exception() if saving is not None and not saving.cancelled() else None
-        if error is not None:
-            self._warn(f"previews were not saved here: {error!r}")
-
-    def _warn(self, message: str) -> None:
-        self._run.reporter.warning(f"{message}; the training continues")
+    dataset = open_dataset(job, inputs)
+    initial = hash_model(inputs.student)
+    recipe = training_recipe(job, dataset, initial)
+    recipe_hash = recipe.hash
+    # A training with rounds or a finish takes up checkpoints of those that do its first part.
+    hashes = [recipe_hash, *(part.hash for part in recipe.first_parts(job.training))]
+    own = next((it for it in hashes if is_kept(inputs.checkpoints, it, samples_seen)), recipe_hash)
+    weights = read_student(chunk_folder(inputs.checkpoints, own), samples_seen, own)
+    denoiser = load_trainable(inputs.student, torch_dtype(job.training.dtype))
+    denoiser.load_state_dict(weights, strict=False)
+    previews = Previews(paths, (0, 1), recipe_hash, reporter)
+    drawer = PreviewPipeline.around(
+        denoiser.to(device),
+        previews.job.teacher,
+        dataset.recipe,
+        dataset.steps,
+        device,
+        job.training.dtype,
+    )
+    missing = previews.missing(samples_seen)
+    with reporter.work(len(missing)):
+        previews.save(previews.draw_missing(drawer, samples_seen), samples_seen)
 
 
-@contextmanager
-def averaged(state: TrainingState) -> Iterator[None]:
-    """The averaged weights, where there are any, in the network's place for a while; no copies."""
-    trainable = state.trainable
-    before = {name: trainable[name].data for name in state.average}
-    try:
-        for name, value in state.average.items():
-            trainable[name].data = value
-        yield
-    finally:
-        for name, value in before.items():
-            trainable[name].data = value
-
-
-def _previews_of(paths: PreviewPaths | None, run: Run) -> Previews | None:
-    """This process's share of the previews, if there are any."""
-    if paths is None:
-        return None
-    ranks = (run.ranks.rank, run.ranks.world_size)
-    previews = Previews(paths, ranks, run.recipe_hash, run.reporter)
-    return previews if previews.job.previews.every_samples else None
+def is_kept(checkpoints: Path, recipe_hash: str, samples_seen: int) -> bool:
+    """Whether a training's checkpoint at a position is there."""
+    return checkpoint_path(chunk_folder(checkpoints, recipe_hash), samples_seen).is_dir()

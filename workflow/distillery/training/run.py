@@ -6,30 +6,23 @@ from pathlib import Path
 import torch
 
 from distillery.config.jobs import TargetsJob, TrainingJob
-from distillery.config.training import Place, Training
+from distillery.config.training import Training
 from distillery.generation.targets import DrawnNoise
 from distillery.model_folder import hash_model
-from distillery.run_folder import round_manifest
 from distillery.store.chunks import chunk_folder
 from distillery.store.recipes import TrainingRecipe
 from distillery.store.shards import Manifest
 from distillery.store.tables import read_table
-from distillery.student.info import read_student_info
 from distillery.teacher.folder import find_teacher
 from distillery.telemetry import Reporter
 from distillery.training import distributed
 from distillery.training.batches import Batches
-from distillery.training.data import TargetSource
+from distillery.training.data import SegmentDataset
 from distillery.training.distributed import RankInfo
-from distillery.training.execution import student_state_bytes
 from distillery.training.health import StopRequest, Watchdog
 from distillery.training.nodes import check_alike
 from distillery.training.objectives import PerceptualLoss, load_perceptual
-from distillery.training.residence import choose_place, demands
-from distillery.training.target_teacher import load_target_teacher
 from distillery.training.ways import source_of
-from distillery.training.ways.online import OnlineDataset
-from distillery.training.ways.rounds import RoundsDataset
 
 
 @dataclass(frozen=True)
@@ -90,7 +83,7 @@ class Run:
     """What does not change while the loop runs."""
 
     training: Training
-    dataset: TargetSource
+    dataset: SegmentDataset
     batches: Batches
     perceptual: PerceptualLoss | None
     ranks: RankInfo
@@ -122,12 +115,7 @@ def prepare(
     """Open the data, check that all of it belongs together, and name the recipe.
 
     Args:
-        job: frozen configuration.
-        paths: inputs and outputs.
         ranks: of this process; its group is started.
-        device: of this process.
-        reporter: of this process.
-        stop: set by a signal.
         watchdog: ends this process when it hangs.
 
     Raises:
@@ -146,12 +134,7 @@ def prepare(
         f"training recipe {recipe.hash[:12]}: {dataset.num_items} items, {ranks.world_size} "
         f"processes{on_nodes}, objective {job.training.objective}"
     )
-    if isinstance(dataset, OnlineDataset):
-        place, reason = _choose_place(job, paths.student, ranks, device)
-        if ranks.is_main:
-            reporter.info(f"teacher_residence: {place} ({reason})")
-        dataset.teacher = load_target_teacher(job, dataset, paths, batches, place, device, watchdog)
-        dataset.walk_measured(device, watchdog)
+    dataset.begin(job, paths, batches, device, reporter, watchdog)
     return Run(
         training=job.training,
         dataset=dataset,
@@ -169,7 +152,7 @@ def prepare(
     )
 
 
-def open_dataset(job: TrainingJob, inputs: Inputs, verify: bool = True) -> TargetSource:
+def open_dataset(job: TrainingJob, inputs: Inputs, verify: bool = True) -> SegmentDataset:
     """What a training learns from; see `SegmentDataset` for arguments and errors."""
     training = job.training
     dataset = source_of(training)(
@@ -181,25 +164,8 @@ def open_dataset(job: TrainingJob, inputs: Inputs, verify: bool = True) -> Targe
         training.timestep_weights,
         verify,
     )
-    if isinstance(dataset, RoundsDataset):
-        folder = inputs.rounds
-        if folder is None:
-            raise ValueError(
-                "training.phases has rounds and there are no --rounds: give their folder"
-            )
-        dataset.add([round_manifest(folder, number) for number in training.round_numbers])
+    dataset.open_more(inputs, training)
     return dataset
-
-
-def _choose_place(
-    job: TrainingJob, student: Path, ranks: RankInfo, device: torch.device
-) -> tuple[Place, str]:
-    """Where the teacher of online targets goes, and why."""
-    machine, folder = distributed.machine_of(ranks, device), find_teacher(job.teacher)
-    info = read_student_info(student)
-    whole = student_state_bytes(job.training, info) if info else 0
-    needed = demands(job.teacher, folder, whole, machine)
-    return choose_place(job.training, job.teacher.num_gpus, needed, machine)
 
 
 def draw_noise(job: TrainingJob, inputs: Inputs) -> DrawnNoise:
@@ -215,7 +181,7 @@ def draw_noise(job: TrainingJob, inputs: Inputs) -> DrawnNoise:
 
 
 def _perceptual(
-    job: TrainingJob, dataset: TargetSource, device: torch.device
+    job: TrainingJob, dataset: SegmentDataset, device: torch.device
 ) -> PerceptualLoss | None:
     """What rollouts need beside the student: the VAE, if `perceptual_weight` is positive."""
     if not job.training.decodes:
@@ -223,12 +189,11 @@ def _perceptual(
     return load_perceptual(find_teacher(job.teacher), dataset.setting, device)
 
 
-def training_recipe(job: TrainingJob, dataset: TargetSource, initial: str) -> TrainingRecipe:
+def training_recipe(job: TrainingJob, dataset: SegmentDataset, initial: str) -> TrainingRecipe:
     """Everything that the trained weights depend on, beyond rounding.
 
     Settings that change no weight are not in it: a training may be resumed with others.
     """
-    rounds = dataset.rounds if isinstance(dataset, RoundsDataset) else ()
     return TrainingRecipe(
         kind="training",
         version=job.version,
@@ -240,6 +205,6 @@ def training_recipe(job: TrainingJob, dataset: TargetSource, initial: str) -> Tr
         initial=initial,
         targets=dataset.recipe_hash,
         samples=dataset.samples_hash,
-        rounds=tuple(store.recipe_hash for store in rounds),
+        rounds=tuple(store.recipe_hash for store in dataset.rounds),
         training=job.training.of_recipe,
     )

@@ -44,7 +44,6 @@ def fingerprint(tensors: Iterable[torch.Tensor], device: torch.device) -> torch.
 
     Args:
         tensors: of any shape, contiguous; each is its own block or blocks.
-        device: of the tensors.
     """
     blocks = [block for tensor in tensors for block in torch.split(_bits(tensor), BLOCK)]
     if not blocks:
@@ -92,10 +91,6 @@ class HostCopy:
         """Take room for tensors of these names, shapes and types.
 
         The system gives out pages when they are first written: for tens of GB that takes seconds.
-
-        Args:
-            entries: as they will be saved.
-            device: where they are.
         """
         self.problem: str | None = None
         self._locked: list[torch.Tensor] = []

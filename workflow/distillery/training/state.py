@@ -116,7 +116,8 @@ def make_moments(optimizer: torch.optim.Optimizer) -> None:
 
 @dataclass
 class Companion:
-    """A network that learns from what the student draws, and says where to draw it; `directions`.
+    """A network that learns from what the student draws, and says where to draw it; see
+    `ways.add_directions`.
 
     Attributes:
         name: "copy" or "heads"; its loss has this name in the history.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import isfinite
@@ -11,19 +11,20 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from distillery.config.ways import Rollouts
 from distillery.families.protocol import Denoiser
 from distillery.schedule import from_prediction
 from distillery.teacher.loading import torch_dtype
 from distillery.training import distributed, parallel
 from distillery.training.batch import Batch
 from distillery.training.health import START_LIMIT_S
-from distillery.training.objectives import Predict, roll_out, sample_losses
+from distillery.training.objectives import Predict, roll_out
 from distillery.training.state import Companion
 
 if TYPE_CHECKING:  # a run is made from ways to learn, which need these functions
     from distillery.training.run import Run
 
+Losses = Callable[[torch.nn.Module, Batch, "Run"], torch.Tensor]
+"""What a batch has lost, (b,): `Way.losses` of its phase."""
 MAX_ITEMS_NAMED = 16
 
 
@@ -36,7 +37,7 @@ class UpdateTotals:
         grad_norm: of the whole gradient, before clipping.
         losses: sum of the samples' losses by segment.
         counts: number of samples by segment.
-        companion_loss, companion_count: of what learns beside, see `directions`: sum of its
+        companion_loss, companion_count: of what learns beside, see `Companion`: sum of its
             losses, and of how many samples.
     """
 
@@ -63,7 +64,7 @@ class LocalUpdate:
 
 
 def accumulate_gradients(
-    model: torch.nn.Module, micro_batches: list[Batch], run: Run
+    model: torch.nn.Module, micro_batches: list[Batch], losses: Losses, run: Run
 ) -> LocalUpdate:
     """Forward and backward passes of one update, which leave the gradient in the parameters.
 
@@ -71,13 +72,11 @@ def accumulate_gradients(
     counts the same on every process and in every micro-batch.
 
     Args:
-        model: as `loop.wrap_student` gives it.
         micro_batches: this process's share of the global batch, cut.
-        run: settings and device.
 
     Raises torch.OutOfMemoryError, which `microbatch.accumulate_what_fits` answers.
     """
-    segments, losses = [], []
+    segments, lost = [], []
     # A rollout is many passes, and the first one, late in the training, may be compiled.
     limit_s = START_LIMIT_S if micro_batches[0].is_rollout else None
     for number, batch in enumerate(micro_batches, 1):
@@ -85,35 +84,19 @@ def accumulate_gradients(
         run.watchdog.heartbeat(name, joint=True, limit_s=limit_s)
         batch = batch.to(run.device)
         with parallel.synchronising(model, number == len(micro_batches)):
-            losses.append(backward(model, batch, run))
+            lost.append(backward(model, batch, losses, run))
         segments.append(batch.segment)
     run.watchdog.heartbeat("gradients of all ranks", waits=True)
     items = [item for batch in micro_batches for item in batch.items]
-    return LocalUpdate(items, torch.cat(segments), torch.cat(losses))
+    return LocalUpdate(items, torch.cat(segments), torch.cat(lost))
 
 
-def backward(model: torch.nn.Module, batch: Batch, run: Run) -> torch.Tensor:
+def backward(model: torch.nn.Module, batch: Batch, losses: Losses, run: Run) -> torch.Tensor:
     """Add a micro-batch's part to the gradient; returns its losses (b,), without weights."""
-    loss_b = batch_losses(model, batch, run)
+    loss_b = losses(model, batch, run)
     total = (loss_b * batch.weight).sum() / run.training.global_batch_size
     total.backward()  # type: ignore[no-untyped-call]
     return loss_b.detach()
-
-
-def batch_losses(model: torch.nn.Module, batch: Batch, run: Run) -> torch.Tensor:
-    """The loss (b,) of each sample of a micro-batch, with its graph, without its weight."""
-    training = run.training
-    output = (roll_out_student if batch.is_rollout else predict)(model, batch, run)
-    loss_b = sample_losses(output, batch.target, training.loss, training.huber_width)
-    rollouts = training.of(Rollouts)
-    if batch.is_rollout and rollouts is not None and run.perceptual is not None:
-        loss_b = loss_b + rollouts.perceptual_weight * run.perceptual(output, batch.target)
-    if batch.direction is not None:
-        # Its gradient in what the student draws is the direction; as a number it says nothing.
-        drawn = output if batch.is_rollout else end_of_last_step(output, batch.noisy, run)
-        along_b = (drawn * batch.direction).flatten(1).mean(dim=1)
-        loss_b = loss_b + (along_b - along_b.detach())
-    return loss_b
 
 
 def end_of_last_step(output: torch.Tensor, noisy: torch.Tensor, run: Run) -> torch.Tensor:
@@ -122,7 +105,6 @@ def end_of_last_step(output: torch.Tensor, noisy: torch.Tensor, run: Run) -> tor
     Args:
         output: (b, *latent) of the network; where it is of another step the result has no meaning.
         noisy: (b, *latent) float32, the states before that step.
-        run: with the student's grid.
     """
     grid, kind = run.dataset.grid, run.dataset.recipe.prediction_type
     alpha, sigma = torch.tensor(grid.alphas[-2]), torch.tensor(grid.sigmas[-2])
@@ -174,10 +156,7 @@ def reduce_totals(
     update without a barrier.
 
     Args:
-        local: what this process did.
         grad_norm: of the whole gradient, (), the same on all ranks.
-        run: settings and device.
-        companion: that learns beside, if there is one.
     """
     num_losses = run.num_losses
     of_segment = F.one_hot(local.segment, num_losses).double()
@@ -224,8 +203,6 @@ def inspecting(denoiser: Denoiser, device: torch.device, dtype: torch.dtype) -> 
 
     Args:
         denoiser: as it is trained, float32 where it learns.
-        device: where it lies.
-        dtype: of the forward pass.
     """
     was_training = denoiser.training
     devices = [device] if device.type == "cuda" else []

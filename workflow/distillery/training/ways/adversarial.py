@@ -26,7 +26,9 @@ from distillery.model_folder import load_denoiser
 from distillery.teacher.loading import torch_dtype
 from distillery.training import parallel
 from distillery.training.batch import Batch, rows
-from distillery.training.drawing import (
+from distillery.training.state import Companion, make_moments, trainable_of
+from distillery.training.update import inspecting, predict
+from distillery.training.ways.drawing import (
     Drawing,
     add_noise_to,
     parts_of,
@@ -34,8 +36,6 @@ from distillery.training.drawing import (
     update,
     update_seed,
 )
-from distillery.training.state import Companion, make_moments, trainable_of
-from distillery.training.update import inspecting, predict
 from distillery.training.ways.way import Way
 
 if TYPE_CHECKING:  # a run is made from ways to learn, which need these functions
@@ -65,7 +65,6 @@ class Heads(nn.Module):
         Args:
             frozen: in evaluation mode, without gradients.
             places: of the observed blocks among `parallel.blocks_of`.
-            widths: of their features.
         """
         super().__init__()
         self.frozen: Any = frozen
@@ -98,8 +97,6 @@ def new_heads(student: Path, settings: Adversarial, run: Run) -> Companion:
     """Heads that know nothing yet.
 
     Args:
-        student: folder of the untrained one.
-        settings: of the configuration.
         run: with the dataset, of which one item is passed to find the features' widths.
 
     Raises:
@@ -139,9 +136,7 @@ def judge(
     Args:
         drawing: of this process; maybe of nothing.
         heads: that have learned from earlier ones.
-        settings: of the configuration.
         begin: samples seen before the phase.
-        run: with the dataset.
     """
     network, seen = heads.network, _what_heads_see(drawing, run)
     waits = drawing.samples_seen < begin + settings.warmup_samples

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from distillery.config.phases import Span
 from distillery.config.ways import Phase
 from distillery.training.data import SegmentDataset
+from distillery.training.objectives import sample_losses
+from distillery.training.update import end_of_last_step, predict
 
 if TYPE_CHECKING:  # a run is made from ways to learn
     from pathlib import Path
@@ -15,9 +17,9 @@ if TYPE_CHECKING:  # a run is made from ways to learn
 
     from distillery.training.batch import Batch
     from distillery.training.batches import Batches
-    from distillery.training.drawing import Drawing
     from distillery.training.run import Run
     from distillery.training.state import Companion, TrainingState
+    from distillery.training.ways.drawing import Drawing
 
 Kind = TypeVar("Kind", bound=Phase)
 
@@ -40,8 +42,6 @@ class Way(Generic[Kind]):
         """The items at the positions [start, stop) of the stream, which lie in one span.
 
         Args:
-            batches: of this process, with the stream of segments.
-            span: where they lie.
             start, stop: in samples since the training's beginning.
         """
         return batches.segments(start, stop)
@@ -50,20 +50,25 @@ class Way(Generic[Kind]):
         """This rank's batch with its targets, where they are not stored.
 
         Args:
-            batch: of one update.
             state: whose student walks; its whole weights are on the device.
             size: samples that the student may take at once.
-            run: settings and device.
         """
         return batch
 
-    def companion(self, student: Path, run: Run) -> Companion | None:
-        """What learns beside the student from here to the training's end, if anything does.
+    def losses(self, model: torch.nn.Module, batch: Batch, run: Run) -> torch.Tensor:
+        """The loss (b,) of each sample of a micro-batch, with its graph, without its weight.
 
         Args:
-            student: folder of the untrained one.
-            run: settings and device.
+            batch: on the device, complete, with the companion's directions if there are any.
         """
+        output = predict(model, batch, run)
+        loss_b = target_losses(output, batch, run)
+        if batch.direction is None:
+            return loss_b
+        return along(batch.direction, end_of_last_step(output, batch.noisy, run), loss_b)
+
+    def companion(self, student: Path, run: Run) -> Companion | None:
+        """What learns beside the student from here to the training's end, if anything does."""
         return None
 
     def direct(
@@ -77,6 +82,16 @@ class Way(Generic[Kind]):
             state: whose student drew.
             companion: that has learned from earlier ones.
             begin: samples seen before the phase.
-            run: with the dataset.
         """
         raise NotImplementedError
+
+
+def target_losses(output: torch.Tensor, batch: Batch, run: Run) -> torch.Tensor:
+    """How far each output is from its target, (b,), as `training.loss` measures it."""
+    return sample_losses(output, batch.target, run.training.loss, run.training.huber_width)
+
+
+def along(direction: torch.Tensor, drawn: torch.Tensor, loss_b: torch.Tensor) -> torch.Tensor:
+    """Losses (b,) of the same numbers, whose gradient in what is drawn has the direction added."""
+    along_b = (drawn * direction).flatten(1).mean(dim=1)
+    return loss_b + (along_b - along_b.detach())

@@ -16,7 +16,14 @@ from distillery.families.protocol import Denoiser
 from distillery.schedule import Schedule, as_prediction, from_prediction
 from distillery.teacher.loading import torch_dtype
 from distillery.training import parallel
-from distillery.training.alarms import (
+from distillery.training.batch import Batch
+from distillery.training.data import SegmentDataset, spread_evenly
+from distillery.training.objectives import sample_losses
+from distillery.training.run import Run
+from distillery.training.state import TrainingState
+from distillery.training.update import inspecting
+from distillery.training.watchers import Moment, Watcher
+from distillery.training.watchers.alarms import (
     LOSS_ALARMS,
     VARIATION_ALARMS,
     WINDOW_SAMPLES,
@@ -26,12 +33,6 @@ from distillery.training.alarms import (
     Variation,
     judge_variation,
 )
-from distillery.training.batch import Batch
-from distillery.training.data import TargetSource, spread_evenly
-from distillery.training.objectives import sample_losses
-from distillery.training.run import Run
-from distillery.training.state import TrainingState
-from distillery.training.update import inspecting
 
 NUM_VARIED, NUM_HELD = 4, 2
 """States or prompts that are varied, and how many of the other kind they are crossed with."""
@@ -53,7 +54,7 @@ class CollapseProbe:
     last: Batch
 
     @classmethod
-    def of(cls, dataset: TargetSource) -> Self:
+    def of(cls, dataset: SegmentDataset) -> Self:
         """Trajectories spread evenly over the store, so that their prompts differ."""
         rows = spread_evenly(dataset.num_trajectories, NUM_VARIED)
         first, last = (
@@ -110,7 +111,7 @@ def _repeated(values: torch.Tensor, row: int, count: int) -> torch.Tensor:
     return values[row : row + 1].expand(count, *values.shape[1:])
 
 
-def state_variation(grid: torch.Tensor, batch: Batch, dataset: TargetSource) -> float | None:
+def state_variation(grid: torch.Tensor, batch: Batch, dataset: SegmentDataset) -> float | None:
     """The spread of the answers over states, as a share of the targets' spread; None if that is 0.
 
     It is taken of the predictions as they are, and of the clean images that they imply. A network
@@ -120,7 +121,6 @@ def state_variation(grid: torch.Tensor, batch: Batch, dataset: TargetSource) -> 
     Args:
         grid: (n states, m prompts, *latent) predictions.
         batch: the n items that the states and targets are of.
-        dataset: for schedule and prediction type.
     """
     images = clean_of(grid, batch.noisy.unsqueeze(1), batch, dataset)
     targets = clean_of(batch.target, batch.noisy, batch, dataset)
@@ -129,7 +129,7 @@ def state_variation(grid: torch.Tensor, batch: Batch, dataset: TargetSource) -> 
     return None if own is None or implied is None else min(own, implied)
 
 
-def prompt_variation(grid: torch.Tensor, batch: Batch, dataset: TargetSource) -> float | None:
+def prompt_variation(grid: torch.Tensor, batch: Batch, dataset: SegmentDataset) -> float | None:
     """The spread of the clean images over prompts, as a share of that of the targets' images.
 
     None where there is one prompt, or where the targets' images do not vary.
@@ -137,7 +137,6 @@ def prompt_variation(grid: torch.Tensor, batch: Batch, dataset: TargetSource) ->
     Args:
         grid: (n states, m prompts, *latent) predictions.
         batch: at least m items; the states are of the first n.
-        dataset: for schedule and prediction type.
     """
     if len({dataset.sample(item).prompt_id for item in batch.items}) == 1:
         return None
@@ -152,7 +151,7 @@ def _ratio(answers: float, targets: float) -> float | None:
 
 
 def clean_of(
-    prediction: torch.Tensor, noisy: torch.Tensor, batch: Batch, dataset: TargetSource
+    prediction: torch.Tensor, noisy: torch.Tensor, batch: Batch, dataset: SegmentDataset
 ) -> torch.Tensor:
     """The clean images that predictions at states imply; all items are of one segment."""
     alpha, sigma = _levels(dataset.grid, int(batch.segment[0]))
@@ -169,7 +168,7 @@ def spread(values: torch.Tensor, dim: int) -> float:
     return float(values.double().var(dim=dim, correction=0).mean())
 
 
-def constant_baseline_losses(dataset: TargetSource, training: Training) -> list[float]:
+def constant_baseline_losses(dataset: SegmentDataset, training: Training) -> list[float]:
     """By segment, the loss of the constant-output baseline: the better of two such students.
 
     One has a constant output, the mean of the targets; the other always answers the same image,
@@ -196,7 +195,7 @@ def constant_baseline_losses(dataset: TargetSource, training: Training) -> list[
 
 
 def _same_image(
-    target: torch.Tensor, noisy: torch.Tensor, segment: int, dataset: TargetSource
+    target: torch.Tensor, noisy: torch.Tensor, segment: int, dataset: SegmentDataset
 ) -> torch.Tensor:
     """Predictions (b, *latent) at states (b, *latent) that all imply the targets' mean image."""
     kind = dataset.recipe.prediction_type
@@ -210,7 +209,7 @@ MAX_SHARE = 0.01
 """Of the training's time that probes may take; the first and the last are always made."""
 
 
-class Watch:
+class AlarmWatcher(Watcher):
     """Judges losses at every row, and the student's answers as often as `MAX_SHARE` allows."""
 
     def __init__(self, state: TrainingState, run: Run) -> None:
@@ -229,6 +228,18 @@ class Watch:
         self._enough = min(training.log_every_samples, WINDOW_SAMPLES * len(baseline))
         self._probe = None if parallel.is_sharded(state.denoiser) else CollapseProbe.of(run.dataset)
         self._begin_s, self._spent_s = time.perf_counter(), 0.0
+
+    def measure(self, moment: Moment) -> None:
+        """A row's alarms and variation."""
+        if not moment.is_row:
+            return
+        alarms, variation = self.look()
+        moment.texts += [alarm.text for alarm in alarms]
+        if variation is not None:
+            over = {"states": variation.state, "prompts": variation.prompt}
+            moment.points |= {
+                f"variation/over_{name}": value for name, value in over.items() if value is not None
+            }
 
     def look(self) -> tuple[list[Alarm], Variation | None]:
         """Judge the last row: alarms that begin to ring, and the variation if it was measured."""

@@ -9,7 +9,16 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from distillery.training.alarms import HELD_OUT, KNOT
+import yaml
+
+from distillery.training.health import SLOWER, START_LIMIT_S
+from distillery.training.previews import Previews
+from distillery.training.run import Run
+from distillery.training.state import TrainingState
+from distillery.training.watchers import Moment, Watcher
+from distillery.training.watchers.alarms import HELD_OUT, KNOT
+from distillery.training.watchers.previews import LivePreviews
+from distillery.words import counted
 
 FLUSH_S = 10
 """Between two writes of the library's own thread: what a killed process loses at most."""
@@ -18,6 +27,10 @@ MAX_QUEUE = 100
 ROOM_S = 10.0
 """Time that a full queue is given; a thread that writes nothing in it is on a disk that hangs."""
 POLL_S = 0.01
+LOOK_S = 0.1
+"""Between two looks for the last images."""
+LAST_IMAGES_S = 10.0
+"""Beside the time that the images took here: what the last ones of other ranks are waited for."""
 EVENT_FILES = "events.out.tfevents.*"
 PREVIEWS = "previews/"
 """What the tags of images begin with."""
@@ -86,8 +99,6 @@ class TensorBoard:
         Args:
             prompt_id: the last part of both tags.
             png: the image's file, which is not encoded again.
-            prompt: its text.
-            samples_seen: when it was drawn.
         """
         from tensorboardX.proto.summary_pb2 import Summary
         from tensorboardX.summary import text
@@ -202,3 +213,128 @@ def _read_events(path: Path) -> Iterator[Any]:
                 yield Event.FromString(content[:-4])
     except (OSError, DecodeError):
         return
+
+
+class BoardPreviews:
+    """Rank 0's; it knows which images TensorBoard lacks."""
+
+    def __init__(self, previews: Previews, folder: Path, samples_seen: int) -> None:
+        """Lack what earlier attempts have drawn and TensorBoard does not show.
+
+        Args:
+            previews: of rank 0, which know the prompts of all.
+            folder: of TensorBoard's files, before this attempt adds one.
+        """
+        self._previews = previews
+        self._ids = previews.prompt_ids
+        self._shown = shown_previews(folder, samples_seen)
+        self._lacking: dict[int, set[int]] = {}  # {samples seen: rows of prompts}
+        for seen in previews.moments(samples_seen):
+            self._lack(seen, previews.drawn(self._unshown(seen), seen))
+
+    def expect(self, samples_seen: int) -> None:
+        """Every rank draws its share at this moment."""
+        self._lack(samples_seen, self._unshown(samples_seen))
+
+    def show(self, board: TensorBoard) -> None:
+        """Write what has been saved since the last look, in the order of the moments.
+
+        TensorBoard may drop the later points of a tag when an earlier one follows. The newest
+        moment is looked at first: a rank saves its images in order, so an image that is not there
+        after a later one of its prompt was seen never comes, for it could not be drawn.
+        """
+        found = [
+            (seen, row)
+            for seen in sorted(self._lacking, reverse=True)
+            for row in self._previews.drawn(self._lacking[seen], seen)
+        ]
+        newest = {row: seen for seen, row in sorted(found)}
+        for seen, row in sorted(found):
+            self._write(board, seen, row)
+        for seen, rows in list(self._lacking.items()):
+            self._lacking[seen] = {row for row in rows if newest.get(row, -1) < seen}
+            if not self._lacking[seen]:
+                del self._lacking[seen]
+
+    def show_last(self, board: TensorBoard, limit_s: float) -> int:
+        """Show what is saved within some seconds; how many images are lacking then."""
+        until_s = time.monotonic() + limit_s
+        self.show(board)
+        while self._lacking and time.monotonic() < until_s:
+            time.sleep(LOOK_S)
+            self.show(board)
+        return sum(map(len, self._lacking.values()))
+
+    def _unshown(self, samples_seen: int) -> set[int]:
+        names = enumerate(self._ids)
+        return {row for row, name in names if (samples_seen, name) not in self._shown}
+
+    def _lack(self, samples_seen: int, rows: set[int]) -> None:
+        if rows:
+            self._lacking[samples_seen] = rows
+
+    def _write(self, board: TensorBoard, samples_seen: int, row: int) -> None:
+        """Write an image; one that has gone meanwhile, or cannot be read, is not shown."""
+        try:
+            png = self._previews.image(row, samples_seen).read_bytes()
+        except OSError:
+            return
+        name = self._ids[row]
+        board.preview(name, png, self._previews.prompts[name], samples_seen)
+        self._shown.add((samples_seen, name))
+
+
+class Curves(Watcher):
+    """Rows, points and alarms on TensorBoard, and the previews of all ranks; of rank 0."""
+
+    def __init__(self, state: TrainingState, run: Run, previews: LivePreviews) -> None:
+        """A new file; `previews` are this rank's."""
+        folder = run.reporter.path.parent / "tensorboard"
+        self._state, self._run, self._previews = state, run, previews
+        self._shown: BoardPreviews | None = None
+        if previews.share is not None:
+            self._shown = BoardPreviews(previews.share, folder, state.samples_seen)
+        self._board = TensorBoard(folder, state.samples_seen, run.reporter.warning)
+        self._board.text("configuration", settings_of(run), state.samples_seen)
+
+    def measure(self, moment: Moment) -> None:
+        """A row, and images that were saved meanwhile."""
+        if not moment.is_row:
+            return
+        self._board.numbers(tags_of(moment.row) | moment.points, moment.seen)
+        for text in moment.texts:
+            self._board.text("alarms", text, moment.seen)
+        if self._shown is not None:
+            self._shown.show(self._board)
+
+    def show(self, moment: Moment) -> bool:
+        """Expect the images that all ranks draw at this moment."""
+        if self._shown is not None and self._previews.is_due(moment):
+            self._shown.expect(moment.seen)
+        return False
+
+    def close(self, wait: bool) -> None:
+        """Show what is left, unless the training ended with an error."""
+        if wait and self._shown is not None:
+            self._show_last(self._shown)
+        self._board.close()
+
+    def _show_last(self, shown: BoardPreviews) -> None:
+        """Those that no later row takes up; a stopped training leaves the rest to the next start.
+
+        The student is trained and its checkpoint written, so rank 0 keeps nobody waiting here. A
+        rank that draws for longer than this one did has failed to.
+        """
+        is_finished = self._state.samples_seen == self._run.training.num_samples
+        limit_s = LAST_IMAGES_S + SLOWER * self._previews.drew_s if is_finished else 0.0
+        self._run.watchdog.heartbeat("last previews of all ranks", limit_s=START_LIMIT_S + limit_s)
+        if (missing := shown.show_last(self._board, limit_s)) and is_finished:
+            self._run.reporter.warning(
+                f"TensorBoard lacks {counted(missing, 'preview')} that no process had saved "
+                f"{limit_s:.0f} s after the training's end"
+            )
+
+
+def settings_of(run: Run) -> str:
+    """What a training's recipe holds, as Markdown with YAML in it."""
+    return f"```yaml\n{yaml.safe_dump(run.recipe.to_json(), sort_keys=False)}```"

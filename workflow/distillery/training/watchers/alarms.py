@@ -6,6 +6,7 @@ begins. Nothing here changes a weight. Thresholds were chosen on the demo: see d
 
 import time
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import inf, isfinite, log, nan
@@ -15,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from distillery.telemetry import Reporter
-from distillery.training.course import NUM_BEFORE_SPIKE, Course
 
 Row = Mapping[str, float]
 """A row of loss.parquet."""
@@ -28,6 +28,8 @@ MAX_GROWTH = 2.0
 """Healthy demo: at most 1.14 of the lowest window."""
 MAX_SPIKE = 5.0
 """Healthy demo: at most 1.04 of the median of the rows before."""
+NUM_BEFORE_SPIKE = 8
+"""Rows that a spike is held against; half of them must be there."""
 MIN_DEVIATION = 2.0
 """Of 255. An image of one colour has below 1; the demo's flattest has 5.3."""
 
@@ -89,8 +91,6 @@ class Alarms:
 
         Args:
             names: the kinds of alarms that the measurement could have found.
-            alarms: those that it has found.
-            samples_seen: position in the training.
             subject: the only one that was measured; None: all of them were.
         """
         before = {
@@ -130,6 +130,47 @@ MAX_HEADS = 0.99
 """Shares of `GUESSING`."""
 
 
+class Course:
+    """One loss over the rows: its last window, and the lowest of the windows before it.
+
+    Attributes:
+        size: rows in a window.
+        lowest: mean of a window that has ended; infinite before.
+    """
+
+    def __init__(self, size: int) -> None:
+        """No row yet."""
+        self.size = size
+        self._rows: deque[float] = deque(maxlen=max(2 * size, 1 + NUM_BEFORE_SPIKE))
+        self.lowest = inf
+
+    def add(self, loss: float) -> None:
+        """Add the next row."""
+        self._rows.append(loss)
+        if len(self._rows) >= 2 * self.size:
+            mean = fmean(self.last(2 * self.size)[: self.size])
+            self.lowest = min(self.lowest, mean) if isfinite(mean) else self.lowest
+
+    def last(self, count: int) -> list[float]:
+        """Up to `count` of the last rows; no more are kept than two windows, or a spike needs."""
+        return list(self._rows)[-count:]
+
+    @property
+    def window(self) -> list[float]:
+        """The last one; shorter where there are fewer rows."""
+        return self.last(self.size)
+
+    @property
+    def growth(self) -> float:
+        """The mean of the last window over the lowest mean of those that ended before it.
+
+        NaN where there are fewer than two windows, or a window without a number.
+        """
+        if not 0 < self.lowest < inf:
+            return nan
+        return fmean(self.window) / self.lowest
+
+
 class LossJudge:
     """Takes in one row after another, and says what the last one means.
 
@@ -149,7 +190,6 @@ class LossJudge:
         Args:
             baseline: see `variation.constant_baseline_losses`, one per segment.
             log_every_samples: samples in a row.
-            num_samples: of the whole training.
             restarts: samples after which the learning rate begins anew, with other states.
         """
         self._ignorant = baseline

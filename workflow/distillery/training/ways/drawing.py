@@ -61,7 +61,6 @@ def draw(batch: Batch, state: TrainingState, size: int, run: Run) -> Drawing:
         batch: of one update, with its targets.
         state: whose student draws.
         size: samples that it may take at once.
-        run: settings and device.
     """
     last = run.dataset.steps - 1 + batch.is_rollout
     chosen = [row for row, step in enumerate(batch.segment.tolist()) if step == last]
@@ -109,11 +108,8 @@ def add_noise_to(
     """Noise of the teacher's levels on clean latents.
 
     Args:
-        clean: (b, *latent) float32, on the device.
-        batch: of these samples.
         steps: b of the teacher's.
         seeds: b, of the noise.
-        run: with the grid.
     """
     grid = run.dataset.teacher_grid
     drawn = noise.draw_noise(seeds, run.dataset.recipe.latent_shape).to(clean.device)
@@ -181,10 +177,7 @@ def update(
     Gradients are summed over all processes without DDP, for one that drew nothing has none.
 
     Args:
-        companion: that learns.
         losses: of what was drawn; begun anew with smaller parts where memory does not suffice.
-        drawing: of this process.
-        run: ranks and device.
         max_grad_norm: to which the gradient is clipped; None: to none.
     """
 

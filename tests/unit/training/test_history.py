@@ -14,11 +14,10 @@ import pytest
 import tiny
 from distillery.telemetry import Reporter, read_events
 from distillery.training import loop
-from distillery.training.alarms import LossJudge, Variation, judge_variation
-from distillery.training.course import Course
 from distillery.training.data import SegmentDataset
-from distillery.training.log import TensorBoard
-from distillery.training.variation import CollapseProbe, prompt_variation, state_variation
+from distillery.training.watchers.alarms import Course, LossJudge, Variation, judge_variation
+from distillery.training.watchers.tensorboard import TensorBoard
+from distillery.training.watchers.variation import CollapseProbe, prompt_variation, state_variation
 
 STEPS = 4
 

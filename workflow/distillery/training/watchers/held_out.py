@@ -15,13 +15,14 @@ import torch
 
 from distillery.teacher.loading import torch_dtype
 from distillery.training import distributed
-from distillery.training.alarms import HELD_OUT, KNOT
 from distillery.training.data import spread_evenly
 from distillery.training.health import START_LIMIT_S
 from distillery.training.objectives import sample_losses, walk
 from distillery.training.run import Run
 from distillery.training.state import TrainingState
 from distillery.training.update import inspecting, predict, student_of
+from distillery.training.watchers import Moment, Watcher
+from distillery.training.watchers.alarms import HELD_OUT, KNOT
 
 MAX_SEGMENTS = 256
 """That one measurement looks at; as many steps of walks come on top."""
@@ -30,7 +31,7 @@ NUM_POINTS = 20
 Stored = TypeVar("Stored")
 
 
-class HeldOut:
+class HeldOut(Watcher):
     """Measures what is held out, for some rows of the history."""
 
     def __init__(self, state: TrainingState, run: Run) -> None:
@@ -46,25 +47,19 @@ class HeldOut:
         num_rows = -(-run.training.num_samples // run.training.log_every_samples)
         self._rows_between = -(-num_rows // NUM_POINTS)
 
-    @property
-    def is_due(self) -> bool:
-        """Whether the last update ended a row that has it; alike on all ranks."""
-        seen, training = self._state.samples_seen, self._run.training
-        number, beside = divmod(seen, training.log_every_samples)
-        is_row = beside == 0 and number % self._rows_between == 0
-        return bool(self.trajectories) and (is_row or seen == training.num_samples)
-
-    def measure_if_due(self, size: int) -> dict[str, float]:
-        """Columns of the history, of the weights as they are; empty in other rows. All ranks.
+    def measure(self, moment: Moment) -> None:
+        """Add columns to some rows, of the weights as they are.
 
         `held_out_loss` is the mean loss of all segments; `held_out_error_knot_k` the mean square
         between the student's own state after k steps and the teacher's there.
-
-        Args:
-            size: samples that the student may take at once.
         """
-        if not self.is_due:
-            return {}
+        number, beside = divmod(moment.seen, moment.training.log_every_samples)
+        is_due = moment.is_last or (beside == 0 and number % self._rows_between == 0)
+        if self.trajectories and is_due:
+            moment.row |= self._columns(moment.size)
+
+    def _columns(self, size: int) -> dict[str, float]:
+        """All ranks measure, `size` samples at once."""
         run = self._run
         run.watchdog.heartbeat("what is held out", joint=True, limit_s=START_LIMIT_S)
         with inspecting(self._state.denoiser, run.device, torch_dtype(run.training.dtype)):

@@ -20,7 +20,10 @@ from distillery.config.ways import DistributionMatching
 from distillery.schedule import as_prediction, from_prediction
 from distillery.student.lora import load_trainable
 from distillery.teacher.loading import torch_dtype
-from distillery.training.drawing import (
+from distillery.training.objectives import sample_losses
+from distillery.training.state import Companion, make_moments, trainable_of
+from distillery.training.update import inspecting, predict
+from distillery.training.ways.drawing import (
     Drawing,
     add_noise_to,
     in_parts,
@@ -29,9 +32,6 @@ from distillery.training.drawing import (
     update,
     update_seed,
 )
-from distillery.training.objectives import sample_losses
-from distillery.training.state import Companion, make_moments, trainable_of
-from distillery.training.update import inspecting, predict
 
 if TYPE_CHECKING:  # a run is made from ways to learn, which need these functions
     from distillery.training.run import Run
@@ -62,8 +62,6 @@ def match(
     Args:
         drawing: of this process; maybe of nothing.
         copy: that has learned from earlier ones.
-        settings: of the configuration.
-        run: with the teacher's dataset.
     """
     direction = settings.weight * _difference(drawing, copy, run)
     for number in range(settings.updates):
