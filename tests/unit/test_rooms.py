@@ -2,6 +2,8 @@
 
 import ast
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,3 +49,22 @@ def test_a_room_imports_only_those_above_it(room: str) -> None:
 
 def test_the_table_names_no_room_that_is_gone() -> None:
     assert FLOORS.keys() == {room_of(path) for path in FILES} - {"__init__"} | {"stages"}
+
+
+ESSENTIAL = (
+    "generation.embeddings", "generation.targets", "student.build", "training.loop",
+    "training.ways.stored", "student.export", "generation.samples", "measures.score",
+)  # fmt: skip
+"""What a run does from prompts to scores, with a student that learns from stored targets."""
+APART = re.compile(
+    r"distillery\.(report|evaluation|terminal|planning|import_config|pipeline|stages"
+    r"|training\.(target_teacher|ways\.(online|matching|rounds|rollouts|adversarial)))\b"
+)
+
+
+def test_the_essential_path_imports_nothing_that_a_run_may_do_without() -> None:
+    names = ", ".join(f"distillery.{name}" for name in ESSENTIAL)
+    code = f"import sys, {names}; print(*sys.modules)"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert [name for name in done.stdout.split() if APART.match(name)] == []

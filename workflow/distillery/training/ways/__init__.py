@@ -6,6 +6,7 @@ The loop and the batches ask a training's phase for its way and know none by nam
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +15,7 @@ import torch
 from distillery.config.phases import Phases
 from distillery.config.ways import Phase
 from distillery.training.data import SegmentDataset
-from distillery.training.ways.adversarial import AdversarialWay
 from distillery.training.ways.drawing import draw
-from distillery.training.ways.online import OnlineWay
-from distillery.training.ways.rollouts import RolloutsWay
-from distillery.training.ways.rounds import RoundsWay
-from distillery.training.ways.stored import StoredWay
 from distillery.training.ways.way import Way
 
 if TYPE_CHECKING:
@@ -27,19 +23,22 @@ if TYPE_CHECKING:
     from distillery.training.run import Run
     from distillery.training.state import Companion, TrainingState
 
-WAYS: dict[str, type[Way[Any]]] = {
-    "stored": StoredWay,
-    "rounds": RoundsWay,
-    "online": OnlineWay,
-    "adversarial": AdversarialWay,
-    "rollouts": RolloutsWay,
+WAYS = {
+    "stored": "StoredWay",
+    "rounds": "RoundsWay",
+    "online": "OnlineWay",
+    "adversarial": "AdversarialWay",
+    "rollouts": "RolloutsWay",
 }
-"""By the name that a phase is told by."""
+"""The class of each, in the module of the name that a phase is told by. A training imports those
+that it has, so that one from stored targets alone needs none of the others."""
 
 
 def way_of(phase: Phase) -> Way[Any]:
     """How a phase acts."""
-    return WAYS[phase.learn](phase)
+    module = import_module(f"{__name__}.{phase.learn}")
+    way: Way[Any] = getattr(module, WAYS[phase.learn])(phase)
+    return way
 
 
 def source_of(training: Phases) -> type[SegmentDataset]:
