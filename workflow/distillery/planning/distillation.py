@@ -7,7 +7,8 @@ from typing import Any
 import pandas as pd
 
 from distillery.config.run import Config
-from distillery.config.training import check_held_out
+from distillery.config.training import on_held_out
+from distillery.notes import refuse
 from distillery.planning.advice import advise_amounts, advise_guidance, advise_prompts
 from distillery.planning.disk import check_disk, plan_disk
 from distillery.planning.gpus import Gpus
@@ -50,7 +51,7 @@ def plan_distillation(
     """
     recipe, grid = targets
     num_prompts = {split: len(table) for split, table in prompts.items()}
-    check_held_out(config.training.held_out_prompts, num_prompts["train"])
+    refuse(on_held_out(config.training.held_out_prompts, num_prompts["train"]))
     num_features = count_features(config.evaluation)
     student, shape = plan_student(config.student, folder), recipe.latent_shape
     scale = config.targets.guidance_scale

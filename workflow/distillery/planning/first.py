@@ -18,9 +18,10 @@ from typing import Any
 
 from distillery.config.jobs import RUNTIME, freeze, read_frozen, save_frozen
 from distillery.config.run import Config, RunConfig, parse_config
-from distillery.config.training import check_batch_size
+from distillery.config.training import on_batch_size
 from distillery.files import JsonObject, hash_json, write_json
 from distillery.locks import alone, quiet
+from distillery.notes import refuse
 from distillery.planning.overlooked import check_contents, read_plan
 from distillery.planning.requests import Request, write_requests
 from distillery.run_folder import RunFolder
@@ -60,7 +61,7 @@ def plan_first(
             refuses the run and has said why.
     """
     if isinstance(config, Config):
-        check_batch_size(config.training, num_processes)
+        refuse(on_batch_size(config.training, num_processes))
     check_contents(run.plan, sources)
     with alone(run.config(".planning").with_suffix(""), quiet) as waited:
         _plan(config, run, sources, (num_gpus, num_nodes, write_requests(requests or {})), waited)

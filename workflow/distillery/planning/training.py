@@ -4,9 +4,10 @@ from dataclasses import asdict
 from typing import Any
 
 from distillery.config.run import Config
-from distillery.config.training import Training, check_batch_size, check_teacher_rank
+from distillery.config.training import Training, on_batch_size, on_teacher_rank
 from distillery.files import readable
 from distillery.launcher import num_processes
+from distillery.notes import refuse
 from distillery.planning.gpus import Gpus
 from distillery.planning.residence import plan_residence
 from distillery.student.info import StudentInfo
@@ -58,7 +59,7 @@ def plan_training(
         supports_checkpointing(folder.denoiser_class),
     )
     check_previews(config, execution)
-    check_teacher_rank(config.training, machine.world_size)
+    refuse(on_teacher_rank(config.training, machine.world_size))
     choices = list_choices(config.training, execution, machine)
     if gpus.is_unknown:  # the rest follows from the memory
         choices = [("processes", str(gpus.count), "one per GPU")]
@@ -72,8 +73,10 @@ def plan_training(
             {"setting": setting, "value": value, "reason": reason}
             for setting, value, reason in choices
         ],
-        "advice": advise_batch_size(config.training, machine)
-        + advise_training(config.training, execution, machine, student.init),
+        "advice": [
+            *map(str, on_batch_size(config.training, machine.world_size, "doubt")),
+            *advise_training(config.training, execution, machine, student.init),
+        ],
     }
 
 
@@ -122,18 +125,6 @@ def _tf32(training: Training, machine: Machine) -> tuple[str, str]:
     if _is_old(machine):
         return "off", f"a GPU of compute capability {_dotted(machine)} has none"
     return "on", "of the float32 matrix products that are left beside dtype"
-
-
-def advise_batch_size(training: Training, machine: Machine) -> list[str]:
-    """Note that this machine's processes outnumber the samples of an update.
-
-    Only a note, since the training may get fewer; `plan_first` knows how many and refuses.
-    """
-    try:
-        check_batch_size(training, machine.world_size)
-    except ValueError as error:
-        return [str(error)]
-    return []
 
 
 def advise_training(

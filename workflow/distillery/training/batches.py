@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from distillery.config.training import Training, check_batch_size
+from distillery.config.training import Training, on_batch_size
 from distillery.noise import seed_of
+from distillery.notes import refuse
 from distillery.stage import balanced_range
 from distillery.training.batch import Batch
 from distillery.training.data import TargetSource
@@ -79,7 +80,7 @@ class Batches:
 
     def __post_init__(self) -> None:
         """Every process must have something to do in every update, and something to learn from."""
-        check_batch_size(self.training, self.ranks.world_size)
+        refuse(on_batch_size(self.training, self.ranks.world_size))
         assert self.split.num_learned > 0
 
     @cached_property

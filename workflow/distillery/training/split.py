@@ -4,7 +4,8 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Self
 
-from distillery.config.training import check_held_out
+from distillery.config.training import on_held_out
+from distillery.notes import refuse
 from distillery.training.data import spread_evenly
 
 
@@ -30,7 +31,7 @@ class Split:
         Raises ValueError where none would be left.
         """
         num_prompts = num_trajectories // per_prompt
-        check_held_out(num_held_out, num_prompts)
+        refuse(on_held_out(num_held_out, num_prompts))
         return cls(num_trajectories, per_prompt, tuple(spread_evenly(num_prompts, num_held_out)))
 
     @property

@@ -11,9 +11,10 @@ import torch
 import torch.distributed as dist
 
 from distillery.config.jobs import TrainingJob
-from distillery.config.training import Place, check_teacher_rank
+from distillery.config.training import Place, on_teacher_rank
 from distillery.config.ways import Online
 from distillery.generation.teacher_walk import TeacherWalk
+from distillery.notes import refuse
 from distillery.training.batches import Batches
 from distillery.training.data import SegmentDataset
 from distillery.training.distributed import RankInfo, from_main
@@ -144,7 +145,7 @@ def load_target_teacher(
     ranks, training, teacher = batches.ranks, job.training, job.teacher
     online = training.of(Online)
     assert online is not None
-    check_teacher_rank(training, ranks.world_size)
+    refuse(on_teacher_rank(training, ranks.world_size))
     size = dataset.recipe.batch_size
     if size == "auto":
         size = batches.largest_local_batch
