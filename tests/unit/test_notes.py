@@ -49,6 +49,17 @@ def test_a_check_that_raises_hides_no_other() -> None:
         refuse(gather((missing,), "x.csv"))
 
 
+def confused(path: str) -> Iterator[Note]:
+    raise KeyError(path)
+
+
+def test_a_check_that_falls_over_hides_nothing_that_was_found_before() -> None:
+    """Which may be why; alone it is a fault of ours, and not hidden."""
+    assert len(gather((wrong, confused), "x.csv")) == 2
+    with pytest.raises(KeyError):
+        gather((confused, wrong), "x.csv")
+
+
 def test_three_faults_of_a_configuration_are_told_together() -> None:
     with pytest.raises(ValueError, match="cannot be used") as caught:
         parse_config(

@@ -53,7 +53,7 @@ class RefusedError(ValueError):
 
 def refuse(notes: Iterable[Note]) -> None:
     """Raise all errors among notes, at once; what alone was raised below is raised as it was."""
-    errors = [note for note in dict.fromkeys(notes) if note.kind == "error"]
+    errors = _errors(notes)
     if not errors:
         return
     raised = next((note.raised for note in errors if note.raised), None)
@@ -73,10 +73,21 @@ def noting(notes: list[Note]) -> Iterator[None]:
         notes.append(error("", str(raised), raised=raised))
 
 
-def gather(checks: Iterable[Callable[[Subject], Iterable[Note]]], subject: Subject) -> list[Note]:
-    """The notes of all checks; one that raises hides none of the others."""
+def gather(
+    checks: Iterable[Callable[[Subject], Iterable[Note] | None]], subject: Subject
+) -> list[Note]:
+    """The notes of all checks; one that raises hides none of the others, and may give nothing."""
     notes: list[Note] = []
     for check in checks:
-        with noting(notes):
-            notes.extend(check(subject))
+        try:
+            with noting(notes):
+                notes.extend(check(subject) or ())
+        except Exception:
+            if not _errors(notes):  # else what was found may be why
+                raise
     return notes
+
+
+def _errors(notes: Iterable[Note]) -> list[Note]:
+    """Each once."""
+    return [note for note in dict.fromkeys(notes) if note.kind == "error"]
