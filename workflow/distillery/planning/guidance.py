@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from distillery.config.jobs import resolve_sampling
 from distillery.config.run import Config, RunConfig
-from distillery.notes import Note, error
+from distillery.notes import Note, advice, error
 from distillery.teacher.folder import PipelineFolder
 
 
@@ -28,6 +28,19 @@ def on_second_scale(config: RunConfig, folder: PipelineFolder) -> Iterator[Note]
                 where,
                 " and guidance_scale is 1.0, with which the stock pipeline guides neither network",
                 "raise guidance_scale, or remove guidance_scale_2",
+            )
+
+
+def on_guided_students(config: Config, folder: PipelineFolder) -> Iterator[Note]:
+    """Students that would be guided once more, by extra calls; a network that takes the scale as an
+    input gets one anyway."""
+    for name, model in config.samples.models.items():
+        scale, family = model.guidance_scale or 1.0, folder.family
+        if model.source != "teacher" and family.calls_per_step(folder.denoiser_config, scale) > 1:
+            yield advice(
+                f"samples.models.{name}.guidance_scale is {scale:g}",
+                ": the student learns the guided teacher's answers and is best without guidance of "
+                "its own, which doubles its network calls too",
             )
 
 

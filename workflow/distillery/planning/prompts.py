@@ -137,6 +137,27 @@ def guided_splits(config: RunConfig, folder: PipelineFolder) -> set[str]:
     }
 
 
+def on_both_splits(prompts: Mapping[str, pd.DataFrame]) -> Iterator[Note]:
+    """Held-out prompts, and their noise, that the student also learns from."""
+    texts, ids = (
+        len(set(prompts["train"][column]) & set(prompts["eval"][column]))
+        for column in ("prompt", "prompt_id")
+    )
+    if texts:
+        yield doubt(
+            f"{texts} prompts of prompts.eval",
+            " are also in prompts.train: on them the scores say what the student remembers, not "
+            "what it has learned",
+        )
+    if ids:
+        yield doubt(
+            f"{ids} prompt ids of prompts.eval",
+            " are also in prompts.train: equal ids have equal noise, so the student is judged on "
+            "noise that it has learned from",
+            "begin the ids of one file otherwise",
+        )
+
+
 def describe_files(paths: Iterable[str]) -> str:
     """The prompt files, with what separates the columns of a table where that is no comma."""
     separators = {path: separator_of(Path(path)) for path in dict.fromkeys(paths)}
