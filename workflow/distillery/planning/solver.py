@@ -84,7 +84,9 @@ def on_walks(
             if walk.grid == EVEN and not is_better:
                 cause = f", and {walk.steps} steps of the stock call with "
                 cause += f"{type(scheduler).__name__} are even already"
-                notes.append(error(f"samples.models.{users[0]}.grid is 'even'", cause, "remove it"))
+                notes.append(
+                    error(f"samples.models.{users[0]}.grid is 'even'", cause, "remove grid")
+                )
             if walk.grid is None and Walk(walk.steps, EVEN) not in walks:
                 better = solver_of(*given, EVEN) if is_better else None
                 notes += _on_steps(walk, users, solver, better)
