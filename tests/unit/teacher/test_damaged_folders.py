@@ -197,9 +197,10 @@ def add(component: Path, *names: str, prefix: str = "") -> None:
 
 def noted(folder: Path) -> str:
     """What the plan doubts of a folder's weights."""
-    return "; ".join(
-        refuse(on_networks(find_teacher(Teacher(path=str(folder), height=HEIGHT, width=WIDTH))))
-    )
+    found = find_teacher(Teacher(path=str(folder), height=HEIGHT, width=WIDTH))
+    notes = list(on_networks(found))
+    refuse(notes)
+    return "; ".join(map(str, notes))
 
 
 @pytest.mark.parametrize("component", ["transformer", "vae", "text_encoder"])
