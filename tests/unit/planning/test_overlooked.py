@@ -60,7 +60,7 @@ def test_verify_names_all_that_is_of_the_teacher_before(
     capsys.readouterr()
     assert not verify.tell(run.files)
     lines = capsys.readouterr().out.splitlines()
-    sentence = str(told.value).split(": run `")[0]
+    sentence = str(told.value).split("; run `")[0]
     made = ("embeddings", "targets", "student")
     assert [line for line in lines if sentence in line] == [
         f"{run.folder / name}: {sentence}" for name in made
