@@ -33,5 +33,7 @@ rule all:
     input:
         list(map(str, everything(STAGES, CONFIG, RUN))),
         # Of `all`: an error in the inputs of another rule is none where its output is there.
-        as_inputs(partial(check_noted, CONFIG, RUN, partial(has_noted, workflow))),
-        as_inputs(partial(check_contents, RUN.plan, PLANNED)),
+        refused=refused_by(
+            lambda _: on_noted(CONFIG, RUN, partial(has_noted, workflow)),
+            lambda _: on_contents(RUN.plan, PLANNED),
+        ),

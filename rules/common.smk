@@ -5,14 +5,14 @@ from pathlib import Path
 from distillery.config.jobs import freeze, frozen_text, prompts_stage
 from distillery.launcher import gpus_per_node, launch_with, num_processes
 from distillery.pipeline import STAGES
-from distillery.planning.first import check_prompt_files, sources_of
-from distillery.planning.overlooked import check_contents, check_noted
+from distillery.planning.first import on_prompt_files, sources_of
+from distillery.planning.overlooked import on_contents, on_noted
 from distillery.run_folder import RunFolder
 from distillery.snakemake_private import (
-    as_inputs,
     has_noted,
     is_made,
     limit_on_this_machine,
+    refused_by,
     runs_elsewhere,
 )
 from distillery.stage import everything
@@ -50,11 +50,9 @@ wildcard_constraints:
 # Files beside the configuration that a run is planned from.
 PLANNED = sources_of(CONFIG)
 
-# For rules that take prompt files: a rule of a workflow around this one may make them, so it is asked
-# when all rules are known.
-PROMPT_FILES = as_inputs(
-    partial(check_prompt_files, CONFIG, partial(is_made, workflow))
-)
+# For rules that take prompt files: a rule of a workflow around this one may make them, so they are
+# asked for when all rules are known.
+PROMPT_FILES = refused_by(lambda _: on_prompt_files(CONFIG, partial(is_made, workflow)))
 
 # Rounds of the training, from 1; a run without training has none.
 ROUNDS = CONFIG.training.round_numbers if isinstance(CONFIG, Config) else range(0)

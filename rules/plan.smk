@@ -1,13 +1,14 @@
 import json
 from functools import cache
 
-from distillery.locks import check_way, explain_write, hold_run, job_lock
+from distillery.locks import explain_write, hold_run, job_lock, on_way
+from distillery.notes import refuse
 from distillery.planning.dates import hidden_outputs
 from distillery.planning.first import (
     asked_to_plan,
-    check_folder,
     last_work,
     measured_at,
+    on_folder,
     plan_first,
 )
 from distillery.snakemake_private import (
@@ -25,9 +26,8 @@ from distillery.snakemake_private import (
 note_command(workflow)
 
 try:
-    check_folder(PLANNED, rules_folder(workflow).parent)
     # Snakemake looks there for files before any rule runs, and falls over what is no folder.
-    check_way(RUN.path)
+    refuse([*on_folder(PLANNED, rules_folder(workflow).parent), *on_way(RUN.path)])
 except ValueError as error:
     raise WorkflowError(str(error))
 
@@ -43,7 +43,7 @@ onstart:
             hold_run(RUN.path)
         # `all` has asked in its inputs; a plan or one stage by its file has not.
         if makes and needed.keys() != {rules.verify.rule}:
-            check_noted(CONFIG, RUN, partial(has_noted, workflow))
+            refuse(on_noted(CONFIG, RUN, partial(has_noted, workflow)))
     except ValueError as error:
         raise WorkflowError(str(error))
     except OSError as error:
@@ -112,7 +112,7 @@ rule plan:
     """What the run will do and cost, and whether it can work: plan.json and plan.html."""
     input:
         sources=PLANNED,
-        checked=PROMPT_FILES,
+        refused=PROMPT_FILES,
         # So that a plan that is asked for tells what is there by then.
         work=lambda wildcards: last_work(RUN),
     output:

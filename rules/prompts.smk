@@ -10,7 +10,7 @@ rule prompts:
             ancient if PROMPTS_STAGE(wildcards) == "prompts" else str
         )(str(RUN.config(PROMPTS_STAGE(wildcards)))),
         source=lambda wildcards: CONFIG.prompts.file(wildcards.split),
-        checked=PROMPT_FILES,
+        refused=PROMPT_FILES,
     output:
         RUN.prompts("{split}"),
     log:

@@ -18,8 +18,9 @@ import torch
 from distillery.config.teacher import Teacher
 from distillery.families import Conditioning
 from distillery.generation.embeddings import all_but_text, check_texts, encode_texts
+from distillery.notes import refuse
 from distillery.teacher.folder import PipelineFolder, find_teacher
-from distillery.teacher.loading import check_networks, load_skeleton, load_teacher, load_tokenizers
+from distillery.teacher.loading import load_skeleton, load_teacher, load_tokenizers, on_networks
 from families import CASES
 from families.case import FamilyCase
 from fuzzing import seeds
@@ -47,7 +48,7 @@ def accept(folder: Path, case: FamilyCase) -> PipelineFolder:
     """What the plan does with a teacher's folder, but for settings of the run."""
     teacher = section(folder, case)
     found = find_teacher(teacher)
-    check_networks(found)
+    refuse(on_networks(found))
     check_texts(teacher, found, load_tokenizers(found), PROMPTS)
     found.family.latent_shape(load_skeleton(found), case.height, case.width)
     assert found.parameters

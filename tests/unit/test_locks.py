@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from distillery.locks import alone, check_way, explain_write, hold_run, job_lock, quiet
+from distillery.locks import alone, explain_write, hold_run, job_lock, on_way, quiet
+from distillery.notes import refuse
 
 HOLD = """
 import sys, time
@@ -46,8 +47,8 @@ def test_a_link_to_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
         hold_run(tmp_path / "results" / "demo")
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=f"since {tmp_path}/file is no folder"):
-        check_way(tmp_path / "file" / "demo")
-    check_way(tmp_path / "new" / "demo")
+        refuse(on_way(tmp_path / "file" / "demo"))
+    refuse(on_way(tmp_path / "new" / "demo"))
     assert not (tmp_path / "new").exists()
 
 

@@ -11,7 +11,7 @@ import yaml
 from checkout import REPOSITORY, load_script
 from distillery.config.run import Config
 from distillery.files import GIB
-from distillery.planning.host import advise_requests, megabytes
+from distillery.planning.host import megabytes, on_requests
 from distillery.planning.jobs import StageJobs
 from distillery.planning.requests import Request
 from distillery.teacher.memory import TIGHT
@@ -137,17 +137,17 @@ def test_the_clusters_profile_has_room_for_sdxl(plans: dict[str, Any]) -> None:
     training = next(row for row in jobs if row.stage == "training")
     assert training.gpus == 8
     time = {"stages": [{"stage": "training", "gpu_s": hours * 3600}]}
-    assert advise_requests(requested(), needs, time, jobs) == []
+    assert not list(on_requests(requested(), needs, time, jobs))
     assert set(SUBMITTED) <= needs.keys()
     for stage in SUBMITTED:
         small = requested() | {stage: Request(megabytes(needs[stage]) - 1001, 10_000, 4)}
-        (note,) = advise_requests(small, needs, time, jobs)
+        (note,) = map(str, on_requests(small, needs, time, jobs))
         assert note.startswith(f"{stage} asks the cluster for mem_mb: ")
         wanted = re.search(r"\{mem_mb: (\d+)\}", note)
         assert wanted is not None
         small[stage] = Request(int(wanted[1]), 10_000, 4)
-        assert advise_requests(small, needs, time, jobs) == []
+        assert not list(on_requests(small, needs, time, jobs))
     short = requested() | {"training": Request(128_000, 120, 4)}
-    (note,) = advise_requests(short, needs, time, jobs)
+    (note,) = map(str, on_requests(short, needs, time, jobs))
     assert "takes about 713 minutes and is given 480 (runtime: 120, started 4 times" in note
-    assert advise_requests(short, needs, {}, jobs) == [], "nothing is known of times"
+    assert not list(on_requests(short, needs, {}, jobs)), "nothing is known of times"

@@ -2,8 +2,10 @@
 
 import inspect
 import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
 import snakemake.api  # first: Snakemake's modules import each other
 import snakemake.dag
 import snakemake.exceptions
@@ -12,6 +14,7 @@ import snakemake.rules
 import snakemake.workflow
 
 from distillery import snakemake_private
+from distillery.notes import Note, error
 
 ROOT = Path(__file__).parents[2]
 
@@ -51,3 +54,17 @@ def test_cores_need_not_be_given() -> None:
 
     assert snakemake_private.cores_of(Without()) == 8
     assert snakemake_private.cores_of(With()) == 3
+
+
+def test_what_inputs_refuse_is_told_together_and_from_nowhere() -> None:
+    def on_file(name: str) -> Callable[[object], Iterator[Note]]:
+        def check(_: object) -> Iterator[Note]:
+            yield error(name, " is old")
+
+        return check
+
+    refused = snakemake_private.refused_by(on_file("a"), on_file("b"))
+    with pytest.raises(snakemake_private.Refused, match=r"^a is old\n  b is old$") as caught:
+        refused(None)
+    assert caught.value.__traceback__ is None
+    assert snakemake_private.refused_by(lambda _: [])(None) == []

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from distillery.notes import Note, error, refuse
+
 NOTE_BYTES = 256
 LAUNCHER = "DISTILLERY_LAUNCHER"
 """The variable with the number of the process that a job was started as, see `with_gpus`."""
@@ -142,20 +144,22 @@ def _take(path: Path, tell: Tell) -> tuple[int, bool]:
     return descriptor, waited
 
 
-def check_way(folder: Path) -> None:
-    """Raise ValueError where a folder is not there and cannot be made, for what is in its way."""
+def on_way(folder: Path) -> Iterator[Note]:
+    """What is in the way of a folder that is not there, and cannot be made."""
     for path in (folder, *folder.parents):
         if path.is_dir():
             return
         if path.exists() or path.is_symlink():
-            raise ValueError(
-                f"{folder} cannot be made, since {path} is no folder, or a link to one that is not "
-                "there (a disk that is not mounted?): remove it, or bring the folder back"
+            yield error(
+                f"{folder} cannot be made",
+                f", since {path} is no folder, or a link to one that is not there (a disk that is "
+                "not mounted?)",
+                "remove it, or bring the folder back",
             )
 
 
 def _open(path: Path) -> int:
-    check_way(path.parent)
+    refuse(on_way(path.parent))
     path.parent.mkdir(parents=True, exist_ok=True)
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
 

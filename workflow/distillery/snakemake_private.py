@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from distillery.notes import Note, gather, refuse
 from distillery.planning.requests import Request
 from distillery.telemetry import COMMAND
 
@@ -122,14 +123,20 @@ class Refused(Exception):  # noqa: N818 (Snakemake shows the name)
         """Nowhere."""
 
 
-def as_inputs(check: Callable[[], list[str]]) -> Callable[[Any], list[str]]:
-    """A check, which gives no files, as a function for a rule's inputs."""
+def refused_by(*checks: Callable[[Any], Iterable[Note]]) -> Callable[[Any], list[str]]:
+    """Checks of a job's wildcards as a function for a rule's inputs, which gives no files.
+
+    What they ask (Snakemake's notes of files, the rules of a workflow around this one) is known
+    when jobs are found, and not while rules are read, which `--unlock` and comparisons do too. Of
+    what is called after that, `onstart` runs neither in a dry run nor in a module.
+    """
 
     def inputs(wildcards: Any) -> list[str]:
         try:
-            return check()
+            refuse(gather(checks, wildcards))
         except (ValueError, OSError) as error:
             raise Refused(str(error)) from None
+        return []
 
     return inputs
 

@@ -15,12 +15,13 @@ import pytest
 from distillery.config.jobs import freeze
 from distillery.config.run import RunConfig, parse_config
 from distillery.files import hash_json, read_json, read_sealed, write_json
+from distillery.notes import refuse
 from distillery.planning import first
 from distillery.planning.first import (
     asked_to_plan,
-    check_folder,
-    check_prompt_files,
     last_work,
+    on_folder,
+    on_prompt_files,
     plan_as_asked,
     plan_first,
     write_frozen,
@@ -244,18 +245,16 @@ def test_files_beside_the_snakefile_are_pointed_out(
     monkeypatch.chdir(here)
     (checkout / "train.csv").touch()
     with pytest.raises(ValueError, match=rf"train\.csv lies in {checkout}, not in {here}: "):
-        check_folder(["train.csv"], checkout)
-    check_folder(["nowhere.csv"], checkout)
+        refuse(on_folder(["train.csv"], checkout))
+    refuse(on_folder(["nowhere.csv"], checkout))
     (here / "train.csv").touch()
-    check_folder(["train.csv"], checkout)
+    refuse(on_folder(["train.csv"], checkout))
 
 
 def test_a_prompt_file_is_there_or_made_by_a_rule(tmp_path: Path) -> None:
     config = config_of(tmp_path)
-    assert check_prompt_files(config, lambda path: False) == []
+    assert on_prompt_files(config, lambda path: False) == []
     (tmp_path / "train.csv").unlink()
-    assert check_prompt_files(config, lambda path: path.endswith("train.csv")) == []
-    with pytest.raises(
-        FileNotFoundError, match=r"train\.csv does not exist: create it, or correct"
-    ):
-        check_prompt_files(config, lambda path: path.endswith("eval.csv"))
+    assert on_prompt_files(config, lambda path: path.endswith("train.csv")) == []
+    (note,) = map(str, on_prompt_files(config, lambda path: path.endswith("eval.csv")))
+    assert "train.csv does not exist: create it, or correct" in note

@@ -5,7 +5,7 @@ from pathlib import Path
 from distillery.config.run import parse_config
 from distillery.files import read_json
 from distillery.pipeline import STAGES
-from distillery.planning.host import advise_requests
+from distillery.planning.host import on_requests
 from distillery.planning.jobs import StageJobs
 from distillery.planning.plan import make_plan
 from distillery.planning.requests import Request, read_requests, write_requests
@@ -16,10 +16,10 @@ def test_what_is_not_asked_for_is_not_doubted() -> None:
     jobs = [StageJobs("targets", 4, gpus=1)]
     time = {"stages": [{"stage": "targets", "gpu_s": 4 * 3600.0}]}
     needs = {"targets": 10**10}
-    assert advise_requests({}, needs, time, jobs) == []
-    assert advise_requests({"targets": Request(None, None)}, needs, time, jobs) == []
-    assert advise_requests({"targets": Request(10_000, 60)}, needs, time, jobs) == []
-    assert len(advise_requests({"targets": Request(9_999, 59)}, needs, time, jobs)) == 2
+    assert list(on_requests({}, needs, time, jobs)) == []
+    assert list(on_requests({"targets": Request(None, None)}, needs, time, jobs)) == []
+    assert list(on_requests({"targets": Request(10_000, 60)}, needs, time, jobs)) == []
+    assert len(list(on_requests({"targets": Request(9_999, 59)}, needs, time, jobs))) == 2
 
 
 def test_the_plan_doubts_what_a_cluster_is_asked_for(teacher: Path, tmp_path: Path) -> None:

@@ -9,9 +9,10 @@ from safetensors.torch import load_file, save_file
 
 from distillery.config.jobs import freeze, save_frozen
 from distillery.files import read_json
+from distillery.notes import refuse
 from distillery.pipeline import STAGES
 from distillery.planning import verify
-from distillery.planning.overlooked import check_contents, check_noted
+from distillery.planning.overlooked import on_contents, on_noted
 from distillery.planning.plan import make_plan
 from runs import Run, make_run
 from tiny import make_tiny_wan
@@ -59,7 +60,7 @@ def test_verify_names_all_that_is_of_the_teacher_before(
     capsys.readouterr()
     assert not verify.tell(run.files)
     lines = capsys.readouterr().out.splitlines()
-    sentence = str(told.value).split(": run `")[0]
+    sentence = str(told.value).split("; run `")[0]
     made = ("embeddings", "targets", "student")
     assert [line for line in lines if sentence in line] == [
         f"{run.folder / name}: {sentence}" for name in made
@@ -98,14 +99,14 @@ def test_how_weights_are_placed_hides_no_exchange(run: Run, tmp_path: Path) -> N
 def test_prompts_exchanged_for_older_ones_are_refused(run: Run) -> None:
     (source,) = [path for path in run.config.prompts.files if path.endswith("train.csv")]
     path, plan = Path(source), run.files.plan
-    check_contents(plan, [source])
+    refuse(on_contents(plan, [source]))
     before = path.stat()
     path.write_text(path.read_text().replace("red", "blue"))
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     with pytest.raises(ValueError, match=r"an older date .* run `touch "):
-        check_contents(plan, [source])
+        refuse(on_contents(plan, [source]))
     os.utime(path)
-    check_contents(plan, [source])  # Snakemake sees it now, and the plan is made again
+    refuse(on_contents(plan, [source]))  # Snakemake sees it now, and the plan is made again
 
 
 def test_a_plan_that_was_made_since_does_not_let_older_prompts_in(run: Run) -> None:
@@ -132,7 +133,7 @@ def test_a_plan_that_was_made_since_does_not_let_older_prompts_in(run: Run) -> N
 def test_results_without_snakemakes_notes_are_refused_where_settings_differ(run: Run) -> None:
     def check(noted: bool, **changes: Any) -> None:
         config = run.config.model_copy(update=changes)
-        assert check_noted(config, run.files, lambda _: noted) == []
+        refuse(on_noted(config, run.files, lambda _: noted))
 
     frozen = run.files.config("targets")
     check(False, seed=1)  # nothing is there yet
@@ -148,7 +149,7 @@ def test_results_without_snakemakes_notes_are_refused_where_settings_differ(run:
 def test_a_report_of_another_name_is_refused_where_the_run_was_renamed(run: Run) -> None:
     def check(noted: bool) -> None:
         config = run.config.model_copy(update={"run": "renamed"})
-        assert check_noted(config, run.files, lambda _: noted) == []
+        refuse(on_noted(config, run.files, lambda _: noted))
 
     frozen = run.files.config("run")
     save_frozen(frozen, freeze(run.config, "run"))
@@ -158,6 +159,6 @@ def test_a_report_of_another_name_is_refused_where_the_run_was_renamed(run: Run)
     check(True)
     with pytest.raises(ValueError, match=r"was the folder renamed\? Run `rm .*run\.json`"):
         check(False)
-    assert check_noted(run.config, run.files, lambda _: False) == []
+    assert not list(on_noted(run.config, run.files, lambda _: False))
     frozen.unlink()
     check(False)

@@ -17,7 +17,7 @@ from distillery.pipeline import STAGES
 from distillery.planning import plan as plan_stage
 from distillery.planning.gpus import Gpus, plan_gpus
 from distillery.planning.plan import make_plan
-from distillery.planning.training import advise_training
+from distillery.planning.training import on_training
 from distillery.training.execution import Machine, choose_execution, sharded_bytes, state_bytes
 from runs import settings, summary
 from training_phases import phases
@@ -90,7 +90,7 @@ def test_the_frozen_network_of_a_finish_is_whole_on_each_device() -> None:
     assert finish.parallel == plain.parallel == "fsdp"
     assert finish.bytes_per_device == plain.bytes_per_device + 2 * size
     assert finish.bytes_per_device / 2**30 == pytest.approx(54.2, abs=0.1)
-    (line,) = advise_training(training(), finish, machine, "teacher")
+    (line,) = map(str, on_training(training(), finish, machine, "teacher"))
     assert "training needs 54.2 GiB on each GPU" in line
 
 
@@ -360,7 +360,7 @@ def test_the_remedy_is_none_that_is_taken(
     machine = Machine(num_gpus, 10 * GB, (9, 0))
     learns = LORA if init == "lora" else WAN_14B
     chosen = choose_execution(training(**changes), WAN_14B, learns, machine)
-    (line,) = advise_training(training(**changes), chosen, machine, init)
+    (line,) = map(str, on_training(training(**changes), chosen, machine, init))
     assert line.rpartition("GiB: ")[2].startswith(remedy)
 
 

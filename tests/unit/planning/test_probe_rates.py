@@ -11,7 +11,7 @@ from checkout import REPOSITORY
 from distillery.config.run import Config, RunConfig, parse_config
 from distillery.evaluation.timeline import Attempt, hold_against_plan
 from distillery.pipeline import STAGES
-from distillery.planning.duration import advise_duration, is_named, plan_duration
+from distillery.planning.duration import is_named, on_duration, plan_duration
 from distillery.planning.gpus import Gpus
 from distillery.planning.jobs import Room, StageJobs, list_jobs
 from distillery.planning.probe import (
@@ -317,7 +317,7 @@ def test_a_teacher_in_the_hosts_memory_has_no_estimate(tmp_path: Path) -> None:
 def test_a_probe_of_no_use_is_said(tmp_path: Path, content: str) -> None:
     run = RunFolder(tmp_path)
     run.probe.write_text(content)
-    (note,) = advise_duration(times(shipped("config.yaml"), run), Gpus(), str(run.probe))
+    (note,) = map(str, on_duration(times(shipped("config.yaml"), run), Gpus(), str(run.probe)))
     assert "remove it and ask for it again" in note
 
 
@@ -325,11 +325,11 @@ def test_a_probe_of_another_gpu_is_said(tmp_path: Path) -> None:
     config, run = shipped("config.yaml"), RunFolder(tmp_path)
     measured(run, config, "NVIDIA H200")
     time = times(config, run, num_gpus=1)
-    assert advise_duration(time, Gpus(1, names=("H200",)), "probe.json") == []
-    assert advise_duration(time, Gpus(1, names=("NVIDIA H200",)), "probe.json") == []
-    (note,) = advise_duration(time, Gpus(1, names=("H100",)), "probe.json")
+    assert not list(on_duration(time, Gpus(1, names=("H200",)), "probe.json"))
+    assert not list(on_duration(time, Gpus(1, names=("NVIDIA H200",)), "probe.json"))
+    (note,) = map(str, on_duration(time, Gpus(1, names=("H100",)), "probe.json"))
     assert note.startswith("probe.json was measured on NVIDIA H200 and the plan is for H100")
-    (note,) = advise_duration(times(config, run), Gpus(), "probe.json")
+    (note,) = map(str, on_duration(times(config, run), Gpus(), "probe.json"))
     assert "is for the CPU" in note
 
 

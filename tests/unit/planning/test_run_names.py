@@ -6,7 +6,7 @@ import pytest
 
 from distillery.config.run import parse_config
 from distillery.files import write_json
-from distillery.planning.probe import check_name
+from distillery.planning.probe import on_name
 from distillery.run_folder import RunFolder
 from runs import generating_settings, planned
 
@@ -24,4 +24,4 @@ def test_the_name_of_a_probe_is_for_the_probe(tmp_path: Path, teacher: Path) -> 
         planned(raw, tmp_path / "mine-probe")
     small = RunFolder(tmp_path / "mine-probe")
     write_json(small.probe, raw)
-    check_name(parse_config(raw, "t"), small)
+    assert not list(on_name(parse_config(raw, "t"), small))

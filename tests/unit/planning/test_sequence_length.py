@@ -10,7 +10,7 @@ import pytest
 
 from distillery.config.teacher import Teacher
 from distillery.families import FAMILIES, Family, family_named
-from distillery.planning.prompts import check_sequence_length
+from distillery.planning.prompts import on_sequence_length
 from families import flux_dev
 from runs import planned, settings
 
@@ -19,13 +19,8 @@ each = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.nam
 
 
 def refused(family: Family, length: int | None) -> str:
-    try:
-        check_sequence_length(
-            Teacher(path="x", height=8, width=8, max_sequence_length=length), family
-        )
-    except ValueError as error:
-        return str(error)
-    return ""
+    teacher = Teacher(path="x", height=8, width=8, max_sequence_length=length)
+    return "".join(map(str, on_sequence_length(teacher, family)))
 
 
 @each

@@ -10,10 +10,10 @@ from distillery.config.run import Config, parse_config
 from distillery.config.teacher import Adapter, Teacher
 from distillery.measures.intervals import Groups, bootstrap_mean, draw_weights
 from distillery.planning.unusual import (
-    advise_adapters,
-    advise_attention,
-    advise_numbers,
-    advise_settings,
+    on_adapters,
+    on_attention,
+    on_numbers,
+    on_settings,
 )
 from training_phases import phases
 
@@ -21,11 +21,12 @@ from training_phases import phases
 def notes(num_train: int = 1000, **changes: Any) -> list[str]:
     config = parse_config(changed(**changes), "my.yaml")
     assert isinstance(config, Config)
-    return advise_settings(config, num_train)
+    return [*map(str, on_settings(config, num_train))]
 
 
 def of_adapters(*adapters: Adapter) -> list[str]:
-    return advise_adapters(Teacher(path="teacher", height=8, width=8, adapters=adapters))
+    teacher = Teacher(path="teacher", height=8, width=8, adapters=adapters)
+    return [*map(str, on_adapters(teacher))]
 
 
 SAVED = {"training__phases": phases(stored=64), "training__save_every_samples": 32}
@@ -65,16 +66,17 @@ def test_kernels_whose_package_is_not_here(can_use: bool, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(attention_dispatch, "_CAN_USE_FLASH_ATTN", can_use)
     teacher = Teacher(path="teacher", height=8, width=8, attention="flash")
-    notes = advise_attention(teacher)
+    notes = [*map(str, on_attention(teacher))]
     assert len(notes) == (not can_use)
     assert all("'flash', and its kernels cannot be used here: " in note for note in notes)
     assert all("Please install `flash-attn" in note for note in notes)
     for usable in ("native", None):
-        assert advise_attention(teacher.model_copy(update={"attention": usable})) == []
+        assert not list(on_attention(teacher.model_copy(update={"attention": usable})))
 
 
 def of_numbers(num_eval: int, **changes: Any) -> list[str]:
-    return advise_numbers(parse_config(changed(**changes), "my.yaml"), num_eval)
+    config = parse_config(changed(**changes), "my.yaml")
+    return [*map(str, on_numbers(config, num_eval))]
 
 
 def test_more_prompts_than_there_are() -> None:

@@ -14,7 +14,8 @@ from distillery.config.run import parse_config
 from distillery.files import read_json
 from distillery.pipeline import STAGES
 from distillery.planning.page import page_of
-from distillery.planning.plan import check_all_steps, make_plan
+from distillery.planning.plan import make_plan
+from distillery.planning.solver import on_num_steps
 from distillery.planning.text import text_of
 from distillery.stages.plan import main
 from distillery.teacher.folder import PipelineFolder
@@ -152,6 +153,28 @@ def test_damaged_weights(teacher: Path, tmp_path: Path) -> None:
     assert "is damaged" in refused(tmp_path, tmp_path / "teacher")
 
 
+def test_faults_are_told_together(teacher: Path, tmp_path: Path) -> None:
+    models = settings(tmp_path, teacher)["samples"]["models"]
+    told = refused(
+        tmp_path,
+        teacher,
+        targets={"guidance_scale_2": 3.0},
+        samples={"models": models | {"slow": {"source": "teacher", "steps": 1001}}},
+        evaluation={"judge": "nowhere/at/all"},
+    )
+    lines = [line.split(" is ")[0] for line in told.split("\n  ")]
+    first = [key for key in lines if key.endswith(".guidance_scale_2")]
+    assert "targets.guidance_scale_2" in first
+    assert lines == [*first, "samples.models.slow.steps", "evaluation.judge"]
+
+
+def test_all_that_is_missing_is_told_together(teacher: Path, tmp_path: Path) -> None:
+    raw = settings(tmp_path, teacher, teacher={"path": str(tmp_path / "gone")})
+    raw["prompts"] = {"train": "lost.csv", "eval": "away.csv"}
+    with pytest.raises(ValueError, match=r"lost\.csv .*\n  .*away\.csv .*\n  .*/gone"):
+        make_plan(STAGES, parse_config(raw, "tiny"), tmp_path / "results" / "plan.json")
+
+
 def test_a_size_that_does_not_fit(teacher: Path, tmp_path: Path) -> None:
     message = refused(tmp_path, teacher, teacher={"width": 40})
     assert "teacher.width is 40" in message
@@ -193,7 +216,7 @@ def test_more_steps_than_the_scheduler_has(
 
 def test_as_many_steps_as_the_scheduler_has_are_not_refused(teacher: Path, tmp_path: Path) -> None:
     config = parse_config(settings(tmp_path, teacher, targets={"steps": 1000}), "tiny")
-    check_all_steps(config, PipelineFolder(teacher))
+    assert not list(on_num_steps(config, PipelineFolder(teacher)))
 
 
 def test_layers_that_the_teacher_lacks(teacher: Path, tmp_path: Path) -> None:
@@ -241,7 +264,7 @@ def test_no_disk_space(teacher: Path, tmp_path: Path) -> None:
     assert "targets 6437" in message
     lacking = re.search(r"\), ([\d.,]+ \w+) more than there is: ", message)
     assert lacking is not None
-    assert "GiB free and holds 0.0 KiB of it: free some space, lower targets.samples_per" in message
+    assert "GiB free and holds 0.0 KiB of it; free some space, lower targets.samples_per" in message
 
 
 def test_chunks_of_this_recipe_alone_count_as_there(teacher: Path, tmp_path: Path) -> None:

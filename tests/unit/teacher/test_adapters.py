@@ -16,7 +16,7 @@ from distillery.config.teacher import Adapter, Teacher
 from distillery.files import hash_json
 from distillery.generation.targets import targets_recipe
 from distillery.hash_cache import hash_large_files
-from distillery.planning.unusual import advise_idle
+from distillery.planning.unusual import on_idle
 from distillery.student.build import build_student
 from distillery.teacher import adapters
 from distillery.teacher.adapter_fit import TIMES, name_some
@@ -275,7 +275,7 @@ def test_only_what_the_converter_drops_is_named(tmp_path: Path, part: str) -> No
 def test_a_file_that_changes_nothing_is_told(tiny_sdxl: Path, tmp_path: Path) -> None:
     folder = PipelineFolder(tiny_sdxl)
     idle = section(tiny_sdxl, kohya_file(tiny_sdxl, tmp_path / FILE, (0.0, 0.0)))
-    (note,) = advise_idle(idle, folder)
+    (note,) = map(str, on_idle(idle, folder))
     assert "changes nothing, since its matrices or its alphas are all zero" in note
     make_tiny_wan(tmp_path / "wan")
     wan, layer = tmp_path / "wan.safetensors", "transformer.blocks.0.attn1.to_q"
@@ -287,7 +287,7 @@ def test_a_file_that_changes_nothing_is_told(tiny_sdxl: Path, tmp_path: Path) ->
     )
     check_options(section(tmp_path / "wan", wan), PipelineFolder(tmp_path / "wan"))
     active = section(tiny_sdxl, kohya_file(tiny_sdxl, tmp_path / FILE, (0.0, 1.0)))
-    assert advise_idle(active, folder) == []
+    assert not list(on_idle(active, folder))
 
 
 def test_a_text_encoder_is_adapted_too(tiny_sdxl: Path, tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ from safetensors.torch import load_file, save_file
 from transformers import T5EncoderModel
 
 from distillery.config.teacher import Teacher
+from distillery.notes import refuse
 from distillery.teacher.folder import find_teacher
-from distillery.teacher.loading import check_networks, load_skeleton
+from distillery.teacher.loading import load_skeleton, on_networks
 from families import sd3, sdxl
 from tiny import HEIGHT, WIDTH
 
@@ -36,7 +37,7 @@ def said(folder: Path) -> str:
     """Why the plan refuses a folder; "" where it does not."""
     try:
         found = find_teacher(Teacher(path=str(folder), height=HEIGHT, width=WIDTH))
-        check_networks(found)
+        refuse(on_networks(found))
         found.family.latent_shape(load_skeleton(found), HEIGHT, WIDTH)
     except (ValueError, OSError) as error:
         told = str(error)
@@ -196,9 +197,10 @@ def add(component: Path, *names: str, prefix: str = "") -> None:
 
 def noted(folder: Path) -> str:
     """What the plan doubts of a folder's weights."""
-    return "; ".join(
-        check_networks(find_teacher(Teacher(path=str(folder), height=HEIGHT, width=WIDTH)))
-    )
+    found = find_teacher(Teacher(path=str(folder), height=HEIGHT, width=WIDTH))
+    notes = list(on_networks(found))
+    refuse(notes)
+    return "; ".join(map(str, notes))
 
 
 @pytest.mark.parametrize("component", ["transformer", "vae", "text_encoder"])

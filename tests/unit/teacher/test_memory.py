@@ -18,9 +18,9 @@ from distillery.planning.plan import make_plan
 from distillery.teacher.folder import PipelineFolder
 from distillery.teacher.memory import (
     Memory,
-    advise_memory,
     choose_preset,
     estimate,
+    on_memory,
     preset_path,
     summarise_memory,
 )
@@ -134,7 +134,7 @@ def memory(denoiser: float, vae: float = 0.0, gpu: int | None = 24) -> Memory:
 def test_advice(changes: dict[str, Any], found: Memory, advice: list[str]) -> None:
     import re
 
-    given = advise_memory(section(**changes), found)
+    given = [*map(str, on_memory(section(**changes), found))]
     assert len(given) == len(advice)
     assert all(re.search(pattern, line) for pattern, line in zip(advice, given, strict=True))
 

@@ -14,7 +14,7 @@ from diffusers import (
 
 from distillery.generation.walk import solver_of
 from distillery.schedulers import is_flow, states_of
-from distillery.teacher.solver import advise_solver, load_scheduler, solver_settings
+from distillery.teacher.solver import load_scheduler, on_solver, solver_settings
 from solvers import CLASSES, FLOW, SD, TEACHERS, teacher_folder, with_scheduler
 
 UNIPC = {
@@ -177,15 +177,17 @@ def test_what_diffusers_would_raise_is_told(
 
 def test_what_is_lost_or_changed_is_a_doubt(tmp_path: Path) -> None:
     sdxl = teacher_folder(tmp_path / "a", "sdxl")
-    assert advise_solver(sdxl, with_scheduler(None)) == []
-    assert advise_solver(sdxl, with_scheduler(DDIM)) == []
-    (levels,) = advise_solver(sdxl, with_scheduler({"beta_schedule": "linear"}))
+    assert not list(on_solver(sdxl, with_scheduler(None)))
+    assert not list(on_solver(sdxl, with_scheduler(DDIM)))
+    (levels,) = map(str, on_solver(sdxl, with_scheduler({"beta_schedule": "linear"})))
     assert "which the network learned" in levels
-    (snr,) = advise_solver(sdxl, with_scheduler({"class": "CogVideoXDDIMScheduler"}))
+    (snr,) = map(str, on_solver(sdxl, with_scheduler({"class": "CogVideoXDDIMScheduler"})))
     assert "which the network learned" in snr
     qwen = teacher_folder(tmp_path / "b", "qwen-image")
-    (lost,) = advise_solver(qwen, with_scheduler(UNIPC | {"class": "DPMSolverMultistepScheduler"}))
+    (lost,) = map(
+        str, on_solver(qwen, with_scheduler(UNIPC | {"class": "DPMSolverMultistepScheduler"}))
+    )
     assert "shift_terminal: 0.02" in lost
     flux = teacher_folder(tmp_path / "c", "flux-dev")
-    (idle,) = advise_solver(flux, with_scheduler({"shift": 5.0}))
+    (idle,) = map(str, on_solver(flux, with_scheduler({"shift": 5.0})))
     assert "shift has no effect beside use_dynamic_shifting" in idle

@@ -1,12 +1,14 @@
 """The section `hardware`: what a machine gives a job, and for which GPUs a run is planned."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Self
+from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from distillery.config.section import Compile, NoResult, Positive, Section, Small
+from distillery.notes import Note, error
 
 KIND = re.compile(
     r"(?P<name>[A-Za-z0-9][A-Za-z0-9 ]*?)-(?P<gib>\d{1,4})GB"
@@ -71,16 +73,16 @@ class Hardware(Section):
         2, description="training processes on a machine without a GPU"
     )
 
-    @model_validator(mode="after")
-    def _check_gpu(self) -> Self:
-        """Raise ValueError for GPUs that cannot be read, or that two keys describe."""
+    def faults(self) -> Iterator[Note]:
+        """GPUs that cannot be read, or that two keys describe."""
         if self.gpu is None:
-            return self
+            return
         parse_gpu(self.gpu)
         for key in ("num_gpus", "gpu_memory_gib"):
             if getattr(self, key) is not None:
-                raise ValueError(
-                    f"hardware.gpu is {self.gpu!r} and hardware.{key} is {getattr(self, key):g}: "
-                    "both describe the planned GPUs; remove one of the keys"
+                yield error(
+                    f"hardware.gpu is {self.gpu!r}",
+                    f" and hardware.{key} is {getattr(self, key):g}: both describe the planned "
+                    "GPUs",
+                    "remove one of the keys",
                 )
-        return self

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
 from pydantic import AfterValidator, Field
 
-from distillery.config.section import Section, check_multiple
+from distillery.config.section import Section, on_multiple
 from distillery.config.ways import IN_ORDER, AnyPhase, Passes, Phase
+from distillery.notes import Note, error
 
 if TYPE_CHECKING:
     from distillery.config.training import Training
@@ -220,29 +221,29 @@ class Phases(Section):
         return found
 
 
-def check_phases(training: "Training") -> None:
-    """Raise ValueError, with all reasons, for phases that cannot be, or would teach nothing."""
+def on_phases(training: "Training") -> Iterator[Note]:
+    """Phases that cannot be, or would teach nothing."""
     orders = [phase.order for phase in training.phases]
     if sorted(set(orders)) != orders:
         ways = [phase.learn for phase in training.phases]
-        raise ValueError(
-            f"training.phases are {', '.join(ways)}: write them in the order {IN_ORDER}, each at "
-            "most once; no other order was tried"
+        yield error(
+            f"training.phases are {', '.join(ways)}",
+            "",
+            f"write them in the order {IN_ORDER}, each at most once; no other order was tried",
         )
-    if found := list(_refusals(training)):
-        raise ValueError("\n  ".join(found))
-
-
-def _refusals(training: "Training") -> Iterator[str]:
+        return
     size = training.global_batch_size
     for span in training.spans:
         if span.begin != span.since:
             continue
         phase, way = span.phase, span.phase.learn
-        check_multiple(f"{span.key}.samples", phase.samples, "training.global_batch_size", size)
+        yield from on_multiple(
+            f"{span.key}.samples", phase.samples, "training.global_batch_size", size
+        )
         if training.objective != "segment" and phase.why_segment:
-            yield (
-                f"training.objective is {training.objective!r} and {span.key} is {way}: "
-                f"{phase.why_segment}; use objective: segment, or leave {way} out"
+            yield error(
+                f"training.objective is {training.objective!r}",
+                f" and {span.key} is {way}: {phase.why_segment}",
+                f"use objective: segment, or leave {way} out",
             )
         yield from phase.refusals(span, training)

@@ -4,10 +4,10 @@
 nothing else; `jobs` says which part of it each stage depends on.
 """
 
-from collections.abc import Collection, Mapping
-from typing import Annotated, Self
+from collections.abc import Collection, Iterator, Mapping
+from typing import Annotated
 
-from pydantic import AfterValidator, Field, ValidationInfo, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo
 
 from distillery.config.hardware import Hardware
 from distillery.config.parsing import parse
@@ -17,8 +17,8 @@ from distillery.config.samples import (
     Evaluation,
     Samples,
     add_teachers,
-    check_reference,
-    check_students_steps,
+    on_reference,
+    on_students_steps,
 )
 from distillery.config.section import (
     BatchSize,
@@ -30,13 +30,14 @@ from distillery.config.section import (
     Seed,
     Shards,
     Small,
-    check_multiple,
+    on_multiple,
 )
 from distillery.config.student import Student
 from distillery.config.teacher import Teacher
-from distillery.config.training import Training, check_num_weights
+from distillery.config.training import Training, on_num_weights
 from distillery.config.ways import Rounds
 from distillery.files import SEAL, JsonObject
+from distillery.notes import Note, error
 
 
 def _check_path(path: str, info: ValidationInfo) -> str:
@@ -78,30 +79,34 @@ class Prompts(Section):
         "seed or aspect_ratio; their names are refused otherwise",
     )
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def faults(self) -> Iterator[Note]:
+        """Held-out prompts from nowhere or from two places, and notes that are no notes."""
         if self.eval is None and self.eval_fraction is None:
-            raise ValueError(
-                "prompts.eval is missing: add it, or prompts.eval_fraction: 0.05 to hold out a "
-                "share of prompts.train"
+            yield error(
+                "prompts.eval",
+                " is missing",
+                "add it, or prompts.eval_fraction: 0.05 to hold out a share of prompts.train",
             )
-        if self.eval is not None and self.eval_fraction is not None:
-            raise ValueError(
-                f"prompts.eval is {self.eval!r} and prompts.eval_fraction {self.eval_fraction}: "
-                "held-out prompts come from a file or from prompts.train; remove one of the keys"
+        elif self.eval is not None and self.eval_fraction is not None:
+            yield error(
+                f"prompts.eval is {self.eval!r}",
+                f" and prompts.eval_fraction {self.eval_fraction}: held-out prompts come from a "
+                "file or from prompts.train",
+                "remove one of the keys",
             )
-        if self.eval is None and self.train is None:
-            raise ValueError(
-                "prompts.eval_fraction holds out a share of prompts.train, which is missing: add "
-                "it, or name a file as prompts.eval"
+        elif self.eval is None and self.train is None:
+            yield error(
+                "prompts.eval_fraction",
+                " holds out a share of prompts.train, which is missing",
+                "add it, or name a file as prompts.eval",
             )
         taken = {"prompt_id", "prompt", "negative_prompt"} & set(self.notes)
         if taken:
-            raise ValueError(
-                f"prompts.notes has {', '.join(sorted(taken))}, which is read: rename the column "
-                "in the file to keep it as a note"
+            yield error(
+                f"prompts.notes has {', '.join(sorted(taken))}",
+                ", which is read",
+                "rename the column in the file to keep it as a note",
             )
-        return self
 
     def file(self, split: str) -> str | None:
         """The file that a split's prompts are in; None where the run has no such split."""
@@ -160,14 +165,15 @@ class Targets(Section):
         "float32", description="number type of the stored states; they are always solved in float32"
     )
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        check_multiple("targets.steps", self.steps, "targets.num_segments", self.num_segments)
+    def faults(self) -> Iterator[Note]:
+        """Numbers that do not divide each other."""
+        yield from on_multiple(
+            "targets.steps", self.steps, "targets.num_segments", self.num_segments
+        )
         if self.batch_size != "auto":
-            check_multiple(
+            yield from on_multiple(
                 "targets.chunk_size", self.chunk_size, "targets.batch_size", self.batch_size
             )
-        return self
 
 
 COMPARISONS = "compare"
@@ -198,54 +204,52 @@ class RunConfig(Section):
     dataset: Dataset = Dataset()
     hardware: Hardware = Hardware()
 
-    @model_validator(mode="after")
-    def _check_pairs(self) -> Self:
+    def faults(self) -> Iterator[Note]:
+        """Pairs of single images, and a second scale for the one network of a student."""
         images = self.samples.images_per_prompt * len(self.samples.models)
         if self.dataset.pairs != "none" and images == 1:
-            raise ValueError(
-                f"dataset.pairs is {self.dataset.pairs!r} and each prompt gets a single image: "
-                "raise samples.images_per_prompt, or write pairs: none"
+            yield error(
+                f"dataset.pairs is {self.dataset.pairs!r}",
+                " and each prompt gets a single image",
+                "raise samples.images_per_prompt, or write pairs: none",
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_students_guidance(self) -> Self:
         for name, model in self.samples.models.items():
             if model.source != "teacher" and model.guidance_scale_2 is not None:
-                raise ValueError(
-                    f"samples.models.{name}.guidance_scale_2 is {model.guidance_scale_2}: a "
-                    "student is one network, guidance_scale is all of its guidance; remove it"
+                yield error(
+                    f"samples.models.{name}.guidance_scale_2 is {model.guidance_scale_2}",
+                    ": a student is one network, guidance_scale is all of its guidance",
+                    "remove it",
                 )
-        return self
 
 
 class GeneratingConfig(RunConfig):
     """A run that generates images with the teacher, and a data set of them; no training."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        problems = []
+    def faults(self) -> Iterator[Note]:
+        """Models that would need what only a run with training has."""
+        yield from super().faults()
         if self.samples.steps:
-            problems.append(
-                "samples.steps is set: it adds the teacher of targets at other numbers of steps, "
-                "and a run without training has none; list them in samples.models"
+            yield error(
+                "samples.steps is set",
+                ": it adds the teacher of targets at other numbers of steps, and a run without "
+                "training has none",
+                "list them in samples.models",
             )
         for name, model in self.samples.models.items():
             key = f"samples.models.{name}"
             if model.source != "teacher":
-                problems.append(
-                    f"{key}.source is {model.source!r}: a run without training has no student; use "
-                    f"source: teacher, or add {', '.join(NEEDED_TO_TRAIN)}"
+                yield error(
+                    f"{key}.source is {model.source!r}",
+                    ": a run without training has no student",
+                    f"use source: teacher, or add {', '.join(NEEDED_TO_TRAIN)}",
                 )
-            problems += [
-                f"{key}.{setting} is missing: a run without training has no targets.{setting} to "
-                "take it from; add it"
-                for setting in ("steps", "guidance_scale")
-                if getattr(model, setting) is None
-            ]
-        if problems:
-            raise ValueError("\n  ".join(problems))
-        return self
+            for setting in ("steps", "guidance_scale"):
+                if getattr(model, setting) is None:
+                    yield error(
+                        f"{key}.{setting} is missing",
+                        f": a run without training has no targets.{setting} to take it from",
+                        "add it",
+                    )
 
 
 class Config(RunConfig):
@@ -257,37 +261,39 @@ class Config(RunConfig):
     previews: Previews = Previews()
     evaluation: Evaluation
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def faults(self) -> Iterator[Note]:
+        """What one section asks of another."""
+        yield from super().faults()
         if self.prompts.train is None:
-            raise ValueError("prompts.train is missing: add it")
-        check_multiple(
+            yield error("prompts.train is missing", "", "add it")
+        yield from on_multiple(
             "targets.num_segments", self.targets.num_segments, "student.steps", self.student.steps
         )
-        check_multiple(
+        yield from on_multiple(
             "previews.every_samples",
             self.previews.every_samples,
             "training.global_batch_size",
             self.training.global_batch_size,
         )
-        check_num_weights(self.training.timestep_weights, self.student.steps)
-        check_students_steps(self.samples, self.student.steps)
+        yield from on_num_weights(self.training.timestep_weights, self.student.steps)
+        yield from on_students_steps(self.samples, self.student.steps)
         if self.training.of(Rounds) and self.student.steps == 1:
-            raise ValueError(
-                "training.phases has rounds and student.steps is 1: the only state that a student "
-                "of one step visits is the noise, which the trajectories have; leave rounds out, "
-                "or take more steps"
+            yield error(
+                "training.phases has rounds",
+                " and student.steps is 1: the only state that a student of one step visits is the "
+                "noise, which the trajectories have",
+                "leave rounds out, or take more steps",
             )
         residence = self.training.teacher_residence
         if self.training.asks and self.teacher.num_gpus > 1 and not self.own_gpus:
-            raise ValueError(
-                f"teacher.num_gpus is {self.teacher.num_gpus} and training.teacher_residence is "
-                f"{residence}: each GPU has a rank of its own there, so the teacher cannot be "
-                "spread over several; use own_gpus, which takes GPUs from the training, set "
-                "teacher.num_gpus: 1, or leave online out of training.phases"
+            yield error(
+                f"teacher.num_gpus is {self.teacher.num_gpus}",
+                f" and training.teacher_residence is {residence}: each GPU has a rank of its own "
+                "there, so the teacher cannot be spread over several",
+                "use own_gpus, which takes GPUs from the training, set teacher.num_gpus: 1, or "
+                "leave online out of training.phases",
             )
-        check_reference(self.evaluation, self.samples)
-        return self
+        yield from on_reference(self.evaluation, self.samples)
 
     @property
     def own_gpus(self) -> int:

@@ -1,8 +1,9 @@
 """What is generated, from which models, and how it is scored."""
 
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from distillery.config.section import (
     BatchSize,
@@ -14,6 +15,7 @@ from distillery.config.section import (
     Small,
 )
 from distillery.files import JsonObject
+from distillery.notes import Note, error
 
 MAX_CLIP_RATIO = 2.0
 Source = Literal["teacher", "student", "untrained"]
@@ -49,15 +51,14 @@ class SampledModel(Section):
         "as the stock call",
     )
 
-    @model_validator(mode="after")
-    def _check_grid(self) -> Self:
-        """Raise ValueError for a student on another grid than it has learned."""
+    def faults(self) -> Iterator[Note]:
+        """A student on another grid than it has learned."""
         if self.grid is not None and self.source != "teacher":
-            raise ValueError(
-                f"grid is {self.grid!r} with source: {self.source}: a student walks the levels "
-                "that it has learned; remove grid, or set source: teacher"
+            yield error(
+                f"grid is {self.grid!r}",
+                f" with source: {self.source}: a student walks the levels that it has learned",
+                "remove grid, or set source: teacher",
             )
-        return self
 
 
 class Samples(Section):
@@ -183,34 +184,34 @@ def add_teachers(raw: JsonObject) -> JsonObject:
     return {**raw, "samples": {**samples, "models": {**models, **added}}}
 
 
-def check_reference(evaluation: Evaluation, samples: Samples) -> None:
-    """Raise ValueError for a reference that is no model of the samples, or is the student."""
+def on_reference(evaluation: Evaluation, samples: Samples) -> Iterator[Note]:
+    """A reference that is no model of the samples, or is the student."""
     name = evaluation.reference
+    where = f"evaluation.reference is {name!r}"
     if name not in samples.models:
-        raise ValueError(
-            f"evaluation.reference is {name!r}: it must be one of samples.models "
-            f"({', '.join(samples.models)})"
-        )
-    if samples.models[name].source == "student":
+        yield error(where, "", f"it must be one of samples.models ({', '.join(samples.models)})")
+    elif samples.models[name].source == "student":
         others = [other for other, model in samples.models.items() if model.source != "student"]
-        instead = f"name {' or '.join(others)}" if others else "add a model of source: teacher"
-        raise ValueError(
-            f"evaluation.reference is {name!r}, a model of source: student: the student is what is "
-            f"judged, and cannot be its own measure; {instead}"
+        yield error(
+            where,
+            ", a model of source: student: the student is what is judged, and cannot be its own "
+            "measure",
+            f"name {' or '.join(others)}" if others else "add a model of source: teacher",
         )
 
 
-def check_students_steps(samples: Samples, steps: int) -> None:
-    """Raise ValueError for a student that is sampled at other steps than its own `steps`.
+def on_students_steps(samples: Samples, steps: int) -> Iterator[Note]:
+    """A student that is sampled at other steps than its own `steps`.
 
     Its scheduler is made for this number: with another it walks levels that the student has not
     learned, begins below pure noise, or ends in NaN.
     """
     for name, model in samples.models.items():
         if model.source != "teacher" and model.steps not in (None, steps):
-            raise ValueError(
-                f"samples.models.{name}.steps is {model.steps}, student.steps is {steps}: the "
-                f"student and its scheduler are made for {steps} steps and no other number; remove "
-                f"samples.models.{name}.steps, or train a student of {model.steps} steps in "
-                "another run"
+            yield error(
+                f"samples.models.{name}.steps is {model.steps}",
+                f", student.steps is {steps}: the student and its scheduler are made for {steps} "
+                "steps and no other number",
+                f"remove samples.models.{name}.steps, or train a student of {model.steps} steps in "
+                "another run",
             )

@@ -1,9 +1,12 @@
 """What all sections of the configuration share: their base and their types."""
 
+from collections.abc import Iterator
 from math import isqrt
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from distillery.notes import Note, error, refuse
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 Split = Literal["train", "eval"]
@@ -37,6 +40,15 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
+    def faults(self) -> Iterator[Note]:
+        """What its keys may not be together."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def _refuse(self) -> Self:
+        refuse(self.faults())
+        return self
+
 
 def without_result(section: type[BaseModel]) -> frozenset[str]:
     """The names of a section's settings that are annotated with `NoResult`."""
@@ -47,17 +59,18 @@ def without_result(section: type[BaseModel]) -> frozenset[str]:
     )
 
 
-def check_multiple(name: str, value: int, unit_name: str, unit: int) -> None:
-    """Raise ValueError with the nearest good values of both unless `unit` divides `value`."""
+def on_multiple(name: str, value: int, unit_name: str, unit: int) -> Iterator[Note]:
+    """The nearest good values of both unless `unit` divides `value`."""
     if value % unit:
         multiples = [value // unit * unit, (value // unit + 1) * unit]
         small = [number for number in range(1, isqrt(value) + 1) if value % number == 0]
         divisors = small + [value // number for number in small]
         below = max(number for number in divisors if number < unit)
         above = min((number for number in divisors if number > unit), default=0)
-        raise ValueError(
-            f"{name} is {value}, {unit_name} is {unit}: {value} must be a multiple of {unit}; set "
-            f"{name} to {_either(multiples)}, or {unit_name} to {_either([below, above])}"
+        yield error(
+            f"{name} is {value}",
+            f", {unit_name} is {unit}: {value} must be a multiple of {unit}",
+            f"set {name} to {_either(multiples)}, or {unit_name} to {_either([below, above])}",
         )
 
 

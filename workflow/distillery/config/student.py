@@ -1,10 +1,12 @@
 """The student: which network it is, and how many steps it samples with."""
 
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from distillery.config.section import Count, Positive, Section, Small
+from distillery.notes import Note, error
 
 Init = Literal["teacher", "layers", "config", "lora"]
 LayersRule = Literal["even", "first", "last", "ends"]
@@ -47,22 +49,23 @@ class Unet(Section):
         description="keep: all of it; resnet: only its first ResNet, as SSD-1B; none: remove it",
     )
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def faults(self) -> Iterator[Note]:
+        """Numbers that the up stages lack, and a UNet that stays as it is."""
         down = self.transformer_layers_per_block
         is_nested = isinstance(down, tuple) and any(isinstance(stage, tuple) for stage in down)
         if is_nested and self.reverse_transformer_layers_per_block is None:
-            raise ValueError(
-                f"student.unet.transformer_layers_per_block is {_listed(down)} and "
-                "reverse_transformer_layers_per_block is null: the up stages have one pair more "
-                "than the down stages, so give their numbers too"
+            yield error(
+                f"student.unet.transformer_layers_per_block is {_listed(down)}",
+                " and reverse_transformer_layers_per_block is null",
+                "the up stages have one pair more than the down stages, so give their numbers too",
             )
         if self == type(self).model_construct():
-            raise ValueError(
-                "student.unet keeps everything: set layers_per_block, transformer_layers_per_block "
-                "or mid_block, or write init: teacher"
+            yield error(
+                "student.unet",
+                " keeps everything",
+                "set layers_per_block, transformer_layers_per_block or mid_block, or write init: "
+                "teacher",
             )
-        return self
 
 
 class Lora(Section):
@@ -125,25 +128,24 @@ class Student(Section):
     )
     steps: Small = Field(4, description="denoising steps, without guidance")
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        self._check_keys()
+    def faults(self) -> Iterator[Note]:
+        """Keys that this init does not take or lacks, and blocks that cannot be kept."""
+        yield from self._on_keys()
         if self.layers is not None and list(self.layers) != sorted(set(self.layers)):
-            raise ValueError(
-                f"student.layers is {_listed(self.layers)}: write each block once, ascending"
-            )
+            where = f"student.layers is {_listed(self.layers)}"
+            yield error(where, "", "write each block once, ascending")
         if self.layers == ():
-            raise ValueError("student.layers is empty: keep at least one block")
+            yield error("student.layers is empty", "", "keep at least one block")
         of_unet = self.unet is not None and self.unet.transformer_layers_per_block is not None
         if self.layers_rule != "even" and self.num_layers is None and not of_unet:
-            raise ValueError(
-                f"student.layers_rule is {self.layers_rule!r} but has no effect: set num_layers "
-                "or unet.transformer_layers_per_block, or remove layers_rule"
+            yield error(
+                f"student.layers_rule is {self.layers_rule!r}",
+                " but has no effect",
+                "set num_layers or unet.transformer_layers_per_block, or remove layers_rule",
             )
-        return self
 
-    def _check_keys(self) -> None:
-        """Raise ValueError unless exactly what this init needs is there."""
+    def _on_keys(self) -> Iterator[Note]:
+        """An error unless exactly what this init needs is there."""
         wanted = KEYS_OF[self.init]
         keys = [key for allowed in KEYS_OF.values() for key in allowed]
         present = [key for key in keys if getattr(self, key) is not None]
@@ -152,8 +154,8 @@ class Student(Section):
         values = " and ".join(
             f"student.{key} is {_shown(getattr(self, key))}" for key in present or wanted
         )
-        advice = f"give {' or '.join(wanted)}" if wanted else "remove it, or choose another init"
-        raise ValueError(f"student.init is {self.init!r} and {values}: {advice}")
+        cure = f"give {' or '.join(wanted)}" if wanted else "remove it, or choose another init"
+        yield error(f"student.init is {self.init!r}", f" and {values}", cure)
 
 
 def _shown(value: object) -> str:

@@ -3,11 +3,13 @@
 Pairs of settings that cannot work together are refused here, each with the reason.
 """
 
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from distillery.config.section import Dtype, NoResult, Section, Small
+from distillery.notes import Note, error
 
 
 class Adapter(Section):
@@ -95,31 +97,28 @@ class Teacher(Section):
         "settings that differ from the released ones; null: as released",
     )
 
-    @model_validator(mode="after")
-    def _check_places(self) -> Self:
-        """Raise ValueError for two ways to save memory, or one that other settings forbid."""
+    def faults(self) -> Iterator[Note]:
+        """Two ways to save memory, one that other settings forbid, a type that is not cast back."""
         if self.num_gpus > 1 and self.offload != "none":
-            raise ValueError(
-                f"teacher.num_gpus is {self.num_gpus} and teacher.offload is {self.offload!r}: "
-                "weights lie either on several GPUs or in the host's memory; set num_gpus: 1 or "
-                "offload: none"
+            yield error(
+                f"teacher.num_gpus is {self.num_gpus}",
+                f" and teacher.offload is {self.offload!r}: weights lie either on several GPUs or "
+                "in the host's memory",
+                "set num_gpus: 1 or offload: none",
             )
         beside = bool(self.adapters) and not self.fuse_adapters
         if beside and (self.offload == "sequential" or self.num_gpus > 1):
             place = "offload: sequential" if self.num_gpus == 1 else f"num_gpus: {self.num_gpus}"
-            raise ValueError(
-                f"teacher.fuse_adapters is false with {place}: an adapter beside the weights "
-                "reads a layer that is not on its device at that moment; set fuse_adapters: true"
+            yield error(
+                "teacher.fuse_adapters is false",
+                f" with {place}: an adapter beside the weights reads a layer that is not on its "
+                "device at that moment",
+                "set fuse_adapters: true",
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_types(self) -> Self:
-        """Raise ValueError for a type that cannot be cast back."""
         if self.vae_dtype != "float32" and self.offload == "sequential":
-            raise ValueError(
-                f"teacher.vae_dtype is {self.vae_dtype!r} with offload: sequential: a black "
-                "image is decoded again in float32, and weights that come layer by layer cannot "
-                "be cast for that; set vae_dtype: float32 or offload: model"
+            yield error(
+                f"teacher.vae_dtype is {self.vae_dtype!r}",
+                " with offload: sequential: a black image is decoded again in float32, and weights "
+                "that come layer by layer cannot be cast for that",
+                "set vae_dtype: float32 or offload: model",
             )
-        return self

@@ -1,10 +1,11 @@
 """The training: what is learned, how fast, and what a machine does at once."""
 
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field
 
-from distillery.config.phases import Phases, check_phases
+from distillery.config.phases import Phases, on_phases
 from distillery.config.section import (
     BatchSize,
     Compile,
@@ -13,9 +14,10 @@ from distillery.config.section import (
     NoResult,
     Positive,
     Small,
-    check_multiple,
+    on_multiple,
     without_result,
 )
+from distillery.notes import Note, error
 
 Objective = Literal["segment", "direct", "reflow"]
 Parallel = Literal["auto", "ddp", "fsdp"]
@@ -154,40 +156,40 @@ class Training(Phases):
         "the first update and in rollouts. 0: never, e.g. in a debugger",
     )
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def faults(self) -> Iterator[Note]:
+        """Numbers that batches do not divide, and settings that would have no effect."""
+        size = "training.global_batch_size", self.global_batch_size
         if self.micro_batch_size != "auto":
-            check_multiple(
-                "training.global_batch_size",
-                self.global_batch_size,
-                "training.micro_batch_size",
-                self.micro_batch_size,
-            )
+            yield from on_multiple(*size, "training.micro_batch_size", self.micro_batch_size)
         for key in ("log_every_samples", "save_every_samples"):
-            batch_size = self.global_batch_size
-            check_multiple(
-                f"training.{key}", getattr(self, key), "training.global_batch_size", batch_size
+            yield from on_multiple(f"training.{key}", getattr(self, key), *size)
+        if not isinstance(self.timestep_weights, str) and not any(self.timestep_weights):
+            yield error(
+                "training.timestep_weights",
+                " are all zero: nothing would be learned",
+                "give at least one segment a positive weight",
             )
-        self._check_weights()
-        check_phases(self)
+        yield from on_phases(self)
         if self.warmup_samples > self.num_samples:
-            raise ValueError(
-                f"training.warmup_samples is {self.warmup_samples}, all phases together have "
-                f"{self.num_samples} samples: the rate would never rise; use a tenth of it or less"
+            yield error(
+                f"training.warmup_samples is {self.warmup_samples}",
+                f", all phases together have {self.num_samples} samples: the rate would never rise",
+                "use a tenth of it or less",
             )
         if self.teacher_rank and self.teacher_residence != "one_rank":
-            raise ValueError(
-                f"training.teacher_rank is {self.teacher_rank} and training.teacher_residence is "
-                f"{self.teacher_residence}: only one_rank puts the teacher on one process; set "
-                "that, or leave teacher_rank out"
+            yield error(
+                f"training.teacher_rank is {self.teacher_rank}",
+                f" and training.teacher_residence is {self.teacher_residence}: only one_rank puts "
+                "the teacher on one process",
+                "set that, or leave teacher_rank out",
             )
         if self.held_out_prompts and not self.reads_trajectories:
-            raise ValueError(
-                f"training.held_out_prompts is {self.held_out_prompts} and all targets are online: "
-                "the loss is measured on stored trajectories; begin training.phases with "
-                "{learn: stored, samples: …}, or set held_out_prompts: 0"
+            yield error(
+                f"training.held_out_prompts is {self.held_out_prompts}",
+                " and all targets are online: the loss is measured on stored trajectories",
+                "begin training.phases with {learn: stored, samples: …}, or set held_out_prompts: "
+                "0",
             )
-        return self
 
     @property
     def of_recipe(self) -> dict[str, Any]:
@@ -197,49 +199,52 @@ class Training(Phases):
         used = {name: value for name, value in settings.items() if value or name not in OPTIONAL}
         return used | self.in_recipe
 
-    def _check_weights(self) -> None:
-        if not isinstance(self.timestep_weights, str) and not any(self.timestep_weights):
-            raise ValueError(
-                "training.timestep_weights are all zero: nothing would be learned; give at least "
-                "one segment a positive weight"
-            )
 
-
-def check_held_out(num_held_out: int, num_prompts: int) -> None:
-    """Raise ValueError where no prompt would be left to learn from."""
+def on_held_out(num_held_out: int, num_prompts: int) -> Iterator[Note]:
+    """Where no prompt would be left to learn from."""
     if num_held_out >= num_prompts:
-        raise ValueError(
-            f"training.held_out_prompts is {num_held_out} and there are {num_prompts} prompts to "
-            f"learn from: hold out fewer, say {num_prompts // 20}"
+        yield error(
+            f"training.held_out_prompts is {num_held_out}",
+            f" and there are {num_prompts} prompts to learn from",
+            f"hold out fewer, say {num_prompts // 20}",
         )
 
 
-def check_batch_size(training: Training, num_processes: int) -> None:
-    """Raise ValueError where some process would learn from no sample in an update."""
+def on_batch_size(
+    training: Training, num_processes: int, kind: Literal["error", "doubt"] = "error"
+) -> Iterator[Note]:
+    """Where some process would learn from no sample in an update.
+
+    A doubt where `num_processes` are guessed, as in a plan; Snakemake knows before the first job.
+    """
     size = training.global_batch_size
     if size < num_processes:
-        raise ValueError(
-            f"training.global_batch_size is {size} and there are {num_processes} processes, each "
-            f"of which needs a sample of every update: raise it to {num_processes} or more, or "
-            f"start {size} with snakemake --resources gpu={size}, without GPUs with "
-            f"hardware.cpu_processes: {size}"
+        yield Note(
+            kind,
+            f"training.global_batch_size is {size}",
+            f" and there are {num_processes} processes, each of which needs a sample of every "
+            "update",
+            f"raise it to {num_processes} or more, or start {size} with snakemake --resources "
+            f"gpu={size}, without GPUs with hardware.cpu_processes: {size}",
         )
 
 
-def check_teacher_rank(training: Training, num_processes: int) -> None:
-    """Raise ValueError where no process has the number of the one with the teacher."""
+def on_teacher_rank(training: Training, num_processes: int) -> Iterator[Note]:
+    """Where no process has the number of the one with the teacher."""
     is_of_one = training.asks and training.teacher_residence == "one_rank"
     if is_of_one and training.teacher_rank >= num_processes:
-        raise ValueError(
-            f"training.teacher_rank is {training.teacher_rank} and there are {num_processes} "
-            f"processes: use a number up to {num_processes - 1}"
+        yield error(
+            f"training.teacher_rank is {training.teacher_rank}",
+            f" and there are {num_processes} processes",
+            f"use a number up to {num_processes - 1}",
         )
 
 
-def check_num_weights(weights: TimestepWeights, steps: int) -> None:
-    """Raise ValueError where listed weights are not one for each of the student's `steps`."""
+def on_num_weights(weights: TimestepWeights, steps: int) -> Iterator[Note]:
+    """Where listed weights are not one for each of the student's `steps`."""
     if not isinstance(weights, str) and len(weights) != steps:
-        raise ValueError(
-            f"training.timestep_weights lists {len(weights)} weights, student.steps is {steps}: "
-            f"give {steps}, one per segment from the noise on, or write uniform or min_snr"
+        yield error(
+            f"training.timestep_weights lists {len(weights)} weights",
+            f", student.steps is {steps}",
+            f"give {steps}, one per segment from the noise on, or write uniform or min_snr",
         )

@@ -19,6 +19,7 @@ from distillery.config.section import (
     Section,
     Small,
 )
+from distillery.notes import Note, error
 from distillery.words import counted
 
 if TYPE_CHECKING:
@@ -101,8 +102,8 @@ class Phase(Section):
         """
         return 0.0, 0.0
 
-    def refusals(self, span: "Span", training: "Training") -> Iterator[str]:
-        """Why it cannot be, beyond what holds for all ways.
+    def refusals(self, span: "Span", training: "Training") -> Iterator[Note]:
+        """What it may not be, beyond what holds for all ways.
 
         Args:
             span: of its first time, whose `key` begins messages.
@@ -164,19 +165,21 @@ class Rounds(Phase):
         """One after another."""
         return self.count
 
-    def refusals(self, span: "Span", training: "Training") -> Iterator[str]:
+    def refusals(self, span: "Span", training: "Training") -> Iterator[Note]:
         """It needs a student that has learned something, and no other such way."""
         if span.begin == 0:
-            yield (
-                f"{span.key} is rounds and comes first: the student must have learned something "
-                "before it is sent out; begin with {learn: stored, samples: …}"
+            yield error(
+                f"{span.key} is rounds",
+                " and comes first: the student must have learned something before it is sent out",
+                "begin with {learn: stored, samples: …}",
             )
         for place, phase in enumerate(training.phases):
             if phase.asks:
-                yield (
-                    f"{span.key} is rounds and training.phases.{place} is "
-                    f"{phase.learn}: both learn from states that the student visits, from "
-                    "stored ones or at once; leave one of them out"
+                yield error(
+                    f"{span.key} is rounds",
+                    f" and training.phases.{place} is {phase.learn}: both learn from states that "
+                    "the student visits, from stored ones or at once",
+                    "leave one of them out",
                 )
 
     def in_recipe(self, begin: int) -> dict[str, Any]:
@@ -260,15 +263,17 @@ class Online(Phase):
         visit, looks = self.of_sample(steps, between)
         return self.samples * visit, self.samples * looks
 
-    def refusals(self, span: "Span", training: "Training") -> Iterator[str]:
+    def refusals(self, span: "Span", training: "Training") -> Iterator[Note]:
         """A student in parts cannot walk."""
         if training.parallel == "fsdp":
-            yield (
-                f"training.parallel is fsdp and {span.key} is online: ranks walk different "
-                "numbers of steps, and a sharded student needs all for each; use ddp"
+            yield error(
+                "training.parallel is fsdp",
+                f" and {span.key} is online: ranks walk different numbers of steps, and a sharded "
+                "student needs all for each",
+                "use ddp",
             )
         if self.distribution_matching:
-            yield from _refuse_idle(f"{span.key}.distribution_matching", training)
+            yield from _on_idle(f"{span.key}.distribution_matching", training)
 
     def in_recipe(self, begin: int) -> dict[str, Any]:
         """As settings that stood beside each other."""
@@ -330,21 +335,24 @@ class Adversarial(Phase):
         spared += max(self.warmup_samples - self.samples, 0)
         return self.samples * (1 + judged) / steps - spared, 0.0
 
-    def refusals(self, span: "Span", training: "Training") -> Iterator[str]:
+    def refusals(self, span: "Span", training: "Training") -> Iterator[Note]:
         """Heads must see several images, and their warm-up end."""
         if training.global_batch_size == 1:
-            yield (
-                f"training.global_batch_size is 1 and {span.key} is adversarial: heads that see "
-                "one image an update learn nothing of images; use 32 or more"
+            yield error(
+                "training.global_batch_size is 1",
+                f" and {span.key} is adversarial: heads that see one image an update learn nothing "
+                "of images",
+                "use 32 or more",
             )
         last = training.num_samples - training.global_batch_size - span.begin
         if self.warmup_samples > max(last, 0):
-            yield (
-                f"{span.key}.warmup_samples is {self.warmup_samples}, and the last update begins "
-                f"{last} samples into this phase, so the student would never learn from it: use "
-                f"{last} or fewer"
+            yield error(
+                f"{span.key}.warmup_samples is {self.warmup_samples}",
+                f", and the last update begins {last} samples into this phase, so the student "
+                "would never learn from it",
+                f"use {last} or fewer",
             )
-        yield from _refuse_idle(span.key, training)
+        yield from _on_idle(span.key, training)
 
     def words(self) -> str:
         """See `Phase`."""
@@ -395,13 +403,14 @@ class Rollouts(Phase):
         return f"{self.samples:,} whole rollouts"
 
 
-def _refuse_idle(key: str, training: "Training") -> Iterator[str]:
+def _on_idle(key: str, training: "Training") -> Iterator[Note]:
     """Where what acts on the last step would have no weight there."""
     weights = training.timestep_weights
     if not isinstance(weights, str) and weights[-1] == 0:
-        yield (
-            f"{key} is set and the last of training.timestep_weights is 0: it acts where the last "
-            "segment ends; give that a positive weight, or leave it out"
+        yield error(
+            f"{key} is set",
+            " and the last of training.timestep_weights is 0: it acts where the last segment ends",
+            "give that a positive weight, or leave it out",
         )
 
 

@@ -5,7 +5,7 @@ Small files (tables, logs, the report) are not counted. Images are counted witho
 
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -18,6 +18,7 @@ from distillery.config.teacher import Teacher
 from distillery.config.training import Training
 from distillery.files import readable
 from distillery.model_folder import LINKED_BYTES
+from distillery.notes import Note, error
 from distillery.run_folder import RunFolder
 from distillery.store.embeddings import distinct_texts
 from distillery.student.info import StudentInfo
@@ -193,32 +194,36 @@ def plan_disk(
     return Sizes(stages, (most - kept) * one)
 
 
-def check_disk(sizes: Sizes, run_folder: RunFolder, chunks: Path) -> dict[str, Any]:
-    """Compare what is planned with the disk of a run.
+def compare_disk(sizes: Sizes, run_folder: RunFolder, chunks: Path) -> dict[str, Any]:
+    """What is planned, beside what the disk of a run has.
 
     What a stage has written already needs no more space: of the targets those of this recipe, in
     the folder `chunks`, of the others all that lies in their folders.
-
-    Raises:
-        ValueError: too little space.
     """
     written_bytes = _present(run_folder, chunks)
-    present = sum(min(size, written_bytes[stage]) for stage, size in sizes.stages.items())
-    free = shutil.disk_usage(run_folder.path).free
-    lacking = sizes.peak - free - present
-    if lacking > 0:
-        raise ValueError(
-            f"the run needs {readable(sizes.peak)} of disk ({summarise_sizes(sizes.stages)}), "
-            f"{readable(lacking)} more than there is: {run_folder} has "
-            f"{readable(free)} free and holds {readable(present)} of it: free "
-            f"some space, {_advise(sizes.stages)}, or make results/ a link to a larger disk"
-        )
     return {
         "stages": dict(sizes.stages),
         "planned_bytes": sizes.peak,
-        "free_bytes": free,
-        "present_bytes": present,
+        "free_bytes": free_bytes(run_folder),
+        "present_bytes": sum(min(it, written_bytes[stage]) for stage, it in sizes.stages.items()),
     }
+
+
+def free_bytes(run_folder: RunFolder) -> int:
+    """Of the disk that it is on."""
+    return shutil.disk_usage(run_folder.path).free
+
+
+def on_disk(disk: Mapping[str, Any], run_folder: RunFolder) -> Iterator[Note]:
+    """Too little space, by what `compare_disk` gives."""
+    need, free, present = (disk[f"{name}_bytes"] for name in ("planned", "free", "present"))
+    if need > free + present:
+        yield error(
+            f"the run needs {readable(need)} of disk",
+            f" ({summarise_sizes(disk['stages'])}), {readable(need - free - present)} more than "
+            f"there is: {run_folder} has {readable(free)} free and holds {readable(present)} of it",
+            f"free some space, {_advise(disk['stages'])}, or make results/ a link to a larger disk",
+        )
 
 
 def summarise_sizes(stages: Mapping[str, int]) -> str:

@@ -1,12 +1,13 @@
 """How long a run will take, by the rates that a small run has measured on this machine."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from distillery.config.run import Config, RunConfig
 from distillery.files import read_json
+from distillery.notes import Note, doubt
 from distillery.planning.gpus import Gpus
 from distillery.planning.jobs import Room
 from distillery.planning.probe import Rate, amounts_of, kind_of_probe, plan_times
@@ -60,7 +61,7 @@ def plan_duration(
     }
 
 
-def advise_duration(time: Mapping[str, Any], gpus: Gpus, probe: str) -> list[str]:
+def on_duration(time: Mapping[str, Any], gpus: Gpus, probe: str) -> Iterator[Note]:
     """Why times are missing, or of another machine than the planned one.
 
     Args:
@@ -68,17 +69,18 @@ def advise_duration(time: Mapping[str, Any], gpus: Gpus, probe: str) -> list[str
         gpus: that the jobs will get.
         probe: the file that the rates are from.
     """
-    notes = [str(time["note"])] if time.get("note") else []
+    if time.get("note"):
+        yield doubt("", str(time["note"]))
     if not time.get("stages"):
-        return notes
+        return
     measured = " and ".join(time["measured_on"]) or "a machine without GPU"
     planned = " and ".join(gpus.names) or ("unnamed GPUs" if gpus.count else "the CPU")
     if not _is_measured(gpus, time["measured_on"]):
-        notes.append(
-            f"{probe} was measured on {measured} and the plan is for {planned}: times are those of "
-            "the former; measure there"
+        yield doubt(
+            f"{probe} was measured on {measured}",
+            f" and the plan is for {planned}: times are those of the former",
+            "measure there",
         )
-    return notes
 
 
 def _is_measured(gpus: Gpus, measured: list[str]) -> bool:

@@ -1,7 +1,7 @@
 """A teacher that is a few-step student itself: how it is to be called, and calls that differ."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ from distillery.config.run import Config, RunConfig
 from distillery.config.teacher import Teacher
 from distillery.files import read_json
 from distillery.model_folder import METADATA
+from distillery.notes import Note, doubt
 from distillery.teacher.folder import PipelineFolder
 
 CONSISTENCY = ("LCMScheduler", "FlowMatchLCMScheduler", "TCDScheduler")
@@ -86,23 +87,23 @@ def _own_student(folder: PipelineFolder) -> Made | None:
     return Made(f"as its {METADATA} says", (steps, steps), guidance)
 
 
-def advise_few_steps(config: RunConfig, folder: PipelineFolder) -> list[str]:
-    """A note on calls of a few-step student that it was not made for."""
+def on_few_steps(config: RunConfig, folder: PipelineFolder) -> Iterator[Note]:
+    """Calls of a few-step student that it was not made for."""
     made = find_made(config.teacher, folder)
     if made is None:
-        return []
-    calls = {
-        key: f"{key} has {steps} steps and guidance {guidance:g}"
+        return
+    calls = [
+        f"{key} has {steps} steps and guidance {guidance:g}"
         for key, (steps, guidance) in _calls(config, made).items()
         if made.differs(steps, guidance)
-    }
-    if not calls:
-        return []
-    return [
-        f"the teacher is a few-step student, to be used with {made.words}: "
-        f"{'; '.join(calls.values())}. Its images are worse so: set these, or use the model that "
-        "it was distilled from"
     ]
+    if calls:
+        yield doubt(
+            "the teacher",
+            f" is a few-step student, to be used with {made.words}, and its images are worse "
+            f"otherwise: {'; '.join(calls)}",
+            "set these, or use the model that it was distilled from",
+        )
 
 
 def _calls(config: RunConfig, made: Made) -> Mapping[str, tuple[int, float]]:

@@ -12,16 +12,17 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from distillery.config.jobs import RUNTIME, freeze, read_frozen, save_frozen
 from distillery.config.run import Config, RunConfig, parse_config
-from distillery.config.training import check_batch_size
+from distillery.config.training import on_batch_size
 from distillery.files import JsonObject, hash_json, write_json
 from distillery.locks import alone, quiet
-from distillery.planning.overlooked import check_contents, read_plan
+from distillery.notes import Note, error, noting, refuse
+from distillery.planning.overlooked import on_contents, read_plan
 from distillery.planning.requests import Request, write_requests
 from distillery.run_folder import RunFolder
 
@@ -59,9 +60,10 @@ def plan_first(
         ValueError: the training gets more processes than an update has samples, or the plan
             refuses the run and has said why.
     """
+    notes = list(on_contents(run.plan, sources))
     if isinstance(config, Config):
-        check_batch_size(config.training, num_processes)
-    check_contents(run.plan, sources)
+        notes += on_batch_size(config.training, num_processes)
+    refuse(notes)
     with alone(run.config(".planning").with_suffix(""), quiet) as waited:
         _plan(config, run, sources, (num_gpus, num_nodes, write_requests(requests or {})), waited)
 
@@ -183,8 +185,8 @@ def _is_current(plan: Path, config_hash: str, machine: Machine) -> bool:
     return planned.get("config") == config_hash and is_for_these
 
 
-def check_folder(sources: Sequence[str], checkout: Path) -> None:
-    """Raise ValueError for a file that lies beside the Snakefile and not where the run is started.
+def on_folder(sources: Sequence[str], checkout: Path) -> Iterator[Note]:
+    """Files that lie beside the Snakefile and not where the run is started.
 
     Args:
         sources: files that the configuration names.
@@ -192,32 +194,31 @@ def check_folder(sources: Sequence[str], checkout: Path) -> None:
     """
     for source in sources:
         if not Path(source).exists() and (checkout / source).exists():
-            raise ValueError(
-                f"{source} lies in {checkout}, not in {Path.cwd()}: the paths of a configuration "
-                f"are relative to the working folder; start in {checkout}, write whole paths, or "
-                f"link its folders here: ln -s '{checkout}/config' '{checkout}/resources' ."
+            yield error(
+                f"{source} lies in {checkout}",
+                f", not in {Path.cwd()}: the paths of a configuration are relative to the working "
+                "folder",
+                f"start in {checkout}, write whole paths, or link its folders here: ln -s "
+                f"'{checkout}/config' '{checkout}/resources' .",
             )
 
 
-def check_prompt_files(config: RunConfig, is_made: Callable[[str], bool]) -> list[str]:
-    """Refuse a run whose prompt files are not there, before Snakemake does without advice.
+def on_prompt_files(config: RunConfig, is_made: Callable[[str], bool]) -> list[Note]:
+    """Prompt files that are not there, and no rule makes them; Snakemake would tell it without
+    advice.
 
     Args:
         config: of the run.
         is_made: whether a rule makes a file.
-
-    Returns:
-        Nothing, as the inputs that a rule has by it.
-
-    Raises:
-        FileNotFoundError: one is not there, and no rule makes it.
     """
+    notes: list[Note] = []
     for source in config.prompts.files:
         if not Path(source).is_file() and not is_made(source):
             from distillery.prompts import check_prompt_file  # pandas takes a second
 
-            check_prompt_file(Path(source))
-    return []
+            with noting(notes):
+                check_prompt_file(Path(source))
+    return notes
 
 
 def _is_newer(plan: Path, sources: Sequence[str]) -> bool:

@@ -1,11 +1,12 @@
 """The plan's GPUs: those that the jobs will get, on the machine that plans or on another."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from distillery.config.hardware import Hardware, parse_gpu
 from distillery.files import GIB, readable
+from distillery.notes import Note, doubt
 
 
 @dataclass(frozen=True)
@@ -78,14 +79,14 @@ def plan_gpus(
     return Gpus(count, memory, capability, num_nodes, names)
 
 
-def advise_gpus(gpus: Gpus) -> list[str]:
-    """Note that the memory of GPUs elsewhere is not known here."""
-    if not gpus.is_unknown:
-        return []
-    return [
-        f"{gpus.count} GPUs will train, and none of them is here: name them as "
-        "hardware.gpu, such as H100-80GB x 4, to plan memory for them"
-    ]
+def on_gpus(gpus: Gpus) -> Iterator[Note]:
+    """GPUs elsewhere, whose memory is not known here."""
+    if gpus.is_unknown:
+        yield doubt(
+            f"{gpus.count} GPUs will train",
+            ", and none of them is here",
+            "name them as hardware.gpu, such as H100-80GB x 4, to plan memory for them",
+        )
 
 
 def summarise_gpus(gpus: Mapping[str, Any]) -> str:

@@ -4,12 +4,13 @@ A cluster ends a job that takes more than it asked for. Rules of thumb where not
 too much is asked for rather than too little.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import ceil
 from typing import Any
 
 from distillery.config.run import Config, RunConfig
 from distillery.files import readable
+from distillery.notes import Note, doubt
 from distillery.planning.disk import MASTER_BYTES, checkpoint_bytes
 from distillery.planning.jobs import StageJobs
 from distillery.planning.requests import Request
@@ -58,13 +59,13 @@ def megabytes(size: int) -> int:
     return ceil(size / (1000 * MEGABYTE)) * 1000
 
 
-def advise_requests(
+def on_requests(
     requests: Mapping[str, Request],
     needs: Mapping[str, int],
     time: Mapping[str, Any],
     jobs: Sequence[StageJobs],
-) -> list[str]:
-    """Doubts about jobs that a cluster would end before they are done.
+) -> Iterator[Note]:
+    """Jobs that a cluster would end before they are done.
 
     Args:
         requests: of each rule that has jobs.
@@ -72,26 +73,26 @@ def advise_requests(
         time: what `plan_duration` gives; without stages nothing is known.
         jobs: of each stage.
     """
-    notes = []
     for row in jobs:
         request, need = requests.get(row.stage), needs.get(row.stage, 0)
         if request is None:
             continue
         if request.mem_mb is not None and request.mem_mb * MEGABYTE < need:
-            notes.append(
-                f"{row.stage} asks the cluster for mem_mb: {request.mem_mb:,} and needs about "
-                f"{readable(need)} of host memory: it would be ended; write {row.stage}: {{mem_mb: "
-                f"{megabytes(need)}}} under set-resources in the profile"
+            yield doubt(
+                f"{row.stage} asks the cluster for mem_mb: {request.mem_mb:,}",
+                f" and needs about {readable(need)} of host memory: it would be ended",
+                f"write {row.stage}: {{mem_mb: {megabytes(need)}}} under set-resources in the "
+                "profile",
             )
         minutes = _minutes(row, time)
         given = request.tries * (request.runtime or 0)
         if request.runtime is not None and minutes > given:
-            notes.append(
-                f"{row.stage} takes about {minutes:,} minutes and is given {given:,} (runtime: "
-                f"{request.runtime}, started {request.tries} times at most): raise runtime or "
-                "retries in the profile"
+            yield doubt(
+                f"{row.stage} takes about {minutes:,} minutes",
+                f" and is given {given:,} (runtime: {request.runtime}, started {request.tries} "
+                "times at most)",
+                "raise runtime or retries in the profile",
             )
-    return notes
 
 
 def _minutes(row: StageJobs, time: Mapping[str, Any]) -> int:

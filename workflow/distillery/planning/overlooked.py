@@ -1,7 +1,7 @@
 """What Snakemake overlooks: other contents under old names and dates, results without its notes."""
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,13 @@ from distillery.config.section import without_result
 from distillery.config.teacher import Teacher
 from distillery.files import hash_json, read_json
 from distillery.hash_cache import hash_large_files
+from distillery.notes import Note, error
 from distillery.run_folder import RunFolder
 
 
-def check_noted(config: RunConfig, run: RunFolder, has_noted: Callable[[str], bool]) -> list[str]:
-    """Refuse a run where Snakemake would overlook that the configuration has changed.
+def on_noted(config: RunConfig, run: RunFolder, has_noted: Callable[[str], bool]) -> Iterator[Note]:
+    """Where Snakemake would overlook that the configuration has changed: a stage's frozen one is
+    another, or the report is of a run of another name, and there is no note of it.
 
     It compares settings with its notes in `.snakemake`; results that were moved without them would
     be taken for those of any configuration. `run.json` is written before the first job, and a
@@ -25,33 +27,27 @@ def check_noted(config: RunConfig, run: RunFolder, has_noted: Callable[[str], bo
         config: of the run.
         run: its folder.
         has_noted: whether Snakemake has a note of how a file was made.
-
-    Returns:
-        Nothing, as the inputs that a rule has by it.
-
-    Raises:
-        ValueError: a stage's frozen configuration is another one, or the report is of a run of
-            another name, and there is no note of it.
     """
     stages = {*JOBS, *(f"samples-{model}" for model in config.samples.models)} - {"run", "prompts"}
     stages |= {prompts_stage(config, run, split) for split in PROMPTS_STAGES.values()}
     for frozen in sorted(run.config("x").parent.glob("*.json")):
-        if frozen.stem not in stages or has_noted(str(frozen)) or not _is_other(frozen, config):
-            continue
-        raise ValueError(
-            f"{frozen} is of another configuration, and Snakemake has no note of how it was made, "
-            f"so it would change nothing: was {run} moved without the folder .snakemake beside "
-            f"results/? Bring that too, or run `rm -r {frozen.parent}` and start again: jobs run "
-            "again and keep what fits"
-        )
+        if frozen.stem in stages and not has_noted(str(frozen)) and _is_other(frozen, config):
+            yield error(
+                str(frozen),
+                " is of another configuration, and Snakemake has no note of how it was made, so it "
+                f"would change nothing: was {run} moved without the folder .snakemake beside "
+                f"results/? Bring that too, or run `rm -r {frozen.parent}` and start again: jobs "
+                "run again and keep what fits",
+            )
+            break  # more of them have the same cause and cure
     whole = run.config("run")
     if run.report.is_file() and not has_noted(str(whole)) and _names_other(whole, config):
-        raise ValueError(
-            f"{run.report} is of a run of another name, and Snakemake has no note of how it was "
-            f"made: was the folder renamed? Run `rm {whole}` and start again: the report is made "
-            "again, and what else is not up to date"
+        yield error(
+            str(run.report),
+            " is of a run of another name, and Snakemake has no note of how it was made: was the "
+            f"folder renamed? Run `rm {whole}` and start again: the report is made again, and what "
+            "else is not up to date",
         )
-    return []
 
 
 def _names_other(frozen: Path, config: RunConfig) -> bool:
@@ -70,29 +66,29 @@ def _is_other(frozen: Path, config: RunConfig) -> bool:
         return False
 
 
-def check_contents(plan: Path, sources: Sequence[str]) -> list[str]:
-    """Raise ValueError for a file that was exchanged for an older one since it was planned.
+def on_contents(plan: Path, sources: Sequence[str]) -> Iterator[Note]:
+    """Files that were exchanged for older ones since they were planned.
 
-    Snakemake compares dates, so nothing would be made again. Returns nothing, as the inputs that a
-    rule has by it.
+    Snakemake compares dates, so nothing would be made again.
     """
     try:
         planned, planned_ns = read_plan(plan).get("sources", {}), plan.stat().st_mtime_ns
     except FileNotFoundError:  # none, or one that a job beside this one is just making again
-        return []
+        return
     known = [source for source in sources if source in planned and Path(source).is_file()]
     for source, digest in hash_sources(known).items():
         is_older = Path(source).stat().st_mtime_ns <= planned_ns
         if is_older and digest != planned[source]:
-            raise ValueError(older_than_made(source, "when this run was planned"))
-    return []
+            yield on_older(source, "when this run was planned")
 
 
-def older_than_made(source: str, before: str) -> str:
-    """What a user is told of a file that Snakemake overlooks, and what to run."""
-    return (
-        f"{source} has another content than {before}, and an older date than what was made from "
-        f"it, which Snakemake overlooks: run `touch {shlex.quote(source)}` and start again"
+def on_older(source: str, before: str) -> Note:
+    """A file that Snakemake overlooks, and what to run."""
+    return error(
+        source,
+        f" has another content than {before}, and an older date than what was made from it, which "
+        "Snakemake overlooks",
+        f"run `touch {shlex.quote(source)}` and start again",
     )
 
 
@@ -115,8 +111,8 @@ def hash_settings(teacher: Teacher) -> str:
     return hash_json(teacher.model_dump(mode="json", exclude=set(without_result(Teacher))))
 
 
-def check_same_teacher(teacher: Mapping[str, Any], run_folder: RunFolder) -> None:
-    """Raise ValueError for a teacher that was exchanged under the same settings.
+def on_same_teacher(teacher: Mapping[str, Any], run_folder: RunFolder) -> Iterator[Note]:
+    """A teacher that was exchanged under the same settings.
 
     Snakemake does not look at its files, so what was made before would stay, and what is made now
     would be of another teacher.
@@ -124,7 +120,7 @@ def check_same_teacher(teacher: Mapping[str, Any], run_folder: RunFolder) -> Non
     made = made_by_another(teacher, run_folder)
     if made:
         remove = shlex.join(["rm", "-r", *map(str, (run_folder.plan, *made))])
-        raise ValueError(f"{another_teacher(teacher)}: run `{remove}` and start again")
+        yield error(another_teacher(teacher), "", f"run `{remove}` and start again")
 
 
 def made_by_another(teacher: Mapping[str, Any], run_folder: RunFolder) -> list[Path]:

@@ -1,11 +1,13 @@
 """The plan's notes about precision: stored states that are rounded, averages that begin late."""
 
+from collections.abc import Iterator
 from math import hypot
 
 import torch
 
 from distillery.config.run import Config
 from distillery.config.section import Dtype
+from distillery.notes import Note, doubt
 from distillery.schedule import PredictionType, Schedule, as_prediction
 from distillery.teacher.loading import torch_dtype
 from distillery.training.objectives import segment_target
@@ -17,32 +19,28 @@ NOTED_ERROR = 0.05
 NOTED_SHARE = 0.05
 
 
-def advise_precision(config: Config, grid: Schedule, prediction_type: PredictionType) -> list[str]:
-    """What rounding and averaging leave of a student's precision, where it is worth a note.
+def on_rounding(config: Config, grid: Schedule, prediction_type: PredictionType) -> Iterator[Note]:
+    """Short segments, which are the difference of two rounded states.
 
     Args:
         config: of the run.
         grid: the student's.
         prediction_type: of the student.
     """
-    return _advise_dtype(config, grid, prediction_type) + _advise_average(config)
-
-
-def _advise_dtype(config: Config, grid: Schedule, prediction_type: PredictionType) -> list[str]:
-    """Note that short segments are the difference of two rounded states."""
     dtype = config.targets.dtype
     if dtype == "float32" or config.training.objective != "segment":
-        return []
+        return
     errors = rounding_errors(dtype, grid, prediction_type)
     worst = max(errors)
-    if worst <= NOTED_ERROR:
-        return []
-    return [
-        f"targets.dtype is {dtype} and the student has {len(errors)} steps: a step's target is the "
-        "difference of two stored states divided by their distance, so their rounding makes an "
-        f"error of about {worst:.0%} of the target in segment {errors.index(worst)}; it is noise "
-        "without bias, but the loss cannot fall below it; store float32, or train fewer steps"
-    ]
+    if worst > NOTED_ERROR:
+        yield doubt(
+            f"targets.dtype is {dtype}",
+            f" and the student has {len(errors)} steps: a step's target is the difference of two "
+            "stored states divided by their distance, so their rounding makes an error of about "
+            f"{worst:.0%} of the target in segment {errors.index(worst)}; it is noise without "
+            "bias, but the loss cannot fall below it",
+            "store float32, or train fewer steps",
+        )
 
 
 def rounding_errors(dtype: Dtype, grid: Schedule, prediction_type: PredictionType) -> list[float]:
@@ -68,14 +66,14 @@ def rounding_errors(dtype: Dtype, grid: Schedule, prediction_type: PredictionTyp
     return errors
 
 
-def _advise_average(config: Config) -> list[str]:
-    """Note that an average of a long half-life is still in part the untrained student."""
+def on_average(config: Config) -> Iterator[Note]:
+    """An average of a long half-life, which is still in part the untrained student."""
     half_life, length = config.training.ema_half_life_samples, config.training.num_samples
     share = 0.5 ** (length / half_life) if half_life else 0.0
-    if share <= NOTED_SHARE:
-        return []
-    return [
-        f"training.ema_half_life_samples is {half_life} in a training of {length} samples: "
-        f"{share:.0%} of the exported average are still the initial weights; use "
-        f"{length // 8} or fewer"
-    ]
+    if share > NOTED_SHARE:
+        yield doubt(
+            f"training.ema_half_life_samples is {half_life}",
+            f" in a training of {length} samples: {share:.0%} of the exported average are still "
+            "the initial weights",
+            f"use {length // 8} or fewer",
+        )

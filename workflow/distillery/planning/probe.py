@@ -6,7 +6,7 @@ every rate is taken from the real job.
 
 import copy
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from distillery.config.run import RunConfig
 from distillery.config.ways import Stored
 from distillery.evaluation.timeline import RANK, SAMPLES_JOB, Attempt
 from distillery.files import hash_json, read_json
+from distillery.notes import Note, error
 from distillery.planning.jobs import Room
 from distillery.run_folder import RunFolder
 from distillery.stage import Counts, Stage
@@ -81,12 +82,14 @@ def is_small_run(small: RunFolder) -> bool:
         return False
 
 
-def check_name(config: RunConfig, run: RunFolder) -> None:
-    """Raise ValueError for a run that the probe of another would remove."""
+def on_name(config: RunConfig, run: RunFolder) -> Iterator[Note]:
+    """A run that the probe of another would remove."""
     if config.run.endswith(ENDING) and not is_small_run(run):
-        raise ValueError(
-            f"run is {config.run!r}, and names with {ENDING} at the end are for what the probe of "
-            f"{config.run.removesuffix(ENDING)!r} makes and removes: choose another name"
+        yield error(
+            f"run is {config.run!r}",
+            f", and names with {ENDING} at the end are for what the probe of "
+            f"{config.run.removesuffix(ENDING)!r} makes and removes",
+            "choose another name",
         )
 
 

@@ -8,6 +8,7 @@ import pandas as pd
 from distillery.config.jobs import PromptsJob
 from distillery.config.run import Prompts
 from distillery.config.section import Split
+from distillery.notes import Note, noting, refuse
 from distillery.planning.first import plan_as_asked
 from distillery.prompts import held_out, read_prompts
 from distillery.run_folder import RunFolder
@@ -38,9 +39,16 @@ def make_prompt_table(
 
 
 def read_splits(prompts: Prompts) -> dict[str, pd.DataFrame]:
-    """The prompts of all splits that a run has."""
+    """The prompts of all splits that a run has; raises ValueError with what is bad in any."""
     splits: tuple[Split, ...] = ("train", "eval")
-    return {split: read_split(prompts, split) for split in splits if prompts.file(split)}
+    tables: dict[str, pd.DataFrame] = {}
+    notes: list[Note] = []
+    for split in splits:
+        if prompts.file(split):
+            with noting(notes):
+                tables[split] = read_split(prompts, split)
+    refuse(notes)
+    return tables
 
 
 def read_split(prompts: Prompts, split: Split) -> pd.DataFrame:

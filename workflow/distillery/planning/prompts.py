@@ -1,7 +1,7 @@
 """The plan of prompts: negative prompts that nothing would use, and signs that mean nothing."""
 
 import re
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from pathlib import Path
 
 import pandas as pd
@@ -12,12 +12,15 @@ from distillery.config.section import Split
 from distillery.config.teacher import Teacher
 from distillery.encodings import LOST, find_misread
 from distillery.families import Family
-from distillery.planning.overlooked import older_than_made
+from distillery.generation.embeddings import check_texts
+from distillery.notes import Note, advice, doubt, error
+from distillery.planning.overlooked import on_older
 from distillery.planning.there import has_changed
 from distillery.prompt_files import name_separator, separator_of
 from distillery.prompts import NEGATIVE, own_negatives
 from distillery.run_folder import RunFolder
 from distillery.teacher.folder import PipelineFolder
+from distillery.teacher.loading import load_tokenizers
 from distillery.words import listed
 
 WEIGHTS = re.compile(
@@ -27,10 +30,10 @@ WEIGHTS = re.compile(
 """Attention weights and adapters as some tools read them out of a prompt."""
 
 
-def check_made(
+def on_made(
     config: RunConfig, prompts: Mapping[str, pd.DataFrame], run_folder: RunFolder
-) -> None:
-    """Refuse prompts that are others than those in use, where Snakemake would keep the latter.
+) -> Iterator[Note]:
+    """Prompts that are others than those in use, where Snakemake would keep the latter.
 
     It compares dates: a file of an older date than the table that was made from it, under the same
     settings, is not read again. A plan that was made since knows the new content alone.
@@ -39,9 +42,6 @@ def check_made(
         config: of the run.
         prompts: the table of each split, as the files are now.
         run_folder: with the tables that are in use, if any.
-
-    Raises:
-        ValueError: a file has other prompts, and an older date.
     """
     splits: tuple[Split, ...] = ("train", "eval")
     for split in splits:
@@ -59,41 +59,51 @@ def check_made(
         # That of both splits, of an earlier release, is dated by the other split too.
         dated = [Path(source), *([frozen] if stage != "prompts" else [])]
         if all(path.stat().st_mtime_ns <= made_ns for path in dated):
-            raise ValueError(older_than_made(source, "what this run has made of it"))
+            yield on_older(source, "what this run has made of it")
 
 
-def check_sequence_length(teacher: Teacher, family: Family) -> None:
-    """Raise ValueError for a length that the stock call refuses, or that it does not take."""
+def on_sequence_length(teacher: Teacher, family: Family) -> Iterator[Note]:
+    """A length that the stock call refuses, or that it does not take."""
     given, longest = teacher.max_sequence_length, family.longest_sequence
     if given is None or longest is None:
         return
+    where, pipeline = f"teacher.max_sequence_length is {given}", family.pipeline_classes[0]
     if given != longest and "max_sequence_length" not in family.call_options(given):
-        raise ValueError(
-            f"teacher.max_sequence_length is {given}, and has no effect: the CLIP encoders of "
-            f"{family.pipeline_classes[0]} read {longest} tokens; use null or {longest}"
+        yield error(
+            where,
+            f", and has no effect: the CLIP encoders of {pipeline} read {longest} tokens",
+            f"use null or {longest}",
         )
-    if given > longest:
-        raise ValueError(
-            f"teacher.max_sequence_length is {given}, and {family.pipeline_classes[0]} takes "
-            f"{longest} at the most; use 1 to {longest}, or null for {family.max_sequence_length}"
+    elif given > longest:
+        yield error(
+            where,
+            f", and {pipeline} takes {longest} at the most",
+            f"use 1 to {longest}, or null for {family.max_sequence_length}",
         )
 
 
-def check_negatives(
+def check_all_texts(
+    teacher: Teacher, folder: PipelineFolder, prompts: Mapping[str, pd.DataFrame]
+) -> None:
+    """Raise ValueError for prompts of any split that encoding would refuse.
+
+    On one core a prompt takes some tenths of a millisecond.
+    """
+    tables = prompts.values()
+    texts = [teacher.negative_prompt, *(text for table in tables for text in table.prompt)]
+    texts += [text for table in tables for text in own_negatives(table)]
+    check_texts(teacher, folder, load_tokenizers(folder), dict.fromkeys(texts))
+
+
+def on_negatives(
     config: RunConfig, prompts: Mapping[str, pd.DataFrame], folder: PipelineFolder
-) -> list[str]:
-    """Find negative prompts of single prompts that nothing uses.
+) -> Iterator[Note]:
+    """Negative prompts of single prompts that nothing uses: an error where no split's are used.
 
     Args:
         config: of the run.
         prompts: the table of each split.
         folder: of the teacher.
-
-    Returns:
-        A line of advice for a split whose negative prompts nothing uses.
-
-    Raises:
-        ValueError: nothing uses any of them.
     """
     with_negatives = [split for split, table in prompts.items() if any(own_negatives(table))]
     guided = guided_splits(config, folder)
@@ -103,11 +113,14 @@ def check_negatives(
         "negative prompt changes nothing"
     )
     if idle and not guided:
-        raise ValueError(
-            f"{' and '.join(f'prompts.{split}' for split in idle)}: the column {NEGATIVE} has "
-            f"texts, and {why}: raise a guidance_scale of targets or samples, or remove the column"
+        yield error(
+            " and ".join(f"prompts.{split}" for split in idle),
+            f": the column {NEGATIVE} has texts, and {why}",
+            "raise a guidance_scale of targets or samples, or remove the column",
         )
-    return [f"the column {NEGATIVE} of the {split} prompts is not used: {why}" for split in idle]
+        return
+    for split in idle:
+        yield advice(f"the column {NEGATIVE} of the {split} prompts", f" is not used: {why}")
 
 
 def guided_splits(config: RunConfig, folder: PipelineFolder) -> set[str]:
@@ -122,6 +135,27 @@ def guided_splits(config: RunConfig, folder: PipelineFolder) -> set[str]:
         for split, split_scales in scales.items()
         if any(family.calls_per_step(network, scale or 1.0) > 1 for scale in split_scales)
     }
+
+
+def on_both_splits(prompts: Mapping[str, pd.DataFrame]) -> Iterator[Note]:
+    """Held-out prompts, and their noise, that the student also learns from."""
+    texts, ids = (
+        len(set(prompts["train"][column]) & set(prompts["eval"][column]))
+        for column in ("prompt", "prompt_id")
+    )
+    if texts:
+        yield doubt(
+            f"{texts} prompts of prompts.eval",
+            " are also in prompts.train: on them the scores say what the student remembers, not "
+            "what it has learned",
+        )
+    if ids:
+        yield doubt(
+            f"{ids} prompt ids of prompts.eval",
+            " are also in prompts.train: equal ids have equal noise, so the student is judged on "
+            "noise that it has learned from",
+            "begin the ids of one file otherwise",
+        )
 
 
 def describe_files(paths: Iterable[str]) -> str:
@@ -142,44 +176,42 @@ def count_repeated(table: pd.DataFrame) -> int:
     return int(table["prompt"].duplicated().sum())
 
 
-def advise_misread(prompts: Mapping[str, pd.DataFrame]) -> list[str]:
-    """How many prompts a conversion has damaged, which no check of a file's bytes sees."""
-    texts = dict.fromkeys(
+def _texts(prompts: Mapping[str, pd.DataFrame]) -> dict[str, None]:
+    """All that is written, each once."""
+    return dict.fromkeys(
         text
         for table in prompts.values()
         for text in (*table["prompt"], *filter(None, own_negatives(table)))
-        if not text.isascii()
     )
+
+
+def on_misread(prompts: Mapping[str, pd.DataFrame]) -> Iterator[Note]:
+    """How many prompts a conversion has damaged, which no check of a file's bytes sees."""
+    texts = [text for text in _texts(prompts) if not text.isascii()]
     misread = [(text, meant) for text in texts if (meant := find_misread(text))]
     lost = [text for text in texts if LOST in text]
-    notes = []
     if misread:
         text, meant = misread[0]
-        notes.append(
-            f"{_have(misread)} characters as of UTF-8 that was read as another encoding, such as "
-            f"{text[:60]!r} for {meant[:60]!r}: convert the original again, as UTF-8"
+        yield doubt(
+            f"{_have(misread)} characters as of UTF-8",
+            f" that was read as another encoding, such as {text[:60]!r} for {meant[:60]!r}",
+            "convert the original again, as UTF-8",
         )
     if lost:
-        notes.append(
-            f"{_have(lost)} the sign {LOST} for characters that were lost, such as "
-            f"{lost[0][:60]!r}: convert the original again"
+        yield doubt(
+            f"{_have(lost)} the sign {LOST}",
+            f" for characters that were lost, such as {lost[0][:60]!r}",
+            "convert the original again",
         )
-    return notes
 
 
 def _have(texts: Sized) -> str:
     return f"{len(texts):,} prompts have" if len(texts) > 1 else "1 prompt has"
 
 
-def advise_weights(prompts: Mapping[str, pd.DataFrame]) -> list[str]:
+def on_weights(prompts: Mapping[str, pd.DataFrame]) -> Iterator[Note]:
     """How many prompts hold attention weights, which other tools read and Diffusers does not."""
-    texts = {
-        text: match[0]
-        for table in prompts.values()
-        for text in (*table["prompt"], *filter(None, own_negatives(table)))
-        if (match := WEIGHTS.search(text)) is not None
-    }
-    if not texts:
-        return []
-    example = next(iter(texts.values()))
-    return [f"{_have(texts)} weights such as {example[:60]!r}: Diffusers reads them as text"]
+    found = [match[0] for text in _texts(prompts) if (match := WEIGHTS.search(text))]
+    if found:
+        cause = f" weights such as {found[0][:60]!r}: Diffusers reads them as text"
+        yield doubt(_have(found), cause)

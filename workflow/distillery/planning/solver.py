@@ -1,15 +1,15 @@
 """The plan of the teacher's solver: its noise levels, and which of its steps are idle."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import torch
 
 from distillery.config.jobs import resolve_sampling
 from distillery.config.run import Config, RunConfig
 from distillery.generation.walk import EVEN, even_changes, solver_of
+from distillery.notes import Note, doubt, error, noting
 from distillery.schedulers import (
     Scheduler,
     is_flow,
@@ -21,7 +21,6 @@ from distillery.schedulers import (
 from distillery.teacher.folder import PipelineFolder
 from distillery.teacher.solver import (
     SHIFTS,
-    advise_solver,
     is_continuous,
     load_scheduler,
     solver_settings,
@@ -49,36 +48,66 @@ class Walk:
     grid: str | None
 
 
-def plan_solver(
+def solver_facts(
     config: RunConfig, folder: PipelineFolder, latent_shape: tuple[int, ...]
-) -> dict[str, Any]:
-    """What the plan says of the teacher's solver: `facts`, and `advice`.
+) -> list[tuple[str, str]]:
+    """What the plan says of the teacher's solver, which can take all walks.
 
     Args:
         config: of the run.
         folder: of the teacher.
         latent_shape: of one sample.
-
-    Raises:
-        ValueError: the solver cannot take the steps of some walk, see `generation.walk.solver_of`;
-            or a grid that is asked for is the stock call's own.
     """
     scheduler = load_scheduler(folder, config.teacher)
-    walks = _walks(config)
-    facts, advice = _facts(config, folder, scheduler), advise_solver(folder, config.teacher)
+    facts = [
+        ("solver", _solver(config, folder, scheduler)),
+        ("guidance off", _guidance(folder)),
+    ]
+    for walk, users in _walks(config).items():
+        solver = solver_of(folder.family, scheduler, walk.steps, latent_shape, walk.grid)
+        facts.append(("noise levels", _levels(walk, users, solver)))
+    return facts
+
+
+def on_walks(
+    config: RunConfig, folder: PipelineFolder, latent_shape: tuple[int, ...]
+) -> list[Note]:
+    """Walks whose steps the solver cannot take, see `generation.walk.solver_of`, or whose steps are
+    of little use; arguments as of `solver_facts`."""
+    scheduler, walks = load_scheduler(folder, config.teacher), _walks(config)
+    notes: list[Note] = []
     for walk, users in walks.items():
         given = folder.family, scheduler, walk.steps, latent_shape
-        solver = solver_of(*given, walk.grid)
-        if walk.grid == EVEN and not even_changes(*given):
-            raise ValueError(
-                f"samples.models.{users[0]}.grid is 'even', and {walk.steps} steps of the stock "
-                f"call with {type(scheduler).__name__} are even already; remove grid"
-            )
-        facts.append(("noise levels", _levels(walk, users, solver)))
-        if walk.grid is None and Walk(walk.steps, EVEN) not in walks:
-            better = solver_of(*given, EVEN) if even_changes(*given) else None
-            advice += _advise_steps(walk, users, solver, better)
-    return {"facts": facts, "advice": advice}
+        with noting(notes):
+            solver = solver_of(*given, walk.grid)
+            is_better = even_changes(*given)
+            if walk.grid == EVEN and not is_better:
+                cause = f", and {walk.steps} steps of the stock call with "
+                cause += f"{type(scheduler).__name__} are even already"
+                notes.append(
+                    error(f"samples.models.{users[0]}.grid is 'even'", cause, "remove grid")
+                )
+            if walk.grid is None and Walk(walk.steps, EVEN) not in walks:
+                better = solver_of(*given, EVEN) if is_better else None
+                notes += _on_steps(walk, users, solver, better)
+    return notes
+
+
+def on_num_steps(config: RunConfig, folder: PipelineFolder) -> Iterator[Note]:
+    """More steps than the teacher's scheduler was trained with.
+
+    Some schedulers refuse it, hours later; others repeat timesteps.
+    """
+    most = int(load_scheduler(folder, config.teacher).config.num_train_timesteps)
+    steps = {
+        f"samples.models.{name}.steps": model.steps for name, model in config.samples.models.items()
+    }
+    if isinstance(config, Config):
+        steps["targets.steps"] = config.targets.steps
+    for key, number in steps.items():
+        if number is not None and number > most:
+            cause = f", the teacher's scheduler has {most} timesteps"
+            yield error(f"{key} is {number}", cause, "use fewer steps")
 
 
 def _walks(config: RunConfig) -> dict[Walk, list[str]]:
@@ -91,15 +120,6 @@ def _walks(config: RunConfig) -> dict[Walk, list[str]]:
         if sampling.source == "teacher":
             walks.setdefault(Walk(sampling.steps, sampling.grid), []).append(name)
     return walks
-
-
-def _facts(
-    config: RunConfig, folder: PipelineFolder, scheduler: Scheduler
-) -> list[tuple[str, str]]:
-    return [
-        ("solver", _solver(config, folder, scheduler)),
-        ("guidance off", _guidance(folder)),
-    ]
 
 
 def _solver(config: RunConfig, folder: PipelineFolder, scheduler: Scheduler) -> str:
@@ -171,12 +191,12 @@ def _ends(values: Sequence[float]) -> str:
     return ", ".join(told) if len(told) <= 4 else f"{told[0]}, {told[1]} … {told[-2]}, {told[-1]}"
 
 
-def _advise_steps(
+def _on_steps(
     walk: Walk, users: Sequence[str], solver: Scheduler, better: Scheduler | None
-) -> list[str]:
-    """A note on steps that do not begin at the noise, or on few of which one is next to none."""
+) -> Iterator[Note]:
+    """Steps that do not begin at the noise, or few of which one is next to none."""
     if states_of(solver) not in ("flow", "diffusion") or is_continuous(solver):
-        return []
+        return
     timesteps = _timesteps(solver)
     last = solver.config.num_train_timesteps
     faults = []
@@ -189,16 +209,14 @@ def _advise_steps(
     if is_late:
         faults.append(f"the first begins at timestep {timesteps[0]:g} of {last}, not at pure noise")
     if not faults:
-        return []
-    who = f"{listed(list(users))}: of the teacher's {counted(walk.steps, 'step')}"
+        return
     helps = better is not None and (is_late or _smallest(_timesteps(better))[0] > share)
     cure = (
-        "; judge it fairly with one more of samples.models, {source: teacher, steps: "
+        "judge it fairly with one more of samples.models, {source: teacher, steps: "
         f"{walk.steps}, grid: even}}, which takes equal steps"
-        if helps
-        else ""
     )
-    return [f"{who}, {', and '.join(faults)}{cure}"]
+    cause = f": of the teacher's {counted(walk.steps, 'step')}, {', and '.join(faults)}"
+    yield doubt(listed(list(users)), cause, cure * helps)
 
 
 def _smallest(timesteps: Sequence[float]) -> tuple[float, int]:

@@ -6,7 +6,7 @@ the contents and make again what does not fit. But Snakemake starts no job for a
 behind a manifest that is there: such files are looked for, and are a doubt.
 """
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
@@ -21,6 +21,7 @@ from distillery.config.run import Config, RunConfig
 from distillery.config.section import without_result
 from distillery.config.teacher import Teacher
 from distillery.files import hash_json, read_json, read_sealed, repair_commands
+from distillery.notes import Note, doubt
 from distillery.planning.page import Part, Table
 from distillery.prompts import NEGATIVE
 from distillery.run_folder import RunFolder
@@ -359,7 +360,7 @@ def _shown(values: Mapping[str, Any], name: str) -> str:
     return "null" if value is None else str(value)[:60]
 
 
-def advise_repair(found: Iterable[Found], run: RunFolder) -> list[str]:
+def on_repair(found: Iterable[Found], run: RunFolder) -> Iterator[Note]:
     """What stages lack though Snakemake takes them for made, and the commands that `verify` prints.
 
     A manifest does not tell sizes, so of a file that is there only whether it holds anything is
@@ -367,7 +368,7 @@ def advise_repair(found: Iterable[Found], run: RunFolder) -> list[str]:
     """
     rows = [row for row in found if row.num_gone]
     if not rows:
-        return []
+        return
     lacking = [
         f"{row.stage} lacks {row.num_gone:,} of {counted(row.num_listed, 'file')} that "
         f"{row.listed_by[0]} lists, such as {row.gone}"
@@ -375,10 +376,11 @@ def advise_repair(found: Iterable[Found], run: RunFolder) -> list[str]:
     ]
     manifests = [Path(path) for row in rows for path in row.listed_by]
     remove, make = repair_commands(manifests, run.config("run"), snakefile=typed_snakefile())
-    return [
-        f"{'; '.join(lacking)}. Snakemake does not notice it, and a job that reads what is gone "
-        f"fails; to make it again: `{remove}`, then `{make}`"
-    ]
+    yield doubt(
+        "; ".join(lacking),
+        ". Snakemake does not notice it, and a job that reads what is gone fails; to make it "
+        f"again: `{remove}`, then `{make}`",
+    )
 
 
 def there_part(found: Iterable[Found]) -> Part:

@@ -1,17 +1,19 @@
 """The plan of a training: how it will use the hardware, how much memory it takes, and why."""
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
 from distillery.config.run import Config
-from distillery.config.training import Training, check_batch_size, check_teacher_rank
+from distillery.config.training import Training, on_batch_size, on_teacher_rank
 from distillery.files import readable
 from distillery.launcher import num_processes
+from distillery.notes import Note, doubt, error
 from distillery.planning.gpus import Gpus
 from distillery.planning.residence import plan_residence
 from distillery.student.info import StudentInfo
 from distillery.teacher.folder import PipelineFolder
-from distillery.teacher.memory import TIGHT
+from distillery.teacher.memory import ITEM_BYTES, TIGHT
 from distillery.training.execution import (
     Execution,
     Machine,
@@ -23,58 +25,64 @@ TENSOR_CORES = (8, 0)
 """Compute capability from which GPUs multiply bfloat16 and TF32 in hardware."""
 
 
-def plan_training(
-    config: Config,
-    student: StudentInfo,
-    folder: PipelineFolder,
-    gpus: Gpus,
-    vae_bytes: int,
-) -> dict[str, Any]:
-    """What a training on the planned GPUs does, one process each, or on a CPU.
+def plan_machine(config: Config, gpus: Gpus) -> Machine:
+    """What trains: one process for each planned GPU, or on a CPU.
 
-    Args:
-        config: of the run.
-        student: as planned.
-        folder: of the teacher.
-        gpus: that it will get.
-        vae_bytes: of weights that previews and the perceptual loss hold beside the student.
-
-    Raises:
-        ValueError: gradient checkpointing of a network that does not offer it, previews or online
-            targets of a sharded student, or no GPU left beside those of the teacher.
+    Raises ValueError where no GPU is left beside those of the teacher.
     """
-    machine = Machine(
-        num_processes(gpus.count, gpus.num_nodes, config.hardware.cpu_processes, config.own_gpus),
-        gpus.memory_bytes,
-        gpus.capability,
-        gpus.num_nodes,
-    )
+    processes = config.hardware.cpu_processes, config.own_gpus
+    world_size = num_processes(gpus.count, gpus.num_nodes, *processes)
+    return Machine(world_size, gpus.memory_bytes, gpus.capability, gpus.num_nodes)
+
+
+def plan_execution(
+    config: Config, student: StudentInfo, folder: PipelineFolder, machine: Machine
+) -> Execution:
+    """How it trains.
+
+    Raises ValueError for gradient checkpointing of a network that does not offer it, or online
+    targets of a sharded student.
+    """
     additions = student.trained_parameters if student.init == "lora" else 0
-    execution = choose_execution(
+    return choose_execution(
         config.training,
         student.num_parameters + additions,
         student.trained_parameters,
         machine,
         supports_checkpointing(folder.denoiser_class),
     )
-    check_previews(config, execution)
-    check_teacher_rank(config.training, machine.world_size)
+
+
+def plan_training(
+    config: Config,
+    student: StudentInfo,
+    folder: PipelineFolder,
+    gpus: Gpus,
+    machine: Machine,
+    execution: Execution,
+) -> dict[str, Any]:
+    """What a training on the planned GPUs does, of a student as planned."""
     choices = list_choices(config.training, execution, machine)
     if gpus.is_unknown:  # the rest follows from the memory
         choices = [("processes", str(gpus.count), "one per GPU")]
     return {
         "machine": asdict(machine),
         "bytes_per_device": execution.bytes_per_device,
-        "vae_bytes": vae_bytes,
+        "vae_bytes": vae_bytes(config, folder.parameters["vae"]),
         "phases": [phase.model_dump(mode="json") for phase in config.training.phases],
         "teacher": plan_residence(config, student, folder, execution.bytes_per_device, machine),
         "choices": [
             {"setting": setting, "value": value, "reason": reason}
             for setting, value, reason in choices
         ],
-        "advice": advise_batch_size(config.training, machine)
-        + advise_training(config.training, execution, machine, student.init),
     }
+
+
+def vae_bytes(config: Config, num_parameters: int) -> int:
+    """Bytes of the VAE beside the student: once for previews, once for the perceptual loss."""
+    previews = ITEM_BYTES[config.teacher.vae_dtype] * bool(config.previews.every_samples)
+    perceptual = ITEM_BYTES["float32"] * config.training.decodes
+    return num_parameters * (previews + perceptual)
 
 
 def list_choices(
@@ -124,48 +132,38 @@ def _tf32(training: Training, machine: Machine) -> tuple[str, str]:
     return "on", "of the float32 matrix products that are left beside dtype"
 
 
-def advise_batch_size(training: Training, machine: Machine) -> list[str]:
-    """Note that this machine's processes outnumber the samples of an update.
+def on_previews(config: Config, execution: Execution) -> Iterator[Note]:
+    """Previews of a sharded student, which the training would refuse, hours later."""
+    if execution.parallel == "fsdp" and config.previews.every_samples:
+        yield error(
+            f"previews.every_samples is {config.previews.every_samples}",
+            f" and these GPUs train with fsdp ({execution.reasons['parallel']}), under which no "
+            "process can draw alone",
+            "set previews.every_samples: 0, and draw from a checkpoint with snakemake --cores all "
+            "results/{run}/student/previews/samples-000000003200/sheet.png "
+            "--configfile config/mine.yaml",
+        )
 
-    Only a note, since the training may get fewer; `plan_first` knows how many and refuses.
-    """
-    try:
-        check_batch_size(training, machine.world_size)
-    except ValueError as error:
-        return [str(error)]
-    return []
 
-
-def advise_training(
+def on_training(
     training: Training, execution: Execution, machine: Machine, init: str
-) -> list[str]:
-    """What to set where the student, of `student.init`, does not fit, or the GPU is not made for
-    its dtype."""
-    advice = []
+) -> Iterator[Note]:
+    """Processes without work, and what to set where the student, of `student.init`, does not fit,
+    or the GPU is not made for its dtype."""
+    yield from on_teacher_rank(training, machine.world_size)
+    yield from on_batch_size(training, machine.world_size, "doubt")
     if _is_old(machine) and training.dtype == "bfloat16":
-        advice.append(
-            "training.dtype is bfloat16, which a GPU of compute capability "
-            f"{_dotted(machine)} only imitates: write float32"
+        yield doubt(
+            "training.dtype is bfloat16",
+            f", which a GPU of compute capability {_dotted(machine)} only imitates",
+            "write float32",
         )
     need, gpu = execution.bytes_per_device, machine.gpu_bytes
     if gpu is not None and need > TIGHT * gpu:
-        advice.append(
-            f"training needs {readable(need)} on each GPU without activations, a GPU has "
-            f"{readable(gpu)}: {_remedy(execution, machine, init)}"
-        )
-    return advice
-
-
-def check_previews(config: Config, execution: Execution) -> None:
-    """Raise ValueError for previews of a sharded student, which the training would refuse, hours
-    later."""
-    if execution.parallel == "fsdp" and config.previews.every_samples:
-        raise ValueError(
-            f"previews.every_samples is {config.previews.every_samples} and these GPUs train with "
-            f"fsdp ({execution.reasons['parallel']}), under which no process can draw alone: set "
-            "previews.every_samples: 0, and draw from a checkpoint with snakemake --cores all "
-            "results/{run}/student/previews/samples-000000003200/sheet.png "
-            "--configfile config/mine.yaml"
+        yield doubt(
+            f"training needs {readable(need)}",
+            f" on each GPU without activations, a GPU has {readable(gpu)}",
+            _remedy(execution, machine, init),
         )
 
 

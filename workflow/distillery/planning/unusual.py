@@ -1,11 +1,13 @@
 """Notes on settings that are allowed and most often a mistake."""
 
 from collections import Counter
+from collections.abc import Iterator
 
 from distillery.config.previews import Previews
 from distillery.config.run import Config, RunConfig
 from distillery.config.teacher import Teacher
 from distillery.measures.intervals import MIN_RESAMPLED
+from distillery.notes import Note, advice, doubt
 from distillery.teacher.adapter_files import facts_of
 from distillery.teacher.adapters import find_adapter
 from distillery.teacher.folder import PipelineFolder
@@ -16,47 +18,47 @@ HIGH_CLIP_RATIO = 1.2
 """Of the reference's CLIP score: no student has come near."""
 
 
-def advise_adapters(teacher: Teacher) -> list[str]:
-    """Notes on adapters that change nothing, or that are put in twice."""
+def on_adapters(teacher: Teacher) -> Iterator[Note]:
+    """Adapters that change nothing, or that are put in twice."""
     keys = [(it.path, it.weight_name, it.expert) for it in teacher.adapters]
-    twice = [
-        f"teacher.adapters lists {'/'.join(filter(None, key[:2]))} {number} times: their scales "
-        "add up; keep one, with the scale that you mean"
-        for key, number in Counter(keys).items()
-        if number > 1
-    ]
-    return twice + [
-        f"teacher.adapters: the scale of {it.path} is 0, so it changes nothing: leave it out, or "
-        "give it a scale"
-        for it in teacher.adapters
-        if it.scale == 0
-    ]
+    for key, number in Counter(keys).items():
+        if number > 1:
+            yield doubt(
+                "teacher.adapters",
+                f" lists {'/'.join(filter(None, key[:2]))} {number} times: their scales add up",
+                "keep one, with the scale that you mean",
+            )
+    for it in teacher.adapters:
+        if it.scale == 0:
+            cause = f": the scale of {it.path} is 0, so it changes nothing"
+            yield advice("teacher.adapters", cause, "leave it out, or give it a scale")
 
 
-def advise_idle(teacher: Teacher, folder: PipelineFolder) -> list[str]:
-    """Notes on adapters whose files change nothing: all their products or scales are zero."""
-    return [
-        f"teacher.adapters: {it.path} changes nothing, since its matrices or its alphas are all "
-        "zero: leave it out, or use the file that was trained"
-        for it in teacher.adapters
-        if facts_of(find_adapter(it), folder).changes_nothing
-    ]
+def on_idle(teacher: Teacher, folder: PipelineFolder) -> Iterator[Note]:
+    """Adapters whose files change nothing: all their products or scales are zero."""
+    for it in teacher.adapters:
+        if facts_of(find_adapter(it), folder).changes_nothing:
+            yield doubt(
+                "teacher.adapters",
+                f": {it.path} changes nothing, since its matrices or its alphas are all zero",
+                "leave it out, or use the file that was trained",
+            )
 
 
-def advise_attention(teacher: Teacher) -> list[str]:
-    """A note that the chosen attention kernels lack a package here: elsewhere it may be there."""
+def on_attention(teacher: Teacher) -> Iterator[Note]:
+    """Attention kernels that lack a package here: elsewhere it may be there."""
     lacking = lacking_for_attention(teacher.attention) if teacher.attention else None
-    if lacking is None:
-        return []
-    return [
-        f"teacher.attention is {teacher.attention!r}, and its kernels cannot be used here: "
-        f"{lacking}. Every job that calls the teacher needs this where it runs, and fails without; "
-        "or set attention: native"
-    ]
+    if lacking is not None:
+        yield doubt(
+            f"teacher.attention is {teacher.attention!r}",
+            f", and its kernels cannot be used here: {lacking}. Every job that calls the teacher "
+            "needs this where it runs, and fails without",
+            "or set attention: native",
+        )
 
 
-def advise_numbers(config: RunConfig, num_eval: int) -> list[str]:
-    """Notes on more prompts than there are, and on too few for what is to be decided.
+def on_numbers(config: RunConfig, num_eval: int) -> Iterator[Note]:
+    """More prompts than there are, and too few for what is to be decided.
 
     Args:
         config: of the run.
@@ -68,44 +70,44 @@ def advise_numbers(config: RunConfig, num_eval: int) -> list[str]:
         number = config.previews.num_prompts
         asked["previews.num_prompts"] = number if number != Previews().num_prompts else 0
     source = config.prompts.eval or "the held-out share of prompts.train"
-    notes = [
-        f"{key} is {number:,}, and {source} has {counted(num_eval, 'prompt')}: all are drawn"
-        for key, number in asked.items()
-        if number > num_eval
-    ]
+    for key, number in asked.items():
+        if number > num_eval:
+            cause = f", and {source} has {counted(num_eval, 'prompt')}: all are drawn"
+            yield advice(f"{key} is {number:,}", cause)
     num_sampled = min(config.samples.num_prompts or num_eval, num_eval)
     if isinstance(config, Config) and num_sampled < MIN_RESAMPLED:
-        notes.append(
-            f"samples are of {counted(num_sampled, 'prompt')}, and an interval needs "
-            f"{MIN_RESAMPLED}: the thresholds of evaluation cannot be decided; raise "
-            "samples.num_prompts, or give more held-out prompts"
+        yield doubt(
+            f"samples are of {counted(num_sampled, 'prompt')}",
+            f", and an interval needs {MIN_RESAMPLED}: the thresholds of evaluation cannot be "
+            "decided",
+            "raise samples.num_prompts, or give more held-out prompts",
         )
-    return notes
 
 
-def advise_settings(config: Config, num_train: int) -> list[str]:
-    """Notes on the training and the evaluation.
+def on_settings(config: Config, num_train: int) -> Iterator[Note]:
+    """Settings of the training and the evaluation.
 
     Args:
         config: of the run.
         num_train: prompts of prompts.train.
     """
-    training, ratio, advice = config.training, config.evaluation.min_clip_ratio, []
+    training, ratio = config.training, config.evaluation.min_clip_ratio
     if ratio > HIGH_CLIP_RATIO:
-        advice.append(
-            f"evaluation.min_clip_ratio is {ratio:g}: the student passes only if its CLIP score is "
-            f"{ratio:g} times the reference's; it is a ratio, 0.95 for 95 %"
+        yield doubt(
+            f"evaluation.min_clip_ratio is {ratio:g}",
+            f": the student passes only if its CLIP score is {ratio:g} times the reference's",
+            "it is a ratio, 0.95 for 95 %",
         )
     if 2 * training.held_out_prompts > num_train:
-        held_out = counted(training.held_out_prompts, "prompt")
-        advice.append(
-            f"training.held_out_prompts holds out {held_out} of {num_train:,}, more than half: the "
-            f"student learns from the rest alone; {max(1, num_train // 20):,} would do"
+        yield doubt(
+            f"training.held_out_prompts holds out {counted(training.held_out_prompts, 'prompt')}",
+            f" of {num_train:,}, more than half: the student learns from the rest alone",
+            f"{max(1, num_train // 20):,} would do",
         )
     if training.save_every_samples >= training.num_samples:
-        advice.append(
-            f"training.save_every_samples is {training.save_every_samples:,} for "
-            f"{training.num_samples:,} samples: there is no checkpoint before the end, and a "
-            "training that is killed begins anew; save more often"
+        yield advice(
+            f"training.save_every_samples is {training.save_every_samples:,}",
+            f" for {training.num_samples:,} samples: there is no checkpoint before the end, and a "
+            "training that is killed begins anew",
+            "save more often",
         )
-    return advice

@@ -1,10 +1,17 @@
 """The plan of the work: how many trajectories, network calls and jobs a run has."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from distillery.config.run import Config
+from distillery.config.samples import Samples
+from distillery.notes import Note, advice, doubt
 from distillery.teacher.loading import torch_dtype
+
+MANY_VIEWS = 30
+"""Of a stored segment. 47 gave less than 12 did (docs/how-many-trajectories.md)."""
 
 
 @dataclass(frozen=True)
@@ -55,3 +62,46 @@ def plan_work(
         round_bytes=num_states * 3 * latent_bytes,
         round_calls=num_states * (targets.steps // steps * calls_per_step + steps),
     )
+
+
+def on_amounts(config: Config, work: Work) -> Iterator[Note]:
+    """More shards than work, few trajectories, and segments that are seen so often that a student
+    may learn them by heart."""
+    training = config.training
+    if not training.reads_trajectories:
+        return
+    if work.num_chunks < config.targets.num_shards:
+        yield advice(
+            f"targets.num_shards is {config.targets.num_shards}",
+            f" for {work.num_chunks} chunks: some jobs will have nothing to do",
+        )
+    if work.num_trajectories < 1000:
+        yield advice(
+            f"{work.num_trajectories} trajectories",
+            " teach a student little",
+            "begin with 10,000 (docs/how-many-trajectories.md)",
+        )
+    views = training.num_samples // max(1, work.num_trajectories * config.student.steps)
+    if views >= MANY_VIEWS and not training.held_out_prompts:
+        yield doubt(
+            f"each stored segment is seen {views} times",
+            ": the student may learn its trajectories by heart",
+            "make more of them, or set training.held_out_prompts, which shows it",
+        )
+
+
+def on_images(samples: Samples, per_model: int, disk: Mapping[str, Any]) -> Iterator[Note]:
+    """Of a run that only generates: a disk that its images may fill, and shards without work."""
+    if disk["planned_bytes"] > disk["free_bytes"]:
+        yield doubt(
+            "the images",
+            " may not fit on the disk",
+            "free some space, or make results/ a link to a larger one; a run that fills it stops, "
+            "keeps what it made, and resumes when rerun",
+        )
+    num_batches = -(-per_model // (1 if samples.batch_size == "auto" else samples.batch_size))
+    if num_batches < samples.num_shards:
+        yield advice(
+            f"samples.num_shards is {samples.num_shards}",
+            f" for {num_batches} batches: some jobs will have nothing to do",
+        )

@@ -15,6 +15,7 @@ from distillery.families import Family
 from distillery.families.protocol import Denoiser, Pipeline
 from distillery.files import read_json
 from distillery.model_folder import load_denoiser
+from distillery.notes import Note
 from distillery.teacher.adapters import adapt, adapted_components, cast, check_adapters
 from distillery.teacher.components import INDEX, check_classes, unusable
 from distillery.teacher.decoding import guard_decoding
@@ -22,7 +23,7 @@ from distillery.teacher.folder import PipelineFolder, check_texts_present
 from distillery.teacher.placement import check_attention, check_devices, place, set_attention
 from distillery.teacher.solver import load_scheduler
 from distillery.teacher.tokenizers import check_class
-from distillery.teacher.unread import Read, check_read, read_by_diffusers, read_by_transformers
+from distillery.teacher.unread import Read, on_read, read_by_diffusers, read_by_transformers
 from distillery.teacher.weights import CONFIG, check_counts, check_fit, check_layers
 
 TIMESTEP = "timestep"
@@ -330,11 +331,9 @@ def _text_skeleton(folder: PipelineFolder, name: str) -> torch.nn.Module:
     return skeleton
 
 
-def check_networks(folder: PipelineFolder) -> list[str]:
-    """Notes on tensors that no network knows; reads headers alone.
-
-    Raises ValueError for weights that are not those of the network that config.json describes.
-    """
+def on_networks(folder: PipelineFolder) -> Iterator[Note]:
+    """Weights that are not those of the network that config.json describes, and tensors that no
+    network knows; reads headers alone. Raises ValueError for what no network can be made of."""
     family = folder.family
     check_texts_present(folder)
     needed = {*family.denoisers, "vae", "scheduler", *family.text_components}
@@ -347,12 +346,10 @@ def check_networks(folder: PipelineFolder) -> list[str]:
     for name in folder.family.text_components:
         if "text_encoder" in name and name in folder.components:
             networks[name] = _text_skeleton(folder, name)
-    notes = []
     for name, network in networks.items():
         if "quantization_config" not in read_json(folder.path / name / CONFIG):
             check_fit(folder.path / name, network, folder.tensors[name])
-            notes += check_read(folder.path / name, _read(folder, name, network))
-    return notes
+            yield from on_read(folder.path / name, _read(folder, name, network))
 
 
 def _read(folder: PipelineFolder, name: str, network: torch.nn.Module) -> Read:

@@ -3,7 +3,7 @@
 Weights only: activations grow with the image and the batch, and are not estimated.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any, Literal
 from distillery.config.section import Dtype
 from distillery.config.teacher import Teacher
 from distillery.files import readable
+from distillery.notes import Note, doubt
 from distillery.teacher.folder import PipelineFolder
 from distillery.teacher.weights import Size
 
@@ -107,32 +108,32 @@ def choose_preset(weights: int, gpu: int | None) -> Preset:
     return "medium" if weights <= TIGHT * gpu else "small"
 
 
-def advise_memory(teacher: Teacher, memory: Memory) -> list[str]:
+def on_memory(teacher: Teacher, memory: Memory) -> Iterator[Note]:
     """What to set where weights will not fit this machine's GPUs, or count on GPUs it lacks."""
     if memory.preset is None:
-        return []
+        return
     if memory.gpu is None:
-        return _advise_without_gpu(teacher)
-    advice = []
+        yield from _without_gpu(teacher)
+        return
     stage, need = max(memory.jobs.items(), key=lambda item: item[1])
     if need > TIGHT * memory.gpu:
-        advice.append(
-            f"{stage} need {readable(need)} for the teacher's weights alone, a GPU has "
-            f"{readable(memory.gpu)}: {_remedy(teacher, memory)} (docs/memory.md)"
+        yield doubt(
+            f"{stage} need {readable(need)}",
+            f" for the teacher's weights alone, a GPU has {readable(memory.gpu)}",
+            f"{_remedy(teacher, memory)} (docs/memory.md)",
         )
-    return advice
 
 
-def _advise_without_gpu(teacher: Teacher) -> list[str]:
+def _without_gpu(teacher: Teacher) -> Iterator[Note]:
     """Settings that count on a GPU."""
     if teacher.offload == "none" and teacher.num_gpus == 1:
-        return []
+        return
     key = "num_gpus" if teacher.num_gpus > 1 else "offload"
-    value = getattr(teacher, key)
-    return [
-        f"teacher.{key} is {value} and this machine has no GPU: jobs that run here would stop; "
-        "fine on a cluster whose nodes have them"
-    ]
+    yield doubt(
+        f"teacher.{key} is {getattr(teacher, key)}",
+        " and this machine has no GPU: jobs that run here would stop",
+        "fine on a cluster whose nodes have them",
+    )
 
 
 def _remedy(teacher: Teacher, memory: Memory) -> str:

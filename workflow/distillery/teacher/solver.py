@@ -5,13 +5,14 @@ A scheduler of another class takes what the network was trained with from the fo
 passes settings on by name alone and fills the rest with the new class's defaults.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
 from distillery.config.teacher import Teacher
 from distillery.files import read_json
+from distillery.notes import Note, doubt
 from distillery.schedulers import (
     ADVICE,
     Scheduler,
@@ -173,32 +174,33 @@ def _kind_named(kind: str) -> str:
     return {"flow": "a flow", "diffusion": "a diffusion"}.get(kind, f"{kind} alone")
 
 
-def advise_solver(folder: PipelineFolder, teacher: Teacher) -> list[str]:
-    """Notes on a chosen scheduler that walks other noise levels than the folder's."""
+def on_solver(folder: PipelineFolder, teacher: Teacher) -> Iterator[Note]:
+    """A chosen scheduler that walks other noise levels than the folder's."""
     if teacher.scheduler is None:
-        return []
+        return
     own, scheduler = _own(folder), load_scheduler(folder, teacher)
-    notes = []
-    lost = _lost(own, scheduler)
-    if lost:
-        notes.append(
-            f"teacher.scheduler: {type(scheduler).__name__} has no {', '.join(lost)}, which the "
-            f"teacher's own {type(own).__name__} sets: it walks other noise levels"
+    if lost := _lost(own, scheduler):
+        yield doubt(
+            "teacher.scheduler",
+            f": {type(scheduler).__name__} has no {', '.join(lost)}, which the teacher's own "
+            f"{type(own).__name__} sets: it walks other noise levels",
         )
     if not _same_levels(own, scheduler):
-        notes.append(
-            f"teacher.scheduler: the noise levels of {type(scheduler).__name__} over its training "
-            f"timesteps are not those of the teacher's own {type(own).__name__}, which the network "
-            "learned: remove the settings of betas, or of num_train_timesteps, unless you know "
-            "that the folder is wrong"
+        yield doubt(
+            "teacher.scheduler",
+            f": the noise levels of {type(scheduler).__name__} over its training timesteps are not "
+            f"those of the teacher's own {type(own).__name__}, which the network learned",
+            "remove the settings of betas, or of num_train_timesteps, unless you know that the "
+            "folder is wrong",
         )
     shifts = [name for name in SHIFTS if name in teacher.scheduler]
     if shifts and setting_of(scheduler, "use_dynamic_shifting"):
-        notes.append(
-            f"teacher.scheduler: {shifts[0]} has no effect beside use_dynamic_shifting: true, by "
-            "which the size of the image decides; set use_dynamic_shifting: false to shift by it"
+        yield doubt(
+            "teacher.scheduler",
+            f": {shifts[0]} has no effect beside use_dynamic_shifting: true, by which the size of "
+            "the image decides",
+            "set use_dynamic_shifting: false to shift by it",
         )
-    return notes
 
 
 def _lost(own: Scheduler, scheduler: Scheduler) -> list[str]:

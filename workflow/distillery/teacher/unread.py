@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from distillery.notes import Note, doubt, error
 from distillery.teacher.components import unusable
 from distillery.teacher.weights import CONFIG, Tensor, check_layers
 
@@ -102,29 +103,27 @@ def _stored(name: str, tensors: Collection[str]) -> str:
     return name if name in tensors else next(ends, name)
 
 
-def check_read(component: Path, read: Read) -> list[str]:
-    """A note on tensors that a network does not know, if there are any.
-
-    Raises ValueError for weights of a network of other layers or shapes.
-    """
+def on_read(component: Path, read: Read) -> Iterator[Note]:
+    """Weights of a network of other layers or shapes, and tensors that a network does not know."""
     _check_siblings(component, read)
     for name, (stored, own) in read.misshapen.items():
-        raise ValueError(
-            f"{component} is damaged: {name} is {list(stored)} in its weights and {list(own)} by "
-            f"its {CONFIG}; copy or download it again"
-        )
+        cause = f": {name} is {list(stored)} in its weights and {list(own)} by its {CONFIG}"
+        yield error(f"{component} is damaged", cause, "copy or download it again")
+        return
     if read.lacking:
-        raise ValueError(
-            f"{component} is damaged: its weights lack {len(read.lacking)} tensors that its "
-            f"{CONFIG} asks for, such as {_named(read.lacking)}; copy or download it again"
+        yield error(
+            f"{component} is damaged",
+            f": its weights lack {len(read.lacking)} tensors that its {CONFIG} asks for, such as "
+            f"{_named(read.lacking)}",
+            "copy or download it again",
         )
-    if not read.unread:
-        return []
-    return [
-        f"{component}: its weights have {len(read.unread)} tensors that the network of its "
-        f"{CONFIG} does not know and leaves out, such as {_named(read.unread)}: if they matter, "
-        "copy or download it again, or use the library that knows them"
-    ]
+    elif read.unread:
+        yield doubt(
+            str(component),
+            f": its weights have {len(read.unread)} tensors that the network of its {CONFIG} does "
+            f"not know and leaves out, such as {_named(read.unread)}",
+            "if they matter, copy or download it again, or use the library that knows them",
+        )
 
 
 def _check_siblings(component: Path, read: Read) -> None:

@@ -18,8 +18,9 @@ from typing import Any, Self
 import torch
 from torch.utils.data import DataLoader
 
-from distillery.config.training import Training, check_batch_size, check_held_out
+from distillery.config.training import Training, on_batch_size, on_held_out
 from distillery.noise import seed_of
+from distillery.notes import refuse
 from distillery.stage import balanced_range
 from distillery.training.batch import Batch
 from distillery.training.data import SegmentDataset, spread_evenly
@@ -83,7 +84,7 @@ class Split:
         Raises ValueError where none would be left.
         """
         num_prompts = num_trajectories // per_prompt
-        check_held_out(num_held_out, num_prompts)
+        refuse(on_held_out(num_held_out, num_prompts))
         return cls(num_trajectories, per_prompt, tuple(spread_evenly(num_prompts, num_held_out)))
 
     @property
@@ -127,7 +128,7 @@ class Batches:
 
     def __post_init__(self) -> None:
         """Every process must have something to do in every update, and something to learn from."""
-        check_batch_size(self.training, self.ranks.world_size)
+        refuse(on_batch_size(self.training, self.ranks.world_size))
         assert self.split.num_learned > 0
 
     @cached_property

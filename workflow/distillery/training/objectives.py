@@ -7,9 +7,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from distillery.config.training import Loss, Objective, TimestepWeights, check_num_weights
+from distillery.config.training import Loss, Objective, TimestepWeights, on_num_weights
 from distillery.families import Family, Setting
 from distillery.model_folder import load_denoiser
+from distillery.notes import refuse
 from distillery.schedule import (
     PredictionType,
     Schedule,
@@ -129,7 +130,7 @@ def segment_weights(
     Raises:
         ValueError: not one weight a segment, or `min_snr` would leave out a segment.
     """
-    check_num_weights(weights, len(grid.timesteps))
+    refuse(on_num_weights(weights, len(grid.timesteps)))
     if weights == "uniform":
         return (1.0,) * len(grid.timesteps)
     if weights == "min_snr":

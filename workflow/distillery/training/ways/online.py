@@ -17,9 +17,10 @@ from uuid import uuid4
 import torch
 
 from distillery.config.phases import Span
-from distillery.config.training import Place, check_teacher_rank
+from distillery.config.training import Place, on_teacher_rank
 from distillery.config.ways import Online
 from distillery.generation.teacher_walk import TeacherWalk
+from distillery.notes import refuse
 from distillery.schedule import add_noise, from_prediction
 from distillery.store.trajectories import TrajectoryStore
 from distillery.student.info import read_student_info
@@ -256,7 +257,7 @@ def load_target_teacher(
     ranks, training, teacher = batches.ranks, job.training, job.teacher
     online = training.of(Online)
     assert online is not None
-    check_teacher_rank(training, ranks.world_size)
+    refuse(on_teacher_rank(training, ranks.world_size))
     size = dataset.recipe.batch_size
     if size == "auto":
         size = batches.largest_local_batch

@@ -1,0 +1,243 @@
+"""What a plan is made from, and what follows from it, found when it is first asked for.
+
+What follows may be impossible, and raises ValueError then: `checks` asks for all of it, so that a
+user is told of all that is.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+import pandas as pd
+
+from distillery.config.jobs import EmbeddingsJob, TargetsJob, resolve_sampling
+from distillery.config.run import Config, RunConfig
+from distillery.config.ways import Online
+from distillery.generation.embeddings import embeddings_recipe
+from distillery.generation.targets import plan_of_targets, targets_recipe
+from distillery.generation.teacher_walk import check_steps
+from distillery.generation.walk import calls_per_image
+from distillery.noise import hash_samples
+from distillery.planning.disk import (
+    compare_disk,
+    embeddings_bytes,
+    free_bytes,
+    plan_disk,
+    samples_bytes,
+)
+from distillery.planning.gpus import Gpus
+from distillery.planning.scoring import count_features
+from distillery.planning.there import hash_solver
+from distillery.planning.training import plan_execution, plan_machine, plan_training
+from distillery.planning.work import Work, plan_work
+from distillery.run_folder import RunFolder
+from distillery.schedule import Schedule
+from distillery.schedulers import plain_config
+from distillery.stage import Counts, Stage
+from distillery.store.chunks import chunk_folder
+from distillery.store.embeddings import distinct_texts
+from distillery.store.recipes import TargetsRecipe
+from distillery.student.build import plan_student
+from distillery.student.info import StudentInfo, describe_student
+from distillery.student.schedule import student_grid, student_scheduler
+from distillery.teacher.folder import PipelineFolder
+from distillery.teacher.loading import load_skeleton
+from distillery.teacher.solver import load_scheduler
+from distillery.training.execution import Execution, Machine
+from distillery.training.objectives import segment_weights
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Of every run; of one that generates images alone there are no others.
+
+    Attributes:
+        stages: that there are.
+        config: of the run.
+        prompts: the table of each split.
+        folder: of the teacher.
+        run_folder: results/{run}.
+        gpus: that the jobs will get.
+    """
+
+    stages: Sequence[Stage]
+    config: RunConfig
+    prompts: Mapping[str, pd.DataFrame]
+    folder: PipelineFolder
+    run_folder: RunFolder
+    gpus: Gpus
+
+    @property
+    def num_prompts(self) -> dict[str, int]:
+        """Of each split."""
+        return {split: len(table) for split, table in self.prompts.items()}
+
+    @property
+    def counts(self) -> Counts:
+        """Of prompts and distinct texts."""
+        negative = self.config.teacher.negative_prompt
+        tables = self.prompts.items()
+        texts = {split: len(distinct_texts(table, negative).texts) for split, table in tables}
+        return Counts(self.num_prompts, texts)
+
+    @cached_property
+    def embeddings_hash(self) -> str:
+        """Of the recipe that the embeddings will have."""
+        job = EmbeddingsJob(teacher=self.config.teacher, embeddings=self.config.embeddings)
+        return embeddings_recipe(job, self.folder).hash
+
+    @property
+    def recipes(self) -> dict[str, str]:
+        """Hashes of those that what is made will have."""
+        return {"embeddings": self.embeddings_hash}
+
+    @cached_property
+    def latent_shape(self) -> tuple[int, ...]:
+        """Of one sample; raises for a size that the teacher cannot make, or its scheduler."""
+        size = self.config.teacher.height, self.config.teacher.width
+        load_scheduler(self.folder, self.config.teacher)
+        return self.folder.family.latent_shape(load_skeleton(self.folder), *size)
+
+    @cached_property
+    def disk(self) -> dict[str, Any]:
+        """What the run writes, and what there is."""
+        num_prompts = self.num_prompts["eval"]
+        stages = {
+            "embeddings": embeddings_bytes(self.config.teacher, self.folder, self.prompts),
+            "samples": samples_bytes(self.config, num_prompts, self.latent_shape),
+        }
+        return {
+            "stages": stages,
+            "planned_bytes": sum(stages.values()),
+            "free_bytes": free_bytes(self.run_folder),
+        }
+
+    @property
+    def images_per_model(self) -> int:
+        """Of each sampled model."""
+        return self.config.samples.num_images(self.num_prompts["eval"])
+
+    def amounts(self) -> dict[str, Any]:
+        """What plan.json says of how much there is to do, and what it takes."""
+        config, models = self.config, self.config.samples.models
+        sampled = [resolve_sampling(config, model) for model in models]
+        calls = [calls_per_image(self.folder, config.teacher, model) for model in sampled]
+        work = {
+            "num_prompts": {"eval": self.num_prompts["eval"]},
+            "num_images": self.images_per_model * len(models),
+            "teacher_calls": self.images_per_model * sum(calls),
+        }
+        return {"latent_shape": list(self.latent_shape), "work": work, "disk": self.disk}
+
+
+@dataclass(frozen=True)
+class Distillation(Facts):
+    """Of a run that distils."""
+
+    config: Config
+
+    @cached_property
+    def recipe(self) -> TargetsRecipe:
+        """Of the targets; raises for an impossible grid or size."""
+        return targets_recipe(self._job, self.folder, self.embeddings_hash)
+
+    @property
+    def _job(self) -> TargetsJob:
+        config = self.config
+        return TargetsJob(seed=config.seed, teacher=config.teacher, targets=config.targets)
+
+    @property
+    def recipes(self) -> dict[str, str]:
+        """See `Facts`."""
+        solver = student_scheduler(self.recipe, self.config.student.steps)
+        return {
+            "embeddings": self.embeddings_hash,
+            "targets": self.recipe.hash,
+            "scheduler": hash_solver(plain_config(solver)),
+            "samples": self._hash_samples(),
+        }
+
+    def _hash_samples(self) -> str:
+        """Of the trajectories' ids and texts, as a training's recipe has it; "" where no training
+        is there that it could be compared with: a million samples take seconds."""
+        run = self.run_folder
+        trained = [run.student("trained"), *run.checkpoints.glob("*/recipe.json")]
+        if not any(path.exists() for path in trained):
+            return ""
+        plans = plan_of_targets(self._job, self.folder, self.prompts["train"])
+        return hash_samples(plan.members for plan in plans)
+
+    @cached_property
+    def grid(self) -> Schedule:
+        """The student's; raises for one, weights of its steps or steps of the teacher that the
+        training would refuse, hours later, when the targets are made."""
+        training, steps = self.config.training, self.config.student.steps
+        grid = student_grid(self.recipe, steps)
+        segment_weights(training.timestep_weights, grid, self.recipe.prediction_type)
+        if online := training.of(Online):
+            check_steps(self.recipe.steps, steps, online.steps)
+        return grid
+
+    @cached_property
+    def latent_shape(self) -> tuple[int, ...]:
+        """See `Facts`."""
+        return self.recipe.latent_shape
+
+    @cached_property
+    def student(self) -> StudentInfo:
+        """As it will be built; raises where it cannot be."""
+        return plan_student(self.config.student, self.folder)
+
+    @cached_property
+    def num_features(self) -> dict[str, int]:
+        """Of each vision model; raises for a judge or a vision model that is none."""
+        return count_features(self.config.evaluation)
+
+    @property
+    def calls_per_step(self) -> int:
+        """Of the teacher's network."""
+        scale = self.config.targets.guidance_scale
+        return self.folder.family.calls_per_step(self.folder.denoiser_config, scale)
+
+    @cached_property
+    def work(self) -> Work:
+        """How much there is to do."""
+        return plan_work(self.config, self.num_prompts, self.latent_shape, self.calls_per_step)
+
+    @cached_property
+    def disk(self) -> dict[str, Any]:
+        """See `Facts`."""
+        stored = self.work.targets_bytes, self.work.round_bytes
+        rest = *stored, self.latent_shape, self.folder, self.run_folder
+        sizes = plan_disk(self.config, self.student, self.prompts, *rest)
+        chunks = chunk_folder(self.run_folder.target_folder, self.recipe.hash)
+        return compare_disk(sizes, self.run_folder, chunks)
+
+    @cached_property
+    def machine(self) -> Machine:
+        """That trains; raises where the teacher leaves it no GPU."""
+        return plan_machine(self.config, self.gpus)
+
+    @cached_property
+    def execution(self) -> Execution:
+        """How it trains; raises for what these networks cannot."""
+        return plan_execution(self.config, self.student, self.folder, self.machine)
+
+    @cached_property
+    def training(self) -> dict[str, Any]:
+        """What plan.json says of it; raises for a place where the teacher cannot be."""
+        how = self.gpus, self.machine, self.execution
+        return plan_training(self.config, self.student, self.folder, *how)
+
+    def amounts(self) -> dict[str, Any]:
+        """See `Facts`."""
+        return {
+            "latent_shape": list(self.latent_shape),
+            "student": asdict(self.student) | {"summary": describe_student(self.student)},
+            "work": vars(self.work),
+            "calls_per_step": self.calls_per_step,
+            "disk": self.disk,
+            "training": self.training,
+            "num_features": self.num_features,
+        }
