@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 from snakemake import cli
 
-from distillery.evaluation import report, vega
+from distillery.report import page, vega
 from distillery.pipeline import STAGES
 
 IMPORTED = (
@@ -88,7 +88,7 @@ def _bundle_once() -> None:
     """
     with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool:
         script = pool.submit(vega.runtime).result()
-    vars(report)["runtime"] = lambda: script
+    vars(page)["runtime"] = lambda: script
 
 
 def _mind(connection: socket.socket) -> NoReturn:

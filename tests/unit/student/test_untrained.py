@@ -12,11 +12,11 @@ from diffusers import DiffusionPipeline
 from safetensors.torch import load_file, save_file
 
 from distillery.config.jobs import EvaluationJob, ExportJob, TrainingJob
-from distillery.evaluation import verdict
 from distillery.files import read_json, write_json
 from distillery.generation.sample_tables import merge_samples
 from distillery.measures.score import evaluate
 from distillery.model_folder import read_metadata, write_metadata
+from distillery.report import verdict
 from distillery.student.build import build_student
 from distillery.student.export import export_student
 from judging import make_judge

@@ -8,8 +8,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from distillery.evaluation.timeline import Attempt, RunClock, Spans, Worker, union
-from distillery.evaluation.vega import ZOOM, Chart, Spec
+from distillery.report.timeline import Attempt, RunClock, Spans, Worker, union
+from distillery.report.vega import ZOOM, Chart, Spec
 from distillery.words import counted, duration
 
 LANE_PX = 16

@@ -13,30 +13,30 @@ import yaml
 
 from distillery import words
 from distillery.config.run import Config
-from distillery.evaluation import figures, tables
-from distillery.evaluation.card import write_card
-from distillery.evaluation.claims import Claims, make_claims, speed_words
-from distillery.evaluation.findings import Findings, gather
-from distillery.evaluation.image_grid import Grid, Lead, make_grid, make_lead
-from distillery.evaluation.marks import MARKS
-from distillery.evaluation.pages import own_file, page_environment
-from distillery.evaluation.speeds import MIN_BATCHES
-from distillery.evaluation.summaries import (
+from distillery.files import JsonObject, write_json, write_text
+from distillery.hardware import describe_hardware, source_commit, versions
+from distillery.measures.intervals import MIN_PROMPTS, MIN_RESAMPLED, ConfidenceInterval
+from distillery.measures.measure import PERCENT
+from distillery.report import figures, tables
+from distillery.report.card import write_card
+from distillery.report.claims import Claims, make_claims, speed_words
+from distillery.report.findings import Findings, gather
+from distillery.report.image_grid import Grid, Lead, make_grid, make_lead
+from distillery.report.marks import MARKS
+from distillery.report.pages import own_file, page_environment
+from distillery.report.speeds import MIN_BATCHES
+from distillery.report.summaries import (
     Timings,
     summarise_speed,
     summarise_timings,
     summarise_training,
 )
-from distillery.evaluation.timeline import hold_against_plan
-from distillery.evaluation.timeline_chart import MAX_BARS
-from distillery.evaluation.training_facts import PreviewSheet, gather_previews
-from distillery.evaluation.usage import loading_code
-from distillery.evaluation.vega import runtime
-from distillery.evaluation.verdict import describe_bounds, read_interval
-from distillery.files import JsonObject, write_json, write_text
-from distillery.hardware import describe_hardware, source_commit, versions
-from distillery.measures.intervals import MIN_PROMPTS, MIN_RESAMPLED, ConfidenceInterval
-from distillery.measures.measure import PERCENT
+from distillery.report.timeline import hold_against_plan
+from distillery.report.timeline_chart import MAX_BARS
+from distillery.report.training_facts import PreviewSheet, gather_previews
+from distillery.report.usage import loading_code
+from distillery.report.vega import runtime
+from distillery.report.verdict import describe_bounds, read_interval
 from distillery.run_folder import RunFolder
 from distillery.stage import Stage
 from distillery.student.info import describe_student

@@ -8,13 +8,13 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from distillery.config.run import Config
-from distillery.evaluation.same import find_same
-from distillery.evaluation.timeline import Attempt, Origin, find_attempts, find_origin
-from distillery.evaluation.training_facts import TrainingFacts, gather_training
-from distillery.evaluation.verdict import Check, Roles, check_student, find_roles, order_models
 from distillery.files import JsonObject, read_json, read_sealed
 from distillery.measures.manifests import ModelSamples, check_pairs, check_scored, read_samples
 from distillery.model_folder import METADATA, read_metadata
+from distillery.report.same import find_same
+from distillery.report.timeline import Attempt, Origin, find_attempts, find_origin
+from distillery.report.training_facts import TrainingFacts, gather_training
+from distillery.report.verdict import Check, Roles, check_student, find_roles, order_models
 from distillery.run_folder import RunFolder
 from distillery.store.recipes import TrainingRecipe
 from distillery.store.tables import read_table

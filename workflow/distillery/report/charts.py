@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from distillery.evaluation.marks import MARKS, Part
-from distillery.evaluation.vega import ZOOM, Chart, Spec, colours
+from distillery.report.marks import MARKS, Part
+from distillery.report.vega import ZOOM, Chart, Spec, colours
 
 DIGITS = 4
 """Significant digits of a drawn number: a pixel is a thousandth of a chart."""

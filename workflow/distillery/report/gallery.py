@@ -8,13 +8,13 @@ from typing import Any
 
 import pandas as pd
 
-from distillery.evaluation.image_grid import link_to
-from distillery.evaluation.marks import MARKS, usual_part
-from distillery.evaluation.pages import own_file, page_environment
-from distillery.evaluation.same import find_same
 from distillery.files import atomic_path, write_text
 from distillery.measures.lists import MEASURES
 from distillery.measures.manifests import ModelSamples, check_pairs, read_samples
+from distillery.report.image_grid import link_to
+from distillery.report.marks import MARKS, usual_part
+from distillery.report.pages import own_file, page_environment
+from distillery.report.same import find_same
 from distillery.store.tables import read_table
 
 PER_PAGE = 200

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from distillery.config.samples import SampledModel
-from distillery.evaluation.verdict import TEACHER, Roles
 from distillery.measures.manifests import ModelSamples
+from distillery.report.verdict import TEACHER, Roles
 
 Part = Literal[
     "student", "reference", "teacher, guided", "teacher, no guidance", "untrained", "other"

@@ -8,11 +8,11 @@ import pytest
 import vl_convert
 
 from distillery.config.training import Training
-from distillery.evaluation import figures
-from distillery.evaluation.charts import Score, Series, line_chart, score_chart
-from distillery.evaluation.marks import MARKS
-from distillery.evaluation.pages import own_file
-from distillery.evaluation.vega import VEGA_LITE, Chart, colours, finish, runtime
+from distillery.report import figures
+from distillery.report.charts import Score, Series, line_chart, score_chart
+from distillery.report.marks import MARKS
+from distillery.report.pages import own_file
+from distillery.report.vega import VEGA_LITE, Chart, colours, finish, runtime
 from training_phases import phases
 
 PLAIN = Training(phases=phases(stored=64), global_batch_size=8)

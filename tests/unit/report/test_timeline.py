@@ -2,9 +2,9 @@
 
 import pytest
 
-from distillery.evaluation import timeline
-from distillery.evaluation.speeds import time_images
-from distillery.evaluation.timeline import (
+from distillery.report import timeline
+from distillery.report.speeds import time_images
+from distillery.report.timeline import (
     RunClock,
     find_attempts,
     find_origin,

@@ -11,15 +11,15 @@ import pandas as pd
 
 from distillery.config.samples import SampledModel
 from distillery.config.training import Training
-from distillery.evaluation.charts import Score, Series, line_chart, score_chart
-from distillery.evaluation.marks import Part, part_of
-from distillery.evaluation.timeline import RunClock, StageTime, Worker
-from distillery.evaluation.timeline_chart import Timeline, timeline_chart
-from distillery.evaluation.vega import NUM_COLOURS, Chart
-from distillery.evaluation.verdict import Roles, read_interval
 from distillery.measures.lists import MEASURES
 from distillery.measures.manifests import ModelSamples
 from distillery.measures.of_sets import OF_SETS
+from distillery.report.charts import Score, Series, line_chart, score_chart
+from distillery.report.marks import Part, part_of
+from distillery.report.timeline import RunClock, StageTime, Worker
+from distillery.report.timeline_chart import Timeline, timeline_chart
+from distillery.report.vega import NUM_COLOURS, Chart
+from distillery.report.verdict import Roles, read_interval
 from distillery.stage import Stage
 from distillery.training.watchers.alarms import COMPANIONS, HELD_OUT, KNOT, ROLLOUT
 from distillery.words import counted

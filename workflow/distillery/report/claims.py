@@ -4,7 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from distillery.evaluation.verdict import (
+from distillery.measures.intervals import ConfidenceInterval
+from distillery.measures.measure import PERCENT, Need, Watch
+from distillery.measures.of_sets import OF_SETS
+from distillery.report.verdict import (
     Check,
     Roles,
     describe_bounds,
@@ -12,9 +15,6 @@ from distillery.evaluation.verdict import (
     read_interval,
     summarise_checks,
 )
-from distillery.measures.intervals import ConfidenceInterval
-from distillery.measures.measure import PERCENT, Need, Watch
-from distillery.measures.of_sets import OF_SETS
 from distillery.words import listed, times
 
 MIN_R1 = 0.95

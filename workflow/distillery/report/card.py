@@ -11,13 +11,13 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCard
 from PIL import Image
 
-from distillery.evaluation.claims import Claims
-from distillery.evaluation.image_grid import NUM_LEADING, spread
-from distillery.evaluation.tables import Table
-from distillery.evaluation.verdict import Roles
 from distillery.files import atomic_path, write_text
 from distillery.measures.lists import MEASURES
 from distillery.measures.manifests import ModelSamples
+from distillery.report.claims import Claims
+from distillery.report.image_grid import NUM_LEADING, spread
+from distillery.report.tables import Table
+from distillery.report.verdict import Roles
 
 STRIP = "strip.png"
 STRIP_PX = 256

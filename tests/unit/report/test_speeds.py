@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from distillery.evaluation.speeds import speed_ratio, student_quantile, time_images
-from distillery.evaluation.timeline import find_attempts
+from distillery.report.speeds import speed_ratio, student_quantile, time_images
+from distillery.report.timeline import find_attempts
 from events import event
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from distillery.evaluation.timeline import Attempt, model_of, peak_memory_bytes
 from distillery.measures.intervals import NORMAL_QUANTILE, ConfidenceInterval
+from distillery.report.timeline import Attempt, model_of, peak_memory_bytes
 from distillery.telemetry import Event
 
 MIN_BATCHES = 3

@@ -12,19 +12,19 @@ import pytest
 from PIL import Image
 
 from distillery.config.jobs import read_frozen, save_frozen
-from distillery.evaluation import comparison
-from distillery.evaluation.compare import compare_runs
-from distillery.evaluation.comparison import (
+from distillery.files import hash_file, read_sealed, write_json, write_sealed
+from distillery.measures.intervals import NO_ENDS, ConfidenceInterval
+from distillery.measures.of_judge import CLIP_SCORE
+from distillery.measures.of_pairs import OF_PAIRS
+from distillery.report import comparison
+from distillery.report.compare import compare_runs
+from distillery.report.comparison import (
     REFERENCES_DIFFER,
     differences,
     differing_settings,
     pair_up,
     read_pieces,
 )
-from distillery.files import hash_file, read_sealed, write_json, write_sealed
-from distillery.measures.intervals import NO_ENDS, ConfidenceInterval
-from distillery.measures.of_judge import CLIP_SCORE
-from distillery.measures.of_pairs import OF_PAIRS
 from distillery.run_folder import RunFolder
 from distillery.store.tables import read_table, write_table
 from training_phases import phases

@@ -7,9 +7,9 @@ from typing import Any
 
 from PIL import Image
 
-from distillery.evaluation.image_grid import inline, link_to
-from distillery.evaluation.timeline import RANK
 from distillery.images import find_moments, is_preview, thin_out
+from distillery.report.image_grid import inline, link_to
+from distillery.report.timeline import RANK
 from distillery.run_folder import RunFolder
 from distillery.store.tables import read_table
 from distillery.telemetry import Event

@@ -5,18 +5,18 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from distillery.evaluation.speeds import ImageTime
-from distillery.evaluation.verdict import (
-    Roles,
-    decide,
-    describe_bounds,
-    read_interval,
-)
 from distillery.measures.image_sets import describe_left_out
 from distillery.measures.intervals import ConfidenceInterval
 from distillery.measures.lists import MEANS, MEASURES
 from distillery.measures.measure import Column, Measure, Need, OfSet
 from distillery.measures.of_sets import OF_SETS
+from distillery.report.speeds import ImageTime
+from distillery.report.verdict import (
+    Roles,
+    decide,
+    describe_bounds,
+    read_interval,
+)
 from distillery.words import significant
 
 

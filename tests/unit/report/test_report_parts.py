@@ -5,11 +5,11 @@ import pytest
 
 from distillery import words
 from distillery.config.training import Training
-from distillery.evaluation import claims, figures, image_grid, tables, verdict
-from distillery.evaluation.speeds import ImageTime
 from distillery.files import hash_file
 from distillery.measures.lists import MEANS
 from distillery.measures.manifests import ModelSamples
+from distillery.report import claims, figures, image_grid, tables, verdict
+from distillery.report.speeds import ImageTime
 from training_phases import phases
 
 PLAIN = Training(phases=phases(stored=64), global_batch_size=8)

@@ -7,8 +7,8 @@ import time
 import pytest
 import vl_convert
 
-from distillery.evaluation.timeline import RunClock, find_attempts, find_workers
-from distillery.evaluation.timeline_chart import (
+from distillery.report.timeline import RunClock, find_attempts, find_workers
+from distillery.report.timeline_chart import (
     MAX_BARS,
     MAX_LANES,
     bin_rows,
@@ -17,7 +17,7 @@ from distillery.evaluation.timeline_chart import (
     timeline_chart,
     unit_of,
 )
-from distillery.evaluation.vega import VEGA_LITE, finish
+from distillery.report.vega import VEGA_LITE, finish
 from events import event, job_events, run_events
 
 COLOURS = {"samples": "var(--c0)", "targets": "var(--c1)", "evaluation": "var(--c2)"}

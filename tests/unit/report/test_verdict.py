@@ -5,9 +5,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from distillery.evaluation import verdict
 from distillery.measures.intervals import ConfidenceInterval
 from distillery.measures.manifests import ModelSamples
+from distillery.report import verdict
 from quality import MODELS, make_config, quality_with
 
 

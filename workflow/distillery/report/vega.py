@@ -13,7 +13,7 @@ from typing import Any
 import vl_convert
 from markupsafe import Markup
 
-from distillery.evaluation.pages import own_file
+from distillery.report.pages import own_file
 
 VEGA_LITE = "6.4"
 """Of the versions that vl-convert has."""

@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 from distillery.config.jobs import Sampling, resolve_sampling
 from distillery.config.run import Config
-from distillery.evaluation.same import SameImages
 from distillery.measures.intervals import MIN_RESAMPLED, ConfidenceInterval
 from distillery.measures.lists import MEANS
 from distillery.measures.manifests import ModelSamples
 from distillery.measures.measure import PERCENT, Measure
+from distillery.report.same import SameImages
 
 Outcome = Literal["passed", "failed", "undecided", "not measured"]
 NO_INTERVAL = f"; fewer than {MIN_RESAMPLED} prompts give no interval, which nothing is decided by"

@@ -7,7 +7,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from distillery.evaluation.comparison import (
+from distillery.files import write_text
+from distillery.measures.intervals import ConfidenceInterval
+from distillery.measures.lists import BY_NAME
+from distillery.measures.manifests import ModelSamples
+from distillery.report.comparison import (
     Difference,
     Pairs,
     RunPieces,
@@ -17,14 +21,10 @@ from distillery.evaluation.comparison import (
     pair_up,
     read_pieces,
 )
-from distillery.evaluation.image_grid import NUM_LEADING, Lead, link_to, make_lead, spread
-from distillery.evaluation.marks import MARKS, usual_part
-from distillery.evaluation.pages import own_file, page_environment
-from distillery.evaluation.verdict import describe_interval
-from distillery.files import write_text
-from distillery.measures.intervals import ConfidenceInterval
-from distillery.measures.lists import BY_NAME
-from distillery.measures.manifests import ModelSamples
+from distillery.report.image_grid import NUM_LEADING, Lead, link_to, make_lead, spread
+from distillery.report.marks import MARKS, usual_part
+from distillery.report.pages import own_file, page_environment
+from distillery.report.verdict import describe_interval
 from distillery.run_folder import RunFolder
 from distillery.store.tables import write_table
 from distillery.words import counted

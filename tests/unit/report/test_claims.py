@@ -7,10 +7,10 @@ import pandas as pd
 import pytest
 from PIL import Image, PngImagePlugin
 
-from distillery.evaluation import claims, verdict
-from distillery.evaluation.same import SameImages, find_same
 from distillery.files import hash_file, write_json
 from distillery.measures.manifests import ModelSamples
+from distillery.report import claims, verdict
+from distillery.report.same import SameImages, find_same
 from distillery.run_folder import RunFolder
 from distillery.terminal.board import Board
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import pandas as pd
 
-from distillery.evaluation import figures
-from distillery.evaluation.findings import Findings
-from distillery.evaluation.speeds import ImageTime, speed_ratio, time_images
-from distillery.evaluation.timeline import (
+from distillery.measures.manifests import ModelSamples
+from distillery.report import figures
+from distillery.report.findings import Findings
+from distillery.report.speeds import ImageTime, speed_ratio, time_images
+from distillery.report.timeline import (
     Attempt,
     RunClock,
     StageTime,
@@ -18,8 +19,7 @@ from distillery.evaluation.timeline import (
     find_workers,
     time_stages,
 )
-from distillery.evaluation.training_facts import TrainingFacts
-from distillery.measures.manifests import ModelSamples
+from distillery.report.training_facts import TrainingFacts
 from distillery.training.watchers.alarms import HELD_OUT
 
 LAST_SHARE = 0.1
