@@ -10,7 +10,7 @@ from typing import Any
 import vl_convert
 
 from distillery.files import write_text
-from distillery.report.vega import CONFIG, VEGA_LITE
+from distillery.report.charts import CONFIG, VEGA_LITE
 
 ROOT = Path(__file__).resolve().parents[1]
 OUTPUT = ROOT / "docs/images/quality.svg"

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 from snakemake import cli
 
-from distillery.report import page, vega
+from distillery.report import charts, page
 from distillery.pipeline import STAGES
 
 IMPORTED = (
@@ -87,7 +87,7 @@ def _bundle_once() -> None:
     One of them has made it: V8's threads in this process would be missing in its forks.
     """
     with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool:
-        script = pool.submit(vega.runtime).result()
+        script = pool.submit(charts.runtime).result()
     vars(page)["runtime"] = lambda: script
 
 

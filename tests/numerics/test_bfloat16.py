@@ -25,7 +25,7 @@ from distillery.families.image_tokens import network_timestep, stock_timestep
 from distillery.files import read_json
 from distillery.measures.manifests import ModelSamples, read_samples
 from distillery.model_folder import METADATA
-from distillery.report.usage import loading_code
+from distillery.report.findings import loading_code
 from distillery.run_folder import RunFolder
 from distillery.store.trajectories import TrajectoryStore
 from distillery.student.usage import CAST

@@ -84,10 +84,10 @@ def test_it_is_one_file_and_a_test() -> None:
     """Other places of the library know no measure by name, but those that are about one."""
     about = {"measures/of_judge.py", FILE, "measures/of_sets.py"}
     claims_of_the_product = {
-        "report/claims.py",  # the headline: the CLIP score's ratio, and whether R@1 is weak
         "report/comparison.py",  # images that gained most, and whose prompts ranks are among
         "report/image_grid.py",  # the images that are shown first
-        "report/verdict.py",  # the threshold on the CLIP score's ratio, and the rival
+        "report/roles.py",  # the rival
+        "report/verdict.py",  # threshold and headline: the CLIP score's ratio; is R@1 weak?
     }
     root = Path(distillery.__file__).parent
     names = re.compile(

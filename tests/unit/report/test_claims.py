@@ -9,13 +9,13 @@ from PIL import Image, PngImagePlugin
 
 from distillery.files import hash_file, write_json
 from distillery.measures.manifests import ModelSamples
-from distillery.report import claims, verdict
-from distillery.report.same import SameImages, find_same
+from distillery.report import verdict
+from distillery.report.roles import Roles, SameImages, find_same
 from distillery.run_folder import RunFolder
 from distillery.terminal.board import Board
 
 SPEED = {"network_calls_ratio": 8.0}
-ROLES = verdict.Roles("student", "teacher", "few", "untrained")
+ROLES = Roles("student", "teacher", "few", "untrained")
 
 
 def interval(mean, low=None, high=None):
@@ -53,7 +53,7 @@ def quality(ratio, r1=None, other=None, **sets):
 )
 def test_a_weak_reference_is_in_the_headline(found, begins, is_weak):
     """Of its own images few fit, or another model is better by the whole interval."""
-    told = claims.make_claims(ROLES, found, SPEED, [])
+    told = verdict.make_claims(ROLES, found, SPEED, [])
     assert told.headline.startswith(f"The student {begins}")
     assert ("the reference is weak" in told.headline) == is_weak == bool(told.weakness)
     assert ("say little" in told.headline) == is_weak
@@ -75,7 +75,7 @@ def test_a_weak_reference_is_in_the_headline(found, begins, is_weak):
     ],
 )
 def test_what_is_watched_is_flagged_beyond_one(measure, found, is_flagged):
-    lines = claims.find_watched(ROLES, quality(interval(0.9), **{measure: found}))
+    lines = verdict.find_watched(ROLES, quality(interval(0.9), **{measure: found}))
     assert [it.name for it in lines] == [
         "Fréchet distance over its floor", "diversity over the teacher's"
     ]  # fmt: skip
@@ -88,7 +88,7 @@ def test_the_terminal_says_what_the_report_says(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "results/tiny")
     found = quality(interval(1.33, 1.2, 1.57), diversity_ratio=interval(0.3, 0.2, 0.5))
     check = verdict.Check("Good?", "passed", "yes")
-    told = claims.make_claims(ROLES, found, SPEED, [check])
+    told = verdict.make_claims(ROLES, found, SPEED, [check])
     write_json(run.metrics, {"verdict": [vars(check)], "claims": told.as_json()})
     run.report.touch()
     board = Board(begin_s=0.0)
@@ -112,7 +112,7 @@ def test_the_terminal_says_what_the_report_says(tmp_path: Path) -> None:
 )
 def test_a_speed_is_told_with_its_interval(ratio, low, high, words):
     speed = {"seconds_ratio": ratio, "seconds_ratio_low": low, "seconds_ratio_high": high}
-    assert claims.speed_words(speed).startswith(words)
+    assert verdict.speed_words(speed).startswith(words)
 
 
 # ---- models of the same images -----------------------------------------------------------------
@@ -169,7 +169,7 @@ def test_one_model_is_one_threshold() -> None:
     scores = {"models": {"student": {"against": dict.fromkeys(("few", "untrained"), against)}}}
     scores["models"]["student"]["against"]["teacher"] = ratio
     assert len(verdict.check_student(scores, ROLES, 0.97)) == 5
-    one = verdict.Roles(*list(vars(ROLES).values())[:4], SameImages({"few": "untrained"}))
+    one = Roles(*list(vars(ROLES).values())[:4], SameImages({"few": "untrained"}))
     checks = verdict.check_student(scores, one, 0.97)
     assert verdict.summarise_checks(checks) == "The student passes all 3 thresholds."
     assert "untrained" in checks[1].question

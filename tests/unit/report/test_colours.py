@@ -6,9 +6,9 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from distillery.report.marks import MARKS
-from distillery.report.pages import own_file
-from distillery.report.vega import NUM_COLOURS
+from distillery.report.charts import NUM_COLOURS
+from distillery.report.html import own_file
+from distillery.report.roles import MARKS
 
 LEAST = 12.0
 """CIEDE2000 of two colours of one page: 1 is just to be seen, side by side and large."""

@@ -8,8 +8,10 @@ from distillery.config.training import Training
 from distillery.files import hash_file
 from distillery.measures.lists import MEANS
 from distillery.measures.manifests import ModelSamples
-from distillery.report import claims, figures, image_grid, tables, verdict
+from distillery.report import html, image_grid, tables, training_facts
+from distillery.report.roles import Roles
 from distillery.report.speeds import ImageTime
+from distillery.report.verdict import headline
 from training_phases import phases
 
 PLAIN = Training(phases=phases(stored=64), global_batch_size=8)
@@ -25,8 +27,8 @@ ENDS = {"low": 0.5, "high": 1.0}
     ],
 )
 def test_a_headline_makes_sense_of_every_ratio(ratio, words):
-    roles = verdict.Roles("student", "teacher")
-    assert words in claims.headline(roles, None, {"network_calls_ratio": ratio})
+    roles = Roles("student", "teacher")
+    assert words in headline(roles, None, {"network_calls_ratio": ratio})
 
 
 def test_a_headline_says_what_was_kept_before_the_training():
@@ -35,25 +37,23 @@ def test_a_headline_says_what_was_kept_before_the_training():
 
     quality = {"models": {"student": keeping(0.96), "untrained": keeping(0.78)}}
     speed = {"network_calls_ratio": 24.0}
-    text = claims.headline(verdict.Roles("student", "teacher", None, "untrained"), quality, speed)
+    text = headline(Roles("student", "teacher", None, "untrained"), quality, speed)
     assert text.endswith("24 times fewer network calls; before its training it kept 78.0\xa0%.")
     assert "keeps 96.0\xa0% of the teacher's CLIP score" in text
-    text = claims.headline(verdict.Roles("student", "teacher"), quality, speed)
+    text = headline(Roles("student", "teacher"), quality, speed)
     assert text.endswith("24 times fewer network calls.")
 
 
 def test_a_headline_names_a_reference_that_is_not_the_teacher():
     """Three times the score of a broken teacher of two steps is not three times the teacher's."""
     kept = {"against": {"teacher-2-steps": {"clip_score_ratio": {"mean": 3.036} | ENDS}}}
-    roles = verdict.Roles("student", "teacher-2-steps")
+    roles = Roles("student", "teacher-2-steps")
     speed = {"network_calls_ratio": 2.0}
-    assert claims.headline(roles, {"models": {"student": kept}}, speed) == (
+    assert headline(roles, {"models": {"student": kept}}, speed) == (
         "The student scores 3.04 times teacher-2-steps's CLIP score (0.50 to 1.00) with 2 times "
         "fewer network calls than teacher-2-steps."
     )
-    assert "2 times fewer network calls than teacher-2-steps;" in claims.headline(
-        roles, None, speed
-    )
+    assert "2 times fewer network calls than teacher-2-steps;" in headline(roles, None, speed)
 
 
 def test_a_difference_is_marked_where_its_whole_interval_is_better():
@@ -70,7 +70,7 @@ def test_a_difference_is_marked_where_its_whole_interval_is_better():
         against = {"fast": dict.fromkeys(names, found)}
         models = {"student": {"against": against, "network_calls": 4}}
         models["fast"] = {"network_calls": 4}
-        roles = verdict.Roles("student", "teacher")
+        roles = Roles("student", "teacher")
         table = tables.differences_table({"models": models}, roles)
         assert [cell.is_best for cell in table.rows["fast"]] == is_better
 
@@ -78,7 +78,7 @@ def test_a_difference_is_marked_where_its_whole_interval_is_better():
 def test_a_comparison_that_older_scores_lack_is_an_empty_cell():
     models = {"student": {"against": {"fast": {}}, "network_calls": 4}}
     models["fast"] = {"network_calls": 4}
-    table = tables.differences_table({"models": models}, verdict.Roles("student", "teacher"))
+    table = tables.differences_table({"models": models}, Roles("student", "teacher"))
     assert [cell.text for cell in table.rows["fast"]] == [""] * len(MEANS)
 
 
@@ -92,7 +92,7 @@ def best_of(scores):
         name: {"against": {}, "network_calls": 2, "clip_score": score}
         for name, score in scores.items()
     }
-    table = tables.metrics_table({"models": models}, verdict.Roles("a", "b"), {})
+    table = tables.metrics_table({"models": models}, Roles("a", "b"), {})
     place = list(tables.COLUMNS).index("clip_score")
     return [name for name in scores if table.rows[name][place].is_best]
 
@@ -109,7 +109,7 @@ def test_the_best_of_a_column_needs_intervals():
         name: ImageTime(mean, 8, (), num_batches=3, low=mean - 0.01, high=mean + 0.01)
         for name, mean in means.items()
     }
-    table = tables.metrics_table({"models": models}, verdict.Roles("slow", "fast"), times)
+    table = tables.metrics_table({"models": models}, Roles("slow", "fast"), times)
     found = {
         title: [name for name in names if table.rows[name][index].is_best]
         for index, title in enumerate(tables.COLUMNS)
@@ -137,7 +137,7 @@ def test_noise_below_zero_is_not_the_nearest_set():
     noise = {"mean": -8.48e-3, "low": -34.5e-3, "high": 8.6e-3}
     for name, mmd in (("few", noise), ("student", around(1e-3, 5e-3))):
         quality["models"][name]["sets"]["judge"]["mmd"] = mmd
-    (found,) = tables.set_tables(quality, verdict.Roles("student", "teacher"))
+    (found,) = tables.set_tables(quality, Roles("student", "teacher"))
     place = [column.title for column in found.table.columns].index("1,000 MMD²")
     assert not any(row[place].is_best for row in found.table.rows.values())
 
@@ -161,7 +161,7 @@ def sets_of(student, left_out):
 
 
 def test_a_table_of_sets_shows_the_floor_and_marks_the_nearest_model():
-    (found,) = tables.set_tables(sets_of(0.02, {}), verdict.Roles("student", "teacher"))
+    (found,) = tables.set_tables(sets_of(0.02, {}), Roles("student", "teacher"))
     assert [column.title for column in found.table.columns] == ["Fréchet distance"]
     cells = {name: (cell.text, cell.is_best) for name, (cell,) in found.table.rows.items()}
     floor, few, student = ("0.0100", False), ("0.3000", False), ("0.0200", True)
@@ -172,7 +172,7 @@ def test_a_table_of_sets_shows_the_floor_and_marks_the_nearest_model():
 def test_a_table_of_sets_says_how_many_images_are_needed():
     needs = {"frechet": {"images": 130, "per_prompt": 2, "prompts": 1}}
     needs["mmd"] = {"images": 2, "per_prompt": 1, "prompts": 2}
-    (found,) = tables.set_tables(sets_of(None, needs), verdict.Roles("student", "teacher"))
+    (found,) = tables.set_tables(sets_of(None, needs), Roles("student", "teacher"))
     assert found.table is None
     assert found.left_out == (
         "Fréchet distance: at least 130 images of each model, 2 of each prompt; "
@@ -181,8 +181,8 @@ def test_a_table_of_sets_says_how_many_images_are_needed():
 
 
 def test_older_scores_have_no_tables_of_sets():
-    assert tables.set_tables({"models": {}}, verdict.Roles(None, "teacher")) == []
-    assert tables.set_tables(None, verdict.Roles(None, "teacher")) == []
+    assert tables.set_tables({"models": {}}, Roles(None, "teacher")) == []
+    assert tables.set_tables(None, Roles(None, "teacher")) == []
 
 
 @pytest.mark.parametrize(
@@ -216,8 +216,8 @@ def test_older_scores_have_no_tables_of_sets():
 )
 def test_the_parts_of_a_training_are_told(changes, parts, restarts):
     training = Training(**PLAIN.model_dump(exclude_unset=True) | changes)
-    assert figures.training_parts(training) == parts
-    assert figures.restarts(training) == restarts
+    assert training_facts.training_parts(training) == parts
+    assert training_facts.restarts(training) == restarts
 
 
 def test_numbers_are_listed_in_words():
@@ -257,7 +257,7 @@ def test_large_images_are_scaled_down(tmp_path):
 
     noise = Image.effect_noise((1024, 512), 80).convert("RGB")
     noise.save(tmp_path / "large.png")
-    uri, width, height = image_grid.inline(tmp_path / "large.png", noise)
+    uri, width, height = html.inline(tmp_path / "large.png", noise)
     assert (width, height) == (400, 200)
     assert uri.startswith("data:image/webp;base64,")
     assert len(uri) < 120_000

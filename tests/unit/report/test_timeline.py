@@ -4,12 +4,7 @@ import pytest
 
 from distillery.report import timeline
 from distillery.report.speeds import time_images
-from distillery.report.timeline import (
-    RunClock,
-    find_attempts,
-    find_origin,
-    find_workers,
-)
+from distillery.report.timeline import RunClock, find_attempts, find_origin, find_workers
 from distillery.telemetry import Event
 from distillery.words import duration
 from events import event, job_events, run_events, training_twice

@@ -7,6 +7,7 @@ import time
 import pytest
 import vl_convert
 
+from distillery.report.charts import VEGA_LITE, finish
 from distillery.report.timeline import RunClock, find_attempts, find_workers
 from distillery.report.timeline_chart import (
     MAX_BARS,
@@ -17,7 +18,6 @@ from distillery.report.timeline_chart import (
     timeline_chart,
     unit_of,
 )
-from distillery.report.vega import VEGA_LITE, finish
 from events import event, job_events, run_events
 
 COLOURS = {"samples": "var(--c0)", "targets": "var(--c1)", "evaluation": "var(--c2)"}

@@ -5,7 +5,8 @@ import pandas as pd
 import pytest
 from PIL import Image, PngImagePlugin
 
-from distillery.report.training_facts import gather_previews, gather_training
+from distillery.report.image_grid import gather_previews
+from distillery.report.training_facts import gather_training
 from distillery.run_folder import RunFolder
 from distillery.telemetry import Event
 

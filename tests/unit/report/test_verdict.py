@@ -8,30 +8,31 @@ import pytest
 from distillery.measures.intervals import ConfidenceInterval
 from distillery.measures.manifests import ModelSamples
 from distillery.report import verdict
+from distillery.report.roles import Roles, find_roles, order_models
 from quality import MODELS, make_config, quality_with
 
 
 def outcomes(quality, models=MODELS, least=0.97):
     config = make_config(samples={"models": models})
-    checks = verdict.check_student(quality, verdict.find_roles(config, quality), least)
+    checks = verdict.check_student(quality, find_roles(config, quality), least)
     return [check.outcome for check in checks]
 
 
 def test_the_rival_is_the_best_of_the_teachers_models_that_cost_no_more():
     """Not `few`, which costs twice as much, nor `fewer`, which is worse; guided or not."""
     config = make_config(samples={"models": MODELS})
-    roles = verdict.find_roles(config, quality_with(1, 1, -1, 1))
-    assert roles == verdict.Roles("student", "teacher", "unguided", "untrained")
-    without_scores = verdict.Roles("student", "teacher", None, "untrained")
-    assert verdict.find_roles(config, None) == without_scores
+    roles = find_roles(config, quality_with(1, 1, -1, 1))
+    assert roles == Roles("student", "teacher", "unguided", "untrained")
+    without_scores = Roles("student", "teacher", None, "untrained")
+    assert find_roles(config, None) == without_scores
 
 
 def test_a_guided_student_plays_no_part():
     """It was not trained for guidance, and takes two calls per step."""
     others = {name: {"source": name, "guidance_scale": 2.0} for name in ("student", "untrained")}
     config = make_config(samples={"models": MODELS | others})
-    roles = verdict.find_roles(config, quality_with(1, 1, -1, 1))
-    assert roles == verdict.Roles(None, "teacher", None, None)
+    roles = find_roles(config, quality_with(1, 1, -1, 1))
+    assert roles == Roles(None, "teacher", None, None)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +79,7 @@ def test_what_was_not_measured_is_not_passed():
     quality = quality_with(0.99, 1, -1, 1, models=models)
     assert outcomes(quality, models) == ["passed", *["not measured"] * 4]
     config = make_config(samples={"models": models})
-    checks = verdict.check_student(quality, verdict.find_roles(config, quality), 0.97)
+    checks = verdict.check_student(quality, find_roles(config, quality), 0.97)
     assert not any(check.outcome in check.finding for check in checks)  # both are shown
     assert verdict.summarise_checks(checks) == (
         "The student passes 1 of 5 thresholds; 4 could not be measured."
@@ -97,5 +98,5 @@ def test_models_are_ordered_by_the_calls_that_were_made():
         name: ModelSamples(name, Path(name), pd.DataFrame({"network_calls": [number]}))
         for name, number in calls.items()
     }
-    assert verdict.order_models(samples, "teacher") == ["teacher", "more", "also few", "few"]
-    assert verdict.order_models(samples, "few")[:2] == ["few", "teacher"]
+    assert order_models(samples, "teacher") == ["teacher", "more", "also few", "few"]
+    assert order_models(samples, "few")[:2] == ["few", "teacher"]

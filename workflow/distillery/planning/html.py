@@ -6,7 +6,7 @@ from jinja2 import FileSystemLoader
 
 from distillery.planning.page import Page
 from distillery.planning.text import is_numeric
-from distillery.report.pages import own_file, page_environment
+from distillery.report.html import own_file, page_environment
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 

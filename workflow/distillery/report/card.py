@@ -14,10 +14,10 @@ from PIL import Image
 from distillery.files import atomic_path, write_text
 from distillery.measures.lists import MEASURES
 from distillery.measures.manifests import ModelSamples
-from distillery.report.claims import Claims
 from distillery.report.image_grid import NUM_LEADING, spread
+from distillery.report.roles import Roles
 from distillery.report.tables import Table
-from distillery.report.verdict import Roles
+from distillery.report.verdict import Claims
 
 STRIP = "strip.png"
 STRIP_PX = 256

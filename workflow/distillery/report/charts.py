@@ -1,20 +1,128 @@
-"""Data in, Vega-Lite out: lines over samples, and scores of models over network calls."""
+"""Charts as Vega-Lite specs, drawn twice: as SVG for any reader, and by Vega where scripts run.
+
+Every colour is a variable of the page's style sheet, so both drawings follow light and dark. Vega
+evaluates expressions by its interpreter (`charts.js`), so a page works where `eval` is forbidden.
+"""
 
 import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
-from distillery.report.marks import MARKS, Part
-from distillery.report.vega import ZOOM, Chart, Spec, colours
+import vl_convert
+from markupsafe import Markup
 
+from distillery.report.html import own_file
+
+VEGA_LITE = "6.4"
+"""Of the versions that vl-convert has."""
+NUM_COLOURS = 8
+"""Of the variables --c0, --c1, ... in the style sheet."""
+LICENCE = (
+    "Vega, Vega-Lite, Vega-Embed: BSD 3-Clause, (c) University of Washington Interactive Data Lab"
+)
+Spec = dict[str, Any]
+"""A Vega-Lite specification, or a part of one."""
+ZOOM: Spec = {
+    "name": "zoom",
+    "select": {
+        "type": "interval",
+        "encodings": ["x"],
+        "zoom": "wheel![event.ctrlKey || event.metaKey]",
+    },
+    "bind": "scales",
+}
+"""Drag to move, wheel with Ctrl to zoom, double click to see all; `charts.js` adds buttons."""
+CONFIG: Spec = {
+    "aria": False,  # the page names each chart; a name per bar would be two thirds of its bytes
+    "background": None,
+    "font": "system-ui, sans-serif",
+    "view": {"stroke": None},
+    "axis": {
+        "domainColor": "var(--muted)",
+        "gridColor": "var(--grid)",
+        "labelColor": "var(--muted)",
+        "labelFontSize": 12,
+        "tickColor": "var(--muted)",
+        "titleColor": "var(--muted)",
+        "titleFontSize": 12,
+        "titleFontWeight": "normal",
+    },
+    "legend": {
+        "labelColor": "var(--ink)",
+        "labelFontSize": 12,
+        "labelLimit": 0,
+        "orient": "top",
+        "titleColor": "var(--muted)",
+    },
+    "title": {"anchor": "start", "color": "var(--ink)", "fontSize": 13, "fontWeight": 600},
+}
 DIGITS = 4
 """Significant digits of a drawn number: a pixel is a thousandth of a chart."""
 LOG_FROM = 8.0
 """Values that span this factor are drawn on a logarithmic axis."""
 SOLID: tuple[int, ...] = (1, 0)
 """A line without gaps."""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One chart.
+
+    Attributes:
+        title: in words; also its name for a screen reader.
+        spec: Vega-Lite, as wide as its place.
+        still: the same for a reader without scripts: fewer marks, nothing that needs a pointer.
+        is_wide: whether it takes the whole width of the page.
+        can_zoom: whether its horizontal axis has `ZOOM`.
+    """
+
+    title: str
+    spec: Spec
+    still: Spec
+    is_wide: bool = False
+    can_zoom: bool = True
+
+    @property
+    def script(self) -> Markup:
+        """The spec as JSON that may stand inside a script element."""
+        text = json.dumps(finish(self.spec), allow_nan=False, separators=(",", ":"))
+        return Markup(text.replace("<", "\\u003c"))  # noqa: S704 (cannot close the element)
+
+    @property
+    def svg(self) -> Markup:
+        """The still as SVG."""
+        spec = finish(self.still) | {"width": 1100 if self.is_wide else 520}
+        drawn = vl_convert.vegalite_to_svg(spec, vl_version=VEGA_LITE, allowed_base_urls=[])
+        return Markup(drawn)  # noqa: S704 (Vega escapes the text in it)
+
+
+def finish(spec: Mapping[str, Any]) -> Spec:
+    """A spec with what all charts share."""
+    return {
+        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
+        "width": "container",
+        "autosize": {"type": "fit-x", "contains": "padding"},
+        **spec,
+        "config": CONFIG,
+    }
+
+
+def colours(count: int) -> list[str]:
+    """So many colours of the style sheet, which repeat after the last."""
+    return [f"var(--c{number % NUM_COLOURS})" for number in range(count)]
+
+
+@cache  # bundling takes a second
+def runtime() -> Markup:
+    """Vega with Vega-Lite, and what puts the charts of a page into their places."""
+    script = vl_convert.javascript_bundle(str(own_file("charts.js")), vl_version=VEGA_LITE)
+    return Markup(f"/* {LICENCE} */\n{script}".replace("</script", "<\\/script"))  # noqa: S704
+
+
+# ---- lines over samples -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -123,7 +231,7 @@ def _legend(lines: Sequence[Series]) -> Spec:
     """The names of the series, in as many columns as fit."""
     names = json.dumps([one.name for one in lines])  # JSON is also an expression of Vega's
     return {
-        **_columns([one.name for one in lines]),
+        **columns([one.name for one in lines]),
         "labelExpr": f"{names}[+slice(datum.value, 1)]",
         "symbolType": "stroke",
         "symbolOpacity": 1,
@@ -137,7 +245,7 @@ def _palette(lines: Sequence[Series]) -> list[str]:
     return [palette[number] for number in numbers]
 
 
-def _columns(names: Sequence[str]) -> Spec:
+def columns(names: Sequence[str]) -> Spec:
     """A legend's columns, as many as fit, apart by more than a wider font takes.
 
     The still is laid out here and read elsewhere: there a name is up to a fifth wider.
@@ -224,106 +332,3 @@ def _pointer(lines: Sequence[Series], x_title: str) -> Spec:
         "mark": {"type": "rule", "color": "var(--muted)"},
         "encoding": {"opacity": {"condition": shown, "value": 0}, "tooltip": [at, *told]},
     }
-
-
-# ---- scores over network calls -----------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Score:
-    """A model at a cost: its mean, with an interval (None for a single prompt).
-
-    Attributes:
-        model: its name.
-        part: what it is, which decides on its colour and shape.
-        curve: the part whose line it lies on; None without a line.
-    """
-
-    model: str
-    network_calls: float
-    mean: float
-    low: float | None = None
-    high: float | None = None
-    steps: int | None = None
-    part: Part = "other"
-    curve: Part | None = None
-
-
-def score_chart(scores: Sequence[Score], y_title: str, title: str) -> Chart | None:
-    """Scores of models over their network calls; None for fewer than two.
-
-    Network calls are in proportion (log), so models of equal cost stand at one place. Scores of one
-    curve are joined.
-
-    Args:
-        scores: a model each.
-        y_title, title: of the vertical axis and of the chart.
-    """
-    if len(scores) < 2:
-        return None
-    parts = [part for part in MARKS if any(part in (it.part, it.curve) for it in scores)]
-    curves = [part for part in MARKS if any(part == it.curve for it in scores)]
-    y = {"field": "mean", "type": "quantitative", "title": y_title, "scale": {"zero": False}}
-    colour = {"color": _by_part("part", parts, [f"var(--{MARKS[it].colour})" for it in parts])}
-    is_known = {"filter": "isValid(datum.low) && isValid(datum.high)"}
-    interval = {"y": y | {"field": "low"}, "y2": {"field": "high"}, **colour}
-    shape = _by_part("part", parts, [MARKS[it].shape for it in parts])
-    dot = {"y": y, **colour, "shape": shape, "tooltip": _score_tooltip(scores, y_title)}
-    layers: list[Spec] = [
-        *(_curve(scores, curve, y) for curve in curves),
-        {"transform": [is_known], "mark": {"type": "rule", "strokeWidth": 2}, "encoding": interval},
-        {"mark": {"type": "point", "filled": True, "size": 90, "opacity": 1}, "encoding": dot},
-    ]
-    data = {"values": [_score_row(score) for score in scores]}
-    spec: Spec = {"height": 240, "data": data, "encoding": {"x": _calls(scores)}, "layer": layers}
-    return Chart(title, spec, spec, can_zoom=False)
-
-
-def _curve(scores: Sequence[Score], curve: Part, y: Spec) -> Spec:
-    """The line through all scores of one curve."""
-    mark = MARKS[curve]
-    drawn = {"color": f"var(--{mark.colour})", "strokeDash": list(mark.dash), "strokeWidth": 1.5}
-    values = [_score_row(score) for score in scores if score.curve == curve]
-    return {"data": {"values": values}, "mark": {"type": "line", **drawn}, "encoding": {"y": y}}
-
-
-def _calls(scores: Sequence[Score]) -> Spec:
-    """Network calls, in proportion."""
-    counts = sorted({score.network_calls for score in scores})
-    return {
-        "field": "network_calls",
-        "title": "network calls per image (log)",
-        "type": "quantitative",
-        "scale": {"type": "log", "nice": False, "domain": [counts[0] / 1.2, counts[-1] * 1.2]},
-        "axis": {"values": counts, "format": "~g", "grid": False, "labelOverlap": True},
-    }
-
-
-def _by_part(field: str, parts: Sequence[Part], values: Sequence[str]) -> Spec:
-    """A channel that gives each part its value; the channels share one legend."""
-    scale = {"domain": list(parts), "range": list(values)}
-    # Two columns fit everywhere: a number that follows the width moves rows out of the drawing.
-    legend = _columns(parts) | {"columns": 2}
-    return {"field": field, "type": "nominal", "scale": scale, "legend": legend}
-
-
-def _score_tooltip(scores: Sequence[Score], y_title: str) -> list[Spec]:
-    """What is told beside the pointer."""
-    numbers = [("mean", y_title), ("low", "interval from"), ("high", "interval to")]
-    if any(score.steps is not None for score in scores):
-        numbers.insert(0, ("steps", "steps"))
-    return [
-        {"field": "model", "title": "model"},
-        {"field": "network_calls", "title": "network calls"},
-        *(
-            {"field": name, "type": "quantitative", "title": title, "format": ".4~g"}
-            for name, title in numbers
-        ),
-    ]
-
-
-def _score_row(score: Score) -> Mapping[str, Any]:
-    """A row of a chart's data, without what was not measured."""
-    names = ("model", "part", "network_calls", "steps", "mean", "low", "high")
-    row = {name: getattr(score, name) for name in names}
-    return {name: value for name, value in row.items() if value is not None}

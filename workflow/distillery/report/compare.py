@@ -21,9 +21,9 @@ from distillery.report.comparison import (
     pair_up,
     read_pieces,
 )
-from distillery.report.image_grid import NUM_LEADING, Lead, link_to, make_lead, spread
-from distillery.report.marks import MARKS, usual_part
-from distillery.report.pages import own_file, page_environment
+from distillery.report.html import link_to, own_file, page_environment
+from distillery.report.image_grid import NUM_LEADING, Lead, make_lead, spread
+from distillery.report.roles import MARKS, usual_part
 from distillery.report.verdict import describe_interval
 from distillery.run_folder import RunFolder
 from distillery.store.tables import write_table

@@ -11,14 +11,22 @@ from distillery.config.run import Config
 from distillery.files import JsonObject, read_json, read_sealed
 from distillery.measures.manifests import ModelSamples, check_pairs, check_scored, read_samples
 from distillery.model_folder import METADATA, read_metadata
-from distillery.report.same import find_same
-from distillery.report.timeline import Attempt, Origin, find_attempts, find_origin
+from distillery.report.roles import Roles, find_roles, find_same, order_models
+from distillery.report.timeline import (
+    Attempt,
+    Origin,
+    PlannedTime,
+    find_attempts,
+    find_origin,
+    hold_against_plan,
+)
 from distillery.report.training_facts import TrainingFacts, gather_training
-from distillery.report.verdict import Check, Roles, check_student, find_roles, order_models
+from distillery.report.verdict import Check, check_student
 from distillery.run_folder import RunFolder
 from distillery.store.recipes import TrainingRecipe
 from distillery.store.tables import read_table
 from distillery.student.info import StudentInfo, read_student_info
+from distillery.student.usage import student_code
 from distillery.telemetry import read_events
 
 Content = TypeVar("Content")
@@ -65,6 +73,11 @@ class Findings:
         if self.quality is None:
             return []
         return check_student(self.quality, self.roles, self.config.evaluation.min_clip_ratio)
+
+    @property
+    def planned(self) -> list[PlannedTime]:
+        """Planned and measured times; none without a probe."""
+        return hold_against_plan(self.attempts, self.plan)
 
 
 def gather(config: Config, run_folder: RunFolder) -> Findings:
@@ -154,3 +167,26 @@ def _read_all_samples(config: Config, run_folder: RunFolder) -> dict[str, ModelS
     for model in samples.values():
         check_pairs(next(iter(samples.values())), model)
     return samples
+
+
+def loading_code(run_folder: RunFolder, samples: ModelSamples | None) -> str | None:
+    """A script for the student's pipeline, as in its model card; None if it was not exported.
+
+    Args:
+        run_folder: where the pipeline may be.
+        samples: the student's samples; the first one's prompt and seed are used.
+    """
+    folder = run_folder.student("pipeline")
+    if not (folder / METADATA).is_file():
+        return None
+    call = read_metadata(folder)["call"]
+    if samples is None:
+        return student_code(call, folder.as_posix(), "a photo of a lighthouse at dusk")
+    first = samples.table.iloc[0]
+    return student_code(
+        call,
+        folder.as_posix(),
+        str(first["prompt"]),
+        int(first["noise_seed"]),
+        f"noise of {first['prompt_id']}/{first['index']}",
+    )

@@ -11,10 +11,8 @@ import pandas as pd
 from distillery.files import atomic_path, write_text
 from distillery.measures.lists import MEASURES
 from distillery.measures.manifests import ModelSamples, check_pairs, read_samples
-from distillery.report.image_grid import link_to
-from distillery.report.marks import MARKS, usual_part
-from distillery.report.pages import own_file, page_environment
-from distillery.report.same import find_same
+from distillery.report.html import link_to, own_file, page_environment
+from distillery.report.roles import MARKS, find_same, usual_part
 from distillery.store.tables import read_table
 
 PER_PAGE = 200

@@ -1,18 +1,18 @@
 """The image grid: which samples are shown, and each as a data URI of moderate size."""
 
-import base64
-import io
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import pandas as pd
 from PIL import Image
 
+from distillery.images import find_moments, is_preview, thin_out
 from distillery.measures.manifests import ModelSamples
+from distillery.report.html import THUMBNAIL_PX, inline, link_to
+from distillery.run_folder import RunFolder
+from distillery.store.tables import read_table
 
 MAX_SHOWN = 24
 """Samples in the grid; the rest is linked."""
@@ -20,16 +20,16 @@ NUM_WORST = 6
 """Of those, samples with the student's worst value of a metric, for each of two metrics."""
 SMALL_PX = 160
 """Images up to this width are shown at twice their size, their pixels kept square."""
-THUMBNAIL_PX = 400
-"""Larger ones are scaled down to this width for the report."""
 LEAST_COLUMN_PX, GAP_PX, FRAME_PX = 96, 10, 28
 """Of a card, as in report.css: 6rem, the gap of a strip, padding and border of both sides."""
 LARGE_COLUMN_PX = 280
 """A card of larger images has so much for each model."""
-MAX_INLINE_BYTES = 48 * 1024
-"""A file up to this size is inlined as it is."""
 NUM_LEADING, LEADING_PX = 6, 200
 """Samples on the first screen, and the width down to which their images are scaled."""
+MAX_MOMENTS = 6
+"""Columns of previews in the report."""
+MAX_PROMPTS = 8
+"""Rows of it."""
 
 
 @dataclass(frozen=True)
@@ -263,25 +263,76 @@ def _number(value: float | None) -> float | None:
     return None if value is None or pd.isna(value) else float(value)
 
 
-def inline(path: Path, image: Image.Image, most: int = THUMBNAIL_PX) -> tuple[str, int, int]:
-    """An image as a data URI with its width and height in pixels.
+# ---- previews -----------------------------------------------------------------------------------
 
-    Small files go in as they are; larger ones are scaled down to a width and coded as WebP.
+
+@dataclass(frozen=True)
+class Shown:
+    """One image of the sheet."""
+
+    uri: str
+    link: str
+    width: int
+    height: int
+
+
+@dataclass(frozen=True)
+class PreviewSheet:
+    """Previews over time.
+
+    Attributes:
+        moments: samples seen, one a column.
+        rows: prompt and its images, one a moment; and the teacher's, or None.
     """
-    if path.stat().st_size <= MAX_INLINE_BYTES and image.width <= most:
-        return data_uri(path.read_bytes(), "image/png"), image.width, image.height
-    height = max(1, round(image.height * most / image.width))
-    size = (most, height) if image.width > most else image.size
-    content = io.BytesIO()
-    image.resize(size, Image.Resampling.LANCZOS).save(content, "WEBP", quality=85)
-    return data_uri(content.getvalue(), "image/webp"), *size
+
+    moments: Sequence[int]
+    rows: Sequence[tuple[str, Sequence[Shown], Shown | None]]
+
+    @property
+    def has_teacher(self) -> bool:
+        """Whether there is a last column."""
+        return any(teacher is not None for *_, teacher in self.rows)
 
 
-def data_uri(content: bytes, media_type: str) -> str:
-    """Bytes as a URI that an HTML file can hold."""
-    return f"data:{media_type};base64,{base64.b64encode(content).decode('ascii')}"
+def gather_previews(
+    run_folder: RunFolder, recipes: Sequence[str], teacher: str | None, output_folder: Path
+) -> PreviewSheet | None:
+    """The previews of this training, thinned out; None without any.
+
+    Args:
+        recipes: as for `gather_training`.
+        teacher: the model whose samples have the same noise and many steps, for the last column.
+        output_folder: where the report will lie; links are relative to it.
+    """
+    root, table = run_folder.previews, run_folder.prompts("eval")
+    if not table.is_file():
+        return None
+    texts = read_table(table).set_index("prompt_id")["prompt"].head(MAX_PROMPTS)
+    prompts = {
+        str(name): str(text)
+        for name, text in texts.items()
+        if any(
+            is_preview(path, recipe, text)
+            for path in root.glob(f"samples-*/{name}.png")
+            for recipe in recipes
+        )
+    }
+    if not prompts:
+        return None
+    found = {moment for recipe in recipes for moment in find_moments(root, prompts, recipe)}
+    moments = thin_out(sorted(found), MAX_MOMENTS)
+    if not moments:
+        return None
+    rows = []
+    for name, text in prompts.items():
+        teacher_image = run_folder.sample_folder / str(teacher) / name / "0.png"
+        shown = [_show(moment / f"{name}.png", output_folder) for moment in moments]
+        last = _show(teacher_image, output_folder) if teacher_image.is_file() else None
+        rows.append((text, shown, last))
+    return PreviewSheet([int(moment.name.split("-")[1]) for moment in moments], rows)
 
 
-def link_to(path: Path, folder: Path) -> str:
-    """A relative link from `folder`, percent-encoded."""
-    return quote(Path(os.path.relpath(path, folder)).as_posix())
+def _show(path: Path, output_folder: Path) -> Shown:
+    with Image.open(path) as image:
+        uri, width, height = inline(path, image.convert("RGB"))
+    return Shown(uri, link_to(path, output_folder), width, height)

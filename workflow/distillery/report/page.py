@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from jinja2 import Environment
 
 from distillery import words
 from distillery.config.run import Config
@@ -17,26 +18,34 @@ from distillery.files import JsonObject, write_json, write_text
 from distillery.hardware import describe_hardware, source_commit, versions
 from distillery.measures.intervals import MIN_PROMPTS, MIN_RESAMPLED, ConfidenceInterval
 from distillery.measures.measure import PERCENT
-from distillery.report import figures, tables
+from distillery.report import tables
 from distillery.report.card import write_card
-from distillery.report.claims import Claims, make_claims, speed_words
-from distillery.report.findings import Findings, gather
-from distillery.report.image_grid import Grid, Lead, make_grid, make_lead
-from distillery.report.marks import MARKS
-from distillery.report.pages import own_file, page_environment
-from distillery.report.speeds import MIN_BATCHES
-from distillery.report.summaries import (
-    Timings,
-    summarise_speed,
-    summarise_timings,
-    summarise_training,
+from distillery.report.charts import runtime
+from distillery.report.findings import Findings, gather, loading_code
+from distillery.report.html import own_file, page_environment
+from distillery.report.image_grid import (
+    gather_previews,
+    make_grid,
+    make_lead,
 )
-from distillery.report.timeline import hold_against_plan
-from distillery.report.timeline_chart import MAX_BARS
-from distillery.report.training_facts import PreviewSheet, gather_previews
-from distillery.report.usage import loading_code
-from distillery.report.vega import runtime
-from distillery.report.verdict import describe_bounds, read_interval
+from distillery.report.roles import MARKS
+from distillery.report.score_charts import Scored, quality_charts, steps_charts
+from distillery.report.speeds import MIN_BATCHES, Timings, summarise_speed, summarise_timings
+from distillery.report.timeline_chart import MAX_BARS, stage_timeline
+from distillery.report.training_facts import (
+    loss_charts,
+    restarts,
+    speed_chart,
+    summarise_training,
+    training_parts,
+)
+from distillery.report.verdict import (
+    Claims,
+    describe_bounds,
+    make_claims,
+    read_interval,
+    speed_words,
+)
 from distillery.run_folder import RunFolder
 from distillery.stage import Stage
 from distillery.student.info import describe_student
@@ -60,49 +69,58 @@ def write_report(
         ValueError: a file that is there is damaged, or samples of different runs are mixed.
     """
     findings = gather(job, run_folder)
-    timings = summarise_timings(findings.attempts, findings.samples)
-    speed = summarise_speed(findings, timings.images)
-    claims = make_claims(findings.roles, findings.quality, speed, findings.checks)
-    facts = {
-        "run": job.run,
+    roles, samples = findings.roles, findings.samples
+    timings = summarise_timings(findings.attempts, samples)
+    speed = summarise_speed(roles, samples, timings.images)
+    claims = make_claims(roles, findings.quality, speed, findings.checks)
+    table = tables.metrics_table(findings.shown_quality, roles, timings.images)
+    facts = _facts(findings, claims, timings, speed)
+    parts = {
+        "config": job,
+        "facts": facts,
+        "findings": findings,
+        "claims": claims,
+        "table": table,
+        **_of_scores(findings),
+        **_of_images(findings, run_folder, output.parent),
+        **_of_training(findings),
+        **_of_times(findings, timings, stages),
+    }
+    template = _environment().get_template("report.html.j2")
+    write_text(output, template.render(style=own_file("report.css"), vega=runtime(), **parts))
+    write_json(metrics, facts)
+    pipeline_card = run_folder.student("pipeline") / "README.md"
+    if roles.student in samples and findings.quality and table and pipeline_card.is_file():
+        folder = output.parent / "card"
+        write_card(pipeline_card, samples, roles, findings.quality, claims, table, folder)
+
+
+def _facts(
+    findings: Findings, claims: Claims, timings: Timings, speed: Mapping[str, Any] | None
+) -> JsonObject:
+    """The content of metrics.json."""
+    info, origin = findings.student_info, findings.origin
+    return {
+        "run": findings.config.run,
         "claims": claims.as_json(),
         "same_images": findings.roles.same.kept,
         "verdict": [asdict(check) for check in findings.checks],
         "quality": findings.quality,
         "speed": speed,
-        "student": asdict(findings.student_info) if findings.student_info else None,
+        "student": asdict(info) if info else None,
         "training": summarise_training(findings.loss, findings.training),
         "timings": timings.as_json(),
-        "planned": [asdict(row) for row in hold_against_plan(findings.attempts, findings.plan)],
+        "planned": [asdict(row) for row in findings.planned],
         "provenance": {
-            "config": job.model_dump(mode="json"),
+            "config": findings.config.model_dump(mode="json"),
             "recipes": {name: _recipe(manifest) for name, manifest in findings.manifests.items()},
             "plan": findings.plan,
             "hardware": describe_hardware(),
             "versions": versions(),
             "source": source_commit(),
-            "origin": asdict(findings.origin) if findings.origin else None,
+            "origin": asdict(origin) if origin else None,
         },
     }
-    grid = lead = None
-    roles = findings.roles
-    if findings.samples:
-        grid = make_grid(findings.shown, findings.scores, roles.student, output.parent)
-    if roles.student is not None:
-        leading = (roles.reference, roles.student, roles.untrained or roles.rival)
-        lead = make_lead(findings.samples, leading, output.parent)
-    code = loading_code(run_folder, findings.samples.get(findings.roles.student or ""))
-    previews = gather_previews(
-        run_folder, findings.trained_recipes, findings.roles.reference, output.parent
-    )
-    table = tables.metrics_table(findings.shown_quality, roles, timings.images)
-    page = render(stages, findings, facts, claims, timings, table, grid, lead, previews, code)
-    write_text(output, page)
-    write_json(metrics, facts)
-    pipeline_card = run_folder.student("pipeline") / "README.md"
-    if roles.student in findings.samples and findings.quality and table and pipeline_card.is_file():
-        rest = findings.quality, claims, table, output.parent / "card"
-        write_card(pipeline_card, findings.samples, roles, *rest)
 
 
 def _recipe(manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,22 +129,63 @@ def _recipe(manifest: Mapping[str, Any]) -> dict[str, Any]:
     return kept | {"num_chunks": len(manifest.get("chunks", []))}
 
 
-# ---- the page ----------------------------------------------------------------------------------
+# ---- what the template shows, by section -------------------------------------------------------
 
 
-def render(
-    stages: Sequence[Stage],
-    findings: Findings,
-    facts: JsonObject,
-    claims: Claims,
-    timings: Timings,
-    table: tables.Table | None,
-    grid: Grid | None,
-    lead: Lead | None,
-    previews: PreviewSheet | None,
-    code: str | None,
-) -> str:
-    """Fill the template; prompts are users' text, so everything is escaped."""
+def _of_scores(findings: Findings) -> dict[str, Any]:
+    quality, roles = findings.shown_quality, findings.roles
+    scored = Scored(quality, findings.config.samples.models, roles) if quality else None
+    curves = steps_charts(scored)
+    return {
+        "label": roles.label,
+        "same_names": roles.same.names,
+        "marks": {it: MARKS[scored.part(it)] for it in scored.quality["models"]} if scored else {},
+        "sets": tables.set_tables(quality, roles),
+        "differences": tables.differences_table(quality, roles),
+        "quality_charts": quality_charts(scored, bool(curves)),
+        "steps_charts": curves,
+        "percent": PERCENT,
+        "min_batches": MIN_BATCHES,
+        "min_prompts": MIN_PROMPTS,
+        "min_resampled": MIN_RESAMPLED,
+    }
+
+
+def _of_images(findings: Findings, run_folder: RunFolder, folder: Path) -> dict[str, Any]:
+    roles, samples = findings.roles, findings.samples
+    leading = (roles.reference, roles.student, roles.untrained or roles.rival)
+    shown = findings.shown
+    return {
+        "grid": make_grid(shown, findings.scores, roles.student, folder) if samples else None,
+        "lead": make_lead(samples, leading, folder) if roles.student is not None else None,
+        "previews": gather_previews(run_folder, findings.trained_recipes, roles.reference, folder),
+        "black": tables.black_images(samples),
+        "code": loading_code(run_folder, samples.get(roles.student or "")),
+    }
+
+
+def _of_training(findings: Findings) -> dict[str, Any]:
+    training, told, info = findings.config.training, findings.training, findings.student_info
+    return {
+        "training_parts": training_parts(training),
+        "restarts": [begin for begin, _ in restarts(training)],
+        "loss_charts": loss_charts(findings.loss, training, findings.timesteps),
+        "speed_chart": speed_chart(told.speed if told else []),
+        "student_info": describe_student(info) if info else None,
+    }
+
+
+def _of_times(findings: Findings, timings: Timings, stages: Sequence[Stage]) -> dict[str, Any]:
+    return {
+        "timings": timings,
+        "planned": findings.planned,
+        "max_bars": MAX_BARS,
+        "timeline": stage_timeline(timings.workers, timings.clock, timings.stages, stages),
+    }
+
+
+def _environment() -> Environment:
+    """Templates, with what writes numbers in words."""
     environment = page_environment()
     environment.filters |= {
         "bounds": _bounds,
@@ -142,46 +201,7 @@ def render(
         "times": words.times,
         "yaml": _yaml,
     }
-    template = environment.get_template("report.html.j2")
-    config, quality = findings.config, findings.shown_quality
-    scored = figures.Scored(quality, config.samples.models, findings.roles) if quality else None
-    curves = figures.steps_charts(scored)
-    return template.render(
-        style=own_file("report.css"),
-        vega=runtime(),
-        config=config,
-        facts=facts,
-        findings=findings,
-        claims=claims,
-        label=findings.roles.label,
-        marks={name: MARKS[scored.part(name)] for name in quality["models"]}
-        if scored and quality
-        else {},
-        same_names=findings.roles.same.names,
-        min_batches=MIN_BATCHES,
-        table=table,
-        black=figures.black_images(findings.samples),
-        sets=tables.set_tables(quality, findings.roles),
-        differences=tables.differences_table(quality, findings.roles),
-        quality_charts=figures.quality_charts(scored, bool(curves)),
-        steps_charts=curves,
-        training_parts=figures.training_parts(config.training),
-        restarts=[begin for begin, _ in figures.restarts(config.training)],
-        loss_charts=figures.loss_charts(findings.loss, config.training, findings.timesteps),
-        speed_chart=figures.speed_chart(findings.training.speed if findings.training else []),
-        previews=previews,
-        student_info=describe_student(findings.student_info) if findings.student_info else None,
-        timings=timings,
-        planned=hold_against_plan(findings.attempts, findings.plan),
-        percent=PERCENT,
-        max_bars=MAX_BARS,
-        min_prompts=MIN_PROMPTS,
-        min_resampled=MIN_RESAMPLED,
-        timeline=figures.timeline(timings.workers, timings.clock, timings.stages, stages),
-        grid=grid,
-        lead=lead,
-        code=code,
-    )
+    return environment
 
 
 def _bounds(interval: ConfidenceInterval, form: Callable[[float], str] | str) -> str:

@@ -1,13 +1,25 @@
-"""Seconds per image of each sampled model, with an interval over batches."""
+"""Times of a run: each stage, each worker, and seconds per image with an interval over batches."""
 
 import math
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
 from distillery.measures.intervals import NORMAL_QUANTILE, ConfidenceInterval
-from distillery.report.timeline import Attempt, model_of, peak_memory_bytes
+from distillery.measures.manifests import ModelSamples
+from distillery.report.roles import Roles
+from distillery.report.timeline import (
+    Attempt,
+    RunClock,
+    StageTime,
+    Worker,
+    find_workers,
+    model_of,
+    peak_memory_bytes,
+    time_stages,
+)
 from distillery.telemetry import Event
 
 MIN_BATCHES = 3
@@ -123,3 +135,71 @@ def speed_ratio(slow: ImageTime | None, fast: ImageTime | None) -> ConfidenceInt
     reach = math.hypot(*(math.log((it.high or it.seconds) / it.seconds) for it in (slow, fast)))
     ratio = slow.seconds / fast.seconds
     return ConfidenceInterval.of(ratio, ratio * math.exp(-reach), ratio * math.exp(reach))
+
+
+# ---- all times ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Timings:
+    """What the telemetry says."""
+
+    clock: RunClock
+    stages: Sequence[StageTime]
+    workers: Sequence[Worker]
+    images: Mapping[str, ImageTime]
+
+    def as_json(self) -> dict[str, Any]:
+        """Without the single events; the whole time is None where no telemetry is there."""
+        return {
+            "total_s": self.clock.total_s if self.clock.active else None,
+            "stages": [asdict(stage) | {"items_per_s": stage.items_per_s} for stage in self.stages],
+            "workers": [
+                {
+                    "host": worker.host,
+                    "device": worker.device,
+                    "busy_s": worker.busy_s,
+                    "span_s": worker.span_s,
+                    "utilisation": worker.utilisation,
+                    "peak_memory_bytes": worker.peak_memory_bytes,
+                }
+                for worker in self.workers
+            ],
+            "seconds_per_image": {model: asdict(time) for model, time in self.images.items()},
+        }
+
+
+def summarise_timings(attempts: Sequence[Attempt], samples: Mapping[str, ModelSamples]) -> Timings:
+    """All times of a run; seconds per image are those of its present images."""
+    clock = RunClock.of(attempts)
+    tables = {name: found.table for name, found in samples.items()}
+    recipes = {name: set(it["recipe"]) for name, it in tables.items() if "recipe" in it}
+    images = time_images(attempts, recipes)
+    return Timings(clock, time_stages(attempts), find_workers(attempts, clock), images)
+
+
+def summarise_speed(
+    roles: Roles, samples: Mapping[str, ModelSamples], images: Mapping[str, ImageTime]
+) -> dict[str, float | None] | None:
+    """How many times faster the student is than the reference; None without both.
+
+    Under `speeds.MIN_BATCHES` batches of each there is no factor.
+    """
+    student, reference = roles.student, roles.reference
+    if student is None or not {student, reference} <= set(samples):
+        return None
+    calls = {name: samples[name].network_calls for name in (student, reference)}
+    own, other = images.get(student), images.get(reference)
+    ratio = speed_ratio(other, own)
+    return {
+        "student_network_calls": calls[student],
+        "reference_network_calls": calls[reference],
+        "network_calls_ratio": calls[reference] / calls[student],
+        "student_seconds_per_image": own.seconds if own else None,
+        "reference_seconds_per_image": other.seconds if other else None,
+        "student_batches": own.num_batches if own else 0,
+        "reference_batches": other.num_batches if other else 0,
+        "seconds_ratio": ratio.mean if ratio else None,
+        "seconds_ratio_low": ratio.low if ratio else None,
+        "seconds_ratio_high": ratio.high if ratio else None,
+    }

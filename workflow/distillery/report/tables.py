@@ -8,16 +8,13 @@ from typing import Any
 from distillery.measures.image_sets import describe_left_out
 from distillery.measures.intervals import ConfidenceInterval
 from distillery.measures.lists import MEANS, MEASURES
+from distillery.measures.manifests import ModelSamples
 from distillery.measures.measure import Column, Measure, Need, OfSet
 from distillery.measures.of_sets import OF_SETS
+from distillery.report.roles import Roles
 from distillery.report.speeds import ImageTime
-from distillery.report.verdict import (
-    Roles,
-    decide,
-    describe_bounds,
-    read_interval,
-)
-from distillery.words import significant
+from distillery.report.verdict import decide, describe_bounds, read_interval
+from distillery.words import counted, significant
 
 
 @dataclass(frozen=True)
@@ -57,7 +54,11 @@ SECONDS = Column(
     hint="one device, measured",
     form=lambda seconds: f"{significant(seconds)} s",
 )
+
+
 COLUMNS = {**with_ratios(MEASURES), "seconds": SECONDS}
+
+
 SET_COLUMNS = with_ratios(OF_SETS)
 """Of sets of images, in one vision model."""
 
@@ -223,4 +224,19 @@ def _in_order(quality: Mapping[str, Any], roles: Roles) -> list[str]:
     models = quality["models"]
     return sorted(
         models, key=lambda name: (name != roles.reference, -models[name]["network_calls"], name)
+    )
+
+
+def black_images(samples: Mapping[str, ModelSamples]) -> str | None:
+    """Which models have images whose every pixel is 0, and what that does to the scores."""
+    named = [
+        f"{model.num_black:,} of {counted(len(model.table), 'image')} of {name}"
+        for name, model in samples.items()
+        if model.num_black
+    ]
+    if not named:
+        return None
+    return (
+        f"{', '.join(named)}: every pixel is 0. They are scored like all others; two black "
+        "images are equal, so a PSNR of 100 dB between them says nothing."
     )

@@ -5,11 +5,12 @@ time instead, each with the share of it that was worked.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from distillery.report.timeline import Attempt, RunClock, Spans, Worker, union
-from distillery.report.vega import ZOOM, Chart, Spec
+from distillery.report.charts import NUM_COLOURS, ZOOM, Chart, Spec
+from distillery.report.timeline import Attempt, RunClock, Spans, StageTime, Worker, union
+from distillery.stage import Stage
 from distillery.words import counted, duration
 
 LANE_PX = 16
@@ -28,7 +29,6 @@ LEAST_SHARE = 0.15
 """Opacity of a piece of time in which a job ran and did no work."""
 UNITS = (("days", 172_800.0, 86_400.0), ("hours", 7_200.0, 3_600.0), ("minutes", 120.0, 60.0))
 """Unit of the axis, from how many seconds on, and its length."""
-
 Row = tuple[str | float, ...]
 
 
@@ -96,9 +96,6 @@ def _fitting(workers: Sequence[Worker]) -> list[Worker]:
             break
         shown.append(worker)
     return shown
-
-
-# ---- the data ----------------------------------------------------------------------------------
 
 
 def job_rows(workers: Sequence[Worker], clock: RunClock, unit_s: float) -> list[Row]:
@@ -209,9 +206,6 @@ def _tried(
             for index, _ in _pieces(*ends, bin_s, num_bins):
                 found.setdefault(index, []).append(attempt)
     return found
-
-
-# ---- the chart ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -339,3 +333,27 @@ def shorten(worker: Worker, *, with_host: bool) -> str:
     device = device if len(device) <= 12 else device[:11] + "…"
     host = worker.host if len(worker.host) <= 14 else worker.host[:13] + "…"
     return f"{host} {device}" if with_host else device
+
+
+@dataclass(frozen=True)
+class StageTimeline:
+    """The timeline, and the class of each stage in the style sheet."""
+
+    timeline: Timeline
+    colours: Mapping[str, str]
+
+
+def stage_timeline(
+    workers: Sequence[Worker],
+    clock: RunClock,
+    times: Sequence[StageTime],
+    stages: Iterable[Stage],
+) -> StageTimeline | None:
+    """The workers' timeline, each stage in its colour; None without telemetry."""
+    if not workers:
+        return None
+    own = {stage.name: stage.colour for stage in stages if stage.colour is not None}
+    numbers = {it.stage: own.get(it.stage, at) for at, it in enumerate(times)}
+    classes = {stage: f"c{number % NUM_COLOURS}" for stage, number in numbers.items()}
+    colours = {stage: f"var(--{name})" for stage, name in classes.items()}
+    return StageTimeline(timeline_chart(workers, clock, colours), classes)

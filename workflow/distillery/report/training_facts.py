@@ -1,24 +1,26 @@
-"""What the telemetry says of a training: speed, memory, saves, alarms; and its previews."""
+"""What a report says of a training: facts of the telemetry, and its log in short and as charts."""
 
+import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from typing import Any
 
-from PIL import Image
+import pandas as pd
 
-from distillery.images import find_moments, is_preview, thin_out
-from distillery.report.image_grid import inline, link_to
+from distillery.config.training import Training
+from distillery.report.charts import Chart, Series, line_chart
 from distillery.report.timeline import RANK
-from distillery.run_folder import RunFolder
-from distillery.store.tables import read_table
 from distillery.telemetry import Event
+from distillery.training.watchers.alarms import COMPANIONS, HELD_OUT, KNOT, ROLLOUT
 
 STAGE = "training"
-MAX_MOMENTS = 6
-"""Columns of previews in the report."""
-MAX_PROMPTS = 8
-"""Rows of it."""
+LAST_SHARE = 0.1
+"""Of a training's log, averaged to its final loss."""
+DASHES = ((1, 0), (8, 3), (2, 2), (8, 3, 2, 3))
+"""Of the segments' lines, in turn: who cannot tell two colours apart sees two lines."""
+MAX_LOSS_POINTS = 600
+"""Points of a curve; a longer log is averaged down to as many."""
 
 
 @dataclass(frozen=True)
@@ -180,76 +182,196 @@ def _saves(stalls: Sequence[float], total_s: float) -> Saves | None:
     return Saves(len(stalls), sum(stalls) / len(stalls), max(stalls), sum(stalls) / total_s)
 
 
-# ---- previews ----------------------------------------------------------------------------------
+# ---- the log in short ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Shown:
-    """One image of the sheet."""
+def summarise_training(
+    loss: pd.DataFrame | None, facts: TrainingFacts | None = None
+) -> dict[str, Any] | None:
+    """First and last of the training's log; the last is the mean of the final tenth.
 
-    uri: str
-    link: str
-    width: int
-    height: int
-
-
-@dataclass(frozen=True)
-class PreviewSheet:
-    """Previews over time.
-
-    Attributes:
-        moments: samples seen, one a column.
-        rows: prompt and its images, one a moment; and the teacher's, or None.
+    A finishing phase of rollouts has a loss of another kind, and so its own first and last.
+    `facts` of the telemetry come under their own key.
     """
+    if loss is None or loss.empty:
+        return None
+    is_rollout = find_rollouts(loss)
+    of_segments, for_rollouts = loss["loss"][~is_rollout], loss["loss"][is_rollout]
+    is_mixed = not of_segments.empty and not for_rollouts.empty
+    return {
+        "num_samples": int(loss["samples_seen"].iloc[-1]),
+        **_first_and_last(of_segments if is_mixed else loss["loss"]),
+        "rollout": _first_and_last(for_rollouts) if is_mixed else None,
+        "held_out_loss": _last_measured(loss, HELD_OUT),
+        "max_grad_norm": _finite(loss["grad_norm"].max()),
+        "telemetry": facts.as_json() if facts else None,
+    }
 
-    moments: Sequence[int]
-    rows: Sequence[tuple[str, Sequence[Shown], Shown | None]]
 
-    @property
-    def has_teacher(self) -> bool:
-        """Whether there is a last column."""
-        return any(teacher is not None for *_, teacher in self.rows)
+def _first_and_last(losses: "pd.Series[float]") -> dict[str, float | None]:
+    """Of one phase of the training."""
+    num_last = max(1, round(len(losses) * LAST_SHARE))
+    return {
+        "first_loss": _finite(losses.iloc[0]),
+        "final_loss": _finite(losses.iloc[-num_last:].mean()),
+    }
 
 
-def gather_previews(
-    run_folder: RunFolder, recipes: Sequence[str], teacher: str | None, output_folder: Path
-) -> PreviewSheet | None:
-    """The previews of this training, thinned out; None without any.
+def _last_measured(loss: pd.DataFrame, column: str) -> dict[str, float | None] | None:
+    """The last value of a column that is measured now and then, and after how many samples."""
+    if column not in loss.columns or loss[column].dropna().empty:
+        return None
+    last = loss[loss[column].notna()].iloc[-1]
+    return {"samples_seen": int(last["samples_seen"]), "loss": _finite(last[column])}
+
+
+def _finite(value: float) -> float | None:
+    """A number that JSON can hold."""
+    return float(value) if math.isfinite(value) else None
+
+
+# ---- the log as charts --------------------------------------------------------------------------
+
+
+def training_parts(training: Training) -> str:
+    """What the samples of a training are, in their order; empty if all are stored segments."""
+    return "" if training.is_plain else training.words
+
+
+def restarts(training: Training) -> list[tuple[int, str]]:
+    """After how many samples the learning rate begins anew, and what begins there."""
+    if training.schedule == "constant":
+        return []
+    spans = [span for span in training.spans if span.phase.restarts]
+    return [(span.begin, span.title) for span in spans if span.begin > 0]
+
+
+def loss_charts(
+    loss: pd.DataFrame | None, training: Training, timesteps: Sequence[float] = ()
+) -> list[Chart]:
+    """Loss with its segments, gradient norm and learning rate; empty without training.
 
     Args:
-        recipes: as for `gather_training`.
-        teacher: the model whose samples have the same noise and many steps, for the last column.
-        output_folder: where the report will lie; links are relative to it.
+        loss: the training's log.
+        training: its settings.
+        timesteps: of the student's steps, for the names of its segments; empty if not known.
     """
-    root, table = run_folder.previews, run_folder.prompts("eval")
-    if not table.is_file():
-        return None
-    texts = read_table(table).set_index("prompt_id")["prompt"].head(MAX_PROMPTS)
-    prompts = {
-        str(name): str(text)
-        for name, text in texts.items()
-        if any(
-            is_preview(path, recipe, text)
-            for path in root.glob(f"samples-*/{name}.png")
-            for recipe in recipes
+    if loss is None or loss.empty:
+        return []
+    axis = "training samples seen"
+    charts = [
+        line_chart(_losses(loss, timesteps), axis, "loss", "Loss", is_wide=True, log_from=1.0),
+        line_chart(
+            _errors(loss),
+            axis,
+            "mean square of latents",
+            "Distance from the teacher, step by step",
+            is_wide=True,
+            log_from=1.0,
+        ),
+        line_chart([_series(loss, "grad_norm", "gradient norm")], axis, "", "Gradient norm"),
+        line_chart(
+            [_series(loss, "learning_rate", "learning rate")],
+            axis,
+            "",
+            "Learning rate",
+            log_from=math.inf,
+            marks=restarts(training),
+        ),
+        *(
+            line_chart([_series(loss, f"loss_{name}", "loss")], axis, "", f"Loss of the {name}")
+            for name in COMPANIONS
+        ),
+    ]
+    return [chart for chart in charts if chart]
+
+
+def _losses(loss: pd.DataFrame, timesteps: Sequence[float]) -> list[Series]:
+    """All kinds of loss in a training's log: of segments, of all of them, held out, of rollouts."""
+    segments = segments_of(loss)
+    lines = [
+        replace(
+            _series(loss, name, title, is_main=False, colour=1 + number % 6),
+            dash=DASHES[number % len(DASHES)],
         )
-    }
-    if not prompts:
-        return None
-    found = {moment for recipe in recipes for moment in find_moments(root, prompts, recipe)}
-    moments = thin_out(sorted(found), MAX_MOMENTS)
-    if not moments:
-        return None
-    rows = []
-    for name, text in prompts.items():
-        teacher_image = run_folder.sample_folder / str(teacher) / name / "0.png"
-        shown = [_show(moment / f"{name}.png", output_folder) for moment in moments]
-        last = _show(teacher_image, output_folder) if teacher_image.is_file() else None
-        rows.append((text, shown, last))
-    return PreviewSheet([int(moment.name.split("-")[1]) for moment in moments], rows)
+        for number, (name, title) in enumerate(segment_titles(segments, timesteps).items())
+    ]
+    of_segments = loss.assign(loss=loss["loss"].mask(find_rollouts(loss)))
+    name = "all segments" if segments else "loss"
+    return [
+        *lines,
+        _series(of_segments, "loss", name, colour=0),
+        _series(loss, HELD_OUT, "held out", has_dots=True, colour=0),
+        _series(loss, ROLLOUT, "rollout", colour=7),
+    ]
 
 
-def _show(path: Path, output_folder: Path) -> Shown:
-    with Image.open(path) as image:
-        uri, width, height = inline(path, image.convert("RGB"))
-    return Shown(uri, link_to(path, output_folder), width, height)
+def _errors(loss: pd.DataFrame) -> list[Series]:
+    """How far the student's own walks from held-out noise are from the teacher's, by knot."""
+    columns = _numbered(loss, KNOT)
+    titles = [f"after step {number}" for number in range(1, len(columns))] + ["at the clean end"]
+    return [
+        _series(loss, column, title, has_dots=True, colour=number % 7)
+        for number, (column, title) in enumerate(zip(columns, titles, strict=False))
+    ]
+
+
+def segments_of(loss: pd.DataFrame) -> list[str]:
+    """The columns of the segments' losses, in order."""
+    return _numbered(loss, "loss_segment_")
+
+
+def _numbered(loss: pd.DataFrame, beginning: str) -> list[str]:
+    """The columns with such a beginning, in the order of the numbers at their ends."""
+    names = (name for name in loss.columns if name.startswith(beginning))
+    return sorted(names, key=lambda name: int(name.rsplit("_", 1)[1]))
+
+
+def segment_titles(segments: Sequence[str], timesteps: Sequence[float]) -> dict[str, str]:
+    """What each segment is called: its number and, where known, its first and last timestep."""
+    names = [f"segment {number}" for number in range(len(segments))]
+    if len(timesteps) == len(segments):
+        ends = [f"{timestep:g}" for timestep in timesteps] + ["clean"]
+        names = [
+            f"{it}, t {begin} to {end}"
+            for it, (begin, end) in zip(names, pairwise(ends), strict=True)
+        ]
+    return dict(zip(segments, names, strict=True))
+
+
+def find_rollouts(loss: pd.DataFrame) -> "pd.Series[bool]":
+    """Which rows of the log are of the finishing phase, whose loss is of another kind."""
+    if ROLLOUT not in loss.columns:
+        return pd.Series(False, index=loss.index)
+    return loss[ROLLOUT].notna()
+
+
+def speed_chart(speed: Sequence[tuple[float, float]]) -> Chart | None:
+    """Samples per second over the samples seen; None for fewer than two intervals."""
+    if len(speed) < 2:
+        return None
+    table = pd.DataFrame(speed, columns=["samples_seen", "speed"])
+    series = _series(table, "speed", "samples per second")
+    return line_chart([series], "training samples seen", "", "Training speed, samples per second")
+
+
+def _series(
+    loss: pd.DataFrame,
+    column: str,
+    name: str,
+    is_main: bool = True,
+    has_dots: bool = False,
+    colour: int | None = None,
+) -> Series:
+    """A column of the log over the samples seen; without points where there is none.
+
+    Averaged down to `MAX_LOSS_POINTS`, of what was measured.
+    """
+    if column not in loss.columns:
+        return Series(name, ())
+    kept = loss[["samples_seen", column]].astype(float)
+    size = -(-len(kept) // MAX_LOSS_POINTS)
+    if size > 1:
+        kept = kept.groupby([number // size for number in range(len(kept))]).mean()
+    points = list(zip(kept["samples_seen"].tolist(), kept[column].tolist(), strict=True))
+    return Series(name, points, is_main, has_dots, colour)

@@ -1,23 +1,26 @@
-"""Is the student good enough? The thresholds, and a plain answer to each."""
+"""Is the student good enough? The thresholds, a plain answer to each, and all that is claimed.
+
+The sentences are the same on the page, the terminal, the card and in the files.
+"""
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from distillery.config.jobs import Sampling, resolve_sampling
-from distillery.config.run import Config
 from distillery.measures.intervals import MIN_RESAMPLED, ConfidenceInterval
 from distillery.measures.lists import MEANS
-from distillery.measures.manifests import ModelSamples
-from distillery.measures.measure import PERCENT, Measure
-from distillery.report.same import SameImages
+from distillery.measures.measure import PERCENT, Measure, Need, Watch
+from distillery.measures.of_sets import OF_SETS
+from distillery.report.roles import Roles
+from distillery.words import listed, times
 
 Outcome = Literal["passed", "failed", "undecided", "not measured"]
 NO_INTERVAL = f"; fewer than {MIN_RESAMPLED} prompts give no interval, which nothing is decided by"
-TEACHER = "teacher"
-"""The usual name of the reference: the teacher as the targets were made."""
+MIN_R1 = 0.95
+"""A reference is weak where its whole interval of R@1 is below."""
+WEAK = "the reference is weak: its steps or guidance seem too few; percentages of it say little"
 
 
 @dataclass(frozen=True)
@@ -34,95 +37,6 @@ class Check:
     question: str
     outcome: Outcome
     finding: str
-
-
-@dataclass(frozen=True)
-class Roles:
-    """Which sampled model plays which part.
-
-    Attributes:
-        student: the student at the steps it was trained for.
-        reference: the model that the others are held to.
-        rival: of the teacher's models with at most the student's network calls, guided or not, the
-            one with the highest CLIP score; it is the rival for every metric.
-        untrained: the student before its training, sampled as the student is.
-        same: which names stand for one model.
-    """
-
-    student: str | None
-    reference: str
-    rival: str | None = None
-    untrained: str | None = None
-    same: SameImages = field(default_factory=SameImages)
-
-    @property
-    def rivals(self) -> list[str | None]:
-        """Rival and untrained student; one, where their images are the same."""
-        is_one = self.same.are_same(self.rival, self.untrained)
-        return [self.untrained] if is_one else [self.rival, self.untrained]
-
-    def label(self, name: str) -> str:
-        """What a model is called on a page."""
-        return self.same.label(name)
-
-    @property
-    def whose(self) -> str:
-        """The reference as an owner, for "of the teacher's CLIP score"."""
-        return "the teacher's" if self.reference == TEACHER else f"{self.reference}'s"
-
-    @property
-    def than_reference(self) -> str:
-        """Words after "fewer network calls"; none where the reference is the teacher, as usual."""
-        return "" if self.reference == TEACHER else f" than {self.reference}"
-
-
-def find_roles(config: Config, quality: Mapping[str, Any] | None) -> Roles:
-    """Find the roles by how the models sample, whatever they are called.
-
-    Args:
-        config: of the run.
-        quality: quality.json; without scores there is no rival.
-    """
-    unguided: dict[str, str] = {}
-    for name in config.samples.models:
-        sampling = resolve_sampling(config, name)
-        if sampling.source != "teacher" and _is_as_trained(sampling, config):
-            unguided.setdefault(sampling.source, name)
-    student, reference = unguided.get("student"), config.evaluation.reference
-    teachers = [
-        name
-        for name, chosen in config.samples.models.items()
-        if chosen.source == "teacher" and name != reference
-    ]
-    rival = _find_rival(teachers, quality["models"], student) if quality else None
-    return Roles(student, reference, rival, unguided.get("untrained"))
-
-
-def _is_as_trained(sampling: Sampling, config: Config) -> bool:
-    """Whether a student's model takes the steps and the guidance of its training."""
-    return sampling.steps == config.student.steps and (sampling.guidance_scale or 1.0) == 1.0
-
-
-def _find_rival(
-    teachers: Iterable[str], models: Mapping[str, Any], student: str | None
-) -> str | None:
-    """The teacher's model with the highest CLIP score of those that cost no more."""
-    if student is None or student not in models:
-        return None
-    num_calls = models[student]["network_calls"]
-    affordable = [
-        name for name in teachers if name in models and models[name]["network_calls"] <= num_calls
-    ]
-    return max(affordable, key=lambda name: models[name]["clip_score"]["mean"], default=None)
-
-
-def order_models(samples: Mapping[str, ModelSamples], reference: str) -> list[str]:
-    """The reference first, then by falling cost; a name does not change the student's place."""
-
-    def cost(name: str) -> tuple[bool, int, str]:
-        return name != reference, -samples[name].network_calls, name
-
-    return sorted(samples, key=cost)
 
 
 def check_student(quality: Mapping[str, Any], roles: Roles, min_clip_ratio: float) -> list[Check]:
@@ -236,3 +150,175 @@ def summarise_checks(checks: list[Check]) -> str:
     parts = [f"The student passes {counts['passed']} of {len(checks)} thresholds"]
     parts += [text.format(counts[key]) for key, text in words.items() if counts[key]]
     return "; ".join(parts) + "."
+
+
+# ---- claims -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A measure that sets no threshold, and that nobody should overlook.
+
+    Attributes:
+        name: what is measured, and in which vision model.
+        finding: its number with the interval, or why there is none.
+        is_flagged: whether the whole interval is on the bad side of 1.
+        meaning: of a flag; empty without one.
+    """
+
+    name: str
+    finding: str
+    is_flagged: bool
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Claims:
+    """All sentences on a student.
+
+    Attributes:
+        headline: the answer to the user's question.
+        weakness: why percentages of the reference say little; empty where they do not.
+        summary: the thresholds and the watched measures in short; None where there are none.
+        watched: see `Watched`.
+    """
+
+    headline: str
+    weakness: str
+    summary: str | None
+    watched: Sequence[Watched]
+
+    def as_json(self) -> dict[str, Any]:
+        """The keys of metrics.json."""
+        return asdict(self)
+
+    @property
+    def flags(self) -> list[Watched]:
+        """The watched measures that are flagged."""
+        return [it for it in self.watched if it.is_flagged]
+
+
+def make_claims(
+    roles: Roles,
+    quality: Mapping[str, Any] | None,
+    speed: Mapping[str, Any] | None,
+    checks: list[Check],
+) -> Claims:
+    """All that is claimed.
+
+    Args:
+        roles: the parts of the models.
+        quality: quality.json; None where nothing was scored.
+        speed: see `speeds.summarise_speed`; None without a student.
+        checks: the thresholds.
+    """
+    reasons = why_weak(roles, quality) if quality else []
+    weakness = f"The reference is weak: {listed(reasons)}." if reasons else ""
+    watched = find_watched(roles, quality) if quality else []
+    return Claims(headline(roles, quality, speed), weakness, _summary(checks, watched), watched)
+
+
+def headline(
+    roles: Roles, quality: Mapping[str, Any] | None, speed: Mapping[str, Any] | None
+) -> str:
+    """The answer to the user's question; where the reference is weak it says so."""
+    if roles.student is None or speed is None:
+        return "No student was compared with its teacher in this run."
+    calls = f"network calls{roles.than_reference}"
+    fewer = times(
+        speed["network_calls_ratio"] or 1.0,
+        "{:.3g} times",
+        (f"fewer {calls}", f"as many {calls}", f"more {calls}"),
+    )
+    if quality is None:
+        return f"The student needs {fewer}; its quality was not scored."
+    ratio = ratio_of(quality, roles.student, roles)
+    if ratio is None:
+        return f"The student needs {fewer}; how much quality it keeps is not defined."
+    weak = f"; {WEAK}" if why_weak(roles, quality) else ""
+    before = ratio_of(quality, roles.untrained, roles)
+    if ratio.mean <= 1 and not weak:
+        kept = f"The student keeps {PERCENT(ratio.mean)} of {roles.whose} CLIP score with {fewer}"
+        return kept + (f"; before its training it kept {PERCENT(before.mean)}." if before else ".")
+    bounds = describe_bounds(ratio, "{:.2f}".format)
+    scored = f"{ratio.mean:.2f} times {roles.whose} CLIP score" + (f" ({bounds})" if bounds else "")
+    earlier = f", before its training {before.mean:.2f} times" if before else ""
+    return f"The student scores {scored} with {fewer}{earlier}{weak}."
+
+
+def ratio_of(
+    quality: Mapping[str, Any], name: str | None, roles: Roles
+) -> ConfidenceInterval | None:
+    """A model's CLIP score over the reference's; None where it was not scored."""
+    against = quality["models"].get(name, {}).get("against", {}).get(roles.reference, {})
+    return read_interval(against.get("clip_score_ratio"))
+
+
+def why_weak(roles: Roles, quality: Mapping[str, Any]) -> list[str]:
+    """What speaks against the reference as a measure of others; empty where nothing does."""
+    reasons = []
+    retrieval = read_interval(quality["models"].get(roles.reference, {}).get("retrieval_r1"))
+    if retrieval and retrieval.high is not None and retrieval.high < MIN_R1:
+        found = describe_interval(retrieval, PERCENT)
+        reasons.append(f"of its own images only {found} find their prompt first (R@1)")
+    for name in roles.same.shown(quality["models"]):
+        ratio = ratio_of(quality, name, roles)
+        if ratio and ratio.low is not None and ratio.low > 1:
+            found = describe_interval(ratio, "{:.2f}".format)
+            who = "the student" if name == roles.student else roles.label(name)
+            reasons.append(f"{who} scores {found} times its CLIP score")
+    return reasons
+
+
+def find_watched(roles: Roles, quality: Mapping[str, Any]) -> list[Watched]:
+    """The student's ratios that have a line of their own, in each vision model."""
+    visions = quality.get("vision_models", {})
+    sets = quality["models"].get(roles.student, {}).get("sets", {})
+    lines = []
+    for vision in (name for name in visions if name in sets):
+        left_out = {name: Need(**need) for name, need in visions[vision]["left_out"].items()}
+        where = f", in {vision}" if len(visions) > 1 else ""
+        for measure in OF_SETS:
+            if measure.watch:
+                value = read_interval(sets[vision].get(f"{measure.name}_ratio"))
+                title = measure.watch.name.format(whose=roles.whose) + where
+                lines.append(_line(title, value, measure.watch, left_out.get(measure.name)))
+    return lines
+
+
+def _line(title: str, value: ConfidenceInterval | None, watch: Watch, need: Need | None) -> Watched:
+    """One measure, flagged where its whole interval is beyond 1."""
+    if value is None:
+        why = (
+            f"needs {need.images} images, {need.per_prompt} of each prompt"
+            if need
+            else "a number is not above 0"
+        )
+        return Watched(title, f"not measured: {why}", False, "")
+    near = value.low if watch.bad > 0 else value.high
+    is_flagged = near is not None and watch.bad * (near - 1) > 0
+    finding = describe_interval(value, "{:.2f}".format)
+    return Watched(title, finding, is_flagged, watch.meaning if is_flagged else "")
+
+
+def speed_words(speed: Mapping[str, Any]) -> str:
+    """How many times faster the student is, where the batches suffice to say so."""
+    ratio, low, high = (speed[f"seconds_ratio{end}"] for end in ("", "_low", "_high"))
+    if ratio is None:
+        return "too few batches to say how many times faster or slower,"
+    if low is not None and low <= 1 <= high:
+        return f"no difference beyond the interval ({low:.2f} to {high:.2f} times as fast)"
+    words = times(ratio, "{:.1f}\N{MULTIPLICATION SIGN}", ("faster", "as fast", "slower"))
+    if low is None:
+        return words
+    low, high = (low, high) if ratio > 1 else (1 / high, 1 / low)
+    return f"{words} ({low:.1f} to {high:.1f})"
+
+
+def _summary(checks: list[Check], watched: Sequence[Watched]) -> str | None:
+    """The thresholds, then what is watched beside them; None if there was nothing to check."""
+    if not checks:
+        return None
+    told = [f"{it.name} {it.finding}" + (f", {it.meaning}" if it.meaning else "") for it in watched]
+    more = f" Watched, without a threshold: {'; '.join(told)}." if told else ""
+    return summarise_checks(checks) + more
