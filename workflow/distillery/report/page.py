@@ -31,7 +31,7 @@ from distillery.report.image_grid import (
 from distillery.report.roles import MARKS
 from distillery.report.score_charts import Scored, quality_charts, steps_charts
 from distillery.report.speeds import MIN_BATCHES, Timings, summarise_speed, summarise_timings
-from distillery.report.timeline_chart import MAX_BARS, stage_timeline
+from distillery.report.timeline_chart import MAX_BARS, timeline
 from distillery.report.training_facts import (
     loss_charts,
     restarts,
@@ -180,7 +180,7 @@ def _of_times(findings: Findings, timings: Timings, stages: Sequence[Stage]) -> 
         "timings": timings,
         "planned": findings.planned,
         "max_bars": MAX_BARS,
-        "timeline": stage_timeline(timings.workers, timings.clock, timings.stages, stages),
+        "timeline": timeline(timings.workers, timings.clock, timings.stages, stages),
     }
 
 

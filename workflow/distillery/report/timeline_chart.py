@@ -1,15 +1,17 @@
-"""The timeline as a chart: one block of rows per worker, one bar per job, its work inside.
+"""The timeline as a chart: rows of each worker, one bar per job, its work inside.
 
-A page must stay small whatever the run: beyond `MAX_BARS` jobs, rows are cut into equal pieces of
-time instead, each with the share of it that was worked.
+A page must stay small whatever the run: of many jobs each is one bar, as solid as the share of it
+that was worked, and of still more the neighbours in a row are one bar.
 """
 
+import csv
+import io
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from distillery.report.charts import NUM_COLOURS, ZOOM, Chart, Spec
-from distillery.report.timeline import Attempt, RunClock, Spans, StageTime, Worker, union
+from distillery.report.timeline import Attempt, RunClock, Spans, StageTime, Worker, length
 from distillery.stage import Stage
 from distillery.words import counted, duration
 
@@ -23,13 +25,13 @@ MAX_STILL_BARS = 1_500
 """Of the drawing for readers without scripts, where a bar takes some 120 bytes."""
 MAX_PIECES = 300
 """Pieces of work drawn for one job; more are merged to as many."""
-MAX_BINS = 400
-"""Pieces of time in a row: two or three pixels each."""
 LEAST_SHARE = 0.15
-"""Opacity of a piece of time in which a job ran and did no work."""
+"""Opacity of a bar in which no work was done."""
 UNITS = (("days", 172_800.0, 86_400.0), ("hours", 7_200.0, 3_600.0), ("minutes", 120.0, 60.0))
 """Unit of the axis, from how many seconds on, and its length."""
+
 Row = tuple[str | float, ...]
+"""Lane, begin, end, share, stage and job: a bar's row, place, opacity, colour and name."""
 
 
 @dataclass(frozen=True)
@@ -37,55 +39,49 @@ class Timeline:
     """The chart and what the page says of it.
 
     Attributes:
-        chart: to be drawn.
+        classes: of each stage's colour in the style sheet.
         num_shown: workers in it, the first ones.
-        is_binned: whether it has pieces of time instead of jobs.
-        has_work: whether jobs are told from the work in them.
-        bin_s: length of a piece of time.
+        bars: as they are drawn where scripts run.
     """
 
     chart: Chart
+    classes: Mapping[str, str]
     num_shown: int
-    is_binned: bool
-    has_work: bool
-    bin_s: float
+    bars: "Bars"
 
 
-def timeline_chart(
-    workers: Sequence[Worker], clock: RunClock, colours: Mapping[str, str]
-) -> Timeline:
-    """The chart.
-
-    Args:
-        workers: by name; at least one.
-        clock: the horizontal axis, pauses cut out.
-        colours: of each stage.
-    """
+def timeline(
+    workers: Sequence[Worker],
+    clock: RunClock,
+    times: Sequence[StageTime],
+    stages: Iterable[Stage],
+) -> Timeline | None:
+    """The workers' timeline, each stage in its colour; None without telemetry."""
+    if not workers:
+        return None
+    own = {stage.name: stage.colour for stage in stages if stage.colour is not None}
+    numbers = {it.stage: own.get(it.stage, at) for at, it in enumerate(times)}
+    classes = {stage: f"c{number % NUM_COLOURS}" for stage, number in numbers.items()}
     shown = _fitting(workers)
-    num_jobs = sum(len(lane) for worker in shown for lane in worker.lanes)
-    names = _names(shown)
-    bins = _Frame(names, clock, colours)
-    binned = bins.spec(bin_rows(shown, clock, bins.unit_s, MAX_STILL_BARS))
-    if num_jobs > MAX_BARS:
-        rows = bin_rows(shown, clock, bins.unit_s, MAX_BARS)
-        chart = _chart(bins, rows, binned)
-        return Timeline(chart, len(shown), True, True, clock.total_s / _num_bins(shown, MAX_BARS))
-    by_lane = [name for one, name in zip(shown, names, strict=True) for name in _rows(one, name)]
-    jobs = _Frame(by_lane, clock, colours)
-    rows = job_rows(shown, clock, jobs.unit_s)
-    chart = _chart(jobs, rows, binned if len(rows) > MAX_STILL_BARS else jobs.spec(rows))
-    return Timeline(chart, len(shown), False, 2 * num_jobs <= MAX_BARS, 0.0)
+    frame = _Frame(_names(shown), clock, {it: f"var(--{name})" for it, name in classes.items()})
+    lanes = [lane for worker in shown for lane in worker.lanes]
+    live, still = (Bars.of(lanes, clock, frame.unit_s, most) for most in (MAX_BARS, MAX_STILL_BARS))
+    title = f"Timeline of {counted(len(shown), 'worker')} over {duration(clock.total_s)}"
+    spec = frame.spec(live.rows)
+    bars, *others = spec["layer"]
+    spec["layer"] = [bars | {"params": [ZOOM]}, *others]
+    chart = Chart(title, spec, frame.spec(still.rows), is_wide=True)
+    return Timeline(chart, classes, len(shown), live)
 
 
 def _names(workers: Sequence[Worker]) -> list[str]:
-    """A name for each worker, with its host where there are several."""
+    """Of all rows: a worker's first has its name, with its host where there are several."""
     with_host = len({worker.host for worker in workers}) > 1
-    return [shorten(worker, with_host=with_host) for worker in workers]
-
-
-def _rows(worker: Worker, name: str) -> list[str]:
-    """Names of a worker's rows: its own, then none."""
-    return [name] + [""] * (len(worker.lanes) - 1)
+    return [
+        shorten(worker, with_host=with_host) if number == 0 else ""
+        for worker in workers
+        for number in range(len(worker.lanes))
+    ]
 
 
 def _fitting(workers: Sequence[Worker]) -> list[Worker]:
@@ -98,29 +94,71 @@ def _fitting(workers: Sequence[Worker]) -> list[Worker]:
     return shown
 
 
-def job_rows(workers: Sequence[Worker], clock: RunClock, unit_s: float) -> list[Row]:
-    """(lane, begin, end, share, stage, job) of each job, and of its work with a share of 1.
+# ---- the data ----------------------------------------------------------------------------------
 
-    At most `MAX_BARS` rows: work is merged where there is much, and left out, its job's share
-    being 1, where the jobs alone leave no room for it.
+
+@dataclass(frozen=True)
+class Bars:
+    """The rows, and what they are of.
+
+    Attributes:
+        has_work: whether each job is drawn pale, with its work inside.
+        piece_s: jobs of a row that begin within this time are one bar; 0: each is its own.
     """
-    lanes = [lane for worker in workers for lane in worker.lanes]
-    num_jobs = sum(map(len, lanes))
-    num_pieces = min(MAX_PIECES, (MAX_BARS - num_jobs) // max(num_jobs, 1))
-    rows: list[Row] = []
-    for number, lane in enumerate(lanes):
-        for attempt in lane:
-            spans = [(attempt.begin_s, attempt.end_s), *_merged(attempt, num_pieces)]
-            for part, (begin_s, end_s) in enumerate(spans):
-                ends = (_tidy(clock.at(begin_s) / unit_s), _tidy(clock.at(end_s) / unit_s))
-                share = 0.25 if part == 0 and num_pieces else 1
-                rows.append((number, *ends, share, attempt.stage, _told(attempt)))
-    return rows
+
+    rows: list[Row]
+    has_work: bool
+    piece_s: float
+
+    @classmethod
+    def of(
+        cls, lanes: Sequence[Sequence[Attempt]], clock: RunClock, unit_s: float, most: int
+    ) -> "Bars":
+        """As much as so many rows can show; times are in units of `unit_s`."""
+        num_jobs = sum(map(len, lanes))
+        has_work = 2 * num_jobs <= most
+        per_lane = max(most // len(lanes), 2)
+        piece_s = clock.total_s / (per_lane - 1) if num_jobs > most else 0.0
+        spans: list[tuple[int, tuple[float, float], float, str, str]] = []
+        for number, lane in enumerate(lanes):
+            for jobs in _together(lane, clock, piece_s):
+                whole, share, stage, name = _bar(jobs, clock)
+                spans.append((number, whole, 0.25 if has_work else share, stage, name))
+                work = _merged(jobs[0], most // num_jobs - 1) if has_work else ()
+                spans += [(number, span, 1, stage, name) for span in work]
+        rows: list[Row] = [
+            (number, *(_tidy(clock.at(end) / unit_s) for end in span), *others)
+            for number, span, *others in spans
+        ]
+        return cls(rows, has_work, piece_s)
 
 
-def _told(attempt: Attempt) -> str:
-    """The job's name beside the pointer."""
-    return attempt.job + ("" if attempt.finished else ", not finished")
+def _together(lane: Sequence[Attempt], clock: RunClock, piece_s: float) -> list[list[Attempt]]:
+    """The jobs of a row in groups that begin within a piece of time, each alone if that is 0."""
+    groups: list[list[Attempt]] = []
+    first_s = 0.0
+    for attempt in lane:
+        begin_s = clock.at(attempt.begin_s)
+        if groups and begin_s - first_s < piece_s:
+            groups[-1].append(attempt)
+        else:
+            groups.append([attempt])
+            first_s = begin_s
+    return groups
+
+
+def _bar(jobs: Sequence[Attempt], clock: RunClock) -> tuple[tuple[float, float], float, str, str]:
+    """Begin and end, share of it that was worked, the stage that took most, what it is."""
+    busy: dict[str, list[tuple[float, float]]] = {job.stage: [] for job in jobs}
+    for job in jobs:
+        busy[job.stage] += job.busy
+    worked_s = {stage: length(spans) for stage, spans in busy.items()}
+    begin_s, end_s = jobs[0].begin_s, max(job.end_s for job in jobs)
+    share = sum(worked_s.values()) / max(clock.at(end_s) - clock.at(begin_s), 1e-3)
+    name = jobs[0].job + ("" if jobs[0].finished else ", not finished")
+    told = name if len(jobs) == 1 else counted(len({job.job for job in jobs}), "job")
+    stage = max(worked_s, key=lambda it: worked_s[it])
+    return (begin_s, end_s), min(1.0, max(round(share, 2), LEAST_SHARE)), stage, told
 
 
 def _tidy(value: float) -> float:
@@ -128,84 +166,17 @@ def _tidy(value: float) -> float:
     return float(f"{value:.5g}")
 
 
-def _merged(attempt: Attempt, num_pieces: int) -> Spans:
+def _merged(attempt: Attempt, most: int) -> Spans:
     """At most so many pieces of work: neighbours become one where there are more."""
     busy = sorted(attempt.busy)
-    if not num_pieces:
-        return []
-    size = max(-(-len(busy) // num_pieces), 1)
+    size = max(-(-len(busy) // min(most, MAX_PIECES)), 1)
     return [
         (busy[start][0], max(end for _, end in busy[start : start + size]))
         for start in range(0, len(busy), size)
     ]
 
 
-def bin_rows(workers: Sequence[Worker], clock: RunClock, unit_s: float, max_rows: int) -> list[Row]:
-    """(worker, begin, end, share of it worked, stage that took most, jobs in it), empty ones not.
-
-    Args:
-        workers: one row each.
-        clock: pauses cut out.
-        unit_s: seconds of the axis's unit.
-        max_rows: that may come out; a worker has as many pieces of time as that allows.
-    """
-    num_bins = _num_bins(workers, max_rows)
-    bin_s = max(clock.total_s, 1e-3) / num_bins
-    rows: list[Row] = []
-    for number, worker in enumerate(workers):
-        seconds = _worked(worker, clock, bin_s, num_bins)
-        for index, attempts in sorted(_tried(worker, clock, bin_s, num_bins).items()):
-            by_stage = seconds.get(index, {attempts[0].stage: 0.0})
-            stage = max(by_stage, key=lambda it: by_stage[it])
-            share = min(1.0, round(sum(by_stage.values()) / bin_s, 2))
-            ends = (_tidy(index * bin_s / unit_s), _tidy((index + 1) * bin_s / unit_s))
-            told = counted(len({attempt.job for attempt in attempts}), "job")
-            rows.append((number, *ends, max(share, LEAST_SHARE), stage, told))
-    return rows
-
-
-def _num_bins(workers: Sequence[Worker], max_rows: int) -> int:
-    """Pieces of time that each worker's row is cut into."""
-    return max(1, min(MAX_BINS, max_rows // max(len(workers), 1)))
-
-
-def _pieces(
-    begin_s: float, end_s: float, bin_s: float, num_bins: int
-) -> Iterator[tuple[int, float]]:
-    """The bins that an interval touches, with its seconds in each."""
-    for index in range(int(begin_s / bin_s), min(int(end_s / bin_s), num_bins - 1) + 1):
-        yield index, min(end_s, (index + 1) * bin_s) - max(begin_s, index * bin_s)
-
-
-def _worked(
-    worker: Worker, clock: RunClock, bin_s: float, num_bins: int
-) -> dict[int, dict[str, float]]:
-    """Seconds of work by bin and stage; jobs of one stage at the same time count once."""
-    spans: dict[str, list[tuple[float, float]]] = {}
-    for lane in worker.lanes:
-        for attempt in lane:
-            spans.setdefault(attempt.stage, []).extend(attempt.busy)
-    found: dict[int, dict[str, float]] = {}
-    for stage, busy in spans.items():
-        for begin_s, end_s in union(busy):
-            ends = clock.at(begin_s), clock.at(end_s)
-            for index, seconds in _pieces(*ends, bin_s, num_bins):
-                by_stage = found.setdefault(index, {})
-                by_stage[stage] = by_stage.get(stage, 0.0) + seconds
-    return found
-
-
-def _tried(
-    worker: Worker, clock: RunClock, bin_s: float, num_bins: int
-) -> dict[int, list[Attempt]]:
-    """The attempts that were under way in each bin."""
-    found: dict[int, list[Attempt]] = {}
-    for lane in worker.lanes:
-        for attempt in lane:
-            ends = clock.at(attempt.begin_s), clock.at(attempt.end_s)
-            for index, _ in _pieces(*ends, bin_s, num_bins):
-                found.setdefault(index, []).append(attempt)
-    return found
+# ---- the chart ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -289,27 +260,13 @@ class _Frame:
         return [{"data": {"values": values}, "mark": rule, "encoding": encoding}]
 
 
-def _chart(frame: _Frame, rows: Sequence[Row], still: Spec) -> Chart:
-    """The chart, with `ZOOM` where scripts run."""
-    spec = frame.spec(rows)
-    bars, *others = spec["layer"]
-    total = duration(frame.clock.total_s)
-    num_workers = sum(1 for name in frame.names if name)
-    title = f"Timeline of {counted(num_workers, 'worker')} over {total}"
-    return Chart(title, spec | {"layer": [bars | {"params": [ZOOM]}, *others]}, still, is_wide=True)
-
-
 def _csv(rows: Sequence[Row]) -> str:
     """Rows as CSV: a third of the bytes of JSON."""
-    lines = (",".join(_cell(value) for value in row) for row in rows)
-    return "\n".join(("lane,x,end,share,stage,job", *lines))
-
-
-def _cell(value: str | float) -> str:
-    """A number as it is, text in quotes where it has to be."""
-    if not isinstance(value, str):
-        return f"{value:g}" if isinstance(value, int) else repr(value)
-    return '"' + value.replace('"', '""') + '"' if set(value) & set(',"\n\r') else value
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(
+        [("lane", "x", "end", "share", "stage", "job"), *rows]
+    )
+    return text.getvalue().removesuffix("\n")
 
 
 def unit_of(total_s: float) -> tuple[str, float]:
@@ -333,27 +290,3 @@ def shorten(worker: Worker, *, with_host: bool) -> str:
     device = device if len(device) <= 12 else device[:11] + "…"
     host = worker.host if len(worker.host) <= 14 else worker.host[:13] + "…"
     return f"{host} {device}" if with_host else device
-
-
-@dataclass(frozen=True)
-class StageTimeline:
-    """The timeline, and the class of each stage in the style sheet."""
-
-    timeline: Timeline
-    colours: Mapping[str, str]
-
-
-def stage_timeline(
-    workers: Sequence[Worker],
-    clock: RunClock,
-    times: Sequence[StageTime],
-    stages: Iterable[Stage],
-) -> StageTimeline | None:
-    """The workers' timeline, each stage in its colour; None without telemetry."""
-    if not workers:
-        return None
-    own = {stage.name: stage.colour for stage in stages if stage.colour is not None}
-    numbers = {it.stage: own.get(it.stage, at) for at, it in enumerate(times)}
-    classes = {stage: f"c{number % NUM_COLOURS}" for stage, number in numbers.items()}
-    colours = {stage: f"var(--{name})" for stage, name in classes.items()}
-    return StageTimeline(timeline_chart(workers, clock, colours), classes)
