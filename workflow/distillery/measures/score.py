@@ -48,13 +48,11 @@ def evaluate(
     """Write quality.json and scores.parquet; equal inputs give equal bytes on one machine.
 
     Args:
-        job: the frozen configuration.
         manifests: samples/{model}/manifest.parquet of each model of the run.
         quality: means with intervals and paired comparisons, as JSON.
         scores: one row per image and model: prompt_id, index, model, and the columns of `OF_JUDGE`
             and of `OF_PAIRS`; the latter are null for the reference itself.
         reporter: gets one work event for each model, in the judge and in each vision model.
-        device: where the judge and the vision models run.
 
     Raises:
         ValueError: the manifests cannot be compared, or an image, the judge or a vision model is
@@ -149,7 +147,6 @@ def score_model(
 
     Args:
         model, reference: samples of the same prompts and noise.
-        images_bd: the judge's embeddings of the model's images.
         readings: the prompts as the judge reads them; `prompts_pd`: embeddings of the distinct.
     """
     own_b = np.array([readings.row_of[prompt] for prompt in model.table["prompt"]], dtype=np.int64)
@@ -196,8 +193,6 @@ def summarise(
     """The content of quality.json.
 
     Args:
-        job: the frozen configuration.
-        samples, scores: of each model.
         features: of each vision model, those of each model's images.
         num_distinct_prompts: that the judge can tell apart, among which R@1 searches.
     """
@@ -276,10 +271,10 @@ def _paired(
         own_b, other_b = measure.values(own), measure.values(other)
         if measure.ratio:
             ratio = intervals.bootstrap_ratio(own_b, other_b, groups, weights_rp)
-            found[f"{measure.name}_ratio"] = _as_json(ratio)
+            found[measure.ratio_key] = _as_json(ratio)
         is_defined = not np.any(np.isnan(own_b - other_b))
         difference = measure.difference(other_b, own_b, groups, weights_rp) if is_defined else None
-        found[f"{measure.name}_difference"] = _as_json(difference)
+        found[measure.difference_key] = _as_json(difference)
     return found
 
 

@@ -35,17 +35,7 @@ def write_card(
     table: Table,
     folder: Path,
 ) -> None:
-    """Write README.md and strip.png.
-
-    Args:
-        pipeline_card: that of the student's pipeline.
-        samples: of each model.
-        roles: which of them are compared; there is a student.
-        quality: quality.json.
-        claims: the report's sentences.
-        table: the report's metrics.
-        folder: to write to.
-    """
+    """Write README.md and strip.png."""
     named = (roles.reference, roles.student, roles.untrained, roles.rival)
     there = [name for name in dict.fromkeys(named) if name is not None and name in samples]
     models = roles.same.shown(there)
@@ -96,7 +86,7 @@ def _results(quality: Mapping[str, Any], roles: Roles) -> list[EvalResult]:
         if measure.is_in_card:
             scores[measure.name, measure.title] = facts.get(measure.name)
         if measure.is_in_card and measure.ratio:
-            key = f"{measure.name}_ratio"
+            key = measure.ratio_key
             scores[key, f"{measure.title}, of {roles.whose}"] = against.get(key)
     return [
         EvalResult(

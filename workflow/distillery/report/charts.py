@@ -75,7 +75,6 @@ class Chart:
         title: in words; also its name for a screen reader.
         spec: Vega-Lite, as wide as its place.
         still: the same for a reader without scripts: fewer marks, nothing that needs a pointer.
-        is_wide: whether it takes the whole width of the page.
         can_zoom: whether its horizontal axis has `ZOOM`.
     """
 
@@ -159,9 +158,6 @@ def line_chart(
     """Lines over a common axis; None if no point is finite.
 
     Args:
-        series: the lines, at least one.
-        x_title, y_title, title: of the axes and the chart.
-        is_wide: whether it takes the page's whole width.
         log_from: the factor that values must span for a logarithmic axis; infinite for what may
             fall to zero by design, as a learning rate does.
         marks: dashed vertical lines: where, and what begins there.

@@ -33,7 +33,6 @@ class RunPieces:
     """What there is of a run.
 
     Attributes:
-        name: of the run.
         config: frozen; None where the run was not planned.
         scores: None where nothing was scored.
         samples: by model, those that are there.

@@ -173,7 +173,6 @@ def loading_code(run_folder: RunFolder, samples: ModelSamples | None) -> str | N
     """A script for the student's pipeline, as in its model card; None if it was not exported.
 
     Args:
-        run_folder: where the pipeline may be.
         samples: the student's samples; the first one's prompt and seed are used.
     """
     folder = run_folder.student("pipeline")

@@ -122,7 +122,6 @@ def make_grid(
 
     Args:
         samples: each model's samples, in the order of the columns; all of the same prompts.
-        scores: scores.parquet; None leaves scores out.
         student: whose worst samples are shown.
         output_folder: where the report will lie; links are relative to it.
     """

@@ -43,7 +43,7 @@ from distillery.report.verdict import (
     Claims,
     describe_bounds,
     make_claims,
-    read_interval,
+    ratio_of,
     speed_words,
 )
 from distillery.run_folder import RunFolder
@@ -59,11 +59,8 @@ def write_report(
     What a run does not have is left out, never guessed.
 
     Args:
-        job: the whole configuration.
-        run_folder: results/{run}.
         output: one self-contained HTML file; its links to more images are relative to it.
         metrics: quality, verdict, training, timings and provenance as JSON.
-        stages: that there are.
 
     Raises:
         ValueError: a file that is there is damaged, or samples of different runs are mixed.
@@ -138,6 +135,7 @@ def _of_scores(findings: Findings) -> dict[str, Any]:
     curves = steps_charts(scored)
     return {
         "label": roles.label,
+        "ratio": ratio_of(findings.quality, roles.student, roles) if findings.quality else None,
         "same_names": roles.same.names,
         "marks": {it: MARKS[scored.part(it)] for it in scored.quality["models"]} if scored else {},
         "sets": tables.set_tables(quality, roles),
@@ -193,7 +191,6 @@ def _environment() -> Environment:
         "counted": words.counted,
         "date": _date,
         "duration": words.duration,
-        "interval": read_interval,
         "listed": words.listed_numbers,
         "percent": PERCENT,
         "significant": words.significant,

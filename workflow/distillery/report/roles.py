@@ -164,12 +164,7 @@ class Roles:
 
 
 def find_roles(config: Config, quality: Mapping[str, Any] | None) -> Roles:
-    """Find the roles by how the models sample, whatever they are called.
-
-    Args:
-        config: of the run.
-        quality: quality.json; without scores there is no rival.
-    """
+    """Find the roles by how models sample, whatever they are called; without scores no rival."""
     unguided: dict[str, str] = {}
     for name in config.samples.models:
         sampling = resolve_sampling(config, name)
@@ -221,7 +216,6 @@ class Mark:
 
     Attributes:
         colour: the class of the style sheet, and its variable with two dashes before.
-        shape: in a chart.
         glyph: the same shape in text.
         dash: of its line, lengths drawn and left out.
     """
@@ -257,14 +251,7 @@ def usual_part(model: ModelSamples) -> Part:
 def part_of(
     name: str, models: Mapping[str, SampledModel], quality: Mapping[str, Any], roles: Roles
 ) -> Part:
-    """What a scored model is: by its role, else by how the teacher samples.
-
-    Args:
-        name: of the model.
-        models: as configured.
-        quality: quality.json, which has the guidance of each.
-        roles: of the run.
-    """
+    """What a scored model is: by its role, else by how the teacher samples."""
     if name == roles.student:
         return "student"
     if name == roles.reference:

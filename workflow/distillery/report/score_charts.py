@@ -21,7 +21,6 @@ class Score:
     """A model at a cost: its mean, with an interval (None for a single prompt).
 
     Attributes:
-        model: its name.
         part: what it is, which decides on its colour and shape.
         curve: the part whose line it lies on; None without a line.
     """
@@ -41,10 +40,6 @@ def score_chart(scores: Sequence[Score], y_title: str, title: str) -> Chart | No
 
     Network calls are in proportion (log), so models of equal cost stand at one place. Scores of one
     curve are joined.
-
-    Args:
-        scores: a model each.
-        y_title, title: of the vertical axis and of the chart.
     """
     if len(scores) < 2:
         return None
@@ -125,8 +120,6 @@ class Scored:
 
     Attributes:
         quality: quality.json, each model under one name.
-        models: as configured, by name.
-        roles: which of them play a part.
     """
 
     quality: Mapping[str, Any]
@@ -168,7 +161,6 @@ def quality_charts(scored: Scored | None, has_curves: bool) -> list[Chart]:
     A chart needs two models.
 
     Args:
-        scored: the models; None without scores.
         has_curves: whether `steps_charts` draws some of them.
     """
     if scored is None:

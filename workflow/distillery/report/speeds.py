@@ -34,11 +34,8 @@ class ImageTime:
 
     Attributes:
         seconds: from a batch's beginning to its saved files.
-        num_images: that were measured.
-        devices: on which.
         decode_s: of these seconds, the VAE's; None where it was not told.
         peak_memory_bytes: the most that one of its processes held; None where it was not told.
-        num_batches: that were measured.
         low, high: the 95 % interval over batches; None for fewer than `MIN_BATCHES`.
     """
 
@@ -66,7 +63,6 @@ def time_images(
     whose attempts had one batch is not in the answer.
 
     Args:
-        attempts: of all jobs.
         recipes: the hashes of those of each model's present images; attempts of others are left
             out. All count of a model that is not among them, and those that tell none.
     """

@@ -45,7 +45,7 @@ def with_ratios(measures: Iterable[Measure | OfSet]) -> dict[str, Column]:
     for measure in measures:
         found[measure.name] = measure
         if measure.ratio:
-            found[f"{measure.name}_ratio"] = measure.ratio
+            found[measure.ratio_key] = measure.ratio
     return found
 
 
@@ -211,7 +211,7 @@ def differences_table(quality: Mapping[str, Any] | None, roles: Roles) -> Table 
 
 def _difference(against: Mapping[str, Any], measure: Measure) -> Cell:
     """One paired difference; marked where the student is better by its whole interval."""
-    value = read_interval(against.get(f"{measure.name}_difference"))
+    value = read_interval(against.get(measure.difference_key))
     if value is None:
         return Cell("")
     form = measure.form.signed

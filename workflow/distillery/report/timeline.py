@@ -255,7 +255,6 @@ def hold_against_plan(
 
     Args:
         attempts: of the run, those that were interrupted among them.
-        plan: plan.json.
     """
     spans: dict[str, float] = {}
     for attempt in attempts:

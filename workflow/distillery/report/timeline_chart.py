@@ -185,8 +185,6 @@ class _Frame:
 
     Attributes:
         names: of the rows; empty for a worker's second row and those below.
-        clock: pauses cut out.
-        colours: of each stage.
     """
 
     names: Sequence[str]

@@ -28,7 +28,6 @@ class Process:
     """One process of the training over all its attempts.
 
     Attributes:
-        rank: its number, from 0.
         peak_memory_bytes: the most that it held.
         waiting_share: of its time, spent waiting for data.
     """
@@ -73,7 +72,6 @@ class TrainingFacts:
 
     Attributes:
         speed: (samples seen, samples per second of all processes together), without drawing.
-        processes: by rank.
         saves: None where no checkpoint was reported.
         alarms: in the order they rang.
         taken_up: samples after which earlier trainings ended whose checkpoints it took up.
@@ -96,7 +94,6 @@ def gather_training(events: Sequence[Event], recipes: Sequence[str]) -> Training
     An interval that was trained again after an interruption counts once, as it was the last time.
 
     Args:
-        events: of the run, in their order.
         recipes: the hash of its recipe, and those of trainings that do a first part of it.
     """
     training_events = [event for event in events if event.facts.get("recipe") in recipes]
@@ -252,8 +249,6 @@ def loss_charts(
     """Loss with its segments, gradient norm and learning rate; empty without training.
 
     Args:
-        loss: the training's log.
-        training: its settings.
         timesteps: of the student's steps, for the names of its segments; empty if not known.
     """
     if loss is None or loss.empty:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from distillery.measures.intervals import MIN_RESAMPLED, ConfidenceInterval
 from distillery.measures.lists import MEANS
 from distillery.measures.measure import PERCENT, Measure, Need, Watch
+from distillery.measures.of_judge import CLIP_SCORE
 from distillery.measures.of_sets import OF_SETS
 from distillery.report.roles import Roles
 from distillery.words import listed, times
@@ -28,7 +29,6 @@ class Check:
     """One threshold.
 
     Attributes:
-        question: what is asked.
         outcome: passed where the whole 95 % interval is on the good side of the threshold, failed
             where none of it is, undecided where it holds the threshold.
         finding: the numbers behind it, or why there are none.
@@ -43,8 +43,6 @@ def check_student(quality: Mapping[str, Any], roles: Roles, min_clip_ratio: floa
     """Hold the student against every threshold; empty without a student.
 
     Args:
-        quality: quality.json.
-        roles: the parts of its models.
         min_clip_ratio: share of the reference's CLIP score that the student must exceed.
     """
     if roles.student not in quality["models"]:
@@ -63,11 +61,11 @@ def check_student(quality: Mapping[str, Any], roles: Roles, min_clip_ratio: floa
 def _keeps_quality(against: Mapping[str, Any], reference: str, least: float) -> Check:
     """CLIP score against the reference."""
     question = f"CLIP score above {100 * least:g} % of that of {reference}"
-    ratio = read_interval(against.get("clip_score_ratio"))
+    ratio = read_interval(against.get(CLIP_SCORE.ratio_key))
     if ratio is None:
         unclear = "the ratio is not defined: scores near zero, or not scored"
         return Check(question, "not measured", unclear)
-    if _is_all(against["clip_score_ratio"], 1.0):
+    if _is_all(against[CLIP_SCORE.ratio_key], 1.0):
         return Check(question, "passed" if least < 1 else "failed", "every score is the same")
     return Check(question, decide(ratio, least, +1), describe_interval(ratio, PERCENT))
 
@@ -83,7 +81,7 @@ def _beats(against: Mapping[str, Any] | None, other: str, reference: str) -> lis
 
 def _beats_in(measure: Measure, question: str, against: Mapping[str, Any] | None) -> Check:
     """One measure against one model."""
-    raw = (against or {}).get(f"{measure.name}_difference")
+    raw = (against or {}).get(measure.difference_key)
     difference = read_interval(raw)
     if difference is None:
         why = "no such model in samples.models" if against is None else "no score"
@@ -180,7 +178,6 @@ class Claims:
         headline: the answer to the user's question.
         weakness: why percentages of the reference say little; empty where they do not.
         summary: the thresholds and the watched measures in short; None where there are none.
-        watched: see `Watched`.
     """
 
     headline: str
@@ -207,10 +204,8 @@ def make_claims(
     """All that is claimed.
 
     Args:
-        roles: the parts of the models.
         quality: quality.json; None where nothing was scored.
         speed: see `speeds.summarise_speed`; None without a student.
-        checks: the thresholds.
     """
     reasons = why_weak(roles, quality) if quality else []
     weakness = f"The reference is weak: {listed(reasons)}." if reasons else ""
@@ -251,7 +246,7 @@ def ratio_of(
 ) -> ConfidenceInterval | None:
     """A model's CLIP score over the reference's; None where it was not scored."""
     against = quality["models"].get(name, {}).get("against", {}).get(roles.reference, {})
-    return read_interval(against.get("clip_score_ratio"))
+    return read_interval(against.get(CLIP_SCORE.ratio_key))
 
 
 def why_weak(roles: Roles, quality: Mapping[str, Any]) -> list[str]:
@@ -280,7 +275,7 @@ def find_watched(roles: Roles, quality: Mapping[str, Any]) -> list[Watched]:
         where = f", in {vision}" if len(visions) > 1 else ""
         for measure in OF_SETS:
             if measure.watch:
-                value = read_interval(sets[vision].get(f"{measure.name}_ratio"))
+                value = read_interval(sets[vision].get(measure.ratio_key))
                 title = measure.watch.name.format(whose=roles.whose) + where
                 lines.append(_line(title, value, measure.watch, left_out.get(measure.name)))
     return lines
