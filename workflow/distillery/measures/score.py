@@ -199,25 +199,22 @@ def summarise(
     reference = job.evaluation.reference
     groups = Groups.of([str(name) for name in scores[reference]["prompt_id"]])
     weights_rp = intervals.draw_weights(groups.num_groups, job.evaluation.num_resamples)
-    per_prompt = int(groups.sizes().min())
-    left_out = {
-        name: image_sets.find_left_out(of_models[reference].shape[1], groups.num_groups, per_prompt)
+    visions = {
+        name: _about_vision(of_models[reference].shape[1], groups)
         for name, of_models in features.items()
     }
     sets = {
-        name: image_sets.summarise_sets(of_models, reference, groups, left_out[name], weights_rp)
+        name: image_sets.summarise_sets(
+            of_models, reference, groups, visions[name]["left_out"], weights_rp
+        )
         for name, of_models in features.items()
     }
+    paths = job.evaluation.vision_models
     return {
         "judge": job.evaluation.judge,
         "vision_models": {
-            name: {
-                "path": job.evaluation.vision_models.get(name, job.evaluation.judge),
-                "num_features": of_models[reference].shape[1],
-                "num_prompts": image_sets.count_prompts(groups.num_groups, per_prompt),
-                "left_out": {measure: asdict(need) for measure, need in left_out[name].items()},
-            }
-            for name, of_models in features.items()
+            name: {"path": paths.get(name, job.evaluation.judge), **about}
+            for name, about in visions.items()
         },
         "reference": reference,
         "num_prompts": groups.num_groups,
@@ -226,18 +223,10 @@ def summarise(
         "confidence": intervals.CONFIDENCE,
         "models": {
             name: {
-                "images": model.digest,
-                "num_images": len(model.table),
-                "num_black": model.num_black,
-                "steps": model.steps,
-                "guidance_scale": model.guidance_scale,
-                "guidance_scale_2": model.guidance_scale_2,
-                "network_calls": model.network_calls,
+                **_about_images(model),
                 **_means(scores[name], groups, weights_rp),
                 "sets": {
-                    vision: {
-                        measure: _as_json(interval) for measure, interval in found[name].items()
-                    }
+                    vision: {key: _as_json(interval) for key, interval in found[name].items()}
                     for vision, found in sets.items()
                 },
                 "against": {
@@ -248,6 +237,30 @@ def summarise(
             }
             for name, model in samples.items()
         },
+    }
+
+
+def _about_vision(num_features: int, groups: Groups) -> dict[str, Any]:
+    """How many images a vision model compares, and what these do not suffice for."""
+    per_prompt = int(groups.sizes().min())
+    left_out = image_sets.find_left_out(num_features, groups.num_groups, per_prompt)
+    return {
+        "num_features": num_features,
+        "num_prompts": image_sets.count_prompts(groups.num_groups, per_prompt),
+        "left_out": {measure: asdict(need) for measure, need in left_out.items()},
+    }
+
+
+def _about_images(model: ModelSamples) -> dict[str, Any]:
+    """Which images are scored, and how they were made."""
+    return {
+        "images": model.digest,
+        "num_images": len(model.table),
+        "num_black": model.num_black,
+        "steps": model.steps,
+        "guidance_scale": model.guidance_scale,
+        "guidance_scale_2": model.guidance_scale_2,
+        "network_calls": model.network_calls,
     }
 
 

@@ -127,8 +127,8 @@ class Bars:
                 work = _merged(jobs[0], most // num_jobs - 1) if has_work else ()
                 spans += [(number, span, 1, stage, name) for span in work]
         rows: list[Row] = [
-            (number, *(_tidy(clock.at(end) / unit_s) for end in span), *others)
-            for number, span, *others in spans
+            (number, *(_tidy(clock.at(end) / unit_s) for end in span), share, stage, name)
+            for number, span, share, stage, name in spans
         ]
         return cls(rows, has_work, piece_s)
 
