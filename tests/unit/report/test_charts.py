@@ -3,38 +3,17 @@
 import math
 import re
 
-import pandas as pd
 import pytest
 import vl_convert
 
-from distillery.config.training import Training
+from chart_parts import layer, rows, title_of_y
 from distillery.report.charts import VEGA_LITE, Chart, Series, colours, finish, line_chart, runtime
 from distillery.report.html import own_file
 from distillery.report.roles import MARKS
 from distillery.report.score_charts import Score, score_chart
-from distillery.report.training_facts import MAX_LOSS_POINTS, loss_charts, speed_chart
-from training_phases import phases
 
-PLAIN = Training(phases=phases(stored=64), global_batch_size=8)
 FALLING = [(8.0, 0.9), (16.0, 0.3), (24.0, 0.1)]
 HOSTILE = "</script>\"'`${x}<b>\\"
-
-
-def rows(chart):
-    return chart.spec["data"]["values"]
-
-
-def layer(chart, mark):
-    (found,) = [it for it in chart.spec["layer"] if it["mark"]["type"] == mark]
-    return found
-
-
-def title_of_y(chart):
-    return layer(chart, "line")["encoding"]["y"]["title"]
-
-
-def losses(**columns):
-    return pd.DataFrame({"samples_seen": [8, 16], "loss": [0.1, 0.2], "grad_norm": 1.0} | columns)
 
 
 def test_rows_hold_all_series_and_nothing_that_is_not_finite():
@@ -209,95 +188,3 @@ def test_the_runtime_is_one_script_that_may_stand_in_a_page():
 def test_a_chart_that_cannot_be_json_is_refused():
     with pytest.raises(ValueError, match="JSON"):
         _ = Chart("a", {"height": math.nan}, {}).script
-
-
-# ---- the training's log ------------------------------------------------------------------------
-
-
-def names_of(chart):
-    return re.findall(
-        r"'?\"([^\"]+)\"", layer(chart, "line")["encoding"]["color"]["legend"]["labelExpr"]
-    )
-
-
-def test_the_loss_over_all_stands_out_among_its_segments():
-    log = losses(loss_segment_1=[0.1, 0.2], loss_segment_0=[0.3, 0.4])
-    loss, norm = loss_charts(log, PLAIN, (999, 500.5))
-    assert names_of(loss) == [
-        "segment 0, t 999 to 500.5",
-        "segment 1, t 500.5 to clean",
-        "all segments",
-    ]
-    assert rows(loss)[0] == {"x": 8, "y0": 0.3, "y1": 0.1, "y2": 0.1}
-    widths = layer(loss, "line")["encoding"]["strokeWidth"]["scale"]["range"]
-    assert widths[2] > widths[0] == widths[1]
-    assert title_of_y(loss) == "loss (log)"
-    assert norm.title == "Gradient norm"
-
-
-def test_segments_of_unknown_timesteps_have_numbers():
-    log = losses(loss_segment_0=[0.3, 0.4], loss_segment_1=[0.1, 0.2])
-    assert names_of(loss_charts(log, PLAIN, (999,))[0])[:2] == [
-        "segment 0",
-        "segment 1",
-    ]
-
-
-def test_the_held_out_loss_is_drawn_where_it_was_measured():
-    log = losses(held_out_loss=[math.nan, 0.5])
-    loss = loss_charts(log, PLAIN)[0]
-    assert names_of(loss) == ["loss", "held out"]
-    assert rows(loss) == [{"x": 8, "y0": 0.1}, {"x": 16, "y0": 0.2, "y1": 0.5}]
-    (dots,) = [it for it in loss.spec["layer"] if it["mark"]["type"] == "point"]
-    assert dots["transform"][-1] == {"filter": {"field": "series", "oneOf": ["y1"]}}
-    assert (
-        loss_charts(losses(held_out_loss=[math.nan] * 2), PLAIN)[0]
-        == (loss_charts(losses(), PLAIN)[0])
-    )
-
-
-def test_a_long_log_is_averaged_of_what_was_measured():
-    number = 10 * MAX_LOSS_POINTS
-    log = pd.DataFrame({"samples_seen": range(number), "loss": 1.0})
-    log["held_out_loss"] = [2.0 if it % 20 == 0 else math.nan for it in range(number)]
-    found = rows(loss_charts(log, PLAIN)[0])
-    assert len(found) == MAX_LOSS_POINTS
-    assert [row.get("y1") for row in found[:4]] == [2.0, None, 2.0, None]
-
-
-def test_a_finish_of_rollouts_is_a_line_of_its_own():
-    log = losses(loss_rollout=[math.nan, 0.2])
-    loss = loss_charts(log, PLAIN)[0]
-    assert names_of(loss) == ["loss", "rollout"]
-    assert rows(loss) == [{"x": 8, "y0": 0.1}, {"x": 16, "y1": 0.2}]
-
-
-def test_what_learns_beside_the_student_has_a_chart_of_its_own_phase():
-    titles = [chart.title for chart in loss_charts(losses(), PLAIN)]
-    assert titles == ["Loss", "Gradient norm"]
-    found = loss_charts(losses(loss_heads=[math.nan, 1.4]), PLAIN)
-    assert [chart.title for chart in found] == [*titles, "Loss of the heads"]
-    assert rows(found[-1]) == [{"x": 16, "y0": 1.4}]
-
-
-def test_the_learning_rate_alone_is_marked_where_it_begins_anew():
-    training = Training(phases=phases(stored=32, rounds=32), global_batch_size=8)
-    log = pd.DataFrame(
-        {"samples_seen": [8, 32, 64], "loss": 1.0, "grad_norm": 1.0, "learning_rate": [3, 0.1, 3]}
-    )
-    found = {chart.title: chart for chart in loss_charts(log, training)}
-    marks = {
-        title: [it["data"]["values"] for it in chart.still["layer"] if "data" in it]
-        for title, chart in found.items()
-    }
-    expected = [[{"x": 32, "name": "round 1"}]] * 2  # the line and its name
-    assert marks == {"Loss": [], "Gradient norm": [], "Learning rate": expected}
-    assert layer(found["Learning rate"], "line")["encoding"]["y"]["scale"] == {"zero": True}
-
-
-def test_speed_needs_two_intervals():
-    assert speed_chart([(8, 1.0)]) is None
-    assert rows(speed_chart([(8, 1.0), (16, 2.0)])) == [
-        {"x": 8, "y0": 1},
-        {"x": 16, "y0": 2},
-    ]

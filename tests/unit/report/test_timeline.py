@@ -6,7 +6,6 @@ from distillery.report import timeline
 from distillery.report.speeds import time_images
 from distillery.report.timeline import RunClock, find_attempts, find_origin, find_workers
 from distillery.telemetry import Event
-from distillery.words import duration
 from events import event, job_events, run_events, training_twice
 
 
@@ -82,22 +81,6 @@ def test_peak_memory_is_the_largest_told():
     told = [event("work", "train", 0, 1, 8, peak_memory_bytes=number) for number in (5, 9, 7)]
     attempts = find_attempts(told)
     assert find_workers(attempts, RunClock.of(attempts))[0].peak_memory_bytes == 9
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.0, "0 s"),
-        (0.25, "0.25 s"),
-        (42.4, "42 s"),
-        (200, "3 min 20 s"),
-        (3600, "1 h"),
-        (18_720, "5 h 12 min"),
-        (2 * 86_400 + 3 * 3600, "2 d 3 h"),
-    ],
-)
-def test_durations_in_words(seconds, text):
-    assert duration(seconds) == text
 
 
 def test_a_run_s_origin_is_in_its_events() -> None:

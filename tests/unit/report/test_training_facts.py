@@ -1,16 +1,25 @@
-"""What the report says of a training, against hand counts of its telemetry."""
+"""What the report says of a training: facts of its telemetry, and its log as charts."""
 
-import numpy as np
+import math
+import re
+
 import pandas as pd
 import pytest
-from PIL import Image, PngImagePlugin
 
-from distillery.report.image_grid import gather_previews
-from distillery.report.training_facts import gather_training
-from distillery.run_folder import RunFolder
+from chart_parts import layer, rows, title_of_y
+from distillery.config.training import Training
+from distillery.report import training_facts
+from distillery.report.training_facts import (
+    MAX_LOSS_POINTS,
+    gather_training,
+    loss_charts,
+    speed_chart,
+)
 from distillery.telemetry import Event
+from training_phases import phases
 
 GIB = 1 << 30
+PLAIN = Training(phases=phases(stored=64), global_batch_size=8)
 
 
 def event(kind, job, begin_s, end_s, num_items=0, **facts):
@@ -104,42 +113,129 @@ def test_another_training_or_none_has_nothing_to_tell():
     assert gather_training([work("training", 64, 0, 4)], []) is None
 
 
-def write_preview(path, training, prompt=""):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = PngImagePlugin.PngInfo()
-    text.add_text("training", training)
-    text.add_text("prompt", prompt)
-    Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(path, pnginfo=text)
+@pytest.mark.parametrize(
+    ("changes", "parts", "restarts"),
+    [
+        ({}, "", []),
+        (
+            {"phases": phases(stored=24, rounds={"count": 2, "samples": 16}, adversarial=8)},
+            "24 from the teacher's stored trajectories, then 2 rounds of 16, half of them from "
+            "states that the student visited before the round, then an adversarial finish of 8",
+            [(24, "round 1"), (40, "round 2"), (56, "finish")],
+        ),
+        (
+            {"phases": phases(stored=40, online=16, rollouts=8)},
+            "40 from the teacher's stored trajectories, then 16 with online targets, then 8 whole "
+            "rollouts",
+            [(40, "finish")],
+        ),
+        (
+            {"phases": phases(online={"samples": 64, "distribution_matching": {}})},
+            "64 with online targets and distribution matching",
+            [],
+        ),
+        (
+            {"phases": phases(stored=48, rounds=16), "schedule": "constant"},
+            "48 from the teacher's stored trajectories, then 1 round of 16, half of them from "
+            "states that the student visited before the round",
+            [],
+        ),
+    ],
+)
+def test_the_parts_of_a_training_are_told(changes, parts, restarts):
+    training = Training(**PLAIN.model_dump(exclude_unset=True) | changes)
+    assert training_facts.training_parts(training) == parts
+    assert training_facts.restarts(training) == restarts
 
 
-def test_images_of_an_earlier_text_are_not_shown_under_the_new_one(tmp_path):
-    (tmp_path / "prompts").mkdir()
-    table = pd.DataFrame({"prompt_id": ["a", "b"], "prompt": ["one", "a very large two"]})
-    table.to_parquet(tmp_path / "prompts/eval.parquet")
-    for name, prompt in (("a", "one"), ("b", "two")):
-        path = tmp_path / f"student/previews/samples-000000000000/{name}.png"
-        write_preview(path, "ours", prompt)
-    sheet = gather_previews(RunFolder(tmp_path), ["ours"], None, tmp_path / "report")
-    assert [prompt for prompt, *_ in sheet.rows] == ["one"]
-
-
-def test_whole_moments_of_this_training_are_shown_with_the_teachers_image(tmp_path):
-    (tmp_path / "prompts").mkdir()
-    table = pd.DataFrame({"prompt_id": ["a", "b", "c"], "prompt": ["one", "two", "three"]})
-    table.to_parquet(tmp_path / "prompts/eval.parquet")
-    previews = tmp_path / "student/previews"
-    for seen, ids, training in ((0, "ab", "ours"), (8, "a", "ours"), (16, "ab", "theirs")):
-        for name in ids:
-            prompt = {"a": "one", "b": "two"}[name]
-            write_preview(previews / f"samples-{seen:012d}/{name}.png", training, prompt)
-    write_preview(tmp_path / "samples/teacher/a/0.png", "")
-    sheet = gather_previews(RunFolder(tmp_path), ["ours"], "teacher", tmp_path / "report")
-    assert sheet.moments == [0]
-    assert [prompt for prompt, *_ in sheet.rows] == ["one", "two"]
-    assert [last is not None for *_, last in sheet.rows] == [True, False]
-    assert sheet.rows[0][1][0].link == "../student/previews/samples-000000000000/a.png"
-    both = gather_previews(RunFolder(tmp_path), ["ours", "theirs"], None, tmp_path / "report")
-    assert both.moments == [0, 16]
-    assert (
-        gather_previews(RunFolder(tmp_path), ["nobody's"], "teacher", tmp_path / "report") is None
+def names_of(chart):
+    return re.findall(
+        r"'?\"([^\"]+)\"", layer(chart, "line")["encoding"]["color"]["legend"]["labelExpr"]
     )
+
+
+def test_the_loss_over_all_stands_out_among_its_segments():
+    log = losses(loss_segment_1=[0.1, 0.2], loss_segment_0=[0.3, 0.4])
+    loss, norm = loss_charts(log, PLAIN, (999, 500.5))
+    assert names_of(loss) == [
+        "segment 0, t 999 to 500.5",
+        "segment 1, t 500.5 to clean",
+        "all segments",
+    ]
+    assert rows(loss)[0] == {"x": 8, "y0": 0.3, "y1": 0.1, "y2": 0.1}
+    widths = layer(loss, "line")["encoding"]["strokeWidth"]["scale"]["range"]
+    assert widths[2] > widths[0] == widths[1]
+    assert title_of_y(loss) == "loss (log)"
+    assert norm.title == "Gradient norm"
+
+
+def test_segments_of_unknown_timesteps_have_numbers():
+    log = losses(loss_segment_0=[0.3, 0.4], loss_segment_1=[0.1, 0.2])
+    assert names_of(loss_charts(log, PLAIN, (999,))[0])[:2] == [
+        "segment 0",
+        "segment 1",
+    ]
+
+
+def test_the_held_out_loss_is_drawn_where_it_was_measured():
+    log = losses(held_out_loss=[math.nan, 0.5])
+    loss = loss_charts(log, PLAIN)[0]
+    assert names_of(loss) == ["loss", "held out"]
+    assert rows(loss) == [{"x": 8, "y0": 0.1}, {"x": 16, "y0": 0.2, "y1": 0.5}]
+    (dots,) = [it for it in loss.spec["layer"] if it["mark"]["type"] == "point"]
+    assert dots["transform"][-1] == {"filter": {"field": "series", "oneOf": ["y1"]}}
+    assert (
+        loss_charts(losses(held_out_loss=[math.nan] * 2), PLAIN)[0]
+        == (loss_charts(losses(), PLAIN)[0])
+    )
+
+
+def test_a_long_log_is_averaged_of_what_was_measured():
+    number = 10 * MAX_LOSS_POINTS
+    log = pd.DataFrame({"samples_seen": range(number), "loss": 1.0})
+    log["held_out_loss"] = [2.0 if it % 20 == 0 else math.nan for it in range(number)]
+    found = rows(loss_charts(log, PLAIN)[0])
+    assert len(found) == MAX_LOSS_POINTS
+    assert [row.get("y1") for row in found[:4]] == [2.0, None, 2.0, None]
+
+
+def test_a_finish_of_rollouts_is_a_line_of_its_own():
+    log = losses(loss_rollout=[math.nan, 0.2])
+    loss = loss_charts(log, PLAIN)[0]
+    assert names_of(loss) == ["loss", "rollout"]
+    assert rows(loss) == [{"x": 8, "y0": 0.1}, {"x": 16, "y1": 0.2}]
+
+
+def test_what_learns_beside_the_student_has_a_chart_of_its_own_phase():
+    titles = [chart.title for chart in loss_charts(losses(), PLAIN)]
+    assert titles == ["Loss", "Gradient norm"]
+    found = loss_charts(losses(loss_heads=[math.nan, 1.4]), PLAIN)
+    assert [chart.title for chart in found] == [*titles, "Loss of the heads"]
+    assert rows(found[-1]) == [{"x": 16, "y0": 1.4}]
+
+
+def test_the_learning_rate_alone_is_marked_where_it_begins_anew():
+    training = Training(phases=phases(stored=32, rounds=32), global_batch_size=8)
+    log = pd.DataFrame(
+        {"samples_seen": [8, 32, 64], "loss": 1.0, "grad_norm": 1.0, "learning_rate": [3, 0.1, 3]}
+    )
+    found = {chart.title: chart for chart in loss_charts(log, training)}
+    marks = {
+        title: [it["data"]["values"] for it in chart.still["layer"] if "data" in it]
+        for title, chart in found.items()
+    }
+    expected = [[{"x": 32, "name": "round 1"}]] * 2  # the line and its name
+    assert marks == {"Loss": [], "Gradient norm": [], "Learning rate": expected}
+    assert layer(found["Learning rate"], "line")["encoding"]["y"]["scale"] == {"zero": True}
+
+
+def test_speed_needs_two_intervals():
+    assert speed_chart([(8, 1.0)]) is None
+    assert rows(speed_chart([(8, 1.0), (16, 2.0)])) == [
+        {"x": 8, "y0": 1},
+        {"x": 16, "y0": 2},
+    ]
+
+
+def losses(**columns):
+    return pd.DataFrame({"samples_seen": [8, 16], "loss": [0.1, 0.2], "grad_norm": 1.0} | columns)
