@@ -245,23 +245,23 @@ def usual_part(model: ModelSamples) -> Part:
         return by_name[model.model]
     if not model.model.startswith(TEACHER):
         return "other"
-    return "teacher, guided" if model.guidance_scale > 1 else "teacher, no guidance"
+    return teacher_part(model.guidance_scale)
+
+
+def teacher_part(guidance_scale: float) -> Part:
+    """What a model of the teacher's is."""
+    return "teacher, guided" if guidance_scale > 1 else "teacher, no guidance"
 
 
 def part_of(
     name: str, models: Mapping[str, SampledModel], quality: Mapping[str, Any], roles: Roles
 ) -> Part:
     """What a scored model is: by its role, else by how the teacher samples."""
-    if name == roles.student:
-        return "student"
-    if name == roles.reference:
-        return "reference"
-    if name == roles.untrained:
-        return "untrained"
+    by_role: Mapping[str | None, Part] = {
+        roles.untrained: "untrained", roles.reference: "reference", roles.student: "student"
+    }  # fmt: skip
+    if name in by_role:
+        return by_role[name]
     if models[name].source != "teacher":
         return "other"
-    return (
-        "teacher, guided"
-        if quality["models"][name]["guidance_scale"] > 1
-        else ("teacher, no guidance")
-    )
+    return teacher_part(quality["models"][name]["guidance_scale"])

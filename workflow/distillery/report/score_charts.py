@@ -9,7 +9,7 @@ from distillery.config.samples import SampledModel
 from distillery.measures.lists import MEASURES
 from distillery.measures.of_sets import OF_SETS
 from distillery.report.charts import Chart, Spec, columns
-from distillery.report.roles import MARKS, Part, Roles, part_of
+from distillery.report.roles import MARKS, Part, Roles, part_of, teacher_part
 from distillery.report.verdict import read_interval
 
 MIN_CURVE = 3
@@ -135,8 +135,7 @@ class Scored:
         names = [name, *self.roles.same.names.get(name, ())]
         if not any(self.models[it].source == "teacher" for it in names):
             return None
-        is_guided = self.quality["models"][name]["guidance_scale"] > 1
-        return "teacher, guided" if is_guided else "teacher, no guidance"
+        return teacher_part(self.quality["models"][name]["guidance_scale"])
 
     def score(self, name: str, raw: Any, *, on_curve: bool = False) -> Score | None:
         """A metric of a model; None where it was not measured."""
