@@ -22,8 +22,8 @@ from typing import Any, NoReturn
 
 from snakemake import cli
 
-from distillery.report import charts, page
 from distillery.pipeline import STAGES
+from distillery.report import charts, page
 
 IMPORTED = (
     "snakemake.cli",

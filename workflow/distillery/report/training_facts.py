@@ -49,7 +49,7 @@ class Saves:
 
 @dataclass(frozen=True)
 class RaisedAlarm:
-    """An alarm as `training.alarms.Alarm` has it, and when it rang."""
+    """An alarm as `training.watchers.alarms.Alarm` has it, and when it rang."""
 
     name: str
     subject: str
