@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from distillery.config.run import Config, parse_config
-from distillery.evaluation.verdict import Check, check_student, find_roles
+from distillery.report.roles import find_roles
+from distillery.report.verdict import Check, check_student
 
 
 def main(run: Path) -> int:

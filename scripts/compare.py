@@ -8,7 +8,7 @@ from distillery.stage import Stage, asked_for
 
 STAGE: Stage = Stage(
     name="compare",
-    makes="distillery.evaluation.compare:compare_runs",
+    makes="distillery.report.compare:compare_runs",
     keys=asked_for,
     is_short=True,
 )

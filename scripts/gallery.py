@@ -9,7 +9,7 @@ from distillery.stage import Stage, one
 
 STAGE: Stage = Stage(
     name="gallery",
-    makes="distillery.evaluation.gallery:make_gallery",
+    makes="distillery.report.gallery:make_gallery",
     keys=one,
     writes=lambda config, run, key: [run.gallery],
     is_short=True,

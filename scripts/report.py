@@ -10,7 +10,7 @@ from distillery.stage import Stage, named, one, to_train
 
 STAGE: Stage = Stage(
     name="report",
-    makes="distillery.evaluation.report:write_report",
+    makes="distillery.report.page:write_report",
     job="report",
     keys=to_train(one),
     writes=lambda config, run, key: [run.report, run.metrics],

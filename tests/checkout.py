@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 import forks
-from distillery.evaluation.timeline import RANK
+from distillery.report.timeline import RANK
 from runs import settings
 
 REPOSITORY = Path(__file__).parents[1]

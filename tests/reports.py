@@ -6,9 +6,9 @@ from html.parser import HTMLParser
 
 import pandas as pd
 
-from distillery.evaluation import report
 from distillery.files import write_json, write_sealed
 from distillery.pipeline import STAGES
+from distillery.report import page
 from distillery.run_folder import RunFolder
 from distillery.schedule import Schedule
 from distillery.store.recipes import TrainingRecipe
@@ -75,7 +75,7 @@ def write_loss(path):
 
 
 def write(config, folder):
-    report.write_report(
+    page.write_report(
         config, RunFolder(folder), folder / "index.html", folder / "metrics.json", STAGES
     )
     return (folder / "index.html").read_text(), json.loads((folder / "metrics.json").read_text())

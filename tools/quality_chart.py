@@ -9,8 +9,8 @@ from typing import Any
 
 import vl_convert
 
-from distillery.evaluation.vega import CONFIG, VEGA_LITE
 from distillery.files import write_text
+from distillery.report.charts import CONFIG, VEGA_LITE
 
 ROOT = Path(__file__).resolve().parents[1]
 OUTPUT = ROOT / "docs/images/quality.svg"

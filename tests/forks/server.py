@@ -22,8 +22,8 @@ from typing import Any, NoReturn
 
 from snakemake import cli
 
-from distillery.evaluation import report, vega
 from distillery.pipeline import STAGES
+from distillery.report import charts, page
 
 IMPORTED = (
     "snakemake.cli",
@@ -87,8 +87,8 @@ def _bundle_once() -> None:
     One of them has made it: V8's threads in this process would be missing in its forks.
     """
     with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool:
-        script = pool.submit(vega.runtime).result()
-    vars(report)["runtime"] = lambda: script
+        script = pool.submit(charts.runtime).result()
+    vars(page)["runtime"] = lambda: script
 
 
 def _mind(connection: socket.socket) -> NoReturn:

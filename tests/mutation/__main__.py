@@ -23,7 +23,7 @@ from mutation.find import Mutant
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path("workflow/distillery")
-DRAWINGS = {"evaluation/charts.py", "evaluation/vega.py"}
+DRAWINGS = {"report/charts.py", "report/score_charts.py"}
 """Their numbers are sizes on a page: eyes judge them."""
 
 

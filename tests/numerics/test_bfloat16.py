@@ -20,12 +20,12 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from distillery.evaluation.usage import loading_code
 from distillery.families import family_named, grid_of
 from distillery.families.image_tokens import network_timestep, stock_timestep
 from distillery.files import read_json
 from distillery.measures.manifests import ModelSamples, read_samples
 from distillery.model_folder import METADATA
+from distillery.report.findings import loading_code
 from distillery.run_folder import RunFolder
 from distillery.store.trajectories import TrajectoryStore
 from distillery.student.usage import CAST

@@ -12,14 +12,14 @@ import forks
 from checkout import REPOSITORY
 from distillery.config.jobs import JOBS, EvaluationJob, freeze
 from distillery.config.run import Config, parse_config
-from distillery.evaluation.gallery import make_gallery
-from distillery.evaluation.report import write_report
 from distillery.files import hash_file
 from distillery.generation.sample_tables import merge_samples
 from distillery.measures.score import evaluate
 from distillery.pipeline import STAGES
 from distillery.planning.first import write_frozen
 from distillery.planning.plan import make_plan
+from distillery.report.gallery import make_gallery
+from distillery.report.page import write_report
 from runs import CPU, Run
 
 TINY = Path("results/tiny")

@@ -42,7 +42,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     script, makes, job, folder = code_of("add-a-stage.md")
     (rule,) = code_of("add-a-stage.md", "snakemake")
     (checkout / "scripts/thumbnails.py").write_text(script)
-    (library / "evaluation/thumbnails.py").write_text(makes)
+    (library / "report/thumbnails.py").write_text(makes)
     (checkout / "rules/thumbnails.smk").write_text(rule)
     jobs_file = library / JOBS
     insert(jobs_file, "JOBS: dict[str, type[Section]] = {\n", f"{job}\n\n")

@@ -14,8 +14,8 @@ from safetensors import safe_open
 from checkout import REPOSITORY
 from distillery.config.jobs import DatasetJob, read_config
 from distillery.config.run import Dataset
-from distillery.evaluation.compare import compare_runs
 from distillery.generation.dataset import make_dataset
+from distillery.report.compare import compare_runs
 from distillery.run_folder import RunFolder
 from distillery.telemetry import read_events
 from distillery.training.watchers.alarms import COMPANIONS, HELD_OUT, KNOT

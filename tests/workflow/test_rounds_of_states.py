@@ -7,11 +7,11 @@ import pytest
 
 from checkout import ONE_SHARD, check_names, configure, jobs, skeleton, snakemake, succeed
 from distillery.config.jobs import read_config
-from distillery.evaluation.timeline import BEFORE_ROUND, RANK
 from distillery.files import read_json
 from distillery.pipeline import STAGES
 from distillery.planning import verify
 from distillery.planning.probe import amounts_of
+from distillery.report.timeline import BEFORE_ROUND, RANK
 from distillery.run_folder import RunFolder
 from distillery.stage import Counts
 from distillery.store.embeddings import distinct_texts

@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 from distillery.config.jobs import EvaluationJob
 from distillery.config.samples import Evaluation
-from distillery.evaluation import gallery, tables
-from distillery.evaluation.comparison import MEASURES
-from distillery.evaluation.verdict import Roles
+from distillery.report import gallery, tables
+from distillery.report.comparison import MEASURES
+from distillery.report.verdict import Roles
 from distillery.measures.judge import Readings
 from distillery.measures.manifests import read_samples
 from distillery.measures.score import score_model, summarise
@@ -84,10 +84,10 @@ def test_it_is_one_file_and_a_test() -> None:
     """Other places of the library know no measure by name, but those that are about one."""
     about = {"measures/of_judge.py", FILE, "measures/of_sets.py"}
     claims_of_the_product = {
-        "evaluation/claims.py",  # the headline: the CLIP score's ratio, and whether R@1 is weak
-        "evaluation/comparison.py",  # images that gained most, and whose prompts ranks are among
-        "evaluation/image_grid.py",  # the images that are shown first
-        "evaluation/verdict.py",  # the threshold on the CLIP score's ratio, and the rival
+        "report/comparison.py",  # images that gained most, and whose prompts ranks are among
+        "report/image_grid.py",  # the images that are shown first
+        "report/roles.py",  # the rival
+        "report/verdict.py",  # threshold and headline: the CLIP score's ratio; is R@1 weak?
     }
     root = Path(distillery.__file__).parent
     names = re.compile(

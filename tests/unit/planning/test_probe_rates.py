@@ -9,7 +9,6 @@ import yaml
 
 from checkout import REPOSITORY
 from distillery.config.run import Config, RunConfig, parse_config
-from distillery.evaluation.timeline import Attempt, hold_against_plan
 from distillery.pipeline import STAGES
 from distillery.planning.duration import is_named, on_duration, plan_duration
 from distillery.planning.gpus import Gpus
@@ -27,6 +26,7 @@ from distillery.planning.probe import (
     wall_time,
 )
 from distillery.planning.scaling import Networks, networks_of, scale_rates
+from distillery.report.timeline import Attempt, hold_against_plan
 from distillery.run_folder import RunFolder
 from distillery.stage import Counts
 from distillery.telemetry import Event

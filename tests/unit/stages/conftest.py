@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from distillery.evaluation import report
-from distillery.evaluation.gallery import make_gallery
 from distillery.pipeline import STAGES
+from distillery.report import page
+from distillery.report.gallery import make_gallery
 from distillery.run_folder import RunFolder
 from quality import make_config
 from reports import make_results
@@ -25,5 +25,5 @@ def written(folder):
     """(page, metrics) of the whole run."""
     html, metrics = folder / "report/index.html", folder / "report/metrics.json"
     make_gallery(sorted(folder.glob("samples/*/manifest.parquet")), None, folder / "gallery")
-    report.write_report(make_config(), RunFolder(folder), html, metrics, STAGES)
+    page.write_report(make_config(), RunFolder(folder), html, metrics, STAGES)
     return html.read_text(), json.loads(metrics.read_text())

@@ -2,8 +2,8 @@
 
 import pytest
 
-from distillery.evaluation.compare import _shown, _word
 from distillery.measures.intervals import ConfidenceInterval
+from distillery.report.compare import _shown, _word
 
 
 @pytest.mark.parametrize(

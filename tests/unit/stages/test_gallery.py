@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from distillery.evaluation.gallery import make_gallery
+from distillery.report.gallery import make_gallery
 from distillery.store.tables import write_table
 
 NUM_PROMPTS = 225

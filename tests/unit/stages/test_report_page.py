@@ -10,8 +10,8 @@ import pytest
 from huggingface_hub import ModelCard
 from PIL import Image
 
-from distillery.evaluation.pages import TEMPLATES
 from distillery.files import read_sealed, write_sealed
+from distillery.report.html import TEMPLATES
 from judging import PROMPTS
 from quality import make_config
 from reports import Page, write, write_loss, write_trained

@@ -12,11 +12,12 @@ from diffusers import DiffusionPipeline
 from safetensors.torch import load_file, save_file
 
 from distillery.config.jobs import EvaluationJob, ExportJob, TrainingJob
-from distillery.evaluation import verdict
 from distillery.files import read_json, write_json
 from distillery.generation.sample_tables import merge_samples
 from distillery.measures.score import evaluate
 from distillery.model_folder import read_metadata, write_metadata
+from distillery.report import verdict
+from distillery.report.roles import Roles, find_roles
 from distillery.student.build import build_student
 from distillery.student.export import export_student
 from judging import make_judge
@@ -98,8 +99,8 @@ def test_a_student_that_learned_nothing_does_not_pass(run: Run, tmp_path: Path) 
     quality, scores = tmp_path / "quality.json", tmp_path / "scores.parquet"
     evaluate(job, list(manifests.values()), quality, scores, run.reporter(), CPU)
     found = read_json(quality)
-    roles = verdict.find_roles(run.config, found)
-    assert roles == verdict.Roles("student", "teacher", "few", "untrained")
+    roles = find_roles(run.config, found)
+    assert roles == Roles("student", "teacher", "few", "untrained")
     checks = verdict.check_student(found, roles, 0.0001)
     assert [check.outcome for check in checks[3:]] == ["failed"] * 2
 
@@ -120,7 +121,7 @@ def demo(folder: Path, student: Any, untrained: Any) -> int:
         "samples": {"models": MODELS},
         "evaluation": {"judge": "judge"},
     }
-    roles = verdict.Roles("student", "teacher", "unguided", "untrained")
+    roles = Roles("student", "teacher", "unguided", "untrained")
     checks = [vars(check) for check in verdict.check_student(quality, roles, 0.97)]
     metrics = {"verdict": checks, "quality": quality, "provenance": {"config": raw}}
     write_json(folder / "report" / "metrics.json", json.loads(json.dumps(metrics)))

@@ -45,12 +45,7 @@ def count_prompts(num_prompts: int, per_prompt: int) -> int:
 
 
 def find_left_out(num_features: int, num_prompts: int, per_prompt: int) -> dict[str, Need]:
-    """The measures that a run has too few images for, and what they would take.
-
-    Args:
-        num_features: of the vision model.
-        num_prompts, per_prompt: prompts, and images of each.
-    """
+    """The measures that a run has too few images for, and what they would take."""
     num_prompts = count_prompts(num_prompts, per_prompt)
     num_images = num_prompts * per_prompt
     needs = {measure.name: measure.needs(num_features) for measure in OF_SETS}
@@ -143,8 +138,6 @@ def measure_sets(
 
     Args:
         own_bd, reference_bd: features of the same samples, rows of length one, sorted by prompt.
-        groups: the prompts of the rows.
-        width: of MMD's kernel.
         left_out: measures of `OF_SETS` that the images do not suffice for.
     """
     found = {}
@@ -297,7 +290,7 @@ def _intervals(
         cells[name] = interval
         if measure.ratio:
             above = own if found is not floor else None
-            cells[f"{name}_ratio"] = above.ratio_to(floor[name], num_resamples) if above else None
+            cells[measure.ratio_key] = above.ratio_to(floor[name], num_resamples) if above else None
     return cells
 
 
@@ -318,12 +311,11 @@ def _diversity(
     weights_rp: FloatArray,
 ) -> Intervals:
     """Of a model's prompts, and over the reference's."""
-    if own_p is None or reference_p is None:
-        return {"diversity": None, "diversity_ratio": None}
-    is_reference = own_p is reference_p
-    return {
-        "diversity": intervals.bootstrap_mean(own_p, prompts, weights_rp, OF_SET[DIVERSITY].ends),
-        "diversity_ratio": None
-        if is_reference
-        else intervals.bootstrap_ratio(own_p, reference_p, prompts, weights_rp),
-    }
+    measure = OF_SET[DIVERSITY]
+    own: ConfidenceInterval | None = None
+    ratio: ConfidenceInterval | None = None
+    if own_p is not None and reference_p is not None:
+        own = intervals.bootstrap_mean(own_p, prompts, weights_rp, measure.ends)
+        if own_p is not reference_p:
+            ratio = intervals.bootstrap_ratio(own_p, reference_p, prompts, weights_rp)
+    return {measure.name: own, measure.ratio_key: ratio}

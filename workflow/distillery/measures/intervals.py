@@ -59,7 +59,6 @@ class Groups:
 
     Attributes:
         of_image_b: index of each image's prompt, from 0 to num_groups - 1.
-        num_groups: number of prompts.
     """
 
     of_image_b: IntArray

@@ -193,8 +193,3 @@ def name_ids(table: pd.DataFrame) -> str:
     names = [str(SampleId(*key)) for key in zip(shown["prompt_id"], shown["index"], strict=True)]
     more = len(table) - len(names)
     return ", ".join(names) + (f" and {more} more" if more > 0 else "")
-
-
-def _keys(table: pd.DataFrame) -> pd.DataFrame:
-    """The key columns; `index` under a name that a row tuple does not use itself."""
-    return table[KEY].rename(columns={"index": "index_"})

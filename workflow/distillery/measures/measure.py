@@ -63,38 +63,56 @@ class Column:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measure(Column):
+class Named(Column):
+    """What is measured of a model: a column with a key in quality.json.
+
+    Attributes:
+        ends: the least and the largest value; no interval goes beyond.
+        ratio: to the reference's, where that says something.
+        is_over_steps: whether it is drawn as curves of the teacher's numbers of steps.
+    """
+
+    name: str
+    ends: Ends = NO_ENDS
+    ratio: Column | None = None
+    is_over_steps: bool = False
+
+    @property
+    def ratio_key(self) -> str:
+        """The ratio's key in quality.json."""
+        return f"{self.name}_ratio"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure(Named):
     """A number of each image.
 
     Attributes:
-        name: its key in quality.json; that of a ratio to the reference's ends in `_ratio`.
         full: its title where two runs are compared.
         form: of a value and of a difference.
-        ends: the least and the largest value; no interval goes beyond.
         column: of the scores; `value` makes the number from it.
         summary: of all images of a model. Only a mean has a difference to another model's.
-        ratio: of its mean to the reference's, where that says something.
         question: what a student must be to pass; it gets the `reference` and the `other`. None:
             the difference is shown, and nothing is asked of it.
         sorts: its name where a gallery sorts by it; empty where it does not.
         is_in_card: whether the model card lists it as a result.
         is_charted: whether it is drawn against the network calls.
-        is_over_steps: whether it is drawn as curves of the teacher's numbers of steps.
     """
 
-    name: str
     full: str
     form: Form
-    ends: Ends = NO_ENDS
     column: str = ""
     value: Callable[[FloatArray], FloatArray] = np.asarray
     summary: Literal["mean", "median", "share"] = "mean"
-    ratio: Column | None = None
     question: str | None = None
     sorts: str = ""
     is_in_card: bool = False
     is_charted: bool = False
-    is_over_steps: bool = False
+
+    @property
+    def difference_key(self) -> str:
+        """The key in quality.json of its difference to another model's."""
+        return f"{self.name}_difference"
 
     @property
     def in_scores(self) -> str:
@@ -191,25 +209,17 @@ class Watch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfSet(Column):
+class OfSet(Named):
     """A number of a model's images together, in one vision model.
 
     Attributes:
-        name: its key in quality.json; that of its ratio ends in `_ratio`.
         words: its name where it is left out.
-        ends: the least and the largest value.
         needs: the least that it takes, by the number of the vision model's features.
         is_share: of prompts' images; its interval has a width at 0 and at 1 too.
-        ratio: to the reference's own.
-        watch: of the ratio.
-        is_over_steps: see `Measure`.
+        watch: of the ratio to the reference's own.
     """
 
-    name: str
     words: str
-    ends: Ends
     needs: Callable[[int], Need]
     is_share: bool = False
-    ratio: Column | None = None
     watch: Watch | None = None
-    is_over_steps: bool = False

@@ -45,7 +45,6 @@ def retrieval_ranks(
     Ties count against the image: a judge that cannot tell prompts apart finds nothing.
 
     Args:
-        images_bd, prompts_pd: embeddings of images and of the distinct prompts.
         own_b: row of `prompts_pd` that each image was made from.
         block: images in one matrix product, which bounds memory.
     """

@@ -48,13 +48,11 @@ def evaluate(
     """Write quality.json and scores.parquet; equal inputs give equal bytes on one machine.
 
     Args:
-        job: the frozen configuration.
         manifests: samples/{model}/manifest.parquet of each model of the run.
         quality: means with intervals and paired comparisons, as JSON.
         scores: one row per image and model: prompt_id, index, model, and the columns of `OF_JUDGE`
             and of `OF_PAIRS`; the latter are null for the reference itself.
         reporter: gets one work event for each model, in the judge and in each vision model.
-        device: where the judge and the vision models run.
 
     Raises:
         ValueError: the manifests cannot be compared, or an image, the judge or a vision model is
@@ -149,7 +147,6 @@ def score_model(
 
     Args:
         model, reference: samples of the same prompts and noise.
-        images_bd: the judge's embeddings of the model's images.
         readings: the prompts as the judge reads them; `prompts_pd`: embeddings of the distinct.
     """
     own_b = np.array([readings.row_of[prompt] for prompt in model.table["prompt"]], dtype=np.int64)
@@ -196,33 +193,28 @@ def summarise(
     """The content of quality.json.
 
     Args:
-        job: the frozen configuration.
-        samples, scores: of each model.
         features: of each vision model, those of each model's images.
         num_distinct_prompts: that the judge can tell apart, among which R@1 searches.
     """
     reference = job.evaluation.reference
     groups = Groups.of([str(name) for name in scores[reference]["prompt_id"]])
     weights_rp = intervals.draw_weights(groups.num_groups, job.evaluation.num_resamples)
-    per_prompt = int(groups.sizes().min())
-    left_out = {
-        name: image_sets.find_left_out(of_models[reference].shape[1], groups.num_groups, per_prompt)
+    visions = {
+        name: _about_vision(of_models[reference].shape[1], groups)
         for name, of_models in features.items()
     }
     sets = {
-        name: image_sets.summarise_sets(of_models, reference, groups, left_out[name], weights_rp)
+        name: image_sets.summarise_sets(
+            of_models, reference, groups, visions[name]["left_out"], weights_rp
+        )
         for name, of_models in features.items()
     }
+    paths = job.evaluation.vision_models
     return {
         "judge": job.evaluation.judge,
         "vision_models": {
-            name: {
-                "path": job.evaluation.vision_models.get(name, job.evaluation.judge),
-                "num_features": of_models[reference].shape[1],
-                "num_prompts": image_sets.count_prompts(groups.num_groups, per_prompt),
-                "left_out": {measure: asdict(need) for measure, need in left_out[name].items()},
-            }
-            for name, of_models in features.items()
+            name: {"path": paths.get(name, job.evaluation.judge), **about}
+            for name, about in visions.items()
         },
         "reference": reference,
         "num_prompts": groups.num_groups,
@@ -231,18 +223,10 @@ def summarise(
         "confidence": intervals.CONFIDENCE,
         "models": {
             name: {
-                "images": model.digest,
-                "num_images": len(model.table),
-                "num_black": model.num_black,
-                "steps": model.steps,
-                "guidance_scale": model.guidance_scale,
-                "guidance_scale_2": model.guidance_scale_2,
-                "network_calls": model.network_calls,
+                **_about_images(model),
                 **_means(scores[name], groups, weights_rp),
                 "sets": {
-                    vision: {
-                        measure: _as_json(interval) for measure, interval in found[name].items()
-                    }
+                    vision: {key: _as_json(interval) for key, interval in found[name].items()}
                     for vision, found in sets.items()
                 },
                 "against": {
@@ -253,6 +237,30 @@ def summarise(
             }
             for name, model in samples.items()
         },
+    }
+
+
+def _about_vision(num_features: int, groups: Groups) -> dict[str, Any]:
+    """How many images a vision model compares, and what these do not suffice for."""
+    per_prompt = int(groups.sizes().min())
+    left_out = image_sets.find_left_out(num_features, groups.num_groups, per_prompt)
+    return {
+        "num_features": num_features,
+        "num_prompts": image_sets.count_prompts(groups.num_groups, per_prompt),
+        "left_out": {measure: asdict(need) for measure, need in left_out.items()},
+    }
+
+
+def _about_images(model: ModelSamples) -> dict[str, Any]:
+    """Which images are scored, and how they were made."""
+    return {
+        "images": model.digest,
+        "num_images": len(model.table),
+        "num_black": model.num_black,
+        "steps": model.steps,
+        "guidance_scale": model.guidance_scale,
+        "guidance_scale_2": model.guidance_scale_2,
+        "network_calls": model.network_calls,
     }
 
 
@@ -276,10 +284,10 @@ def _paired(
         own_b, other_b = measure.values(own), measure.values(other)
         if measure.ratio:
             ratio = intervals.bootstrap_ratio(own_b, other_b, groups, weights_rp)
-            found[f"{measure.name}_ratio"] = _as_json(ratio)
+            found[measure.ratio_key] = _as_json(ratio)
         is_defined = not np.any(np.isnan(own_b - other_b))
         difference = measure.difference(other_b, own_b, groups, weights_rp) if is_defined else None
-        found[f"{measure.name}_difference"] = _as_json(difference)
+        found[measure.difference_key] = _as_json(difference)
     return found
 
 

@@ -44,8 +44,6 @@ def load_vision_model(setting: str, path: str, device: torch.device) -> VisionMo
 
     Args:
         setting: the key that names it, for messages.
-        path: a folder or a hub id.
-        device: where it runs.
 
     Raises:
         ValueError: there is no such folder, or it holds no vision model with its image processor;
@@ -80,9 +78,6 @@ def check_vision_model(setting: str, path: str) -> int:
 
     An empty image goes through the network on the meta device, so only config.json and the image
     processor's settings are read, or fetched from the hub.
-
-    Args:
-        setting, path: see `load_vision_model`.
 
     Raises:
         ValueError: there is no such folder, or it holds no vision model with its image processor,

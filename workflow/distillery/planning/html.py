@@ -4,9 +4,9 @@ from pathlib import Path
 
 from jinja2 import FileSystemLoader
 
-from distillery.evaluation.pages import own_file, page_environment
 from distillery.planning.page import Page
 from distillery.planning.text import is_numeric
+from distillery.report.html import own_file, page_environment
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 

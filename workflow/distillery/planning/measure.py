@@ -11,7 +11,6 @@ from pathlib import Path
 
 from distillery.config.jobs import read_config
 from distillery.config.run import RunConfig
-from distillery.evaluation.timeline import find_attempts
 from distillery.files import write_json
 from distillery.hardware import describe_hardware, versions
 from distillery.locks import RUN_LOCK, alone, job_lock
@@ -24,6 +23,7 @@ from distillery.planning.probe import (
     rates_of,
 )
 from distillery.planning.prompt_tables import read_splits
+from distillery.report.timeline import find_attempts
 from distillery.run_folder import RunFolder
 from distillery.telemetry import RUN_NOTE, read_events
 from distillery.training.distributed import die_with_parent

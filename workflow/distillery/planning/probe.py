@@ -12,10 +12,10 @@ from typing import Any
 
 from distillery.config.run import RunConfig
 from distillery.config.ways import Stored
-from distillery.evaluation.timeline import RANK, SAMPLES_JOB, Attempt
 from distillery.files import hash_json, read_json
 from distillery.notes import Note, error
 from distillery.planning.jobs import Room
+from distillery.report.timeline import RANK, SAMPLES_JOB, Attempt
 from distillery.run_folder import RunFolder
 from distillery.stage import Counts, Stage
 

@@ -28,7 +28,6 @@ class Failure:
 
     Attributes:
         message: how it ended, maybe in several lines.
-        log: its file.
         is_told: whether the job has said so on the terminal itself.
     """
 
@@ -46,7 +45,6 @@ class Board:
         numbers: of the jobs to be done, by rule.
         finished: by rule.
         failures: of jobs that failed and were not tried again.
-        names: of all jobs that began.
         run: folder of the run; None before a job has named it.
         seconds: what the jobs that ended have taken.
         made: the first output of the job that ended last, which a call was asked for; None where

@@ -34,8 +34,6 @@ class Job:
     """One job that Snakemake has started.
 
     Attributes:
-        rule: its name in the workflow.
-        log: its log file; None where it has none.
         begin_s: Unix time.
         output: the first of its outputs; None where it has none.
         note: what the job wrote last of how far it is, see `telemetry.ProgressBar`.

@@ -52,7 +52,6 @@ class Seconds:
 
         Args:
             waiting: jobs that have not begun, by rule.
-            running: jobs.
             passes_of: network passes of a job of a rule.
             begin_s, now_s: when it all began, and now.
         """

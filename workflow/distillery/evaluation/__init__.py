@@ -1,1 +1,0 @@
-"""Scores of generated images, and the report."""

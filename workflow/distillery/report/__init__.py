@@ -1,0 +1,1 @@
+"""The pages that show a run, and what they say of it."""

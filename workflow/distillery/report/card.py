@@ -1,0 +1,123 @@
+"""The model card with what was measured: to be published instead of the pipeline's own.
+
+The pipeline's card is written before anything is sampled, and its samples depend on that folder. So
+the one with images and scores lies beside the report.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import EvalResult, ModelCard
+from PIL import Image
+
+from distillery.files import atomic_path, write_text
+from distillery.measures.lists import MEASURES
+from distillery.measures.manifests import ModelSamples
+from distillery.report.image_grid import NUM_LEADING, spread
+from distillery.report.roles import Roles
+from distillery.report.tables import Table
+from distillery.report.verdict import Claims
+
+STRIP = "strip.png"
+STRIP_PX = 256
+"""Edge of an image in the strip, at most."""
+BEFORE = "## The right call"
+"""Section of the pipeline's card that images and scores come before."""
+
+
+def write_card(
+    pipeline_card: Path,
+    samples: Mapping[str, ModelSamples],
+    roles: Roles,
+    quality: Mapping[str, Any],
+    claims: Claims,
+    table: Table,
+    folder: Path,
+) -> None:
+    """Write README.md and strip.png."""
+    named = (roles.reference, roles.student, roles.untrained, roles.rival)
+    there = [name for name in dict.fromkeys(named) if name is not None and name in samples]
+    models = roles.same.shown(there)
+    labels = [roles.label(name) for name in models]
+    rows = spread(range(len(samples[models[0]].table)), NUM_LEADING)
+    folder.mkdir(parents=True, exist_ok=True)
+    with atomic_path(folder / STRIP) as temporary:
+        draw_strip([samples[name] for name in models], rows).save(temporary, format="PNG")
+    card = ModelCard(pipeline_card.read_text(encoding="utf-8"))
+    data: Any = card.data
+    data.model_name = str(card.text).strip().splitlines()[0].removeprefix("# ")
+    data.eval_results = _results(quality, roles)
+    calls = ", ".join(
+        f"{roles.label(name)} ({samples[name].network_calls} network calls)" for name in models
+    )
+    sections = [
+        "## What it draws", "", f"![{', '.join(labels)}]({STRIP})", "",
+        f"Rows: {calls}. Each column is one held-out prompt and one noise.", "",
+        "## How good it is", "", *_paragraphs(claims), *_table(table, models, roles), "",
+        f"{quality['num_prompts']} held-out prompts, intervals of 95 %; judge: "
+        f"{quality['judge']}.", "", "",
+    ]  # fmt: skip
+    first, _, rest = str(card.text).partition(BEFORE)
+    card.text = first + "\n".join(sections) + BEFORE + rest
+    write_text(folder / "README.md", str(card))
+
+
+def draw_strip(models: Sequence[ModelSamples], rows: Sequence[int]) -> Image.Image:
+    """A row of images for each model, of the same samples."""
+    images = [[model.read_image(row) for row in rows] for model in models]
+    width, height = images[0][0].size
+    share = min(1.0, STRIP_PX / max(width, height))
+    size = max(1, round(width * share)), max(1, round(height * share))
+    strip = Image.new("RGB", (size[0] * len(rows), size[1] * len(models)))
+    for y, line in enumerate(images):
+        for x, image in enumerate(line):
+            strip.paste(image.resize(size, Image.Resampling.LANCZOS), (x * size[0], y * size[1]))
+    return strip
+
+
+def _results(quality: Mapping[str, Any], roles: Roles) -> list[EvalResult]:
+    """The student's scores in the form that the hub lists."""
+    assert roles.student is not None
+    facts = quality["models"][roles.student]
+    against = facts["against"].get(roles.reference, {})
+    scores = {}
+    for measure in MEASURES:
+        if measure.is_in_card:
+            scores[measure.name, measure.title] = facts.get(measure.name)
+        if measure.is_in_card and measure.ratio:
+            key = measure.ratio_key
+            scores[key, f"{measure.title}, of {roles.whose}"] = against.get(key)
+    return [
+        EvalResult(
+            task_type="text-to-image",
+            dataset_type="prompts",
+            dataset_name=f"{quality['num_prompts']} held-out prompts",
+            metric_type=kind,
+            metric_name=name,
+            metric_value=round(score["mean"], 4),
+        )
+        for (kind, name), score in scores.items()
+        if score is not None and score["mean"] is not None
+    ]
+
+
+def _paragraphs(claims: Claims) -> list[str]:
+    """The report's sentences, a paragraph each."""
+    said = (claims.headline, claims.weakness, claims.summary)
+    return [line for text in said if text for line in (text, "")]
+
+
+def _table(table: Table, models: Sequence[str], roles: Roles) -> list[str]:
+    """The metrics of some models, in Markdown."""
+    lines = [
+        f"| | {' | '.join(column.title for column in table.columns)} |",
+        "|---" * (1 + len(table.columns)) + "|",
+    ]
+    for name in models:
+        cells = (
+            (cell.text or "\N{EN DASH}") + (f" ({cell.low_high})" if cell.low_high else "")
+            for cell in table.rows[name]
+        )
+        lines.append(f"| {roles.label(name)} | {' | '.join(cells)} |")
+    return lines

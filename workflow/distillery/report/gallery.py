@@ -1,0 +1,149 @@
+"""Pages of all images, beside them: to filter by words, sort by scores, enlarge and compare."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from distillery.files import atomic_path, write_text
+from distillery.measures.lists import MEASURES
+from distillery.measures.manifests import ModelSamples, check_pairs, read_samples
+from distillery.report.html import link_to, own_file, page_environment
+from distillery.report.roles import MARKS, find_same, usual_part
+from distillery.store.tables import read_table
+
+PER_PAGE = 200
+"""Samples on a page, each with an image of every model; images load as they come into view."""
+SCORES = {measure.in_scores: measure.sorts for measure in MEASURES if measure.sorts}
+"""Columns of the scores by which samples can be sorted, and their names on the page."""
+DIGITS = 4
+
+
+@dataclass(frozen=True)
+class Shot:
+    """One image: its file below the model's folder, and the scores that it has."""
+
+    file: str
+    scores: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One prompt and noise by every model, in their order."""
+
+    prompt_id: str
+    index: int
+    prompt: str
+    shots: tuple[Shot, ...]
+
+
+def make_gallery(manifests: Sequence[Path], scores: Path | None, output: Path) -> None:
+    """Write the pages and, for filtering and sorting over all of them, their rows as a script.
+
+    Models whose images are the same have one column.
+
+    Args:
+        manifests: of the models' samples, in the order of the columns.
+        scores: scores.parquet; None where nothing was scored.
+        output: folder to write; its links to the images are relative to it.
+
+    Raises:
+        ValueError: a manifest that cannot be read, or models of other prompts or noises.
+    """
+    listed = [read_samples(path.parent.name, path) for path in manifests]
+    for model in listed:
+        check_pairs(listed[0], model)
+    same = find_same({model.model: model for model in listed})
+    models = [model for model in listed if model.model not in same.kept]
+    samples = gather(models, read_table(scores) if scores else None)
+    pages = [samples[start : start + PER_PAGE] for start in range(0, len(samples), PER_PAGE)]
+    present = {name for sample in samples for shot in sample.shots for name in shot.scores}
+    scored = [name for name in SCORES if name in present]
+    template = page_environment().get_template("gallery/page.html.j2")
+    columns = [
+        {
+            "name": same.label(model.model),
+            "folder": link_to(model.folder, output),
+            "glyph": MARKS[usual_part(model)].glyph,
+            "colour": MARKS[usual_part(model)].colour,
+        }
+        for model in models
+    ]
+    with atomic_path(output) as folder:
+        folder.mkdir()
+        for number, page in enumerate(pages, 1):
+            text = template.render(
+                run=output.parent.name,
+                style=own_file("gallery/gallery.css"),
+                script=own_file("gallery/gallery.js"),
+                models=columns,
+                second=_second(models),
+                samples=page,
+                number=number,
+                names=[name_of(page) for page in range(1, len(pages) + 1)],
+                num_samples=len(samples),
+                scored={name: SCORES[name] for name in scored},
+            )
+            write_text(folder / name_of(number), text)
+        write_text(folder / "rows.js", rows_script(columns, samples, scored))
+
+
+def _second(models: Sequence[ModelSamples]) -> int:
+    """The model beside the first unless another is chosen: the student, or the last."""
+    names = [model.model for model in models]
+    return names.index("student") if "student" in names else len(names) - 1
+
+
+def name_of(page: int) -> str:
+    """The file of a page, from 1."""
+    return "index.html" if page == 1 else f"page-{page}.html"
+
+
+def gather(models: Sequence[ModelSamples], scores: pd.DataFrame | None) -> list[Sample]:
+    """All samples in the order of the manifests."""
+    found: dict[tuple[str, str, int], Mapping[str, float]] = {}
+    if scores is not None:
+        for row in scores.to_dict(orient="records"):
+            values = {name: row[name] for name in SCORES if name in row}
+            found[row["model"], row["prompt_id"], int(row["index"])] = {
+                name: round(float(value), DIGITS)
+                for name, value in values.items()
+                if value is not None and not pd.isna(value)
+            }
+    files = [model.table["file"].tolist() for model in models]
+    first = models[0].table
+    keys = zip(first["prompt_id"], first["index"], first["prompt"], strict=True)
+    return [
+        Sample(
+            str(prompt_id),
+            int(index),
+            str(prompt),
+            tuple(
+                Shot(str(each[row]), found.get((model.model, prompt_id, int(index)), {}))
+                for model, each in zip(models, files, strict=True)
+            ),
+        )
+        for row, (prompt_id, index, prompt) in enumerate(keys)
+    ]
+
+
+def rows_script(
+    models: Sequence[Mapping[str, Any]], samples: Sequence[Sample], scored: Sequence[str]
+) -> str:
+    """A script that holds all rows: a page that is opened as a file may load nothing else."""
+    rows = [
+        [
+            sample.prompt_id,
+            sample.index,
+            sample.prompt,
+            [[shot.file, *(shot.scores.get(name) for name in scored)] for shot in sample.shots],
+        ]
+        for sample in samples
+    ]
+    content = {"models": list(models), "scored": list(scored), "rows": rows, "perPage": PER_PAGE}
+    # A script ends at the first "</script", and prompts are users' text.
+    text = json.dumps(content, ensure_ascii=False, separators=(",", ":")).replace("</", "<\\/")
+    return f"const GALLERY = {text};\n"

@@ -1,0 +1,337 @@
+"""The image grid: which samples are shown, and each as a data URI of moderate size."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from PIL import Image
+
+from distillery.images import find_moments, is_preview, thin_out
+from distillery.measures.manifests import ModelSamples
+from distillery.report.html import THUMBNAIL_PX, inline, link_to
+from distillery.run_folder import RunFolder
+from distillery.store.tables import read_table
+
+MAX_SHOWN = 24
+"""Samples in the grid; the rest is linked."""
+NUM_WORST = 6
+"""Of those, samples with the student's worst value of a metric, for each of two metrics."""
+SMALL_PX = 160
+"""Images up to this width are shown at twice their size, their pixels kept square."""
+LEAST_COLUMN_PX, GAP_PX, FRAME_PX = 96, 10, 28
+"""Of a card, as in report.css: 6rem, the gap of a strip, padding and border of both sides."""
+LARGE_COLUMN_PX = 280
+"""A card of larger images has so much for each model."""
+NUM_LEADING, LEADING_PX = 6, 200
+"""Samples on the first screen, and the width down to which their images are scaled."""
+MAX_MOMENTS = 6
+"""Columns of previews in the report."""
+MAX_PROMPTS = 8
+"""Rows of it."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One image with its scores; None where a score was not measured."""
+
+    model: str
+    uri: str
+    link: str
+    width: int
+    height: int
+    is_small: bool
+    is_black: bool
+    clip_score: float | None
+    rank: int | None
+    psnr_db: float | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One sample by every model."""
+
+    prompt_id: str
+    index: int
+    prompt: str
+    images: tuple[Cell, ...]
+
+
+@dataclass(frozen=True)
+class LeadingRow:
+    """One model's images on the first screen."""
+
+    model: str
+    network_calls: int
+    images: tuple[Cell, ...]
+
+
+@dataclass(frozen=True)
+class Lead:
+    """The first screen: a row for each model, a column for each prompt."""
+
+    prompts: tuple[str, ...]
+    rows: tuple[LeadingRow, ...]
+    how_chosen: str
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows that are shown for one reason."""
+
+    title: str
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """All that is shown, and of how many."""
+
+    groups: tuple[Group, ...]
+    num_shown: int
+    num_samples: int
+
+    @property
+    def is_small(self) -> bool:
+        """Whether images are shown enlarged, at exactly twice their size."""
+        return self.groups[0].rows[0].images[0].is_small
+
+    @property
+    def image_px(self) -> int:
+        """Width at which an image is shown."""
+        return max(image.width for image in self.groups[0].rows[0].images)
+
+    @property
+    def card_px(self) -> int:
+        """Least width of a card; one of small images shows every model without scrolling."""
+        num_models = len(self.groups[0].rows[0].images)
+        if not self.is_small:
+            return num_models * LARGE_COLUMN_PX
+        column_px = max(self.image_px, LEAST_COLUMN_PX)
+        return num_models * column_px + (num_models - 1) * GAP_PX + FRAME_PX
+
+
+def make_grid(
+    samples: Mapping[str, ModelSamples],
+    scores: pd.DataFrame | None,
+    student: str | None,
+    output_folder: Path,
+) -> Grid:
+    """Choose and inline the images.
+
+    Args:
+        samples: each model's samples, in the order of the columns; all of the same prompts.
+        student: whose worst samples are shown.
+        output_folder: where the report will lie; links are relative to it.
+    """
+    table = next(iter(samples.values())).table
+    chosen = choose_rows(table, scores, student)
+    inputs = GridInputs(samples, _score_lookup(scores), output_folder)
+    groups = tuple(
+        Group(title, tuple(inputs.row(number) for number in numbers))
+        for title, numbers in chosen.items()
+        if numbers
+    )
+    return Grid(groups, sum(len(group.rows) for group in groups), len(table))
+
+
+def make_lead(
+    samples: Mapping[str, ModelSamples],
+    models: Sequence[str | None],
+    output_folder: Path,
+    chosen: Sequence[int] | None = None,
+) -> Lead | None:
+    """A few images of the models that matter; None without two of them.
+
+    Args:
+        samples: each model's samples; all of the same prompts.
+        models: names in the order of the rows; those without samples are left out.
+        output_folder: where the report will lie; links are relative to it.
+        chosen: rows of the tables; None: some at equal distances.
+    """
+    names = [name for name in dict.fromkeys(models) if name is not None and name in samples]
+    if len(names) < 2:
+        return None
+    table = samples[names[0]].table
+    how_chosen = "" if chosen is not None else ", chosen at equal distances over all of them"
+    if chosen is None:
+        chosen = spread(range(len(table)), NUM_LEADING)
+    inputs = GridInputs(samples, {}, output_folder, LEADING_PX)
+    rows = tuple(
+        LeadingRow(
+            name,
+            samples[name].network_calls,
+            tuple(inputs.image(samples[name], number) for number in chosen),
+        )
+        for name in names
+    )
+    return Lead(tuple(str(table["prompt"].iloc[number]) for number in chosen), rows, how_chosen)
+
+
+def choose_rows(
+    table: pd.DataFrame, scores: pd.DataFrame | None, student: str | None
+) -> dict[str, list[int]]:
+    """Title to row numbers of `table`: spread over all samples, then where the student is worst.
+
+    No sample is shown twice.
+    """
+    worst: dict[str, list[int]] = {}
+    if scores is not None and student is not None:
+        worst = _choose_worst(table, scores[scores["model"] == student], student)
+    taken = {number for numbers in worst.values() for number in numbers}
+    rest = [number for number in range(len(table)) if number not in taken]
+    evenly = spread(rest, MAX_SHOWN - len(taken))
+    return {"Spread evenly over the held-out prompts": evenly} | worst
+
+
+def _choose_worst(table: pd.DataFrame, scores: pd.DataFrame, student: str) -> dict[str, list[int]]:
+    """The student's farthest from the reference, then the least like their prompt."""
+    ordered = table[["prompt_id", "index"]].merge(scores, on=["prompt_id", "index"], how="left")
+    num_worst = min(NUM_WORST, len(ordered) // 4)
+    farthest = ordered["psnr_db"].dropna().sort_values(kind="stable").index[:num_worst]
+    rest = ordered.drop(index=farthest)
+    rest = rest.sort_values(["rank", "clip_score"], ascending=[False, True], kind="stable")
+    return {
+        f"Farthest from the reference: lowest PSNR of {student}": [int(row) for row in farthest],
+        f"Least like the prompt: lowest retrieval rank of {student}": [
+            int(row) for row in rest.index[:num_worst]
+        ],
+    }
+
+
+def spread(items: Sequence[int], count: int) -> list[int]:
+    """Up to `count` items at equal distances, the first among them."""
+    if len(items) <= count:
+        return list(items)
+    return [items[position * len(items) // count] for position in range(count)]
+
+
+@dataclass(frozen=True)
+class GridInputs:
+    """What a row of the grid is made of."""
+
+    samples: Mapping[str, ModelSamples]
+    scores: Mapping[tuple[str, str, int], Mapping[str, Any]]
+    output_folder: Path
+    width: int = THUMBNAIL_PX
+
+    def row(self, number: int) -> Row:
+        """One sample by every model."""
+        first = next(iter(self.samples.values())).table.iloc[number]
+        images = tuple(self.image(model, number) for model in self.samples.values())
+        return Row(str(first["prompt_id"]), int(first["index"]), str(first["prompt"]), images)
+
+    def image(self, model: ModelSamples, number: int) -> Cell:
+        """One image of one model."""
+        row = model.table.iloc[number]
+        scores = self.scores.get((model.model, str(row["prompt_id"]), int(row["index"])), {})
+        path = model.image_path(number)
+        uri, width, height = inline(path, model.read_image(number), self.width)
+        is_small = width <= SMALL_PX
+        scale = 2 if is_small else 1
+        return Cell(
+            model=model.model,
+            uri=uri,
+            link=link_to(path, self.output_folder),
+            width=width * scale,
+            height=height * scale,
+            is_small=is_small,
+            is_black=bool(row["is_black"]),
+            clip_score=_number(scores.get("clip_score")),
+            rank=None if scores.get("rank") is None else int(scores["rank"]),
+            psnr_db=_number(scores.get("psnr_db")),
+        )
+
+
+def _score_lookup(scores: pd.DataFrame | None) -> dict[tuple[str, str, int], Mapping[str, Any]]:
+    """Scores by (model, prompt id, index)."""
+    if scores is None:
+        return {}
+    rows = scores.to_dict(orient="records")
+    return {(row["model"], row["prompt_id"], int(row["index"])): _named(row) for row in rows}
+
+
+def _named(row: Mapping[Any, Any]) -> Mapping[str, Any]:
+    """A record with text keys."""
+    return {str(key): value for key, value in row.items()}
+
+
+def _number(value: float | None) -> float | None:
+    """A finite score or None; tables hold NaN where nothing was measured."""
+    return None if value is None or pd.isna(value) else float(value)
+
+
+# ---- previews -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One image of the sheet."""
+
+    uri: str
+    link: str
+    width: int
+    height: int
+
+
+@dataclass(frozen=True)
+class PreviewSheet:
+    """Previews over time.
+
+    Attributes:
+        moments: samples seen, one a column.
+        rows: prompt and its images, one a moment; and the teacher's, or None.
+    """
+
+    moments: Sequence[int]
+    rows: Sequence[tuple[str, Sequence[Shown], Shown | None]]
+
+    @property
+    def has_teacher(self) -> bool:
+        """Whether there is a last column."""
+        return any(teacher is not None for *_, teacher in self.rows)
+
+
+def gather_previews(
+    run_folder: RunFolder, recipes: Sequence[str], teacher: str | None, output_folder: Path
+) -> PreviewSheet | None:
+    """The previews of this training, thinned out; None without any.
+
+    Args:
+        recipes: as for `gather_training`.
+        teacher: the model whose samples have the same noise and many steps, for the last column.
+        output_folder: where the report will lie; links are relative to it.
+    """
+    root, table = run_folder.previews, run_folder.prompts("eval")
+    if not table.is_file():
+        return None
+    texts = read_table(table).set_index("prompt_id")["prompt"].head(MAX_PROMPTS)
+    prompts = {
+        str(name): str(text)
+        for name, text in texts.items()
+        if any(
+            is_preview(path, recipe, text)
+            for path in root.glob(f"samples-*/{name}.png")
+            for recipe in recipes
+        )
+    }
+    if not prompts:
+        return None
+    found = {moment for recipe in recipes for moment in find_moments(root, prompts, recipe)}
+    moments = thin_out(sorted(found), MAX_MOMENTS)
+    if not moments:
+        return None
+    rows = []
+    for name, text in prompts.items():
+        teacher_image = run_folder.sample_folder / str(teacher) / name / "0.png"
+        shown = [_show(moment / f"{name}.png", output_folder) for moment in moments]
+        last = _show(teacher_image, output_folder) if teacher_image.is_file() else None
+        rows.append((text, shown, last))
+    return PreviewSheet([int(moment.name.split("-")[1]) for moment in moments], rows)
+
+
+def _show(path: Path, output_folder: Path) -> Shown:
+    with Image.open(path) as image:
+        uri, width, height = inline(path, image.convert("RGB"))
+    return Shown(uri, link_to(path, output_folder), width, height)

@@ -1,0 +1,242 @@
+"""The report's tables: every model's metrics, and the student against the others."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from distillery.measures.image_sets import describe_left_out
+from distillery.measures.intervals import ConfidenceInterval
+from distillery.measures.lists import MEANS, MEASURES
+from distillery.measures.manifests import ModelSamples
+from distillery.measures.measure import Column, Measure, Need, OfSet
+from distillery.measures.of_sets import OF_SETS
+from distillery.report.roles import Roles
+from distillery.report.speeds import ImageTime
+from distillery.report.verdict import decide, describe_bounds, read_interval
+from distillery.words import counted, significant
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of the table; empty text where nothing was measured."""
+
+    text: str
+    low_high: str = ""
+    is_best: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """The metrics of every model."""
+
+    columns: tuple[Column, ...]
+    rows: Mapping[str, tuple[Cell, ...]]
+
+    @property
+    def has_best(self) -> bool:
+        """Whether a cell is marked."""
+        return any(cell.is_best for cells in self.rows.values() for cell in cells)
+
+
+def with_ratios(measures: Iterable[Measure | OfSet]) -> dict[str, Column]:
+    """Columns by key: each measure, and behind it its ratio to the reference's."""
+    found: dict[str, Column] = {}
+    for measure in measures:
+        found[measure.name] = measure
+        if measure.ratio:
+            found[measure.ratio_key] = measure.ratio
+    return found
+
+
+SECONDS = Column(
+    title="Seconds per image",
+    hint="one device, measured",
+    form=lambda seconds: f"{significant(seconds)} s",
+)
+
+
+COLUMNS = {**with_ratios(MEASURES), "seconds": SECONDS}
+
+
+SET_COLUMNS = with_ratios(OF_SETS)
+"""Of sets of images, in one vision model."""
+
+
+def metrics_table(
+    quality: Mapping[str, Any] | None, roles: Roles, images: Mapping[str, ImageTime]
+) -> Table | None:
+    """Means with intervals; the best of a column is marked where no interval overlaps its."""
+    if quality is None:
+        return None
+    names = _in_order(quality, roles)
+    values = {name: _values(quality["models"][name], name, roles, images) for name in names}
+    best = {key: _best(key, column, values) for key, column in COLUMNS.items()}
+    return _table(COLUMNS, values, best)
+
+
+@dataclass(frozen=True)
+class SetTable:
+    """The measures of sets in one vision model.
+
+    Attributes:
+        vision_model, path, num_features: the vision model.
+        num_prompts: whose images are compared.
+        left_out: what could not be measured, and why; empty if nothing.
+        table: the measures of every model; None if all are left out.
+    """
+
+    vision_model: str
+    path: str
+    num_features: int
+    num_prompts: int
+    left_out: str
+    table: Table | None
+
+
+def set_tables(quality: Mapping[str, Any] | None, roles: Roles) -> list[SetTable]:
+    """How near each model's images are to the reference's as a set, for each vision model.
+
+    The reference's own row is its floor, which is never marked as the best. Older scores have none.
+    """
+    if quality is None:
+        return []
+    names = _in_order(quality, roles)
+    return [
+        SetTable(
+            vision,
+            facts["path"],
+            facts["num_features"],
+            facts["num_prompts"],
+            describe_left_out({name: Need(**need) for name, need in facts["left_out"].items()}),
+            _set_table({name: quality["models"][name]["sets"][vision] for name in names}, roles),
+        )
+        for vision, facts in quality.get("vision_models", {}).items()
+    ]
+
+
+def _set_table(sets: Mapping[str, Mapping[str, Any]], roles: Roles) -> Table | None:
+    """Of one vision model, without the columns that no model has."""
+    values = {
+        name: {key: read_interval(found[key]) for key in SET_COLUMNS}
+        for name, found in sets.items()
+    }
+    columns = {
+        key: column
+        for key, column in SET_COLUMNS.items()
+        if any(row[key] for row in values.values())
+    }
+    if not columns:
+        return None
+    others = {name: row for name, row in values.items() if name != roles.reference}
+    best = {key: _best(key, column, others) for key, column in columns.items()}
+    return _table(columns, values, best)
+
+
+def _table(
+    columns: Mapping[str, Column],
+    values: Mapping[str, Mapping[str, ConfidenceInterval | None]],
+    best: Mapping[str, frozenset[str]],
+) -> Table:
+    """A row for each model."""
+    rows = {
+        name: tuple(
+            _cell(column.form, row[key], name in best[key]) for key, column in columns.items()
+        )
+        for name, row in values.items()
+    }
+    return Table(tuple(columns.values()), rows)
+
+
+def _values(
+    facts: Mapping[str, Any], name: str, roles: Roles, images: Mapping[str, ImageTime]
+) -> dict[str, ConfidenceInterval | None]:
+    """One model's numbers by column."""
+    against = facts["against"].get(roles.reference, {})
+    values = {key: read_interval(facts.get(key) or against.get(key)) for key in COLUMNS}
+    # Never marked as the best: batches tell nothing of what else the machine did meanwhile.
+    values["seconds"] = images[name].interval if name in images else None
+    return values
+
+
+def _best(
+    key: str, column: Column, values: Mapping[str, Mapping[str, ConfidenceInterval | None]]
+) -> frozenset[str]:
+    """The models with the best mean; none if an interval of theirs overlaps another model's.
+
+    A difference within the intervals may be noise. A value measured once, without an interval, such
+    as a time, is never marked, and neither are models that are all level.
+    """
+    intervals = {
+        name: interval
+        for name, row in values.items()
+        if (interval := row[key]) and (interval.low, interval.high) != (None, None)
+    }
+    if column.direction == 0 or not intervals:
+        return frozenset()
+    top = max(column.direction * interval.mean for interval in intervals.values())
+    best = {name for name, it in intervals.items() if column.direction * it.mean == top}
+    others = [_reach(it, column.direction)[1] for name, it in intervals.items() if name not in best]
+    worst = min(_reach(intervals[name], column.direction)[0] for name in best)
+    return frozenset(best if others and worst > max(others) else ())
+
+
+def _reach(interval: ConfidenceInterval, direction: int) -> tuple[float, float]:
+    """The worst and the best end of an interval, times the direction; an open one is unlimited."""
+    low = -math.inf if interval.low is None else interval.low
+    high = math.inf if interval.high is None else interval.high
+    worst, best = sorted((direction * low, direction * high))
+    return worst, best
+
+
+def _cell(form: Callable[[float], str], value: ConfidenceInterval | None, is_best: bool) -> Cell:
+    """One cell's text."""
+    if value is None:
+        return Cell("")
+    return Cell(form(value.mean), describe_bounds(value, form), is_best)
+
+
+def differences_table(quality: Mapping[str, Any] | None, roles: Roles) -> Table | None:
+    """The student less each model but the reference, paired; None where there are not both."""
+    if quality is None or roles.student not in quality["models"]:
+        return None
+    against = quality["models"][roles.student]["against"]
+    rows = {
+        name: tuple(_difference(against[name], measure) for measure in MEANS)
+        for name in _in_order(quality, roles)
+        if name not in (roles.student, roles.reference)
+    }
+    return Table(MEANS, rows) if rows else None
+
+
+def _difference(against: Mapping[str, Any], measure: Measure) -> Cell:
+    """One paired difference; marked where the student is better by its whole interval."""
+    value = read_interval(against.get(measure.difference_key))
+    if value is None:
+        return Cell("")
+    form = measure.form.signed
+    is_better = decide(value, 0.0, measure.direction) == "passed"
+    return Cell(form(value.mean), describe_bounds(value, form), is_better)
+
+
+def _in_order(quality: Mapping[str, Any], roles: Roles) -> list[str]:
+    """The scored models: the reference first, then by falling cost."""
+    models = quality["models"]
+    return sorted(
+        models, key=lambda name: (name != roles.reference, -models[name]["network_calls"], name)
+    )
+
+
+def black_images(samples: Mapping[str, ModelSamples]) -> str | None:
+    """Which models have images whose every pixel is 0, and what that does to the scores."""
+    named = [
+        f"{model.num_black:,} of {counted(len(model.table), 'image')} of {name}"
+        for name, model in samples.items()
+        if model.num_black
+    ]
+    if not named:
+        return None
+    return (
+        f"{', '.join(named)}: every pixel is 0. They are scored like all others; two black "
+        "images are equal, so a PSNR of 100 dB between them says nothing."
+    )
