@@ -3,12 +3,18 @@
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
+from distillery.images import write_png
 from distillery.planning.verify import tell
 from distillery.run_folder import RunFolder
+from distillery.store.chunks import ChunkIdentity, write_chunk
 from distillery.telemetry import COMMAND
 from runs import Run
+
+NAMES = ("0.png", "0.safetensors")
 
 
 def test_a_folder_that_is_no_run_is_refused_with_the_runs_that_are_near(run: Run) -> None:
@@ -32,6 +38,23 @@ def test_files_that_no_manifest_lists_are_told_apart(
     again, told, _ = capsys.readouterr().out.splitlines()
     assert again == first, "they are not among those that were compared"
     assert told == "and 3 files that no manifest lists were left as they are"
+
+
+def test_a_whole_file_of_another_run_is_damage_where_a_manifest_lists_another(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its own checksums are right, and so are those of the manifest."""
+    foreign = {"recipe": "0" * 64, "members": "1" * 64}
+    image, latents = (run.folder / "samples/teacher/p001" / name for name in NAMES)
+    chunk = next((run.folder / "targets").glob("*/chunk-*.safetensors"))
+    write_png(image, np.zeros((8, 8, 3), np.uint8), foreign)
+    for path in (latents, chunk):
+        write_chunk(path, {"latents": torch.zeros(1)}, ChunkIdentity(**foreign), {})
+    assert not tell(run.files)
+    *named, _, remove, _ = capsys.readouterr().out.splitlines()
+    assert {line.split(": ")[0] for line in named} == {str(it) for it in (image, latents, chunk)}
+    assert all("it is whole, but not what its manifests list" in line for line in named)
+    assert f"{run.folder}/samples/teacher/manifest.parquet" in remove
 
 
 def test_commands_carry_the_snakefile_that_was_given(

@@ -190,8 +190,7 @@ def _problem_of_file(
 ) -> str | None:
     """Why a chunk, an image or its latents is damaged.
 
-    A whole one that no manifest lists is not damaged: it was made since for another configuration
-    or other prompts, and the job that makes it has not ended yet.
+    A whole one that no manifest lists is not damaged: the job that makes it has not ended yet.
 
     Args:
         path: of the file.
@@ -209,9 +208,11 @@ def _problem_of_file(
         return "its bytes do not match its checksums"
     if any(identity == expected for expected, _ in claims):
         return "its bytes are not those that its manifests list"
-    if claims and identity in listed:
+    if not claims:
+        return None
+    if identity in listed:
         return "it is another file's content"
-    return None
+    return "it is whole, but not what its manifests list: it is of other settings or another run"
 
 
 def _identify_chunk(path: Path) -> ChunkIdentity | None:
