@@ -7,10 +7,16 @@ import numpy as np
 import pytest
 import torch
 
+from distillery.config.jobs import freeze
+from distillery.evaluation.findings import gather
 from distillery.images import write_png
+from distillery.model_folder import read_metadata
+from distillery.planning.first import write_frozen
 from distillery.planning.verify import tell
 from distillery.run_folder import RunFolder
+from distillery.store.belonging import check_losses
 from distillery.store.chunks import ChunkIdentity, write_chunk
+from distillery.store.tables import read_table, recipe_of, write_table
 from distillery.telemetry import COMMAND
 from runs import Run
 
@@ -73,6 +79,30 @@ def test_commands_carry_the_snakefile_that_was_given(
         monkeypatch.setenv(COMMAND, typed)
         assert not tell(run.files)
         assert capsys.readouterr().out.splitlines()[-1].strip().startswith(told)
+
+
+def test_losses_of_another_training_are_told_and_refused(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those of an earlier release carry no recipe, and are taken as they are."""
+    run.train_and_export()
+    write_frozen(freeze(run.config, "run"), run.files.config("run"))
+    losses = run.files.loss
+    assert recipe_of(losses) == read_metadata(run.files.student("trained"))["recipe_hash"]
+    table = read_table(losses)
+    for recipe in (recipe_of(losses), None):
+        write_table(table, losses, recipe)
+        check_losses(run.files)
+        assert tell(run.files)
+    write_table(table, losses, "0" * 64)
+    capsys.readouterr()
+    assert not tell(run.files)
+    first, *_, remove, _ = capsys.readouterr().out.splitlines()
+    why = f"{losses}: it is of another training than {run.files.student('trained')}, "
+    assert first.startswith(why)
+    assert remove.strip() == f"rm -r {losses}"
+    with pytest.raises(ValueError, match=rf"^{why}.*: run `rm -r {losses}` and start"):
+        gather(run.config, run.files)
 
 
 def test_a_pipeline_without_its_card_is_told(run: Run, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,7 @@ from distillery.files import JsonObject, read_json, read_sealed
 from distillery.measures.manifests import ModelSamples, check_pairs, check_scored, read_samples
 from distillery.model_folder import METADATA, read_metadata
 from distillery.run_folder import RunFolder
+from distillery.store.belonging import check_losses
 from distillery.store.recipes import TrainingRecipe
 from distillery.store.tables import read_table
 from distillery.student.info import StudentInfo, read_student_info
@@ -77,6 +78,7 @@ def gather(config: Config, run_folder: RunFolder) -> Findings:
     samples = _read_all_samples(config, run_folder)
     if quality is not None:
         check_scored(run_folder, quality, samples)
+    check_losses(run_folder)
     roles = find_roles(config, quality)
     first = (roles.reference, roles.student, roles.untrained, roles.rival)
     return Findings(
