@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from distillery.planning.requests import Request
-from distillery.telemetry import COMMAND
+from distillery.typed import COMMAND
 
 Workflow = Any
 """`snakemake.workflow.Workflow`, whose types are not published."""

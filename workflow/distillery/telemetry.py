@@ -4,13 +4,11 @@ Events never enter a manifest: they hold times and host names, and a result must
 appends to results/{run}/telemetry/{job}.jsonl, so an interrupted job's first try stays visible.
 """
 
-import argparse
 import errno
 import json
 import logging
 import os
 import resource
-import shlex
 import socket
 import sys
 import time
@@ -24,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import psutil
 from tqdm import tqdm
 
+from distillery.typed import COMMAND
 from distillery.watched import goes_to
 
 if TYPE_CHECKING:
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
 EventKind = Literal["start", "work", "save", "alarm", "end"]
 PERSISTENT_ITEMS = 4
 """Up to this many items there is no progress bar, not even on a terminal."""
-COMMAND = "DISTILLERY_COMMAND"
-"""Environment variable: the command line that a person typed, for the report and for advice."""
 NOTE_S = 1.0
 """Between two notes of how far a job is."""
 RUN_NOTE = "DISTILLERY_RUN_NOTE"
@@ -215,14 +212,6 @@ def reporting(
     end_s = time.time()
     reporter.emit("end", begin_s, end_s)
     reporter.info(f"{stage} done in {end_s - begin_s:.1f} s")
-
-
-def typed_snakefile() -> list[str]:
-    """The option --snakefile of the command that a person typed; empty without."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--snakefile", "-s")
-    given, _ = parser.parse_known_args(shlex.split(os.environ.get(COMMAND, "")))
-    return ["--snakefile", given.snakefile] if given.snakefile else []
 
 
 def _gpu_name(device: str) -> str | None:

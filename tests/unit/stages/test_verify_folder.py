@@ -16,8 +16,9 @@ from distillery.planning.verify import tell
 from distillery.run_folder import RunFolder
 from distillery.store.belonging import check_losses
 from distillery.store.chunks import ChunkIdentity, write_chunk
+from distillery.store.shards import Manifest
 from distillery.store.tables import read_table, recipe_of, write_table
-from distillery.telemetry import COMMAND
+from distillery.typed import COMMAND
 from runs import Run
 
 NAMES = ("0.png", "0.safetensors")
@@ -79,6 +80,31 @@ def test_commands_carry_the_snakefile_that_was_given(
         monkeypatch.setenv(COMMAND, typed)
         assert not tell(run.files)
         assert capsys.readouterr().out.splitlines()[-1].strip().startswith(told)
+
+
+def test_commands_hold_where_the_person_is_who_gave_a_directory(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shard = next((run.folder / "targets").glob("shard-*.json"))
+    shard.write_text("{}")
+    monkeypatch.chdir(run.folder.parent)
+    here = Path(run.folder.name)
+    run_json, relative = here / "config/run.json", here / "targets" / shard.name
+    write_frozen(freeze(run.config, "run"), run_json)
+    for typed, options in (
+        ("snakemake -n --directory 'my runs' verify", "--directory 'my runs'"),
+        ("snakemake -d=.. -s ../Snakefile", "--snakefile ../Snakefile --directory .."),
+        ("snakemake", ""),
+    ):
+        monkeypatch.setenv(COMMAND, typed)
+        folder = Path.cwd() if options else Path()
+        assert not tell(RunFolder(here))
+        remove, make = capsys.readouterr().out.splitlines()[-2:]
+        assert remove.strip() == f"rm -r {folder / relative}"
+        again = f"snakemake {options} --cores all --configfile {folder / run_json}"
+        assert make.split() == again.split()
+        with pytest.raises(ValueError, match=rf"run `rm -r {folder / relative}` and start"):
+            Manifest.read(relative)
 
 
 def test_losses_of_another_training_are_told_and_refused(

@@ -1,6 +1,5 @@
 """What Snakemake overlooks: other contents under old names and dates, results without its notes."""
 
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from distillery.config.teacher import Teacher
 from distillery.files import hash_json, read_json
 from distillery.hash_cache import hash_large_files
 from distillery.run_folder import RunFolder
+from distillery.typed import command
 
 
 def check_noted(config: RunConfig, run: RunFolder, has_noted: Callable[[str], bool]) -> list[str]:
@@ -41,15 +41,15 @@ def check_noted(config: RunConfig, run: RunFolder, has_noted: Callable[[str], bo
         raise ValueError(
             f"{frozen} is of another configuration, and Snakemake has no note of how it was made, "
             f"so it would change nothing: was {run} moved without the folder .snakemake beside "
-            f"results/? Bring that too, or run `rm -r {frozen.parent}` and start again: jobs run "
-            "again and keep what fits"
+            f"results/? Bring that too, or run `{command('rm', '-r', frozen.parent)}` and start "
+            "again: jobs run again and keep what fits"
         )
     whole = run.config("run")
     if run.report.is_file() and not has_noted(str(whole)) and _names_other(whole, config):
         raise ValueError(
             f"{run.report} is of a run of another name, and Snakemake has no note of how it was "
-            f"made: was the folder renamed? Run `rm {whole}` and start again: the report is made "
-            "again, and what else is not up to date"
+            f"made: was the folder renamed? Run `{command('rm', whole)}` and start again: the "
+            "report is made again, and what else is not up to date"
         )
     return []
 
@@ -92,7 +92,7 @@ def older_than_made(source: str, before: str) -> str:
     """What a user is told of a file that Snakemake overlooks, and what to run."""
     return (
         f"{source} has another content than {before}, and an older date than what was made from "
-        f"it, which Snakemake overlooks: run `touch {shlex.quote(source)}` and start again"
+        f"it, which Snakemake overlooks: run `{command('touch', Path(source))}` and start again"
     )
 
 
@@ -123,7 +123,7 @@ def check_same_teacher(teacher: Mapping[str, Any], run_folder: RunFolder) -> Non
     """
     made = made_by_another(teacher, run_folder)
     if made:
-        remove = shlex.join(["rm", "-r", *map(str, (run_folder.plan, *made))])
+        remove = command("rm", "-r", run_folder.plan, *made)
         raise ValueError(f"{another_teacher(teacher)}: run `{remove}` and start again")
 
 

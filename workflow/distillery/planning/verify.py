@@ -21,7 +21,7 @@ from distillery.store.lacking import tables_listing
 from distillery.store.shards import Manifest, manifests_listing
 from distillery.store.tables import find_problem, read_table
 from distillery.student.export import CARD
-from distillery.telemetry import Reporter, typed_snakefile
+from distillery.telemetry import Reporter
 from distillery.training import checkpoint
 from distillery.watched import TOLD, is_watched
 from distillery.words import counted
@@ -73,12 +73,12 @@ def verify(run: RunFolder, reporter: Reporter) -> Verified:
 
 
 def commands(damages: Iterable[Damage], run: RunFolder) -> list[str]:
-    """The shell commands that make again what is damaged, to be run where the workflow runs."""
+    """The shell commands that make again what is damaged."""
     damaged = [damage.item for damage in damages]
     paths = [path for item in damaged for path in (item.path, *item.manifests())]
     paths = [path for path in paths if not set(paths).intersection(path.parents)]
     named = [str(item.path) for item in damaged if not item.is_asked_for]
-    return repair_commands(paths, run.config("run"), named, typed_snakefile())
+    return repair_commands(paths, run.config("run"), named)
 
 
 def _read(item: Item) -> str | None:
