@@ -33,6 +33,7 @@ PERSISTENT_ITEMS = 4
 """Up to this many items there is no progress bar, not even on a terminal."""
 NOTE_S = 1.0
 """Between two notes of how far a job is."""
+INTERRUPTED = "interrupted: what is finished is kept, rerun to resume"
 RUN_NOTE = "DISTILLERY_RUN_NOTE"
 """Environment variable of a Snakemake that is itself a job: the job's note of how far it is."""
 OF_A_RUN = " jobs"
@@ -283,7 +284,7 @@ def explain_errors(main: Callable[[], None], log: Path | None = None) -> int:
         _tell(f"error: {message}", traceback.format_exc(), log)
         return 1
     except KeyboardInterrupt:
-        _tell("interrupted: what is finished is kept, rerun to resume", "", log)
+        _tell(INTERRUPTED, "", log)
         return 130
     except Exception:
         _tell(traceback.format_exc(), "", log)
