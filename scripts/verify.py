@@ -7,12 +7,14 @@ hashes that they must have. A run that is not finished is read as far as it goes
 1 where something is damaged; the commands at the end make it again, the same bytes.
 
 What is whole and yet not of the run's configuration is told like damage: a store or a student of
-other settings, images of another student, scores of other images, a card beside the report that is
-of another student, all that was made by a teacher whose files were exchanged since.
+other settings, losses of another training, images of another student, scores of other images, a
+card beside the report that is of another student, all that was made by a teacher whose files were
+exchanged since.
 
-A file is damaged that is missing though a manifest lists it, or whose bytes are neither those that
-a manifest lists nor match the hash that it carries; so is a pipeline without its card. Reports,
-previews and the tables of a data set are not read: nothing is made of them.
+A file is damaged that is missing though a manifest lists it, or whose bytes are not those that a
+manifest lists; so is one that no manifest lists and that does not match the hash that it carries,
+and a pipeline without its card. Reports, previews and the tables of a data set are not read:
+nothing is made of them.
 """
 
 from pathlib import Path

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import shlex
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from distillery.typed import command, typed_options
 
 GIB = 1 << 30
 BLOCK_BYTES = 1 << 25
@@ -135,17 +136,12 @@ def repair_hint(*paths: Path) -> str:
     Args:
         paths: what is damaged, and the files that list it; those that are there are named.
     """
-    named = shlex.join(str(path) for path in paths if path.exists())
-    return f"run `rm -r {named}` and start the workflow again; undamaged files are kept"
+    remove = command("rm", "-r", *(path for path in paths if path.exists()))
+    return f"run `{remove}` and start the workflow again; undamaged files are kept"
 
 
-def repair_commands(
-    paths: Iterable[Path],
-    frozen: Path,
-    named: Sequence[str] = (),
-    snakefile: Sequence[str] = (),
-) -> list[str]:
-    """The shell commands that make again what is damaged, to be run where the workflow runs.
+def repair_commands(paths: Iterable[Path], frozen: Path, named: Sequence[str] = ()) -> list[str]:
+    """The shell commands that make again what is damaged, for the folder of who calls the workflow.
 
     The run's frozen configuration is a configuration file like any other; where it is damaged
     itself, the user's own is needed.
@@ -154,16 +150,13 @@ def repair_commands(
         paths: what is damaged or gone, and the files that list it; what is there is removed.
         frozen: results/{run}/config/run.json.
         named: files that the rule `all` does not ask for, nor for what is made of them.
-        snakefile: the option that names it, where Snakemake does not find it by itself.
     """
     paths = list(dict.fromkeys(paths))
-    config = frozen if frozen.is_file() and frozen not in paths else Path("config/mine.yaml")
+    config = frozen if frozen.is_file() and frozen not in paths else "config/mine.yaml"
     targets = ["--", "all", *named] if named else []
     return [
-        shlex.join(["rm", "-r", *(str(path) for path in paths if path.exists())]),
-        shlex.join(
-            ["snakemake", *snakefile, "--cores", "all", "--configfile", str(config), *targets]
-        ),
+        command("rm", "-r", *(path for path in paths if path.exists())),
+        command("snakemake", *typed_options(), "--cores", "all", "--configfile", config, *targets),
     ]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from distillery.notes import Note, gather, refuse
 from distillery.planning.requests import Request
-from distillery.telemetry import COMMAND
+from distillery.typed import COMMAND
 
 Workflow = Any
 """`snakemake.workflow.Workflow`, whose types are not published."""

@@ -4,13 +4,11 @@ Events never enter a manifest: they hold times and host names, and a result must
 appends to results/{run}/telemetry/{job}.jsonl, so an interrupted job's first try stays visible.
 """
 
-import argparse
 import errno
 import json
 import logging
 import os
 import resource
-import shlex
 import socket
 import sys
 import time
@@ -24,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import psutil
 from tqdm import tqdm
 
+from distillery.typed import COMMAND
 from distillery.watched import goes_to
 
 if TYPE_CHECKING:
@@ -32,10 +31,9 @@ if TYPE_CHECKING:
 EventKind = Literal["start", "work", "save", "alarm", "end"]
 PERSISTENT_ITEMS = 4
 """Up to this many items there is no progress bar, not even on a terminal."""
-COMMAND = "DISTILLERY_COMMAND"
-"""Environment variable: the command line that a person typed, for the report and for advice."""
 NOTE_S = 1.0
 """Between two notes of how far a job is."""
+INTERRUPTED = "interrupted: what is finished is kept, rerun to resume"
 RUN_NOTE = "DISTILLERY_RUN_NOTE"
 """Environment variable of a Snakemake that is itself a job: the job's note of how far it is."""
 OF_A_RUN = " jobs"
@@ -217,14 +215,6 @@ def reporting(
     reporter.info(f"{stage} done in {end_s - begin_s:.1f} s")
 
 
-def typed_snakefile() -> list[str]:
-    """The option --snakefile of the command that a person typed; empty without."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--snakefile", "-s")
-    given, _ = parser.parse_known_args(shlex.split(os.environ.get(COMMAND, "")))
-    return ["--snakefile", given.snakefile] if given.snakefile else []
-
-
 def _gpu_name(device: str) -> str | None:
     """Of the device that this process computes on; None on the CPU."""
     if not device.startswith("cuda"):
@@ -294,7 +284,7 @@ def explain_errors(main: Callable[[], None], log: Path | None = None) -> int:
         _tell(f"error: {message}", traceback.format_exc(), log)
         return 1
     except KeyboardInterrupt:
-        _tell("interrupted: what is finished is kept, rerun to resume", "", log)
+        _tell(INTERRUPTED, "", log)
         return 130
     except Exception:
         _tell(traceback.format_exc(), "", log)

@@ -53,6 +53,10 @@ def read(raw: dict[str, Any]) -> Config:
     return config
 
 
+def test_phases_that_are_null_are_none() -> None:
+    assert read(earlier(phases=None)) == read(changed(training__phases=phases(stored=640)))
+
+
 @pytest.mark.parametrize(("keys", "listed"), CASES)
 @pytest.mark.parametrize("base", [{}, FLAT])
 def test_keys_of_earlier_releases_say_the_same(

@@ -9,7 +9,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from distillery.files import hash_file, write_sealed
+from distillery.measures.manifests import read_samples
 from distillery.report.gallery import make_gallery
+from distillery.run_folder import RunFolder
 from distillery.store.tables import write_table
 
 NUM_PROMPTS = 225
@@ -96,6 +99,26 @@ def test_its_rows_have_the_scores_that_there_are(manifests: list[Path], tmp_path
     assert '<option value="psnr_db">PSNR</option>' in page
     assert "retrieval rank" not in page
     assert "<span>CLIP score 0.9123</span>" in page
+
+
+def test_scores_of_other_images_are_refused(manifests: list[Path], tmp_path: Path) -> None:
+    """As those of another run that were copied; both files of it, or one."""
+    run = RunFolder(tmp_path / "results" / "demo")
+    run.scores.parent.mkdir()
+    write_table(pd.DataFrame({"model": ["teacher"], "prompt_id": "p-001", "index": 1}), run.scores)
+    digests = {path.parent.name: read_samples("", path).digest for path in manifests}
+    own = {"models": {name: {"images": it} for name, it in digests.items()}}
+    other = {"models": {**own["models"], "student": {"images": "0" * 64}}}
+    for quality, scores, why in (
+        (other, hash_file(run.scores), "it scores other images of student"),
+        (own, "0" * 64, "it was not made with"),
+    ):
+        write_sealed(run.quality, {**quality, "scores": scores})
+        with pytest.raises(ValueError, match=rf"{run.quality}: {why}.*: run `rm -r "):
+            make_gallery(manifests, run.scores, run.gallery)
+        assert not run.gallery.exists()
+    write_sealed(run.quality, {**own, "scores": hash_file(run.scores)})
+    make_gallery(manifests, run.scores, run.gallery)
 
 
 @pytest.mark.parametrize(

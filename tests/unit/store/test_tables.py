@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from distillery.store.tables import find_problem, read_table, write_table
+from distillery.store.tables import find_problem, read_table, recipe_of, write_table
 
 TABLE = pd.DataFrame(
     {
@@ -34,6 +34,17 @@ def test_a_table_of_another_program_is_read_as_it_is(tmp_path: Path) -> None:
     TABLE.drop(columns="prompt").to_parquet(plain, index=False)
     assert read_table(plain).to_json() == pd.read_parquet(plain).to_json()
     assert find_problem(plain.read_bytes()) == "it carries no hash of its bytes"
+
+
+def test_a_table_carries_the_hash_of_its_recipe(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    write_table(TABLE, path)
+    assert recipe_of(path) is None
+    write_table(TABLE, path, "ab" * 32)
+    assert recipe_of(path) == "ab" * 32
+    assert find_problem(path.read_bytes()) is None
+    assert find_problem(path.read_bytes().replace(b"ab" * 32, b"cd" * 32)) is not None
+    assert len(read_table(path)) == len(TABLE)
 
 
 def test_an_empty_table_has_a_seal_too(tmp_path: Path) -> None:

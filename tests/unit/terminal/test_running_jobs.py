@@ -64,6 +64,17 @@ def test_a_terminal_obeys_no_log(run: RunFolder) -> None:
     assert len(line) < 500
 
 
+@pytest.mark.parametrize("begin", ["", "error: ", "2026 x WARNING "])
+def test_a_command_is_never_cut(run: RunFolder, begin: str) -> None:
+    job = job_of(run)
+    assert job.log is not None
+    command = f"`rm -r {' '.join(f'results/a/samples/{number}.png' for number in range(200))}`"
+    job.log.write_text(f"{begin}{'x' * 2000} run {command} and start again{'y' * 2000}\n")
+    (said,) = job.look() if "WARNING" in begin else [job.last_words()]
+    assert command in said
+    assert len(said) < len(command) + 900
+
+
 def test_a_note_is_written_once_a_second_and_at_the_end(run: RunFolder) -> None:
     reporter = Reporter(run.telemetry, "targets", "targets-0-of-4", "cpu")
     note = run.progress("targets-0-of-4")
@@ -105,6 +116,10 @@ def test_new_warnings_are_told_once(run: RunFolder) -> None:
 
 
 STAMP = "2026-11-23 17:12:00,968 "
+SIGNALLED = (
+    "Traceback (most recent call last):\n  File x\n"
+    "torch.distributed.elastic.multiprocessing.api.SignalException: Process 8 got signal: 2\n"
+)
 KILLED = "targets-0-of-4 ended without an error, as when it is killed"
 
 
@@ -157,6 +172,11 @@ def test_last_words(run: RunFolder, log: str | None, words: str) -> None:
         ("Traceback\n  File x\nKeyboardInterrupt\n", "stopped: interrupted before it began"),
         ("", "stopped: interrupted before it began"),
         ("error: the disk is full\n", "failed: the disk is full"),
+        (
+            STAMP + "INFO training [cpu] training done in 10.9 s\n" + SIGNALLED,
+            "stopped: interrupted: what is finished is kept, rerun to resume",
+        ),
+        (SIGNALLED, "stopped: interrupted before it began"),
     ],
 )
 def test_last_words_of_a_job_that_ctrl_c_met(run: RunFolder, log: str, words: str) -> None:

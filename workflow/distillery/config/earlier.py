@@ -64,7 +64,9 @@ def with_phases(raw: JsonObject) -> JsonObject:
         return raw
     training = dict(raw["training"])
     given = {name: training.pop(name) for name in KEYS if name in training}
-    if "phases" in training:
+    if training.get("phases") is None:
+        training.pop("phases", None)
+    else:
         raise ValueError(
             f"training.{next(iter(given))} is a key of an earlier release, and training.phases, "
             "which says all of it, is there too: remove "

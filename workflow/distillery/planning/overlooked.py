@@ -1,6 +1,5 @@
 """What Snakemake overlooks: other contents under old names and dates, results without its notes."""
 
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from distillery.files import hash_json, read_json
 from distillery.hash_cache import hash_large_files
 from distillery.notes import Note, error
 from distillery.run_folder import RunFolder
+from distillery.typed import command
 
 
 def on_noted(config: RunConfig, run: RunFolder, has_noted: Callable[[str], bool]) -> Iterator[Note]:
@@ -36,8 +36,8 @@ def on_noted(config: RunConfig, run: RunFolder, has_noted: Callable[[str], bool]
                 str(frozen),
                 " is of another configuration, and Snakemake has no note of how it was made, so it "
                 f"would change nothing: was {run} moved without the folder .snakemake beside "
-                f"results/? Bring that too, or run `rm -r {frozen.parent}` and start again: jobs "
-                "run again and keep what fits",
+                f"results/? Bring that too, or run `{command('rm', '-r', frozen.parent)}` and start "
+                "again: jobs run again and keep what fits",
             )
             break  # more of them have the same cause and cure
     whole = run.config("run")
@@ -45,8 +45,8 @@ def on_noted(config: RunConfig, run: RunFolder, has_noted: Callable[[str], bool]
         yield error(
             str(run.report),
             " is of a run of another name, and Snakemake has no note of how it was made: was the "
-            f"folder renamed? Run `rm {whole}` and start again: the report is made again, and what "
-            "else is not up to date",
+            f"folder renamed? Run `{command('rm', whole)}` and start again: the report is made "
+            "again, and what else is not up to date",
         )
 
 
@@ -88,7 +88,7 @@ def on_older(source: str, before: str) -> Note:
         source,
         f" has another content than {before}, and an older date than what was made from it, which "
         "Snakemake overlooks",
-        f"run `touch {shlex.quote(source)}` and start again",
+        f"run `{command('touch', Path(source))}` and start again",
     )
 
 
@@ -119,7 +119,7 @@ def on_same_teacher(teacher: Mapping[str, Any], run_folder: RunFolder) -> Iterat
     """
     made = made_by_another(teacher, run_folder)
     if made:
-        remove = shlex.join(["rm", "-r", *map(str, (run_folder.plan, *made))])
+        remove = command("rm", "-r", run_folder.plan, *made)
         yield error(another_teacher(teacher), "", f"run `{remove}` and start again")
 
 

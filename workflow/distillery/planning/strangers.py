@@ -15,7 +15,7 @@ from distillery.measures.manifests import read_samples, why_not_scored
 from distillery.model_folder import METADATA, read_metadata
 from distillery.planning.overlooked import another_teacher, hash_settings, made_by_another
 from distillery.run_folder import RunFolder
-from distillery.store.belonging import find_foreign, is_frozen
+from distillery.store.belonging import find_foreign, is_frozen, why_not_losses
 from distillery.store.tables import read_table
 from distillery.teacher.adapters import teacher_hash
 from distillery.teacher.folder import find_teacher
@@ -73,6 +73,7 @@ def strangers(run: RunFolder, reporter: Reporter) -> Iterator[Damage]:
     for model in config.samples.models:
         yield from _foreign_images(config, run, model, reporter)
     if isinstance(config, Config):
+        yield from _foreign_losses(config, run)
         yield from _foreign_scores(config, run)
         yield from _foreign_card(run)
 
@@ -121,6 +122,16 @@ def _foreign_images(
             made_by = pipeline or config.teacher.path
             why = f"its images are not those of {made_by} under {run.config(stage)}"
             yield _stranger(manifest, why, *manifest.parent.glob("shard-*.parquet"))
+
+
+def _foreign_losses(config: Config, run: RunFolder) -> Iterator[Damage]:
+    """The losses of another training than that of the student beside them."""
+    pairs = {run.loss: "trained"}
+    for rounds in range(len(config.training.round_numbers)):
+        pairs[run.loss_after(str(rounds))] = f"trained-{rounds}-rounds"
+    for losses, trained in pairs.items():
+        if why := why_not_losses(losses, run.student(trained)):
+            yield _stranger(losses, why)
 
 
 def _foreign_scores(config: Config, run: RunFolder) -> Iterator[Damage]:

@@ -29,7 +29,6 @@ from distillery.store.chunks import chunk_folder
 from distillery.store.embeddings import distinct_texts
 from distillery.store.lacking import Lacking, lacking_chunks, lacking_images
 from distillery.store.tables import read_table
-from distillery.telemetry import typed_snakefile
 from distillery.words import counted
 
 MAX_NAMED = 3
@@ -375,7 +374,7 @@ def on_repair(found: Iterable[Found], run: RunFolder) -> Iterator[Note]:
         for row in rows
     ]
     manifests = [Path(path) for row in rows for path in row.listed_by]
-    remove, make = repair_commands(manifests, run.config("run"), snakefile=typed_snakefile())
+    remove, make = repair_commands(manifests, run.config("run"))
     yield doubt(
         "; ".join(lacking),
         ". Snakemake does not notice it, and a job that reads what is gone fails; to make it "

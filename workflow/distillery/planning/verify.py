@@ -21,7 +21,7 @@ from distillery.store.lacking import tables_listing
 from distillery.store.shards import Manifest, manifests_listing
 from distillery.store.tables import find_problem, read_table
 from distillery.student.export import CARD
-from distillery.telemetry import Reporter, typed_snakefile
+from distillery.telemetry import Reporter
 from distillery.training import checkpoint
 from distillery.watched import TOLD, is_watched
 from distillery.words import counted
@@ -73,12 +73,12 @@ def verify(run: RunFolder, reporter: Reporter) -> Verified:
 
 
 def commands(damages: Iterable[Damage], run: RunFolder) -> list[str]:
-    """The shell commands that make again what is damaged, to be run where the workflow runs."""
+    """The shell commands that make again what is damaged."""
     damaged = [damage.item for damage in damages]
     paths = [path for item in damaged for path in (item.path, *item.manifests())]
     paths = [path for path in paths if not set(paths).intersection(path.parents)]
     named = [str(item.path) for item in damaged if not item.is_asked_for]
-    return repair_commands(paths, run.config("run"), named, typed_snakefile())
+    return repair_commands(paths, run.config("run"), named)
 
 
 def _read(item: Item) -> str | None:
@@ -190,8 +190,7 @@ def _problem_of_file(
 ) -> str | None:
     """Why a chunk, an image or its latents is damaged.
 
-    A whole one that no manifest lists is not damaged: it was made since for another configuration
-    or other prompts, and the job that makes it has not ended yet.
+    A whole one that no manifest lists is not damaged: the job that makes it has not ended yet.
 
     Args:
         path: of the file.
@@ -209,9 +208,11 @@ def _problem_of_file(
         return "its bytes do not match its checksums"
     if any(identity == expected for expected, _ in claims):
         return "its bytes are not those that its manifests list"
-    if claims and identity in listed:
+    if not claims:
+        return None
+    if identity in listed:
         return "it is another file's content"
-    return None
+    return "it is whole, but not what its manifests list: it is of other settings or another run"
 
 
 def _identify_chunk(path: Path) -> ChunkIdentity | None:

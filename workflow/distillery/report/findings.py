@@ -23,6 +23,7 @@ from distillery.report.timeline import (
 from distillery.report.training_facts import TrainingFacts, gather_training
 from distillery.report.verdict import Check, check_student
 from distillery.run_folder import RunFolder
+from distillery.store.belonging import check_losses
 from distillery.store.recipes import TrainingRecipe
 from distillery.store.tables import read_table
 from distillery.student.info import StudentInfo, read_student_info
@@ -90,6 +91,7 @@ def gather(config: Config, run_folder: RunFolder) -> Findings:
     samples = _read_all_samples(config, run_folder)
     if quality is not None:
         check_scored(run_folder, quality, samples)
+    check_losses(run_folder)
     roles = find_roles(config, quality)
     first = (roles.reference, roles.student, roles.untrained, roles.rival)
     return Findings(

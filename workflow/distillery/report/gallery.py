@@ -8,11 +8,12 @@ from typing import Any
 
 import pandas as pd
 
-from distillery.files import atomic_path, write_text
+from distillery.files import atomic_path, read_sealed, write_text
 from distillery.measures.lists import MEASURES
-from distillery.measures.manifests import ModelSamples, check_pairs, read_samples
+from distillery.measures.manifests import ModelSamples, check_pairs, check_scored, read_samples
 from distillery.report.html import link_to, own_file, page_environment
 from distillery.report.roles import MARKS, find_same, usual_part
+from distillery.run_folder import RunFolder
 from distillery.store.tables import read_table
 
 PER_PAGE = 200
@@ -51,12 +52,17 @@ def make_gallery(manifests: Sequence[Path], scores: Path | None, output: Path) -
         output: folder to write; its links to the images are relative to it.
 
     Raises:
-        ValueError: a manifest that cannot be read, or models of other prompts or noises.
+        ValueError: a manifest that cannot be read, models of other prompts or noises, or scores of
+            other images.
     """
     listed = [read_samples(path.parent.name, path) for path in manifests]
     for model in listed:
         check_pairs(listed[0], model)
-    same = find_same({model.model: model for model in listed})
+    by_name = {model.model: model for model in listed}
+    run = RunFolder(output.parent)
+    if scores and run.quality.is_file():
+        check_scored(run, read_sealed(run.quality), by_name)
+    same = find_same(by_name)
     models = [model for model in listed if model.model not in same.kept]
     samples = gather(models, read_table(scores) if scores else None)
     pages = [samples[start : start + PER_PAGE] for start in range(0, len(samples), PER_PAGE)]

@@ -143,6 +143,32 @@ def check_student_of(run: RunFolder, folder: Path, is_trained: bool) -> None:
             raise ValueError(f"{folder} is not this run's {what} ({why}): {repair_hint(folder)}")
 
 
+def why_not_losses(losses: Path, trained: Path) -> str:
+    """Why the losses beside a trained student are not of its training; "" where they are, or do
+    not tell, as those of earlier releases.
+
+    Args:
+        losses: `student/loss.parquet`, or as it was after some rounds.
+        trained: the folder of the student.
+    """
+    from distillery.store.tables import recipe_of  # pandas, which no call of Snakemake waits for
+
+    try:
+        found, wanted = recipe_of(losses), _head(trained / STUDENT_FILE).get("recipe_hash")
+    except (OSError, ValueError):
+        return ""
+    if found is None or wanted is None or found == wanted:
+        return ""
+    return f"it is of another training than {trained}, whose recipe is {wanted[:12]}"
+
+
+def check_losses(run: RunFolder) -> None:
+    """Raise ValueError for losses of another training than the trained student's."""
+    why = why_not_losses(run.loss, run.student("trained"))
+    if why:
+        raise ValueError(f"{run.loss}: {why}: {repair_hint(run.loss)}")
+
+
 def why_not_exported(config: Config, pipeline: Path, student: Path) -> str:
     """Why a pipeline is not the export of a student's folder; "" where it is, or cannot be read."""
     about, source = _head(pipeline / STUDENT_FILE), _head(student / STUDENT_FILE)

@@ -14,24 +14,29 @@ import pyarrow.parquet as pq
 from distillery.files import atomic_path, repair_hint
 
 KEY = "distillery-sha256"
+RECIPE = "distillery-recipe"
+"""The hash of the recipe that a table tells of, where it carries one."""
 BLANK = b"0" * 64
 """Stands in place of the hash while the file is hashed."""
 _SEALED = re.compile(re.escape(KEY.encode()) + rb"\x18\x40([0-9a-f]{64})")
 """Key and value of the footer: in Thrift's compact protocol a text's type and length precede it."""
 
 
-def write_table(table: pd.DataFrame, path: Path) -> None:
-    """Write a table atomically, without its index and with the hash of the file's bytes."""
+def write_table(table: pd.DataFrame, path: Path, recipe: str | None = None) -> None:
+    """Write a table atomically, without its index and with the hash of the file's bytes.
+
+    `recipe` is the hash of the one that the table tells of.
+    """
     with atomic_path(path) as temporary:
-        seal_table(table, temporary)
+        seal_table(table, temporary, recipe)
 
 
-def seal_table(table: pd.DataFrame, path: Path) -> None:
+def seal_table(table: pd.DataFrame, path: Path, recipe: str | None = None) -> None:
     """`write_table` to a path that is temporary already."""
     arrow = pa.Table.from_pandas(table, preserve_index=False)
     with pq.ParquetWriter(path, arrow.schema) as writer:
         writer.write_table(arrow)
-        writer.add_key_value_metadata({KEY: BLANK.decode()})
+        writer.add_key_value_metadata(({RECIPE: recipe} if recipe else {}) | {KEY: BLANK.decode()})
     content = path.read_bytes()
     begin, end = _find_seal(content) or (0, 0)
     assert end, "pyarrow writes its footer as it is specified"
@@ -57,6 +62,16 @@ def read_table(path: Path) -> pd.DataFrame:
         else:
             return table
     raise ValueError(f"{path} is damaged ({problem}): {repair_hint(path)}")
+
+
+def recipe_of(path: Path) -> str | None:
+    """The hash of the recipe that a table tells of; None where it carries none.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    found = (pq.read_metadata(path).metadata or {}).get(RECIPE.encode())
+    return found.decode() if found else None
 
 
 def find_problem(content: bytes) -> str | None:

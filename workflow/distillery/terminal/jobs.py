@@ -9,16 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from distillery.run_folder import RunFolder
-from distillery.telemetry import OF_A_RUN
-from distillery.terminal.tracebacks import first_error
+from distillery.telemetry import INTERRUPTED, OF_A_RUN
+from distillery.terminal.tracebacks import SIGNALLED, first_error
 from distillery.watched import TOLD
 
 MAX_ERROR_LINES, MAX_LINE = 20, 400
 """Of a message on the terminal, and characters of a line; the log has all."""
+QUOTED = re.compile(r"(`[^`]+`)")
+"""A command, which is whole or of no use."""
 CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """What a terminal would obey; a log may hold anything."""
 ERROR = "error: "
 KILLED = "ended without an error, as when it is killed"
+BEFORE_ALL = "interrupted before it began"
 STOPPED = ("interrupted: ", "stopped by a signal")
 """What jobs say that end because they were asked to."""
 TALKING = {"plan": ERROR, "verify": TOLD}
@@ -159,13 +162,16 @@ class Job:
             return f"{self.name} stopped: {_without_time(stopped[-1])}"
         if not lines:
             return (
-                f"{self.name} stopped: interrupted before it began"
+                f"{self.name} stopped: {BEFORE_ALL}"
                 if is_stopped
                 else f"{self.name} {KILLED}; its log says nothing"
             )
         if lines[-1] == KeyboardInterrupt.__name__:  # where Python still imported
-            return f"{self.name} stopped: interrupted before it began"
+            return f"{self.name} stopped: {BEFORE_ALL}"
         last = _without_time(lines[-1])
+        if SIGNALLED.match(last) and (is_stopped or first_error(lines) is None):
+            has_begun = any(_without_time(line) != line for line in lines)
+            return f"{self.name} stopped: {INTERRUPTED if has_begun else BEFORE_ALL}"
         if is_stopped:
             return f"{self.name} stopped: interrupted; its last line: {last}"
         if last == lines[-1]:
@@ -201,7 +207,15 @@ def _message(lines: Sequence[str]) -> str:
 def _lines(text: bytes) -> list[str]:
     """Lines that a terminal can show."""
     lines = text.decode("utf-8", errors="replace").split("\n")
-    return [shorten(CONTROL.sub("", line), MAX_LINE) for line in lines if line]
+    return [_fit(CONTROL.sub("", line)) for line in lines if line]
+
+
+def _fit(line: str) -> str:
+    """A line that is shortened around the commands in it."""
+    parts = QUOTED.split(line)  # every second one is a command
+    return "".join(
+        part if number % 2 else shorten(part, MAX_LINE) for number, part in enumerate(parts)
+    )
 
 
 def shorten(text: str, most: int) -> str:

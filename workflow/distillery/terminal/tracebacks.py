@@ -15,6 +15,8 @@ CHAINS = ("During handling of the above exception", "The above exception was the
 EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(: .*)?")
 LAUNCHERS = "torch.distributed.elastic."
 """How torchrun's own exceptions begin; they say that a process has failed, never why."""
+SIGNALLED = re.compile(rf"{re.escape(LAUNCHERS)}[\w.]*SignalException\b")
+"""The one that it ends with where a signal came; its processes may have been done."""
 ROOT_CAUSE = "Root Cause"
 WITHOUT_WORDS = ("(SIGKILL)", "(SIGSEGV)", "(SIGBUS)")
 """Signals that end a process before it can write a traceback; the others lose the connection."""

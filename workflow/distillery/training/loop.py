@@ -266,4 +266,4 @@ def write_outputs(state: TrainingState, run: Run, paths: Paths) -> None:
             "student": asdict(student_info) if student_info else None,
         }
         write_metadata(temporary, about)
-    write_table(checkpoint.loss_table(state.history), paths.losses)
+    write_table(checkpoint.loss_table(state.history), paths.losses, run.recipe_hash)
