@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from distillery.evaluation.findings import gather
 
 from distillery.config.jobs import freeze
 from distillery.images import write_png
 from distillery.model_folder import read_metadata
 from distillery.planning.first import write_frozen
 from distillery.planning.verify import tell
+from distillery.report.findings import gather
 from distillery.run_folder import RunFolder
 from distillery.store.belonging import check_losses
 from distillery.store.chunks import ChunkIdentity, write_chunk

@@ -36,8 +36,8 @@ def on_noted(config: RunConfig, run: RunFolder, has_noted: Callable[[str], bool]
                 str(frozen),
                 " is of another configuration, and Snakemake has no note of how it was made, so it "
                 f"would change nothing: was {run} moved without the folder .snakemake beside "
-                f"results/? Bring that too, or run `{command('rm', '-r', frozen.parent)}` and start "
-                "again: jobs run again and keep what fits",
+                f"results/? Bring that too, or run `{command('rm', '-r', frozen.parent)}` and "
+                "start again: jobs run again and keep what fits",
             )
             break  # more of them have the same cause and cure
     whole = run.config("run")
