@@ -15,6 +15,7 @@ STAGE: Stage = Stage(
     writes=lambda config, run, key: [run.embeddings(key["split"])],
     frozen=named("embeddings"),
     gpus="teacher",
+    loads="texts",
     items=lambda config, counts, key: counts.texts[key["split"]],
     colour=1,
 )

@@ -25,6 +25,7 @@ STAGE: Stage = Stage(
     keys=to_train(exports),
     writes=lambda config, run, key: [run.student(key["exported"])],
     frozen=named("export"),
+    loads="student",
     in_turn=True,
     colour=5,
 )

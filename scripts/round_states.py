@@ -20,6 +20,7 @@ STAGE: Stage = Stage(
     writes=lambda config, run, key: [run.states_shard(key["round"], key["shard"])],
     frozen=named("rounds"),
     gpus="teacher",
+    loads="drawing",
     items=lambda config, counts, key: share(counts.trajectories(config), key),
     in_turn=True,
     colour=5,

@@ -19,6 +19,7 @@ STAGE: Stage = Stage(
     writes=lambda config, run, key: [run.samples_shard(key["model"], key["shard"])],
     frozen=named("samples-{model}"),
     gpus="teacher",
+    loads="drawing",
     items=lambda config, counts, key: share(counts.images(config), key),
     colour=4,
 )

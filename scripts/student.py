@@ -13,6 +13,7 @@ STAGE: Stage = Stage(
     keys=to_train(one),
     writes=lambda config, run, key: [run.student("initial")],
     frozen=named("student"),
+    loads="student",
     colour=6,
 )
 

@@ -16,6 +16,7 @@ STAGE: Stage = Stage(
     writes=lambda config, run, key: [run.targets_shard(key["shard"])],
     frozen=named("targets"),
     gpus="teacher",
+    loads="drawing",
     items=lambda config, counts, key: share(counts.trajectories(config), key),
     colour=0,
 )

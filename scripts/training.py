@@ -29,6 +29,7 @@ STAGE: Stage = Stage(
     writes=lambda config, run, key: [run.student("trained"), run.loss],
     frozen=named("training", "previews"),
     gpus="all",
+    loads="training",
     items=lambda config, counts, key: config.training.samples_of_jobs[-1],
     colour=2,
 )
@@ -43,6 +44,7 @@ BEFORE_ROUND: Stage = Stage(
     ],
     frozen=named("training-{round}-rounds", "previews"),
     gpus="all",
+    loads="training",
     items=lambda config, counts, key: config.training.samples_of_jobs[int(key["round"])],
     in_turn=True,
     colour=3,

@@ -18,6 +18,8 @@ Key = Mapping[str, str]
 Keys = Callable[[RunConfig], Sequence[Key]]
 Gpus = Literal["none", "one", "teacher", "all"]
 """That a job takes, where there are any: none, one, as many as the teacher is spread over, all."""
+Loads = Literal["", "texts", "drawing", "student", "training"]
+"""What a job has in host memory: text encoders, what draws an image, a student, a training."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ class Stage:
         writes: the outputs that one job declares.
         frozen: names of the frozen configurations that one job reads.
         gpus: that a job takes.
+        loads: into host memory, which a cluster is asked for.
         items: that one job's telemetry counts: samples, images, texts.
         in_turn: one job after another, but for shards: each waits for what follows from the last.
         is_short: its jobs load nothing, so that the plan tells no time of them.
@@ -67,6 +70,7 @@ class Stage:
     writes: Callable[[Any, RunFolder, Key], list[Path]] = lambda config, run, key: []
     frozen: Callable[[RunConfig, RunFolder, Key], list[str]] = lambda config, run, key: []
     gpus: Gpus = "none"
+    loads: Loads = ""
     items: Callable[[Any, Counts, Key], int] = lambda config, counts, key: 0
     in_turn: bool = False
     is_short: bool = False

@@ -33,5 +33,8 @@ def test_the_plan_doubts_what_a_cluster_is_asked_for(teacher: Path, tmp_path: Pa
         assert plan["requests"] == (requests or {})
         doubts = [it for it in plan["advice"] if it.startswith("training asks the cluster for")]
         assert bool(doubts) == is_doubted
+    loads = {"embeddings", "targets", "samples", "student", "training", "export"}
+    assert plan["host_bytes"].keys() == loads
+    assert plan["host_bytes"]["embeddings"] != plan["host_bytes"]["targets"]
     costs = {part["title"]: dict(part["facts"]) for part in plan["page"]["parts"]}["Costs"]
     assert "training " in costs["host memory"]

@@ -4,7 +4,7 @@ A cluster ends a job that takes more than it asked for. Rules of thumb where not
 too much is asked for rather than too little.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import ceil
 from typing import Any
 
@@ -14,17 +14,17 @@ from distillery.notes import Note, doubt
 from distillery.planning.disk import MASTER_BYTES, checkpoint_bytes
 from distillery.planning.jobs import StageJobs
 from distillery.planning.requests import Request
+from distillery.stage import Stage
 from distillery.teacher.folder import PipelineFolder
 from distillery.teacher.memory import ITEM_BYTES
 
 PROCESS_BYTES = 4 * 10**9
 """Of a process without weights: libraries, the CUDA context, what it reads ahead and encodes."""
 MEGABYTE = 10**6
-TRAININGS = ("training", "training_before_round")
 
 
 def host_bytes(
-    config: RunConfig, plan: Mapping[str, Any], folder: PipelineFolder
+    stages: Iterable[Stage], config: RunConfig, plan: Mapping[str, Any], folder: PipelineFolder
 ) -> dict[str, int]:
     """Bytes of host memory that a job of each stage needs on a node.
 
@@ -32,6 +32,7 @@ def host_bytes(
     also holds the copy that a checkpoint is written from.
 
     Args:
+        stages: that there are.
         config: of the run.
         plan: as in plan.json, with student, training and memory.
         folder: of the teacher.
@@ -39,7 +40,7 @@ def host_bytes(
     components, family = plan["memory"]["components"], folder.family
     texts = sum(size for name, size in components.items() if name in family.text_components)
     drawing = sum(components.values()) - texts
-    needs = {"embeddings": texts, "samples": drawing}
+    sizes = {"texts": texts, "drawing": drawing}
     if isinstance(config, Config):
         student, machine = plan["student"], plan["training"]["machine"]
         master = student["num_parameters"] * MASTER_BYTES
@@ -48,10 +49,12 @@ def host_bytes(
         beside = drawing if config.training.asks else 0
         copy = checkpoint_bytes(config.training, student["trained_parameters"])
         training = max(copy, per_node * (master + beside)) + (per_node - 1) * PROCESS_BYTES
-        needs |= dict.fromkeys(("targets", "round_states", "round_targets"), drawing)
-        needs |= dict.fromkeys(("student", "export"), master + own)
-        needs |= dict.fromkeys(TRAININGS, training)
-    return {stage: size + PROCESS_BYTES for stage, size in needs.items()}
+        sizes |= {"student": master + own, "training": training}
+    return {
+        stage.name: sizes[stage.loads] + PROCESS_BYTES
+        for stage in stages
+        if stage.loads in sizes and stage.keys(config)
+    }
 
 
 def megabytes(size: int) -> int:

@@ -118,7 +118,7 @@ def plan_parts(facts: Facts, num_cores: int) -> dict[str, Any]:
     plan["passes_per_job"] = passes_per_job(config, passes, jobs, size)
     memory = estimate(config.teacher, folder, gpus.memory_bytes, gpus.is_unknown)
     plan["memory"] = vars(memory)
-    plan["host_bytes"] = host_bytes(config, plan, folder)
+    plan["host_bytes"] = host_bytes(facts.stages, config, plan, folder)
     by_input = folder.family.has_guidance_embedding(folder.denoiser_config)
     found = already_there(config, facts.run_folder, facts.prompts, facts.recipes, by_input)
     return plan | {
