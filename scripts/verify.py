@@ -13,8 +13,8 @@ exchanged since.
 
 A file is damaged that is missing though a manifest lists it, or whose bytes are not those that a
 manifest lists; so is one that no manifest lists and that does not match the hash that it carries,
-and a pipeline without its card. Reports, previews and the tables of a data set are not read:
-nothing is made of them.
+a pipeline without its card, and a report without the card beside it. Reports, previews and the
+tables of a data set are not read: nothing is made of them.
 """
 
 from pathlib import Path

@@ -151,6 +151,21 @@ def test_what_is_whole_but_of_another_student_is_told(
     card.write_text(text)
 
 
+def test_a_card_that_is_gone_is_told_and_made_again(
+    copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    card = TINY / "report/card"
+    for gone in (["strip.png"], ["README.md", "strip.png"]):
+        for name in gone:
+            (card / name).unlink()
+        status, lines = verify(capsys)
+        assert (status, lines[:-3]) == (1, [f"{card / name}: it is missing" for name in gone])
+        assert lines[-2].strip() == f"rm -r {TINY}/report/index.html {TINY}/report/metrics.json"
+        for line in lines[-2:]:
+            run_shell(line)
+        assert verify(capsys)[0] == 0
+
+
 def test_a_folder_in_a_files_place_hides_no_other_damage(
     copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,6 +7,8 @@ The rules build their inputs and outputs from it, with wildcards as names, as in
 from dataclasses import dataclass
 from pathlib import Path
 
+STRIP = "strip.png"
+
 
 @dataclass(frozen=True)
 class RunFolder:
@@ -208,6 +210,11 @@ class RunFolder:
     def card(self) -> Path:
         """The model card with scores, to publish with the pipeline."""
         return self.path / "report" / "card" / "README.md"
+
+    @property
+    def strip(self) -> Path:
+        """The images that the card shows."""
+        return self.card.with_name(STRIP)
 
     @property
     def metrics(self) -> Path:

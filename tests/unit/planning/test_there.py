@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from distillery.config.jobs import JOBS, freeze
@@ -106,7 +107,7 @@ def test_the_users_own_key_of_a_models_samples_is_named(done: Run) -> None:
 
 
 def test_changed_prompts_are_told_of_what_is_made_from_them(done: Run) -> None:
-    """Their chunks keep their names, so the numbers do not show it."""
+    """Chunks keep their names, so their numbers do not show it; images are named by prompts."""
     raw = settings(done.folder.parent, Path(done.config.teacher.path))
     source = Path(raw["prompts"]["eval"])
     text = source.read_text()
@@ -120,9 +121,31 @@ def test_changed_prompts_are_told_of_what_is_made_from_them(done: Run) -> None:
     }  # fmt: skip
     (table,) = there_part(rows.values()).tables
     by_stage = {row[0]: row[-1] for row in table.rows}
+    assert rows["samples teacher"].done == 4
     assert by_stage["samples teacher"].startswith("reused where the prompts are the same")
     assert by_stage["samples student"] == "made"
     assert not any(row.other_prompts for row in found(done).values())
+
+
+def test_images_are_counted_of_prompts_that_are_drawn_and_the_same(done: Run) -> None:
+    """As another file, of which one prompt has the id and the text that one had before."""
+    raw = settings(done.folder.parent, Path(done.config.teacher.path))
+    source = Path(raw["prompts"]["eval"])
+    text = source.read_text()
+    first, *others = pd.read_csv(source).to_dict("records")
+    others = [row | {"prompt_id": f"other-{row['prompt_id']}"} for row in others]
+    for table, num_prompts, expected in (
+        ([*others, first], None, (1, 5, 4)),
+        ([*others, first], 2, (0, 2, 5)),
+        ([first | {"prompt": "a fish"}, *others], None, (0, 5, 5)),
+    ):
+        pd.DataFrame(table).to_csv(source, index=False)
+        config = parse_config(raw | {"samples": raw["samples"] | {"num_prompts": num_prompts}}, "x")
+        make_plan(STAGES, config, done.files.plan)
+        there = {row["stage"]: row for row in read_json(done.files.plan)["there"]}
+        row = there["samples teacher"]
+        assert (row["done"], row["of"], row["others"]) == expected
+    source.write_text(text)
 
 
 def test_prompts_that_are_appended_train_anew(done: Run) -> None:

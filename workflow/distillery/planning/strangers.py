@@ -9,7 +9,7 @@ import torch
 
 from distillery.config.jobs import SamplesJob, read_config, read_job
 from distillery.config.run import Config, RunConfig
-from distillery.files import read_sealed
+from distillery.files import read_json, read_sealed
 from distillery.generation.sample_maker import SampleMaker
 from distillery.measures.manifests import read_samples, why_not_scored
 from distillery.model_folder import METADATA, read_metadata
@@ -145,8 +145,14 @@ def _foreign_scores(config: Config, run: RunFolder) -> Iterator[Damage]:
 
 
 def _foreign_card(run: RunFolder) -> Iterator[Damage]:
-    """The card beside the report, where it is of another student than the pipeline's folder."""
+    """The card beside the report, where it is of another student than the pipeline's folder, or
+    what is gone of it though the report judges a student."""
     card, pipeline = run.card, run.student("pipeline")
+    with suppress(OSError, ValueError, KeyError):
+        if run.report.is_file() and read_json(run.metrics)["verdict"]:
+            for path in (card, run.strip):
+                if not path.is_file():
+                    yield _stranger(path, "it is missing", run.report, run.metrics)
     if not card.is_file() or not (pipeline / METADATA).is_file():
         return
     with suppress(OSError, ValueError, KeyError):

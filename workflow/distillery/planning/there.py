@@ -120,7 +120,7 @@ def already_there(
     for name, model in config.samples.models.items():
         follows = {"student": ["pipeline"], "untrained": ["untrained"]}.get(model.source, [])
         upstream = _first(why.get(stage, "") for stage in ("embeddings eval", *follows))
-        found.append(_samples(config, run, name, len(prompts["eval"]), upstream, unread))
+        found.append(_samples(config, run, name, prompts["eval"], upstream, unread))
     changed = {split for split, table in prompts.items() if has_changed(run.prompts(split), table)}
     return [_of_other_prompts(row) if _split_of(row.stage) in changed else row for row in found]
 
@@ -148,6 +148,22 @@ def has_changed(path: Path, table: pd.DataFrame) -> bool:
     if any(name not in before or name not in table for name in kept):
         return True
     return before[kept].fillna("").to_numpy().tolist() != table[kept].fillna("").to_numpy().tolist()
+
+
+def _unchanged(path: Path, table: pd.DataFrame) -> set[str]:
+    """The ids of prompts whose texts the last jobs were given too; all where that is not known."""
+    after = _texts(table)
+    try:
+        before = _texts(read_table(path))
+    except (OSError, ValueError):
+        return set(after)
+    return {name for name, texts in after.items() if before.get(name) == texts}
+
+
+def _texts(table: pd.DataFrame) -> dict[str, list[str]]:
+    """What is drawn of each prompt, by its id."""
+    rows = table.reindex(columns=["prompt_id", "prompt", NEGATIVE]).astype(object).fillna("")
+    return {str(row[0]): row[1:] for row in rows.to_numpy().tolist()}
 
 
 def _first(reasons: Iterable[str]) -> str:
@@ -288,15 +304,18 @@ def _samples(
     config: RunConfig,
     run: RunFolder,
     model: str,
-    num_prompts: int,
+    prompts: pd.DataFrame,
     upstream: str,
     unread: Container[str],
 ) -> Found:
     folder = run.sample_folder / model
-    number = len(list(folder.glob("*/*.png")))
-    total = config.samples.num_images(num_prompts)
+    there = [path.parent.name for path in folder.glob("*/*.png")]
+    total = config.samples.num_images(len(prompts))
+    sampled = prompts.head(config.samples.num_prompts or len(prompts))
+    same = _unchanged(run.prompts("eval"), sampled)
+    number, num_same = len(there), sum(name in same for name in there)
     why = upstream or _why(config, run, f"samples-{model}", True, unread)
-    fitting = 0 if why else min(number, total)
+    fitting = 0 if why else min(num_same, total)
     row = Found(
         f"samples {model}", fitting, total, "image", number - fitting, why if number else ""
     )

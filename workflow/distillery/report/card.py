@@ -18,8 +18,8 @@ from distillery.report.image_grid import NUM_LEADING, spread
 from distillery.report.roles import Roles
 from distillery.report.tables import Table
 from distillery.report.verdict import Claims
+from distillery.run_folder import STRIP
 
-STRIP = "strip.png"
 STRIP_PX = 256
 """Edge of an image in the strip, at most."""
 BEFORE = "## The right call"
