@@ -25,8 +25,12 @@ from distillery.config.run import parse_config
 from distillery.pipeline import STAGES
 from distillery.planning.gpus import Gpus
 from distillery.planning.jobs import list_jobs
+from distillery.planning.probe import amounts_of
+from distillery.stage import Counts
 config = parse_config(yaml.safe_load(Path(sys.argv[1]).read_text()), sys.argv[1])
-print(*(row.jobs for row in list_jobs(STAGES, config, Gpus()) if row.stage == "thumbnails"))
+jobs = [row.jobs for row in list_jobs(STAGES, config, Gpus()) if row.stage == "thumbnails"]
+counts = Counts({"train": 4, "eval": 2}, {"train": 4, "eval": 2})
+print(*jobs, *(it.kind for it in amounts_of(STAGES, config, counts) if it.kind == "thumbnails"))
 """
 
 
@@ -107,4 +111,4 @@ def test_it_alone_runs_again_when_its_number_is_raised(run: Path, library: Path)
 
 def test_the_plan_counts_its_jobs(run: Path, library: Path) -> None:
     config = run / "config/config.yaml"
-    assert run_with(library, COUNT, config) == "3"
+    assert run_with(library, COUNT, config) == "3 thumbnails thumbnails thumbnails"

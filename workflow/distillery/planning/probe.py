@@ -248,7 +248,10 @@ def amounts_of(stages: Iterable[Stage], config: RunConfig, counts: Counts) -> li
     """
     return [
         Amount(
-            f"samples-{keys[0]['model']}" if "model" in keys[0] else stage.name,
+            # Each sampled model has a rate of its own.
+            f"{stage.name}-{keys[0]['model']}"
+            if stage.loads and "model" in keys[0]
+            else stage.name,
             len(keys),
             sum(stage.items(config, counts, key) for key in keys),
             turn if stage.in_turn else 0,
