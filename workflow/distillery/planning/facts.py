@@ -34,7 +34,7 @@ from distillery.planning.work import Work, plan_work
 from distillery.run_folder import RunFolder
 from distillery.schedule import Schedule
 from distillery.schedulers import plain_config
-from distillery.stage import Counts, Stage
+from distillery.stage import Calls, Counts, Passes, Stage
 from distillery.store.chunks import chunk_folder
 from distillery.store.embeddings import distinct_texts
 from distillery.store.recipes import TargetsRecipe
@@ -73,7 +73,7 @@ class Facts:
         """Of each split."""
         return {split: len(table) for split, table in self.prompts.items()}
 
-    @property
+    @cached_property
     def counts(self) -> Counts:
         """Of prompts and distinct texts."""
         negative = self.config.teacher.negative_prompt
@@ -114,18 +114,32 @@ class Facts:
         }
 
     @property
+    def calls_per_step(self) -> int:
+        """Of the teacher in a step of a trajectory; there is none."""
+        return 0
+
+    @cached_property
+    def calls(self) -> Calls:
+        """What passes of networks are counted from."""
+        per_image = {}
+        for name, model in self.config.samples.models.items():
+            sampling = resolve_sampling(self.config, name)
+            number = calls_per_image(self.folder, self.config.teacher, sampling)
+            who = "teacher" if model.source == "teacher" else "student"
+            per_image[name] = Passes(**{who: number})
+        return Calls(per_image, self.calls_per_step)
+
+    @property
     def images_per_model(self) -> int:
         """Of each sampled model."""
         return self.config.samples.num_images(self.num_prompts["eval"])
 
     def amounts(self) -> dict[str, Any]:
         """What plan.json says of how much there is to do, and what it takes."""
-        config, models = self.config, self.config.samples.models
-        sampled = [resolve_sampling(config, model) for model in models]
-        calls = [calls_per_image(self.folder, config.teacher, model) for model in sampled]
+        calls = [passes.calls for passes in self.calls.per_image.values()]
         work = {
             "num_prompts": {"eval": self.num_prompts["eval"]},
-            "num_images": self.images_per_model * len(models),
+            "num_images": self.images_per_model * len(calls),
             "teacher_calls": self.images_per_model * sum(calls),
         }
         return {"latent_shape": list(self.latent_shape), "work": work, "disk": self.disk}
