@@ -17,13 +17,6 @@ from distillery.stage import Loads
 from distillery.teacher.memory import summarise_memory
 from distillery.words import listed
 
-DISK_OF = {
-    "student": ("student",),
-    "training": ("checkpoints", "previews"),
-    "round_states": ("rounds",),
-}
-"""Stages whose files the plan of the disk counts by other names."""
-
 
 def what_it_costs(facts: Facts, plan: Mapping[str, Any], jobs: Sequence[StageJobs]) -> Part:
     """The costs, stage by stage and in all.
@@ -41,7 +34,7 @@ def what_it_costs(facts: Facts, plan: Mapping[str, Any], jobs: Sequence[StageJob
             _wall(times.get(row.stage), plan["time"]),
             _hours(times.get(row.stage), row.gpus),
             _number(calls.get(row.stage, 0)),
-            _size(_disk(plan, row.stage)),
+            _size(sum(it.num_bytes for it in facts.stores if it.stage == row.stage)),
             _size(_memory(plan, loads[row.stage])),
         )
         for row in jobs
@@ -70,11 +63,6 @@ def what_it_costs(facts: Facts, plan: Mapping[str, Any], jobs: Sequence[StageJob
     note = "In the training, an update of a sample counts as three network calls of the student."
     notes = (note,) if isinstance(facts.config, Config) else ()
     return Part("Costs", lines, (without_empty("", heads, rows),), notes)
-
-
-def _disk(plan: Mapping[str, Any], stage: str) -> int:
-    stages = plan["disk"]["stages"]
-    return sum(stages.get(name, 0) for name in DISK_OF.get(stage, (stage,)))
 
 
 def _memory(plan: Mapping[str, Any], loads: Loads) -> int:
@@ -119,9 +107,8 @@ def _told(time: Mapping[str, Any], run: RunFolder) -> str:
 
 
 def _told_disk(disk: Mapping[str, Any]) -> str:
-    present = f", {readable(disk['present_bytes'])} of it there" if "present_bytes" in disk else ""
-    planned, free = readable(disk["planned_bytes"]), readable(disk["free_bytes"])
-    return f"{planned} at the most, {free} free{present}"
+    planned, free, there = (readable(disk[f"{it}_bytes"]) for it in ("planned", "free", "present"))
+    return f"{planned} at the most, {free} free, {there} of it there"
 
 
 def _devices(plan: Mapping[str, Any]) -> str:

@@ -20,11 +20,10 @@ from distillery.generation.teacher_walk import check_steps
 from distillery.generation.walk import calls_per_image
 from distillery.noise import hash_samples
 from distillery.planning.disk import (
-    compare_disk,
-    embeddings_bytes,
-    free_bytes,
+    Store,
     plan_disk,
-    samples_bytes,
+    stores_of_distilling,
+    stores_of_generating,
 )
 from distillery.planning.gpus import Gpus
 from distillery.planning.scoring import count_features
@@ -100,18 +99,16 @@ class Facts:
         return self.folder.family.latent_shape(load_skeleton(self.folder), *size)
 
     @cached_property
+    def stores(self) -> tuple[Store, ...]:
+        """What the run writes."""
+        return stores_of_generating(
+            self.config, self.folder, self.prompts, self.latent_shape, self.run_folder
+        )
+
+    @cached_property
     def disk(self) -> dict[str, Any]:
-        """What the run writes, and what there is."""
-        num_prompts = self.num_prompts["eval"]
-        stages = {
-            "embeddings": embeddings_bytes(self.config.teacher, self.folder, self.prompts),
-            "samples": samples_bytes(self.config, num_prompts, self.latent_shape),
-        }
-        return {
-            "stages": stages,
-            "planned_bytes": sum(stages.values()),
-            "free_bytes": free_bytes(self.run_folder),
-        }
+        """What plan.json says of it, and of what there is."""
+        return plan_disk(self.stores, self.run_folder)
 
     @property
     def calls_per_step(self) -> int:
@@ -220,13 +217,12 @@ class Distillation(Facts):
         return plan_work(self.config, self.num_prompts, self.latent_shape, self.calls_per_step)
 
     @cached_property
-    def disk(self) -> dict[str, Any]:
+    def stores(self) -> tuple[Store, ...]:
         """See `Facts`."""
-        stored = self.work.targets_bytes, self.work.round_bytes
-        rest = *stored, self.latent_shape, self.folder, self.run_folder
-        sizes = plan_disk(self.config, self.student, self.prompts, *rest)
         chunks = chunk_folder(self.run_folder.target_folder, self.recipe.hash)
-        return compare_disk(sizes, self.run_folder, chunks)
+        return super().stores + stores_of_distilling(
+            self.config, self.student, self.work, self.folder, self.run_folder, chunks
+        )
 
     @cached_property
     def machine(self) -> Machine:
