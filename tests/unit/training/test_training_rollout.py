@@ -77,7 +77,7 @@ def test_before_the_phase_nothing_differs(data, finished, tmp_path):
 
 
 def test_rollouts_learn_to_end_where_the_teacher_does(data, tmp_path):
-    changes = {"phases": phases(rollouts=320), "learning_rate": 1e-2}
+    changes = {"phases": phases(rollouts=160), "learning_rate": 2e-2}
     assert train(data, tmp_path, **changes) == 0
     losses = losses_of(tmp_path)["loss_rollout"]
     assert losses.tail(4).mean() < 0.7 * losses.head(4).mean()
