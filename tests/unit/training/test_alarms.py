@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import torch
 
+import in_process
 import runs
 import tiny
 from distillery.config.jobs import TrainingJob, read_job
@@ -146,12 +147,7 @@ def test_no_better_than_one_answer_to_everything_after_a_quarter():
 
 @pytest.fixture(scope="module")
 def dataset(data):
-    return SegmentDataset(
-        data / "targets/manifest.json",
-        data / "embeddings/train/manifest.json",
-        data / "prompts/train.parquet",
-        STEPS,
-    )
+    return in_process.open_dataset(data, STEPS)
 
 
 def test_a_perfect_student_varies_as_its_targets_do(dataset):
@@ -251,15 +247,8 @@ def test_a_measurement_ends_no_alarm_that_it_could_not_find(tmp_path):
 # ---- real trainings ----------------------------------------------------------------------------
 
 
-def run_script(arguments):
-    from distillery.stages import training as script
-
-    return script.main(arguments)
-
-
 def train(data, output, **settings):
-    tiny.write_training_job(output, **settings)
-    assert run_script(tiny.train_arguments(data, output)) == 0
+    assert in_process.train(data, output, **settings) == 0
     return rung(output)
 
 
@@ -330,7 +319,7 @@ def train_demo(demo, output, learning_rate=2e-4):
         "log_every_samples": 64, "save_every_samples": 192,
     }  # fmt: skip
     write_json(output / "config/training.json", job)
-    assert run_script(tiny.train_arguments(demo, output)) == 0
+    assert in_process.run_script(tiny.train_arguments(demo, output)) == 0
     return {name for name, _ in rung(output)}
 
 
