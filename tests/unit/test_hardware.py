@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import forks
 from distillery import hardware
 from tiny import train_arguments
 
@@ -121,10 +122,10 @@ def test_the_cpu_has_a_fixed_number_of_threads() -> None:
 
 def run_script(name: str, arguments: list[str], visible: str) -> tuple[int, list[str]]:
     """Exit status and lines of a script that is given some GPUs, none of them pretended."""
-    kept = {key: it for key, it in os.environ.items() if key != "DISTILLERY_PRETEND_GPUS"}
+    kept = {key: it for key, it in forks.environ().items() if key != "DISTILLERY_PRETEND_GPUS"}
     done = subprocess.run(
-        [sys.executable, "-m", f"distillery.stages.{name}", *arguments],
-        env={**kept, "PYTHONPATH": str(ROOT / "workflow"), "CUDA_VISIBLE_DEVICES": visible},
+        ["python", "-m", f"distillery.stages.{name}", *arguments],
+        env=kept | {"CUDA_VISIBLE_DEVICES": visible},
         check=False,
         capture_output=True,
         text=True,
