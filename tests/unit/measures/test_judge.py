@@ -170,10 +170,18 @@ def test_summary_matches_the_rows(evaluated):
     assert set(quality["models"]["student"]["against"]) == {"teacher", "few", "untrained"}
 
 
-def test_a_second_guidance_scale_is_told_where_there_is_one(run):
-    run.edit("few", lambda table: table.assign(guidance_scale_2=3.0))
-    models = run.evaluate()[0]["models"]
-    scales = {name: (it["guidance_scale"], it["guidance_scale_2"]) for name, it in models.items()}
+@pytest.fixture(scope="module")
+def edited(whole, tmp_path_factory):
+    """The scores of each model of a copy, with a change for each of several tests."""
+    copy = whole.copy(tmp_path_factory.mktemp("edited"))
+    shutil.rmtree(copy.folder / "samples/student")
+    make_samples(copy.folder / "samples/student", "student", 4, 1.0, 0)  # as the teacher's
+    copy.edit("few", lambda table: table.assign(guidance_scale_2=3.0, is_black=table["index"] == 1))
+    return copy.evaluate()[0]["models"]
+
+
+def test_a_second_guidance_scale_is_told_where_there_is_one(edited):
+    scales = {name: (it["guidance_scale"], it["guidance_scale_2"]) for name, it in edited.items()}
     students = dict.fromkeys(("student", "untrained"), (1.0, None))
     assert scales == {"teacher": (4.0, None), "few": (4.0, 3.0), **students}
 
@@ -250,12 +258,9 @@ def test_equal_inputs_give_equal_bytes(run, whole, evaluated):
     assert run.scores.read_bytes() == whole.scores.read_bytes()
 
 
-def test_a_copy_of_the_teacher_is_at_the_ceiling(run):
-    shutil.rmtree(run.folder / "samples/student")
-    make_samples(run.folder / "samples/student", "student", 4, 1.0, 0)
-    quality, _ = run.evaluate()
-    assert quality["models"]["student"]["psnr_db"]["mean"] == IDENTICAL_PSNR_DB
-    assert quality["models"]["student"]["latents_mse"]["mean"] == 0
+def test_a_copy_of_the_teacher_is_at_the_ceiling(edited):
+    assert edited["student"]["psnr_db"]["mean"] == IDENTICAL_PSNR_DB
+    assert edited["student"]["latents_mse"]["mean"] == 0
 
 
 @pytest.mark.parametrize(("num_missing", "more"), [(5, ""), (6, " and 1 more")])
@@ -311,11 +316,9 @@ def test_a_manifest_that_cannot_be_read_is_told_with_its_cure(run):
         run.evaluate()
 
 
-def test_black_images_are_counted(run):
-    run.edit("few", lambda table: table.assign(is_black=table["index"] == 1))
-    quality, _ = run.evaluate()
-    assert quality["models"]["few"]["num_black"] == len(PROMPTS)
-    assert quality["models"]["student"]["num_black"] == 0
+def test_black_images_are_counted(edited):
+    assert edited["few"]["num_black"] == len(PROMPTS)
+    assert edited["student"]["num_black"] == 0
 
 
 def test_the_images_that_were_scored_are_told_by_their_hashes_alone(run, evaluated):
