@@ -273,7 +273,8 @@ def scale_attention(folder: Path) -> None:
 def test_other_attention_weights_are_another_teacher_whose_targets_are_made(
     cache: Path, demo: Path, tmp_path: Path
 ) -> None:
-    run = make_run(tmp_path / "run", demo, teacher=SIZES)
+    quick = {"steps": 2, "guidance_scale": 1.0}
+    run = make_run(tmp_path / "run", demo, teacher=SIZES, targets=quick)
     run.encode("train")
     run.all_targets()
     before = set((run.folder / "targets").glob("*/chunk-*"))

@@ -13,15 +13,8 @@ from checkout import SNAKEMAKE, check_names, jobs, skeleton, snakemake, succeed
 from runs import generating_settings
 
 GENERATING = {
-    "freeze",
-    "prompts",
-    "embeddings",
-    "samples",
-    "merge_samples",
-    "gallery",
-    "dataset",
-    "all",
-}
+    "freeze", "prompts", "embeddings", "samples", "merge_samples", "gallery", "dataset", "all",
+}  # fmt: skip
 RESULTS = Path("results") / "tiny"
 
 

@@ -181,16 +181,6 @@ def test_images_of_one_prompt_are_not_independent():
     assert four_times == once
 
 
-def test_interval_is_reproducible_and_holds_the_mean():
-    values = np.random.default_rng(3).normal(size=30)
-    groups = Groups.of([str(number) for number in range(30)])
-    first = intervals.bootstrap_mean(values, groups, intervals.draw_weights(30, 200))
-    again = intervals.bootstrap_mean(values, groups, intervals.draw_weights(30, 200))
-    assert first == again
-    assert first.mean == pytest.approx(values.mean(), rel=1e-5)
-    assert first.low < first.mean < first.high
-
-
 @pytest.mark.parametrize("num_prompts", [1, 3, 4, 7])
 def test_too_few_prompts_give_no_interval(num_prompts):
     """Four are enough for a share, but not to be resampled."""

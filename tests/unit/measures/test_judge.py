@@ -16,7 +16,7 @@ from distillery.measures.of_judge import cosine_similarity
 from distillery.measures.of_pairs import IDENTICAL_PSNR_DB, OF_PAIRS
 from distillery.measures.score import summarise
 from distillery.measures.vision import embed_images
-from judging import CPU, PROMPTS, Run, draw, make_dino, make_judge, make_samples
+from judging import CPU, PROMPTS, Code, Run, draw, make_dino, make_judge, make_samples
 
 
 @pytest.fixture(scope="session")
@@ -275,18 +275,6 @@ def test_a_message_names_a_few_samples_and_counts_the_rest(run, num_missing, mor
         run.evaluate()
 
 
-def test_other_noise_is_refused(run):
-    run.edit("student", lambda table: table.assign(noise_seed=table["noise_seed"] + 1))
-    with pytest.raises(ValueError, match="differ in noise_seed of eval-00/0"):
-        run.evaluate()
-
-
-def test_empty_manifest_is_refused(run):
-    run.edit("few", lambda table: table.iloc[:0])
-    with pytest.raises(ValueError, match="lists no image"):
-        run.evaluate()
-
-
 def test_missing_image_is_named(run):
     (run.folder / "samples/few/eval-04/1.png").unlink()
     with pytest.raises(
@@ -339,10 +327,25 @@ def test_changed_image_is_refused(run):
         run.evaluate()
 
 
-def test_missing_manifest_and_column_are_named(run):
-    run.edit("few", lambda table: table.drop(columns="noise_seed"))
-    with pytest.raises(ValueError, match="no column noise_seed"):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda it: it.assign(noise_seed=it["noise_seed"] + 1),
+            "differ in noise_seed of eval-00/0",
+        ),
+        (lambda it: it.iloc[:0], "lists no image"),
+        (lambda it: it.drop(columns="noise_seed"), "no column noise_seed"),
+    ],
+    ids=["other noise", "no rows", "no column"],
+)
+def test_a_manifest_that_does_not_fit_is_refused(run, change, message):
+    run.edit("few", change)
+    with pytest.raises(ValueError, match=message):
         run.evaluate()
+
+
+def test_missing_manifest_is_named(run):
     run.manifests["few"].unlink()
     with pytest.raises(ValueError, match="generate the samples of 'few'"):
         run.evaluate()
@@ -368,13 +371,6 @@ def test_folder_that_is_no_judge_is_refused(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "clip"}')
     with pytest.raises(ValueError, match="cannot be loaded as a CLIP model"):
         load_judge(str(tmp_path), CPU)
-
-
-class Code:
-    """Runs when it is unpickled."""
-
-    def __reduce__(self):
-        return exec, ("raise SystemExit('was run')",)
 
 
 @pytest.mark.parametrize(

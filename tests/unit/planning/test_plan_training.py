@@ -118,13 +118,8 @@ def test_online_targets_of_a_student_that_must_be_sharded_are_refused() -> None:
 
 
 def gpu(memory_bytes: int, capability: str = "9.0") -> dict[str, Any]:
-    return {
-        "uuid": "GPU-a",
-        "index": 0,
-        "name": "NVIDIA A100",
-        "memory_bytes": memory_bytes,
-        "capability": capability,
-    }
+    named = {"uuid": "GPU-a", "index": 0, "name": "NVIDIA A100"}
+    return named | {"memory_bytes": memory_bytes, "capability": capability}
 
 
 def test_the_smallest_gpu_and_the_oldest_decide() -> None:

@@ -81,6 +81,12 @@ def test_the_summary_says_how_large_the_student_is(teachers: Path, tmp_path: Pat
     ("name", "student", "problem"),
     [
         ("wan", {"init": "layers", "num_layers": 3}, "has 2 blocks; use 1 to 2"),
+        (
+            "wan",
+            {"init": "layers", "layers": [0, 9]},
+            "lists 9: the teacher's transformer has 2 bl",
+        ),
+        ("wan", {"expert": "transformer_2"}, "the teacher has the networks transformer,"),
         ("wan", {"init": "layers", "unet": UNET}, "is a WanTransformer3DModel: use student.num_la"),
         ("sdxl", {"init": "layers", "num_layers": 3}, "say in student.unet what is kept"),
         ("sdxl", {"init": "layers", "unet": {"layers_per_block": 2}}, "have [1, 1] pairs"),

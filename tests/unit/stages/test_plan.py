@@ -143,12 +143,6 @@ def refused(folder: Path, teacher: Path, /, **changes: Any) -> str:
     return str(caught.value)
 
 
-def test_an_incomplete_teacher(teacher: Path, tmp_path: Path) -> None:
-    shutil.copytree(teacher, tmp_path / "teacher")
-    shutil.rmtree(tmp_path / "teacher" / "vae")
-    assert "missing: vae" in refused(tmp_path, tmp_path / "teacher")
-
-
 def test_damaged_weights(teacher: Path, tmp_path: Path) -> None:
     shutil.copytree(teacher, tmp_path / "teacher")
     (path,) = (tmp_path / "teacher" / "transformer").glob("*.safetensors")
@@ -220,20 +214,6 @@ def test_more_steps_than_the_scheduler_has(
 def test_as_many_steps_as_the_scheduler_has_are_not_refused(teacher: Path, tmp_path: Path) -> None:
     config = parse_config(settings(tmp_path, teacher, targets={"steps": 1000}), "tiny")
     assert not list(on_num_steps(config, PipelineFolder(teacher)))
-
-
-def test_layers_that_the_teacher_lacks(teacher: Path, tmp_path: Path) -> None:
-    student = {"steps": 2, "init": "layers", "layers": [0, 9]}
-    assert "lists 9: the teacher's transformer has 2 blocks" in refused(
-        tmp_path, teacher, student=student
-    )
-
-
-def test_an_expert_that_the_teacher_lacks(teacher: Path, tmp_path: Path) -> None:
-    student = {"steps": 2, "expert": "transformer_2"}
-    assert "the teacher has the networks transformer," in refused(
-        tmp_path, teacher, student=student
-    )
 
 
 def test_prompts_in_both_files_are_pointed_out(plain: dict[str, Any]) -> None:

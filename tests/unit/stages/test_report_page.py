@@ -59,6 +59,14 @@ def test_every_chart_is_on_the_page_twice(written):
     assert written[0].count("IntersectionObserver(") == 1, "what draws the specs"
 
 
+def test_the_runtime_is_one_script_that_may_stand_in_a_page(written):
+    """Whole: it would end at a </script> of its own."""
+    (script,) = re.findall(r'<script type="module">(.*?)</script>', written[0], re.DOTALL)
+    assert "BSD 3-Clause" in script[:300]
+    assert 850_000 < len(script.encode()) < 950_000
+    assert "figure.chart" in script, "ours is in it"
+
+
 def test_the_page_is_small_without_its_images(written):
     html = re.sub(r'src="data:[^"]*"', "", written[0])
     assert 0.9e6 < len(html.encode()) < 1.2e6

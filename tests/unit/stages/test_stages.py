@@ -316,13 +316,6 @@ def test_shards_without_an_image_are_not_merged(run: Run, tmp_path: Path) -> Non
         merge_samples([empty], tmp_path / "merged.parquet")
 
 
-def test_samples_of_two_recipes_are_not_merged(run: Run) -> None:
-    shards = [run.samples(part, 2) for part in range(2)]
-    pd.read_parquet(shards[1]).assign(recipe="0" * 64).to_parquet(shards[1], index=False)
-    with pytest.raises(ValueError, match=r"different recipes.*has 000000000000"):
-        merge_samples(shards, shards[0].parent / "merged.parquet")
-
-
 def test_embeddings_of_another_table_are_refused(run: Run) -> None:
     table = pd.read_parquet(run.prompts("train"))
     EmbeddingStore(run.embeddings("train"), table)
