@@ -95,9 +95,9 @@ def _copy_tree(tree: Path) -> Path:
         cwd=ROOT, capture_output=True, check=True, text=True,
     ).stdout  # fmt: skip
     for name in filter(None, listed.split("\0")):
-        if (ROOT / name).is_file():
+        if (ROOT / name).is_file() or (ROOT / name).is_symlink():
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, tree / name)
+            shutil.copy2(ROOT / name, tree / name, follow_symlinks=False)
     return tree
 
 
@@ -132,9 +132,9 @@ class _Try:
         self._start([test for test in self._tests if self._is_sound.get(test, True)])
 
     def _meet_original(self, suspect: str) -> None:
-        """Run one test that failed on the unchanged tree."""
+        """Run one test that failed on the unchanged tree; all, where it is a file or an end."""
         self._suspect = suspect
-        self._start([suspect])
+        self._start([suspect] if suspect in self._running else self._running)
 
     def _start(self, tests: list[str]) -> None:
         self._running = tests
@@ -177,13 +177,15 @@ class _Try:
         if self._suspect:
             self._is_sound[self._suspect] = not failed
             failed = self._suspect
-        elif failed in self._running and failed not in self._is_sound:
+        elif failed and (failed not in self._running or failed not in self._is_sound):
             self._meet_original(failed)
             return None
         if not self._is_sound.get(failed, True):
             self._broken.append(failed)
-            self._meet_mutant()
-            return None
+            if failed in self._seconds:
+                self._meet_mutant()
+                return None
+            failed = ""  # none of its tests can be run here
         seconds = time.monotonic() - self._begin_s
         return Result(self._mutant, failed, seconds, tuple(self._broken))
 

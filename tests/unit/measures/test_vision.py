@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoImageProcessor, AutoModel, ViTMAEConfig
 
+from distillery.measures import vision
 from distillery.measures.vision import check_vision_model, embed_images, load_vision_model
 from judging import CPU, PROMPTS, Code, draw, make_dino, make_judge, make_resnet, make_siglip
 
@@ -68,6 +69,13 @@ def test_the_plan_knows_the_number_of_features_without_reading_weights(name, fol
 def test_a_missing_folder_is_named(use, path):
     with pytest.raises(ValueError, match=f"^{SETTING} is '{path}': there is no such folder"):
         use(SETTING, path)
+
+
+def test_what_could_be_on_the_hub_is_asked_for_there(monkeypatch):
+    asked = []
+    monkeypatch.setattr(vision, "check_reachable", lambda *it: asked.append(it[1]))
+    vision._check_exists(SETTING, "owner/model")
+    assert asked == ["owner/model"]
 
 
 def test_folders_that_hold_no_vision_model_are_refused_in_a_line(dino, tmp_path):
