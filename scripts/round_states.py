@@ -10,7 +10,7 @@ The student walks from the noise of the stored trajectories. Of each walk one st
 a step that follows from the sample and the round's number: never the first, which begins at noise.
 """
 
-from distillery.stage import Stage, named, round_shards, share, to_train
+from distillery.stage import Passes, Stage, named, round_shards, share, to_train
 
 STAGE: Stage = Stage(
     name="round_states",
@@ -22,6 +22,7 @@ STAGE: Stage = Stage(
     gpus="teacher",
     loads="drawing",
     items=lambda config, counts, key: share(counts.trajectories(config), key),
+    passes=lambda config, calls, key: Passes(student=config.student.steps),
     in_turn=True,
     colour=5,
 )

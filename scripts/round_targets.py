@@ -10,7 +10,7 @@ From each state it takes its own steps to the student's next knot: for a student
 costs an n-th of a trajectory.
 """
 
-from distillery.stage import Stage, named, round_shards, share, to_train
+from distillery.stage import Passes, Stage, named, round_shards, share, to_train
 
 STAGE: Stage = Stage(
     name="round_targets",
@@ -22,6 +22,9 @@ STAGE: Stage = Stage(
     gpus="teacher",
     loads="drawing",
     items=lambda config, counts, key: share(counts.trajectories(config), key),
+    passes=lambda config, calls, key: Passes(
+        teacher=config.targets.steps // config.student.steps * calls.per_step
+    ),
     in_turn=True,
     colour=7,
 )

@@ -21,6 +21,7 @@ STAGE: Stage = Stage(
     gpus="teacher",
     loads="drawing",
     items=lambda config, counts, key: share(counts.images(config), key),
+    passes=lambda config, calls, key: calls.per_image[key["model"]],
     colour=4,
 )
 

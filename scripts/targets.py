@@ -6,7 +6,7 @@ python -m distillery.stages.targets --config results/demo/config/targets.json \\
     --shard 0/4 --output results/demo/targets/shard-0-of-4.json
 """
 
-from distillery.stage import Stage, named, share, target_shards, to_train
+from distillery.stage import Passes, Stage, named, share, target_shards, to_train
 
 STAGE: Stage = Stage(
     name="targets",
@@ -18,6 +18,7 @@ STAGE: Stage = Stage(
     gpus="teacher",
     loads="drawing",
     items=lambda config, counts, key: share(counts.trajectories(config), key),
+    passes=lambda config, calls, key: Passes(teacher=config.targets.steps * calls.per_step),
     colour=0,
 )
 

@@ -20,7 +20,17 @@ A process that makes no progress for `training.hang_timeout_s` says where it han
 
 import os
 
-from distillery.stage import Stage, named, one, rounds, to_train
+from distillery.config.run import Config
+from distillery.config.ways import TRAINING_PASSES
+from distillery.planning.passes import finish_passes
+from distillery.stage import Calls, Key, Passes, Stage, named, one, rounds, to_train
+
+
+def updates(config: Config, calls: Calls, key: Key) -> Passes:
+    """Of an update of one sample, with its part of what finishes have beyond updates."""
+    finish = finish_passes(config, calls.per_step) * (1 / config.training.samples_of_jobs[-1])
+    return finish + Passes(student=TRAINING_PASSES)
+
 
 STAGE: Stage = Stage(
     name="training",
@@ -31,6 +41,7 @@ STAGE: Stage = Stage(
     gpus="all",
     loads="training",
     items=lambda config, counts, key: config.training.samples_of_jobs[-1],
+    passes=updates,
     colour=2,
 )
 BEFORE_ROUND: Stage = Stage(
@@ -46,6 +57,7 @@ BEFORE_ROUND: Stage = Stage(
     gpus="all",
     loads="training",
     items=lambda config, counts, key: config.training.samples_of_jobs[int(key["round"])],
+    passes=lambda config, calls, key: Passes(student=TRAINING_PASSES),
     in_turn=True,
     colour=3,
 )

@@ -65,7 +65,7 @@ def _yaml_files(folder: str) -> list[Path]:
 
 def frozen(config: RunConfig) -> dict[str, str]:
     """By stage, a hash of what the stage depends on, in the order of its keys."""
-    names = [*JOBS, "runtime", *(f"samples-{model}" for model in config.samples.models)]
+    names = [*JOBS, "run", "runtime", *(f"samples-{model}" for model in config.samples.models)]
     if isinstance(config, Config):
         names += [f"training-{done}-rounds" for done in range(len(config.training.round_numbers))]
     found = {}

@@ -46,8 +46,8 @@ REMAKES_NOTHING_MARK = " ○"
 IN_NAMES, IN_LISTS = ".{name}", "[]"
 """What stands behind a key that holds sections; `[rounds]` behind one whose sections have tags."""
 DEMO = Path(__file__).parents[1] / "config/config.yaml"
-UNDECLARED = {"run", "previews"}
-"""Frozen for what makes no result: the plan and the report take the whole run."""
+UNDECLARED = {"previews"}
+"""Frozen for what makes no result."""
 STORED: list[dict[str, dict[str, Any]]] = [
     {},
     {"teacher": {"adapters": [{"path": "this"}]}},

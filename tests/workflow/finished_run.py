@@ -37,7 +37,7 @@ def tiny_run() -> Run:
 def make_all(run: Run) -> None:
     """Everything that the workflow makes."""
     models = [f"samples-{name}" for name in run.config.samples.models]
-    for stage in [*JOBS.keys() - {"dataset", "rounds"}, *models]:
+    for stage in ["run", *JOBS.keys() - {"dataset", "rounds"}, *models]:
         write_frozen(freeze(run.config, stage), TINY / "config" / f"{stage}.json")
     run.encode("train")
     run.encode("eval")

@@ -49,9 +49,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (library / "report/thumbnails.py").write_text(makes)
     (checkout / "rules/thumbnails.smk").write_text(rule)
     jobs_file = library / JOBS
-    insert(jobs_file, "JOBS: dict[str, type[Section]] = {\n", f"{job}\n\n")
+    insert(jobs_file, "JOBS: dict[str, type[Job]] = {\n", f"{job}\n\n")
     insert(jobs_file, '    "evaluation": EvaluationJob,\n', '    "thumbnails": ThumbnailsJob,\n')
-    insert(jobs_file, '    "evaluation": 3,\n', '    "thumbnails": 1,\n')
     insert(library / "pipeline.py", "    training,\n    verify,\n", "    thumbnails,\n")
     insert(library / "pipeline.py", "    report.STAGE,\n", "    thumbnails.STAGE,\n")
     insert(library / "run_folder.py", "    @property\n    def gallery", f"{indented(folder)}\n")
@@ -104,8 +103,9 @@ def test_all_makes_its_outputs_and_nothing_else(run: Path) -> None:
     assert sum(it.num_items for it in events if it.kind == "work") == 3 * len(images)
 
 
-def test_it_alone_runs_again_when_its_number_is_raised(run: Path, library: Path) -> None:
-    (library / JOBS).write_text((library / JOBS).read_text().replace('nails": 1', 'nails": 2'))
+def test_it_alone_runs_again_when_its_version_is_raised(run: Path, library: Path) -> None:
+    before, job = (library / JOBS).read_text(), code_of("add-a-stage.md")[2]
+    (library / JOBS).write_text(before.replace(job, job.replace("= 1", "= 2")))
     assert jobs(snakemake(run, library, "--dry-run")) == {"freeze", "thumbnails", "all"}
 
 

@@ -42,6 +42,42 @@ class Counts:
         return self.prompts["train"] * config.targets.samples_per_prompt
 
 
+@dataclass(frozen=True)
+class Passes:
+    """Forward passes of both networks; a backward pass is two of them."""
+
+    teacher: float = 0.0
+    student: float = 0.0
+
+    def __add__(self, other: "Passes") -> "Passes":
+        return Passes(self.teacher + other.teacher, self.student + other.student)
+
+    def __mul__(self, number: float) -> "Passes":
+        return Passes(self.teacher * number, self.student * number)
+
+    @property
+    def calls(self) -> int:
+        """Of either network."""
+        return round(self.teacher + self.student)
+
+    def of_size(self, size: float) -> float:
+        """In passes of the teacher, of which one of the student takes the share `size`."""
+        return self.teacher + size * self.student
+
+
+@dataclass(frozen=True)
+class Calls:
+    """What passes are counted from.
+
+    Attributes:
+        per_image: of each sampled model.
+        per_step: of the teacher in one guided step of a trajectory.
+    """
+
+    per_image: Mapping[str, Passes]
+    per_step: int = 0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Stage:
     """One stage.
@@ -57,6 +93,7 @@ class Stage:
         gpus: that a job takes.
         loads: into host memory, which a cluster is asked for.
         items: that one job's telemetry counts: samples, images, texts.
+        passes: that one of its items takes, on average.
         in_turn: one job after another, but for shards: each waits for what follows from the last.
         is_short: its jobs load nothing, so that the plan tells no time of them.
         colour: of its bars in every timeline, a number of the palette; None: any. Two stages share
@@ -72,6 +109,7 @@ class Stage:
     gpus: Gpus = "none"
     loads: Loads = ""
     items: Callable[[Any, Counts, Key], int] = lambda config, counts, key: 0
+    passes: Callable[[Any, Calls, Key], Passes] = lambda config, calls, key: Passes()
     in_turn: bool = False
     is_short: bool = False
     colour: int | None = None

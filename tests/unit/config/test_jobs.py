@@ -28,7 +28,7 @@ OF_STUDENT = {"student", "training", "previews", "export"}
 
 
 def stages(config: Config) -> list[str]:
-    return [*JOBS, "runtime", *(f"samples-{model}" for model in config.samples.models)]
+    return [*JOBS, "run", "runtime", *(f"samples-{model}" for model in config.samples.models)]
 
 
 def frozen(raw: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -151,7 +151,7 @@ def test_a_frozen_job_survives_its_file(tmp_path: Path) -> None:
     for stage in stages(config):
         path = tmp_path / f"{stage}.json"
         write_json(path, freeze(config, stage))
-    frozen = [stage for stage in stages(config) if stage != "runtime"]
+    frozen = [stage for stage in stages(config) if stage not in ("run", "runtime")]
     for stage in frozen:
         path = tmp_path / f"{stage}.json"
         job = read_job(path, JOBS.get(stage, SamplesJob)).model_dump(mode="json")

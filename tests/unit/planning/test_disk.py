@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 import tiny
 from distillery.config.training import Training
 from distillery.files import readable
-from distillery.planning.disk import Sizes, checkpoint_bytes, compare_disk, num_checkpoints, on_disk
+from distillery.planning.disk import Store, checkpoint_bytes, num_checkpoints, on_disk, plan_disk
 from distillery.run_folder import RunFolder
 from runs import make_run, planned, settings
 from training_phases import phases
@@ -144,17 +144,17 @@ def test_each_job_of_a_training_keeps_its_own_checkpoints(every: int, keep: int)
 
 
 def test_the_sum_is_compared_with_what_is_free_and_there(tmp_path: Path) -> None:
-    (tmp_path / "embeddings").mkdir()
-    (tmp_path / "embeddings/chunk").write_bytes(bytes(1000))
-    small = Sizes({"embeddings": 600, "targets": 50, "student": 0, "checkpoints": 7, "samples": 0})
-    found = compare_disk(small, RunFolder(tmp_path), tmp_path / "targets/recipe")
-    assert (found["planned_bytes"], found["present_bytes"]) == (657, 600)
-    large = Sizes(dict(small.stages) | {"checkpoints": 10**18}, passing=10**18)
     run = RunFolder(tmp_path)
-    (no,) = map(str, on_disk(compare_disk(large, run, tmp_path / "targets/recipe"), run))
+    embeddings = Store("embeddings", "embeddings", 600, 1000, "take fewer")
+    targets = Store("targets", "targets", 50, 0, "lower targets")
+    small = embeddings, targets, Store("checkpoints", "training", 7, 0, "keep fewer")
+    found = plan_disk(small, run)
+    assert (found["planned_bytes"], found["present_bytes"]) == (657, 600)
+    large = embeddings, targets, Store("checkpoints", "training", 10**18, 0, "keep fewer", 10**18)
+    (no,) = map(str, on_disk(large, plan_disk(large, run), run))
     assert re.match(r"the run needs 1862645149 GiB of disk \(.*checkpoints 9", no)
-    assert not list(on_disk(found, run))
-    assert "lower training.keep_checkpoints" in no
+    assert not list(on_disk(small, found, run))
+    assert "free some space, keep fewer, or" in no
     assert re.search(r"has \d+(\.\d)? GiB free and holds 0.6 KiB of it", no)
 
 

@@ -14,11 +14,9 @@ from distillery.config.ways import TRAINING_PASSES
 from distillery.pipeline import STAGES
 from distillery.planning.gpus import Gpus
 from distillery.planning.jobs import StageJobs, list_jobs
-from distillery.planning.passes import Passes, finish_passes, passes_of_stages, passes_per_job
+from distillery.planning.passes import finish_passes, passes_of_stages, passes_per_job
 from distillery.planning.probe import amounts_of
-from distillery.planning.work import plan_work
-from distillery.stage import Counts
-from distillery.teacher.folder import find_teacher
+from distillery.stage import Calls, Counts, Passes
 from distillery.training.loop import loop
 from distillery.training.state import new_state
 from distillery.training.watchers.variation import AlarmWatcher
@@ -134,11 +132,10 @@ def test_a_training_takes_the_passes_that_are_counted(
 def tables(run: Run) -> tuple[dict[str, Passes], dict[str, float], list[StageJobs]]:
     """Passes of each stage, of each job, and the jobs, for a student as large as its teacher."""
     config, num_prompts = run.config, {"train": 9, "eval": 5}
-    work = plan_work(config, num_prompts, (16, 1, 4, 4), calls_per_step=2)
-    folder = find_teacher(config.teacher)
-    passes = passes_of_stages(config, {"work": vars(work), "calls_per_step": 2}, folder)
+    per_image = dict.fromkeys(config.samples.models, Passes(teacher=3))
+    amounts = STAGES, config, Counts(num_prompts, num_prompts), Calls(per_image, per_step=2)
     jobs = list_jobs(STAGES, config, Gpus())
-    return passes, passes_per_job(config, passes, jobs, 1.0), jobs
+    return passes_of_stages(*amounts), passes_per_job(*amounts, run.files, 1.0), jobs
 
 
 @pytest.mark.parametrize("changes", [*TRAININGS, phases(**ROUNDS, adversarial=EPOCH)])

@@ -37,7 +37,7 @@ def done(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def freeze_all(run: Run) -> None:
     models = [f"samples-{name}" for name in run.config.samples.models]
-    for stage in [*JOBS.keys() - {"dataset", "rounds"}, *models]:
+    for stage in ["run", *JOBS.keys() - {"dataset", "rounds"}, *models]:
         write_frozen(freeze(run.config, stage), run.files.config(stage))
 
 

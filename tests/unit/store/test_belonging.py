@@ -68,7 +68,7 @@ def done(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def freeze_all(run: Run) -> None:
     models = [f"samples-{name}" for name in run.config.samples.models]
-    for stage in [*JOBS.keys() - {"dataset", "rounds"}, *PROMPTS_STAGES, *models]:
+    for stage in ["run", *JOBS.keys() - {"dataset", "rounds"}, *PROMPTS_STAGES, *models]:
         write_frozen(freeze(run.config, stage), run.files.config(stage))
 
 

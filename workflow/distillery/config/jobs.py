@@ -9,8 +9,9 @@ that change no result are in none of these files but in runtime.json, which no r
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from distillery.config.earlier import has_earlier_keys, in_todays_words
 from distillery.config.parsing import Model, parse
@@ -47,37 +48,58 @@ from distillery.files import (
 )
 from distillery.run_folder import RunFolder
 
-RECIPE_VERSIONS = {
-    "embeddings": 2,
-    "targets": 3,
-    "student": 1,
-    "training": 3,
-    "rounds": 1,
-    "samples": 4,
-    "evaluation": 3,
-}
-"""Raise a stage's number when its code would give other bytes for the same configuration: that
-makes it run again. A comment must never recompute a week of work, so scripts are not watched."""
+NOT_OF_WEIGHTS = {"offload": "none", "num_gpus": 1, "attention": None}
+"""Defaults of how a teacher's network runs: changing these must not retrain a student."""
 
 
-class PromptsJob(Section):
+class Job(Section):
+    """One frozen configuration: sections of the whole one, each under its own name.
+
+    Raise a job's `version` when its stage's code would give other bytes for the same configuration:
+    that makes it run again. A comment must never recompute a week of work, so scripts are not
+    watched.
+    """
+
+    unread: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """By section, defaults of settings that it has and that its stage ignores."""
+
+    @classmethod
+    def ignored(cls, config: RunConfig) -> Mapping[str, Mapping[str, Any]]:
+        """`unread` in a run of this configuration."""
+        return cls.unread
+
+    @classmethod
+    def sections(cls) -> list[str]:
+        """The parts of a configuration that it takes."""
+        return [name for name in cls.model_fields if not name.endswith("version")]
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Self:
+        """Cut out of a configuration that has all its sections."""
+        parts = {name: getattr(config, name) for name in cls.sections()}
+        for name, settings in cls.ignored(config).items():
+            parts[name] = parts[name].model_copy(update=settings)
+        return cls(**parts)
+
+
+class PromptsJob(Job):
     """Frozen configuration of the prompt tables."""
 
     prompts: Prompts
 
 
-class EmbeddingsJob(Section):
+class EmbeddingsJob(Job):
     """Frozen configuration of the text embeddings."""
 
-    version: int = RECIPE_VERSIONS["embeddings"]
+    version: int = 2
     teacher: Teacher
     embeddings: Embeddings
 
 
-class TargetsJob(Section):
+class TargetsJob(Job):
     """Frozen configuration of target generation and of the merge."""
 
-    version: int = RECIPE_VERSIONS["targets"]
+    version: int = 3
     seed: int
     teacher: Teacher
     targets: Targets
@@ -89,7 +111,7 @@ class RoundsJob(TargetsJob):
     How many there are is not in it, so that one more leaves those before it as they are.
     """
 
-    rounds_version: int = RECIPE_VERSIONS["rounds"]
+    rounds_version: int = 1
     student: Student
 
     @property
@@ -100,10 +122,11 @@ class RoundsJob(TargetsJob):
         )
 
 
-class StudentJob(Section):
+class StudentJob(Job):
     """Frozen configuration of the student before training."""
 
-    version: int = RECIPE_VERSIONS["student"]
+    unread: ClassVar = {"teacher": NOT_OF_WEIGHTS | {"vae_dtype": "float32"}}
+    version: int = 1
     seed: int
     teacher: Teacher
     student: Student
@@ -115,23 +138,36 @@ class TrainingJob(StudentJob):
     `targets` is there where no stage stores any: see `Training.reads_trajectories`.
     """
 
-    version: int = RECIPE_VERSIONS["training"]
+    version: int = 3
     training: Training
     targets: Targets | None = None
 
+    @classmethod
+    def ignored(cls, config: RunConfig) -> Mapping[str, Mapping[str, Any]]:
+        """With online targets it runs the teacher, and so reads how."""
+        return {} if isinstance(config, Config) and config.training.asks else cls.unread
 
-class PreviewsJob(Section):
+    @classmethod
+    def of(cls, config: RunConfig) -> Self:
+        """Without `targets` where a stage stores them: their manifest tells them."""
+        job = super().of(config)
+        return job.model_copy(update={"targets": None} if job.training.reads_trajectories else {})
+
+
+class PreviewsJob(Job):
     """Frozen configuration of the previews."""
 
+    unread: ClassVar = {"teacher": NOT_OF_WEIGHTS}
     seed: int
     teacher: Teacher
     student: Student
     previews: Previews
 
 
-class ExportJob(Section):
+class ExportJob(Job):
     """Frozen configuration of the export."""
 
+    unread: ClassVar = {"teacher": NOT_OF_WEIGHTS}
     teacher: Teacher
     targets: Targets
     student: Student
@@ -156,31 +192,35 @@ class Sampling(Section):
     batch_size: BatchSize
 
 
-class SamplesJob(Section):
+class SamplesJob(Job):
     """Frozen configuration of one model's samples."""
 
-    version: int = RECIPE_VERSIONS["samples"]
+    version: int = 4
     seed: int
     teacher: Teacher
     sampling: Sampling
 
 
-class DatasetJob(Section):
+class DatasetJob(Job):
     """Frozen configuration of the data set's tables."""
 
     dataset: Dataset
     models: tuple[Name, ...]
 
 
-class EvaluationJob(Section):
+class EvaluationJob(Job):
     """Frozen configuration of the scores."""
 
-    version: int = RECIPE_VERSIONS["evaluation"]
+    # Only the report reads it: changing it must not score again.
+    unread: ClassVar = {
+        "evaluation": {"min_clip_ratio": Evaluation.model_fields["min_clip_ratio"].default}
+    }
+    version: int = 3
     evaluation: Evaluation
     models: tuple[Name, ...]
 
 
-JOBS: dict[str, type[Section]] = {
+JOBS: dict[str, type[Job]] = {
     "prompts": PromptsJob,
     "embeddings": EmbeddingsJob,
     "targets": TargetsJob,
@@ -191,27 +231,14 @@ JOBS: dict[str, type[Section]] = {
     "export": ExportJob,
     "dataset": DatasetJob,
     "evaluation": EvaluationJob,
-    "run": Config,
 }
-"""Stage name to the model of its frozen configuration; samples have one for each model. `run` is
-the whole configuration, which plan and report take; see `read_config`."""
+"""Frozen configurations by name; samples have one for each model. Plan and report take `run`, the
+whole configuration; see `read_config`."""
 
 
 PROMPTS_STAGES: dict[str, Split] = {"prompts-train": "train", "prompts-eval": "eval"}
 """Each split's prompts have a frozen configuration of their own, so that other held-out prompts
 start no job of the training. `prompts` is that of both, of earlier releases."""
-NOT_OF_WEIGHTS = {"offload": "none", "num_gpus": 1, "attention": None}
-"""Defaults of how a teacher's network runs: changing these must not retrain a student."""
-NOT_OF_SCORES = {"min_clip_ratio": Evaluation.model_fields["min_clip_ratio"].default}
-"""Default of what only the report reads: changing it must not score again."""
-WITHOUT_TEACHER: dict[str, dict[str, Any]] = {
-    "student": NOT_OF_WEIGHTS | {"vae_dtype": "float32"},
-    "training": NOT_OF_WEIGHTS | {"vae_dtype": "float32"},
-    "export": NOT_OF_WEIGHTS,
-    "previews": NOT_OF_WEIGHTS,
-}
-"""Stages that take the teacher's weights and never run it, to the settings that they ignore. A
-training with online targets runs it."""
 EARLIER_TRAINING = re.compile(r"training-(\d+)-rounds")
 SAME_FOR_ALL_MODELS = ("num_prompts", "images_per_prompt", "batch_size")
 """Of a model's sampling, what `samples` says once."""
@@ -224,8 +251,8 @@ def freeze(config: RunConfig, stage: str) -> dict[str, Any]:
     """What `stage` depends on, as a JSON object.
 
     `stage` is a key of `JOBS` or `PROMPTS_STAGES`, `samples-{model}` for a key of
-    `config.samples.models`, `training-{n}-rounds` for the training that ends after so many, or
-    `runtime` for what no result depends on.
+    `config.samples.models`, `training-{n}-rounds` for the training that ends after so many, `run`
+    for all of it, or `runtime` for what no result depends on.
     """
     earlier = EARLIER_TRAINING.fullmatch(stage)
     if earlier and isinstance(config, Config):
@@ -233,12 +260,12 @@ def freeze(config: RunConfig, stage: str) -> dict[str, Any]:
         return freeze(config.model_copy(update={"training": training}), "training")
     if stage == "runtime":
         return config.model_dump(mode="json", include=_runtime(config))
-    job = _job(config, stage)
     if stage == "run":
-        return job.model_dump(mode="json")
-    left_out: dict[str, set[str] | bool] = {**_runtime(job)}
-    if not _runs_teacher(config, stage):
-        left_out.pop("teacher", None)
+        return config.model_dump(mode="json")
+    job = _job(config, stage)
+    left_out: dict[str, set[str] | bool] = {
+        name: keys for name, keys in _runtime(job).items() if name not in job.ignored(config)
+    }
     if isinstance(job, TrainingJob) and job.targets is None:
         left_out["targets"] = True
     if isinstance(job, SamplesJob) and job.sampling.grid is None:
@@ -266,21 +293,10 @@ def prompts_stage(config: RunConfig, run: RunFolder, split: str) -> str:
 def hash_origin(frozen: JsonObject) -> str:
     """Of the settings that a student before its training is made with, by the frozen configuration
     of its stage; without paths, since its bytes are the same wherever things lie."""
-    ignored = {*WITHOUT_TEACHER["student"], *without_result(Teacher), "path"}
+    ignored = {*StudentJob.unread["teacher"], *without_result(Teacher), "path"}
     teacher = {name: value for name, value in frozen["teacher"].items() if name not in ignored}
     student = {name: value for name, value in frozen["student"].items() if name != "config"}
     return hash_json({"seed": frozen["seed"], "teacher": teacher, "student": student})
-
-
-def _runs_teacher(config: RunConfig, stage: str) -> bool:
-    """Whether how the teacher runs can matter to a stage."""
-    is_online = isinstance(config, Config) and config.training.asks
-    return stage not in WITHOUT_TEACHER or (stage == "training" and is_online)
-
-
-def _reads_trajectories(config: RunConfig) -> bool:
-    """Whether its training needs the stage `targets`."""
-    return isinstance(config, Config) and config.training.reads_trajectories
 
 
 def _runtime(sections: Section) -> dict[str, set[str]]:
@@ -289,40 +305,19 @@ def _runtime(sections: Section) -> dict[str, set[str]]:
     return {name: set(without_result(type(getattr(sections, name)))) for name in present}
 
 
-def _job(config: RunConfig, stage: str) -> Section:
+def _job(config: RunConfig, stage: str) -> Job:
     """The part of a configuration that a stage takes."""
-    models = tuple(config.samples.models)
-    if stage in [f"samples-{model}" for model in models]:
-        job: Section = SamplesJob(
-            seed=config.seed,
-            teacher=config.teacher,
-            sampling=resolve_sampling(config, stage.removeprefix("samples-")),
-        )
-    elif stage in PROMPTS_STAGES:
-        job = PromptsJob(prompts=config.prompts.of_split(PROMPTS_STAGES[stage]))
-    elif stage == "dataset":
-        job = DatasetJob(dataset=config.dataset, models=models)
-    elif stage == "evaluation" and isinstance(config, Config):
-        scored = config.evaluation.model_copy(update=NOT_OF_SCORES)
-        job = EvaluationJob(evaluation=scored, models=models)
-    elif stage == "run":
-        job = config
-    elif stage in JOBS and _sections(stage) <= set(type(config).model_fields):
-        sections = {name: getattr(config, name) for name in _sections(stage)}
-        if not _runs_teacher(config, stage):
-            sections["teacher"] = config.teacher.model_copy(update=WITHOUT_TEACHER[stage])
-        if stage == "training" and _reads_trajectories(config):
-            del sections["targets"]
-        job = JOBS[stage](**sections)
-    else:
-        known = ", ".join([*JOBS, *PROMPTS_STAGES, "runtime"])
+    model = stage.removeprefix("samples-")
+    if model != stage and model in config.samples.models:
+        sampling = resolve_sampling(config, model)
+        return SamplesJob(seed=config.seed, teacher=config.teacher, sampling=sampling)
+    if stage in PROMPTS_STAGES:
+        return PromptsJob(prompts=config.prompts.of_split(PROMPTS_STAGES[stage]))
+    job = JOBS.get(stage)
+    if job is None or not all(hasattr(config, name) for name in job.sections()):
+        known = ", ".join([*JOBS, *PROMPTS_STAGES, "run", "runtime"])
         raise ValueError(f"no stage {stage!r}: use one of {known} or samples-MODEL")
-    return job
-
-
-def _sections(stage: str) -> set[str]:
-    """The parts of a configuration that a stage's job takes as they are."""
-    return set(JOBS[stage].model_fields) - {"version", "rounds_version"}
+    return job.of(config)
 
 
 def resolve_sampling(config: RunConfig, model: str) -> Sampling:

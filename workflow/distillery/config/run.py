@@ -204,6 +204,11 @@ class RunConfig(Section):
     dataset: Dataset = Dataset()
     hardware: Hardware = Hardware()
 
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Names of those that are sampled."""
+        return tuple(self.samples.models)
+
     def faults(self) -> Iterator[Note]:
         """Pairs of single images, and a second scale for the one network of a student."""
         images = self.samples.images_per_prompt * len(self.samples.models)

@@ -73,7 +73,7 @@ RESULTS: tuple[Check, ...] = (
     lambda it: solver.on_walks(it.config, it.folder, it.latent_shape),
 )
 RESULTS_OF_GENERATION: tuple[Check, ...] = (
-    lambda it: work.on_images(it.config.samples, it.images_per_model, it.disk),
+    lambda it: work.on_images(it.config.samples, it.images_per_model, disk.lacking_bytes(it.disk)),
 )
 RESULTS_OF_DISTILLATION: tuple[Check, ...] = (
     lambda it: precision.on_rounding(it.config, it.grid, it.recipe.prediction_type),
@@ -83,7 +83,7 @@ RESULTS_OF_DISTILLATION: tuple[Check, ...] = (
     ),
     lambda it: training.on_previews(it.config, it.execution),
     lambda it: possible(it.training),
-    lambda it: disk.on_disk(it.disk, it.run_folder),
+    lambda it: disk.on_disk(it.stores, it.disk, it.run_folder),
 )
 
 

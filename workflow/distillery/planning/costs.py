@@ -5,52 +5,37 @@ from typing import Any
 
 from tqdm import tqdm
 
-from distillery.config.run import Config, RunConfig
+from distillery.config.run import Config
 from distillery.files import readable
+from distillery.planning.facts import Facts
 from distillery.planning.gpus import summarise_gpus
 from distillery.planning.jobs import StageJobs
 from distillery.planning.page import Part, without_empty
 from distillery.planning.passes import passes_of_stages
 from distillery.run_folder import RunFolder
-from distillery.teacher.folder import PipelineFolder
+from distillery.stage import Loads
 from distillery.teacher.memory import summarise_memory
 from distillery.words import listed
 
-DISK_OF = {
-    "student": ("student",),
-    "training": ("checkpoints", "previews"),
-    "round_states": ("rounds",),
-}
-"""Stages whose files the plan of the disk counts by other names."""
 
-
-def what_it_costs(
-    config: RunConfig,
-    folder: PipelineFolder,
-    run: RunFolder,
-    plan: Mapping[str, Any],
-    jobs: Sequence[StageJobs],
-) -> Part:
+def what_it_costs(facts: Facts, plan: Mapping[str, Any], jobs: Sequence[StageJobs]) -> Part:
     """The costs, stage by stage and in all.
 
     Args:
-        config: of the run.
-        folder: of the teacher.
-        run: its folder.
         plan: as in plan.json, but for the page.
-        jobs: of each stage.
     """
     times = {row["stage"]: row for row in plan["time"].get("stages", [])}
-    passes = passes_of_stages(config, plan, folder)
+    passes = passes_of_stages(facts.stages, facts.config, facts.counts, facts.calls)
     calls = {stage: each.calls for stage, each in passes.items()}
+    loads = {stage.name: stage.loads for stage in facts.stages}
     rows = [
         (
             row.stage,
             _wall(times.get(row.stage), plan["time"]),
             _hours(times.get(row.stage), row.gpus),
             _number(calls.get(row.stage, 0)),
-            _size(_disk(plan, row.stage)),
-            _size(_memory(plan, row.stage)),
+            _size(sum(it.num_bytes for it in facts.stores if it.stage == row.stage)),
+            _size(_memory(plan, loads[row.stage])),
         )
         for row in jobs
     ]
@@ -67,8 +52,8 @@ def what_it_costs(
     )
     where = "GPU" if plan["planned_gpus"]["count"] else "process"
     heads = ("stage", "time", "GPU-hours", "network calls", "disk", f"memory per {where}")
-    facts = (
-        ("time", _told(plan["time"], run)),
+    lines = (
+        ("time", _told(plan["time"], facts.run_folder)),
         ("disk", _told_disk(plan["disk"])),
         ("devices", _devices(plan)),
         ("weights", summarise_memory(plan["memory"])),
@@ -76,23 +61,16 @@ def what_it_costs(
         ("host memory", _host_memory(plan, jobs)),
     )
     note = "In the training, an update of a sample counts as three network calls of the student."
-    notes = (note,) if isinstance(config, Config) else ()
-    return Part("Costs", facts, (without_empty("", heads, rows),), notes)
+    notes = (note,) if isinstance(facts.config, Config) else ()
+    return Part("Costs", lines, (without_empty("", heads, rows),), notes)
 
 
-def _disk(plan: Mapping[str, Any], stage: str) -> int:
-    stages = plan["disk"]["stages"]
-    return sum(stages.get(name, 0) for name in DISK_OF.get(stage, (stage,)))
-
-
-def _memory(plan: Mapping[str, Any], stage: str) -> int:
+def _memory(plan: Mapping[str, Any], loads: Loads) -> int:
     """Bytes of weights on a GPU, or of a CPU's process: for the training with all that learns."""
-    of_teacher = plan["memory"]["jobs"]
-    if stage.startswith("training"):
+    if loads == "training":
         return int(plan["training"]["bytes_per_device"] + plan["training"]["vae_bytes"])
-    if stage in ("targets", "samples", "round_states", "round_targets"):
-        return int(of_teacher["targets and samples"])
-    return int(of_teacher.get(stage, 0))
+    of_teacher = {"texts": "embeddings", "drawing": "targets and samples"}
+    return int(plan["memory"]["jobs"].get(of_teacher.get(loads, ""), 0))
 
 
 def _wall(row: Mapping[str, Any] | None, time: Mapping[str, Any]) -> str:
@@ -129,9 +107,8 @@ def _told(time: Mapping[str, Any], run: RunFolder) -> str:
 
 
 def _told_disk(disk: Mapping[str, Any]) -> str:
-    present = f", {readable(disk['present_bytes'])} of it there" if "present_bytes" in disk else ""
-    planned, free = readable(disk["planned_bytes"]), readable(disk["free_bytes"])
-    return f"{planned} at the most, {free} free{present}"
+    planned, free, there = (readable(disk[f"{it}_bytes"]) for it in ("planned", "free", "present"))
+    return f"{planned} at the most, {free} free, {there} of it there"
 
 
 def _devices(plan: Mapping[str, Any]) -> str:

@@ -19,6 +19,7 @@ from distillery.config.training import Training
 from distillery.files import readable
 from distillery.model_folder import LINKED_BYTES
 from distillery.notes import Note, error
+from distillery.planning.work import Work
 from distillery.run_folder import RunFolder
 from distillery.store.embeddings import distinct_texts
 from distillery.student.info import StudentInfo
@@ -38,21 +39,23 @@ MAX_COUNTED = 1000
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """Bytes of one run.
+class Store:
+    """What a stage leaves there.
 
     Attributes:
-        stages: what each stage leaves.
-        passing: beside it for a while: a checkpoint that is written before an old one is removed.
+        stage: that writes it.
+        num_bytes: in the end.
+        present: bytes that are there already, and need no more space.
+        smaller: what takes less space.
+        passing: bytes beside it for a while: a checkpoint that is written before an old one goes.
     """
 
-    stages: Mapping[str, int]
+    name: str
+    stage: str
+    num_bytes: int
+    present: int
+    smaller: str
     passing: int = 0
-
-    @property
-    def peak(self) -> int:
-        """The most at once."""
-        return sum(self.stages.values()) + self.passing
 
 
 def embeddings_bytes(
@@ -157,109 +160,131 @@ def previews_bytes(config: Config, num_prompts: int) -> int:
     return moments * min(config.previews.num_prompts, num_prompts) * image_bytes(config.teacher)
 
 
-def plan_disk(
-    config: Config,
-    student: StudentInfo,
-    prompts: Mapping[str, pd.DataFrame],
-    targets: int,
-    rounds_bytes: int,
-    shape: tuple[int, ...],
+def stores_of_generating(
+    config: RunConfig,
     folder: PipelineFolder,
-    run_folder: RunFolder,
-) -> Sizes:
-    """What a run that distils writes.
+    prompts: Mapping[str, pd.DataFrame],
+    shape: tuple[int, ...],
+    run: RunFolder,
+) -> tuple[Store, ...]:
+    """Of every run.
 
     Args:
-        config: of the run.
-        student: as planned.
-        prompts: tables of both splits.
-        targets: bytes of all trajectories.
-        rounds_bytes: of each round's states, and of the teacher's answers.
+        prompts: tables of its splits.
         shape: of one latent.
-        folder: of the teacher.
-        run_folder: results/{run}, which exists.
+    """
+    embeddings = embeddings_bytes(config.teacher, folder, prompts)
+    samples = samples_bytes(config, len(prompts["eval"]), shape)
+    return (
+        Store(
+            "embeddings",
+            "embeddings",
+            embeddings,
+            _size(_files(run.embedding_folder)),
+            "take fewer prompts",
+        ),
+        Store(
+            "samples",
+            "samples",
+            samples,
+            _size(_files(run.sample_folder)),
+            "lower samples.num_prompts or samples.images_per_prompt",
+        ),
+    )
+
+
+def stores_of_distilling(
+    config: Config,
+    student: StudentInfo,
+    work: Work,
+    folder: PipelineFolder,
+    run: RunFolder,
+    chunks: Path,
+) -> tuple[Store, ...]:
+    """Of a run that distils, beyond those of every run.
+
+    Args:
+        run: whose folder exists.
+        chunks: folder of the targets of this recipe; what others left there is of no use.
     """
     one = checkpoint_bytes(config.training, student.trained_parameters)
     kept, most = num_checkpoints(config.training)
-    stages = {
-        "embeddings": embeddings_bytes(config.teacher, folder, prompts),
-        "targets": targets,
-        "student": student_bytes(config, student, folder, run_folder.path),
-        "checkpoints": kept * one,
-        "samples": samples_bytes(config, len(prompts["eval"]), shape),
-        "previews": previews_bytes(config, len(prompts["eval"])),
-    }
-    if rounds := config.training.round_numbers:
-        stages["rounds"] = len(rounds) * rounds_bytes
-    return Sizes(stages, (most - kept) * one)
+    names = ("initial", "*trained*", "pipeline", "*-rounds")
+    folders = {it for name in names for it in run.student(name).parent.glob(name)}
+    return (
+        Store(
+            "targets",
+            "targets",
+            work.targets_bytes,
+            _size(chunks.glob("chunk-*.safetensors")),
+            "lower targets.samples_per_prompt or targets.num_segments, store targets.dtype: "
+            "bfloat16",
+        ),
+        Store(
+            "student",
+            "student",
+            student_bytes(config, student, folder, run.path),
+            sum(_size(_files(it)) for it in folders),
+            "keep fewer blocks with student.init: layers",
+        ),
+        Store(
+            "rounds",
+            "round_states",
+            len(config.training.round_numbers) * work.round_bytes,
+            _size(_files(run.rounds)),
+            "lower targets.samples_per_prompt, store targets.dtype: bfloat16",
+        ),
+        Store(
+            "checkpoints",
+            "training",
+            kept * one,
+            _size(_files(run.checkpoints)),
+            "lower training.keep_checkpoints, train additions with student.init: lora",
+            passing=(most - kept) * one,
+        ),
+        Store(
+            "previews",
+            "training",
+            previews_bytes(config, work.num_prompts["eval"]),
+            _size(_files(run.previews)),
+            "raise previews.every_samples",
+        ),
+    )
 
 
-def compare_disk(sizes: Sizes, run_folder: RunFolder, chunks: Path) -> dict[str, Any]:
-    """What is planned, beside what the disk of a run has.
-
-    What a stage has written already needs no more space: of the targets those of this recipe, in
-    the folder `chunks`, of the others all that lies in their folders.
-    """
-    written_bytes = _present(run_folder, chunks)
+def plan_disk(stores: Iterable[Store], run: RunFolder) -> dict[str, Any]:
+    """What is planned, beside what the disk of a run has."""
+    rows = list(stores)
     return {
-        "stages": dict(sizes.stages),
-        "planned_bytes": sizes.peak,
-        "free_bytes": free_bytes(run_folder),
-        "present_bytes": sum(min(it, written_bytes[stage]) for stage, it in sizes.stages.items()),
+        "stages": {row.name: row.num_bytes for row in rows if row.num_bytes},
+        "planned_bytes": sum(row.num_bytes + row.passing for row in rows),
+        "free_bytes": shutil.disk_usage(run.path).free,
+        "present_bytes": sum(min(row.num_bytes, row.present) for row in rows),
     }
 
 
-def free_bytes(run_folder: RunFolder) -> int:
-    """Of the disk that it is on."""
-    return shutil.disk_usage(run_folder.path).free
+def lacking_bytes(disk: Mapping[str, Any]) -> int:
+    """More than there is, by what `plan_disk` gives; negative where it is enough."""
+    return int(disk["planned_bytes"] - disk["free_bytes"] - disk["present_bytes"])
 
 
-def on_disk(disk: Mapping[str, Any], run_folder: RunFolder) -> Iterator[Note]:
-    """Too little space, by what `compare_disk` gives."""
-    need, free, present = (disk[f"{name}_bytes"] for name in ("planned", "free", "present"))
-    if need > free + present:
+def on_disk(stores: Iterable[Store], disk: Mapping[str, Any], run: RunFolder) -> Iterator[Note]:
+    """Too little space, by what `plan_disk` gives of these stores."""
+    lacking = lacking_bytes(disk)
+    if lacking > 0:
+        need, free, present = (disk[f"{name}_bytes"] for name in ("planned", "free", "present"))
+        largest = max(stores, key=lambda store: store.num_bytes)
         yield error(
             f"the run needs {readable(need)} of disk",
-            f" ({summarise_sizes(disk['stages'])}), {readable(need - free - present)} more than "
-            f"there is: {run_folder} has {readable(free)} free and holds {readable(present)} of it",
-            f"free some space, {_advise(disk['stages'])}, or make results/ a link to a larger disk",
+            f" ({summarise_sizes(disk['stages'])}), {readable(lacking)} more than there is: {run} "
+            f"has {readable(free)} free and holds {readable(present)} of it",
+            f"free some space, {largest.smaller}, or make results/ a link to a larger disk",
         )
 
 
 def summarise_sizes(stages: Mapping[str, int]) -> str:
     """Stages with their sizes, in one line."""
-    return ", ".join(f"{stage} {readable(size)}" for stage, size in stages.items() if size)
-
-
-def _advise(stages: Mapping[str, int]) -> str:
-    """What makes the largest stage smaller."""
-    return {
-        "embeddings": "take fewer prompts",
-        "targets": "lower targets.samples_per_prompt or targets.num_segments, store targets.dtype: "
-        "bfloat16",
-        "rounds": "lower targets.samples_per_prompt, store targets.dtype: bfloat16",
-        "student": "keep fewer blocks with student.init: layers",
-        "checkpoints": "lower training.keep_checkpoints, train additions with student.init: lora",
-        "samples": "lower samples.num_prompts or samples.images_per_prompt",
-        "previews": "raise previews.every_samples",
-    }[max(stages, key=lambda stage: stages[stage])]
-
-
-def _present(run_folder: RunFolder, chunks: Path) -> dict[str, int]:
-    """Bytes that lie there already, by stage."""
-    return {
-        "embeddings": _size(_files(run_folder.embedding_folder)),
-        "targets": _size(chunks.glob("chunk-*.safetensors")),
-        "rounds": _size(_files(run_folder.rounds)),
-        "student": sum(
-            _size(_files(folder))
-            for name in ("initial", "trained*", "pipeline", "*-rounds")
-            for folder in run_folder.student(name).parent.glob(name)
-        ),
-        "checkpoints": _size(_files(run_folder.checkpoints)),
-        "samples": _size(_files(run_folder.sample_folder)),
-        "previews": _size(_files(run_folder.previews)),
-    }
+    return ", ".join(f"{stage} {readable(size)}" for stage, size in stages.items())
 
 
 def _files(folder: Path) -> Iterable[Path]:

@@ -20,11 +20,10 @@ from distillery.generation.teacher_walk import check_steps
 from distillery.generation.walk import calls_per_image
 from distillery.noise import hash_samples
 from distillery.planning.disk import (
-    compare_disk,
-    embeddings_bytes,
-    free_bytes,
+    Store,
     plan_disk,
-    samples_bytes,
+    stores_of_distilling,
+    stores_of_generating,
 )
 from distillery.planning.gpus import Gpus
 from distillery.planning.scoring import count_features
@@ -34,7 +33,7 @@ from distillery.planning.work import Work, plan_work
 from distillery.run_folder import RunFolder
 from distillery.schedule import Schedule
 from distillery.schedulers import plain_config
-from distillery.stage import Counts, Stage
+from distillery.stage import Calls, Counts, Passes, Stage
 from distillery.store.chunks import chunk_folder
 from distillery.store.embeddings import distinct_texts
 from distillery.store.recipes import TargetsRecipe
@@ -73,7 +72,7 @@ class Facts:
         """Of each split."""
         return {split: len(table) for split, table in self.prompts.items()}
 
-    @property
+    @cached_property
     def counts(self) -> Counts:
         """Of prompts and distinct texts."""
         negative = self.config.teacher.negative_prompt
@@ -100,18 +99,32 @@ class Facts:
         return self.folder.family.latent_shape(load_skeleton(self.folder), *size)
 
     @cached_property
+    def stores(self) -> tuple[Store, ...]:
+        """What the run writes."""
+        return stores_of_generating(
+            self.config, self.folder, self.prompts, self.latent_shape, self.run_folder
+        )
+
+    @cached_property
     def disk(self) -> dict[str, Any]:
-        """What the run writes, and what there is."""
-        num_prompts = self.num_prompts["eval"]
-        stages = {
-            "embeddings": embeddings_bytes(self.config.teacher, self.folder, self.prompts),
-            "samples": samples_bytes(self.config, num_prompts, self.latent_shape),
-        }
-        return {
-            "stages": stages,
-            "planned_bytes": sum(stages.values()),
-            "free_bytes": free_bytes(self.run_folder),
-        }
+        """What plan.json says of it, and of what there is."""
+        return plan_disk(self.stores, self.run_folder)
+
+    @property
+    def calls_per_step(self) -> int:
+        """Of the teacher in a step of a trajectory; there is none."""
+        return 0
+
+    @cached_property
+    def calls(self) -> Calls:
+        """What passes of networks are counted from."""
+        per_image = {}
+        for name, model in self.config.samples.models.items():
+            sampling = resolve_sampling(self.config, name)
+            number = calls_per_image(self.folder, self.config.teacher, sampling)
+            who = "teacher" if model.source == "teacher" else "student"
+            per_image[name] = Passes(**{who: number})
+        return Calls(per_image, self.calls_per_step)
 
     @property
     def images_per_model(self) -> int:
@@ -120,12 +133,10 @@ class Facts:
 
     def amounts(self) -> dict[str, Any]:
         """What plan.json says of how much there is to do, and what it takes."""
-        config, models = self.config, self.config.samples.models
-        sampled = [resolve_sampling(config, model) for model in models]
-        calls = [calls_per_image(self.folder, config.teacher, model) for model in sampled]
+        calls = [passes.calls for passes in self.calls.per_image.values()]
         work = {
             "num_prompts": {"eval": self.num_prompts["eval"]},
-            "num_images": self.images_per_model * len(models),
+            "num_images": self.images_per_model * len(calls),
             "teacher_calls": self.images_per_model * sum(calls),
         }
         return {"latent_shape": list(self.latent_shape), "work": work, "disk": self.disk}
@@ -206,13 +217,12 @@ class Distillation(Facts):
         return plan_work(self.config, self.num_prompts, self.latent_shape, self.calls_per_step)
 
     @cached_property
-    def disk(self) -> dict[str, Any]:
+    def stores(self) -> tuple[Store, ...]:
         """See `Facts`."""
-        stored = self.work.targets_bytes, self.work.round_bytes
-        rest = *stored, self.latent_shape, self.folder, self.run_folder
-        sizes = plan_disk(self.config, self.student, self.prompts, *rest)
         chunks = chunk_folder(self.run_folder.target_folder, self.recipe.hash)
-        return compare_disk(sizes, self.run_folder, chunks)
+        return super().stores + stores_of_distilling(
+            self.config, self.student, self.work, self.folder, self.run_folder, chunks
+        )
 
     @cached_property
     def machine(self) -> Machine:

@@ -28,7 +28,7 @@ def on_noted(config: RunConfig, run: RunFolder, has_noted: Callable[[str], bool]
         run: its folder.
         has_noted: whether Snakemake has a note of how a file was made.
     """
-    stages = {*JOBS, *(f"samples-{model}" for model in config.samples.models)} - {"run", "prompts"}
+    stages = {*JOBS, *(f"samples-{model}" for model in config.samples.models)} - {"prompts"}
     stages |= {prompts_stage(config, run, split) for split in PROMPTS_STAGES.values()}
     for frozen in sorted(run.config("x").parent.glob("*.json")):
         if frozen.stem in stages and not has_noted(str(frozen)) and _is_other(frozen, config):

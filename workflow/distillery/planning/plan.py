@@ -22,7 +22,7 @@ from distillery.planning.html import html_of
 from distillery.planning.jobs import Room, StageJobs, list_jobs
 from distillery.planning.overlooked import hash_settings, hash_sources
 from distillery.planning.page import Page, Part, page_of
-from distillery.planning.passes import passes_of_stages, passes_per_job
+from distillery.planning.passes import passes_per_job
 from distillery.planning.probe import on_name
 from distillery.planning.prompt_tables import read_splits
 from distillery.planning.scaling import networks_of
@@ -114,8 +114,8 @@ def plan_parts(facts: Facts, num_cores: int) -> dict[str, Any]:
     room = Room(jobs, gpus.count, num_cores // config.hardware.cpu_threads)
     of_run = facts.stages, config, facts.counts, facts.run_folder
     plan["time"] = plan_duration(*of_run, room, networks)
-    passes = passes_of_stages(config, plan, folder)
-    plan["passes_per_job"] = passes_per_job(config, passes, jobs, size)
+    amounts = facts.stages, config, facts.counts, facts.calls
+    plan["passes_per_job"] = passes_per_job(*amounts, facts.run_folder, size)
     memory = estimate(config.teacher, folder, gpus.memory_bytes, gpus.is_unknown)
     plan["memory"] = vars(memory)
     plan["host_bytes"] = host_bytes(facts.stages, config, plan, folder)
@@ -137,7 +137,7 @@ def page_for(facts: Facts, plan: Mapping[str, Any]) -> Page:
     parts = (
         what_runs(config, facts.prompts, folder, plan, jobs),
         there_part(Found(**row) for row in plan["there"]),
-        what_it_costs(config, folder, facts.run_folder, plan, jobs),
+        what_it_costs(facts, plan, jobs),
         Part("Doubts", notes=doubts),
     )
     return Page(config.run, headline(config, plan), parts)

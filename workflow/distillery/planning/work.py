@@ -1,9 +1,8 @@
 """The plan of the work: how many trajectories, network calls and jobs a run has."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 from distillery.config.run import Config
 from distillery.config.samples import Samples
@@ -90,9 +89,9 @@ def on_amounts(config: Config, work: Work) -> Iterator[Note]:
         )
 
 
-def on_images(samples: Samples, per_model: int, disk: Mapping[str, Any]) -> Iterator[Note]:
+def on_images(samples: Samples, per_model: int, lacking_bytes: int) -> Iterator[Note]:
     """Of a run that only generates: a disk that its images may fill, and shards without work."""
-    if disk["planned_bytes"] > disk["free_bytes"]:
+    if lacking_bytes > 0:
         yield doubt(
             "the images",
             " may not fit on the disk",
