@@ -5,7 +5,7 @@ between Wan, SDXL, SD3 or FLUX is behind this protocol; there is no `if family =
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -58,6 +58,7 @@ class Request:
         decode: whether images are wanted, or the latents alone.
         dtype: of the embeddings. Stock pipelines hold the states in it, too.
         latents: (b, *latent) float32, what the call starts from instead of its seeds' noise.
+        further: arguments of the stock call beside these, as `teacher.call` has them.
     """
 
     seeds: Sequence[int]
@@ -68,6 +69,7 @@ class Request:
     decode: bool
     dtype: torch.dtype
     latents: torch.Tensor | None = None
+    further: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Family(Protocol):
@@ -232,6 +234,7 @@ class Family(Protocol):
             num_inference_steps=request.steps,
             output_type="pt" if request.decode else "latent",
             return_dict=False,
+            **request.further,
         )[0]
         return self.images(result) if request.decode else None
 
