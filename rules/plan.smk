@@ -12,6 +12,7 @@ from distillery.planning.first import (
     plan_first,
 )
 from distillery.snakemake_private import (
+    declared_outputs,
     force,
     is_main,
     jobs_to_run,
@@ -74,7 +75,15 @@ onstart:
 # Once for all jobs of a call, and by no job: the user's own process has found them by then.
 FORCED = cache(
     lambda: (
-        force(workflow, hidden_outputs(CONFIG, RUN, partial(noted_inputs, workflow)))
+        force(
+            workflow,
+            hidden_outputs(
+                CONFIG,
+                RUN,
+                declared_outputs(workflow),
+                partial(noted_inputs, workflow),
+            ),
+        )
         if is_main(workflow)
         else []
     )

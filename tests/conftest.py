@@ -24,14 +24,14 @@ SLOW = (
     "unit/training/test_distributed", "unit/training/test_loop",
     "unit/training/test_training_rollout", "unit/stages/test_stages", "unit/measures/test_judge",
     "unit/measures/test_a_measure", "unit/training/test_a_way_is",
-    "numerics/test_family_hooks", "unit/test_hash_cache", "unit/training/test_microbatch",
+    "numerics/test_family_hooks", "unit/training/test_microbatch",
     "fuzz/test_plan_promise", "unit/store/test_belonging",
     "unit/training/test_history", "unit/teacher/test_decoding", "unit/stages/test_own_negatives",
     "fuzz/test_random_schedulers", "unit/generation/test_walk", "unit/planning/test_solver_plan",
     "numerics/test_clipping", "unit/training/test_online", "unit/planning/test_overlooked",
     "fuzz/test_random_adapters",
     "fuzz/test_teacher_folders", "unit/teacher/test_damaged_folders",
-    "unit/teacher/test_tokenizers", "unit/planning/test_few_steps",
+    "unit/teacher/test_tokenizers",
 )  # fmt: skip
 """Begins of the files that `make test-fast` leaves out: five seconds of a core and more each. The
 first have the most; workers begin with these."""

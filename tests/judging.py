@@ -40,6 +40,13 @@ PROMPTS = [f"a {colour} {shape}" for colour in COLOURS for shape in SHAPES]
 MAX_TOKENS = 8
 
 
+class Code:
+    """Runs when it is unpickled."""
+
+    def __reduce__(self):
+        return exec, ("raise SystemExit('was run')",)
+
+
 def make_judge(folder):
     """A random CLIP with a tokenizer trained on the prompts; real classes, 80,000 weights."""
     letters = list("abcdefghijklmnopqrstuvwxyz")

@@ -210,17 +210,25 @@ def _depending(known: list[Known], field: dict[str, Any], places: tuple[str, ...
     Of a key that cannot change alone: those in which configurations with other values differ.
     """
     values, first = _examples(field), known[0]
-    found = [
-        _differing(each, changed)
-        for each in known
-        for changed in _changed(each.raw, values, places)
-    ]
+    found = [_first_change(each, values, places) for each in known]
     if all(stages is None for stages in found):
         others = (each.raw for each in known[1:])
         here = _at(first.raw, places)
         found = [_differing(first, raw) for raw in others if here != _at(raw, places)]
     order = [*JOBS, "samples"]
     return sorted({stage for stages in found for stage in stages or ()}, key=order.index)
+
+
+def _first_change(known: Known, values: list[Any], places: tuple[str, ...]) -> set[str] | None:
+    """The stages that the first of other values changes which changes any; None if all are
+    refused."""
+    found: set[str] | None = None
+    for changed in _changed(known.raw, values, places):
+        stages = _differing(known, changed)
+        if stages:
+            return stages
+        found = found if stages is None else stages
+    return found
 
 
 def _differing(before: Known, after: dict[str, Any]) -> set[str] | None:

@@ -46,22 +46,33 @@ def run(num_processes, arguments, faults=None, launcher="bare", limit_s=60):
     they have, "bare" or "slurm", or names each one's node, as srun does. Returns the exit codes by
     rank: -9 after SIGKILL, `HUNG` if it had to be killed from here.
     """
-    context = _forking()
-    with _python_path():
-        port, faults = _free_port(), faults or {}
-        processes = [
-            context.Process(
-                target=_work,
-                args=(rank, _variables(launcher, rank, num_processes, port), arguments, fault),
-            )
-            for rank, fault in ((rank, faults.get(rank, "")) for rank in range(num_processes))
-        ]
-        for process in processes:
-            process.start()
+    port, faults = _free_port(), faults or {}
+    processes = [
+        _started(rank, _variables(launcher, rank, num_processes, port), arguments, faults.get(rank))
+        for rank in range(num_processes)
+    ]
     end_s = time.monotonic() + limit_s
     while time.monotonic() < end_s and any(map(_is_at_work, processes)):
         time.sleep(0.02)
     return [_reap(process) for process in processes]
+
+
+@contextmanager
+def started(rank, num_processes, port, arguments):
+    """One process of several, the others of which may never come; killed at the end."""
+    process = _started(rank, _variables("bare", rank, num_processes, port), arguments)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.join()
+
+
+def _started(rank, variables, arguments, fault=None):
+    process = _forking().Process(target=_work, args=(rank, variables, arguments, fault or ""))
+    with _python_path():
+        process.start()
+    return process
 
 
 def _is_at_work(process):
@@ -228,12 +239,12 @@ def _work(rank, variables, arguments, fault):
     """What a started process does."""
     os.environ |= variables
     if rank:
-        _wait_for_a_listener(int(variables["MASTER_PORT"]))
+        wait_for_a_listener(int(variables["MASTER_PORT"]))
     arrange(fault)
     distributed.leave(script.main(arguments))
 
 
-def _wait_for_a_listener(port, limit_s=10):
+def wait_for_a_listener(port, limit_s=10):
     """Come when rank 0 is there: PyTorch tries once, and again only after half a second."""
     listening, end_s = re.compile(rf":{port:04X} \S+ 0A "), time.monotonic() + limit_s
     while time.monotonic() < end_s:

@@ -52,7 +52,7 @@ def test_many_processes_learn_what_one_does(ready, alone, tmp_path, num_processe
 
 
 def test_a_killed_finish_resumes_on_one_process(ready, alone, tmp_path):
-    assert 0 not in train(ready, tmp_path, 3, {0: "kill:5"})
+    assert 0 not in train(ready, tmp_path, 2, {0: "kill:5"})
     assert saved(tmp_path)
     assert train(ready, tmp_path, 1) == [0]
     assert "resumes from" in log_of(tmp_path)

@@ -11,7 +11,7 @@ from distillery.config.jobs import TrainingJob
 from distillery.files import read_json, write_json
 from distillery.student.build import build_student
 from families import CASES
-from runs import make_run
+from families.made import made_run
 from training_phases import phases
 
 TRAINING = {
@@ -29,19 +29,7 @@ NAMES = ("flux-dev", "qwen-image", "sana", "sdxl")
 def ready(request, tmp_path_factory):
     """A run of one family that is ready to train."""
     (case,) = [case for case in CASES if case.name == request.param]
-    folder = tmp_path_factory.mktemp("family")
-    case.make(folder / "teacher")
-    size = {"height": case.height, "width": case.width, "max_sequence_length": case.max_tokens}
-    run = make_run(
-        folder,
-        folder / "teacher",
-        teacher=size | dict(case.teacher),
-        targets={"steps": case.steps, "num_segments": case.steps},
-        student={"steps": case.steps, **case.student},
-        training=TRAINING,
-    )
-    run.encode("train")
-    run.all_targets()
+    run = made_run(tmp_path_factory, case, student={"steps": case.steps}, training=TRAINING)
     build_student(run.job("training", TrainingJob), run.folder / "student" / "initial")
     return run.folder
 

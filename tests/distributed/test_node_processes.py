@@ -3,47 +3,49 @@
 All nodes are this machine; processes of different ones do not see each other end, as on a cluster.
 """
 
-import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import processes
 import pytest
-from trainings import assert_same_training, log_of, saved, train, wait_until
+from trainings import assert_same_training, log_of, saved, train
 
 import tiny
 from distillery.files import read_json
+from training_phases import phases
 
 TWO_BY_TWO = ("n1", "n1", "n2", "n2")
 THREE = ("n1", "n2", "n3")
-SAVED_ONCE = {"save_every_samples": 64}
+SHORT = {"phases": phases(stored=32), "save_every_samples": 32}
 
 
-@pytest.mark.parametrize(
-    ("nodes", "parallel"),
-    [(TWO_BY_TWO, "ddp"), (THREE, "fsdp"), (("n2", "n1", "n2", "n1"), "fsdp")],
-)
-def test_nodes_learn_what_one_process_does(data, alone, tmp_path, nodes, parallel):
+@pytest.fixture(scope="module")
+def short(data, tmp_path_factory):
+    """A training of four updates by one process."""
+    folder = tmp_path_factory.mktemp("short")
+    assert train(data, folder, 1, **SHORT) == [0]
+    return folder
+
+
+@pytest.mark.parametrize("nodes", [THREE, ("n2", "n1", "n2", "n1")])
+def test_nodes_learn_what_one_process_does(data, short, tmp_path, nodes):
     """With fsdp each node has the whole student, dealt out over its processes."""
-    faults = {0: f"mesh:{nodes.count(nodes[0])}"} if parallel == "fsdp" else {}
-    settings = {"launcher": nodes, "parallel": parallel, **SAVED_ONCE}
+    faults = {0: f"mesh:{nodes.count(nodes[0])}"}
+    settings = {"launcher": nodes, "parallel": "fsdp", **SHORT}
     status = train(data, tmp_path, len(nodes), faults, **settings)
     assert status == [0] * len(nodes), log_of(tmp_path)[-2000:]
     assert f"{len(set(nodes))} nodes" in log_of(tmp_path)
-    assert_same_training(tmp_path, alone)
+    assert_same_training(tmp_path, short)
     config = "student/trained/config.json"
-    assert read_json(tmp_path / config) == read_json(alone / config)
+    assert read_json(tmp_path / config) == read_json(short / config)
 
 
 def test_a_node_that_dies_ends_the_others_and_another_number_of_nodes_resumes(
     data, alone, tmp_path
 ):
-    """Two nodes, then one, then three."""
+    """Two nodes, then one, then three, all with ddp."""
     status = train(data, tmp_path, 4, {2: "kill:3", 3: "kill:3"}, launcher=TWO_BY_TWO)
     assert 0 not in status
     assert processes.HUNG not in status
@@ -58,9 +60,9 @@ def test_a_node_that_dies_ends_the_others_and_another_number_of_nodes_resumes(
 def test_a_node_that_is_silent_ends_the_others_in_time(data, tmp_path):
     """As after a power failure: no connection is closed, nobody says anything."""
     begin_s = time.monotonic()
-    faults = {2: "freeze:3", 3: "freeze:3"}
-    status = train(data, tmp_path, 4, faults, launcher=TWO_BY_TWO, hang_timeout_s=3, timeout_s=600)
-    assert status[:2] == [1, 1]
+    limits = {"hang_timeout_s": 3, "timeout_s": 600}
+    status = train(data, tmp_path, 2, {1: "freeze:3"}, launcher=("n1", "n2"), **limits)
+    assert status[0] == 1
     assert time.monotonic() - begin_s < 20
     assert "was waiting for another rank" in log_of(tmp_path)
 
@@ -119,22 +121,13 @@ def test_processes_of_different_trainings_are_refused(data, tmp_path, settings, 
 def test_a_wait_for_the_others_ends_by_a_signal(data, tmp_path):
     """PyTorch waits where no handler of Python's runs."""
     tiny.write_training_job(tmp_path)
-    environ = os.environ | {
-        "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(processes._free_port()),
-    }  # fmt: skip
-    words = [sys.executable, "-m", "distillery.stages.training"]
-    waiting = subprocess.Popen(
-        [*words, *tiny.train_arguments(data, tmp_path)], env=environ, stderr=subprocess.DEVNULL
-    )
-    listening = f":{int(environ['MASTER_PORT']):04X} "
-    wait_until(
-        lambda: listening in Path("/proc/net/tcp6").read_text() + Path("/proc/net/tcp").read_text(),
-        limit_s=60,
-    )
-    time.sleep(0.5)
-    waiting.terminate()
-    assert waiting.wait(10) == -signal.SIGTERM
+    port = processes._free_port()
+    with processes.started(0, 2, port, tiny.train_arguments(data, tmp_path)) as waiting:
+        processes.wait_for_a_listener(port, limit_s=60)
+        time.sleep(0.5)
+        waiting.terminate()
+        waiting.join(10)
+    assert waiting.exitcode == -signal.SIGTERM
 
 
 def test_a_port_in_use_is_named(data, tmp_path, monkeypatch):

@@ -189,7 +189,7 @@ def test_the_given_code_draws_the_samples_image(
             stranger.run(card.replace(CAST[-1], ""), tmp_path)
 
 
-@pytest.mark.parametrize("name", ["wan", "sdxl", "wan-two-experts"])
+@pytest.mark.parametrize("name", ["sdxl", "wan-two-experts"])
 def test_the_additions_draw_it_too(
     name: str, stranger: Stranger, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from diffusers import DDIMScheduler, FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
+from diffusers import UniPCMultistepScheduler
 
 import tiny
 from distillery.config.jobs import EmbeddingsJob, TargetsJob
@@ -23,8 +23,8 @@ from distillery.model_folder import load_denoiser
 from distillery.schedule import from_prediction
 from distillery.store.shards import merge_targets
 from distillery.telemetry import Reporter
-from distillery.training.data import SegmentDataset
 from distillery.training.objectives import sample_losses, segment_target
+from in_process import open_dataset
 from training_phases import phases
 
 GOLDEN = Path(__file__).parent / "golden" / "segment_losses.txt"
@@ -40,41 +40,6 @@ def states(seed=0):
 
 def relative_error(ours, theirs):
     return float((ours - theirs).norm() / theirs.norm())
-
-
-def vp(scheduler, timestep):
-    """alpha and sigma of a variance-preserving scheduler at a training timestep."""
-    alpha_squared = scheduler.alphas_cumprod[timestep].double()
-    return alpha_squared.sqrt().float(), (1 - alpha_squared).sqrt().float()
-
-
-@pytest.mark.parametrize("prediction_type", ["epsilon", "v_prediction", "sample"])
-def test_one_ddim_step_lands_on_the_next_state(prediction_type):
-    scheduler = DDIMScheduler(
-        prediction_type=prediction_type, clip_sample=False, timestep_spacing="trailing"
-    )
-    scheduler.set_timesteps(4)
-    noisy_j, noisy_k = states()
-    for here, there in zip(scheduler.timesteps[:-1], scheduler.timesteps[1:], strict=True):
-        target = segment_target(
-            prediction_type, noisy_j, noisy_k, *vp(scheduler, here), *vp(scheduler, there)
-        )
-        landed = scheduler.step(target, here, noisy_j).prev_sample
-        assert relative_error(landed, noisy_k) < 1e-4
-
-
-@pytest.mark.parametrize("steps", [1, 4, 7])
-def test_one_flow_euler_step_lands_on_the_next_state(steps):
-    scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
-    scheduler.set_timesteps(steps)
-    noisy_j, noisy_k = states()
-    for number, timestep in enumerate(scheduler.timesteps):
-        here, there = scheduler.sigmas[number], scheduler.sigmas[number + 1]
-        target = segment_target(
-            "flow_prediction", noisy_j, noisy_k, 1 - here, here, 1 - there, there
-        )
-        landed = scheduler.step(target, timestep, noisy_j).prev_sample
-        assert relative_error(landed, noisy_k) < 1e-4
 
 
 @pytest.mark.parametrize(
@@ -129,12 +94,7 @@ def test_a_sample_counts_the_same_whatever_its_neighbours():
 @pytest.fixture(scope="module")
 def stores(data):
     """The tiny store of trajectories, read for each objective; 4 student steps."""
-    places = (
-        data / "targets/manifest.json",
-        data / "embeddings/train/manifest.json",
-        data / "prompts/train.parquet",
-    )
-    return {name: SegmentDataset(*places, 4, name) for name in ("segment", "direct", "reflow")}
+    return {name: open_dataset(data, 4, name) for name in ("segment", "direct", "reflow")}
 
 
 def solved(dataset, batch):
@@ -183,12 +143,7 @@ def test_the_teacher_is_its_own_perfect_student(tmp_path):
     training asks of the network is what the stock pipeline's network gave, at the same timesteps
     and with the same padded prompts."""
     make_first_order_run(tmp_path, steps=6)
-    dataset = SegmentDataset(
-        tmp_path / "targets/manifest.json",
-        tmp_path / "embeddings/train/manifest.json",
-        tmp_path / "prompts/train.parquet",
-        6,
-    )
+    dataset = open_dataset(tmp_path, 6)
     teacher = load_denoiser(tmp_path / "teacher/transformer", torch.float32)
     batch = dataset.__getitems__(list(range(dataset.num_items)))
     with torch.no_grad():

@@ -36,6 +36,9 @@ SCHEDULERS = {
     "ddim-v": DDIMScheduler(
         **SD, clip_sample=False, prediction_type="v_prediction", timestep_spacing="trailing"
     ),
+    "ddim-sample": DDIMScheduler(
+        **SD, clip_sample=False, prediction_type="sample", timestep_spacing="trailing"
+    ),
     "euler-leading": EulerDiscreteScheduler(**SD, timestep_spacing="leading", steps_offset=1),
     "euler-trailing": EulerDiscreteScheduler(**SD, timestep_spacing="trailing"),
     "euler-v": EulerDiscreteScheduler(

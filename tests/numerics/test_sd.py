@@ -25,11 +25,6 @@ def test_leading_timesteps_hold_for_the_teacher_but_not_for_a_shorter_student() 
         grid_of(Sd(), student, 2, SHAPE)
 
 
-def test_clipped_samples_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"set teacher\.scheduler: {clip_sample: false}"):
-        few_step_scheduler(Sd(), ddim(clip_sample=True), 4, 2, SHAPE)
-
-
 def test_an_already_distilled_unet_is_refused() -> None:
     unet = SimpleNamespace(config={"time_cond_proj_dim": 256})
     with pytest.raises(ValueError, match=r"time_cond_proj_dim.*distilled from"):

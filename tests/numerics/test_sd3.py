@@ -13,6 +13,7 @@ from diffusers import (
 
 from distillery.families import family_named
 from families import sd3
+from families.made import made_teacher
 from tiny import MAX_TOKENS
 
 FAMILY = family_named("sd3")
@@ -21,9 +22,7 @@ WITHOUT_T5 = {"text_encoder_3": None, "tokenizer_3": None}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sd3") / "teacher"
-    sd3.make(folder)
-    return folder
+    return made_teacher(tmp_path_factory, sd3.CASE)
 
 
 def load(folder: Path, **parts: None) -> StableDiffusion3Pipeline:

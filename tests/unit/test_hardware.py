@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import forks
 from distillery import hardware
 from tiny import train_arguments
 
@@ -24,10 +25,10 @@ def four_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
-def run_python(code: str) -> str:
+def run_python(code: str, python: str, environ: dict[str, str]) -> str:
     return subprocess.run(
-        [sys.executable, "-c", code],
-        env={"PYTHONPATH": str(ROOT / "workflow")},
+        [python, "-c", code],
+        env=environ,
         check=True,
         capture_output=True,
         text=True,
@@ -104,7 +105,8 @@ def test_the_driver_agrees_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_importing_loads_nothing_heavy() -> None:
     code = "import sys, distillery.hardware; print({'torch', 'numpy', 'pynvml'} & set(sys.modules))"
-    assert run_python(code) == "set()\n"
+    environ = {"PYTHONPATH": str(ROOT / "workflow")}
+    assert run_python(code, sys.executable, environ) == "set()\n"
 
 
 @pytest.mark.slow
@@ -116,15 +118,18 @@ def test_the_cpu_has_a_fixed_number_of_threads() -> None:
         "torch.randn(64, 64) @ torch.randn(64, 64)\n"
         "print(select_device(2), torch.get_num_threads())"
     )
-    assert run_python(code) == "cpu 3 3 cpu 2\n"
+    assert run_python(code, "python", without_pretended(forks.environ())) == "cpu 3 3 cpu 2\n"
+
+
+def without_pretended(environ: dict[str, str]) -> dict[str, str]:
+    return {key: it for key, it in environ.items() if key != "DISTILLERY_PRETEND_GPUS"}
 
 
 def run_script(name: str, arguments: list[str], visible: str) -> tuple[int, list[str]]:
     """Exit status and lines of a script that is given some GPUs, none of them pretended."""
-    kept = {key: it for key, it in os.environ.items() if key != "DISTILLERY_PRETEND_GPUS"}
     done = subprocess.run(
-        [sys.executable, "-m", f"distillery.stages.{name}", *arguments],
-        env={**kept, "PYTHONPATH": str(ROOT / "workflow"), "CUDA_VISIBLE_DEVICES": visible},
+        ["python", "-m", f"distillery.stages.{name}", *arguments],
+        env=without_pretended(forks.environ(CUDA_VISIBLE_DEVICES=visible)),
         check=False,
         capture_output=True,
         text=True,

@@ -1,19 +1,15 @@
 """Old flags and student_config.json: what they become, and that nothing is dropped in silence."""
 
 import json
-import os
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
 from distillery.config.run import GeneratingConfig, parse_config
-from distillery.import_config import REFUSED, SWITCHES, TAKEN, convert, import_run, read_flags
+from distillery.import_config import REFUSED, SWITCHES, TAKEN, import_run, main, read_flags
 
-REPOSITORY = Path(__file__).parents[2]
 OLD = shlex.split(
     "--model_id owner/model --prompts-file prompts.csv --num_inference_steps 30 "
     "--guidance_scale=5 --resolution 1024 --images_per_prompt 4 --dtype bf16 --gpu_ids 0 2 "
@@ -97,50 +93,31 @@ def test_a_teacher_over_the_gpus_that_train_is_explained() -> None:
     assert any("each has a rank of its own" in line for line in imported.lines)
 
 
-def run_script(*arguments: str) -> tuple[int, str]:
-    """Exit status, and what it said."""
-    done = subprocess.run(
-        [sys.executable, "-m", "distillery.import_config", *arguments],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY / "workflow")},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    return done.returncode, done.stdout
-
-
-def test_the_script_writes_a_file_that_can_be_used(tmp_path: Path) -> None:
+def test_the_script_writes_a_file_that_can_be_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the order of a configuration, as a person reads it; a file that is there is left alone."""
     output = tmp_path / "mine.yaml"
-    status, said = run_script("--run", "mine", "--output", str(output), "--", *OLD)
-    assert status == 0
-    assert f"complete: snakemake -n --configfile {output}" in said
-    assert parse_config(yaml.safe_load(output.read_text()), "mine.yaml").run == "mine"
-
-    status, said = run_script("--run", "mine", "--output", str(output))
-    assert status == 1
-    assert "exists already" in said
-
-
-def test_the_file_is_written_in_the_order_of_a_configuration(tmp_path: Path) -> None:
-    """As a person reads it, not by the alphabet; a file that is there is left alone."""
-    output = tmp_path / "mine.yaml"
-    convert("mine", OLD, None, output)
+    assert main(["--run", "mine", "--output", str(output), "--", *OLD]) == 0
+    assert f"complete: snakemake -n --configfile {output}" in capsys.readouterr().err
     written = output.read_text()
     config = yaml.safe_load(written)
+    assert parse_config(config, "mine.yaml").run == "mine"
     assert list(config) == list(import_run("mine", read_flags(OLD), None).config)
     assert list(config) != sorted(config)
-    with pytest.raises(ValueError, match=r"mine\.yaml exists already"):
-        convert("mine", OLD, None, output)
+    assert main(["--run", "mine", "--output", str(output), "--", *OLD]) == 1
+    assert f"{output} exists already" in capsys.readouterr().err
     assert output.read_text() == written
 
 
-def test_the_script_says_what_is_missing(tmp_path: Path) -> None:
+def test_the_script_says_what_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     student, output = tmp_path / "student_config.json", tmp_path / "x.yaml"
     student.write_text(json.dumps({"learning_rate": 0.001}))
     options = ["--run", "x", "--student", str(student), "--output", str(output)]
-    status, said = run_script(*options, "--", "--model", "a/b")
-    assert status == 0
+    assert main([*options, "--", "--model", "a/b"]) == 0
+    said = capsys.readouterr().err
     assert "learning_rate -> training.learning_rate: 0.001" in said
     assert "still to do" in said
     assert "targets is missing" in said

@@ -91,11 +91,6 @@ def test_the_clusters_plan_is_for_the_gpus_that_it_names(plans: dict[str, Any]) 
     assert {row["stage"]: row["gpus"] for row in plan["stages"]}["training"] == 8
 
 
-def test_a_lora_of_ones_own_is_in_the_plan(plans: dict[str, Any]) -> None:
-    facts = dict(plans["sdxl-my-lora-4-steps"].plan["page"]["parts"][0]["facts"])
-    assert "my-lora.safetensors" in facts["adapter (LoRA)"]
-
-
 def test_hours_are_calls_times_the_measured_rate(menu: ModuleType, plans: dict[str, Any]) -> None:
     """1.80 trajectories of 20 guided steps a second, 18.7 samples of the training."""
     head = menu.head_of("sdxl-4-steps", plans["sdxl-4-steps"])

@@ -121,32 +121,11 @@ def test_a_damaged_parquet_file_is_named(tmp_path: Path) -> None:
 
 
 ASKING = [
-    "seed",
-    "Seed",
-    "aspect-ratio",
-    "prompt_2",
-    "lora",
-    "negativePrompt",
-    "negativeprompt",
-    "NEGATIVE.PROMPT",
-    "numInferenceSteps",
-    "cfgScale",
-    "guidanceScale",
-    "aspectRatio",
-    "clipSkip",
-    "init_image",
-    "initImage",
-    "strength",
-    "denoise",
-    "controlnet",
-    "ControlNet",
-    "ip_adapter",
-    "ipAdapter",
-    "refiner",
-    "hires",
-    "scheduler_name",
-    "uncond",
-]
+    "seed", "Seed", "aspect-ratio", "prompt_2", "lora", "negativePrompt", "negativeprompt",
+    "NEGATIVE.PROMPT", "numInferenceSteps", "cfgScale", "guidanceScale", "aspectRatio",
+    "clipSkip", "init_image", "initImage", "strength", "denoise", "controlnet", "ControlNet",
+    "ip_adapter", "ipAdapter", "refiner", "hires", "scheduler_name", "uncond",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["CFG Scale", *ASKING])

@@ -18,6 +18,9 @@ from distillery.prompts import (
 from distillery.run_folder import RunFolder
 from prompt_texts import GOOD, TEXTS, refused, write
 
+HALF = '{"prompt_id": "a", "prompt": "x"}\n{"prompt_id": "b", "prompt": "\\ud83d"}\n'
+BAD_ROWS = "".join(f"p{row},\n" for row in range(30))
+
 
 def test_reads_csv_in_the_order_of_the_file(tmp_path: Path) -> None:
     table = read_prompts(write(tmp_path, "prompt,prompt_id\nlast,z\nfirst,a\n"))
@@ -44,18 +47,25 @@ def test_an_empty_file_is_refused(tmp_path: Path, name: str) -> None:
     assert "empty" in refused(write(tmp_path, "", name)) or "no prompts" in refused(tmp_path / name)
 
 
-def test_only_a_header_is_refused(tmp_path: Path) -> None:
-    assert "holds no prompts" in refused(write(tmp_path, "prompt_id,prompt\n"))
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        ("only-a-header.csv", "prompt_id,prompt\n", "holds no prompts"),
+        ("another-ending.xlsx", GOOD, ".csv, .tsv, .txt, .jsonl, .parquet"),
+        ("a-name-twice.csv", "prompt_id,prompt,prompt\na,b,c\n", "two columns are named prompt"),
+        ("no-prompts.jsonl", '{"prompt_id": "a"}\n', "no column prompt "),
+        ("half-a-character.jsonl", HALF, "line 2 has half of a character, '\\ud83d'"),
+        ("many-bad-rows.csv", "prompt_id,prompt\n" + BAD_ROWS, "and 10 more"),
+    ],
+)
+def test_a_file_is_refused(tmp_path: Path, name: str, text: str, why: str) -> None:
+    assert why in refused(write(tmp_path, text, name))
 
 
 def test_a_missing_column_is_named_with_those_that_are_there(tmp_path: Path) -> None:
     message = refused(write(tmp_path, "id;text\na;b\n"))
     assert "no column prompt (it has: id, text): rename 'text' to prompt" in message
     assert "name the columns in the first line" in refused(write(tmp_path, "a red dog\na cat\n"))
-
-
-def test_another_ending_is_refused(tmp_path: Path) -> None:
-    assert ".csv, .tsv, .txt, .jsonl, .parquet" in refused(write(tmp_path, GOOD, "prompts.xlsx"))
 
 
 @pytest.mark.parametrize("prompt_id", ["a/b", "..", "a..b", "", ".hidden", "ü", "a b", "x" * 129])
@@ -72,11 +82,6 @@ def test_every_bad_row_is_named_with_its_line(tmp_path: Path) -> None:
     assert "line 6: prompt id 'a' is already on line 2" in message
 
 
-def test_many_bad_rows_are_counted(tmp_path: Path) -> None:
-    rows = "".join(f"p{row},\n" for row in range(30))
-    assert "and 10 more" in refused(write(tmp_path, "prompt_id,prompt\n" + rows))
-
-
 @pytest.mark.parametrize("rows", ["a,cat,dog\nb,cat,dog\n", "a,red\nb,cat,dog\n", "a\n"])
 def test_an_unquoted_comma_never_shifts_a_prompt(tmp_path: Path, rows: str) -> None:
     message = refused(write(tmp_path, "prompt_id,prompt\n" + rows))
@@ -84,26 +89,10 @@ def test_an_unquoted_comma_never_shifts_a_prompt(tmp_path: Path, rows: str) -> N
     assert "double quotes" in message
 
 
-def test_a_torn_quote_is_refused(tmp_path: Path) -> None:
-    message = refused(write(tmp_path, 'prompt_id,prompt\na,good\nb,"open\nc,d\n'))
-    assert "cannot be read: the row on line 3 ends wrongly" in message
-
-
 def test_a_folder_is_no_prompt_file(tmp_path: Path) -> None:
     (tmp_path / "p.csv").mkdir()
     with pytest.raises(FileNotFoundError, match=r"p\.csv is no file"):
         read_prompts(tmp_path / "p.csv")
-
-
-def test_a_column_without_a_name_is_refused(tmp_path: Path) -> None:
-    """As a spreadsheet saves it beyond the last one."""
-    assert "column 3 has no name" in refused(write(tmp_path, "prompt_id,prompt,,\na,b,,\n"))
-
-
-def test_a_column_name_twice_is_refused(tmp_path: Path) -> None:
-    assert "two columns are named prompt" in refused(
-        write(tmp_path, "prompt_id,prompt,prompt\na,b,c\n")
-    )
 
 
 @pytest.mark.parametrize("name", ["p.csv", "p.txt", "p.jsonl"])
@@ -200,16 +189,6 @@ def test_a_jsonl_column_of_one_type_can_be_stored(tmp_path: Path, values: list[o
     table.to_parquet(tmp_path / "p.parquet")
     assert pd.read_parquet(tmp_path / "p.parquet")["prompt_id"].tolist() == ["p0", "p1", "p2"]
     assert table["c"].isna().tolist() == [it is None for it in values]
-
-
-def test_half_of_a_character_is_named_with_its_line(tmp_path: Path) -> None:
-    text = '{"prompt_id": "a", "prompt": "x"}\n{"prompt_id": "b", "prompt": "\\ud83d"}\n'
-    message = refused(write(tmp_path, text, "p.jsonl"))
-    assert "line 2 has half of a character, '\\ud83d'" in message
-
-
-def test_jsonl_without_prompts_says_so(tmp_path: Path) -> None:
-    assert "no column prompt " in refused(write(tmp_path, '{"prompt_id": "a"}\n', "p.jsonl"))
 
 
 def test_parquet_keeps_extra_columns(tmp_path: Path) -> None:

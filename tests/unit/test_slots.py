@@ -66,12 +66,6 @@ def test_a_large_job_is_not_overtaken_by_later_small_ones(bench: Bench) -> None:
     assert all(begins["large"] < begins[f"small{number}"] for number in range(4))
 
 
-def test_small_and_large_jobs_together_finish(bench: Bench) -> None:
-    jobs = [bench.work(f"job{number}", 1 + number % 2, 0.15, devices=2) for number in range(10)]
-    bench.finish(*jobs)
-    bench.assert_never_shared()
-
-
 def test_three_of_four_devices_for_six_jobs_do_not_deadlock(bench: Bench) -> None:
     bench.finish(*[bench.work(f"job{number}", 3, 0.1) for number in range(6)])
     bench.assert_never_shared()
@@ -227,6 +221,3 @@ def test_the_default_folder_is_private(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = slots.default_folder()
     assert folder.stat().st_uid == os.getuid()
     assert folder.stat().st_mode & 0o777 == 0o700
-
-
-# ---- the command's functions, in this process --------------------------------------------------

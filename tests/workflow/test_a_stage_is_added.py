@@ -103,6 +103,15 @@ def test_all_makes_its_outputs_and_nothing_else(run: Path) -> None:
     assert sum(it.num_items for it in events if it.kind == "work") == 3 * len(images)
 
 
+def test_another_input_under_the_old_date_makes_it_run_again(run: Path, library: Path) -> None:
+    frozen = run / TINY / "config/thumbnails.json"
+    whole, times = frozen.read_bytes(), frozen.stat()
+    frozen.write_bytes(whole + b"\n")
+    os.utime(frozen, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert jobs(snakemake(run, library, "--dry-run")) == {"thumbnails", "all"}
+    frozen.write_bytes(whole)
+
+
 def test_it_alone_runs_again_when_its_version_is_raised(run: Path, library: Path) -> None:
     before, job = (library / JOBS).read_text(), code_of("add-a-stage.md")[2]
     (library / JOBS).write_text(before.replace(job, job.replace("= 1", "= 2")))

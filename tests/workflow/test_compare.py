@@ -28,17 +28,10 @@ def test_two_runs_are_compared_by_name(finished: Path, tmp_path: Path) -> None:
     succeed(folder, page)
     assert "other-vs-wise has no scores" in (folder / page).read_text()
 
-    (results / "half").mkdir()
-    for pair, why in {
-        "tiny-vs-nowhere": "results/nowhere is not there: a comparison needs two runs",
-        "tniy-vs-other-vs-wise": "results/tniy is not there, did you mean tiny",
-        "tiny-vs-half": "results/half holds no results of a run",
-        "tiny-vs-tiny": "tiny-vs-tiny compares tiny with itself",
-    }.items():
-        failed = snakemake(folder, f"results/compare/{pair}/index.html")
-        assert failed.returncode != 0
-        assert why in failed.stdout
-        assert not (results / "compare" / pair).exists(), "no job has begun"
+    failed = snakemake(folder, "results/compare/tniy-vs-other-vs-wise/index.html")
+    assert failed.returncode != 0
+    assert "results/tniy is not there, did you mean tiny" in failed.stdout
+    assert not (results / "compare/tniy-vs-other-vs-wise").exists(), "no job has begun"
 
 
 def test_a_comparison_makes_nothing_of_the_configurations_run(

@@ -13,15 +13,8 @@ from checkout import SNAKEMAKE, check_names, jobs, skeleton, snakemake, succeed
 from runs import generating_settings
 
 GENERATING = {
-    "freeze",
-    "prompts",
-    "embeddings",
-    "samples",
-    "merge_samples",
-    "gallery",
-    "dataset",
-    "all",
-}
+    "freeze", "prompts", "embeddings", "samples", "merge_samples", "gallery", "dataset", "all",
+}  # fmt: skip
 RESULTS = Path("results") / "tiny"
 
 
@@ -40,13 +33,10 @@ def ran(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["dataset", "preference-sdxl"])
-def test_a_shipped_generating_run_is_planned_without_the_heavy_libraries(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_shipped_generating_run_is_planned_without_the_heavy_libraries(tmp_path: Path) -> None:
     """They would take most of the time."""
     folder = skeleton(tmp_path, "config", "resources")
-    command = [SNAKEMAKE, "--dry-run", "--configfile", f"config/{name}.yaml"]
+    command = [SNAKEMAKE, "--dry-run", "--configfile", "config/dataset.yaml"]
     environ = os.environ | {"PYTHONPROFILEIMPORTTIME": "1"}
     done = subprocess.run(
         command, cwd=folder, env=environ, capture_output=True, text=True, check=True

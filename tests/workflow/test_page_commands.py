@@ -17,11 +17,11 @@ DRY_RUNS_WITHOUT = {"a GPU", "released weights"}
 """Marks of commands that can be dry-run all the same."""
 STAND_INS = {"config/mine.yaml": "mine", "config/other.yaml": "other", "mine.yaml": "mine"}
 """Configurations of a reader's own, with the names of their runs."""
-COMMANDS = [
-    command
+COMMANDS = {
+    command.words: command
     for command in all_commands()
     if command.words[0] == "snakemake" and command.needs <= DRY_RUNS_WITHOUT
-]
+}.values()
 
 
 @pytest.fixture(scope="module")

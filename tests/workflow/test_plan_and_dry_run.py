@@ -34,6 +34,14 @@ def add_a_prompt() -> None:
     CONFIG.write_text(yaml.safe_dump(raw))
 
 
+@pytest.fixture(scope="module")
+def noted(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The finished run, with a note of Snakemake's of each file; tests copy it."""
+    copy = Path(shutil.copytree(finished, tmp_path_factory.mktemp("noted") / "run", symlinks=True))
+    succeed(copy, "--touch", "--forceall")
+    return copy
+
+
 CHANGES: dict[str, tuple[Callable[[], object], set[str]]] = {
     "nothing": (lambda: None, set()),
     "training": (learn_faster, {"training", "samples student"}),
@@ -53,10 +61,9 @@ def folder_of(stage: str) -> str:
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_the_plan_and_snakemake_agree(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    noted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    in_copy(finished, tmp_path / "copy", monkeypatch)
-    succeed(Path.cwd(), "--touch", "--forceall")  # so that Snakemake has a note of each file
+    in_copy(noted, tmp_path / "copy", monkeypatch)
     change, expected = CHANGES[name]
     change()
     run = tiny_run()
@@ -82,11 +89,10 @@ def dates() -> dict[str, int]:
 
 
 def test_a_dry_run_lists_what_dates_hide_and_writes_nothing(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    noted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A look at other settings or at their plan, and another student in the trained one's place."""
-    folder = in_copy(finished, tmp_path / "copy", monkeypatch)
-    succeed(folder, "--touch", "--forceall")  # so that Snakemake has a note of each file
+    folder = in_copy(noted, tmp_path / "copy", monkeypatch)
     before, raw = dates(), yaml.safe_load(CONFIG.read_text())
     raw["targets"]["guidance_scale"] += 1.5
     Path("other.yaml").write_text(yaml.safe_dump(raw))

@@ -69,11 +69,9 @@ def test_a_plan_that_is_asked_for_tells_which_chunk_is_gone_since(ran: Path) -> 
     assert " lacks " not in succeed(ran, str(PLAN))
 
 
-def test_a_plan_is_of_the_configuration_that_was_asked_for(teacher: Path, tmp_path: Path) -> None:
+def test_a_plan_is_of_the_configuration_that_was_asked_for(ran: Path, teacher: Path) -> None:
     """Of a run that began by a stage's file; and looking at it changes nothing of that run."""
-    folder = skeleton(tmp_path)
-    configure(folder, teacher)
-    succeed(folder, EMBEDDINGS)
+    folder = ran
     frozen = folder / "results/tiny/config/run.json"
     before = frozen.read_bytes()
     configure(folder, teacher, training={"learning_rate": 0.25})
@@ -84,8 +82,10 @@ def test_a_plan_is_of_the_configuration_that_was_asked_for(teacher: Path, tmp_pa
     succeed(folder, str(PLAN))
     assert "learning rate 0.125" in (folder / PLAN).with_suffix(".html").read_text()
 
-    (folder / "results/tiny/probe.json").write_text("{}")
+    probe = folder / "results/tiny/probe.json"
+    probe.write_text("{}")
     listed = jobs(succeed(folder, str(PLAN), "--dry-run"))
+    probe.unlink()
     assert "plan" in listed, "it tells times by now"
     assert "probe" not in listed, "asking for a plan measures nothing"
 

@@ -97,6 +97,5 @@ def test_nothing_to_do_is_said(folder: Path) -> None:
 
 
 def test_snakemakes_own_output_is_one_flag_away(folder: Path) -> None:
-    _, lines = run(folder, "--logger-distillery-style", "snakemake", "--forcerun", "report")
-    assert any(line.endswith("rule report:") for line in lines)
-    assert "2 of 2 steps (100%) done" in lines
+    _, lines = run(folder, "--logger-distillery-style", "snakemake")
+    assert "Building DAG of jobs..." in lines, "which our view leaves out"

@@ -222,11 +222,6 @@ def test_a_run_that_is_not_finished_is_read_as_far_as_it_goes(
     assert [line.split(": ")[0] for line in verify(capsys)[1][:-3]] == [path.as_posix()]
 
 
-def test_a_run_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    assert verify_script.main(["--run", "results/nowhere"]) == 1
-    assert "there is no run in results/nowhere: give results/NAME" in capsys.readouterr().err
-
-
 def commands_of_the_page() -> list[str]:
     """Those under its heading, for the run that is here."""
     _, section = PAGE.read_text().split("## Is everything still as it was written?", 1)

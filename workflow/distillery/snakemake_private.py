@@ -95,6 +95,11 @@ def noted_inputs(workflow: Workflow, output: str) -> dict[str, str]:
     return {str(path): str(value).rpartition(":")[2] for path, value in hashes.items() if value}
 
 
+def declared_outputs(workflow: Workflow) -> list[str]:
+    """Of all rules, with wildcards in braces; `rules`."""
+    return [str(output) for rule in workflow.rules for output in rule.output]
+
+
 def force(workflow: Workflow, outputs: Iterable[Path]) -> list[str]:
     """Let this call make files again, as `--forcerun` does; `dag`, before it finds jobs to run.
 

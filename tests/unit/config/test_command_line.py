@@ -168,6 +168,10 @@ def test_configurations_pass_or_are_told_what_is_wrong(folder: Path) -> None:
     (folder / "bad.yaml").write_bytes("run: caf\xe9".encode("cp1252"))
     with pytest.raises(ValueError, match=r"bad\.yaml cannot be read: it is not UTF-8"):
         check_words(["--configfile", "bad.yaml"])
+    (folder / "twice.yaml").write_text("run: a\nrun: b")
+    told = r"(?s)mine.yaml does not exist.*bad\.yaml cannot be read.*twice\.yaml has keys twice"
+    with pytest.raises(ValueError, match=told):
+        check_words(["--configfile", "bad.yaml", "twice.yaml", "mine.yaml"])
 
 
 def test_the_settings_of_a_small_run_are_a_configuration(tmp_path: Path, monkeypatch: Any) -> None:

@@ -93,6 +93,11 @@ def test_nothing_is_printed_of_a_list() -> None:
         ({"num_samples": None}, "training.phases is missing, and training.num_samples is a key"),
         ({"finish_samples": 32}, "training.finish_samples is set without training.targets: online"),
         ({"perceptual_weight": 0.1}, "training.perceptual_weight is set without training.rollout"),
+        (
+            {"finish_samples": 32, "perceptual_weight": 0.1},
+            "training.finish_samples is set without training.targets: online: it says something of "
+            "a phase that there is not; leave it out, or write training.phases\n  training.perc",
+        ),
         ({"targets": "both"}, "training.targets is 'both': write training.phases"),
         ({"rounds": 3}, "training.rounds is 3: write training.phases"),
         ({"rounds": {"count": 2}}, "training.rounds.samples is None: give a whole number"),

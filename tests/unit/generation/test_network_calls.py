@@ -17,7 +17,6 @@ from runs import Run, generating_settings, loaded, planned, summary
 LOOKS = {
     "EulerDiscreteScheduler": 4,
     "HeunDiscreteScheduler": 7,
-    "KDPM2DiscreteScheduler": 7,
     "PNDMScheduler": 13,
 }
 GUIDED = {"source": "teacher", "steps": 4, "guidance_scale": 3.0}

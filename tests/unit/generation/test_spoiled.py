@@ -11,6 +11,7 @@ import pytest
 from distillery.generation import sample_maker as maker_module
 from distillery.measures.manifests import read_samples
 from distillery.store.chunks import DamagedChunkError
+from in_process import flip
 from runs import Run, fresh, rewritten, times
 
 
@@ -97,9 +98,7 @@ def test_an_embedding_that_changed_is_seen_by_who_reads_it(run: Run, stage: str)
     split = "train" if stage == "targets" else "eval"
     shutil.rmtree(run.folder / stage)
     path = sorted((run.folder / "embeddings" / split).glob("*/chunk-*.safetensors"))[-1]
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
+    flip(path)
     manifest = run.embeddings(split)
     with pytest.raises(DamagedChunkError, match=rf"manifest\): run `rm -r {path} {manifest}` and"):
         (run.targets if stage == "targets" else run.samples)()

@@ -181,16 +181,6 @@ def test_images_of_one_prompt_are_not_independent():
     assert four_times == once
 
 
-def test_interval_is_reproducible_and_holds_the_mean():
-    values = np.random.default_rng(3).normal(size=30)
-    groups = Groups.of([str(number) for number in range(30)])
-    first = intervals.bootstrap_mean(values, groups, intervals.draw_weights(30, 200))
-    again = intervals.bootstrap_mean(values, groups, intervals.draw_weights(30, 200))
-    assert first == again
-    assert first.mean == pytest.approx(values.mean(), rel=1e-5)
-    assert first.low < first.mean < first.high
-
-
 @pytest.mark.parametrize("num_prompts", [1, 3, 4, 7])
 def test_too_few_prompts_give_no_interval(num_prompts):
     """Four are enough for a share, but not to be resampled."""
@@ -340,9 +330,9 @@ def test_intervals_of_a_difference_of_medians_cover():
     generator = np.random.default_rng(4)
     groups, weights = Groups.of([str(n) for n in range(30)]), intervals.draw_weights(30, 300)
     covered = 0
-    for _ in range(100):
+    for _ in range(60):
         before = generator.exponential(size=30)
         after = before * 1.5 + generator.normal(0.0, 0.05, 30)
         found = intervals.median_difference(before, after, groups, weights)
         covered += found.low <= 0.5 * math.log(2) <= found.high
-    assert covered / 100 >= 0.91
+    assert covered / 60 >= 0.91

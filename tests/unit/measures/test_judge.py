@@ -16,7 +16,7 @@ from distillery.measures.of_judge import cosine_similarity
 from distillery.measures.of_pairs import IDENTICAL_PSNR_DB, OF_PAIRS
 from distillery.measures.score import summarise
 from distillery.measures.vision import embed_images
-from judging import CPU, PROMPTS, Run, draw, make_dino, make_judge, make_samples
+from judging import CPU, PROMPTS, Code, Run, draw, make_dino, make_judge, make_samples
 
 
 @pytest.fixture(scope="session")
@@ -170,10 +170,18 @@ def test_summary_matches_the_rows(evaluated):
     assert set(quality["models"]["student"]["against"]) == {"teacher", "few", "untrained"}
 
 
-def test_a_second_guidance_scale_is_told_where_there_is_one(run):
-    run.edit("few", lambda table: table.assign(guidance_scale_2=3.0))
-    models = run.evaluate()[0]["models"]
-    scales = {name: (it["guidance_scale"], it["guidance_scale_2"]) for name, it in models.items()}
+@pytest.fixture(scope="module")
+def edited(whole, tmp_path_factory):
+    """The scores of each model of a copy, with a change for each of several tests."""
+    copy = whole.copy(tmp_path_factory.mktemp("edited"))
+    shutil.rmtree(copy.folder / "samples/student")
+    make_samples(copy.folder / "samples/student", "student", 4, 1.0, 0)  # as the teacher's
+    copy.edit("few", lambda table: table.assign(guidance_scale_2=3.0, is_black=table["index"] == 1))
+    return copy.evaluate()[0]["models"]
+
+
+def test_a_second_guidance_scale_is_told_where_there_is_one(edited):
+    scales = {name: (it["guidance_scale"], it["guidance_scale_2"]) for name, it in edited.items()}
     students = dict.fromkeys(("student", "untrained"), (1.0, None))
     assert scales == {"teacher": (4.0, None), "few": (4.0, 3.0), **students}
 
@@ -250,18 +258,9 @@ def test_equal_inputs_give_equal_bytes(run, whole, evaluated):
     assert run.scores.read_bytes() == whole.scores.read_bytes()
 
 
-def test_a_copy_of_the_teacher_is_at_the_ceiling(run):
-    shutil.rmtree(run.folder / "samples/student")
-    make_samples(run.folder / "samples/student", "student", 4, 1.0, 0)
-    quality, _ = run.evaluate()
-    assert quality["models"]["student"]["psnr_db"]["mean"] == IDENTICAL_PSNR_DB
-    assert quality["models"]["student"]["latents_mse"]["mean"] == 0
-
-
-def test_missing_pairs_are_named(run):
-    run.edit("student", lambda table: table[table["prompt_id"] != "eval-03"])
-    with pytest.raises(ValueError, match=r"'student' lacks 2 samples .* eval-03/0, eval-03/1"):
-        run.evaluate()
+def test_a_copy_of_the_teacher_is_at_the_ceiling(edited):
+    assert edited["student"]["psnr_db"]["mean"] == IDENTICAL_PSNR_DB
+    assert edited["student"]["latents_mse"]["mean"] == 0
 
 
 @pytest.mark.parametrize(("num_missing", "more"), [(5, ""), (6, " and 1 more")])
@@ -273,18 +272,6 @@ def test_a_message_names_a_few_samples_and_counts_the_rest(run, num_missing, mor
         "or remove the model from samples.models"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        run.evaluate()
-
-
-def test_other_noise_is_refused(run):
-    run.edit("student", lambda table: table.assign(noise_seed=table["noise_seed"] + 1))
-    with pytest.raises(ValueError, match="differ in noise_seed of eval-00/0"):
-        run.evaluate()
-
-
-def test_empty_manifest_is_refused(run):
-    run.edit("few", lambda table: table.iloc[:0])
-    with pytest.raises(ValueError, match="lists no image"):
         run.evaluate()
 
 
@@ -317,11 +304,9 @@ def test_a_manifest_that_cannot_be_read_is_told_with_its_cure(run):
         run.evaluate()
 
 
-def test_black_images_are_counted(run):
-    run.edit("few", lambda table: table.assign(is_black=table["index"] == 1))
-    quality, _ = run.evaluate()
-    assert quality["models"]["few"]["num_black"] == len(PROMPTS)
-    assert quality["models"]["student"]["num_black"] == 0
+def test_black_images_are_counted(edited):
+    assert edited["few"]["num_black"] == len(PROMPTS)
+    assert edited["student"]["num_black"] == 0
 
 
 def test_the_images_that_were_scored_are_told_by_their_hashes_alone(run, evaluated):
@@ -342,10 +327,25 @@ def test_changed_image_is_refused(run):
         run.evaluate()
 
 
-def test_missing_manifest_and_column_are_named(run):
-    run.edit("few", lambda table: table.drop(columns="noise_seed"))
-    with pytest.raises(ValueError, match="no column noise_seed"):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda it: it.assign(noise_seed=it["noise_seed"] + 1),
+            "differ in noise_seed of eval-00/0",
+        ),
+        (lambda it: it.iloc[:0], "lists no image"),
+        (lambda it: it.drop(columns="noise_seed"), "no column noise_seed"),
+    ],
+    ids=["other noise", "no rows", "no column"],
+)
+def test_a_manifest_that_does_not_fit_is_refused(run, change, message):
+    run.edit("few", change)
+    with pytest.raises(ValueError, match=message):
         run.evaluate()
+
+
+def test_missing_manifest_is_named(run):
     run.manifests["few"].unlink()
     with pytest.raises(ValueError, match="generate the samples of 'few'"):
         run.evaluate()
@@ -371,13 +371,6 @@ def test_folder_that_is_no_judge_is_refused(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "clip"}')
     with pytest.raises(ValueError, match="cannot be loaded as a CLIP model"):
         load_judge(str(tmp_path), CPU)
-
-
-class Code:
-    """Runs when it is unpickled."""
-
-    def __reduce__(self):
-        return exec, ("raise SystemExit('was run')",)
 
 
 @pytest.mark.parametrize(

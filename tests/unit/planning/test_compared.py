@@ -84,5 +84,8 @@ def test_a_folder_without_results_is_refused_and_not_named(tmp_path: Path) -> No
     why = r"half holds no results of a run, neither .* make the run first, .* run: half$"
     with pytest.raises(ValueError, match=why):
         two_runs("a-vs-half", tmp_path)
+    (tmp_path / "other").mkdir()
+    with pytest.raises(ValueError, match=r"(?s)half holds no results.*other holds no results"):
+        two_runs("half-vs-other", tmp_path)
     with pytest.raises(ValueError, match=r"has a$"):
         two_runs("a-vs-hal", tmp_path)

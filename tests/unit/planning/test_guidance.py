@@ -16,9 +16,11 @@ from distillery.files import hash_json, read_json, write_json
 from distillery.generation.dataset import make_dataset
 from distillery.generation.sample_maker import SampleMaker
 from distillery.generation.sample_tables import merge_samples
+from distillery.planning.guidance import on_second_scale
 from distillery.prompts import REQUIRED, RESERVED
 from distillery.store.trajectories import TrajectoryStore
 from distillery.teacher.components import INDEX
+from distillery.teacher.folder import PipelineFolder
 from families.wan_two_experts import make
 from runs import CPU, Run, generating_settings, loaded, make_run, planned, settings
 
@@ -121,12 +123,14 @@ def samples_recipe(run: Run, model: str) -> dict[str, Any]:
     return recipe
 
 
-@pytest.mark.parametrize("second", [1.0, 3.0])
 def test_calls_are_counted_as_the_stock_pipeline_makes_them(
-    two_networks: Path, tmp_path: Path, second: float
+    two_networks: Path, tmp_path: Path
 ) -> None:
     """A scale of 1.0 for the second network still costs it both passes."""
-    found = plan(tmp_path, two_networks, targets=PAIR | {"guidance_scale_2": second})
+    raw = settings(
+        tmp_path, two_networks, student=STUDENT, targets=PAIR | {"guidance_scale_2": 1.0}
+    )
+    found = planned(raw, tmp_path)
     assert found["work"]["teacher_calls"] == 9 * 4 * 2
     config = parse_config(settings(tmp_path, two_networks, student=STUDENT), "tiny")
     pipeline = loaded(config.teacher)
@@ -140,44 +144,46 @@ def test_calls_are_counted_as_the_stock_pipeline_makes_them(
         num_frames=1,
         num_inference_steps=4,
         guidance_scale=4.0,
-        guidance_scale_2=second,
+        guidance_scale_2=1.0,
         output_type="latent",
     )
     assert len(calls) == 4 * 2
 
 
-def plan(folder: Path, teacher: Path, /, **changes: Any) -> dict[str, Any]:
-    raw = settings(folder, teacher, **{"student": STUDENT} | changes)
-    return planned(raw, folder)
+def told(raw: dict[str, Any]) -> list[str]:
+    """What the plan refuses of a run's scales; tests/unit/stages/test_plan.py sees it refuse."""
+    folder = PipelineFolder(Path(raw["teacher"]["path"]))
+    return [*map(str, on_second_scale(parse_config(raw, "tiny"), folder))]
 
 
 def test_a_teacher_of_one_network_has_one_scale(teacher: Path, tmp_path: Path) -> None:
-    one = {"student": {"steps": 2}}
-    with pytest.raises(ValueError, match=r"^targets\.guidance_scale_2 is 3\.0: .* one network"):
-        plan(tmp_path, teacher, targets=PAIR, **one)
+    of_targets, *_ = told(settings(tmp_path, teacher, targets=PAIR))
+    assert of_targets.startswith("targets.guidance_scale_2 is 3.0: the teacher draws with one net")
     models = MODELS | {"alike": {"source": "teacher", **PAIR}}
-    with pytest.raises(ValueError, match=r"^samples\.models\.alike\.guidance_scale_2 is 3\.0"):
-        plan(tmp_path, teacher, samples={"models": models}, **one)
+    (of_model,) = told(settings(tmp_path, teacher, samples={"models": models}))
+    assert of_model.startswith("samples.models.alike.guidance_scale_2 is 3.0")
     raw = generating_settings(tmp_path, teacher)
     raw["samples"]["models"]["teacher"]["guidance_scale_2"] = 3.0
-    with pytest.raises(ValueError, match=r"^samples\.models\.teacher\.guidance_scale_2 is 3\.0"):
-        planned(raw, tmp_path)
+    (generating,) = told(raw)
+    assert generating.startswith("samples.models.teacher.guidance_scale_2 is 3.0")
 
 
 def test_two_networks_without_a_boundary_draw_with_one(two_networks: Path, tmp_path: Path) -> None:
     shutil.copytree(two_networks, tmp_path / "teacher")
     index = read_json(two_networks / INDEX)
     write_json(tmp_path / "teacher" / INDEX, index | {"boundary_ratio": None})
-    with pytest.raises(ValueError, match="the teacher draws with one network"):
-        plan(tmp_path, tmp_path / "teacher", targets=PAIR)
+    first, *_ = told(settings(tmp_path, tmp_path / "teacher", targets=PAIR, student=STUDENT))
+    assert "the teacher draws with one network" in first
 
 
 def test_a_scale_that_is_not_looked_at_is_refused(two_networks: Path, tmp_path: Path) -> None:
     """The stock pipeline guides neither network where the first scale is 1.0."""
     off = PAIR | {"guidance_scale": 1.0}
-    with pytest.raises(ValueError, match="with which the stock pipeline guides neither network"):
-        plan(tmp_path, two_networks, targets=off)
-    plan(tmp_path, two_networks, targets=off | {"guidance_scale_2": 1.0})
-    unguided = {"source": "teacher", "guidance_scale": 1.0}
-    samples = {"models": MODELS | {"unguided": unguided}}
-    plan(tmp_path, two_networks, targets=PAIR, samples=samples)
+    one = {"student": STUDENT}
+    refused, *_ = told(settings(tmp_path, two_networks, targets=off, **one))
+    assert "with which the stock pipeline guides neither network" in refused
+    both_off = off | {"guidance_scale_2": 1.0}
+    assert told(settings(tmp_path, two_networks, targets=both_off, **one)) == []
+    models = MODELS | {"unguided": {"source": "teacher", "guidance_scale": 1.0}}
+    raw = settings(tmp_path, two_networks, targets=PAIR, samples={"models": models}, **one)
+    assert told(raw) == []

@@ -1,6 +1,7 @@
 """What Snakemake overlooks is refused: other contents under old dates, results without notes."""
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,26 +19,40 @@ from runs import Run, make_run
 from tiny import make_tiny_wan
 
 
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Run]:
+    """A folder with a teacher and a run that is planned and encoded, named relative to it."""
+    folder = tmp_path_factory.mktemp("planned")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        make_tiny_wan(Path("teacher"))
+        made = make_run(Path("run"), Path("teacher"))
+        made.encode("train")
+        make_plan(STAGES, made.config, made.files.plan)
+    return folder, made
+
+
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
-    make_tiny_wan(tmp_path / "teacher")
-    made = make_run(tmp_path / "run", tmp_path / "teacher")
-    made.encode("train")
-    make_plan(STAGES, made.config, made.files.plan)
+def run(planned: tuple[Path, Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """A copy of it, in whose folder the test works."""
+    folder, made = planned
+    shutil.copytree(folder, tmp_path / "copy")
+    monkeypatch.chdir(tmp_path / "copy")
     return made
 
 
-def exchange(teacher: Path) -> None:
-    (weights,) = (teacher / "transformer").glob("*.safetensors")
+def exchange() -> None:
+    """Put other weights into the teacher."""
+    (weights,) = Path("teacher/transformer").glob("*.safetensors")
     tensors = load_file(weights)
     tensors[next(iter(tensors))] *= 1.3
     save_file(tensors, weights, {"format": "pt"})
 
 
-def test_another_teacher_under_the_same_settings_is_refused(run: Run, tmp_path: Path) -> None:
+def test_another_teacher_under_the_same_settings_is_refused(run: Run) -> None:
     make_plan(STAGES, run.config, run.files.plan)
     planned = run.files.plan.read_bytes()
-    exchange(tmp_path / "teacher")
+    exchange()
     with pytest.raises(ValueError, match="is not the one that this run was planned with") as told:
         make_plan(STAGES, run.config, run.files.plan)
     assert run.files.plan.read_bytes() == planned, "the last good plan stays"
@@ -45,14 +60,14 @@ def test_another_teacher_under_the_same_settings_is_refused(run: Run, tmp_path: 
 
 
 def test_verify_names_all_that_is_of_the_teacher_before(
-    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for stage in ("run", "embeddings"):
         save_frozen(run.files.config(stage), freeze(run.config, stage))
     run.all_targets()
     run.train_and_export()
     assert verify.tell(run.files)
-    exchange(tmp_path / "teacher")
+    exchange()
     (damaged,) = run.files.embedding_folder.glob("train/*/chunk-000000.safetensors")
     damaged.unlink()
     with pytest.raises(ValueError, match="is not the one that this run was planned with") as told:
@@ -70,8 +85,8 @@ def test_verify_names_all_that_is_of_the_teacher_before(
     assert not any((run.folder / name).exists() for name in (*made, "plan.json"))
 
 
-def test_the_command_of_that_message_lets_the_new_teacher_in(run: Run, tmp_path: Path) -> None:
-    exchange(tmp_path / "teacher")
+def test_the_command_of_that_message_lets_the_new_teacher_in(run: Run) -> None:
+    exchange()
     with pytest.raises(ValueError, match="make all of it again") as told:
         make_plan(STAGES, run.config, run.files.plan)
     command = str(told.value).split("`")[-2]
@@ -79,8 +94,8 @@ def test_the_command_of_that_message_lets_the_new_teacher_in(run: Run, tmp_path:
     make_plan(STAGES, run.config, run.files.plan)
 
 
-def test_other_settings_of_a_teacher_are_another_teacher(run: Run, tmp_path: Path) -> None:
-    exchange(tmp_path / "teacher")
+def test_other_settings_of_a_teacher_are_another_teacher(run: Run) -> None:
+    exchange()
     teacher = run.config.teacher.model_copy(update={"attention": "native"})
     before = read_json(run.files.plan)["teacher"]
     make_plan(STAGES, run.config.model_copy(update={"teacher": teacher}), run.files.plan)
@@ -89,8 +104,8 @@ def test_other_settings_of_a_teacher_are_another_teacher(run: Run, tmp_path: Pat
     assert before["hash"] != after["hash"]
 
 
-def test_how_weights_are_placed_hides_no_exchange(run: Run, tmp_path: Path) -> None:
-    exchange(tmp_path / "teacher")
+def test_how_weights_are_placed_hides_no_exchange(run: Run) -> None:
+    exchange()
     teacher = run.config.teacher.model_copy(update={"offload": "model"})
     with pytest.raises(ValueError, match="is not the one that this run was planned with"):
         make_plan(STAGES, run.config.model_copy(update={"teacher": teacher}), run.files.plan)

@@ -7,7 +7,10 @@ import pytest
 import torch
 from diffusers import DDIMScheduler, FlowMatchEulerDiscreteScheduler
 
-from distillery.planning.precision import rounding_errors
+from distillery.config.run import Config, parse_config
+from distillery.notes import Note
+from distillery.planning.precision import on_average, on_rounding, rounding_errors
+from distillery.planning.work import on_amounts, plan_work
 from distillery.schedule import PredictionType, Schedule, add_noise
 from distillery.schedulers import schedule_of
 from distillery.training.objectives import segment_target
@@ -49,39 +52,55 @@ def test_the_error_is_that_of_rounded_states(
         assert found == pytest.approx(expected[segment], rel=0.1)
 
 
-def advice(folder: Path, teacher: Path, **changes: Any) -> str:
-    return "\n".join(planned(settings(folder, teacher, **changes), folder)["advice"])
+def config_of(folder: Path, teacher: Path, **changes: Any) -> Config:
+    config = parse_config(settings(folder, teacher, **changes), "tiny")
+    assert isinstance(config, Config)
+    return config
 
 
 def test_many_rounded_segments_are_noted(teacher: Path, tmp_path: Path) -> None:
-    many = {"targets": {"steps": 24, "num_segments": 24}, "student": {"steps": 24}}
-    half = {"dtype": "bfloat16"}
-    assert "targets.dtype" not in advice(tmp_path, teacher, **many)
-    few = {"targets": half}
-    assert "targets.dtype" not in advice(tmp_path, teacher, **few)
-    noted = advice(tmp_path, teacher, **many | {"targets": many["targets"] | half})
-    assert "targets.dtype is bfloat16 and the student has 24 steps" in noted
-    reflow = many | {"targets": many["targets"] | half, "training": {"objective": "reflow"}}
-    assert "targets.dtype" not in advice(tmp_path, teacher, **reflow)
+    def noted(steps: int, dtype: str, **training: Any) -> list[Note]:
+        targets = {"steps": 24, "num_segments": 24, "dtype": dtype}
+        config = config_of(tmp_path, teacher, targets=targets, training=training)
+        grid = grid_of(FLOW, 24).subset(range(0, 25, 24 // steps))
+        return [*on_rounding(config, grid, "flow_prediction")]
+
+    assert noted(24, "float32") == noted(2, "bfloat16") == []
+    assert noted(24, "bfloat16", objective="reflow") == []
+    (told,) = map(str, noted(24, "bfloat16"))
+    assert "targets.dtype is bfloat16 and the student has 24 steps" in told
 
 
 def test_an_average_that_begins_late_is_noted(teacher: Path, tmp_path: Path) -> None:
-    short = {"training": {"phases": phases(stored=80), "ema_half_life_samples": 16}}
-    assert "ema_half_life" not in advice(tmp_path, teacher, **short)
-    late = {"training": {"phases": phases(stored=80), "ema_half_life_samples": 80}}
-    said = advice(tmp_path, teacher, **late)
-    assert "50% of the exported average are still the initial weights; use 10 or fewer" in said
+    def noted(half_life: int) -> list[Note]:
+        training = {"phases": phases(stored=80), "ema_half_life_samples": half_life}
+        return [*on_average(config_of(tmp_path, teacher, training=training))]
+
+    assert noted(16) == []
+    (told,) = map(str, noted(80))
+    assert "50% of the exported average are still the initial weights; use 10 or fewer" in told
 
 
 def test_segments_that_are_seen_too_often_are_noted(teacher: Path, tmp_path: Path) -> None:
-    seen_once = 2 * planned(settings(tmp_path, teacher), tmp_path)["work"]["num_trajectories"]
+    seen_once = 2 * 1000
 
-    def said(times: int, **changes: int) -> str:
+    def noted(times: int, **training: int) -> list[Note]:
         sizes = ("global_batch_size", "log_every_samples", "save_every_samples")
-        training = {"phases": phases(stored=times * seen_once)} | dict.fromkeys(sizes, seen_once)
-        changed = {"student": {"steps": 2}, "training": training | changes}
-        return advice(tmp_path, teacher, **changed)
+        section = dict.fromkeys(sizes, seen_once) | training
+        section |= {"phases": phases(stored=times * seen_once)}
+        config = config_of(tmp_path, teacher, training=section)
+        work = plan_work(config, {"train": 1000, "eval": 5}, (4, 1, 4, 4), calls_per_step=2)
+        return [*on_amounts(config, work)]
 
-    assert "each stored segment is seen 30 times" in said(30)
-    assert "learn its trajectories by heart" not in said(29)
-    assert "learn its trajectories by heart" not in said(30, held_out_prompts=1)
+    (told,) = map(str, noted(30))
+    assert "each stored segment is seen 30 times: the student may learn its trajectories" in told
+    assert noted(29) == noted(30, held_out_prompts=1) == []
+
+
+def test_the_plan_tells_all_three(teacher: Path, tmp_path: Path) -> None:
+    training = {"phases": phases(stored=8 * 9 * 24 * 4), "ema_half_life_samples": 10**6}
+    many = {"steps": 24, "num_segments": 24, "dtype": "bfloat16"}
+    raw = settings(tmp_path, teacher, targets=many, student={"steps": 24}, training=training)
+    advice = planned(raw, tmp_path)["advice"]
+    for begin in ("targets.dtype is", "training.ema_half_life_samples is", "each stored segment"):
+        assert any(line.startswith(begin) for line in advice)

@@ -20,12 +20,13 @@ UNET = {"mid_block": "resnet", "transformer_layers_per_block": 1}
 SECTIONS = ("teacher", "student")
 
 
-@pytest.fixture(scope="module", params=["wan", "sdxl"])
-def family_case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    case = CASE_OF[request.param]
-    folder = tmp_path_factory.mktemp(case.name)
-    case.make(folder)
-    return case, folder
+@pytest.fixture(scope="module")
+def teachers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folders of a tiny teacher each; tests must not write into them."""
+    folder = tmp_path_factory.mktemp("teachers")
+    for name in ("wan", "sdxl"):
+        CASE_OF[name].make(folder / name)
+    return folder
 
 
 def settings_of(folder: Path, case: Any, teacher: Path, student: dict[str, Any]) -> dict[str, Any]:
@@ -51,8 +52,9 @@ def students(case: Any, folder: Path, teacher: Path) -> list[dict[str, Any]]:
     ]
 
 
-def test_the_plan_says_what_the_build_will_make(family_case: Any, tmp_path: Path) -> None:
-    case, teacher = family_case
+@pytest.mark.parametrize("name", ["wan", "sdxl"])
+def test_the_plan_says_what_the_build_will_make(name: str, teachers: Path, tmp_path: Path) -> None:
+    case, teacher = CASE_OF[name], teachers / name
     for number, student in enumerate(students(case, tmp_path, teacher)):
         raw = settings_of(tmp_path, case, teacher, student)
         make_plan(STAGES, parse_config(raw, "tiny"), tmp_path / str(number) / "plan.json")
@@ -67,10 +69,9 @@ def test_the_plan_says_what_the_build_will_make(family_case: Any, tmp_path: Path
         assert model.num_parameters() == built["num_parameters"]
 
 
-def test_the_summary_says_how_large_the_student_is(tmp_path: Path) -> None:
-    case = CASE_OF["wan"]
-    case.make(tmp_path / "teacher")
-    raw = settings_of(tmp_path, case, tmp_path / "teacher", {"init": "layers", "num_layers": 1})
+def test_the_summary_says_how_large_the_student_is(teachers: Path, tmp_path: Path) -> None:
+    student = {"init": "layers", "num_layers": 1}
+    raw = settings_of(tmp_path, CASE_OF["wan"], teachers / "wan", student)
     make_plan(STAGES, parse_config(raw, "tiny"), tmp_path / "plan.json")
     text = summary(read_json(tmp_path / "plan.json"))
     assert "14,320 parameters, 65.7% of the teacher's; blocks 0" in text
@@ -80,6 +81,12 @@ def test_the_summary_says_how_large_the_student_is(tmp_path: Path) -> None:
     ("name", "student", "problem"),
     [
         ("wan", {"init": "layers", "num_layers": 3}, "has 2 blocks; use 1 to 2"),
+        (
+            "wan",
+            {"init": "layers", "layers": [0, 9]},
+            "lists 9: the teacher's transformer has 2 bl",
+        ),
+        ("wan", {"expert": "transformer_2"}, "the teacher has the networks transformer,"),
         ("wan", {"init": "layers", "unet": UNET}, "is a WanTransformer3DModel: use student.num_la"),
         ("sdxl", {"init": "layers", "num_layers": 3}, "say in student.unet what is kept"),
         ("sdxl", {"init": "layers", "unet": {"layers_per_block": 2}}, "have [1, 1] pairs"),
@@ -89,11 +96,9 @@ def test_the_summary_says_how_large_the_student_is(tmp_path: Path) -> None:
     ],
 )
 def test_a_student_that_cannot_be(
-    name: str, student: dict[str, Any], problem: str, tmp_path: Path
+    name: str, student: dict[str, Any], problem: str, teachers: Path, tmp_path: Path
 ) -> None:
-    case = CASE_OF[name]
-    case.make(tmp_path / "teacher")
-    raw = settings_of(tmp_path, case, tmp_path / "teacher", student)
+    raw = settings_of(tmp_path, CASE_OF[name], teachers / name, student)
     with pytest.raises((ValueError, FileNotFoundError)) as caught:
         make_plan(STAGES, parse_config(raw, "tiny"), tmp_path / "plan.json")
     assert problem in str(caught.value)

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,8 +42,10 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def printed(gpus: tuple[int, float] | None, **changes: dict[str, Any]) -> str:
-    """What the plan of the tutorial's configuration says, on a disk with room."""
+@cache
+def printed(change: str = "{}", number: int = 4, memory: float = 80) -> str:
+    """What the plan of the tutorial's configuration says for some GPUs, on a disk with room."""
+    changes: dict[str, dict[str, Any]] = yaml.safe_load(change)
     raw = yaml.safe_load((ROOT / "config/sdxl-4-steps.yaml").read_text(encoding="utf-8"))
     assert raw["teacher"]["variant"] == SDXL.variant
     raw |= {section: raw.get(section, {}) | values for section, values in changes.items()}
@@ -50,7 +53,6 @@ def printed(gpus: tuple[int, float] | None, **changes: dict[str, Any]) -> str:
     raw["teacher"]["path"] = "teacher"
     raw["evaluation"]["judge"] = "judge"
     raw["prompts"] = {split: f"{split}.csv" for split in NUM_PROMPTS}
-    number, memory = gpus or (4, 80)
     raw["hardware"] = {"num_gpus": number, "gpu_memory_gib": memory}
     output = Path("results/mine/plan.json")
     make_plan(STAGES, parse_config(raw, "mine.yaml"), output)
@@ -65,7 +67,7 @@ def room(monkeypatch: pytest.MonkeyPatch, inputs: Path) -> None:
 
 def test_the_page_shows_what_the_plan_prints() -> None:
     (shown,) = re.findall(r"```text\n(.*?)\n```", PAGE, flags=re.DOTALL)
-    plan = re.sub(r"; here .*", "; here …", printed(None))
+    plan = re.sub(r"; here .*", "; here …", printed())
     assert plan.partition("\n\n")[2] == shown
 
 
@@ -90,8 +92,8 @@ def test_a_change_takes_what_the_table_says(
     change: str, where: str, memory: str, disk: str
 ) -> None:
     given = re.search(r"(one|four) GPUs? of (\d+) GiB", where)
-    gpus = (COUNTS[given[1]], float(given[2])) if given else None
-    plan = printed(gpus, **yaml.safe_load(change or "{}"))
+    gpus = (COUNTS[given[1]], float(given[2])) if given else ()
+    plan = printed(change or "{}", *gpus)
     assert re.search(rf"^  training +{re.escape(memory)} on each device", plan, re.MULTILINE)
     assert re.search(rf"^  disk +{re.escape(disk)} at the most", plan, re.MULTILINE)
     assert ("fsdp" in where) == (re.search(r"^  parallel +fsdp", plan, re.MULTILINE) is not None)

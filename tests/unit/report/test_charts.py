@@ -7,7 +7,7 @@ import pytest
 import vl_convert
 
 from chart_parts import layer, rows, title_of_y
-from distillery.report.charts import VEGA_LITE, Chart, Series, colours, finish, line_chart, runtime
+from distillery.report.charts import VEGA_LITE, Chart, Series, colours, finish, line_chart
 from distillery.report.html import own_file
 from distillery.report.roles import MARKS
 from distillery.report.score_charts import Score, score_chart
@@ -175,14 +175,6 @@ def test_a_path_joins_the_scores_of_a_curve():
     assert [row["model"] for row in line["data"]["values"]] == ["teacher", "few"]
     assert line["mark"]["color"] == f"var(--{MARKS['teacher, guided'].colour})"
     assert chart.spec["encoding"]["x"]["axis"]["values"] == [2, 8, 48]
-
-
-def test_the_runtime_is_one_script_that_may_stand_in_a_page():
-    script = runtime()
-    assert "</script" not in script
-    assert "BSD 3-Clause" in script[:200]
-    assert len(script.encode()) < 950_000
-    assert "figure.chart" in script, "ours is in it"
 
 
 def test_a_chart_that_cannot_be_json_is_refused():

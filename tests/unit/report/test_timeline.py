@@ -9,16 +9,6 @@ from distillery.telemetry import Event
 from events import event, job_events, run_events, training_twice
 
 
-def test_seconds_per_image_leave_the_loading_out():
-    times = time_images(find_attempts(run_events()), {})
-    assert {model: time.seconds for model, time in times.items()} == {
-        "teacher": pytest.approx(1.0),
-        "few": pytest.approx(0.25),
-        "student": pytest.approx(0.125),
-    }
-    assert times["student"].num_images == 16
-
-
 def test_the_only_batch_of_an_attempt_is_not_measured():
     """It loaded the model; of two attempts the one with more batches is."""
     single = job_events("samples-a-b-0-of-3", 0, 1, 4.0)

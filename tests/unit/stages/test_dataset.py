@@ -208,9 +208,3 @@ def test_the_plan_advises(teacher: Path, tmp_path: Path) -> None:
     raw = copy.deepcopy(raw)
     raw["samples"] |= {"num_shards": 1, "images_per_prompt": 10**9}
     assert any("may not fit on the disk" in line for line in planned(raw, tmp_path)["advice"])
-
-
-def test_the_plan_refuses_a_size_that_does_not_fit(teacher: Path, tmp_path: Path) -> None:
-    raw = generating_settings(tmp_path, teacher, teacher={"width": 40})
-    with pytest.raises(ValueError, match=r"teacher.width is 40"):
-        planned(raw, tmp_path)

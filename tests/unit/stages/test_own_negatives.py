@@ -7,10 +7,13 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from distillery.planning.prompts import WEIGHTS
+from distillery.config.run import parse_config
+from distillery.planning.prompt_tables import read_splits
+from distillery.planning.prompts import WEIGHTS, on_negatives, on_weights
 from distillery.prompts import NEGATIVE
 from distillery.store.embeddings import EmbeddingStore, distinct_texts, members_of
 from distillery.store.shards import Manifest
+from distillery.teacher.folder import PipelineFolder
 from runs import Run, generating_settings, make_run, planned, settings, summary
 from tiny import MAX_TOKENS
 
@@ -139,7 +142,9 @@ def test_negative_prompts_that_nothing_uses_are_refused(teacher: Path, tmp_path:
     generating["samples"]["models"]["teacher"]["guidance_scale"] = 1.0
     with pytest.raises(ValueError, match=r"^prompts\.eval: the column negative_prompt has texts"):
         plan_of(generating, tmp_path, {"eval": OWN})
-    plan_of(settings(tmp_path / "empty", teacher, **OFF), tmp_path, {"train": ["", ""]})
+    empty = parse_config(settings(tmp_path / "empty", teacher, **OFF), "tiny")
+    with_negatives(empty.prompts.files[0], ["", ""])
+    assert not list(on_negatives(empty, read_splits(empty.prompts), PipelineFolder(teacher)))
 
 
 def test_a_split_whose_negative_prompts_nothing_uses_is_noted(
@@ -151,8 +156,10 @@ def test_a_split_whose_negative_prompts_nothing_uses_is_noted(
     advice = plan_of(raw, tmp_path, {"train": OWN, "eval": OWN})
     assert [line for line in advice if "negative_prompt" in line and line.startswith(start)]
     assert not [line for line in advice if "of the eval prompts is not used" in line]
-    used = plan_of(settings(tmp_path / "b", teacher), tmp_path, {"train": OWN, "eval": OWN})
-    assert not [line for line in used if "negative_prompt" in line]
+    used = parse_config(settings(tmp_path / "used", teacher), "tiny")
+    for path in used.prompts.files:
+        with_negatives(path, OWN)
+    assert not list(on_negatives(used, read_splits(used.prompts), PipelineFolder(teacher)))
 
 
 @pytest.mark.parametrize(
@@ -174,7 +181,7 @@ def test_weights_are_found_where_other_tools_read_them(text: str, found: str | N
 
 def test_weights_are_noted_with_their_number(teacher: Path, tmp_path: Path) -> None:
     raw = settings(tmp_path, teacher)
-    assert not any("weights such as" in line for line in plan_of(raw, tmp_path, {}))
+    assert not list(on_weights(read_splits(parse_config(raw, "tiny").prompts)))
     path = Path(raw["prompts"]["train"])
     path.write_text(path.read_text() + "x,((a dog)),\ny,a (dog:2),\nz,a (dog:2),\n")
     (line,) = [it for it in plan_of(raw, tmp_path, {"eval": ["((a))"]}) if "weights such" in it]

@@ -32,6 +32,12 @@ def plan(folder: Path, teacher: Path, /, **changes: Any) -> dict[str, Any]:
     return found
 
 
+@pytest.fixture(scope="module")
+def plain(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The plan of the settings as they are; tests must not change it."""
+    return plan(tmp_path_factory.mktemp("plain"), teacher)
+
+
 def test_the_numbers(teacher: Path, tmp_path: Path) -> None:
     found = plan(tmp_path, teacher, targets={"samples_per_prompt": 3, "num_shards": 9})
     assert found["work"] == {
@@ -56,7 +62,9 @@ def test_the_numbers(teacher: Path, tmp_path: Path) -> None:
     assert any("27 trajectories" in line for line in found["advice"])
 
 
-def test_rounds_are_counted_and_need_their_disk(teacher: Path, tmp_path: Path) -> None:
+def test_rounds_are_counted_and_need_their_disk(
+    teacher: Path, tmp_path: Path, plain: dict[str, Any]
+) -> None:
     training = {"phases": phases(stored=16, rounds={"count": 2, "samples": 8})}
     found = plan(tmp_path, teacher, targets={"samples_per_prompt": 3}, training=training)
     # A state, it again beside where the teacher goes, in two of its four guided steps.
@@ -66,10 +74,9 @@ def test_rounds_are_counted_and_need_their_disk(teacher: Path, tmp_path: Path) -
     numbers = {row["stage"]: row["jobs"] for row in found["stages"]}
     assert numbers["round_states"] == numbers["round_targets"] == 2 * 2
     assert "27 states of the student, 162 network calls" in summary(found)
-    without = plan(tmp_path / "without", teacher)
-    assert "rounds" not in without["disk"]["stages"]
+    assert "rounds" not in plain["disk"]["stages"]
     student = found["disk"]["stages"]["student"]
-    assert student > 1.9 * without["disk"]["stages"]["student"], "before each round it is written"
+    assert student > 1.9 * plain["disk"]["stages"]["student"], "before each round it is written"
 
 
 def test_prompts_that_are_held_out_are_told_and_some_must_be_left(
@@ -90,8 +97,8 @@ def test_guidance_off_and_half_precision_cost_half(teacher: Path, tmp_path: Path
     assert work["trajectory_bytes"] == 3 * 64 * 2
 
 
-def test_the_page_is_one_page_and_knows_the_machine(teacher: Path, tmp_path: Path) -> None:
-    text = summary(plan(tmp_path, teacher))
+def test_the_page_is_one_page_and_knows_the_machine(plain: dict[str, Any]) -> None:
+    text = summary(plain)
     assert "9 to learn from, 5 to evaluate" in text
     assert "9 in 3 chunks, 72 network calls" in text
     assert "? cores" not in text
@@ -136,16 +143,6 @@ def refused(folder: Path, teacher: Path, /, **changes: Any) -> str:
     return str(caught.value)
 
 
-def test_no_teacher(teacher: Path, tmp_path: Path) -> None:
-    assert "no such folder" in refused(tmp_path, tmp_path / "nowhere")
-
-
-def test_an_incomplete_teacher(teacher: Path, tmp_path: Path) -> None:
-    shutil.copytree(teacher, tmp_path / "teacher")
-    shutil.rmtree(tmp_path / "teacher" / "vae")
-    assert "missing: vae" in refused(tmp_path, tmp_path / "teacher")
-
-
 def test_damaged_weights(teacher: Path, tmp_path: Path) -> None:
     shutil.copytree(teacher, tmp_path / "teacher")
     (path,) = (tmp_path / "teacher" / "transformer").glob("*.safetensors")
@@ -176,9 +173,8 @@ def test_all_that_is_missing_is_told_together(teacher: Path, tmp_path: Path) -> 
 
 
 def test_a_size_that_does_not_fit(teacher: Path, tmp_path: Path) -> None:
-    message = refused(tmp_path, teacher, teacher={"width": 40})
-    assert "teacher.width is 40" in message
-    assert "use 32" in message
+    message = refused(tmp_path, teacher, teacher={"height": 40, "width": 40})
+    assert re.search(r"teacher\.height is 40.*use 32\n.*teacher\.width is 40.*use 32", message)
 
 
 @pytest.mark.parametrize(
@@ -219,22 +215,8 @@ def test_as_many_steps_as_the_scheduler_has_are_not_refused(teacher: Path, tmp_p
     assert not list(on_num_steps(config, PipelineFolder(teacher)))
 
 
-def test_layers_that_the_teacher_lacks(teacher: Path, tmp_path: Path) -> None:
-    student = {"steps": 2, "init": "layers", "layers": [0, 9]}
-    assert "lists 9: the teacher's transformer has 2 blocks" in refused(
-        tmp_path, teacher, student=student
-    )
-
-
-def test_an_expert_that_the_teacher_lacks(teacher: Path, tmp_path: Path) -> None:
-    student = {"steps": 2, "expert": "transformer_2"}
-    assert "the teacher has the networks transformer," in refused(
-        tmp_path, teacher, student=student
-    )
-
-
-def test_prompts_in_both_files_are_pointed_out(teacher: Path, tmp_path: Path) -> None:
-    advice = plan(tmp_path, teacher)["advice"]
+def test_prompts_in_both_files_are_pointed_out(plain: dict[str, Any]) -> None:
+    advice = plain["advice"]
     assert any(line.startswith("5 prompts of prompts.eval are also in") for line in advice)
     assert any(line.startswith("5 prompt ids of prompts.eval are also in") for line in advice)
 
@@ -251,11 +233,10 @@ def test_attention_kernels_that_cannot_be_used_here_are_doubted(
 
 
 def test_numbers_of_prompts_are_doubted(teacher: Path, tmp_path: Path) -> None:
-    """There are 5 held-out prompts."""
+    """There are 5 held-out prompts, which are too few for an interval too."""
     many = plan(tmp_path, teacher, samples={"num_prompts": 500})["advice"]
     assert any("num_prompts is 500, and" in line and "5 prompts: all" in line for line in many)
-    few = plan(tmp_path, teacher, samples={"num_prompts": 3})["advice"]
-    assert any("thresholds of evaluation cannot be decided" in line for line in few)
+    assert any("thresholds of evaluation cannot be decided" in line for line in many)
 
 
 def test_no_disk_space(teacher: Path, tmp_path: Path) -> None:
@@ -276,13 +257,6 @@ def test_chunks_of_this_recipe_alone_count_as_there(teacher: Path, tmp_path: Pat
     assert found["present_bytes"] == embeddings + found["stages"]["targets"]
 
 
-@pytest.mark.parametrize("judge", ["/nowhere", "nowhere", "./a/b"])
-def test_no_judge(teacher: Path, tmp_path: Path, judge: str) -> None:
-    assert f"evaluation.judge is '{judge}'" in refused(
-        tmp_path, teacher, evaluation={"judge": judge}
-    )
-
-
 @pytest.mark.parametrize(
     ("config", "what"),
     [
@@ -298,14 +272,14 @@ def test_a_judge_that_is_no_clip(
     config: str | None,
     what: str,
 ) -> None:
-    """Of a name that could be the hub's, too, if there is such a folder."""
+    """Of a name that could be the hub's, since there is such a folder."""
     monkeypatch.chdir(tmp_path)
-    for judge in (tmp_path / "models/other", Path("models/other")):
-        judge.mkdir(parents=True, exist_ok=True)
-        if config:
-            (judge / "config.json").write_text(config)
-        message = refused(tmp_path, teacher, evaluation={"judge": str(judge)})
-        assert f"evaluation.judge is '{judge}', which is {what}; give a folder with" in message
+    judge = Path("models/other")
+    judge.mkdir(parents=True)
+    if config:
+        (judge / "config.json").write_text(config)
+    message = refused(tmp_path, teacher, evaluation={"judge": str(judge)})
+    assert f"evaluation.judge is 'models/other', which is {what}; give a folder with" in message
 
 
 def test_a_vision_model_that_cannot_be_used(teacher: Path, tmp_path: Path) -> None:
@@ -363,22 +337,23 @@ def test_a_student_of_fewer_steps_than_segments_is_checked_too(
     assert found["work"]["trajectory_bytes"] == 5 * 64 * 4
 
 
-def test_a_student_that_would_be_guided_again_is_pointed_out(teacher: Path, tmp_path: Path) -> None:
-    models = {
-        "teacher": {"source": "teacher", "guidance_scale": 3.0},
-        "student": {"source": "student", "guidance_scale": 1.0},
-    }
-    quiet = plan(tmp_path, teacher, samples={"models": models})
-    models["student"]["guidance_scale"] = 3.0
+def test_a_student_that_would_be_guided_again_is_pointed_out(
+    teacher: Path, tmp_path: Path, plain: dict[str, Any]
+) -> None:
+    """One of the models alone: the teacher's guidance is its own."""
+    scales = {"teacher": 3.0, "student": 3.0, "untrained": 1.0}
+    models = {name: {"source": name, "guidance_scale": scale} for name, scale in scales.items()}
     found = plan(tmp_path, teacher, samples={"models": models})
-    (advice,) = set(found["advice"]) - set(quiet["advice"])
+    (advice,) = (line for line in found["advice"] if ".guidance_scale is " in line)
     assert advice.startswith("samples.models.student.guidance_scale is 3: the student learns")
+    assert not any(".guidance_scale is " in line for line in plain["advice"])
 
 
-def test_online_targets_have_a_table_of_places(teacher: Path, tmp_path: Path) -> None:
-    without = plan(tmp_path, teacher)
-    assert without["training"]["teacher"] is None
-    assert "the faster way" not in summary(without)
+def test_online_targets_have_a_table_of_places(
+    teacher: Path, tmp_path: Path, plain: dict[str, Any]
+) -> None:
+    assert plain["training"]["teacher"] is None
+    assert "the faster way" not in summary(plain)
     beside = plan(tmp_path, teacher, training={"phases": phases(online=8)})
     places = beside["training"]["teacher"]["places"]
     parameters = beside["teacher"]["parameters"]
@@ -435,10 +410,11 @@ def test_online_targets_that_cannot_be_made_are_refused(
         plan(tmp_path, teacher, **changes | {"training": training})
 
 
-def test_the_vae_beside_the_student_is_told(teacher: Path, tmp_path: Path) -> None:
-    without = plan(tmp_path, teacher)
-    assert without["training"]["vae_bytes"] == 0
-    assert "VAE" not in summary(without).partition("Costs")[2]
+def test_the_vae_beside_the_student_is_told(
+    teacher: Path, tmp_path: Path, plain: dict[str, Any]
+) -> None:
+    assert plain["training"]["vae_bytes"] == 0
+    assert "VAE" not in summary(plain).partition("Costs")[2]
     both = plan(
         tmp_path,
         teacher,

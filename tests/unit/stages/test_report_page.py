@@ -12,11 +12,8 @@ from PIL import Image
 
 from distillery.files import read_sealed, write_sealed
 from distillery.report.html import TEMPLATES
-from judging import PROMPTS
 from quality import make_config
-from reports import Page, write, write_loss, write_trained
-
-HOSTILE = "a <script>alert('x')</script> & \"red\" circle"
+from reports import Page, write, write_loss
 
 
 def test_page_is_self_contained_and_well_nested(written):
@@ -62,6 +59,14 @@ def test_every_chart_is_on_the_page_twice(written):
     assert written[0].count("IntersectionObserver(") == 1, "what draws the specs"
 
 
+def test_the_runtime_is_one_script_that_may_stand_in_a_page(written):
+    """Whole: it would end at a </script> of its own."""
+    (script,) = re.findall(r'<script type="module">(.*?)</script>', written[0], re.DOTALL)
+    assert "BSD 3-Clause" in script[:300]
+    assert 850_000 < len(script.encode()) < 950_000
+    assert "figure.chart" in script, "ours is in it"
+
+
 def test_the_page_is_small_without_its_images(written):
     html = re.sub(r'src="data:[^"]*"', "", written[0])
     assert 0.9e6 < len(html.encode()) < 1.2e6
@@ -95,12 +100,9 @@ def test_held_out_loss_is_drawn_and_told_where_it_was_measured(folder, tmp_path)
     assert "never learned from it was 0.0625 after 1,024 samples" in words
 
 
-def test_segments_are_named_by_the_trained_student_s_timesteps(folder, tmp_path):
-    copy = tmp_path / "results"
-    shutil.copytree(folder, copy)
-    write_trained(copy, make_config(), timesteps=(999, 500.5))
-    assert "segment 0, t 999 to 500.5" in (page := write(make_config(), copy)[0])
-    assert "segment 1, t 500.5 to clean" in page
+def test_segments_are_named_by_the_trained_student_s_timesteps(edited):
+    assert "segment 0, t 999 to 500.5" in edited[0]
+    assert "segment 1, t 500.5 to clean" in edited[0]
 
 
 def test_quality_over_steps_is_drawn_and_tabled(folder, tmp_path, written):
@@ -136,15 +138,10 @@ def test_quality_over_steps_is_drawn_and_tabled(folder, tmp_path, written):
     assert "0.32<small>0.29 to 0.41</small>" in table
 
 
-def test_the_card_to_publish_has_images_and_scores(folder, tmp_path):
-    shutil.copytree(folder, tmp_path / "tiny")
-    pipeline = tmp_path / "tiny/student/pipeline"
-    write(make_config(), tmp_path / "tiny")
-    assert not (tmp_path / "tiny/card").exists(), "there is no card to begin from"
-    own = "---\nlibrary_name: diffusers\n---\n\n# A student\n\nWords.\n\n## The right call\n\nIt."
-    (pipeline / "README.md").write_text(own)
-    _, metrics = write(make_config(), tmp_path / "tiny")
-    text = (tmp_path / "tiny/card/README.md").read_text()
+def test_the_card_to_publish_has_images_and_scores(folder, written, edited):
+    assert not (folder / "report/card").exists(), "there is no card to begin from"
+    _, metrics, copy = edited
+    text = (copy / "card/README.md").read_text()
     score = metrics["quality"]["models"]["student"]["clip_score"]["mean"]
     (found,) = [it for it in ModelCard(text).data.eval_results if it.metric_type == "clip_score"]
     assert found.metric_value == pytest.approx(score, abs=1e-4)
@@ -152,32 +149,37 @@ def test_the_card_to_publish_has_images_and_scores(folder, tmp_path):
     assert text.index("Words.") < text.index("(strip.png)") < text.index("## The right call")
     assert f"| student | {score:.4f} (" in text
     assert text.endswith("It.")
-    with Image.open(tmp_path / "tiny/card/strip.png") as strip:
+    with Image.open(copy / "card/strip.png") as strip:
         assert strip.size == (6 * 48, 3 * 48)
     assert "![teacher, student, untrained](strip.png)" in text
 
 
-@pytest.mark.parametrize(("reference", "whose"), [("teacher", "the teacher's"), ("few", "few's")])
-def test_card_and_page_say_whose_score_is_kept(folder, tmp_path, reference, whose):
+def check_claim(page, card, claimed, whose):
+    """Both say it, and the card's table names whose score it is a share of."""
+    (head,) = re.findall("<h1>(.*?)</h1>", html_module.unescape(page), re.DOTALL)
+    assert head.startswith(claimed)
+    assert claimed in card
+    names = {it.metric_type: it.metric_name for it in ModelCard(card).data.eval_results}
+    assert names["clip_score_ratio"] == f"CLIP score, of {whose}"
+
+
+def test_card_and_page_say_whose_score_is_kept(folder, tmp_path, edited):
     """Not the teacher's, where the student is compared with another model."""
+    page, _, copy = edited
+    kept = "The student keeps 96.0\xa0% of the teacher's CLIP score with 12 times"
+    check_claim(page, (copy / "card/README.md").read_text(), kept, "the teacher's")
     shutil.copytree(folder, tmp_path / "tiny")
     path = tmp_path / "tiny/evaluation/quality.json"
     quality = read_sealed(path)
-    kept = {"clip_score_ratio": {"mean": 3.0, "low": 2.9, "high": 3.1}}
-    quality["models"]["student"]["against"][reference] |= kept
+    ratio = {"clip_score_ratio": {"mean": 3.0, "low": 2.9, "high": 3.1}}
+    quality["models"]["student"]["against"]["few"] |= ratio
     write_sealed(path, quality)
     (tmp_path / "tiny/student/pipeline/README.md").write_text("---\n---\n\n# A student\n")
-    config = make_config(evaluation={"judge": "judge", "reference": reference})
-    html, _ = write(config, tmp_path / "tiny")
-    page = without_scripts(html)
-    claimed = f"The student scores 3.00 times {whose} CLIP score (2.90 to 3.10)"
-    assert f"<h1>{claimed}" in html_module.unescape(page)
-    assert ("the teacher&#39;s CLIP score" in page) == (reference == "teacher")
-    card = (tmp_path / "tiny/card/README.md").read_text()
-    assert claimed in card
-    results = ModelCard(card).data.eval_results
-    names = {it.metric_type: it.metric_name for it in results}
-    assert names["clip_score_ratio"] == f"CLIP score, of {whose}"
+    config = make_config(evaluation={"judge": "judge", "reference": "few"})
+    page, _ = write(config, tmp_path / "tiny")
+    claimed = "The student scores 3.00 times few's CLIP score (2.90 to 3.10)"
+    check_claim(page, (tmp_path / "tiny/card/README.md").read_text(), claimed, "few's")
+    assert "the teacher&#39;s CLIP score" not in without_scripts(page)
 
 
 def test_links_lead_somewhere(written, folder):
@@ -216,21 +218,8 @@ def test_sets_of_images_are_shown_with_what_was_left_out(written):
     assert "High frequencies" in words
 
 
-def test_prompts_are_escaped(folder, tmp_path):
-    models = {}
-    for model in ("teacher", "few", "student", "untrained"):
-        path = folder / "samples" / model / "manifest.parquet"
-        table = pd.read_parquet(path)
-        table["prompt"] = table["prompt"].replace(PROMPTS[0], HOSTILE)
-        models[model] = table
-        link = tmp_path / "samples" / model
-        link.mkdir(parents=True)
-        for item in path.parent.iterdir():
-            if item.is_dir():
-                (link / item.name).symlink_to(item)
-        table.to_parquet(link / "manifest.parquet", index=False)
-    write(make_config(), tmp_path)
-    html = (tmp_path / "index.html").read_text()
+def test_prompts_are_escaped(edited):
+    html = without_scripts(edited[0])
     assert "<script>" not in html
     assert "&lt;script&gt;alert(&#39;x&#39;)" in html
 
@@ -263,18 +252,12 @@ def test_run_without_training_leaves_it_out(folder, tmp_path):
     assert metrics["speed"]["seconds_ratio"] is None
 
 
-def test_black_images_are_told_beside_the_scores(folder, tmp_path, written):
+def test_black_images_are_told_beside_the_scores(written, edited):
     """Two black images are equal: 100 dB that say nothing."""
     assert "Black images" not in written[0]
-    shutil.copytree(folder, tmp_path / "tiny")
-    for model in ("teacher", "student"):
-        path = tmp_path / "tiny/samples" / model / "manifest.parquet"
-        table = pd.read_parquet(path)
-        table.assign(is_black=table["index"] == 0).to_parquet(path, index=False)
-    html, _ = write(make_config(), tmp_path / "tiny")
     told = "12 of 24 images of teacher, 12 of 24 images of student: every pixel is 0."
-    assert html.count(told) == 2, "by the metrics, and by the images"
-    assert html.count('<span class="off">black</span>') > 2
+    assert edited[0].count(told) == 2, "by the metrics, and by the images"
+    assert edited[0].count('<span class="off">black</span>') > 2
 
 
 def test_one_is_singular(folder, tmp_path):
@@ -290,21 +273,23 @@ def test_one_is_singular(folder, tmp_path):
     assert "1 step, no guidance, 1 network call" in page
 
 
-@pytest.mark.parametrize(
-    ("number", "told"),
-    [
-        (12, "small figures are 95 % intervals, bootstrap-t over prompts"),
-        (7, "fewer than 8 prompts give none but of R@1 and of the median"),
-        (3, "Fewer than 8 prompts give no interval, but for R@1 and medians."),
-    ],
-)
-def test_a_page_of_few_prompts_says_why_it_has_no_intervals(folder, tmp_path, number, told):
+def test_a_page_of_few_prompts_says_why_it_has_no_intervals(folder, tmp_path, written, edited):
+    """Of 12, 7 and 3 prompts."""
     shutil.copytree(folder, tmp_path / "tiny")
     path = tmp_path / "tiny/evaluation/quality.json"
-    write_sealed(path, read_sealed(path) | {"num_prompts": number})
-    page = " ".join(write(make_config(), tmp_path / "tiny")[0].split())
-    assert told in page
-    assert ("small figures" in page) == (number >= 4)
+    quality = read_sealed(path) | {"num_prompts": 3}
+    kept = {"mean": 0.96, "low": None, "high": None}
+    quality["models"]["student"]["against"]["teacher"]["clip_score_ratio"] = kept
+    write_sealed(path, quality)
+    three = write(make_config(), tmp_path / "tiny")[0]
+    twelve, seven, three = (" ".join(page.split()) for page in (written[0], edited[0], three))
+    assert "small figures are 95 % intervals, bootstrap-t over prompts" in twelve
+    assert "fewer than 8 prompts give none but of R@1 and of the median" in seven
+    assert "Fewer than 8 prompts give no interval, but for R@1 and medians." in three
+    assert "small figures" in seven
+    assert "small figures" not in three
+    assert "96.0 %" in three
+    assert "interval 9" not in three
 
 
 def test_a_count_says_what_it_counts(written):

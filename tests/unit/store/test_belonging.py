@@ -95,7 +95,7 @@ def test_what_is_of_another_value_is_found(done: Run, tmp_path: Path, key: str) 
     foreign = find_foreign(run.config, run.files)
     found = {each.path.relative_to(run.folder).as_posix(): each for each in foreign}
     assert expected <= found.keys()
-    hidden = hidden_outputs(run.config, run.files, lambda output: {})
+    hidden = hidden_outputs(run.config, run.files, [], lambda output: {})
     assert hidden >= {output for each in foreign for output in each.outputs}
 
 
@@ -107,6 +107,7 @@ def test_what_was_made_from_an_older_file_of_another_content_is_found(
     frozen, made = run.files.config("embeddings"), run.files.embeddings("train")
     prompts = run.files.prompts("train")
     older = date_of(made) - HOUR_NS
+    declared = [str(run.files.embeddings("{split,train|eval}")), "elsewhere/{split}"]
     for path in (frozen, prompts):
         os.utime(path, ns=(older, older))
     for digest, date, expected in (
@@ -116,7 +117,8 @@ def test_what_was_made_from_an_older_file_of_another_content_is_found(
     ):
         os.utime(frozen, ns=(date, date))
         notes = {str(made): {str(frozen): digest, str(prompts): hash_file(prompts)}}
-        assert hidden_outputs(run.config, run.files, lambda it: notes.get(it, {})) == expected  # noqa: B023
+        found = hidden_outputs(run.config, run.files, declared, lambda it: notes.get(it, {}))  # noqa: B023
+        assert found == expected
 
 
 def test_a_student_of_another_run_is_refused(done: Run, tmp_path: Path) -> None:

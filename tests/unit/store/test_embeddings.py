@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 
 from distillery.store.chunks import DamagedChunkError
 from distillery.store.embeddings import EmbeddingStore
+from in_process import flip
 
 
 def test_each_prompt_has_its_own_part_of_a_chunk(data: Path) -> None:
@@ -31,9 +32,7 @@ def test_a_damaged_chunk_is_seen_at_its_first_row(data: Path, tmp_path: Path) ->
     shutil.copytree(data / "embeddings", tmp_path / "embeddings")
     manifest = tmp_path / "embeddings/train/manifest.json"
     chunk = sorted(manifest.parent.rglob("chunk-*"))[0]
-    content = bytearray(chunk.read_bytes())
-    content[-1] ^= 1
-    chunk.write_bytes(content)
+    flip(chunk)
     table = pd.read_parquet(data / "prompts/train.parquet")
     with pytest.raises(DamagedChunkError, match=chunk.name):
         EmbeddingStore(manifest, table).row(0)

@@ -37,14 +37,6 @@ def test_init_teacher_copies_every_weight(data):
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-def test_init_layers_keeps_the_listed_blocks_in_order(data):
-    ours, theirs = build(data, init="layers", layers=[0, 2]), teacher(data)
-    assert ours.config.num_layers == len(ours.blocks) == 2
-    for mine, kept in ((0, 0), (1, 2)):
-        pairs = zip(ours.blocks[mine].parameters(), theirs.blocks[kept].parameters(), strict=True)
-        assert all(torch.equal(left, right) for left, right in pairs)
-
-
 def test_a_block_that_is_not_there_is_explained(data):
     with pytest.raises(ValueError, match=r"lists 3, 7: .* 3 blocks, so use indices from 0 to 2"):
         build(data, init="layers", layers=[0, 3, 7])

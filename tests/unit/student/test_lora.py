@@ -22,8 +22,8 @@ from distillery.student.build import build_student
 from distillery.student.lora import KOHYA_FILE, LORA_FILE, check_lora, count_lora, load_trainable
 from families import CASES
 from families.case import FamilyCase
-from families.made import made_teacher
-from runs import Run, make_run
+from families.made import made_run, made_teacher
+from runs import Run, family_run
 from stranger import code_in
 from training_phases import phases
 
@@ -34,23 +34,17 @@ LEARNED = 1e-3
 """Training must have moved the image by more than this, or equality would say nothing."""
 
 
-def lora_run(
-    folder: Path, case: FamilyCase, teacher: dict[str, Any] | None = None, **training: Any
-) -> Run:
-    if not (folder / "teacher").is_dir():
-        case.make(folder / "teacher")
-    lora = {"rank": RANK, "alpha": ALPHA}
-    return make_run(
-        folder,
-        folder / "teacher",
-        teacher={"height": case.height, "width": case.width, "max_sequence_length": case.max_tokens}
-        | dict(case.teacher)
-        | (teacher or {}),
-        targets={"steps": case.steps, "num_segments": case.steps},
-        student={"steps": case.steps, "init": "lora", "lora": lora} | dict(case.student),
-        training={"phases": phases(stored=32), "learning_rate": 0.03, "schedule": "constant"}
-        | training,
-    )
+TRAINING = {"phases": phases(stored=32), "learning_rate": 0.03, "schedule": "constant"}
+
+
+def student_of(case: FamilyCase) -> dict[str, Any]:
+    """The section `student`."""
+    return {"steps": case.steps, "init": "lora", "lora": {"rank": RANK, "alpha": ALPHA}}
+
+
+def lora_run(factory: pytest.TempPathFactory, case: FamilyCase, **training: Any) -> Run:
+    """A run with its targets, whose student is of additions."""
+    return made_run(factory, case, student=student_of(case), training=TRAINING | training)
 
 
 @pytest.fixture(scope="module", params=["wan", "sdxl", "wan-two-experts"])
@@ -58,9 +52,7 @@ def trained(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[FamilyCase, Run]:
     case = CASE_OF[request.param]
-    run = lora_run(tmp_path_factory.mktemp(case.name), case)
-    run.encode("train")
-    run.all_targets()
+    run = lora_run(tmp_path_factory, case)
     run.train_and_export()
     return case, run
 
@@ -85,7 +77,7 @@ def by_the_card(folder: Path) -> Any:
 def base(case: FamilyCase, run: Run) -> Path:
     """The folder of the network that the student starts from."""
     name = case.student.get("expert", family_named(case.family).denoisers[0])
-    return run.folder.parent / "teacher" / str(name)
+    return Path(run.config.teacher.path) / str(name)
 
 
 def test_the_untrained_student_is_the_teacher(trained: tuple[FamilyCase, Run]) -> None:
@@ -107,9 +99,11 @@ def test_additions_are_counted_by_both_sides_of_a_layer() -> None:
     assert count_lora(network, Lora(rank=2, targets=("linear", "conv"))) == 2 * (3 + 5 + 18 + 7)
 
 
-def test_the_additions_alone_learn_and_begin_as_the_teacher(tmp_path: Path) -> None:
+def test_the_additions_alone_learn_and_begin_as_the_teacher(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     case = CASE_OF["wan"]
-    run = lora_run(tmp_path, case)
+    run = lora_run(tmp_path_factory, case)
     build_student(run.job("training", TrainingJob), tmp_path / "initial")
     plain = diffusers.AutoModel.from_pretrained(str(base(case, run))).eval()
     student = load_trainable(tmp_path / "initial", torch.float32)
@@ -129,8 +123,10 @@ def test_the_additions_alone_learn_and_begin_as_the_teacher(tmp_path: Path) -> N
     assert about["num_parameters"] == about["teacher_parameters"]
 
 
-def test_frozen_weights_take_the_type_of_the_forward_pass(tmp_path: Path) -> None:
-    run = lora_run(tmp_path, CASE_OF["wan"])
+def test_frozen_weights_take_the_type_of_the_forward_pass(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    run = lora_run(tmp_path_factory, CASE_OF["wan"])
     build_student(run.job("training", TrainingJob), tmp_path / "initial")
     student = load_trainable(tmp_path / "initial", torch.bfloat16)
     for name, parameter in student.named_parameters():
@@ -156,18 +152,28 @@ def test_the_teacher_with_the_file_is_the_exported_student(
 
 @pytest.mark.parametrize("name", ["sdxl", "wan-two-experts"])
 def test_the_code_also_loads_what_the_teacher_had(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The student's additions are to the teacher with its own LoRA, and are of no use without."""
     case = CASE_OF[name]
-    case.make(tmp_path / "teacher")
-    adapter = make_adapter(tmp_path / "teacher", tmp_path / "mine", text=name == "sdxl")
+    teacher = made_teacher(tmp_path_factory, case)
+    adapter = make_adapter(teacher, tmp_path / "mine", text=name == "sdxl")
     adapters: list[dict[str, Any]] = [{"path": str(adapter), "scale": 0.5}]
     if "expert" in case.student:
-        other = make_adapter(tmp_path / "teacher", tmp_path / "other", seed=1)
+        other = make_adapter(teacher, tmp_path / "other", seed=1)
         adapters.append({"path": str(other), "expert": "transformer_2"})
-    teacher = {"adapters": adapters}
-    run = lora_run(tmp_path, case, teacher)
+    run = family_run(
+        case,
+        tmp_path,
+        teacher,
+        teacher={"adapters": adapters},
+        targets={"num_segments": case.steps},
+        student=student_of(case),
+        training=TRAINING,
+    )
     run.encode("train")
     run.all_targets()
     run.train_and_export()
@@ -203,11 +209,12 @@ def test_other_programs_names_give_the_same_student(
     torch.testing.assert_close(draw(pipeline, call), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_the_same_bytes_for_the_same_seed_alone(tmp_path: Path) -> None:
-    files = {}
+def test_the_same_bytes_for_the_same_seed_alone(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    files, run = {}, lora_run(tmp_path_factory, CASE_OF["sdxl"])
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         torch.randn(3)
-        run = lora_run(tmp_path / name, CASE_OF["sdxl"])
         job = run.job("training", TrainingJob).model_copy(update={"seed": seed})
         build_student(job, tmp_path / name / "initial")
         files[name] = (tmp_path / name / "initial" / LORA_FILE).read_bytes()
@@ -230,12 +237,10 @@ def test_a_checkpoint_holds_the_additions_alone(trained: tuple[FamilyCase, Run])
     assert all("lora_" in name for name in names)
 
 
-def test_training_in_bfloat16(tmp_path: Path) -> None:
+def test_training_in_bfloat16(tmp_path_factory: pytest.TempPathFactory) -> None:
     """The frozen weights are rounded, and the student that is written is not."""
     case = CASE_OF["wan"]
-    run = lora_run(tmp_path, case, dtype="bfloat16")
-    run.encode("train")
-    run.all_targets()
+    run = lora_run(tmp_path_factory, case, dtype="bfloat16")
     run.train_and_export()
     theirs = load_file(base(case, run) / "diffusion_pytorch_model.safetensors")
     ours = load_file(run.folder / "student/trained/diffusion_pytorch_model.safetensors")

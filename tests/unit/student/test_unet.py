@@ -62,11 +62,8 @@ NESTED = {
     "reverse_transformer_layers_per_block": [[1, 2, 3, 4], [2, 1, 1], 1],
 }
 KEEPS: list[dict[str, Any]] = [
-    {"layers_per_block": 1},
     {"layers_per_block": [2, 1, 2]},
     {"layers_per_block": 1, "mid_block": "none"},
-    {"mid_block": "resnet"},
-    {"transformer_layers_per_block": 1},
     {"transformer_layers_per_block": [1, 1, 3]},
     NESTED,
     {"layers_per_block": [1, 1, 1], "transformer_layers_per_block": 2, "mid_block": "resnet"},

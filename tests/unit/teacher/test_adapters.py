@@ -336,6 +336,12 @@ def refused(folder: Path, *paths: Path, **changes: Any) -> str:
     return str(planned.value)
 
 
+def test_all_that_does_not_fit_is_told_together(tiny: Path, tmp_path: Path) -> None:
+    teacher = section(tiny, tmp_path / "lost", tmp_path / "gone", attention="fast")
+    with pytest.raises(ValueError, match=r"(?s)fast.*\n.*lost.*\n.*gone"):
+        check_options(teacher, PipelineFolder(tiny))
+
+
 def test_what_fits_passes_the_plan(tiny: Path, tmp_path: Path) -> None:
     check_options(section(tiny, make_adapter(tiny, tmp_path, dora=True)), PipelineFolder(tiny))
 

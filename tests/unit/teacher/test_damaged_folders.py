@@ -85,17 +85,22 @@ def test_half_of_a_pair_is_refused(tmp_path: Path) -> None:
     assert "names one of tokenizer_3 and text_encoder_3" in said(tmp_path / "teacher")
 
 
+NO_OBJECTS = ["[]", "[" * 100_000, "", '{"a":', "1" * 5000, "\0"]
+FILES = [
+    "transformer/config.json",
+    "text_encoder/config.json",
+    "scheduler/scheduler_config.json",
+    f"transformer/{WEIGHTS}.index.json",
+]
+
+
 @pytest.mark.parametrize(
-    "file",
+    ("file", "content"),
     [
-        "model_index.json",
-        "transformer/config.json",
-        "text_encoder/config.json",
-        "scheduler/scheduler_config.json",
-        f"transformer/{WEIGHTS}.index.json",
+        *[("model_index.json", content) for content in NO_OBJECTS],
+        *[(file, content) for file in FILES for content in NO_OBJECTS[:2]],
     ],
 )
-@pytest.mark.parametrize("content", ["[" * 100_000, "[]", "", '{"a":', "1" * 5000, "\0"])
 def test_json_of_another_kind(copy: Path, file: str, content: str) -> None:
     (copy / file).write_text(content)
     told = said(copy)

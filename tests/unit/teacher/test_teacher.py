@@ -148,14 +148,6 @@ def test_a_fingerprint_does_not_depend_on_the_place_or_on_traces_of_a_download(
     assert PipelineFolder(copy).fingerprint() == PipelineFolder(teacher).fingerprint()
 
 
-@pytest.mark.parametrize("name", [f"transformer/{WEIGHTS}", "scheduler/scheduler_config.json"])
-def test_a_fingerprint_sees_a_changed_file(teacher: Path, copy: Path, name: str) -> None:
-    content = bytearray((copy / name).read_bytes())
-    content[-2] ^= 1
-    (copy / name).write_bytes(content)
-    assert PipelineFolder(copy).fingerprint() != PipelineFolder(teacher).fingerprint()
-
-
 def test_a_fingerprint_sees_other_weights_and_a_missing_file(teacher: Path, tmp_path: Path) -> None:
     make_tiny_wan(tmp_path / "other", seed=1)
     assert PipelineFolder(tmp_path / "other").fingerprint() != PipelineFolder(teacher).fingerprint()

@@ -113,32 +113,6 @@ def test_a_whole_run_ends_with_its_verdict(make: Make, stream: io.StringIO, run:
     ]
 
 
-def test_a_page_that_was_asked_for_is_named(
-    make: Make, stream: io.StringIO, run: RunFolder
-) -> None:
-    """Not the report of a run, which a comparison is not of."""
-    run.report.parent.mkdir()
-    run.report.touch()
-    page = run.path.parent / "compare/demo-vs-other/index.html"
-    handler = make()
-    tell(handler, LogEvent.RUN_INFO, "", stats={"compare": 1, "total": 1})
-    begin(handler, 1, "compare", page.with_name("compare.log"), str(page), "metrics.parquet")
-    finish(handler, 1, 1, 1)
-    handler.close()
-    assert stream.getvalue().splitlines() == [f"made: {page}", "1 of 1 jobs in 00:00"]
-
-
-def test_a_plan_that_was_asked_for_is_named_by_its_page(
-    make: Make, stream: io.StringIO, run: RunFolder
-) -> None:
-    run.plan_page.touch()
-    handler = make()
-    begin(handler, 1, "plan", run.log("plan"), f"{run.plan} (update)", "and another")
-    finish(handler, 1, 1, 1)
-    handler.close()
-    assert f"made: {run.plan_page}" in stream.getvalue().splitlines()
-
-
 def test_what_failed_comes_last_with_the_command_that_resumes(
     make: Make, stream: io.StringIO, run: RunFolder
 ) -> None:

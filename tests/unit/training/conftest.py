@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from families.made import made_teacher
 from families.sdxl import CASE as SDXL
 from runs import Run, make_run
 
@@ -22,9 +23,8 @@ def run(
 def scaled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Of SDXL, whose states have a scale, whose network predicts noise and whose prompts have
     several tensors."""
-    folder = tmp_path_factory.mktemp("sdxl")
-    SDXL.make(folder / "teacher")
-    return ready(request, folder, folder / "teacher", max_sequence_length=SDXL.max_tokens)
+    folder, teacher = tmp_path_factory.mktemp("sdxl"), made_teacher(tmp_path_factory, SDXL)
+    return ready(request, folder, teacher, max_sequence_length=SDXL.max_tokens)
 
 
 @pytest.fixture(scope="module", params=["run", "scaled"])

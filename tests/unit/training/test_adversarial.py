@@ -25,6 +25,7 @@ from distillery.training.update import end_of_last_step, predict
 from distillery.training.ways import add_directions, adversarial, new_companion
 from distillery.training.ways.adversarial import level_shares
 from distillery.training.ways.drawing import add_noise_to, with_what_fits
+from in_process import flip
 from runs import CPU, Run
 from training_phases import phases
 
@@ -290,9 +291,7 @@ def test_a_damaged_companion_is_noticed(run: Run, tmp_path: Path) -> None:
     for file in (COMPANION, COMPANION_OPTIMIZER):
         assert find_problem(checkpoint) is None
         whole = (checkpoint / file).read_bytes()
-        damaged = bytearray(whole)
-        damaged[-5] ^= 1
-        (checkpoint / file).write_bytes(damaged)
+        flip(checkpoint / file)
         assert find_problem(checkpoint) == f"{file} is damaged"
         (checkpoint / file).write_bytes(whole)
 

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import torch
 
+import in_process
 import runs
 import tiny
 from distillery.config.jobs import TrainingJob, read_job
@@ -146,12 +147,7 @@ def test_no_better_than_one_answer_to_everything_after_a_quarter():
 
 @pytest.fixture(scope="module")
 def dataset(data):
-    return SegmentDataset(
-        data / "targets/manifest.json",
-        data / "embeddings/train/manifest.json",
-        data / "prompts/train.parquet",
-        STEPS,
-    )
+    return in_process.open_dataset(data, STEPS)
 
 
 def test_a_perfect_student_varies_as_its_targets_do(dataset):
@@ -251,15 +247,8 @@ def test_a_measurement_ends_no_alarm_that_it_could_not_find(tmp_path):
 # ---- real trainings ----------------------------------------------------------------------------
 
 
-def run_script(arguments):
-    from distillery.stages import training as script
-
-    return script.main(arguments)
-
-
 def train(data, output, **settings):
-    tiny.write_training_job(output, **settings)
-    assert run_script(tiny.train_arguments(data, output)) == 0
+    assert in_process.train(data, output, **settings) == 0
     return rung(output)
 
 
@@ -271,11 +260,10 @@ def rung(output):
     }
 
 
-LONG = {"phases": phases(stored=2048), "log_every_samples": 128, "save_every_samples": 2048}
-
-
 def test_a_training_that_diverges_after_its_warm_up_rings(data, tmp_path):
-    found = train(data, tmp_path, **LONG, learning_rate=3.0, warmup_samples=2048)
+    settings = {"global_batch_size": 64, "log_every_samples": 128, "save_every_samples": 2048}
+    settings |= {"phases": phases(stored=2048), "warmup_samples": 2048}
+    found = train(data, tmp_path, learning_rate=3.0, **settings)
     assert ("loss_growth", "") in found
     log = (tmp_path / "logs/training.log").read_text()
     assert "WARNING" in log
@@ -287,7 +275,7 @@ def demo(tmp_path_factory):
     """Trajectories of the demo's teacher, which is a real one."""
     folder = tmp_path_factory.mktemp("demo")
     teacher = {"height": 96, "width": 96, "max_sequence_length": 32, "negative_prompt": ""}
-    prompts = pd.read_csv(REPOSITORY / "config/prompts/demo-train.csv").head(32)
+    prompts = pd.read_csv(REPOSITORY / "config/prompts/demo-train.csv").head(16)
     run = runs.make_run(
         folder,
         REPOSITORY / "resources/demo/teacher",
@@ -323,41 +311,47 @@ def test_a_last_row_of_few_samples_rings_nothing(data, dataset, tmp_path, num_sa
     assert {alarm.name for alarm in found} == expected
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("learning_rate", "expected"),
-    [(2e-4, set()), (0.05, {"no_better_than_constant", "state_ignored"})],
-)
-def test_the_demos_student_learns_and_collapses(demo, tmp_path, learning_rate, expected):
+def train_demo(demo, output, learning_rate=2e-4):
+    """The names of the alarms that ring in a training of the demo's student."""
     job = read_sealed(demo / "config/training.json")
     job["training"] |= {
-        "phases": phases(stored=320), "global_batch_size": 32, "learning_rate": learning_rate,
-        "log_every_samples": 64, "save_every_samples": 320,
+        "phases": phases(stored=192), "global_batch_size": 32, "learning_rate": learning_rate,
+        "log_every_samples": 64, "save_every_samples": 192,
     }  # fmt: skip
-    write_json(tmp_path / "config/training.json", job)
-    assert run_script(tiny.train_arguments(demo, tmp_path)) == 0
-    found = {name for name, _ in rung(tmp_path)}
-    assert found >= expected
-    assert bool(found) == bool(expected)
+    write_json(output / "config/training.json", job)
+    assert in_process.run_script(tiny.train_arguments(demo, output)) == 0
+    return {name for name, _ in rung(output)}
 
 
-def test_targets_of_other_trajectories_ring(data, tmp_path, monkeypatch):
+@pytest.mark.slow
+def test_the_demos_student_learns_and_nothing_rings(demo, tmp_path):
+    assert train_demo(demo, tmp_path) == set()
+
+
+@pytest.mark.slow
+def test_the_demos_student_collapses(demo, tmp_path):
+    assert train_demo(demo, tmp_path, 0.05) >= {"no_better_than_constant", "state_ignored"}
+
+
+@pytest.mark.slow
+def test_targets_of_other_trajectories_ring(demo, tmp_path, monkeypatch):
     real = SegmentDataset.__getitems__
 
     def shuffled(self, items):
         count = self.num_items // STEPS
         others = [
-            (item // STEPS + 1 + 5 * number) % count * STEPS + item % STEPS
+            (item // STEPS + 1 + number % (count - 1)) % count * STEPS + item % STEPS
             for number, item in enumerate(items)
         ]
         batch, other = real(self, items), real(self, others)
         return replace(batch, target=other.target)
 
     monkeypatch.setattr(SegmentDataset, "__getitems__", shuffled)
-    assert "no_better_than_constant" in {name for name, _ in train(data, tmp_path, **LONG)}
+    assert "no_better_than_constant" in train_demo(demo, tmp_path)
 
 
-def test_embeddings_that_are_all_equal_ring(data, tmp_path, monkeypatch):
+@pytest.mark.slow
+def test_embeddings_that_are_all_equal_ring(demo, tmp_path, monkeypatch):
     real = SegmentDataset.__getitems__
 
     def zeroed(self, items):
@@ -366,7 +360,7 @@ def test_embeddings_that_are_all_equal_ring(data, tmp_path, monkeypatch):
         return replace(batch, conditioning=zero)
 
     monkeypatch.setattr(SegmentDataset, "__getitems__", zeroed)
-    assert ("prompt_ignored", "") in train(data, tmp_path)
+    assert "prompt_ignored" in train_demo(demo, tmp_path)
 
 
 def test_looking_changes_no_byte_of_the_training(data, tmp_path, monkeypatch):

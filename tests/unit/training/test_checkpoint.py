@@ -16,10 +16,10 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-import tiny
 from distillery.telemetry import Reporter, explain_errors
 from distillery.training import checkpoint, loop
 from distillery.training.state import Window
+from in_process import train
 
 WORKFLOW = Path(__file__).parents[3] / "workflow"
 RECIPE = "0" * 64
@@ -111,14 +111,6 @@ def test_a_state_that_changed_is_passed_over_for_an_older_one(
         checkpoint.read_student(tmp_path, 48, RECIPE)
     assert checkpoint.find_problem(older) is None
     assert checkpoint.find_problem(newer) is not None
-
-
-def train(data: Path, output: Path) -> int:
-    """Run distillery.stages.training in this process."""
-    from distillery.stages import training as script
-
-    tiny.write_training_job(output)
-    return script.main(tiny.train_arguments(data, output))
 
 
 @contextmanager

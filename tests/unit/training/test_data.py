@@ -22,6 +22,7 @@ from distillery.training.batch import split
 from distillery.training.batches import NUM_CUDA_WORKERS, Batches, Order
 from distillery.training.data import SegmentDataset
 from distillery.training.distributed import RankInfo
+from in_process import flip, open_dataset
 from training_phases import phases
 
 TARGETS, EMBEDDINGS, PROMPTS = (
@@ -36,10 +37,6 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     tiny.make_tiny_store(folder, num_prompts=5, samples_per_prompt=2)
     return folder
-
-
-def open_dataset(folder, steps=4):
-    return SegmentDataset(folder / TARGETS, folder / EMBEDDINGS, folder / PROMPTS, steps)
 
 
 def joined(lists):
@@ -181,9 +178,7 @@ def test_whole_timesteps_stay_whole(run):
 def test_embeddings_are_read_once_where_no_other_process_does(run, tmp_path):
     shutil.copytree(run, tmp_path, dirs_exist_ok=True)
     chunk = sorted((tmp_path / EMBEDDINGS).parent.rglob("chunk-*"))[-1]
-    content = bytearray(chunk.read_bytes())
-    content[-1] ^= 1
-    chunk.write_bytes(content)
+    flip(chunk)
     with pytest.raises(DamagedChunkError, match=chunk.name):
         open_dataset(tmp_path)
     paths = (tmp_path / name for name in (TARGETS, EMBEDDINGS, PROMPTS))

@@ -8,34 +8,17 @@ from math import isfinite, isnan, nan
 from statistics import fmean
 
 import numpy as np
-import pandas as pd
 import pytest
 
 import tiny
 from distillery.telemetry import Reporter, read_events
 from distillery.training import loop
-from distillery.training.data import SegmentDataset
 from distillery.training.watchers.alarms import Course, LossJudge, Variation, judge_variation
 from distillery.training.watchers.tensorboard import TensorBoard
 from distillery.training.watchers.variation import CollapseProbe, prompt_variation, state_variation
+from in_process import checkpoints, log_of, losses_of, open_dataset, outputs, train
 
 STEPS = 4
-
-
-def train(data, output, **settings):
-    from distillery.stages import training as script
-
-    tiny.write_training_job(output, **settings)
-    return script.main(tiny.train_arguments(data, output))
-
-
-def losses(folder):
-    return pd.read_parquet(folder / "student/loss.parquet")
-
-
-def outputs(folder):
-    files = [*sorted((folder / "student/trained").iterdir()), folder / "student/loss.parquet"]
-    return {path.name: path.read_bytes() for path in files}
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +47,9 @@ def test_the_last_interval_is_in_the_table_though_it_is_shorter(
     ours = by_three if len(expected) > 1 else tmp_path
     if ours == tmp_path:
         assert train(data, ours, log_every_samples=1024) == 0
-    found = losses(ours)
+    found = losses_of(ours)
     assert found["samples_seen"].tolist() == expected
-    updates = losses(by_update).set_index("samples_seen")
+    updates = losses_of(by_update).set_index("samples_seen")
     first = ([0, *expected])[-2]
     last = updates[updates.index > first]
     assert found["loss"].iloc[-1] == pytest.approx(last["loss"].mean())
@@ -108,7 +91,7 @@ def test_an_interruption_changes_no_byte_of_a_table_with_a_shorter_last_row(
     assert train(data, parts, **settings) == 75
     monkeypatch.undo()
     assert train(data, parts, **settings) == 0
-    assert losses(parts)["samples_seen"].tolist() == [24, 48, 64]
+    assert losses_of(parts)["samples_seen"].tolist() == [24, 48, 64]
     assert outputs(parts) == outputs(by_three)
 
 
@@ -125,17 +108,12 @@ def lonely(tmp_path_factory):
 
 def test_one_trajectory_can_be_learned_and_raises_no_alarm(lonely, tmp_path):
     assert train(lonely, tmp_path) == 0
-    assert len(losses(tmp_path)) == 8
+    assert len(losses_of(tmp_path)) == 8
     assert all(event.kind != "alarm" for event in read_events(tmp_path / "telemetry"))
 
 
 def test_targets_that_do_not_vary_are_no_measure(lonely):
-    dataset = SegmentDataset(
-        lonely / "targets/manifest.json",
-        lonely / "embeddings/train/manifest.json",
-        lonely / "prompts/train.parquet",
-        STEPS,
-    )
+    dataset = open_dataset(lonely, STEPS)
     probe = CollapseProbe.of(dataset)
     answers = probe.last.target.unsqueeze(1)
     assert state_variation(answers, probe.last, dataset) is None
@@ -192,7 +170,7 @@ def test_a_resumed_training_is_judged_by_all_its_rows(data, by_update, tmp_path,
     taken = []
     real = LossJudge.add
     shutil.copytree(by_update, tmp_path, dirs_exist_ok=True)
-    newest = sorted((tmp_path / "student/checkpoints").glob("*/samples-*"))[-1]
+    newest = checkpoints(tmp_path)[-1]
     shutil.rmtree(newest)
     monkeypatch.setattr(
         LossJudge, "add", lambda self, row: (taken.append(row["samples_seen"]), real(self, row))
@@ -206,7 +184,7 @@ def test_a_last_row_of_too_few_samples_is_not_judged(data, tmp_path, monkeypatch
     monkeypatch.setattr(LossJudge, "judge", lambda self: judged.append(self) or [])
     assert train(data, tmp_path, log_every_samples=24) == 0
     assert len(judged) == 2
-    assert losses(tmp_path)["samples_seen"].tolist() == [24, 48, 64]
+    assert losses_of(tmp_path)["samples_seen"].tolist() == [24, 48, 64]
 
 
 # ---- a log that fails --------------------------------------------------------------------------
@@ -223,7 +201,7 @@ def test_a_training_goes_on_without_telemetry_that_cannot_be_written(
 
     monkeypatch.setattr(Reporter, "__init__", full)
     assert train(data, tmp_path) == 0
-    assert len(losses(tmp_path)) == 8
+    assert len(losses_of(tmp_path)) == 8
     assert capsys.readouterr().err.count("continues without telemetry") == 1
 
 
@@ -238,7 +216,4 @@ def test_the_first_error_is_told_though_the_log_fails_too(data, tmp_path, monkey
     monkeypatch.setattr(TensorBoard, "close", fail_too)
     assert train(data, tmp_path) == 1
     assert "error: the first one" in capsys.readouterr().err
-    assert (
-        "was not ended: ValueError('the second one')"
-        in (tmp_path / "logs/training.log").read_text()
-    )
+    assert "was not ended: ValueError('the second one')" in log_of(tmp_path)

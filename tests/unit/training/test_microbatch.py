@@ -7,7 +7,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import tiny
 from distillery.config.ways import Stored
 from distillery.files import read_json
 from distillery.telemetry import read_events
@@ -17,19 +16,11 @@ from distillery.training.microbatch import NOTES, GpuMemory, MicroBatches, lower
 from distillery.training.ways import way_of
 from distillery.training.ways.rollouts import RolloutsWay
 from distillery.training.ways.way import Way
+from in_process import WEIGHTS, log_of, train
 from runs import open_run
 from training_phases import phases
 
 ALONE, CPU = RankInfo(), torch.device("cpu")
-WEIGHTS = "student/trained/diffusion_pytorch_model.safetensors"
-
-
-def train(data, output, **settings):
-    """Run distillery.stages.training in this process."""
-    from distillery.stages import training as script
-
-    tiny.write_training_job(output, **settings)
-    return script.main(tiny.train_arguments(data, output))
 
 
 def stored_losses():
@@ -63,10 +54,6 @@ def assert_same_weights(ours, theirs):
     left, right = load_file(ours / WEIGHTS), load_file(theirs / WEIGHTS)
     for name in right:
         torch.testing.assert_close(left[name], right[name], rtol=1e-5, atol=1e-5)
-
-
-def log_of(folder):
-    return (folder / "logs/training.log").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +144,13 @@ def test_a_damaged_note_is_ignored_with_a_warning(data, tmp_path, caplog, note):
     assert f"{NOTES[False]} is damaged and ignored" in caplog.text
 
 
+def opened(data, output, ranks=ALONE, sharded=False, **settings):
+    """A training before its first update: its state, micro-batches and first share of a batch."""
+    run = open_run(data, output, ranks, **settings)
+    share = run.dataset.__getitems__(next(run.batches.positions(0)))
+    return run, state_of(data, run), of_segments(run, sharded), share
+
+
 def state_of(data, run):
     """A state that nothing was learned in."""
     from distillery.student.lora import load_trainable
@@ -174,10 +168,8 @@ def of_segments(run, sharded):
 @pytest.mark.parametrize(("room", "size"), [(8, 8), (7, 4), (3, 2), (1, 1)])
 def test_the_probe_finds_what_fits_and_leaves_no_trace(data, tmp_path, limited, room, size):
     limited[0][0] = room
-    run = open_run(data, tmp_path)
-    state, micro_batches = state_of(data, run), of_segments(run, sharded=False)
+    run, state, micro_batches, share = opened(data, tmp_path)
     before = {name: value.clone() for name, value in state.denoiser.state_dict().items()}
-    share = run.dataset.__getitems__(next(run.batches.positions(0)))
     microbatch.find_fitting(state, share, micro_batches, stored_losses(), run)
     assert micro_batches.size == size
     assert all(parameter.grad is None for parameter in state.denoiser.parameters())
@@ -189,8 +181,7 @@ def test_the_probe_finds_what_fits_and_leaves_no_trace(data, tmp_path, limited, 
 @pytest.mark.slow
 def test_the_probe_compiles_for_the_size_alone_that_fits(data, tmp_path, limited):
     limited[0][0] = 3
-    run = open_run(data, tmp_path)
-    state, micro_batches, compiled = state_of(data, run), of_segments(run, sharded=False), []
+    (run, state, micro_batches, share), compiled = opened(data, tmp_path), []
 
     def note(graph, _):
         compiled.append(micro_batches.size)
@@ -198,7 +189,6 @@ def test_the_probe_compiles_for_the_size_alone_that_fits(data, tmp_path, limited
 
     torch._dynamo.reset()
     state.denoiser.forward = torch.compile(state.denoiser.forward, backend=note, dynamic=False)
-    share = run.dataset.__getitems__(next(run.batches.positions(0)))
     microbatch.find_fitting(state, share, micro_batches, stored_losses(), run)
     assert set(compiled) == {2}
 
@@ -206,9 +196,8 @@ def test_the_probe_compiles_for_the_size_alone_that_fits(data, tmp_path, limited
 @pytest.mark.parametrize("choice", ["auto", False])
 def test_the_probe_turns_on_gradient_checkpointing_where_it_may(data, tmp_path, limited, choice):
     limited[0][0] = 0
-    run = open_run(data, tmp_path, gradient_checkpointing=choice)
-    state, micro_batches = state_of(data, run), of_segments(run, sharded=False)
-    share = run.dataset.__getitems__(next(run.batches.positions(0)))
+    settings = {"gradient_checkpointing": choice}
+    run, state, micro_batches, share = opened(data, tmp_path, **settings)
     with pytest.raises(torch.OutOfMemoryError, match="A single sample does not fit"):
         microbatch.find_fitting(state, share, micro_batches, stored_losses(), run)
     assert state.denoiser.is_gradient_checkpointing == (choice == "auto")
@@ -253,9 +242,7 @@ def bent(num_items):
     ],
 )
 def test_a_size_is_tried_where_the_last_two_say_that_it_fits(data, tmp_path, peak_at, limit, size):
-    run = open_run(data, tmp_path)
-    state, micro_batches = state_of(data, run), of_segments(run, sharded=False)
-    share = run.dataset.__getitems__(next(run.batches.positions(0)))
+    run, state, micro_batches, share = opened(data, tmp_path)
     memory = Memory(peak_at, limit)
     lower_by_estimates(state, share, micro_batches, stored_losses(), run, memory)
     assert micro_batches.size == size
@@ -283,9 +270,8 @@ def test_an_estimate_that_was_too_low_makes_the_next_attempt_smaller(
 ):
     monkeypatch.setattr("distillery.training.distributed.all_reduce", lambda values: values)
     sizes = dict.fromkeys(("global_batch_size", "log_every_samples", "save_every_samples"), 16)
-    run = open_run(data, tmp_path, RankInfo(0, 2), phases=phases(stored=64), **sizes)
-    state, micro_batches = state_of(data, run), of_segments(run, sharded=True)
-    share = run.dataset.__getitems__(next(run.batches.positions(0)))
+    two = RankInfo(0, 2)
+    run, state, micro_batches, share = opened(data, tmp_path, two, sharded=True, **sizes)
     with pytest.raises(torch.OutOfMemoryError, match=f"next attempt takes {noted} samples"):
         lower_by_estimates(
             state, share, micro_batches, stored_losses(), run, Memory(line, 10_000, fitting)
@@ -297,9 +283,7 @@ def test_an_estimate_that_was_too_low_makes_the_next_attempt_smaller(
 
 
 def test_a_single_sample_beyond_all_estimates_is_an_error_that_says_what_to_do(data, tmp_path):
-    run = open_run(data, tmp_path, RankInfo(0, 2))
-    state, micro_batches = state_of(data, run), of_segments(run, sharded=True)
-    share = run.dataset.__getitems__(next(run.batches.positions(0)))
+    run, state, micro_batches, share = opened(data, tmp_path, RankInfo(0, 2), sharded=True)
     with pytest.raises(torch.OutOfMemoryError, match=r"set training\.gradient_checkpointing: true"):
         lower_by_estimates(
             state, share, micro_batches, stored_losses(), run, Memory(line, 10_000, 0)

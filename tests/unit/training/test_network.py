@@ -5,19 +5,9 @@ import torch
 from diffusers import UNet2DConditionModel
 from safetensors.torch import load_file
 
-import tiny
 from distillery.training import parallel
+from in_process import WEIGHTS, log_of, train
 from training_phases import phases
-
-WEIGHTS = "student/trained/diffusion_pytorch_model.safetensors"
-
-
-def train(data, output, **settings):
-    """Run distillery.stages.training in this process."""
-    from distillery.stages import training as script
-
-    tiny.write_training_job(output, **settings)
-    return script.main(tiny.train_arguments(data, output))
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +89,7 @@ def test_a_compiled_student_learns_the_same(data, small, tmp_path, calls, gradie
 def test_nothing_is_compiled_on_a_cpu_unless_asked(data, plain, tmp_path, calls):
     assert train(data, tmp_path, compile="auto") == 0
     assert calls == []
-    assert "compile: False (no GPU)" in (tmp_path / "logs/training.log").read_text()
+    assert "compile: False (no GPU)" in log_of(tmp_path)
 
 
 def test_a_unet_is_compiled_by_its_blocks_of_both_kinds(calls, monkeypatch):

@@ -15,17 +15,13 @@ import runs
 import tiny
 from distillery.config.run import parse_config
 from distillery.images import MAX_COLUMNS, is_preview, thin_out, write_png
-from distillery.store.tables import read_table
 from distillery.telemetry import read_events
 from distillery.training import loop
 from distillery.training.previews import Previews
 from distillery.training.saving import Saver
 from distillery.training.update import inspecting
-from event_files import read_values
 from previewing import (
     FAST,
-    IDS,
-    MOMENTS,
     arguments,
     expected,
     images,
@@ -64,20 +60,6 @@ def test_the_first_the_last_and_those_between_are_drawn(drawn):
     sheet = Image.open(drawn / "student/previews/samples-000000000064/sheet.png")
     over_time = Image.open(drawn / "student/previews/sheet.png")
     assert sheet.width < over_time.width
-
-
-def test_tensorboard_has_each_preview_once_with_its_prompt(data, drawn):
-    shown = read_values(drawn / "telemetry/tensorboard")
-    prompts = read_table(data / "prompts/train.parquet").set_index("prompt_id")["prompt"]
-    for prompt_id in IDS:
-        pictures, texts = shown[f"previews/{prompt_id}"], shown[f"prompts/{prompt_id}/text_summary"]
-        assert list(pictures) == list(texts) == MOMENTS
-        for seen in MOMENTS:
-            (picture,), (text,) = pictures[seen], texts[seen]
-            name = f"samples-{seen:012d}/{prompt_id}.png"
-            assert picture.image.encoded_image_string == images(drawn)[name]
-            assert (picture.image.width, picture.image.height) == (32, 32)
-            assert text.tensor.string_val == [prompts[prompt_id].encode()]
 
 
 def test_the_training_does_not_notice(data, drawn, tmp_path):

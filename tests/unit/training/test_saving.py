@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import tiny
 from distillery.telemetry import read_events
 from distillery.training import checkpoint, saving
 from distillery.training.saving import HostCopy, Saver
 from distillery.training.state import TrainingState, Window
+from in_process import train
 from runs import open_run
 
 CPU = torch.device("cpu")
@@ -229,10 +229,7 @@ def test_the_loop_takes_memory_in_its_first_update(data, tmp_path, monkeypatch):
         prepare_host(saver, state)
 
     monkeypatch.setattr(Saver, "prepare", note)
-    from distillery.stages import training as script
-
-    tiny.write_training_job(tmp_path)
-    assert script.main(tiny.train_arguments(data, tmp_path)) == 0
+    assert train(data, tmp_path) == 0
     assert seen[0] == 0
 
 

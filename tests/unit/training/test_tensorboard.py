@@ -7,26 +7,18 @@ import sys
 import threading
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from tensorboardX.event_file_writer import EventsWriter
 
-import tiny
 from distillery.training import loop
 from distillery.training.watchers import tensorboard
 from distillery.training.watchers.tensorboard import MAX_QUEUE, TensorBoard, tags_of
 from event_files import read_numbers as read
+from in_process import losses_of, train
 
 WORKFLOW = Path(__file__).parents[3] / "workflow"
 PNG = b"\x89PNG\r\n\x1a\n" + b"\0\0\0\rIHDR" + (6).to_bytes(4) + (4).to_bytes(4)
 """As far as the size; nothing is encoded again."""
-
-
-def train(data, output, **settings):
-    from distillery.stages import training as script
-
-    tiny.write_training_job(output, **settings)
-    return script.main(tiny.train_arguments(data, output))
 
 
 def test_rows_become_curves_and_what_is_not_finite_is_left_out(tmp_path):
@@ -65,7 +57,7 @@ def test_nothing_is_written_once_the_writing_thread_has_ended(tmp_path, monkeypa
 def test_a_training_shows_its_loss_table(data, tmp_path):
     assert train(data, tmp_path) == 0
     shown = read(tmp_path / "telemetry/tensorboard")
-    losses = pd.read_parquet(tmp_path / "student/loss.parquet")
+    losses = losses_of(tmp_path)
     for column, tag in (("loss", "loss/all"), ("learning_rate", "training/learning_rate")):
         points = [points for (points,) in shown[tag].values()]
         assert list(shown[tag]) == losses["samples_seen"].tolist()

@@ -14,6 +14,7 @@ import yaml
 
 from distillery.config.yaml_files import check_files, is_result
 from distillery.files import JsonObject
+from distillery.notes import error, noting, refuse
 
 FILES, VALUES = "--configfile", "--config"
 OPTIONS = {FILES: FILES, "--configfiles": FILES, VALUES: VALUES, "-C": VALUES}
@@ -44,7 +45,7 @@ def check_words(words: Sequence[str]) -> None:
         words: of the command line, without the program.
 
     Raises:
-        ValueError: a word there is a target, or a configuration is not there or cannot be read.
+        ValueError: a word there is a target, or configurations are not there or cannot be read.
     """
     taken, others = _split(words)
     targets = {
@@ -63,10 +64,14 @@ def check_words(words: Sequence[str]) -> None:
                 f"{option} takes all words after it, and {' and '.join(found)} is a target: write "
                 f"targets before it: {command}"
             )
-    for word in taken[FILES]:
-        if not Path(word).is_file():
-            raise ValueError(f"the configuration {word} does not exist: correct its name")
-    check_files(taken[FILES])
+    notes = [
+        error(f"the configuration {word}", " does not exist", "correct its name")
+        for word in taken[FILES]
+        if not Path(word).is_file()
+    ]
+    with noting(notes):
+        check_files(taken[FILES])
+    refuse(notes)
 
 
 def _split(words: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:

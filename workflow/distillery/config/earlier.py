@@ -12,6 +12,7 @@ import yaml
 
 from distillery.config.phases import Phases
 from distillery.files import JsonObject
+from distillery.notes import Note, error, refuse
 
 OF_ONLINE = {
     "finish_samples": "samples",
@@ -141,7 +142,7 @@ def phases_of(given: Mapping[str, Any]) -> list[dict[str, Any]]:
             f"training.num_samples is {total}, and rounds, a finish and rollouts are {total - left}"
             " samples: raise num_samples, or lower theirs"
         )
-    _check_used(given)
+    refuse(_on_unused(given))
     return [{"learn": "stored", "samples": left}] * (left > 0) + later
 
 
@@ -182,15 +183,16 @@ def _count(section: Mapping[str, Any], key: str, before: str = "") -> int:
     return value
 
 
-def _check_used(given: Mapping[str, Any]) -> None:
-    """Raise ValueError for a setting of a phase that there is not."""
+def _on_unused(given: Mapping[str, Any]) -> Iterator[Note]:
+    """Settings of a phase that there is not."""
     is_there = {
         "targets: online": given.get("targets") == "online",
         "rollout_samples": bool(given.get("rollout_samples")),
     }
     for name, needed in NEEDS.items():
         if given.get(name) not in (None, 0) and not is_there[needed]:
-            raise ValueError(
-                f"training.{name} is set without training.{needed}: it says something of a phase "
-                "that there is not; leave it out, or write training.phases"
+            yield error(
+                f"training.{name} is set without training.{needed}",
+                ": it says something of a phase that there is not",
+                "leave it out, or write training.phases",
             )

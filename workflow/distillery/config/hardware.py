@@ -24,7 +24,6 @@ class GpuKind:
     Attributes:
         name: as H100.
         memory_gib: of each.
-        count: how many.
     """
 
     name: str

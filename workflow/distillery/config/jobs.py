@@ -303,7 +303,6 @@ def _runtime(sections: Section) -> dict[str, set[str]]:
 
 
 def _job(config: RunConfig, stage: str) -> Job:
-    """The part of a configuration that a stage takes."""
     model = stage.removeprefix("samples-")
     if model != stage and model in config.samples.models:
         sampling = resolve_sampling(config, model)
@@ -355,7 +354,6 @@ def user_key(config: RunConfig, stage: str, key: str) -> str:
     comes from now: the file does not tell where an earlier value came from.
 
     Args:
-        config: of the run.
         stage: as `freeze` takes it.
         key: with dots, as `sampling.steps`.
     """

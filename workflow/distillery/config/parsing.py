@@ -28,7 +28,6 @@ def parse(model: type[Model], raw: JsonObject, source: str, given: Collection[st
     """Validate through JSON, which strict mode needs for tuples, and explain what is wrong.
 
     Args:
-        model: of the section.
         raw: as read from YAML.
         source: what errors name: the files.
         given: keys that --config gives, which errors name instead.
@@ -217,7 +216,6 @@ def _all_tags(model: type[BaseModel], details: Any) -> list[str]:
 
 
 def _expected(model: type[BaseModel], details: Any) -> str:
-    """The same in words."""
     return ", ".join(_all_tags(model, details))
 
 

@@ -32,7 +32,6 @@ class Span:
     """A phase's place in the stream of samples; each time that it runs has its own.
 
     Attributes:
-        phase: whose place it is.
         begin, end: samples seen before it, and after it.
         place: of the phase in the list.
         number: of the time, from 1, where jobs of its own come before each; else 0.

@@ -7,6 +7,7 @@ import yaml
 
 from distillery.encodings import decode, explain_control, find_control
 from distillery.files import read_json
+from distillery.notes import Note, noting, refuse
 
 RESULTS = "results"
 
@@ -15,17 +16,14 @@ def check_files(paths: Iterable[Path | str]) -> None:
     """Look at configuration files before they are used.
 
     Raises:
-        ValueError: a file is a result, is not UTF-8, has control characters, is not YAML, or has a
-            key twice (YAML takes the last).
+        ValueError: files are results, not UTF-8 or not YAML, have control characters, or have a key
+            twice (YAML takes the last).
     """
+    notes: list[Note] = []
     for path in map(Path, paths):
-        if is_result(path):
-            raise ValueError(
-                f"{path} is a result and no configuration: write targets before --configfile: "
-                f"`snakemake --cores all {path} --configfile config/mine.yaml`"
-            )
-        if path.is_file():
+        with noting(notes):
             _check(path)
+    refuse(notes)
 
 
 def is_result(path: Path) -> bool:
@@ -45,6 +43,13 @@ def _is_whole(path: Path) -> bool:
 
 
 def _check(path: Path) -> None:
+    if is_result(path):
+        raise ValueError(
+            f"{path} is a result and no configuration: write targets before --configfile: "
+            f"`snakemake --cores all {path} --configfile config/mine.yaml`"
+        )
+    if not path.is_file():
+        return
     try:
         text = decode(path.read_bytes(), path)
     except ValueError as error:

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from distillery.notes import error, refuse
+
 COUNTED_AT_ONCE = 4096
 MAX_PROMPTS_NAMED = 5
 
@@ -102,10 +104,12 @@ def check_size(sizes: Mapping[str, int], multiples: Mapping[str, int]) -> None:
     Args:
         sizes: `height` and `width` in pixels.
     """
-    for name, pixels in sizes.items():
-        if pixels % multiples[name]:
-            nearest = max(round(pixels / multiples[name]), 1) * multiples[name]
-            raise ValueError(
-                f"teacher.{name} is {pixels}: this model needs a multiple of {multiples[name]}; "
-                f"use {nearest}"
-            )
+    refuse(
+        error(
+            f"teacher.{name} is {pixels}",
+            f": this model needs a multiple of {multiples[name]}",
+            f"use {max(round(pixels / multiples[name]), 1) * multiples[name]}",
+        )
+        for name, pixels in sizes.items()
+        if pixels % multiples[name]
+    )

@@ -17,6 +17,7 @@ from distillery.generation.chunked import (
     advise_not_finite,
     make_chunks,
 )
+from distillery.notes import Note, noting, refuse
 from distillery.store.embeddings import Negative, Text, distinct_texts, members_of, pack
 from distillery.store.recipes import EmbeddingsRecipe
 from distillery.store.tables import read_table
@@ -57,10 +58,14 @@ def check_texts(
     """
     written = [text for text in texts if text is not None]
     check_tokenizers(folder, pipeline)
-    if teacher.long_prompts == "refuse":
-        length = teacher.max_sequence_length or folder.family.max_sequence_length
-        check_lengths(folder.family.readers(pipeline, length), written)
-    check_told_apart(tokenizers_of(folder, pipeline), written)
+    notes: list[Note] = []
+    with noting(notes):
+        if teacher.long_prompts == "refuse":
+            length = teacher.max_sequence_length or folder.family.max_sequence_length
+            check_lengths(folder.family.readers(pipeline, length), written)
+    with noting(notes):
+        check_told_apart(tokenizers_of(folder, pipeline), written)
+    refuse(notes)
 
 
 def make_embeddings(

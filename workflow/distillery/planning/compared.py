@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
+from distillery.notes import error, refuse
 from distillery.run_folder import RunFolder
 from distillery.words import listed
 
@@ -38,13 +39,17 @@ def two_runs(pair: str, results: Path = Path("results")) -> tuple[RunFolder, Run
     if first == second:
         raise ValueError(f"{pair} compares {first} with itself: name two runs")
     runs = RunFolder(results / first), RunFolder(results / second)
-    for run in runs:
-        if not run.compared:
-            raise ValueError(
-                f"{run} holds no results of a run, neither config/run.json nor "
-                "samples/*/manifest.parquet nor evaluation/scores.parquet: make the run first, "
-                f"by snakemake --cores all --configfile FILE, where FILE says run: {run.path.name}"
-            )
+    refuse(
+        error(
+            str(run),
+            " holds no results of a run, neither config/run.json nor samples/*/manifest.parquet "
+            "nor evaluation/scores.parquet",
+            "make the run first, by snakemake --cores all --configfile FILE, where FILE says run: "
+            f"{run.path.name}",
+        )
+        for run in runs
+        if not run.compared
+    )
     return runs
 
 

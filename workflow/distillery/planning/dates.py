@@ -5,7 +5,8 @@ is told which outputs to make again. A clock that was set back, a copy or a back
 nothing, and what fits is made again by no one.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -14,28 +15,26 @@ from distillery.files import hash_file
 from distillery.run_folder import RunFolder
 from distillery.store.belonging import Foreign, find_foreign, is_frozen, why_not_samples
 
-MADE = (
-    "prompts/*.parquet", "embeddings/*/manifest.json", "targets/*.json", "rounds/*/*.json",
-    "rounds/*/states/*.json", "student/*", "samples/*/*.parquet", "dataset/*", "evaluation/*",
-    "report/*", "gallery",
-)  # fmt: skip
-"""All that rules make of other files of a run, in its folder."""
+WILDCARD = re.compile(r"\{[^{}]*\}")
+"""In a declared output, maybe with what it may stand for: {shard}, {split,train|eval}."""
 STAMP = ".snakemake_timestamp"
 
 
 def hidden_outputs(
-    config: RunConfig, run: RunFolder, noted_inputs: Callable[[str], Mapping[str, str]]
+    config: RunConfig,
+    run: RunFolder,
+    declared: Iterable[str],
+    noted_inputs: Callable[[str], Mapping[str, str]],
 ) -> set[Path]:
     """What was made from something else than what is there, which Snakemake would overlook.
 
     Nothing is written, so that a dry run may ask.
 
     Args:
-        config: of the run.
-        run: its folder.
+        declared: outputs of all rules, with wildcards in braces.
         noted_inputs: the hashes of what a file was made from, by Snakemake's note of it.
     """
-    found = set(_of_changed_inputs(run, noted_inputs))
+    found = set(_of_changed_inputs(run, declared, noted_inputs))
     for foreign in [*find_foreign(config, run), *_samples_without_note(config, run, noted_inputs)]:
         found |= set(foreign.outputs)
     return found
@@ -51,11 +50,13 @@ def date_of(path: Path) -> int:
 
 
 def _of_changed_inputs(
-    run: RunFolder, noted_inputs: Callable[[str], Mapping[str, str]]
+    run: RunFolder, declared: Iterable[str], noted_inputs: Callable[[str], Mapping[str, str]]
 ) -> Iterator[Path]:
     """What was made from files of the run that are older and no longer what they were then."""
     digest = cache(hash_file)
-    for output in (path for pattern in MADE for path in run.path.glob(pattern)):
+    patterns = {Path(WILDCARD.sub("*", output)) for output in declared}
+    inside = [str(it.relative_to(run.path)) for it in patterns if it.is_relative_to(run.path)]
+    for output in (path for pattern in inside for path in run.path.glob(pattern)):
         for name, expected in noted_inputs(str(output)).items():
             path = Path(name)
             if not path.is_relative_to(run.path) or not path.is_file():

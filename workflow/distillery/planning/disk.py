@@ -288,7 +288,6 @@ def summarise_sizes(stages: Mapping[str, int]) -> str:
 
 
 def _files(folder: Path) -> Iterable[Path]:
-    """Every file below a folder."""
     return (Path(root) / name for root, _, names in os.walk(folder) for name in names)
 
 

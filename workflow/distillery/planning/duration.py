@@ -27,11 +27,7 @@ def plan_duration(
     """The time of each stage; nothing where there is no probe, and why where it is of no use.
 
     Args:
-        stages: that there are.
-        config: of the run.
-        counts: of its prompts and texts.
         run_folder: where the probe is.
-        room: what the jobs share.
         networks: of a training, and why its online targets have no estimate.
     """
     path = run_folder.probe
@@ -66,7 +62,6 @@ def on_duration(time: Mapping[str, Any], gpus: Gpus, probe: str) -> Iterator[Not
 
     Args:
         time: what `plan_duration` gives.
-        gpus: that the jobs will get.
         probe: the file that the rates are from.
     """
     if time.get("note"):

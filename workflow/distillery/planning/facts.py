@@ -52,12 +52,8 @@ class Facts:
     """Of every run; of one that generates images alone there are no others.
 
     Attributes:
-        stages: that there are.
-        config: of the run.
         prompts: the table of each split.
-        folder: of the teacher.
         run_folder: results/{run}.
-        gpus: that the jobs will get.
     """
 
     stages: Sequence[Stage]

@@ -48,8 +48,6 @@ def plan_first(
     """Write runtime.json, and plan.json unless it is that of this configuration and of these files.
 
     Args:
-        config: of the run.
-        run: its folder.
         sources: files beside the configuration that the plan reads.
         num_processes: that Snakemake gives the training; 0 if no training is to be done.
         num_gpus: the same of GPUs; None if no training is to be done.
@@ -87,7 +85,6 @@ def plan_as_asked(planned: Mapping[str, Any] | None, run: RunFolder) -> None:
 
     Args:
         planned: {"config": {...}, "sources": [files]}, or None: nothing is planned.
-        run: its folder.
     """
     if planned is not None:
         config = parse_config(planned["config"], "the configuration")
@@ -112,8 +109,6 @@ def asked_to_plan(config: RunConfig, run: RunFolder, sources: Sequence[str], out
     """JSON by which a first job plans its run, null for the job that writes what the plan reads.
 
     Args:
-        config: of the run.
-        run: its folder.
         sources: files beside the configuration that the plan reads.
         output: of the job.
     """
@@ -208,7 +203,6 @@ def on_prompt_files(config: RunConfig, is_made: Callable[[str], bool]) -> list[N
     advice.
 
     Args:
-        config: of the run.
         is_made: whether a rule makes a file.
     """
     notes: list[Note] = []

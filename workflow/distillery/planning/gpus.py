@@ -52,7 +52,6 @@ def plan_gpus(
     The smallest memory and the oldest capability decide, for all processes must do alike.
 
     Args:
-        hardware: section of the configuration.
         local_gpus: on this machine, as in `hardware.describe_hardware`.
         num_gpus: that Snakemake gives the training, if it is to train.
         num_nodes: that these are on.

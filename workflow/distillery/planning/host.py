@@ -32,10 +32,7 @@ def host_bytes(
     also holds the copy that a checkpoint is written from.
 
     Args:
-        stages: that there are.
-        config: of the run.
         plan: as in plan.json, with student, training and memory.
-        folder: of the teacher.
     """
     components, family = plan["memory"]["components"], folder.family
     texts = sum(size for name, size in components.items() if name in family.text_components)
@@ -74,7 +71,6 @@ def on_requests(
         requests: of each rule that has jobs.
         needs: as of `host_bytes`.
         time: what `plan_duration` gives; without stages nothing is known.
-        jobs: of each stage.
     """
     for row in jobs:
         request, need = requests.get(row.stage), needs.get(row.stage, 0)

@@ -14,8 +14,7 @@ class StageJobs:
 
     Attributes:
         stage: as in the report.
-        jobs: of it.
-        processes: of each.
+        processes: of each job.
         gpus: that each takes; 0 where it needs none, or there is none.
     """
 
@@ -31,9 +30,6 @@ def list_jobs(
     """The jobs of all stages that take time, in the order in which they run.
 
     Args:
-        stages: that there are.
-        config: of the run.
-        gpus: that the jobs will get.
         num_processes: of the training.
     """
     taken = {
@@ -60,7 +56,6 @@ class Room:
     """What all jobs of a run share.
 
     Attributes:
-        jobs: of each stage.
         num_gpus: 0 on the CPU.
         cpu_jobs: jobs of one process that the cores have room for.
     """

@@ -24,8 +24,6 @@ def on_noted(config: RunConfig, run: RunFolder, has_noted: Callable[[str], bool]
     damaged file is told by the job that reads it.
 
     Args:
-        config: of the run.
-        run: its folder.
         has_noted: whether Snakemake has a note of how a file was made.
     """
     stages = {*JOBS, *(f"samples-{model}" for model in config.samples.models)} - {"prompts"}

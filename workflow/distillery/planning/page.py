@@ -30,7 +30,6 @@ class Part:
     """A quarter of the page.
 
     Attributes:
-        title: of it.
         facts: names with what is to be said of each.
         tables: after the facts.
         notes: whole sentences, last.

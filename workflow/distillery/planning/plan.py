@@ -50,8 +50,6 @@ def make_plan(
     A plan that is refused leaves the files of the last good one as they are.
 
     Args:
-        stages: that there are.
-        config: of the run.
         output: plan.json; plan.html goes beside it.
         num_gpus: that Snakemake gives the training; None where it is not to train.
         num_nodes: that these are on.

@@ -23,7 +23,6 @@ def on_rounding(config: Config, grid: Schedule, prediction_type: PredictionType)
     """Short segments, which are the difference of two rounded states.
 
     Args:
-        config: of the run.
         grid: the student's.
         prediction_type: of the student.
     """

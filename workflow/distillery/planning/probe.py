@@ -162,7 +162,6 @@ class Planned:
 
     Attributes:
         stage: as in the report.
-        num_jobs: of it.
         busy_s: of all its processes together.
         wall_s: with so many at once as the machine has room for.
         gpu_s: of all GPUs that its jobs hold together.
@@ -181,7 +180,6 @@ class Amount:
 
     Attributes:
         kind: as of `Rate`.
-        num_jobs: of them.
         items: of all of them together, as the stage's telemetry counts them.
         turn: jobs of a stage wait for those of earlier turns.
     """
@@ -201,9 +199,7 @@ def plan_times(rates: Mapping[str, Rate], amounts: Iterable[Amount], room: Room)
     """The time of each stage.
 
     Args:
-        rates: of the probe.
         amounts: of all jobs; kinds without a rate are left out.
-        room: what the jobs share.
     """
     by_stage: dict[str, list[tuple[Amount, Rate]]] = {}
     for amount in amounts:
@@ -214,7 +210,6 @@ def plan_times(rates: Mapping[str, Rate], amounts: Iterable[Amount], room: Room)
 
 
 def _plan_stage(stage: str, rows: Sequence[tuple[Amount, Rate]], room: Room) -> Planned:
-    """One stage over all its jobs."""
     busy_s, turns = 0.0, dict[int, list[float]]()
     for amount, rate in rows:
         job_s = rate.start_s + amount.items / amount.num_jobs * rate.item_s
@@ -239,13 +234,7 @@ def wall_time(jobs_s: Iterable[float], places: int) -> float:
 
 
 def amounts_of(stages: Iterable[Stage], config: RunConfig, counts: Counts) -> list[Amount]:
-    """All that a run does, for `plan_times`.
-
-    Args:
-        stages: that there are.
-        config: of the run.
-        counts: of its prompts and texts.
-    """
+    """All that a run does, for `plan_times`."""
     return [
         Amount(
             # Each sampled model has a rate of its own.

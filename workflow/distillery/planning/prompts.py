@@ -39,7 +39,6 @@ def on_made(
     settings, is not read again. A plan that was made since knows the new content alone.
 
     Args:
-        config: of the run.
         prompts: the table of each split, as the files are now.
         run_folder: with the tables that are in use, if any.
     """
@@ -101,9 +100,7 @@ def on_negatives(
     """Negative prompts of single prompts that nothing uses: an error where no split's are used.
 
     Args:
-        config: of the run.
         prompts: the table of each split.
-        folder: of the teacher.
     """
     with_negatives = [split for split, table in prompts.items() if any(own_negatives(table))]
     guided = guided_splits(config, folder)

@@ -28,11 +28,7 @@ def plan_residence(
     """Where the teacher of online targets will be; None where the targets are stored.
 
     Args:
-        config: of the run.
-        student: as planned.
-        folder: of the teacher.
         student_bytes: of the student in training, on each device.
-        machine: processes and memory.
     """
     online = config.training.of(Online)
     if online is None:

@@ -40,8 +40,6 @@ def networks_of(
 
     Args:
         training: what `plan_training` gives.
-        calls_per_step: of the teacher.
-        size: of the student over the teacher.
     """
     machine, teacher = training["machine"], training["teacher"]
     world = int(machine["world_size"])
@@ -60,9 +58,6 @@ def scale_rates(
     """The rates of a probe, with those of what it left out.
 
     Args:
-        config: of the run.
-        rates: of the probe.
-        networks: of the planned training.
         has_answers: whether the time of online answers follows from passes.
     """
     if "targets" not in rates or "training" not in rates:

@@ -32,7 +32,6 @@ def on_measures(config: Config, num_features: dict[str, int], num_prompts: int) 
     """Measures that will be left out, since they take more images.
 
     Args:
-        config: of the run.
         num_features: of each vision model.
         num_prompts: that are held out.
     """

@@ -40,7 +40,6 @@ class Walk:
     """How the teacher is sampled somewhere in the run.
 
     Attributes:
-        steps: that it takes.
         grid: `even`, or None for the stock call's.
     """
 
@@ -54,8 +53,6 @@ def solver_facts(
     """What the plan says of the teacher's solver, which can take all walks.
 
     Args:
-        config: of the run.
-        folder: of the teacher.
         latent_shape: of one sample.
     """
     scheduler = load_scheduler(folder, config.teacher)

@@ -30,7 +30,6 @@ class Item:
     """One file or folder of a run.
 
     Attributes:
-        path: of it.
         find_problem: reads it; returns why it is damaged, or None.
         manifests: finds what goes with it, so that Snakemake makes it again.
         is_asked_for: whether the rule `all` asks for it, or for what is made of it.
@@ -56,7 +55,6 @@ def strangers(run: RunFolder, reporter: Reporter) -> Iterator[Damage]:
     """What is there of a run and not of its configuration, with what is made again for it.
 
     Args:
-        run: its folder.
         reporter: for what it takes to know the images' recipe.
     """
     try:

@@ -24,7 +24,6 @@ def print_page(page: Page, file: TextIO | None = None) -> None:
     """Print a page.
 
     Args:
-        page: to print.
         file: where; the standard error output if there is none.
     """
     stream = file or sys.stderr

@@ -96,8 +96,6 @@ def already_there(
     """What is there of each stage that takes time.
 
     Args:
-        config: of the run.
-        run: its folder.
         prompts: the table of each split.
         recipes: the hash that `embeddings` will have, of a run that trains `targets`,
             `samples`, that of the trajectories' ids and texts, and `scheduler`, `hash_solver` of

@@ -61,7 +61,6 @@ def on_numbers(config: RunConfig, num_eval: int) -> Iterator[Note]:
     """More prompts than there are, and too few for what is to be decided.
 
     Args:
-        config: of the run.
         num_eval: held-out prompts.
     """
     asked = {"samples.num_prompts": config.samples.num_prompts or 0}
@@ -88,7 +87,6 @@ def on_settings(config: Config, num_train: int) -> Iterator[Note]:
     """Settings of the training and the evaluation.
 
     Args:
-        config: of the run.
         num_train: prompts of prompts.train.
     """
     training, ratio = config.training, config.evaluation.min_clip_ratio

@@ -39,7 +39,6 @@ class Verified:
     """What was found of a run.
 
     Attributes:
-        damages: what is damaged.
         num_read: files and folders that were read and compared with what is known of them.
         num_unlisted: whole files beside them that no manifest lists.
     """
@@ -50,12 +49,7 @@ class Verified:
 
 
 def verify(run: RunFolder, reporter: Reporter) -> Verified:
-    """Read all there is of a run; a run that is not finished has less.
-
-    Args:
-        run: its folder.
-        reporter: shows the progress.
-    """
+    """Read all there is of a run; a run that is not finished has less."""
     items = list(_find_items(run))
     damages = []
     with (
@@ -90,7 +84,6 @@ def _read(item: Item) -> str | None:
 
 
 def _find_items(run: RunFolder) -> Iterator[Item]:
-    """All there is to read."""
     for path in [*_matches(run.config("*"), run), *_matches(run.plan, run)]:
         yield Item(path, partial(_problem_of, read_frozen, path), is_asked_for=False)
     rounds = (run.visited("*"), run.states_shard("*", "*"))
@@ -178,7 +171,6 @@ def _find_images(folder: Path) -> Iterator[Item]:
 
 
 def _identities(claims: Mapping[str, Claims]) -> set[ChunkIdentity]:
-    """All identities that manifests list."""
     return {identity for listed in claims.values() for identity, _ in listed}
 
 
@@ -193,7 +185,6 @@ def _problem_of_file(
     A whole one that no manifest lists is not damaged: the job that makes it has not ended yet.
 
     Args:
-        path: of the file.
         claims: what manifests say of it.
         listed: the identities of all files that they list.
         identify: reads a file's identity.
@@ -264,7 +255,6 @@ def tell(run: RunFolder, log: Path | None = None) -> bool:
     """Verify a run and print the result; True where nothing is damaged.
 
     Args:
-        run: its folder.
         log: the job's log file, which gets what is damaged too; there may be none.
 
     Raises:

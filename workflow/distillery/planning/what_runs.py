@@ -34,11 +34,8 @@ def what_runs(
     """What the run will do.
 
     Args:
-        config: of the run.
         prompts: the table of each split.
-        folder: of the teacher.
         plan: as in plan.json, but for the page.
-        jobs: of each stage.
     """
     facts = _teacher(config, folder, plan)
     facts += plan["solver"]["facts"]

@@ -15,6 +15,7 @@ from distillery.config.teacher import Adapter, Teacher
 from distillery.files import could_be_hub_id, hash_json
 from distillery.hash_cache import hash_large_files
 from distillery.hub import download_file, explain_hub
+from distillery.notes import Note, noting, refuse
 from distillery.teacher.adapter_files import Weights, facts_of, read_weights
 from distillery.teacher.adapter_fit import (
     TRAINED_ON_IT,
@@ -233,17 +234,20 @@ def check_adapters(
         teacher: section of the configuration.
 
     Raises:
-        ValueError: one does not.
+        ValueError: some do not.
     """
+    notes: list[Note] = []
     for number, adapter in enumerate(teacher.adapters):
-        weights = read_weights(find_adapter(adapter), folder)
-        for name, prefix in choose_components(adapter, weights, folder).items():
-            if name in denoisers:
-                _load(denoisers[name], f"adapter_{number}", prefix, weights, adapter)
-            else:
-                encoder = text_encoder(name)
-                named = in_peft_names(weights.tensors, prefix, encoder)
-                check_fit(_misfit(adapter, weights, prefix), encoder, named)
+        with noting(notes):
+            weights = read_weights(find_adapter(adapter), folder)
+            for name, prefix in choose_components(adapter, weights, folder).items():
+                if name in denoisers:
+                    _load(denoisers[name], f"adapter_{number}", prefix, weights, adapter)
+                else:
+                    encoder = text_encoder(name)
+                    named = in_peft_names(weights.tensors, prefix, encoder)
+                    check_fit(_misfit(adapter, weights, prefix), encoder, named)
+    refuse(notes)
 
 
 def _misfit(adapter: Adapter, weights: Weights, prefix: str) -> str:

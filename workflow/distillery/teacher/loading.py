@@ -15,7 +15,7 @@ from distillery.families import Family
 from distillery.families.protocol import Denoiser, Pipeline
 from distillery.files import read_json
 from distillery.model_folder import load_denoiser
-from distillery.notes import Note
+from distillery.notes import Note, noting, refuse
 from distillery.teacher.adapters import adapt, adapted_components, cast, check_adapters
 from distillery.teacher.components import INDEX, check_classes, unusable
 from distillery.teacher.decoding import guard_decoding
@@ -312,10 +312,14 @@ def check_options(teacher: Teacher, folder: PipelineFolder) -> None:
     if not teacher.adapters and teacher.attention is None:
         return
     denoisers: dict[str, Denoiser] = {name: _skeleton(folder, name) for name in folder.denoisers}
-    for denoiser in denoisers.values():
-        if teacher.attention is not None:
-            check_attention(denoiser, teacher.attention, teacher.dtype)
-    check_adapters(denoisers, partial(_text_skeleton, folder), teacher, folder)
+    notes: list[Note] = []
+    with noting(notes):
+        for denoiser in denoisers.values():
+            if teacher.attention is not None:
+                check_attention(denoiser, teacher.attention, teacher.dtype)
+    with noting(notes):
+        check_adapters(denoisers, partial(_text_skeleton, folder), teacher, folder)
+    refuse(notes)
 
 
 def _text_skeleton(folder: PipelineFolder, name: str) -> torch.nn.Module:

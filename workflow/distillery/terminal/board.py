@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from distillery.files import read_json
+from distillery.pipeline import STAGES
 from distillery.run_folder import RunFolder
+from distillery.stage import asked_for
 from distillery.terminal.jobs import Job
 from distillery.terminal.remaining import Seconds, planned_seconds
 
 BESIDE = 0.1
 """What jobs do beside network passes, by all passes: as much in each job, whatever it is for."""
-LOOKING = {"compare", "freeze", "plan", "probe", "verify"}
+LOOKING = {stage.name for stage in STAGES if stage.keys is asked_for}
 """Rules that make nothing of a run: what it has may be of another configuration than they are."""
 MAX_LOOKS = 50
 """Jobs that one look reads of, twice a second."""
