@@ -4,6 +4,7 @@ A family answers by calling the stock Diffusers pipeline, never by rewriting it.
 between Wan, SDXL, SD3 or FLUX is behind this protocol; there is no `if family ==` elsewhere.
 """
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -234,7 +235,7 @@ class Family(Protocol):
             num_inference_steps=request.steps,
             output_type="pt" if request.decode else "latent",
             return_dict=False,
-            **request.further,
+            **_as_annotated(pipeline, request.further),
         )[0]
         return self.images(result) if request.decode else None
 
@@ -252,3 +253,14 @@ class Family(Protocol):
         padded; returns (b, *latent).
         """
         ...
+
+
+def _as_annotated(pipeline: Pipeline, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of a stock call with tuples for lists where it takes tuples; YAML has lists."""
+    kinds = inspect.signature(type(pipeline).__call__).parameters
+    return {
+        name: tuple(value)
+        if isinstance(value, list) and "tuple" in str(kinds[name].annotation).lower()
+        else value
+        for name, value in arguments.items()
+    }
