@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 import torch
@@ -184,6 +185,7 @@ def encoding(pipeline: Pipeline) -> Iterator[list[Any]]:
     given: list[Any] = []
     original = pipeline.encode_prompt
 
+    @wraps(original)
     def encode_prompt(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
         given.append(copied(result))

@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import Any
 
 import torch
@@ -97,6 +98,8 @@ def recording(pipeline: Pipeline) -> Iterator[list[Step]]:
     pending: list[NetworkCall] = []
     original = scheduler.step
 
+    # Pipelines look at its signature: whether it takes a generator.
+    @wraps(original)
     def step(
         model_output: torch.Tensor, timestep: Any, sample: torch.Tensor, *args: Any, **kwargs: Any
     ) -> Any:
@@ -111,8 +114,13 @@ def recording(pipeline: Pipeline) -> Iterator[list[Step]]:
         for name, component in pipeline.components.items():
             if isinstance(component, torch.nn.Module):
                 stack.enter_context(_watched(name, component, pending))
-        stack.enter_context(with_methods(scheduler, step=step))
+        stack.enter_context(with_methods(scheduler, step=step, __deepcopy__=_refuse_copy))
         yield steps
+
+
+def _refuse_copy(_memo: object) -> None:
+    """A copy would step with the original's `step`, and change its state."""
+    raise UntraceableError("it steps with copies of its scheduler")
 
 
 @contextmanager
@@ -386,7 +394,7 @@ def learn(pipeline: Pipeline, call: Call, prompts: Sequence[str]) -> tuple[Signa
             )
     calls = [step.calls[0] for step in steps]
     entry = _find_entry(steps)
-    sorts = _Sorts(entry.place, entry.form, len(prompts))
+    sorts = _Sorts(entry, calls[0].arguments, len(prompts))
     for place, leaf in leaves(calls[0].arguments).items():
         sorts.add(place, leaf, [at(it.arguments, place) for it in calls], fewer[0].calls[0])
     signature = Signature(
@@ -493,13 +501,14 @@ def _leaves_so(way: Exit, step: Step) -> bool:
 class _Sorts:
     """Which of the arguments follow the step, which the prompt."""
 
-    def __init__(self, entry: Place, form: str, num_prompts: int) -> None:
+    def __init__(self, entry: Entry, arguments: Mapping[str, Any], num_prompts: int) -> None:
         self.clocks: dict[Place, tuple[torch.Tensor, ...]] = {}
         self.clock_rows: list[Place] = []
         self.rows: list[Place] = []
         self.odd: list[Place] = []
-        self._entry = entry
-        self._is_behind = form == "in front"
+        self._entry = entry.place
+        self._is_behind = entry.form == "in front"
+        self._arguments = arguments
         self._num_prompts = num_prompts
 
     def add(self, place: Place, leaf: Any, series: Sequence[Any], fewer: NetworkCall) -> None:
@@ -523,7 +532,7 @@ class _Sorts:
             self._add_clock(place, series, counts)
         elif counts:
             self.rows.append(place)
-        elif self._is_listed(place, other, fewer):
+        elif self._is_listed(place, fewer):
             self.rows.append(place[:-1])
         elif not (isinstance(other, torch.Tensor) and other.equal(leaf)):
             self.odd.append(place)
@@ -534,12 +543,12 @@ class _Sorts:
             return False
         return (len(leaf), len(other)) == (self._num_prompts, self._num_prompts - 1)
 
-    def _is_listed(self, place: Place, other: Any, fewer: NetworkCall) -> bool:
+    def _is_listed(self, place: Place, fewer: NetworkCall) -> bool:
         """Whether it is in a list of one item a sample."""
         if not isinstance(place[-1], int):
             return False
-        listed = at(fewer.arguments, place[:-1])
-        return isinstance(listed, list | tuple) and len(listed) == self._num_prompts - 1
+        listed = (at(self._arguments, place[:-1]), at(fewer.arguments, place[:-1]))
+        return [len(each) for each in listed] == [self._num_prompts, self._num_prompts - 1]
 
     def _add_clock(self, place: Place, series: Sequence[torch.Tensor], counts: bool) -> None:
         if counts:
