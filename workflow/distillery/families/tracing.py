@@ -1,4 +1,4 @@
-"""What a stock pipeline gives its network, learnt from the pipeline's own calls, without an adapter.
+"""What a stock pipeline gives its network, learnt from its own calls, without an adapter.
 
 Two places are the same in all pipelines that denoise with one scheduler: a network's `forward` and
 the scheduler's `step`. What passes there in two unguided calls, of several prompts and of one
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -26,6 +27,8 @@ Call = Callable[[Sequence[str]], Mapping[str, Any]]
 
 NEAR = {torch.float32: 1e-5, torch.float64: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-3}
 """How far a number times the state may be from an argument, relative to the largest."""
+PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
+"""Types of arguments that are the same whenever they are given."""
 
 
 class UntraceableError(ValueError):
@@ -232,6 +235,7 @@ OUT_OF: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "as it is": lambda output, state: output,
     "without the frame": lambda output, state: output.squeeze(2),
     "first channels": lambda output, state: output[:, : state.shape[1]],
+    "last tokens": lambda output, state: output[:, -state.shape[1] :],
     "channels first": lambda output, state: output.movedim(-1, 1),
 }
 """How a network's output, stacked, becomes a prediction; each may change its sign besides."""
@@ -266,7 +270,8 @@ class Entry:
             return 1.0
         entered = _stacked(INTO[self.form](step.state))
         given = _stacked(at(step.calls[0].arguments, self.place))
-        assert entered is not None and given is not None
+        assert entered is not None
+        assert given is not None
         return _factor(entered.double(), given.double())
 
 
@@ -407,7 +412,18 @@ def learn(pipeline: Pipeline, call: Call, prompts: Sequence[str]) -> tuple[Signa
         odd=tuple(sorts.odd),
         template=calls[0].arguments,
     )
+    _check_prompts(signature, calls[0], len(prompts))
     return signature, steps
+
+
+def _check_prompts(signature: Signature, call: NetworkCall, num_prompts: int) -> None:
+    """Raise if two prompts give the network the same: they may be cut to what they share."""
+    if signature.odd:
+        return  # what they hold of one prompt is not known
+    each = [leaves(signature.prompts(call, [sample])) for sample in range(num_prompts)]
+    for one, other in combinations(each, 2):
+        if one.keys() == other.keys() and all(one[it].equal(other[it]) for it in one):
+            raise UntraceableError("two of the prompts give the network the same arguments")
 
 
 def _find_entry(steps: Sequence[Step]) -> Entry:
@@ -474,6 +490,12 @@ def _axis_in_front(value: Any, state: torch.Tensor) -> int:
 
 def _find_exit(steps: Sequence[Step]) -> Exit:
     """What becomes of the output: the form that gives the scheduler's input at every step."""
+    state, prediction = steps[0].state.shape, steps[0].prediction.shape
+    if prediction != state:
+        raise UntraceableError(
+            f"the scheduler is given {tuple(prediction)} for a state of {tuple(state)}: a learned "
+            "variance, which no student can follow"
+        )
     for form in OUT_OF:
         for sign in (1, -1):
             if all(_leaves_so(Exit(form, sign), step) for step in steps):
@@ -482,7 +504,7 @@ def _find_exit(steps: Sequence[Step]) -> Exit:
               for it in (steps[0].calls[0].output, steps[0].prediction)]  # fmt: skip
     raise UntraceableError(
         f"the network returns {shapes[0]}, the scheduler is given {shapes[1]}, and neither its "
-        "sign nor its first channels make one of the other: the pipeline computes between them"
+        "sign nor a part of it makes one of the other: the pipeline computes between them"
     )
 
 
@@ -523,6 +545,10 @@ class _Sorts:
                 self.rows.append(place)  # what stands behind the state may be the prompt's
             return
         if not isinstance(leaf, torch.Tensor):
+            if not isinstance(leaf, PLAIN):
+                raise UntraceableError(
+                    f"{dotted(place)} is a {type(leaf).__name__}, which may have a state"
+                )
             if any(each != leaf for each in series):
                 raise UntraceableError(f"{dotted(place)} changes with the step, and is no tensor")
             return
