@@ -225,6 +225,12 @@ class EncodesElsewhere(Pipeline):
         return super().__call__(prompt, **options)
 
 
+class LooksAtItsEncoder(Pipeline):
+    def predict(self, state: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
+        text = self.text + float(self.text_encoder is None)
+        return self.network(state, time.expand(len(state)), text)[0]
+
+
 @pytest.mark.parametrize(
     ("kind", "claims"),
     [
@@ -232,6 +238,7 @@ class EncodesElsewhere(Pipeline):
         (PadsToTheLongest, [ALONE]),
         (TellsTimeOnceInNumbers, [MIXED]),
         (EncodesElsewhere, [ENCODINGS]),
+        (LooksAtItsEncoder, [ENCODINGS]),
     ],
 )
 def test_a_claim_that_is_not_so_does_not_hold(kind: type[Pipeline], claims: list[str]) -> None:
