@@ -1,8 +1,10 @@
-"""Whether what a trace has learnt of a pipeline is so: each claim is tried on the pipeline itself."""
+"""Whether what a trace has learnt of a pipeline is so: each claim is tried on the pipeline."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import wraps
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -75,7 +77,7 @@ def prove(subject: Subject) -> Iterator[Proof]:
         try:
             with torch.no_grad():
                 yield Proof(claim, attempt(subject), limit, meaning)
-        except Exception as error:  # noqa: BLE001 - whatever a pipeline raises
+        except Exception as error:  # whatever a pipeline raises
             yield Proof(claim, float("inf"), limit, meaning, f"{type(error).__name__}: {error}")
 
 
@@ -102,8 +104,7 @@ def _replay(subject: Subject) -> float:
 def _chain(subject: Subject) -> float:
     """The guided call's states are those that its scheduler made."""
     steps = trace(subject.pipeline, subject.guided(subject.prompts))
-    pairs = zip(steps[:-1], steps[1:], strict=True)
-    return max(distance(following.state, step.after) for step, following in pairs)
+    return max(distance(following.state, step.after) for step, following in pairwise(steps))
 
 
 def _encodings(subject: Subject) -> float:
@@ -184,6 +185,7 @@ def encoding(pipeline: Pipeline) -> Iterator[list[Any]]:
     given: list[Any] = []
     original = pipeline.encode_prompt
 
+    @wraps(original)
     def encode_prompt(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
         given.append(copied(result))

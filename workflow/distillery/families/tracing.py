@@ -1,4 +1,4 @@
-"""What a stock pipeline gives its network, learnt from the pipeline's own calls, without an adapter.
+"""What a stock pipeline gives its network, learnt from its own calls, without an adapter.
 
 Two places are the same in all pipelines that denoise with one scheduler: a network's `forward` and
 the scheduler's `step`. What passes there in two unguided calls, of several prompts and of one
@@ -11,6 +11,8 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import wraps
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -25,6 +27,8 @@ Call = Callable[[Sequence[str]], Mapping[str, Any]]
 
 NEAR = {torch.float32: 1e-5, torch.float64: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-3}
 """How far a number times the state may be from an argument, relative to the largest."""
+PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
+"""Types of arguments that are the same whenever they are given."""
 
 
 class UntraceableError(ValueError):
@@ -97,6 +101,8 @@ def recording(pipeline: Pipeline) -> Iterator[list[Step]]:
     pending: list[NetworkCall] = []
     original = scheduler.step
 
+    # Pipelines look at its signature: whether it takes a generator.
+    @wraps(original)
     def step(
         model_output: torch.Tensor, timestep: Any, sample: torch.Tensor, *args: Any, **kwargs: Any
     ) -> Any:
@@ -111,8 +117,13 @@ def recording(pipeline: Pipeline) -> Iterator[list[Step]]:
         for name, component in pipeline.components.items():
             if isinstance(component, torch.nn.Module):
                 stack.enter_context(_watched(name, component, pending))
-        stack.enter_context(with_methods(scheduler, step=step))
+        stack.enter_context(with_methods(scheduler, step=step, __deepcopy__=_refuse_copy))
         yield steps
+
+
+def _refuse_copy(_memo: object) -> None:
+    """A copy would step with the original's `step`, and change its state."""
+    raise UntraceableError("it steps with copies of its scheduler")
 
 
 @contextmanager
@@ -224,6 +235,7 @@ OUT_OF: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "as it is": lambda output, state: output,
     "without the frame": lambda output, state: output.squeeze(2),
     "first channels": lambda output, state: output[:, : state.shape[1]],
+    "last tokens": lambda output, state: output[:, -state.shape[1] :],
     "channels first": lambda output, state: output.movedim(-1, 1),
 }
 """How a network's output, stacked, becomes a prediction; each may change its sign besides."""
@@ -258,7 +270,8 @@ class Entry:
             return 1.0
         entered = _stacked(INTO[self.form](step.state))
         given = _stacked(at(step.calls[0].arguments, self.place))
-        assert entered is not None and given is not None
+        assert entered is not None
+        assert given is not None
         return _factor(entered.double(), given.double())
 
 
@@ -386,7 +399,7 @@ def learn(pipeline: Pipeline, call: Call, prompts: Sequence[str]) -> tuple[Signa
             )
     calls = [step.calls[0] for step in steps]
     entry = _find_entry(steps)
-    sorts = _Sorts(entry.place, entry.form, len(prompts))
+    sorts = _Sorts(entry, calls[0].arguments, len(prompts))
     for place, leaf in leaves(calls[0].arguments).items():
         sorts.add(place, leaf, [at(it.arguments, place) for it in calls], fewer[0].calls[0])
     signature = Signature(
@@ -399,7 +412,18 @@ def learn(pipeline: Pipeline, call: Call, prompts: Sequence[str]) -> tuple[Signa
         odd=tuple(sorts.odd),
         template=calls[0].arguments,
     )
+    _check_prompts(signature, calls[0], len(prompts))
     return signature, steps
+
+
+def _check_prompts(signature: Signature, call: NetworkCall, num_prompts: int) -> None:
+    """Raise if two prompts give the network the same: they may be cut to what they share."""
+    if signature.odd:
+        return  # what they hold of one prompt is not known
+    each = [leaves(signature.prompts(call, [sample])) for sample in range(num_prompts)]
+    for one, other in combinations(each, 2):
+        if one.keys() == other.keys() and all(one[it].equal(other[it]) for it in one):
+            raise UntraceableError("two of the prompts give the network the same arguments")
 
 
 def _find_entry(steps: Sequence[Step]) -> Entry:
@@ -466,6 +490,12 @@ def _axis_in_front(value: Any, state: torch.Tensor) -> int:
 
 def _find_exit(steps: Sequence[Step]) -> Exit:
     """What becomes of the output: the form that gives the scheduler's input at every step."""
+    state, prediction = steps[0].state.shape, steps[0].prediction.shape
+    if prediction != state:
+        raise UntraceableError(
+            f"the scheduler is given {tuple(prediction)} for a state of {tuple(state)}: a learned "
+            "variance, which no student can follow"
+        )
     for form in OUT_OF:
         for sign in (1, -1):
             if all(_leaves_so(Exit(form, sign), step) for step in steps):
@@ -474,7 +504,7 @@ def _find_exit(steps: Sequence[Step]) -> Exit:
               for it in (steps[0].calls[0].output, steps[0].prediction)]  # fmt: skip
     raise UntraceableError(
         f"the network returns {shapes[0]}, the scheduler is given {shapes[1]}, and neither its "
-        "sign nor its first channels make one of the other: the pipeline computes between them"
+        "sign nor a part of it makes one of the other: the pipeline computes between them"
     )
 
 
@@ -493,13 +523,14 @@ def _leaves_so(way: Exit, step: Step) -> bool:
 class _Sorts:
     """Which of the arguments follow the step, which the prompt."""
 
-    def __init__(self, entry: Place, form: str, num_prompts: int) -> None:
+    def __init__(self, entry: Entry, arguments: Mapping[str, Any], num_prompts: int) -> None:
         self.clocks: dict[Place, tuple[torch.Tensor, ...]] = {}
         self.clock_rows: list[Place] = []
         self.rows: list[Place] = []
         self.odd: list[Place] = []
-        self._entry = entry
-        self._is_behind = form == "in front"
+        self._entry = entry.place
+        self._is_behind = entry.form == "in front"
+        self._arguments = arguments
         self._num_prompts = num_prompts
 
     def add(self, place: Place, leaf: Any, series: Sequence[Any], fewer: NetworkCall) -> None:
@@ -514,6 +545,10 @@ class _Sorts:
                 self.rows.append(place)  # what stands behind the state may be the prompt's
             return
         if not isinstance(leaf, torch.Tensor):
+            if not isinstance(leaf, PLAIN):
+                raise UntraceableError(
+                    f"{dotted(place)} is a {type(leaf).__name__}, which may have a state"
+                )
             if any(each != leaf for each in series):
                 raise UntraceableError(f"{dotted(place)} changes with the step, and is no tensor")
             return
@@ -523,7 +558,7 @@ class _Sorts:
             self._add_clock(place, series, counts)
         elif counts:
             self.rows.append(place)
-        elif self._is_listed(place, other, fewer):
+        elif self._is_listed(place, fewer):
             self.rows.append(place[:-1])
         elif not (isinstance(other, torch.Tensor) and other.equal(leaf)):
             self.odd.append(place)
@@ -534,12 +569,12 @@ class _Sorts:
             return False
         return (len(leaf), len(other)) == (self._num_prompts, self._num_prompts - 1)
 
-    def _is_listed(self, place: Place, other: Any, fewer: NetworkCall) -> bool:
+    def _is_listed(self, place: Place, fewer: NetworkCall) -> bool:
         """Whether it is in a list of one item a sample."""
         if not isinstance(place[-1], int):
             return False
-        listed = at(fewer.arguments, place[:-1])
-        return isinstance(listed, list | tuple) and len(listed) == self._num_prompts - 1
+        listed = (at(self._arguments, place[:-1]), at(fewer.arguments, place[:-1]))
+        return [len(each) for each in listed] == [self._num_prompts, self._num_prompts - 1]
 
     def _add_clock(self, place: Place, series: Sequence[torch.Tensor], counts: bool) -> None:
         if counts:
