@@ -161,7 +161,7 @@ def run_stage(
         **from_telemetry(run, begin, num_gpus),
         "ready_after_s": [loaded_s(log) - begin for log in logs],
         "seconds": seconds,
-        "phases": [{"learn": "stored", "samples": num_samples}],
+        "num_samples": num_samples,
         "compiled": compiling == "always",
         "num_gpus": num_gpus,
     }

@@ -17,7 +17,8 @@ import sharing
 
 SLOW = (
     "distributed/", "workflow/", "slurm/", "numerics/test_bfloat16", "numerics/test_families",
-    "unit/training/test_network", "unit/teacher/test_adapters", "unit/training/test_alarms",
+    "numerics/test_traced", "unit/training/test_network", "unit/teacher/test_adapters",
+    "unit/training/test_alarms",
     "numerics/test_rollout", "numerics/test_negative_prompts", "unit/training/test_peers",
     "unit/teacher/test_placement", "unit/training/test_previews", "unit/training/test_saving",
     "unit/test_slots", "unit/student/test_lora", "unit/student/test_unet",

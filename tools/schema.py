@@ -278,7 +278,7 @@ def _changed(node: Any, values: list[Any], places: tuple[str, ...]) -> list[Any]
         ]
     if node is None:
         return []
-    return [{**node, place: value} for value in _changed(node[place], values, tuple(rest))]
+    return [{**node, place: value} for value in _changed(node.get(place), values, tuple(rest))]
 
 
 def _examples(field: dict[str, Any]) -> list[Any]:
@@ -324,8 +324,8 @@ def _kind(schema: dict[str, Any], field: dict[str, Any]) -> str:
     if "const" in field:
         return f"`{field['const']}`"
     if "$ref" in field:
-        keys = _referred(schema, field) or {}
-        return "{" + ", ".join(keys.get("properties", {})) + "}"
+        keys = _referred(schema, field)
+        return "{" + ", ".join(keys.get("properties", {})) + "}" if keys else "any"
     for value in _values(field):
         return "name: " + _kind(schema, value)
     if field.get("type") == "array":

@@ -59,6 +59,20 @@ def copy_of(scheduler: Scheduler, **changes: Any) -> Scheduler:
 
 
 @contextmanager
+def with_methods(scheduler: Scheduler, **methods: Callable[..., Any]) -> Iterator[None]:
+    """Give one instance other methods for a while."""
+    own: dict[str, Any] = scheduler.__dict__
+    before = {name: own[name] for name in methods if name in own}
+    own.update(methods)
+    try:
+        yield
+    finally:
+        for name in methods:
+            del own[name]
+        own.update(before)
+
+
+@contextmanager
 def without_warnings() -> Iterator[None]:
     """Without those of Diffusers, where the caller says better what they are of."""
     from diffusers.utils import logging

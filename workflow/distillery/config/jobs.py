@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from distillery.config.earlier import has_earlier_keys, in_todays_words
 from distillery.config.parsing import Model, parse
@@ -30,6 +30,7 @@ from distillery.config.section import (
     BatchSize,
     Count,
     Name,
+    OnlyIfSet,
     Section,
     Small,
     Split,
@@ -48,7 +49,7 @@ from distillery.files import (
 )
 from distillery.run_folder import RunFolder
 
-NOT_OF_WEIGHTS = {"offload": "none", "num_gpus": 1, "attention": None}
+NOT_OF_WEIGHTS = {"offload": "none", "num_gpus": 1, "attention": None, "call": None}
 """Defaults of how a teacher's network runs: changing these must not retrain a student."""
 
 
@@ -140,7 +141,7 @@ class TrainingJob(StudentJob):
 
     version: int = 3
     training: Training
-    targets: Targets | None = None
+    targets: Annotated[Targets | None, OnlyIfSet] = None
 
     @classmethod
     def ignored(cls, config: RunConfig) -> Mapping[str, Mapping[str, Any]]:
@@ -185,7 +186,7 @@ class Sampling(Section):
     steps: Small
     guidance_scale: float | None
     guidance_scale_2: float | None = None
-    grid: Literal["even"] | None = None
+    grid: Annotated[Literal["even"] | None, OnlyIfSet] = None
     trained_guidance_scale: float | None
     num_prompts: Count | None
     images_per_prompt: Count
@@ -263,13 +264,9 @@ def freeze(config: RunConfig, stage: str) -> dict[str, Any]:
     if stage == "run":
         return config.model_dump(mode="json")
     job = _job(config, stage)
-    left_out: dict[str, set[str] | bool] = {
+    left_out = {
         name: keys for name, keys in _runtime(job).items() if name not in job.ignored(config)
     }
-    if isinstance(job, TrainingJob) and job.targets is None:
-        left_out["targets"] = True
-    if isinstance(job, SamplesJob) and job.sampling.grid is None:
-        left_out["sampling"] = {"grid"}  # so that files of earlier releases stay as they are
     return job.model_dump(mode="json", exclude=left_out)
 
 

@@ -2,9 +2,16 @@
 
 from collections.abc import Iterator
 from math import isqrt
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from distillery.notes import Note, error, refuse
 
@@ -35,6 +42,12 @@ NoResult = Field(json_schema_extra={REMAKES_NOTHING: True})
 makes nothing again."""
 
 
+ONLY_IF_SET = "x-only-if-set"
+OnlyIfSet = Field(json_schema_extra={ONLY_IF_SET: True})
+"""Annotates a setting of a later release: left out of every file while it has its default, so that
+what earlier releases wrote stays as it is, and nothing is made again."""
+
+
 class Section(BaseModel):
     """Base of every section: immutable, exact types, no unknown keys."""
 
@@ -49,13 +62,25 @@ class Section(BaseModel):
         refuse(self.faults())
         return self
 
+    @model_serializer(mode="wrap")
+    def _leave_out(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        content: dict[str, Any] = serialize(self)
+        for name in _marked(type(self), ONLY_IF_SET):
+            if getattr(self, name) == type(self).model_fields[name].get_default():
+                content.pop(name, None)
+        return content
+
 
 def without_result(section: type[BaseModel]) -> frozenset[str]:
     """The names of a section's settings that are annotated with `NoResult`."""
+    return _marked(section, REMAKES_NOTHING)
+
+
+def _marked(section: type[BaseModel], mark: str) -> frozenset[str]:
     return frozenset(
         name
         for name, field in section.model_fields.items()
-        if isinstance(field.json_schema_extra, dict) and REMAKES_NOTHING in field.json_schema_extra
+        if isinstance(field.json_schema_extra, dict) and mark in field.json_schema_extra
     )
 
 

@@ -6,9 +6,9 @@ Pairs of settings that cannot work together are refused here, each with the reas
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
-from distillery.config.section import Dtype, NoResult, Section, Small
+from distillery.config.section import Dtype, NoResult, OnlyIfSet, Section, Small
 from distillery.notes import Note, error
 
 
@@ -95,6 +95,12 @@ class Teacher(Section):
         None,
         description="the solver: `class`, the name of a Diffusers scheduler, and those of its "
         "settings that differ from the released ones; null: as released",
+    )
+    call: Annotated[dict[str, JsonValue] | None, OnlyIfSet] = Field(
+        None,
+        description="further arguments of the stock pipeline's call that change what the teacher "
+        "draws, e.g. `{guidance_rescale: 0.7}`. Trajectories and the teacher's samples are drawn "
+        "with them, so that the student learns the result; null: none",
     )
 
     def faults(self) -> Iterator[Note]:

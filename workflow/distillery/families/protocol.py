@@ -4,8 +4,9 @@ A family answers by calling the stock Diffusers pipeline, never by rewriting it.
 between Wan, SDXL, SD3 or FLUX is behind this protocol; there is no `if family ==` elsewhere.
 """
 
+import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -58,6 +59,7 @@ class Request:
         decode: whether images are wanted, or the latents alone.
         dtype: of the embeddings. Stock pipelines hold the states in it, too.
         latents: (b, *latent) float32, what the call starts from instead of its seeds' noise.
+        further: arguments of the stock call beside these, as `teacher.call` has them.
     """
 
     seeds: Sequence[int]
@@ -68,6 +70,7 @@ class Request:
     decode: bool
     dtype: torch.dtype
     latents: torch.Tensor | None = None
+    further: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Family(Protocol):
@@ -232,6 +235,7 @@ class Family(Protocol):
             num_inference_steps=request.steps,
             output_type="pt" if request.decode else "latent",
             return_dict=False,
+            **_as_annotated(pipeline, request.further),
         )[0]
         return self.images(result) if request.decode else None
 
@@ -249,3 +253,14 @@ class Family(Protocol):
         padded; returns (b, *latent).
         """
         ...
+
+
+def _as_annotated(pipeline: Pipeline, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of a stock call with tuples for lists where it takes tuples; YAML has lists."""
+    kinds = inspect.signature(type(pipeline).__call__).parameters
+    return {
+        name: tuple(value)
+        if isinstance(value, list) and "tuple" in str(kinds[name].annotation).lower()
+        else value
+        for name, value in arguments.items()
+    }

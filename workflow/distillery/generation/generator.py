@@ -1,10 +1,10 @@
 """One generator for targets, samples and previews: what the stock pipeline is called with, when it
 is loaded, and in which batches it is called."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import torch
 
@@ -35,6 +35,7 @@ class Calls:
         decode: whether images are wanted, or the latents alone.
         dtype: of embeddings and states; float32 for a network of any type needs
             `teacher.loading.load_exact_teacher`.
+        further: arguments of the stock call beside these.
     """
 
     family: Family
@@ -47,6 +48,7 @@ class Calls:
     max_sequence_length: int
     decode: bool
     dtype: torch.dtype
+    further: Mapping[str, Any] = field(default_factory=dict)
 
     def request(self, rows: Sequence[int]) -> Request:
         """One call for the samples of `rows`.
@@ -63,6 +65,7 @@ class Calls:
             setting=self.setting,
             decode=self.decode,
             dtype=self.dtype,
+            further=self.further,
         )
 
 

@@ -157,7 +157,13 @@ class SampleMaker:
             max_sequence_length=self.length,
             decode=True,
             dtype=torch_dtype(self.job.teacher.dtype),
+            further=self._further,
         )
+
+    @property
+    def _further(self) -> dict[str, Any]:
+        """Arguments of the teacher's calls alone."""
+        return {} if self.is_student else self.job.teacher.call or {}
 
     def _guidance_scale(self) -> float:
         """The one asked for; without, the trained scale where the network takes one, else 1.0."""
@@ -188,6 +194,7 @@ class SampleMaker:
             **self.job.sampling.model_dump(mode="json", exclude=NOT_IN_RECIPE),
             **({"grid": self.job.sampling.grid} if self.job.sampling.grid else {}),
             **self.setting.guidance,
+            **({"call": self._further} if self._further else {}),
         }
 
     def _solver_recipe(self) -> dict[str, Any] | None:

@@ -1,8 +1,9 @@
 """What the teacher's trajectories depend on, and where they begin: at noise that is drawn again as
 it was stored."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import torch
@@ -61,6 +62,7 @@ def targets_recipe(job: TargetsJob, folder: PipelineFolder, embeddings_hash: str
         steps=targets.steps,
         guidance_scale=targets.guidance_scale,
         guidance_scale_2=targets.guidance_scale_2,
+        call=teacher.call,
         knots=knots,
         schedule=schedule,
         latent_shape=shape,
@@ -112,12 +114,14 @@ def calls_of(
     store: EmbeddingStore,
     steps: int,
     setting: Setting,
+    further: Mapping[str, Any] | None = None,
 ) -> Calls:
     """What a network is called with that walks from the noise of a run's trajectories.
 
     Args:
         job: the configuration of the trajectories.
         table: prompts of the train split.
+        further: `teacher.call`, of the teacher's own calls.
     """
     per_prompt = job.targets.samples_per_prompt
     return Calls(
@@ -131,6 +135,7 @@ def calls_of(
         max_sequence_length=job.teacher.max_sequence_length or family.max_sequence_length,
         decode=False,
         dtype=torch.float32,
+        further=further or {},
     )
 
 
@@ -242,7 +247,15 @@ class TrajectoryMaker:
         self.job = job
         self._weights = [folder.path / name for name in folder.denoisers]
         self.recipe = targets_recipe(job, folder, store.recipe_hash)
-        calls = calls_of(job, folder.family, table, store, job.targets.steps, setting_of(job))
+        calls = calls_of(
+            job,
+            folder.family,
+            table,
+            store,
+            job.targets.steps,
+            setting_of(job),
+            job.teacher.call,
+        )
         absent = folder.family.text_components
         self._generator = Generator(
             calls,

@@ -146,6 +146,7 @@ class TeacherWalk:
             decode=False,
             dtype=torch.float32,
             latents=states / scale,
+            further=recipe.call or {},
         )
         with (
             walking(scheduler, steps.start, steps.stop),

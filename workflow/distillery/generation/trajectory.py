@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from distillery.schedulers import Scheduler
+from distillery.schedulers import Scheduler, with_methods
 
 
 @dataclass
@@ -64,7 +64,7 @@ def record(
             trajectory.states[index + 1] = result[0].detach().float().clone()
         return result
 
-    with _replaced(scheduler, step=step):
+    with with_methods(scheduler, step=step):
         yield trajectory
 
 
@@ -97,19 +97,5 @@ def walking(scheduler: Scheduler, start: int, stop: int) -> Iterator[None]:
     methods: dict[str, Callable[..., Any]] = {"set_timesteps": set_part, "step": step_in_whole}
     if begin is not None:
         methods["set_begin_index"] = lambda index=0: begin(start + index)
-    with _replaced(scheduler, **methods):
+    with with_methods(scheduler, **methods):
         yield
-
-
-@contextmanager
-def _replaced(scheduler: Scheduler, **methods: Callable[..., Any]) -> Iterator[None]:
-    """Give one instance other methods for a while."""
-    own: dict[str, Any] = scheduler.__dict__
-    before = {name: own[name] for name in methods if name in own}
-    own.update(methods)
-    try:
-        yield
-    finally:
-        for name in methods:
-            del own[name]
-        own.update(before)

@@ -12,6 +12,7 @@ from typing import Any
 from distillery.config.training import on_held_out
 from distillery.notes import Note, gather, refuse
 from distillery.planning import (
+    call,
     disk,
     duration,
     few_steps,
@@ -46,6 +47,7 @@ FOLDER: tuple[Check, ...] = (
 WISHES: tuple[Check, ...] = (
     lambda it: prompts.on_sequence_length(it.config.teacher, it.folder.family),
     lambda it: loading.check_options(it.config.teacher, it.folder),
+    lambda it: call.on_call(it.config.teacher, it.folder),
     lambda it: guidance.on_second_scale(it.config, it.folder),
     lambda it: solver.on_num_steps(it.config, it.folder),
     lambda it: prompts.check_all_texts(it.config.teacher, it.folder, it.prompts),

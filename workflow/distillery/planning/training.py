@@ -69,7 +69,6 @@ def plan_training(
         "machine": asdict(machine),
         "bytes_per_device": execution.bytes_per_device,
         "vae_bytes": vae_bytes(config, folder.parameters["vae"]),
-        "phases": [phase.model_dump(mode="json") for phase in config.training.phases],
         "teacher": plan_residence(config, student, folder, execution.bytes_per_device, machine),
         "choices": [
             {"setting": setting, "value": value, "reason": reason}

@@ -67,6 +67,7 @@ def _teacher(config: RunConfig, folder: PipelineFolder, plan: Mapping[str, Any])
         *use,
         ("parameters", f"{', '.join(sizes)}; in {teacher.dtype}, the VAE in {teacher.vae_dtype}"),
         *_adapters(config, folder),
+        *_call(config),
         ("image size", f"{teacher.width} {TIMES} {teacher.height} pixels; latents {shape}"),
     ]
 
@@ -83,6 +84,14 @@ def _adapters(config: RunConfig, folder: PipelineFolder) -> Facts:
         told = f"{path} ({size}), scale {adapter.scale:g}, {how}{expert}; {account}"
         facts.append(("adapter (LoRA)", told))
     return facts or [("adapters (LoRA)", "none")]
+
+
+def _call(config: RunConfig) -> Facts:
+    """What else the teacher's calls are given."""
+    given = config.teacher.call or {}
+    told = ", ".join(f"{name} {value}" for name, value in given.items())
+    counts = "network calls that these add are not in the counts and times below"
+    return [("teacher's call", f"{told}; {counts}")] if given else []
 
 
 def _prompts(config: RunConfig, prompts: Mapping[str, pd.DataFrame]) -> str:

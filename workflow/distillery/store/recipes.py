@@ -48,7 +48,7 @@ class Recipe(BaseModel):
         for name, field in cls.model_fields.items():
             owner = next((each for each in sections if name in type(each).model_fields), None)
             value = getattr(owner, name, None)
-            is_plain = value is None or isinstance(value, (str, int, float))
+            is_plain = value is None or isinstance(value, (str, int, float, dict))
             may_be_none = type(None) in get_args(field.annotation)
             if owner is not None and is_plain and (value is not None or may_be_none):
                 found[name] = value
@@ -101,6 +101,8 @@ class TargetsRecipe(Scheduled):
     steps: int
     guidance_scale: float
     guidance_scale_2: float | None = None
+    call: dict[str, Any] | None = None
+    """`teacher.call`."""
     knots: tuple[int, ...]
     """Steps whose states are stored, the clean end included."""
     height: int

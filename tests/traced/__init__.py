@@ -1,0 +1,192 @@
+"""Tiny pipelines of every class of Diffusers that makes images or videos of text alone.
+
+A class that the pinned Diffusers has and `ROWS` and `UNTRIED` lack fails
+tests/numerics/test_traced.py.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from traced import images, unets, videos
+from traced.unets import stock
+
+IMAGE = {"height": 64, "width": 32}
+BINNED = {"use_resolution_binning": False}
+UNBINNED = IMAGE | BINNED
+TOKENS = {"max_sequence_length": 16}
+PAG_OFF = {"guidance_scale": 1.0, "pag_scale": 0.0}
+NEGATIVE = {"negative_prompt": "the house"}
+"""Where an empty one has no token here."""
+NEGATIVES = {"negative_prompt": ["the house"] * 3}
+GUIDED = {"guidance_scale": 3.0}
+TRUE_OFF, TRUE_GUIDED = {"true_cfg_scale": 1.0}, {"true_cfg_scale": 3.0}
+SMALL = {"height": 32, "width": 32}
+VIDEO = IMAGE | {"num_frames": 9}
+PLAIN_TEMPLATE = {"prompt_template": {"template": "{}", "crop_start": 0}}
+CHAT_TOKENS = {"max_sequence_length": 64}
+
+
+@dataclass(frozen=True)
+class Row:
+    """How a class is called.
+
+    Attributes:
+        make: a pipeline with random weights.
+        base: arguments of every call.
+        off, guided: those that leave guidance out, and have it.
+        refused: the beginning of why it cannot be traced; "" if it can.
+    """
+
+    make: Callable[[], Any]
+    base: Mapping[str, Any] = field(default_factory=dict)
+    off: Mapping[str, Any] = field(default_factory=lambda: {"guidance_scale": 1.0})
+    guided: Mapping[str, Any] = field(default_factory=lambda: GUIDED)
+    refused: str = ""
+
+
+ROWS: Mapping[str, Row] = {
+    "AllegroPipeline": Row(videos.allegro, VIDEO | TOKENS),
+    "AnimateDiffPAGPipeline": Row(videos.animate_diff_pag, SMALL | {"num_frames": 2}, PAG_OFF),
+    "AnimateDiffPipeline": Row(videos.animate_diff, SMALL | {"num_frames": 2}),
+    "AnimateDiffSDXLPipeline": Row(videos.animate_diff_xl, SMALL | {"num_frames": 2}),
+    "AnyFlowPipeline": Row(videos.anyflow, VIDEO | TOKENS),
+    "AuraFlowPipeline": Row(images.auraflow, IMAGE | TOKENS),
+    "BriaFiboPipeline": Row(images.bria_fibo, IMAGE | CHAT_TOKENS | NEGATIVE),
+    "BriaPipeline": Row(images.bria, IMAGE | TOKENS),
+    "ChromaPipeline": Row(images.chroma, IMAGE | TOKENS),
+    "CogVideoXPipeline": Row(videos.cogvideox, VIDEO | TOKENS),
+    "CogView3PlusPipeline": Row(images.cogview3plus, IMAGE | TOKENS),
+    "CogView4Pipeline": Row(images.cogview4, IMAGE | CHAT_TOKENS | NEGATIVE),
+    "EasyAnimatePipeline": Row(videos.easy_animate, VIDEO, guided=GUIDED | NEGATIVES),
+    "ErnieImagePipeline": Row(images.ernie_image, IMAGE | {"use_pe": False}),
+    "Flux2KleinKVPipeline": Row(images.flux2_klein_kv, IMAGE | CHAT_TOKENS, {}, {}),
+    "Flux2KleinPipeline": Row(images.flux2_klein, IMAGE | CHAT_TOKENS),
+    "Flux2Pipeline": Row(images.flux2, IMAGE | {"max_sequence_length": 400}, {}, {}),
+    "FluxPipeline": Row(stock("flux_dev"), SMALL | TOKENS, {}, TRUE_GUIDED | NEGATIVE),
+    "HiDreamImagePipeline": Row(images.hidream, IMAGE | {"max_sequence_length": 12}),
+    "HunyuanDiTPAGPipeline": Row(images.hunyuan_dit_pag, UNBINNED, PAG_OFF),
+    "HunyuanDiTPipeline": Row(images.hunyuan_dit, UNBINNED),
+    "HunyuanImagePipeline": Row(images.hunyuan_image, IMAGE, {}, {}),
+    "HunyuanVideo15Pipeline": Row(videos.hunyuan_video15, VIDEO, {}, {}),
+    "HunyuanVideoPipeline": Row(
+        videos.hunyuan_video, VIDEO | TOKENS | PLAIN_TEMPLATE, {}, TRUE_GUIDED
+    ),
+    "IFPipeline": Row(
+        unets.deepfloyd_if, SMALL, refused="the scheduler is given (3, 6, 32, 32) for a state"
+    ),
+    "Kandinsky3Pipeline": Row(unets.kandinsky3, SMALL),
+    "Kandinsky5T2IPipeline": Row(images.kandinsky5, IMAGE | CHAT_TOKENS),
+    "Kandinsky5T2VPipeline": Row(videos.kandinsky5, VIDEO | CHAT_TOKENS),
+    "KolorsPAGPipeline": Row(unets.kolors_pag, SMALL | TOKENS, PAG_OFF),
+    "KolorsPipeline": Row(unets.kolors, SMALL | TOKENS),
+    "Krea2Pipeline": Row(images.krea2, IMAGE | CHAT_TOKENS, {"guidance_scale": 0.0}),
+    "LatentConsistencyModelPipeline": Row(unets.latent_consistency, SMALL, {}, {}),
+    "LattePipeline": Row(videos.latte, IMAGE | {"width": 64, "video_length": 2}),
+    "LDMTextToImagePipeline": Row(
+        unets.latent_diffusion,
+        IMAGE,
+        refused="stored encodings serve the stock call: UntraceableError",
+    ),
+    "LongCatImagePipeline": Row(images.longcat_image, IMAGE | {"enable_prompt_rewrite": False}),
+    "LTXConditionPipeline": Row(videos.ltx_condition, VIDEO | TOKENS),
+    "LTXPipeline": Row(videos.ltx, VIDEO | TOKENS),
+    "Lumina2Pipeline": Row(images.lumina2, IMAGE),
+    "LuminaPipeline": Row(images.lumina, IMAGE),
+    "MochiPipeline": Row(videos.mochi, VIDEO | TOKENS),
+    "MotifVideoPipeline": Row(videos.motif_video, VIDEO | TOKENS, {}, {}),
+    "NucleusMoEImagePipeline": Row(images.nucleus, IMAGE | {"max_sequence_length": 496}),
+    "OvisImagePipeline": Row(images.ovis, IMAGE | CHAT_TOKENS),
+    "PixArtAlphaPipeline": Row(images.pixart_alpha, UNBINNED | TOKENS),
+    "PixArtSigmaPAGPipeline": Row(images.pixart_pag, UNBINNED | TOKENS, PAG_OFF),
+    "PixArtSigmaPipeline": Row(stock("pixart"), SMALL | TOKENS | BINNED),
+    "PRXPipeline": Row(
+        images.prx,
+        UNBINNED | {"tokenizer_max_length": 16},
+        refused="the scheduler alone makes the states: RuntimeError",
+    ),
+    "PRXPixelPipeline": Row(
+        images.prx_pixel,
+        UNBINNED,
+        refused="the network returns (3, 3, 64, 32), the scheduler is given (3, 3, 64, 32)",
+    ),
+    "QwenImage21Pipeline with its cache": Row(
+        images.qwen_image21,
+        IMAGE,
+        TRUE_OFF,
+        TRUE_GUIDED | NEGATIVES,
+        refused="kv_cache is a QwenImage21KVCache",
+    ),
+    "QwenImage21Pipeline": Row(
+        images.qwen_image21,
+        IMAGE | {"use_kv_cache": False},
+        TRUE_OFF,
+        TRUE_GUIDED | NEGATIVES,
+    ),
+    "QwenImagePipeline": Row(
+        stock("qwen_image"),
+        SMALL | CHAT_TOKENS,
+        TRUE_OFF,
+        TRUE_GUIDED | NEGATIVE,
+    ),
+    "SanaPAGPipeline": Row(images.sana_pag, UNBINNED | TOKENS, PAG_OFF),
+    "SanaPipeline": Row(stock("sana"), SMALL | TOKENS | BINNED),
+    "SanaSprintPipeline": Row(
+        images.sana_sprint,
+        UNBINNED | TOKENS | {"intermediate_timesteps": None},
+        {},
+        {},
+        refused="the network returns (3, 4, 2, 1), the scheduler is given (3, 4, 2, 1)",
+    ),
+    "SanaVideoPipeline": Row(videos.sana_video, UNBINNED | {"frames": 9} | CHAT_TOKENS),
+    "SkyReelsV2DiffusionForcingPipeline": Row(
+        videos.skyreels_v2_forcing, VIDEO | TOKENS, refused="it steps with copies of its scheduler"
+    ),
+    "SkyReelsV2Pipeline": Row(videos.skyreels_v2, VIDEO | TOKENS),
+    "StableDiffusion3PAGPipeline": Row(unets.sd3_pag, SMALL | TOKENS, PAG_OFF),
+    "StableDiffusion3Pipeline": Row(stock("sd3"), SMALL | TOKENS),
+    "StableDiffusionPAGPipeline": Row(unets.sd_pag, SMALL, PAG_OFF),
+    "StableDiffusionPipeline": Row(stock("sd15"), SMALL),
+    "StableDiffusionXLPAGPipeline": Row(unets.sdxl_pag, SMALL, PAG_OFF),
+    "StableDiffusionXLPipeline": Row(stock("sdxl"), SMALL),
+    "WanPipeline with a time of each token": Row(videos.wan_expanded, VIDEO | TOKENS),
+    "WanPipeline with two experts": Row(stock("wan_two_experts"), SMALL | TOKENS),
+    "WanPipeline": Row(videos.wan, VIDEO | TOKENS),
+    "ZImagePipeline": Row(images.z_image, IMAGE | CHAT_TOKENS, {"guidance_scale": 0.0}),
+}
+
+_CASCADE = "a cascade of pipelines"
+_COSMOS = "needs the package cosmos_guardrail"
+_ONE = "takes one prompt, not a list"
+_PARTS = "makes a video part by part"
+_TEXT = "makes text"
+UNTRIED: Mapping[str, str] = {
+    "AnyFlowFARPipeline": _PARTS,
+    "BriaFibo2Pipeline": "reads prompts with 36 layers, which it names by number",
+    "Cosmos2TextToImagePipeline": _COSMOS,
+    "Cosmos2_5_PredictBasePipeline": _COSMOS,
+    "Cosmos3OmniPipeline": _ONE,
+    "CosmosTextToWorldPipeline": _COSMOS,
+    "DiffusionGemmaPipeline": _TEXT,
+    "DreamLiteMobilePipeline": _ONE,
+    "DreamLitePipeline": _ONE,
+    "GlmImagePipeline": "draws tokens with a language model first",
+    "HeliosPipeline": _PARTS,
+    "Ideogram4Pipeline": "reads prompts with 36 layers, which it names by number",
+    "KandinskyCombinedPipeline": _CASCADE,
+    "KandinskyPriorPipeline": "makes embeddings, for a cascade",
+    "KandinskyV22CombinedPipeline": _CASCADE,
+    "KandinskyV22PriorPipeline": "makes embeddings, for a cascade",
+    "LLaDA2Pipeline": _TEXT,
+    "LTXI2VLongMultiPromptPipeline": _PARTS,
+    "OmniGenPipeline": "needs the package torchvision",
+    "QwenImageLayeredPipeline": "takes an image apart",
+    "ShapEPipeline": "makes shapes",
+    "StableAudio3Pipeline": "makes sound",
+    "StableCascadeCombinedPipeline": _CASCADE,
+    "StableCascadePriorPipeline": "makes embeddings, for a cascade",
+    "StableUnCLIPPipeline": _CASCADE,
+    "WanVACEPipeline": "fills a video",
+    "ZImageOmniPipeline": "reads images with SigLIP",
+}
+"""Classes of which there is no tiny pipeline, with the reason."""

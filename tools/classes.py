@@ -1,0 +1,139 @@
+"""Write docs/families.md: what a trace learns of each class of Diffusers that makes images of text.
+
+python tools/classes.py           writes the page; two minutes
+python tools/classes.py --check   writes nothing; exit status 1 if the page is out of date
+
+Each class is a tiny pipeline with random weights, from tests/traced/.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+for part in ("tests", "workflow"):
+    if str(ROOT / part) not in sys.path:
+        sys.path.append(str(ROOT / part))
+
+import torch
+
+from distillery.families.proofs import CLAIMS, NEEDED
+from distillery.families.tracing import Exit, Place, Signature, dotted
+from distillery.files import write_text
+from traced import ROWS, UNTRIED
+from traced.walk import verdict
+
+PAGE = ROOT / "docs/families.md"
+OPENING = """# Pipelines that can be traced
+
+What a Diffusers pipeline gives its network, Distillery learns from the pipeline's own calls
+(`families/tracing.py`): two unguided calls, one of several prompts and one of a prompt fewer, with
+the network and the scheduler's `step` watched. Then it proves what it has learnt on the pipeline
+itself (`families/proofs.py`).
+
+A trace learns
+
+- which argument of the network is the scheduler's state, and in which form (*state*);
+- what becomes of the network's output before the scheduler gets it (*prediction*);
+- which arguments change with the step, and which with the prompt.
+
+A trace cannot know
+
+- other sizes, numbers of frames or numbers of steps than those of its calls: each run traces its
+  own;
+- whether the scheduler draws noise in its steps: choose one that does not;
+- how the guided call guides, and it need not: the teacher's trajectories come from that call;
+- what a pipeline would do with images, adapters or callbacks, which its calls do not give.
+
+Each class here is a tiny pipeline of the real Diffusers classes with random weights
+(`tests/traced/`); a released model may have options that its class does not show here, so a run
+traces and proves its own teacher. `python tools/classes.py` writes this page.
+
+## What is proved
+
+A class passes if all that is needed holds.
+
+| claim | needed | if it does not hold |
+|---|---|---|
+"""
+LEARNT = """
+## Classes
+
+*One by one*: an argument follows the prompts, and its first axis does not count them. The number by
+which a scheduler scales the state is learnt, too, and not told here. `HunyuanImagePipeline`,
+`HunyuanVideo15Pipeline` and `MotifVideoPipeline` guide by a component, which is off here in all
+calls.
+
+| class | verdict | state | prediction | follows the step | follows the prompt | does not hold |
+|---|---|---|---|---|---|---|
+"""
+UNMADE = """
+## Classes without a tiny pipeline
+
+| class | why |
+|---|---|
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Trace all classes, then write or compare."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="compare, write nothing")
+    arguments = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    text = page([line_of(name) for name in ROWS])
+    if arguments.check:
+        return int(PAGE.read_text(encoding="utf-8") != text)
+    write_text(PAGE, text)
+    return 0
+
+
+def page(lines: list[str]) -> str:
+    """The page with these lines of its table."""
+    claims = [
+        f"| {claim} | {'yes' if claim in NEEDED else 'no'} | {meaning} |"
+        for _, claim, _, meaning in CLAIMS
+    ]
+    unmade = [f"| `{name}` | {reason} |" for name, reason in UNTRIED.items()]
+    return "".join([OPENING, _joined(claims), LEARNT, _joined(lines), UNMADE, _joined(unmade)])
+
+
+def _joined(lines: list[str]) -> str:
+    return "\n".join(lines) + "\n"
+
+
+def line_of(name: str) -> str:
+    """The line of a row."""
+    found = verdict(name)
+    kind, *variant = name.split(maxsplit=1)
+    what = " ".join([f"`{kind}`", *variant])
+    if found.reason:
+        return f"| {what} | refused: {found.reason} | | | | | |"
+    assert found.signature is not None
+    cells = [what, "passes", *_learnt(found.signature), ", ".join(it.claim for it in found.broken)]
+    return "| " + " | ".join(cells).rstrip() + " |"
+
+
+def _learnt(signature: Signature) -> list[str]:
+    entry = signature.entry
+    alone = [f"{place}, one by one" for place in _places(signature.odd)]
+    return [
+        f"`{dotted(entry.place)}`, {entry.form}",
+        _prediction(signature.exit),
+        ", ".join(_places(tuple(signature.clocks))),
+        ", ".join([*_places(signature.rows), *alone]),
+    ]
+
+
+def _prediction(way: Exit) -> str:
+    return f"{'minus ' if way.sign < 0 else ''}the output, {way.form}"
+
+
+def _places(places: tuple[Place, ...]) -> list[str]:
+    return [f"`{dotted(place)}`" for place in places]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

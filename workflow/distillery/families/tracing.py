@@ -1,0 +1,584 @@
+"""What a stock pipeline gives its network, learnt from its own calls, without an adapter.
+
+Two places are the same in all pipelines that denoise with one scheduler: a network's `forward` and
+the scheduler's `step`. What passes there in two unguided calls, of several prompts and of one
+fewer, tells which argument is the state, which follow the step, which follow the prompt, and what
+becomes of the network's output. Nothing is guessed from names. What was learnt is a claim about
+behaviour, and `proofs.py` tries it.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import wraps
+from itertools import combinations
+from typing import Any
+
+import torch
+
+from distillery.families.protocol import Denoiser, Pipeline
+from distillery.schedulers import with_methods
+
+Place = tuple[str | int, ...]
+"""Where a value is in the arguments of a call: the argument's name, then keys and indices."""
+Call = Callable[[Sequence[str]], Mapping[str, Any]]
+"""The arguments of an unguided stock call for some prompts, with a generator of each."""
+
+NEAR = {torch.float32: 1e-5, torch.float64: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-3}
+"""How far a number times the state may be from an argument, relative to the largest."""
+PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
+"""Types of arguments that are the same whenever they are given."""
+
+
+class UntraceableError(ValueError):
+    """The pipeline does something that a trace cannot learn; says what."""
+
+
+# ---- recording -----------------------------------------------------------------------------------
+
+
+@dataclass
+class NetworkCall:
+    """One forward pass.
+
+    Attributes:
+        component: the network's name in the pipeline.
+        arguments: by the names of the network's `forward`, without those left out.
+        output: the first thing that it returns.
+    """
+
+    component: str
+    arguments: dict[str, Any]
+    output: Any = None
+
+
+@dataclass
+class Step:
+    """One step of the scheduler, and what the networks did before it.
+
+    Attributes:
+        calls: since the step before.
+        state: (b, *latent), before the step.
+        prediction: what the scheduler is given for it, after guidance.
+        after: (b, *latent), the next state.
+    """
+
+    calls: list[NetworkCall]
+    state: torch.Tensor
+    timestep: Any
+    prediction: torch.Tensor
+    after: torch.Tensor
+
+
+def trace(pipeline: Pipeline, arguments: Mapping[str, Any]) -> list[Step]:
+    """Call a stock pipeline and return what passed, all of it copied; of two steps and more.
+
+    Networks that worked before the first step alone, such as text encoders, are left out.
+
+    Raises UntraceableError where no step was seen.
+    """
+    with recording(pipeline) as steps, torch.no_grad():
+        pipeline(**arguments)
+    if len(steps) < 2:
+        raise UntraceableError(
+            f"its call made {len(steps)} steps with `scheduler`: a trace needs a pipeline that "
+            "denoises with that one scheduler, and two steps"
+        )
+    denoisers = {call.component for step in steps[1:] for call in step.calls}
+    for step in steps:
+        step.calls = [call for call in step.calls if call.component in denoisers]
+    return steps
+
+
+@contextmanager
+def recording(pipeline: Pipeline) -> Iterator[list[Step]]:
+    """Record the steps of a pipeline's calls meanwhile; its results do not change."""
+    scheduler = getattr(pipeline, "scheduler", None)
+    if scheduler is None:
+        raise UntraceableError("it has no component `scheduler`")
+    steps: list[Step] = []
+    pending: list[NetworkCall] = []
+    original = scheduler.step
+
+    # Pipelines look at its signature: whether it takes a generator.
+    @wraps(original)
+    def step(
+        model_output: torch.Tensor, timestep: Any, sample: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
+        # Copied before the step: some pipelines write their latents in place.
+        before = (copied(sample), copied(timestep), copied(model_output))
+        result = original(model_output, timestep, sample, *args, **kwargs)
+        steps.append(Step(list(pending), *before, copied(_first(result))))
+        pending.clear()
+        return result
+
+    with ExitStack() as stack:
+        for name, component in pipeline.components.items():
+            if isinstance(component, torch.nn.Module):
+                stack.enter_context(_watched(name, component, pending))
+        stack.enter_context(with_methods(scheduler, step=step, __deepcopy__=_refuse_copy))
+        yield steps
+
+
+def _refuse_copy(_memo: object) -> None:
+    """A copy would step with the original's `step`, and change its state."""
+    raise UntraceableError("it steps with copies of its scheduler")
+
+
+@contextmanager
+def _watched(name: str, network: Denoiser, pending: list[NetworkCall]) -> Iterator[None]:
+    """Append each call of a network to `pending`."""
+    signature = inspect.signature(type(network).forward)
+
+    def enter(module: Denoiser, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = dict(signature.bind(module, *args, **kwargs).arguments)
+        del given[next(iter(given))]  # self
+        pending.append(NetworkCall(name, copied(given)))
+
+    def leave(_module: Denoiser, _args: tuple[Any, ...], output: Any) -> None:
+        pending[-1].output = copied(_first(output))
+
+    hooks = [
+        network.register_forward_pre_hook(enter, with_kwargs=True),
+        network.register_forward_hook(leave),
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _first(output: Any) -> Any:
+    """The first thing in what a network or a scheduler returns."""
+    if isinstance(output, Mapping):  # Diffusers' outputs are mappings
+        return next(iter(output.values()))
+    return output[0] if isinstance(output, tuple) else output
+
+
+# ---- values within arguments ---------------------------------------------------------------------
+
+
+def mapped(change: Callable[[Any, Place], Any], value: Any, place: Place = ()) -> Any:
+    """The same lists, tuples and mappings with every leaf changed."""
+    if isinstance(value, dict):
+        return {key: mapped(change, item, (*place, key)) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        items = [mapped(change, item, (*place, index)) for index, item in enumerate(value)]
+        return type(value)(items)
+    return change(value, place)
+
+
+def leaves(value: Any) -> dict[Place, Any]:
+    """All leaves by their place."""
+    found: dict[Place, Any] = {}
+    mapped(lambda leaf, place: found.setdefault(place, leaf), value)
+    return found
+
+
+def at(value: Any, place: Place) -> Any:
+    """What is at a place; None where there is nothing."""
+    for part in place:
+        try:
+            value = value[part]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return value
+
+
+def put(value: Any, place: Place, item: Any) -> Any:
+    """The same arguments with another item at a place."""
+    if not place:
+        return item
+    first, *rest = place
+    changed = dict(value) if isinstance(value, dict) else list(value)
+    changed[first] = put(value[first], tuple(rest), item)  # type: ignore[index]
+    return changed if isinstance(value, dict | list) else type(value)(changed)
+
+
+def copied(value: Any) -> Any:
+    """With tensors of its own."""
+    return mapped(
+        lambda leaf, _: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf, value
+    )
+
+
+def dotted(place: Place) -> str:
+    """A place in words."""
+    return ".".join(map(str, place))
+
+
+# ---- how states enter and predictions leave ------------------------------------------------------
+
+
+def _stacked(value: Any) -> torch.Tensor | None:
+    """A tensor, or a list of one tensor a sample as (b, ...); None for anything else."""
+    if isinstance(value, torch.Tensor):
+        return value
+    if not isinstance(value, list | tuple) or not value:
+        return None
+    if not all(isinstance(item, torch.Tensor) for item in value):
+        return None
+    return torch.stack(list(value)) if len({item.shape for item in value}) == 1 else None
+
+
+INTO: Mapping[str, Callable[[torch.Tensor], Any]] = {
+    "as it is": lambda state: state,
+    "with a frame": lambda state: state.unsqueeze(2),
+    "a list": lambda state: list(state.unbind(0)),
+    "a list with frames": lambda state: list(state.unsqueeze(2).unbind(0)),
+}
+"""How a state (b, *latent) becomes a network's argument."""
+
+OUT_OF: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "as it is": lambda output, state: output,
+    "without the frame": lambda output, state: output.squeeze(2),
+    "first channels": lambda output, state: output[:, : state.shape[1]],
+    "last tokens": lambda output, state: output[:, -state.shape[1] :],
+    "channels first": lambda output, state: output.movedim(-1, 1),
+}
+"""How a network's output, stacked, becomes a prediction; each may change its sign besides."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where and how the state enters the network.
+
+    Attributes:
+        form: of `INTO`, or "in front" of other numbers along an axis.
+        axis: for "in front".
+    """
+
+    place: Place
+    form: str
+    axis: int = 0
+
+    def of(self, noisy: torch.Tensor, recorded: Any) -> Any:
+        """The argument for (n, *latent); `recorded` has what stands behind, and the type."""
+        behind = _stacked(recorded)
+        assert behind is not None
+        if self.form != "in front":
+            return INTO[self.form](noisy.to(behind.dtype))
+        size = noisy.shape[self.axis]
+        rest = behind.narrow(self.axis, size, behind.shape[self.axis] - size)
+        return torch.cat([noisy.to(behind.dtype), rest], self.axis)
+
+    def scale(self, step: Step) -> float:
+        """The number by which the pipeline multiplied that step's state."""
+        if self.form == "in front":
+            return 1.0
+        entered = _stacked(INTO[self.form](step.state))
+        given = _stacked(at(step.calls[0].arguments, self.place))
+        assert entered is not None
+        assert given is not None
+        return _factor(entered.double(), given.double())
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a network's output becomes what the scheduler is given."""
+
+    form: str
+    sign: int
+
+    def of(self, output: Any, noisy: torch.Tensor) -> torch.Tensor:
+        """The prediction (n, *latent) for the states (n, *latent)."""
+        stacked = _stacked(output)
+        assert stacked is not None
+        return self.sign * OUT_OF[self.form](stacked, noisy)
+
+
+# ---- what is learnt ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Signature:
+    """How a pipeline feeds its network without guidance.
+
+    Attributes:
+        components: the network of each step.
+        entry, exit: of the state and of the prediction.
+        clocks: places that follow the step, to one sample's value at each step.
+        clock_rows: those of `clocks` that hold a value for each sample, not one for all.
+        rows: places that follow the prompt, whose first axis counts samples (or a list does).
+        odd: places that follow the prompts otherwise: such samples are computed one by one.
+        template: the first step's arguments, with all that is constant.
+    """
+
+    components: tuple[str, ...]
+    entry: Entry
+    exit: Exit
+    clocks: Mapping[Place, tuple[torch.Tensor, ...]]
+    clock_rows: frozenset[Place]
+    rows: tuple[Place, ...]
+    odd: tuple[Place, ...]
+    template: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def can_batch(self) -> bool:
+        """Whether several prompts may share a call."""
+        return not self.odd
+
+    def prompts(self, call: NetworkCall, samples: Sequence[int]) -> dict[Place, Any]:
+        """What of a recorded call follows these of its prompts."""
+        found = {place: _picked(at(call.arguments, place), samples) for place in self.rows}
+        return found | {place: at(call.arguments, place) for place in self.odd}
+
+    def arguments(
+        self, noisy: torch.Tensor, prompts: Mapping[Place, Any], steps: Sequence[int]
+    ) -> dict[str, Any]:
+        """The network's arguments.
+
+        Args:
+            noisy: (n, *latent), divided by its schedule's scale.
+            prompts: as `prompts` gives them, of n samples.
+            steps: of each sample, from 0.
+
+        Raises UntraceableError where samples of different steps cannot share a call.
+        """
+        filled: Any = dict(self.template)
+        for place, values in self.clocks.items():
+            filled = put(filled, place, self._clock(place, values, steps))
+        for place, value in prompts.items():
+            filled = put(filled, place, value)
+        recorded = at(filled, self.entry.place)
+        if self.entry.form == "in front":
+            recorded = prompts.get(self.entry.place, recorded)
+        arguments: dict[str, Any] = put(filled, self.entry.place, self.entry.of(noisy, recorded))
+        return arguments
+
+    def _clock(
+        self, place: Place, values: Sequence[torch.Tensor], steps: Sequence[int]
+    ) -> torch.Tensor:
+        chosen = [values[step] for step in steps]
+        if place in self.clock_rows:
+            return torch.stack(chosen)
+        if len(set(steps)) == 1:
+            return chosen[0]
+        if chosen[0].numel() > 1:
+            raise UntraceableError(
+                f"{dotted(place)} holds one value of shape {tuple(chosen[0].shape)} for a whole "
+                "batch, so samples of different steps cannot share a call"
+            )
+        return torch.stack([value.reshape(()) for value in chosen])
+
+    def predict(
+        self,
+        network: Denoiser,
+        noisy: torch.Tensor,
+        prompts: Mapping[Place, Any],
+        steps: Sequence[int],
+    ) -> torch.Tensor:
+        """(n, *latent), what the stock call would give its scheduler; see `arguments`."""
+        output = _first(network(**self.arguments(noisy, prompts, steps)))
+        return self.exit.of(output, noisy)
+
+
+def _picked(value: Any, samples: Sequence[int]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value[list(samples)]
+    return [value[sample] for sample in samples]
+
+
+def learn(pipeline: Pipeline, call: Call, prompts: Sequence[str]) -> tuple[Signature, list[Step]]:
+    """What two unguided calls tell, of all prompts and of all but the last; the first one's steps.
+
+    Args:
+        prompts: two and more, of different lengths.
+
+    Raises UntraceableError: it cannot be learnt, and why.
+    """
+    steps = trace(pipeline, call(prompts))
+    fewer = trace(pipeline, call(prompts[:-1]))
+    for number, step in enumerate(steps):
+        if len(step.calls) != 1:
+            raise UntraceableError(
+                f"it calls its networks {len(step.calls)} times before step {number} without "
+                "guidance, and a student makes one call a step"
+            )
+    calls = [step.calls[0] for step in steps]
+    entry = _find_entry(steps)
+    sorts = _Sorts(entry, calls[0].arguments, len(prompts))
+    for place, leaf in leaves(calls[0].arguments).items():
+        sorts.add(place, leaf, [at(it.arguments, place) for it in calls], fewer[0].calls[0])
+    signature = Signature(
+        components=tuple(it.component for it in calls),
+        entry=entry,
+        exit=_find_exit(steps),
+        clocks=sorts.clocks,
+        clock_rows=frozenset(sorts.clock_rows),
+        rows=tuple(dict.fromkeys(sorts.rows)),
+        odd=tuple(sorts.odd),
+        template=calls[0].arguments,
+    )
+    _check_prompts(signature, calls[0], len(prompts))
+    return signature, steps
+
+
+def _check_prompts(signature: Signature, call: NetworkCall, num_prompts: int) -> None:
+    """Raise if two prompts give the network the same: they may be cut to what they share."""
+    if signature.odd:
+        return  # what they hold of one prompt is not known
+    each = [leaves(signature.prompts(call, [sample])) for sample in range(num_prompts)]
+    for one, other in combinations(each, 2):
+        if one.keys() == other.keys() and all(one[it].equal(other[it]) for it in one):
+            raise UntraceableError("two of the prompts give the network the same arguments")
+
+
+def _find_entry(steps: Sequence[Step]) -> Entry:
+    """Where the state enters: the argument that is the state times a number, at every step."""
+    arguments = steps[0].calls[0].arguments
+    for place in _places(arguments):
+        for form in INTO:
+            if all(
+                _is_scaled(INTO[form](it.state), at(it.calls[0].arguments, place)) for it in steps
+            ):
+                return Entry(place, form)
+    for place, value in leaves(arguments).items():
+        axis = _axis_in_front(value, steps[0].state)
+        if axis:
+            return Entry(place, "in front", axis)
+    raise UntraceableError(
+        "no argument of the network is the scheduler's state, nor begins with it: the pipeline "
+        "changes states before the network sees them"
+    )
+
+
+def _places(value: Any, place: Place = ()) -> Iterator[Place]:
+    """Of all items at all depths, the outer ones first."""
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    inner = []
+    for key, item in items:
+        yield (*place, key)
+        if isinstance(item, dict | list | tuple):
+            inner.append((*place, key))
+    for each in inner:
+        yield from _places(value[each[-1]], each)
+
+
+def _is_scaled(wanted: Any, given: Any) -> bool:
+    """Whether an argument is of the wanted form, and a number times the wanted values."""
+    if isinstance(wanted, list) != isinstance(given, list):
+        return False
+    left, right = _stacked(wanted), _stacked(given)
+    if left is None or right is None or left.shape != right.shape:
+        return False
+    if not right.is_floating_point():
+        return False
+    near = max(NEAR[left.dtype], NEAR[right.dtype])
+    factor = _factor(left.double(), right.double())
+    off = (right.double() - factor * left.double()).abs().max()
+    return factor > 0 and bool(off <= near * right.abs().max())
+
+
+def _factor(wanted: torch.Tensor, given: torch.Tensor) -> float:
+    """The number that brings the wanted values nearest to the given ones, in least squares."""
+    return float((given * wanted).sum() / wanted.square().sum())
+
+
+def _axis_in_front(value: Any, state: torch.Tensor) -> int:
+    """The axis along which a tensor begins with the state; 0 where it does not."""
+    if not isinstance(value, torch.Tensor) or value.ndim != state.ndim:
+        return 0
+    for axis in range(1, value.ndim):
+        front = value.narrow(axis, 0, min(state.shape[axis], value.shape[axis]))
+        if front.shape == state.shape and front.to(state.dtype).equal(state):
+            return axis
+    return 0
+
+
+def _find_exit(steps: Sequence[Step]) -> Exit:
+    """What becomes of the output: the form that gives the scheduler's input at every step."""
+    state, prediction = steps[0].state.shape, steps[0].prediction.shape
+    if prediction != state:
+        raise UntraceableError(
+            f"the scheduler is given {tuple(prediction)} for a state of {tuple(state)}: a learned "
+            "variance, which no student can follow"
+        )
+    for form in OUT_OF:
+        for sign in (1, -1):
+            if all(_leaves_so(Exit(form, sign), step) for step in steps):
+                return Exit(form, sign)
+    shapes = [tuple(stacked.shape) if (stacked := _stacked(it)) is not None else type(it).__name__
+              for it in (steps[0].calls[0].output, steps[0].prediction)]  # fmt: skip
+    raise UntraceableError(
+        f"the network returns {shapes[0]}, the scheduler is given {shapes[1]}, and neither its "
+        "sign nor a part of it makes one of the other: the pipeline computes between them"
+    )
+
+
+def _leaves_so(way: Exit, step: Step) -> bool:
+    if _stacked(step.calls[0].output) is None:
+        return False
+    try:
+        found = way.of(step.calls[0].output, step.state)
+    except IndexError:
+        return False
+    return found.shape == step.prediction.shape and found.to(step.prediction.dtype).equal(
+        step.prediction
+    )
+
+
+class _Sorts:
+    """Which of the arguments follow the step, which the prompt."""
+
+    def __init__(self, entry: Entry, arguments: Mapping[str, Any], num_prompts: int) -> None:
+        self.clocks: dict[Place, tuple[torch.Tensor, ...]] = {}
+        self.clock_rows: list[Place] = []
+        self.rows: list[Place] = []
+        self.odd: list[Place] = []
+        self._entry = entry.place
+        self._is_behind = entry.form == "in front"
+        self._arguments = arguments
+        self._num_prompts = num_prompts
+
+    def add(self, place: Place, leaf: Any, series: Sequence[Any], fewer: NetworkCall) -> None:
+        """Sort one leaf.
+
+        Args:
+            series: the same leaf at all steps.
+            fewer: the first call of one prompt fewer.
+        """
+        if place[: len(self._entry)] == self._entry:
+            if self._is_behind:
+                self.rows.append(place)  # what stands behind the state may be the prompt's
+            return
+        if not isinstance(leaf, torch.Tensor):
+            if not isinstance(leaf, PLAIN):
+                raise UntraceableError(
+                    f"{dotted(place)} is a {type(leaf).__name__}, which may have a state"
+                )
+            if any(each != leaf for each in series):
+                raise UntraceableError(f"{dotted(place)} changes with the step, and is no tensor")
+            return
+        other = at(fewer.arguments, place)
+        counts = self._counts(leaf, other)
+        if any(each.shape != leaf.shape or not each.equal(leaf) for each in series):
+            self._add_clock(place, series, counts)
+        elif counts:
+            self.rows.append(place)
+        elif self._is_listed(place, fewer):
+            self.rows.append(place[:-1])
+        elif not (isinstance(other, torch.Tensor) and other.equal(leaf)):
+            self.odd.append(place)
+
+    def _counts(self, leaf: torch.Tensor, other: Any) -> bool:
+        """Whether the first axis counts samples."""
+        if not isinstance(other, torch.Tensor) or not leaf.ndim or not other.ndim:
+            return False
+        return (len(leaf), len(other)) == (self._num_prompts, self._num_prompts - 1)
+
+    def _is_listed(self, place: Place, fewer: NetworkCall) -> bool:
+        """Whether it is in a list of one item a sample."""
+        if not isinstance(place[-1], int):
+            return False
+        listed = (at(self._arguments, place[:-1]), at(fewer.arguments, place[:-1]))
+        return [len(each) for each in listed] == [self._num_prompts, self._num_prompts - 1]
+
+    def _add_clock(self, place: Place, series: Sequence[torch.Tensor], counts: bool) -> None:
+        if counts:
+            if any(not each.equal(each[:1].expand_as(each)) for each in series):
+                raise UntraceableError(f"{dotted(place)} changes with the step and with the prompt")
+            self.clock_rows.append(place)
+        self.clocks[place] = tuple(each[0] if counts else each for each in series)
