@@ -116,7 +116,7 @@ def recording(pipeline: Pipeline) -> Iterator[list[Step]]:
     with ExitStack() as stack:
         for name, component in pipeline.components.items():
             if isinstance(component, torch.nn.Module):
-                stack.enter_context(_watched(name, component, pending))
+                stack.enter_context(watched(name, component, pending))
         stack.enter_context(with_methods(scheduler, step=step, __deepcopy__=_refuse_copy))
         yield steps
 
@@ -127,7 +127,7 @@ def _refuse_copy(_memo: object) -> None:
 
 
 @contextmanager
-def _watched(name: str, network: Denoiser, pending: list[NetworkCall]) -> Iterator[None]:
+def watched(name: str, network: Denoiser, pending: list[NetworkCall]) -> Iterator[None]:
     """Append each call of a network to `pending`."""
     signature = inspect.signature(type(network).forward)
 
