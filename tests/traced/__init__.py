@@ -116,7 +116,7 @@ ROWS: Mapping[str, Row] = {
         IMAGE,
         TRUE_OFF,
         TRUE_GUIDED | NEGATIVES,
-        refused="kv_cache is a QwenImage21KVCache",
+        refused="kv_cache is of type QwenImage21KVCache",
     ),
     "QwenImage21Pipeline": Row(
         images.qwen_image21,
