@@ -15,6 +15,7 @@ from functools import wraps
 from itertools import combinations
 from typing import Any
 
+import numpy as np
 import torch
 
 from distillery.families.protocol import Denoiser, Pipeline
@@ -27,7 +28,7 @@ Call = Callable[[Sequence[str]], Mapping[str, Any]]
 
 NEAR = {torch.float32: 1e-5, torch.float64: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-3}
 """How far a number times the state may be from an argument, relative to the largest."""
-PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
+PLAIN = (bool, int, float, str, type(None), np.generic, torch.dtype, torch.device)
 """Types of arguments that are the same whenever they are given."""
 
 
@@ -547,7 +548,7 @@ class _Sorts:
         if not isinstance(leaf, torch.Tensor):
             if not isinstance(leaf, PLAIN):
                 raise UntraceableError(
-                    f"{dotted(place)} is a {type(leaf).__name__}, which may have a state"
+                    f"{dotted(place)} is of type {type(leaf).__name__}, which may have a state"
                 )
             if any(each != leaf for each in series):
                 raise UntraceableError(f"{dotted(place)} changes with the step, and is no tensor")
