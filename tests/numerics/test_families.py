@@ -3,9 +3,8 @@
 The teachers are real Diffusers classes of tiny size with random weights; see tests/families.
 """
 
-import inspect
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 
 from distillery.families import Setting, family_named, grid_of
 from distillery.families.text import check_lengths
+from distillery.families.tracing import NetworkCall, Step, trace, watched
 from distillery.generation.trajectory import record
 from distillery.noise import SampleId, noise_seed
 from distillery.store.embeddings import EmbeddingStore
@@ -37,16 +37,11 @@ LANDED = 1e-4
 
 @dataclass
 class Subject:
-    """A family under test: its case, a run with stored trajectories, and its stock pipeline.
-
-    Attributes:
-        stock_fed: what the denoisers were given by the stock call, as `fed` records it.
-    """
+    """A family under test: its case, a run with stored trajectories, and its stock pipeline."""
 
     case: FamilyCase
     run: Run
     pipeline: Any
-    stock_fed: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
 
     @property
     def family(self) -> Any:
@@ -86,8 +81,7 @@ class Subject:
     @cached_property
     def stock(self) -> list[torch.Tensor]:
         """Of the stock call as the run's settings are."""
-        with fed(self) as self.stock_fed:
-            return self.stock_call()
+        return self.stock_call()
 
     @cached_property
     def unguided(self) -> torch.Tensor:
@@ -95,13 +89,11 @@ class Subject:
         return self.stock_call(**{self.guidance_argument: 1.0})[-1]
 
     def stock_call(self, **options: Any) -> list[torch.Tensor]:
-        """The stock pipeline's own call with texts; the latents that its callback sees."""
-        seen: list[torch.Tensor] = []
+        """The states that the stock pipeline's own call with texts makes."""
+        return [step.after.float() for step in self.stock_steps(**options)]
 
-        def keep(_pipeline: Any, _step: int, _time: Any, tensors: dict[str, Any]) -> dict[str, Any]:
-            seen.append(tensors["latents"].float().clone())
-            return tensors
-
+    def stock_steps(self, **options: Any) -> list[Step]:
+        """The steps of that call."""
         arguments = {
             "prompt": self.table["prompt"].tolist(),
             "generator": generators(self.seeds),
@@ -110,7 +102,6 @@ class Subject:
             "num_inference_steps": self.case.steps,
             self.guidance_argument: self.case.guidance_scale,
             "output_type": "latent",
-            "callback_on_step_end": keep,
             **self.family.call_options(self.max_tokens),
         }
         if self.case.guidance_scale_2 is not None:
@@ -118,12 +109,7 @@ class Subject:
         negative = self.case.teacher.get("negative_prompt", self.case.no_negative)
         if negative is not None:
             arguments["negative_prompt"] = [negative] * NUM_PROMPTS
-        call = inspect.signature(type(self.pipeline).__call__).parameters
-        if "callback_on_step_end" not in call:
-            # PixArt's call is of an older kind, and ignores what it does not know.
-            arguments["callback"] = lambda _step, _time, latents: seen.append(latents.clone())
-        self.pipeline(**(arguments | options))
-        return seen
+        return trace(self.pipeline, arguments | options)
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
@@ -192,22 +178,24 @@ def test_the_recorder_does_not_disturb(subject: Subject) -> None:
 
 
 def test_the_student_is_fed_as_the_stock_pipeline_feeds(subject: Subject) -> None:
-    """Trap 2: the conditional branch, tensor for tensor, at every step."""
-    assert subject.stock
-    steps = subject.trajectories.recipe.schedule
-    conditional = list(conditional_calls(subject.stock_fed, subject))
-    assert len(conditional) == subject.case.steps
-    conditioning = subject.conditioning()
-    for step, expected in enumerate(conditional):
-        noisy = subject.states(step) / steps.scales[step]
-        timestep = torch.tensor([steps.timesteps[step]] * NUM_PROMPTS)
-        network = getattr(subject.pipeline, subject.case.denoiser_at(steps.timesteps[step]))
-        with fed(subject) as our_calls, torch.no_grad():
+    """Trap 2: as an unguided call, tensor for tensor, at every step; a trace is the oracle."""
+    grid = subject.trajectories.recipe.schedule
+    network_config = getattr(subject.pipeline, subject.family.denoisers[0]).config
+    is_told = subject.family.has_guidance_embedding(network_config)
+    steps = subject.stock_steps(**({} if is_told else {subject.guidance_argument: 1.0}))
+    assert len(steps) == subject.case.steps
+    conditioning, masks = subject.conditioning(), subject.case.masks
+    for number, step in enumerate(steps):
+        (theirs,) = step.calls
+        assert theirs.component == subject.case.denoiser_at(grid.timesteps[number])
+        noisy = step.state / grid.scales[number]
+        timestep = torch.tensor([grid.timesteps[number]] * NUM_PROMPTS)
+        network = getattr(subject.pipeline, theirs.component)
+        calls: list[NetworkCall] = []
+        with watched(theirs.component, network, calls), torch.no_grad():
             subject.family.predict(network, noisy, timestep, conditioning, subject.case.setting)
-        ((name, ours),) = our_calls
-        assert name == expected[0]
-        masks = subject.case.masks
-        assert_same_inputs(hide_masked(ours, masks), hide_masked(expected[1], masks))
+        (ours,) = calls
+        assert_same_inputs(hide_masked(ours.arguments, masks), hide_masked(theirs.arguments, masks))
 
 
 def test_the_teacher_is_its_own_perfect_student(subject: Subject) -> None:
@@ -277,52 +265,6 @@ def test_a_prompt_over_the_limit_is_named_with_what_would_be_cut(subject: Subjec
     check_lengths(readers, ["a dog"])
     with pytest.raises(ValueError, match=r"would lose '.*zebra"):
         check_lengths(readers, ["a dog", "dog " * limit + "zebra"])
-
-
-class fed:  # noqa: N801 - reads as a verb
-    """Record what the denoisers are given: (component's name, arguments by name) a call."""
-
-    def __init__(self, subject: Subject) -> None:
-        self.subject = subject
-        self.calls: list[tuple[str, dict[str, Any]]] = []
-        self.hooks: list[Any] = []
-
-    def __enter__(self) -> list[tuple[str, dict[str, Any]]]:
-        for name in self.subject.family.denoisers:
-            network = getattr(self.subject.pipeline, name, None)
-            if network is not None:
-                self.hooks.append(self._watch(name, network))
-        return self.calls
-
-    def _watch(self, name: str, network: torch.nn.Module) -> Any:
-        signature = inspect.signature(type(network).forward)
-
-        def remember(module: Any, args: Any, kwargs: Any) -> None:
-            bound = signature.bind(module, *args, **kwargs).arguments
-            self.calls.append((name, {key: value for key, value in bound.items() if key != "self"}))
-
-        return network.register_forward_pre_hook(remember, with_kwargs=True)
-
-    def __exit__(self, *_error: object) -> None:
-        for hook in self.hooks:
-            hook.remove()
-
-
-def conditional_calls(
-    calls: list[tuple[str, dict[str, Any]]], subject: Subject
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The conditional branch of each step: half of a batch, or the first of two calls."""
-    calls_per_step = len(calls) // subject.case.steps
-    for name, arguments in calls[::calls_per_step]:
-        yield name, {key: second_half(value) for key, value in arguments.items()}
-
-
-def second_half(value: Any) -> Any:
-    """Of tensors whose batch holds both branches; everything else as it is."""
-    if isinstance(value, dict):
-        return {key: second_half(item) for key, item in value.items()}
-    is_double = isinstance(value, torch.Tensor) and value.ndim and len(value) == 2 * NUM_PROMPTS
-    return value[NUM_PROMPTS:] if is_double else value
 
 
 def hide_masked(arguments: dict[str, Any], masks: Mapping[str, str]) -> dict[str, Any]:

@@ -52,6 +52,7 @@ ROWS: Mapping[str, Row] = {
     "AnimateDiffSDXLPipeline": Row(videos.animate_diff_xl, SMALL | {"num_frames": 2}),
     "AnyFlowPipeline": Row(videos.anyflow, VIDEO | TOKENS),
     "AuraFlowPipeline": Row(images.auraflow, IMAGE | TOKENS),
+    "BriaFibo2Pipeline": Row(images.bria_fibo2, IMAGE | NEGATIVE),
     "BriaFiboPipeline": Row(images.bria_fibo, IMAGE | CHAT_TOKENS | NEGATIVE),
     "BriaPipeline": Row(images.bria, IMAGE | TOKENS),
     "ChromaPipeline": Row(images.chroma, IMAGE | TOKENS),
@@ -115,7 +116,7 @@ ROWS: Mapping[str, Row] = {
         IMAGE,
         TRUE_OFF,
         TRUE_GUIDED | NEGATIVES,
-        refused="kv_cache is a QwenImage21KVCache",
+        refused="kv_cache is of type QwenImage21KVCache",
     ),
     "QwenImage21Pipeline": Row(
         images.qwen_image21,
@@ -152,6 +153,12 @@ ROWS: Mapping[str, Row] = {
     "WanPipeline with a time of each token": Row(videos.wan_expanded, VIDEO | TOKENS),
     "WanPipeline with two experts": Row(stock("wan_two_experts"), SMALL | TOKENS),
     "WanPipeline": Row(videos.wan, VIDEO | TOKENS),
+    "ZImageOmniPipeline": Row(
+        images.z_image_omni,
+        IMAGE | CHAT_TOKENS,
+        {"guidance_scale": 0.0},
+        refused="no argument of the network is the scheduler",
+    ),
     "ZImagePipeline": Row(images.z_image, IMAGE | CHAT_TOKENS, {"guidance_scale": 0.0}),
 }
 
@@ -162,7 +169,6 @@ _PARTS = "makes a video part by part"
 _TEXT = "makes text"
 UNTRIED: Mapping[str, str] = {
     "AnyFlowFARPipeline": _PARTS,
-    "BriaFibo2Pipeline": "reads prompts with 36 layers, which it names by number",
     "Cosmos2TextToImagePipeline": _COSMOS,
     "Cosmos2_5_PredictBasePipeline": _COSMOS,
     "Cosmos3OmniPipeline": _ONE,
@@ -172,7 +178,7 @@ UNTRIED: Mapping[str, str] = {
     "DreamLitePipeline": _ONE,
     "GlmImagePipeline": "draws tokens with a language model first",
     "HeliosPipeline": _PARTS,
-    "Ideogram4Pipeline": "reads prompts with 36 layers, which it names by number",
+    "Ideogram4Pipeline": "guides at every step, with a second network",
     "KandinskyCombinedPipeline": _CASCADE,
     "KandinskyPriorPipeline": "makes embeddings, for a cascade",
     "KandinskyV22CombinedPipeline": _CASCADE,
@@ -187,6 +193,5 @@ UNTRIED: Mapping[str, str] = {
     "StableCascadePriorPipeline": "makes embeddings, for a cascade",
     "StableUnCLIPPipeline": _CASCADE,
     "WanVACEPipeline": "fills a video",
-    "ZImageOmniPipeline": "reads images with SigLIP",
 }
 """Classes of which there is no tiny pipeline, with the reason."""

@@ -30,6 +30,21 @@ ROPE = (4, 4, 8)
 
 
 def z_image() -> Any:
+    return diffusers.ZImagePipeline(scheduler=flow(), vae=None, transformer=_z_image(), **reader())
+
+
+def z_image_omni() -> Any:
+    return diffusers.ZImageOmniPipeline(
+        scheduler=flow(),
+        vae=None,
+        transformer=_z_image(siglip_feat_dim=8),
+        siglip=None,
+        siglip_processor=None,
+        **reader(),
+    )
+
+
+def _z_image(**options: Any) -> Any:
     transformer = diffusers.ZImageTransformer2DModel(
         in_channels=CHANNELS,
         dim=32,
@@ -40,10 +55,9 @@ def z_image() -> Any:
         cap_feat_dim=FEATURES,
         axes_dims=[4, 6, 6],
         axes_lens=[512, 64, 64],
+        **options,
     )
-    return diffusers.ZImagePipeline(
-        scheduler=flow(), vae=None, transformer=awake(transformer), **reader()
-    )
+    return awake(transformer)
 
 
 def _flux2(**options: Any) -> Any:
@@ -227,6 +241,35 @@ def bria_fibo() -> Any:
         transformer=awake(transformer),
         **reader(),
     )
+
+
+def bria_fibo2() -> Any:
+    transformer = diffusers.BriaFibo2Transformer2DModel(
+        in_channels=CHANNELS,
+        dim=32,
+        n_layers=2,
+        n_refiner_layers=1,
+        n_heads=2,
+        cap_feat_dim=2 * FEATURES,
+        injection_layer_ids=(1,),
+        perceiver_num_layers=1,
+        min_num_gist_tokens=4,
+        max_num_gist_tokens=8,
+        gist_step=4,
+        gist_min_text_len=8,
+        gist_max_text_len=32,
+        axes_dims=ROPE,
+        axes_lens=(512, 16, 16),
+    )
+    pipeline = diffusers.BriaFibo2Pipeline(
+        scheduler=flow(use_dynamic_shifting=True),
+        vae=_flux2_vae(),
+        transformer=awake(transformer),
+        text_encoder=reader()["text_encoder"],
+        processor=Processor(),
+    )
+    pipeline.text_encoder_out_layers = ((1, 2), (2, 3))
+    return pipeline
 
 
 def cogview3plus() -> Any:

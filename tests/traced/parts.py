@@ -84,7 +84,7 @@ class Processor:
     def __init__(self) -> None:
         self.tokenizer = chat_tokenizer()
 
-    def __call__(self, **arguments: Any) -> Any:
+    def __call__(self, images: None = None, **arguments: Any) -> Any:
         return self.tokenizer(**arguments)
 
     def apply_chat_template(self, messages: Any, tokenize: bool, **options: Any) -> Any:

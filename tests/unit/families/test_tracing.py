@@ -177,7 +177,7 @@ class StepsOnItsOwn(Pipeline):
         (HidesItsState, "no argument of the network is the scheduler's state"),
         (MixesStepAndPrompt, "text changes with the step and with the prompt"),
         (TellsTheStepInWords, "more changes with the step, and is no tensor"),
-        (HasACache, "more is a object, which may have a state"),
+        (HasACache, "more is of type object, which may have a state"),
         (StepsWithACopy, "steps with copies of its scheduler"),
         (LearnsItsVariance, "a learned variance"),
         (CutsItsPrompts, "two of the prompts give the network the same arguments"),

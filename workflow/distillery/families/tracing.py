@@ -15,6 +15,7 @@ from functools import wraps
 from itertools import combinations
 from typing import Any
 
+import numpy as np
 import torch
 
 from distillery.families.protocol import Denoiser, Pipeline
@@ -27,7 +28,7 @@ Call = Callable[[Sequence[str]], Mapping[str, Any]]
 
 NEAR = {torch.float32: 1e-5, torch.float64: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-3}
 """How far a number times the state may be from an argument, relative to the largest."""
-PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
+PLAIN = (bool, int, float, str, type(None), np.generic, torch.dtype, torch.device)
 """Types of arguments that are the same whenever they are given."""
 
 
@@ -116,7 +117,7 @@ def recording(pipeline: Pipeline) -> Iterator[list[Step]]:
     with ExitStack() as stack:
         for name, component in pipeline.components.items():
             if isinstance(component, torch.nn.Module):
-                stack.enter_context(_watched(name, component, pending))
+                stack.enter_context(watched(name, component, pending))
         stack.enter_context(with_methods(scheduler, step=step, __deepcopy__=_refuse_copy))
         yield steps
 
@@ -127,7 +128,7 @@ def _refuse_copy(_memo: object) -> None:
 
 
 @contextmanager
-def _watched(name: str, network: Denoiser, pending: list[NetworkCall]) -> Iterator[None]:
+def watched(name: str, network: Denoiser, pending: list[NetworkCall]) -> Iterator[None]:
     """Append each call of a network to `pending`."""
     signature = inspect.signature(type(network).forward)
 
@@ -547,7 +548,7 @@ class _Sorts:
         if not isinstance(leaf, torch.Tensor):
             if not isinstance(leaf, PLAIN):
                 raise UntraceableError(
-                    f"{dotted(place)} is a {type(leaf).__name__}, which may have a state"
+                    f"{dotted(place)} is of type {type(leaf).__name__}, which may have a state"
                 )
             if any(each != leaf for each in series):
                 raise UntraceableError(f"{dotted(place)} changes with the step, and is no tensor")
