@@ -39,15 +39,15 @@ A trace learns
 
 A trace cannot know
 
-- other sizes, numbers of frames or numbers of steps than those of its calls: each run traces its
-  own;
+- other sizes, numbers of frames or numbers of steps than those of its calls;
 - whether the scheduler draws noise in its steps: choose one that does not;
 - how the guided call guides, and it need not: the teacher's trajectories come from that call;
 - what a pipeline would do with images, adapters or callbacks, which its calls do not give.
 
 Each class here is a tiny pipeline of the real Diffusers classes with random weights
-(`tests/traced/`); a released model may have options that its class does not show here, so a run
-traces and proves its own teacher. `python tools/classes.py` writes this page.
+(`tests/traced/`); a released model may have options that its class does not show here. A run does
+not trace yet: it takes the eight families that have an adapter, whose tests hold each against its
+trace. `python tools/classes.py` writes this page.
 
 ## What is proved
 

@@ -59,9 +59,9 @@ def copy_of(scheduler: Scheduler, **changes: Any) -> Scheduler:
 
 
 @contextmanager
-def with_methods(scheduler: Scheduler, **methods: Callable[..., Any]) -> Iterator[None]:
-    """Give one instance other methods for a while."""
-    own: dict[str, Any] = scheduler.__dict__
+def with_methods(instance: Any, **methods: Callable[..., Any]) -> Iterator[None]:
+    """Give one scheduler or pipeline other methods for a while."""
+    own: dict[str, Any] = instance.__dict__
     before = {name: own[name] for name in methods if name in own}
     own.update(methods)
     try:

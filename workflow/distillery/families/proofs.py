@@ -1,6 +1,6 @@
 """Whether what a trace has learnt of a pipeline is so: each claim is tried on the pipeline."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
@@ -16,9 +16,9 @@ from distillery.families.tracing import (
     Step,
     UntraceableError,
     copied,
-    recording,
     trace,
 )
+from distillery.schedulers import with_methods
 
 EXACT = 1e-6
 """The same values through the same network: float32 rounding of another order of sums."""
@@ -191,7 +191,7 @@ def encoding(pipeline: Pipeline) -> Iterator[list[Any]]:
         given.append(copied(result))
         return result
 
-    with _instead(pipeline, {"encode_prompt": encode_prompt}):
+    with with_methods(pipeline, encode_prompt=encode_prompt):
         yield given
 
 
@@ -204,22 +204,8 @@ def encoded(pipeline: Pipeline, given: Sequence[Any]) -> Iterator[None]:
     for name in names:
         setattr(pipeline, name, None)
     try:
-        with _instead(pipeline, {"encode_prompt": lambda *_args, **_kwargs: copied(next(left))}):
+        with with_methods(pipeline, encode_prompt=lambda *_args, **_kwargs: copied(next(left))):
             yield
     finally:
         for name, component in encoders.items():
             setattr(pipeline, name, component)
-
-
-@contextmanager
-def _instead(pipeline: Pipeline, methods: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    own: dict[str, Any] = pipeline.__dict__
-    own.update(methods)
-    try:
-        yield
-    finally:
-        for name in methods:
-            del own[name]
-
-
-__all__ = ["CLAIMS", "NEEDED", "Proof", "Subject", "encoded", "encoding", "prove", "recording"]
