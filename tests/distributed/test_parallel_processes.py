@@ -72,7 +72,9 @@ def test_bfloat16_dealt_out_is_bfloat16_whole(data, tmp_path):
 @pytest.mark.parametrize(("first", "then"), [((2, "ddp"), (3, "fsdp")), ((2, "fsdp"), (1, "auto"))])
 def test_a_training_resumes_however_the_weights_are_dealt_out(data, alone, tmp_path, first, then):
     num_processes, parallel = first
-    killed = train(data, tmp_path, num_processes, {0: "kill:4"}, parallel=parallel)
+    # A save waits for the one before: of three, two are written, however slow the disk is.
+    settings = {"parallel": parallel, "save_every_samples": 8}
+    killed = train(data, tmp_path, num_processes, {0: "kill:4"}, **settings)
     assert killed[0] == -9
     assert list((tmp_path / "student/checkpoints").glob("*/samples-*"))
     num_processes, parallel = then
