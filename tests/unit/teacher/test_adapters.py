@@ -1,5 +1,6 @@
 """Adapters: the teacher that stock Diffusers makes of them, or a refusal that names the fault."""
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -20,6 +21,7 @@ from distillery.planning.unusual import on_idle
 from distillery.student.build import build_student
 from distillery.teacher import adapters
 from distillery.teacher.adapter_fit import TIMES, name_some
+from distillery.teacher.adapter_pairs import METADATA, read_metadata
 from distillery.teacher.adapters import (
     adapt,
     cast,
@@ -288,6 +290,22 @@ def test_a_file_that_changes_nothing_is_told(tiny_sdxl: Path, tmp_path: Path) ->
     check_options(section(tmp_path / "wan", wan), PipelineFolder(tmp_path / "wan"))
     active = section(tiny_sdxl, kohya_file(tiny_sdxl, tmp_path / FILE, (0.0, 1.0)))
     assert not list(on_idle(active, folder))
+
+
+@pytest.mark.parametrize(
+    ("alpha", "of_layers", "is_idle"),
+    [(4, {}, False), (0, {}, True), (0, {"to_q": 0}, True), (0, {"to_q": 4}, False)],
+)
+def test_a_file_whose_header_scales_all_with_zero_is_told(
+    tiny_sdxl: Path, tmp_path: Path, alpha: int, of_layers: dict[str, int], is_idle: bool
+) -> None:
+    path = make_adapter(tiny_sdxl, tmp_path)
+    header = read_metadata(path)
+    assert header is not None
+    header |= {"unet.lora_alpha": alpha, "unet.alpha_pattern": of_layers}
+    header["unet.rank_pattern"] = {"to_q": 2}  # which is no scale
+    save_file(load_file(path), path, {"format": "pt", METADATA: json.dumps(header)})
+    assert bool(list(on_idle(section(tiny_sdxl, path), PipelineFolder(tiny_sdxl)))) == is_idle
 
 
 def test_a_text_encoder_is_adapted_too(tiny_sdxl: Path, tmp_path: Path) -> None:
