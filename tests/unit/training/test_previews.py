@@ -126,6 +126,16 @@ def test_a_failure_to_draw_is_told_and_the_training_goes_on(data, drawn, tmp_pat
     assert trained(tmp_path) == trained(drawn)
 
 
+def test_images_that_cannot_be_saved_are_told_though_later_ones_can(data, drawn, tmp_path):
+    (tmp_path / "student/previews").mkdir(parents=True)
+    (tmp_path / "student/previews/samples-000000000032").write_text("a file in the folder's place")
+    assert train(data, tmp_path) == 0
+    log = (tmp_path / "logs/training.log").read_text()
+    assert log.count("previews were not saved here") == 1
+    assert images(tmp_path).keys() == expected([0, 64])
+    assert trained(tmp_path) == trained(drawn)
+
+
 @pytest.mark.parametrize(("dtype", "vae_dtype"), [("float32", "bfloat16"), ("bfloat16", "float16")])
 def test_any_type_of_the_decoder_is_drawn_beside_any_training(
     data, drawn, tmp_path, dtype, vae_dtype
