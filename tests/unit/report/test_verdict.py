@@ -231,6 +231,31 @@ def test_one_model_is_one_threshold() -> None:
     assert "untrained" in checks[1].question
 
 
+@pytest.mark.parametrize(
+    ("offset", "spread", "is_same"),
+    [(0.0, None, True), (0.0, 0.0, True), (0.0, 0.01, False), (0.01, None, False)],
+)
+def test_all_images_score_the_same_only_without_offset_and_spread(
+    offset: float, spread: float | None, is_same: bool
+) -> None:
+    """An interval that is missing is no proof: few prompts give none either."""
+
+    def near(value: float) -> dict[str, float | None]:
+        mean = value + offset
+        return interval(mean) if spread is None else interval(mean, mean - spread, mean + spread)
+
+    against = {
+        "teacher": {"clip_score_ratio": near(1.0)},
+        "few": {"clip_score_difference": near(0.0)},
+    }
+    scores = {"models": {"student": {"against": against}}}
+    kept, beats, *_ = verdict.check_student(scores, ROLES, 0.97)
+    assert (kept.finding == "every score is the same") == is_same
+    assert kept.outcome == ("passed" if is_same or spread else "undecided")
+    assert (beats.finding == "no difference in any image") == is_same
+    assert beats.outcome == ("failed" if is_same else "undecided")
+
+
 def test_no_stored_interval_without_a_width_is_shown() -> None:
     """As older scores have it of a coverage of 100 %."""
     found = verdict.read_interval(interval(1.0, 1.0, 1.0))
