@@ -34,9 +34,8 @@ def print_page(page: Page, file: TextIO | None = None) -> None:
     drawn = StringIO()
     width = min(console.width, WIDEST)
     _print(page, _console(drawn, width, force_terminal=True))
-    # At once, and with blank lines around it: a board below it takes the last lines for its own.
+    # In one piece, with blank lines around it: a board below takes the last lines for its own.
     stream.write(f"\n{drawn.getvalue()}\n\n")
-    stream.flush()
 
 
 def _piped_columns() -> int:
