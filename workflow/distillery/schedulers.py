@@ -415,6 +415,16 @@ def _sparser_flow(scheduler: Scheduler, grid: Schedule, steps: int) -> dict[str,
     return {"shift": student_shift, "shift_terminal": last}
 
 
+def with_static_shift(scheduler: Scheduler, grid: Schedule) -> Scheduler:
+    """A flow scheduler that shifts, whatever a call asks for, as it did on a grid.
+
+    The call gives x from 1 to 1 / n for n steps, which are nested, and one shift for all of them.
+    """
+    x, sigma = 1.0 / len(grid.timesteps), grid.sigmas[-2]
+    shift = sigma * (1.0 - x) / (x * (1.0 - sigma))
+    return copy_of(scheduler, use_dynamic_shifting=False, shift=shift)
+
+
 def _shifted(x: float, shift: float) -> float:
     return shift * x / (1.0 + (shift - 1.0) * x)
 

@@ -9,7 +9,15 @@ from itertools import pairwise
 
 from distillery.families import Family, family_named, grid_of
 from distillery.schedule import Schedule
-from distillery.schedulers import ADVICE, GRID_TOLERANCE, Scheduler, first_order, make_scheduler
+from distillery.schedulers import (
+    ADVICE,
+    GRID_TOLERANCE,
+    Scheduler,
+    first_order,
+    make_scheduler,
+    setting_of,
+    with_static_shift,
+)
 from distillery.store.recipes import TargetsRecipe, TrainingRecipe
 
 
@@ -20,9 +28,19 @@ def few_step_scheduler(
     steps: int,
     latent_shape: tuple[int, ...],
 ) -> Scheduler:
-    """A deterministic first-order scheduler on the teacher's grid, for the student's export."""
+    """A deterministic first-order scheduler on the teacher's grid, for the student's export.
+
+    A call that shifts by the number of steps (FLUX.2) would shift the student's otherwise: it gets
+    the shift that the teacher's steps have.
+    """
     grid = grid_of(family, scheduler, teacher_steps, latent_shape)
-    return first_order(scheduler, grid, steps)
+    chosen = first_order(scheduler, grid, steps)
+    stride = teacher_steps // steps
+    if stride > 1 and setting_of(chosen, "use_dynamic_shifting", False):
+        own = grid_of(family, chosen, steps, latent_shape)
+        if own.distance(grid.subset(range(0, teacher_steps + 1, stride))) > GRID_TOLERANCE:
+            return with_static_shift(chosen, grid)
+    return chosen
 
 
 def teacher_scheduler(recipe: TargetsRecipe) -> Scheduler:
@@ -33,13 +51,13 @@ def teacher_scheduler(recipe: TargetsRecipe) -> Scheduler:
 
 def teacher_grid(recipe: TargetsRecipe) -> Schedule:
     """Its grid at all its steps, of which the recipe's `schedule` has the stored ones."""
-    family, scheduler = family_named(recipe.family), teacher_scheduler(recipe)
+    family, scheduler = family_named(recipe.family, recipe.signature), teacher_scheduler(recipe)
     return grid_of(family, scheduler, recipe.steps, recipe.latent_shape)
 
 
 def student_scheduler(recipe: TargetsRecipe, steps: int) -> Scheduler:
     """The scheduler that the student will be exported with, from the targets' recipe alone."""
-    teacher, family = teacher_scheduler(recipe), family_named(recipe.family)
+    teacher, family = teacher_scheduler(recipe), family_named(recipe.family, recipe.signature)
     return few_step_scheduler(family, teacher, recipe.steps, steps, recipe.latent_shape)
 
 
@@ -92,7 +110,7 @@ def student_grid(recipe: TargetsRecipe, steps: int) -> Schedule:
             f"student.steps is {steps}, the trajectories are stored in {num_segments} segments: "
             f"use {divisors_of(num_segments)} steps, or other targets.num_segments"
         )
-    family = family_named(recipe.family)
+    family = family_named(recipe.family, recipe.signature)
     grid = grid_of(family, student_scheduler(recipe, steps), steps, recipe.latent_shape)
     if (
         grid.distance(stored.subset(range(0, num_segments + 1, num_segments // steps)))
