@@ -19,6 +19,11 @@ include: "rules/probe.smk"
 include: "rules/compare.smk"
 
 
+if CONFIG.teacher.trace:
+
+    include: "rules/signature.smk"
+
+
 if isinstance(CONFIG, Config):
 
     include: "rules/targets.smk"

@@ -47,6 +47,9 @@ wildcard_constraints:
     shard=r"\d+",
 
 
+# What was learnt of a teacher without an adapter: of rules that load it first.
+SIGNATURE = RUN.signature if CONFIG.teacher.trace else []
+
 # Files beside the configuration that a run is planned from.
 PLANNED = sources_of(CONFIG)
 

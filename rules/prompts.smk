@@ -33,6 +33,7 @@ rule embeddings:
     input:
         config=RUN.config("embeddings"),
         prompts=RUN.prompts("{split}"),
+        signature=SIGNATURE,
     output:
         RUN.embeddings("{split}"),
     log:

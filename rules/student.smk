@@ -13,6 +13,7 @@ rule student:
     input:
         config=RUN.config("student"),
         shape=CONFIG.student.config or [],
+        signature=SIGNATURE,
     output:
         directory(RUN.student("initial")),
     log:

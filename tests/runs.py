@@ -17,6 +17,7 @@ from distillery.config.jobs import (
     PromptsJob,
     RoundsJob,
     SamplesJob,
+    SignatureJob,
     TargetsJob,
     TrainingJob,
     freeze,
@@ -36,6 +37,7 @@ from distillery.planning.first import write_frozen
 from distillery.planning.page import page_of
 from distillery.planning.plan import make_plan
 from distillery.planning.prompt_tables import make_prompt_table
+from distillery.planning.signature import make_signature
 from distillery.planning.text import text_of
 from distillery.run_folder import RunFolder
 from distillery.store.shards import merge_targets
@@ -157,6 +159,12 @@ class Run:
 
     def embeddings(self, split: str) -> Path:
         return self.files.embeddings(split)
+
+    def sign(self) -> Path:
+        """What is learnt of a traced teacher."""
+        job = self.job("signature", SignatureJob)
+        make_signature(job, self.files.signature, CPU, self.reporter("signature"))
+        return self.files.signature
 
     def encode(self, split: Split) -> Path:
         """Prompts and their embeddings; returns the manifest."""

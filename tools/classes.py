@@ -17,8 +17,10 @@ for part in ("tests", "workflow"):
 
 import torch
 
-from distillery.families.proofs import CLAIMS, NEEDED
-from distillery.families.tracing import Exit, Place, Signature, dotted
+from distillery.families.learning import STORED
+from distillery.families.proofs import CLAIMS
+from distillery.families.recording import Place, dotted
+from distillery.families.tracing import Exit, Signature
 from distillery.files import write_text
 from traced import ROWS, UNTRIED
 from traced.walk import verdict
@@ -26,46 +28,52 @@ from traced.walk import verdict
 PAGE = ROOT / "docs/families.md"
 OPENING = """# Pipelines that can be traced
 
-What a Diffusers pipeline gives its network, Distillery learns from the pipeline's own calls
-(`families/tracing.py`): two unguided calls, one of several prompts and one of a prompt fewer, with
-the network and the scheduler's `step` watched. Then it proves what it has learnt on the pipeline
-itself (`families/proofs.py`).
+A teacher whose class has no adapter is learnt from its pipeline's own calls, where `teacher.trace`
+asks for it ([teachers.md](teachers.md#a-pipeline-without-an-adapter)): two unguided calls, one of
+two prompts and one of one, with the network and the scheduler's `step` watched
+(`families/tracing.py`), and calls that stop before the network, of other prompts
+(`families/encodings.py`). Then it is proved on the pipeline itself what was learnt
+(`families/proofs.py`, `families/learning.py`).
 
 A trace learns
 
 - which argument of the network is the scheduler's state, and in which form (*state*);
 - what becomes of the network's output before the scheduler gets it (*prediction*);
-- which arguments change with the step, and which with the prompt.
+- which arguments change with the step, and which with the prompt;
+- what `encode_prompt` is asked and gives, which of it is the prompt's and which the negative
+  prompt's, and which of it becomes an argument of the network;
+- the timesteps of each number of steps, and the network's calls in a step.
 
 A trace cannot know
 
-- other sizes, numbers of frames or numbers of steps than those of its calls;
+- other sizes or numbers of frames than those of its calls;
+- how long a prompt may be, which blocks a smaller student may drop, and how latents are scaled for
+  the VAE;
 - whether the scheduler draws noise in its steps: choose one that does not;
 - how the guided call guides, and it need not: the teacher's trajectories come from that call;
 - what a pipeline would do with images, adapters or callbacks, which its calls do not give.
 
 Each class here is a tiny pipeline of the real Diffusers classes with random weights
-(`tests/traced/`); a released model may have options that its class does not show here. A run does
-not trace yet: it takes the eight families that have an adapter, whose tests hold each against its
-trace. `python tools/classes.py` writes this page.
+(`tests/traced/`); a released model may have options that its class does not show here. The eight
+families that have an adapter are held against their traces by their tests. `python
+tools/classes.py` writes this page.
 
 ## What is proved
 
-A class passes if all that is needed holds.
+A class passes if all of it holds.
 
-| claim | needed | if it does not hold |
-|---|---|---|
+| claim | if it does not hold |
+|---|---|
 """
 LEARNT = """
 ## Classes
 
-*One by one*: an argument follows the prompts, and its first axis does not count them. The number by
-which a scheduler scales the state is learnt, too, and not told here. `HunyuanImagePipeline`,
-`HunyuanVideo15Pipeline` and `MotifVideoPipeline` guide by a component, which is off here in all
-calls.
+The number by which a scheduler scales the state is learnt, too, and not told here.
+`HunyuanImagePipeline`, `HunyuanVideo15Pipeline` and `MotifVideoPipeline` guide by a component,
+which is off here in all calls.
 
-| class | verdict | state | prediction | follows the step | follows the prompt | does not hold |
-|---|---|---|---|---|---|---|
+| class | verdict | state | prediction | follows the step | follows the prompt |
+|---|---|---|---|---|---|
 """
 UNMADE = """
 ## Classes without a tiny pipeline
@@ -93,8 +101,8 @@ def main(argv: list[str] | None = None) -> int:
 def page(lines: list[str]) -> str:
     """The page with these lines of its table."""
     claims = [
-        f"| {claim} | {'yes' if claim in NEEDED else 'no'} | {meaning} |"
-        for _, claim, _, meaning in CLAIMS
+        f"| {claim} | {meaning} |"
+        for claim, meaning in (*((claim, meaning) for _, claim, _, meaning in CLAIMS), *STORED)
     ]
     unmade = [f"| `{name}` | {reason} |" for name, reason in UNTRIED.items()]
     return "".join([OPENING, _joined(claims), LEARNT, _joined(lines), UNMADE, _joined(unmade)])
@@ -109,21 +117,19 @@ def line_of(name: str) -> str:
     found = verdict(name)
     kind, *variant = name.split(maxsplit=1)
     what = " ".join([f"`{kind}`", *variant])
-    if found.reason:
-        return f"| {what} | refused: {found.reason} | | | | | |"
-    assert found.signature is not None
-    cells = [what, "passes", *_learnt(found.signature), ", ".join(it.claim for it in found.broken)]
-    return "| " + " | ".join(cells).rstrip() + " |"
+    if found.learnt is None:
+        reason = found.reason.partition(" (they differ")[0]  # by how much depends on the machine
+        return f"| {what} | refused: {reason} | | | | |"
+    return "| " + " | ".join([what, "passes", *_learnt(found.learnt.signature)]) + " |"
 
 
 def _learnt(signature: Signature) -> list[str]:
     entry = signature.entry
-    alone = [f"{place}, one by one" for place in _places(signature.odd)]
     return [
         f"`{dotted(entry.place)}`, {entry.form}",
         _prediction(signature.exit),
         ", ".join(_places(tuple(signature.clocks))),
-        ", ".join([*_places(signature.rows), *alone]),
+        ", ".join(_places(signature.rows)),
     ]
 
 

@@ -51,6 +51,7 @@ UNDECLARED = {"previews"}
 STORED: list[dict[str, dict[str, Any]]] = [
     {},
     {"teacher": {"adapters": [{"path": "this"}]}},
+    {"teacher": {"trace": {"unguided": {"guidance_scale": 1.0}}}},
     {"prompts": {"eval": None, "eval_fraction": 0.5}},
     {"samples": {"models": {name: {"source": "teacher"} for name in ("teacher", "another")}}},
     {"student": {"init": "layers", "num_layers": 2}},

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from distillery.families import Setting, family_named, grid_of
+from distillery.families.recording import NetworkCall, Step, trace, watched
 from distillery.families.text import check_lengths
-from distillery.families.tracing import NetworkCall, Step, trace, watched
 from distillery.generation.trajectory import record
 from distillery.noise import SampleId, noise_seed
 from distillery.store.embeddings import EmbeddingStore

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from distillery.families.learning import Terms
 from traced import images, unets, videos
 from traced.unets import stock
 
@@ -16,11 +17,9 @@ BINNED = {"use_resolution_binning": False}
 UNBINNED = IMAGE | BINNED
 TOKENS = {"max_sequence_length": 16}
 PAG_OFF = {"guidance_scale": 1.0, "pag_scale": 0.0}
-NEGATIVE = {"negative_prompt": "the house"}
+NEGATIVE = "the house"
 """Where an empty one has no token here."""
-NEGATIVES = {"negative_prompt": ["the house"] * 3}
-GUIDED = {"guidance_scale": 3.0}
-TRUE_OFF, TRUE_GUIDED = {"true_cfg_scale": 1.0}, {"true_cfg_scale": 3.0}
+TRUE_OFF = {"true_cfg_scale": 1.0}
 SMALL = {"height": 32, "width": 32}
 VIDEO = IMAGE | {"num_frames": 9}
 PLAIN_TEMPLATE = {"prompt_template": {"template": "{}", "crop_start": 0}}
@@ -33,70 +32,136 @@ class Row:
 
     Attributes:
         make: a pipeline with random weights.
-        base: arguments of every call.
-        off, guided: those that leave guidance out, and have it.
-        refused: the beginning of why it cannot be traced; "" if it can.
+        always: arguments of every call; height, width and max_sequence_length are of the teacher.
+        unguided: those that leave guidance out.
+        negative: the negative prompt.
+        further: those of guided calls.
+        refused: the beginning of why it cannot be learnt; "" if it can.
     """
 
     make: Callable[[], Any]
-    base: Mapping[str, Any] = field(default_factory=dict)
-    off: Mapping[str, Any] = field(default_factory=lambda: {"guidance_scale": 1.0})
-    guided: Mapping[str, Any] = field(default_factory=lambda: GUIDED)
+    always: Mapping[str, Any] = field(default_factory=dict)
+    unguided: Mapping[str, Any] = field(default_factory=lambda: {"guidance_scale": 1.0})
+    negative: str | None = None
+    further: Mapping[str, Any] = field(default_factory=dict)
     refused: str = ""
+
+    @property
+    def terms(self) -> Terms:
+        """Of a teacher of eight steps."""
+        always = dict(self.always)
+        return Terms(
+            steps=8,
+            height=always.pop("height"),
+            width=always.pop("width"),
+            guidance_scale=3.0,
+            unguided=self.unguided,
+            max_sequence_length=always.pop("max_sequence_length", None),
+            always=always,
+            negative_prompt=self.negative,
+            further=self.further,
+            decode=False,
+        )
 
 
 ROWS: Mapping[str, Row] = {
     "AllegroPipeline": Row(videos.allegro, VIDEO | TOKENS),
-    "AnimateDiffPAGPipeline": Row(videos.animate_diff_pag, SMALL | {"num_frames": 2}, PAG_OFF),
-    "AnimateDiffPipeline": Row(videos.animate_diff, SMALL | {"num_frames": 2}),
-    "AnimateDiffSDXLPipeline": Row(videos.animate_diff_xl, SMALL | {"num_frames": 2}),
+    "AnimateDiffPAGPipeline": Row(
+        videos.animate_diff_pag,
+        SMALL | {"num_frames": 2},
+        PAG_OFF,
+        refused="encoder_hidden_states follows the prompts, and neither",
+    ),
+    "AnimateDiffPipeline": Row(
+        videos.animate_diff,
+        SMALL | {"num_frames": 2},
+        refused="encoder_hidden_states follows the prompts, and neither",
+    ),
+    "AnimateDiffSDXLPipeline": Row(
+        videos.animate_diff_xl,
+        SMALL | {"num_frames": 2},
+        refused="encoder_hidden_states follows the prompts, and neither",
+    ),
     "AnyFlowPipeline": Row(videos.anyflow, VIDEO | TOKENS),
     "AuraFlowPipeline": Row(images.auraflow, IMAGE | TOKENS),
-    "BriaFibo2Pipeline": Row(images.bria_fibo2, IMAGE | NEGATIVE),
-    "BriaFiboPipeline": Row(images.bria_fibo, IMAGE | CHAT_TOKENS | NEGATIVE),
+    "BriaFibo2Pipeline": Row(
+        images.bria_fibo2,
+        IMAGE,
+        negative=NEGATIVE,
+        refused="encoder_attention_mask follows the prompts, and neither",
+    ),
+    "BriaFiboPipeline": Row(
+        images.bria_fibo,
+        IMAGE | CHAT_TOKENS,
+        negative=NEGATIVE,
+        refused="its call raises IndexError",
+    ),
     "BriaPipeline": Row(images.bria, IMAGE | TOKENS),
     "ChromaPipeline": Row(images.chroma, IMAGE | TOKENS),
     "CogVideoXPipeline": Row(videos.cogvideox, VIDEO | TOKENS),
     "CogView3PlusPipeline": Row(images.cogview3plus, IMAGE | TOKENS),
-    "CogView4Pipeline": Row(images.cogview4, IMAGE | CHAT_TOKENS | NEGATIVE),
-    "EasyAnimatePipeline": Row(videos.easy_animate, VIDEO, guided=GUIDED | NEGATIVES),
-    "ErnieImagePipeline": Row(images.ernie_image, IMAGE | {"use_pe": False}),
-    "Flux2KleinKVPipeline": Row(images.flux2_klein_kv, IMAGE | CHAT_TOKENS, {}, {}),
+    "CogView4Pipeline": Row(
+        images.cogview4,
+        IMAGE | CHAT_TOKENS,
+        negative=NEGATIVE,
+        refused="not so: a prompt alone is as among others",
+    ),
+    "EasyAnimatePipeline": Row(videos.easy_animate, VIDEO, negative=NEGATIVE),
+    "ErnieImagePipeline": Row(
+        images.ernie_image, IMAGE | {"use_pe": False}, refused="it has no prepare_latents"
+    ),
+    "Flux2KleinKVPipeline": Row(images.flux2_klein_kv, IMAGE | CHAT_TOKENS, {}),
     "Flux2KleinPipeline": Row(images.flux2_klein, IMAGE | CHAT_TOKENS),
-    "Flux2Pipeline": Row(images.flux2, IMAGE | {"max_sequence_length": 400}, {}, {}),
-    "FluxPipeline": Row(stock("flux_dev"), SMALL | TOKENS, {}, TRUE_GUIDED | NEGATIVE),
-    "HiDreamImagePipeline": Row(images.hidream, IMAGE | {"max_sequence_length": 12}),
+    "Flux2Pipeline": Row(images.flux2, IMAGE | {"max_sequence_length": 400}, {}),
+    "FluxPipeline": Row(stock("flux_dev"), SMALL | TOKENS, TRUE_OFF, negative=NEGATIVE),
+    "HiDreamImagePipeline": Row(
+        images.hidream,
+        IMAGE | {"max_sequence_length": 12},
+        refused="0.2 of what its encode_prompt gives follows the prompt, and neither",
+    ),
     "HunyuanDiTPAGPipeline": Row(images.hunyuan_dit_pag, UNBINNED, PAG_OFF),
     "HunyuanDiTPipeline": Row(images.hunyuan_dit, UNBINNED),
-    "HunyuanImagePipeline": Row(images.hunyuan_image, IMAGE, {}, {}),
-    "HunyuanVideo15Pipeline": Row(videos.hunyuan_video15, VIDEO, {}, {}),
+    "HunyuanImagePipeline": Row(images.hunyuan_image, IMAGE, {}),
+    "HunyuanVideo15Pipeline": Row(videos.hunyuan_video15, VIDEO, {}),
     "HunyuanVideoPipeline": Row(
-        videos.hunyuan_video, VIDEO | TOKENS | PLAIN_TEMPLATE, {}, TRUE_GUIDED
+        videos.hunyuan_video, VIDEO | TOKENS | PLAIN_TEMPLATE, TRUE_OFF, negative=NEGATIVE
     ),
-    "IFPipeline": Row(
-        unets.deepfloyd_if, SMALL, refused="the scheduler is given (3, 6, 32, 32) for a state"
+    "IFPipeline": Row(unets.deepfloyd_if, SMALL, refused="it has no prepare_latents"),
+    "Kandinsky3Pipeline": Row(
+        unets.kandinsky3, SMALL, refused="not so: a prompt alone is as among others"
     ),
-    "Kandinsky3Pipeline": Row(unets.kandinsky3, SMALL),
-    "Kandinsky5T2IPipeline": Row(images.kandinsky5, IMAGE | CHAT_TOKENS),
-    "Kandinsky5T2VPipeline": Row(videos.kandinsky5, VIDEO | CHAT_TOKENS),
+    "Kandinsky5T2IPipeline": Row(
+        images.kandinsky5, IMAGE | CHAT_TOKENS, refused="not so: a prompt alone is as among others"
+    ),
+    "Kandinsky5T2VPipeline": Row(
+        videos.kandinsky5, VIDEO | CHAT_TOKENS, refused="not so: a prompt alone is as among others"
+    ),
     "KolorsPAGPipeline": Row(unets.kolors_pag, SMALL | TOKENS, PAG_OFF),
     "KolorsPipeline": Row(unets.kolors, SMALL | TOKENS),
     "Krea2Pipeline": Row(images.krea2, IMAGE | CHAT_TOKENS, {"guidance_scale": 0.0}),
-    "LatentConsistencyModelPipeline": Row(unets.latent_consistency, SMALL, {}, {}),
-    "LattePipeline": Row(videos.latte, IMAGE | {"width": 64, "video_length": 2}),
+    "LatentConsistencyModelPipeline": Row(unets.latent_consistency, SMALL, {}),
+    "LattePipeline": Row(
+        videos.latte,
+        IMAGE | {"width": 64, "video_length": 2},
+        refused="not so: a prompt alone is as among others",
+    ),
     "LDMTextToImagePipeline": Row(
-        unets.latent_diffusion,
-        IMAGE,
-        refused="stored encodings serve the stock call: UntraceableError",
+        unets.latent_diffusion, IMAGE, refused="it has no prepare_latents"
     ),
     "LongCatImagePipeline": Row(images.longcat_image, IMAGE | {"enable_prompt_rewrite": False}),
     "LTXConditionPipeline": Row(videos.ltx_condition, VIDEO | TOKENS),
     "LTXPipeline": Row(videos.ltx, VIDEO | TOKENS),
     "Lumina2Pipeline": Row(images.lumina2, IMAGE),
-    "LuminaPipeline": Row(images.lumina, IMAGE),
+    "LuminaPipeline": Row(
+        images.lumina,
+        IMAGE,
+        refused="its encode_prompt gives 0.2 of the prompt and the negative prompt together",
+    ),
     "MochiPipeline": Row(videos.mochi, VIDEO | TOKENS),
-    "MotifVideoPipeline": Row(videos.motif_video, VIDEO | TOKENS, {}, {}),
-    "NucleusMoEImagePipeline": Row(images.nucleus, IMAGE | {"max_sequence_length": 496}),
+    "MotifVideoPipeline": Row(videos.motif_video, VIDEO | TOKENS, {}),
+    "NucleusMoEImagePipeline": Row(
+        images.nucleus, IMAGE | {"max_sequence_length": 496}, refused="its call raises TypeError"
+    ),
     "OvisImagePipeline": Row(images.ovis, IMAGE | CHAT_TOKENS),
     "PixArtAlphaPipeline": Row(images.pixart_alpha, UNBINNED | TOKENS),
     "PixArtSigmaPAGPipeline": Row(images.pixart_pag, UNBINNED | TOKENS, PAG_OFF),
@@ -104,31 +169,33 @@ ROWS: Mapping[str, Row] = {
     "PRXPipeline": Row(
         images.prx,
         UNBINNED | {"tokenizer_max_length": 16},
-        refused="the scheduler alone makes the states: RuntimeError",
+        refused="not so: the scheduler alone makes the states (RuntimeError",
     ),
     "PRXPixelPipeline": Row(
         images.prx_pixel,
         UNBINNED,
-        refused="the network returns (3, 3, 64, 32), the scheduler is given (3, 3, 64, 32)",
+        refused="the network returns (2, 3, 64, 32), the scheduler is given (2, 3, 64, 32)",
     ),
     "QwenImage21Pipeline with its cache": Row(
         images.qwen_image21,
         IMAGE,
         TRUE_OFF,
-        TRUE_GUIDED | NEGATIVES,
+        negative=NEGATIVE,
         refused="kv_cache is of type QwenImage21KVCache",
     ),
     "QwenImage21Pipeline": Row(
         images.qwen_image21,
         IMAGE | {"use_kv_cache": False},
         TRUE_OFF,
-        TRUE_GUIDED | NEGATIVES,
+        negative=NEGATIVE,
+        refused="not so: a prompt alone is as among others",
     ),
     "QwenImagePipeline": Row(
         stock("qwen_image"),
         SMALL | CHAT_TOKENS,
         TRUE_OFF,
-        TRUE_GUIDED | NEGATIVE,
+        negative=NEGATIVE,
+        refused="encoder_hidden_states_mask follows the prompts, and neither",
     ),
     "SanaPAGPipeline": Row(images.sana_pag, UNBINNED | TOKENS, PAG_OFF),
     "SanaPipeline": Row(stock("sana"), SMALL | TOKENS | BINNED),
@@ -136,8 +203,7 @@ ROWS: Mapping[str, Row] = {
         images.sana_sprint,
         UNBINNED | TOKENS | {"intermediate_timesteps": None},
         {},
-        {},
-        refused="the network returns (3, 4, 2, 1), the scheduler is given (3, 4, 2, 1)",
+        refused="the network returns (2, 4, 2, 1), the scheduler is given (2, 4, 2, 1)",
     ),
     "SanaVideoPipeline": Row(videos.sana_video, UNBINNED | {"frames": 9} | CHAT_TOKENS),
     "SkyReelsV2DiffusionForcingPipeline": Row(

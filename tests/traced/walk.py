@@ -1,20 +1,17 @@
 """The classes of Diffusers that make images or videos of text alone, and what a trace says."""
 
 import inspect
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import diffusers
 import torch
 
-from distillery.families.proofs import NEEDED, Proof, Subject, prove
-from distillery.families.tracing import Call, Signature, UntraceableError, learn
-from families.calls import generators
+from distillery.families.learning import learn_pipeline
+from distillery.families.learnt import Learnt
+from distillery.families.recording import UntraceableError
 from traced import ROWS
 
-PROMPTS = ("a red dog", "a blue cat on the hill", "the bird")
 INPUTS = (
     *("2Img", "Inpaint", "Control", "Adapter", "ImageToVideo", "Image2Video", "VideoToVideo"),
     *("VideoToWorld", "Edit", "Upscale", "Refiner", "Pix2Pix", "SuperResolution", "Kontext"),
@@ -49,42 +46,24 @@ class Verdict:
     """What a trace says of a class.
 
     Attributes:
-        signature: what is learnt; None if it cannot be.
+        learnt: None if it cannot be.
         reason: why it is refused; "" if it passes.
-        broken: claims that do not hold.
     """
 
-    signature: Signature | None
+    learnt: Learnt | None
     reason: str
-    broken: tuple[Proof, ...] = ()
 
 
 @cache
 def verdict(name: str) -> Verdict:
-    """Trace the tiny pipeline of a row."""
+    """Learn the tiny pipeline of a row."""
     row = ROWS[name]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         pipeline = row.make()
     assert type(pipeline).__name__ == name.split()[0]
     pipeline.set_progress_bar_config(disable=True)
-    off, guided = _call(row.base, row.off), _call(row.base, row.guided)
     try:
-        signature, steps = learn(pipeline, off, PROMPTS)
+        return Verdict(learn_pipeline(pipeline, row.terms)[0], "")
     except UntraceableError as error:
         return Verdict(None, str(error))
-    proofs = prove(Subject(pipeline, signature, steps, off, guided, PROMPTS))
-    broken = tuple(proof for proof in proofs if not proof.holds)
-    needed = [f"{it.claim}: {it.error or it.distance}" for it in broken if it.claim in NEEDED]
-    return Verdict(signature, needed[0] if needed else "", broken)
-
-
-def _call(base: Mapping[str, Any], guidance: Mapping[str, Any]) -> Call:
-    """The arguments of a call of four steps."""
-
-    def arguments(prompts: Sequence[str]) -> dict[str, Any]:
-        seeds = [PROMPTS.index(prompt) for prompt in prompts]
-        stock = {"num_inference_steps": 4, "output_type": "latent"}
-        return stock | base | guidance | {"prompt": list(prompts), "generator": generators(seeds)}
-
-    return arguments

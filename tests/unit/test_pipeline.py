@@ -10,6 +10,7 @@ import pytest
 import golden
 from distillery import pipeline
 from distillery.config.run import RunConfig
+from distillery.config.teacher import Trace
 from distillery.run_folder import RunFolder
 from random_configs import random_configs
 
@@ -21,6 +22,10 @@ CONFIGS = [
         if getattr(it, "training", None) and it.training.round_numbers
     ),
 ]
+DEMO = CONFIGS[0]
+TRACED = DEMO.model_copy(
+    update={"teacher": DEMO.teacher.model_copy(update={"trace": Trace(unguided={})})}
+)
 
 
 def as_pattern(output: str) -> re.Pattern[str]:
@@ -29,7 +34,7 @@ def as_pattern(output: str) -> re.Pattern[str]:
     return re.compile("".join(".+" if at % 2 else re.escape(it) for at, it in enumerate(parts)))
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda it: it.run)
+@pytest.mark.parametrize("config", [*CONFIGS, TRACED], ids=lambda it: it.run)
 def test_a_stage_writes_what_its_rule_declares(
     config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -49,8 +54,9 @@ def test_a_stage_writes_what_its_rule_declares(
 
 def test_every_rule_is_a_stage_and_every_module_is_listed() -> None:
     names = {stage.name for stage in pipeline.STAGES}
-    distil, _, rounds = (set(golden.rules(it)["rules"]) for it in CONFIGS)
-    assert (distil | rounds) - {"all"} <= names
+    distil, _, rounds, traced = (set(golden.rules(it)["rules"]) for it in [*CONFIGS, TRACED])
+    assert (distil | rounds | traced) - {"all"} <= names
+    assert traced - distil == {"signature"}
     modules = {path.stem for path in Path(pipeline.__file__).parent.glob("stages/[a-z]*.py")}
     assert modules <= names
 

@@ -23,6 +23,7 @@ from distillery.stages import (
     round_states,
     round_targets,
     samples,
+    signature,
     student,
     targets,
     training,
@@ -31,6 +32,7 @@ from distillery.stages import (
 
 STAGES: tuple[Stage, ...] = (
     prompts.STAGE,
+    signature.STAGE,
     embeddings.STAGE,
     targets.STAGE,
     merge_targets.STAGE,

@@ -45,6 +45,11 @@ class RunFolder:
         return self.path / "plan.html"
 
     @property
+    def signature(self) -> Path:
+        """What was learnt of a traced pipeline."""
+        return self.path / "signature.json"
+
+    @property
     def probe(self) -> Path:
         """How fast each stage is, measured by a small run."""
         return self.path / "probe.json"

@@ -171,7 +171,10 @@ def test_a_frozen_job_survives_its_file(tmp_path: Path) -> None:
         runtime = freeze(config, "runtime")
         assert job == complete(json.loads(path.read_text()), runtime)
         if stage in ("targets", "training"):
-            assert job["teacher"].keys() == type(config.teacher).model_fields.keys() - {"call"}
+            assert job["teacher"].keys() == type(config.teacher).model_fields.keys() - {
+                "call",
+                "trace",
+            }
     assert read_job(tmp_path / "training.json", TrainingJob).student.layers == (0, 1)
     assert read_job(tmp_path / "run.json", Config) == config
     assert read_config(tmp_path / "run.json") == config

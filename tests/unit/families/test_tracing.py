@@ -13,7 +13,8 @@ import torch
 from diffusers import DDPMScheduler, FlowMatchEulerDiscreteScheduler
 
 from distillery.families.proofs import CLAIMS, Proof, Subject, prove
-from distillery.families.tracing import UntraceableError, learn, recording
+from distillery.families.recording import UntraceableError, recording
+from distillery.families.tracing import learn
 from families.calls import generators
 
 PROMPTS = ("a dog", "a blue bird", "cats")

@@ -89,6 +89,33 @@ class PromptsJob(Job):
     prompts: Prompts
 
 
+class SignatureJob(Job):
+    """Frozen configuration of the trace of a pipeline without an adapter."""
+
+    version: int = 1
+    teacher: Teacher
+    steps: int
+    guidance_scale: float
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Self:
+        """For the trajectories; where none are made, for the model that takes most steps."""
+        if isinstance(config, Config):
+            targets = config.targets
+            return cls(
+                teacher=config.teacher, steps=targets.steps, guidance_scale=targets.guidance_scale
+            )
+        models = [resolve_sampling(config, name) for name in config.samples.models]
+        scales = [model.guidance_scale or 1.0 for model in models]
+        steps = max(model.steps for model in models)
+        return cls(teacher=config.teacher, steps=steps, guidance_scale=max(scales))
+
+    @classmethod
+    def sections(cls) -> list[str]:
+        """The teacher alone, in every run."""
+        return ["teacher"]
+
+
 class EmbeddingsJob(Job):
     """Frozen configuration of the text embeddings."""
 
@@ -237,6 +264,8 @@ JOBS: dict[str, type[Job]] = {
 whole configuration; see `read_config`."""
 
 
+SIGNATURE = "signature"
+"""The stage that a run has where its teacher is traced."""
 PROMPTS_STAGES: dict[str, Split] = {"prompts-train": "train", "prompts-eval": "eval"}
 """Each split's prompts have a frozen configuration of their own, so that other held-out prompts
 start no job of the training. `prompts` is that of both, of earlier releases."""
@@ -309,7 +338,7 @@ def _job(config: RunConfig, stage: str) -> Job:
         return SamplesJob(seed=config.seed, teacher=config.teacher, sampling=sampling)
     if stage in PROMPTS_STAGES:
         return PromptsJob(prompts=config.prompts.of_split(PROMPTS_STAGES[stage]))
-    job = JOBS.get(stage)
+    job = SignatureJob if stage == SIGNATURE and config.teacher.trace else JOBS.get(stage)
     if job is None or not all(hasattr(config, name) for name in job.sections()):
         known = ", ".join([*JOBS, *PROMPTS_STAGES, "run", "runtime"])
         raise ValueError(f"no stage {stage!r}: use one of {known} or samples-MODEL")
@@ -417,12 +446,21 @@ def read_job(path: Path, job: type[Model]) -> Model:
     frozen = read_frozen(path)
     raw = complete(frozen, read_json(runtime, runtime) if runtime.is_file() else {})
     try:
-        return parse(job, raw, str(path))
+        read = parse(job, raw, str(path))
     except ValueError as error:
         raise ValueError(
             f"{error}\n  the workflow wrote it, so it is damaged or of another release: "
             f"{repair_hint(path)}"
         ) from error
+    _learn(read, RunFolder.of_config(path))
+    return read
+
+
+def _learn(read: object, run: RunFolder) -> None:
+    """Give a traced teacher what was learnt of it."""
+    teacher = getattr(read, "teacher", None)
+    if isinstance(teacher, Teacher):
+        teacher.learn_from(run.signature)
 
 
 def complete(frozen: JsonObject, runtime: JsonObject) -> dict[str, Any]:

@@ -4,11 +4,13 @@ Pairs of settings that cannot work together are refused here, each with the reas
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, PrivateAttr
 
 from distillery.config.section import Dtype, NoResult, OnlyIfSet, Section, Small
+from distillery.files import JsonObject, read_sealed
 from distillery.notes import Note, error
 
 
@@ -26,6 +28,19 @@ class Adapter(Section):
     expert: str | None = Field(
         None,
         description="which of several networks the adapter changes; null: the first",
+    )
+
+
+class Trace(Section):
+    """How a pipeline without an adapter is called, to learn what it gives its network."""
+
+    unguided: dict[str, JsonValue] = Field(
+        description="arguments of the stock call that switch its guidance off, the scale's first, "
+        "e.g. `{guidance_scale: 0.0}`; `{}` where the network takes the scale as an input"
+    )
+    always: dict[str, JsonValue] = Field(
+        {},
+        description="further arguments of every call, the student's too, e.g. `{num_frames: 1}`",
     )
 
 
@@ -102,6 +117,28 @@ class Teacher(Section):
         "draws, e.g. `{guidance_rescale: 0.7}`. Trajectories and the teacher's samples are drawn "
         "with them, so that the student learns the result; null: none",
     )
+
+    trace: Annotated[Trace | None, OnlyIfSet] = Field(
+        None,
+        description="learn the pipeline from its own calls, in a job before all others: for a "
+        "class that has no adapter. null: its class has one",
+    )
+    _signature: JsonObject | None = PrivateAttr(None)
+
+    @property
+    def signature(self) -> JsonObject | None:
+        """What was learnt of a traced pipeline; no setting, but a file of the run."""
+        return self._signature
+
+    @property
+    def not_learnt(self) -> "Teacher":
+        """The same before anything was learnt."""
+        return Teacher(**dict(self))
+
+    def learn_from(self, signature: Path) -> None:
+        """Read what was learnt, if it is traced and something was."""
+        if self.trace is not None and signature.is_file():
+            self._signature = read_sealed(signature)
 
     def faults(self) -> Iterator[Note]:
         """Two ways to save memory, one that other settings forbid, a type that is not cast back."""

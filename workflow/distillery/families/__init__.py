@@ -1,8 +1,12 @@
 """One adapter file per model family, behind one protocol."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
 from distillery.families.flux import Flux
+from distillery.families.learnt import Learnt
 from distillery.families.pixart import PixArt
 from distillery.families.protocol import Conditioning, Family, Request, Setting
 from distillery.families.qwen_image import QwenImage
@@ -10,6 +14,7 @@ from distillery.families.sana import Sana
 from distillery.families.sd import Sd
 from distillery.families.sd3 import Sd3
 from distillery.families.sdxl import Sdxl
+from distillery.families.traced import Traced
 from distillery.families.wan import Wan
 from distillery.schedule import Schedule
 from distillery.schedulers import Scheduler, check_known, check_range, copy_of, schedule_of, told
@@ -35,13 +40,20 @@ def family_of(pipeline_class: str) -> Family:
             return family
     known = ", ".join(name for family in FAMILIES for name in family.pipeline_classes)
     raise ValueError(
-        f"no family for the pipeline class {pipeline_class!r}; known: {known}. "
-        "docs/add-a-family.md says how to add one"
+        f"no family for the pipeline class {pipeline_class!r}; known: {known}. Others are learnt "
+        "from their calls: set teacher.trace, e.g. {unguided: {guidance_scale: 1.0}}, see "
+        "docs/teachers.md"
     )
 
 
-def family_named(name: str) -> Family:
-    """The family of a stored recipe."""
+def family_named(name: str, signature: Mapping[str, Any] | None = None) -> Family:
+    """The family of a stored recipe.
+
+    Args:
+        signature: what was learnt of a traced pipeline, as JSON.
+    """
+    if signature is not None:
+        return Traced(Learnt.from_json(signature["learnt"]))
     for family in FAMILIES:
         if family.name == name:
             return family

@@ -106,6 +106,8 @@ class Family(Protocol):
     guide; None: it guides, by what `encode_no_negative` gives."""
     guidance_argument: str = "guidance_scale"
     """The call's argument that means classifier-free guidance."""
+    no_guidance: float = 1.0
+    """Its value for none."""
     casts_latents: bool = True
     """Whether the stock call casts latents to the VAE's type before it decodes them; where it does
     not, the student's card does."""
@@ -113,6 +115,8 @@ class Family(Protocol):
     """Whether the stock call draws noise in float32, whatever the type of the embeddings."""
     stock_multiple: int = 1
     """Pixels of which the stock call wants heights and widths to be multiples, whatever the VAE."""
+    bytes_per_prompt: int | None = None
+    """That are stored; None: by `stored_tokens` and the network's width."""
     image: str = "images[0]"
     """Where that call's result holds the image, e.g. `images[0]`."""
 
@@ -235,7 +239,7 @@ class Family(Protocol):
             num_inference_steps=request.steps,
             output_type="pt" if request.decode else "latent",
             return_dict=False,
-            **_as_annotated(pipeline, request.further),
+            **as_annotated(pipeline, request.further),
         )[0]
         return self.images(result) if request.decode else None
 
@@ -255,7 +259,7 @@ class Family(Protocol):
         ...
 
 
-def _as_annotated(pipeline: Pipeline, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def as_annotated(pipeline: Pipeline, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of a stock call with tuples for lists where it takes tuples; YAML has lists."""
     kinds = inspect.signature(type(pipeline).__call__).parameters
     return {

@@ -7,11 +7,9 @@ becomes of the network's output. Nothing is guessed from names. What was learnt 
 behaviour, and `proofs.py` tries it.
 """
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from functools import wraps
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -19,10 +17,20 @@ import numpy as np
 import torch
 
 from distillery.families.protocol import Denoiser, Pipeline
-from distillery.schedulers import with_methods
+from distillery.families.recording import (
+    NetworkCall,
+    Place,
+    Step,
+    UntraceableError,
+    at,
+    dotted,
+    first,
+    leaves,
+    mapped,
+    put,
+    trace,
+)
 
-Place = tuple[str | int, ...]
-"""Where a value is in the arguments of a call: the argument's name, then keys and indices."""
 Call = Callable[[Sequence[str]], Mapping[str, Any]]
 """The arguments of an unguided stock call for some prompts, with a generator of each."""
 
@@ -30,185 +38,6 @@ NEAR = {torch.float32: 1e-5, torch.float64: 1e-5, torch.bfloat16: 1e-2, torch.fl
 """How far a number times the state may be from an argument, relative to the largest."""
 PLAIN = (bool, int, float, str, type(None), np.generic, torch.dtype, torch.device)
 """Types of arguments that are the same whenever they are given."""
-
-
-class UntraceableError(ValueError):
-    """The pipeline does something that a trace cannot learn; says what."""
-
-
-# ---- recording -----------------------------------------------------------------------------------
-
-
-@dataclass
-class NetworkCall:
-    """One forward pass.
-
-    Attributes:
-        component: the network's name in the pipeline.
-        arguments: by the names of the network's `forward`, without those left out.
-        output: the first thing that it returns.
-    """
-
-    component: str
-    arguments: dict[str, Any]
-    output: Any = None
-
-
-@dataclass
-class Step:
-    """One step of the scheduler, and what the networks did before it.
-
-    Attributes:
-        calls: since the step before.
-        state: (b, *latent), before the step.
-        prediction: what the scheduler is given for it, after guidance.
-        after: (b, *latent), the next state.
-    """
-
-    calls: list[NetworkCall]
-    state: torch.Tensor
-    timestep: Any
-    prediction: torch.Tensor
-    after: torch.Tensor
-
-
-def trace(pipeline: Pipeline, arguments: Mapping[str, Any]) -> list[Step]:
-    """Call a stock pipeline and return what passed, all of it copied; of two steps and more.
-
-    Networks that worked before the first step alone, such as text encoders, are left out.
-
-    Raises UntraceableError where no step was seen.
-    """
-    with recording(pipeline) as steps, torch.no_grad():
-        pipeline(**arguments)
-    if len(steps) < 2:
-        raise UntraceableError(
-            f"its call made {len(steps)} steps with `scheduler`: a trace needs a pipeline that "
-            "denoises with that one scheduler, and two steps"
-        )
-    denoisers = {call.component for step in steps[1:] for call in step.calls}
-    for step in steps:
-        step.calls = [call for call in step.calls if call.component in denoisers]
-    return steps
-
-
-@contextmanager
-def recording(pipeline: Pipeline) -> Iterator[list[Step]]:
-    """Record the steps of a pipeline's calls meanwhile; its results do not change."""
-    scheduler = getattr(pipeline, "scheduler", None)
-    if scheduler is None:
-        raise UntraceableError("it has no component `scheduler`")
-    steps: list[Step] = []
-    pending: list[NetworkCall] = []
-    original = scheduler.step
-
-    # Pipelines look at its signature: whether it takes a generator.
-    @wraps(original)
-    def step(
-        model_output: torch.Tensor, timestep: Any, sample: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> Any:
-        # Copied before the step: some pipelines write their latents in place.
-        before = (copied(sample), copied(timestep), copied(model_output))
-        result = original(model_output, timestep, sample, *args, **kwargs)
-        steps.append(Step(list(pending), *before, copied(_first(result))))
-        pending.clear()
-        return result
-
-    with ExitStack() as stack:
-        for name, component in pipeline.components.items():
-            if isinstance(component, torch.nn.Module):
-                stack.enter_context(watched(name, component, pending))
-        stack.enter_context(with_methods(scheduler, step=step, __deepcopy__=_refuse_copy))
-        yield steps
-
-
-def _refuse_copy(_memo: object) -> None:
-    """A copy would step with the original's `step`, and change its state."""
-    raise UntraceableError("it steps with copies of its scheduler")
-
-
-@contextmanager
-def watched(name: str, network: Denoiser, pending: list[NetworkCall]) -> Iterator[None]:
-    """Append each call of a network to `pending`."""
-    signature = inspect.signature(type(network).forward)
-
-    def enter(module: Denoiser, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = dict(signature.bind(module, *args, **kwargs).arguments)
-        del given[next(iter(given))]  # self
-        pending.append(NetworkCall(name, copied(given)))
-
-    def leave(_module: Denoiser, _args: tuple[Any, ...], output: Any) -> None:
-        pending[-1].output = copied(_first(output))
-
-    hooks = [
-        network.register_forward_pre_hook(enter, with_kwargs=True),
-        network.register_forward_hook(leave),
-    ]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def _first(output: Any) -> Any:
-    """The first thing in what a network or a scheduler returns."""
-    if isinstance(output, Mapping):  # Diffusers' outputs are mappings
-        return next(iter(output.values()))
-    return output[0] if isinstance(output, tuple) else output
-
-
-# ---- values within arguments ---------------------------------------------------------------------
-
-
-def mapped(change: Callable[[Any, Place], Any], value: Any, place: Place = ()) -> Any:
-    """The same lists, tuples and mappings with every leaf changed."""
-    if isinstance(value, dict):
-        return {key: mapped(change, item, (*place, key)) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        items = [mapped(change, item, (*place, index)) for index, item in enumerate(value)]
-        return type(value)(items)
-    return change(value, place)
-
-
-def leaves(value: Any) -> dict[Place, Any]:
-    """All leaves by their place."""
-    found: dict[Place, Any] = {}
-    mapped(lambda leaf, place: found.setdefault(place, leaf), value)
-    return found
-
-
-def at(value: Any, place: Place) -> Any:
-    """What is at a place; None where there is nothing."""
-    for part in place:
-        try:
-            value = value[part]
-        except (KeyError, IndexError, TypeError):
-            return None
-    return value
-
-
-def put(value: Any, place: Place, item: Any) -> Any:
-    """The same arguments with another item at a place."""
-    if not place:
-        return item
-    first, *rest = place
-    changed = dict(value) if isinstance(value, dict) else list(value)
-    changed[first] = put(value[first], tuple(rest), item)  # type: ignore[index]
-    return changed if isinstance(value, dict | list) else type(value)(changed)
-
-
-def copied(value: Any) -> Any:
-    """With tensors of its own."""
-    return mapped(
-        lambda leaf, _: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf, value
-    )
-
-
-def dotted(place: Place) -> str:
-    """A place in words."""
-    return ".".join(map(str, place))
-
 
 # ---- how states enter and predictions leave ------------------------------------------------------
 
@@ -273,6 +102,8 @@ class Entry:
         given = _stacked(at(step.calls[0].arguments, self.place))
         assert entered is not None
         assert given is not None
+        if entered.to(given.dtype).equal(given):  # the nearest factor is off by the rounding
+            return 1.0
         return _factor(entered.double(), given.double())
 
 
@@ -304,7 +135,8 @@ class Signature:
         clock_rows: those of `clocks` that hold a value for each sample, not one for all.
         rows: places that follow the prompt, whose first axis counts samples (or a list does).
         odd: places that follow the prompts otherwise: such samples are computed one by one.
-        template: the first step's arguments, with all that is constant.
+        repeated: places of lists that hold the same for each sample.
+        template: the arguments, with all that is constant.
     """
 
     components: tuple[str, ...]
@@ -314,12 +146,19 @@ class Signature:
     clock_rows: frozenset[Place]
     rows: tuple[Place, ...]
     odd: tuple[Place, ...]
+    repeated: tuple[Place, ...]
     template: Mapping[str, Any] = field(repr=False)
 
     @property
     def can_batch(self) -> bool:
         """Whether several prompts may share a call."""
         return not self.odd
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the states that the network is given."""
+        given = at(self.template, self.entry.place)
+        return torch.float32 if given is None else next(iter(leaves([given]).values())).dtype
 
     def prompts(self, call: NetworkCall, samples: Sequence[int]) -> dict[Place, Any]:
         """What of a recorded call follows these of its prompts."""
@@ -338,9 +177,14 @@ class Signature:
 
         Raises UntraceableError where samples of different steps cannot share a call.
         """
-        filled: Any = dict(self.template)
+        filled: Any = mapped(
+            lambda leaf, _: leaf.to(noisy.device) if isinstance(leaf, torch.Tensor) else leaf,
+            dict(self.template),
+        )
         for place, values in self.clocks.items():
-            filled = put(filled, place, self._clock(place, values, steps))
+            filled = put(filled, place, self._clock(place, values, steps).to(noisy.device))
+        for place in self.repeated:
+            filled = put(filled, place, at(filled, place)[:1] * len(noisy))
         for place, value in prompts.items():
             filled = put(filled, place, value)
         recorded = at(filled, self.entry.place)
@@ -372,8 +216,18 @@ class Signature:
         steps: Sequence[int],
     ) -> torch.Tensor:
         """(n, *latent), what the stock call would give its scheduler; see `arguments`."""
-        output = _first(network(**self.arguments(noisy, prompts, steps)))
+        given: Any = self.arguments(noisy, prompts, steps)
+        if not any(own.dtype == self.dtype for own in network.parameters()):
+            # A network that learns in float32, of a teacher in bfloat16: its values, rounded.
+            given = mapped(partial(_as_wide, dtype=noisy.dtype), given)
+        output = first(network(**given))
         return self.exit.of(output, noisy)
+
+
+def _as_wide(leaf: Any, _place: Place, dtype: torch.dtype) -> Any:
+    """A leaf in `dtype` where it has a floating type of fewer bits."""
+    is_floating = isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+    return leaf.to(dtype) if is_floating and leaf.dtype.itemsize < dtype.itemsize else leaf
 
 
 def _picked(value: Any, samples: Sequence[int]) -> Any:
@@ -396,7 +250,8 @@ def learn(pipeline: Pipeline, call: Call, prompts: Sequence[str]) -> tuple[Signa
         if len(step.calls) != 1:
             raise UntraceableError(
                 f"it calls its networks {len(step.calls)} times before step {number} without "
-                "guidance, and a student makes one call a step"
+                "guidance, and a student makes one call a step; does teacher.trace.unguided switch "
+                "guidance off?"
             )
     calls = [step.calls[0] for step in steps]
     entry = _find_entry(steps)
@@ -411,10 +266,23 @@ def learn(pipeline: Pipeline, call: Call, prompts: Sequence[str]) -> tuple[Signa
         clock_rows=frozenset(sorts.clock_rows),
         rows=tuple(dict.fromkeys(sorts.rows)),
         odd=tuple(sorts.odd),
+        repeated=tuple(dict.fromkeys(sorts.repeated)),
         template=calls[0].arguments,
     )
     _check_prompts(signature, calls[0], len(prompts))
-    return signature, steps
+    return replace(signature, template=_constant(signature)), steps
+
+
+def _constant(signature: Signature) -> dict[str, Any]:
+    """The template without what each call fills in; of the state the type alone."""
+    kept: Any = dict(signature.template)
+    for place in (*signature.clocks, *signature.rows):
+        kept = put(kept, place, None)
+    if signature.entry.form == "in front":  # with what stands behind it among the rows
+        return dict(kept)
+    state = at(kept, signature.entry.place)
+    small = state.new_zeros(1) if isinstance(state, torch.Tensor) else [state[0].new_zeros(1)]
+    return dict(put(kept, signature.entry.place, small))
 
 
 def _check_prompts(signature: Signature, call: NetworkCall, num_prompts: int) -> None:
@@ -424,7 +292,10 @@ def _check_prompts(signature: Signature, call: NetworkCall, num_prompts: int) ->
     each = [leaves(signature.prompts(call, [sample])) for sample in range(num_prompts)]
     for one, other in combinations(each, 2):
         if one.keys() == other.keys() and all(one[it].equal(other[it]) for it in one):
-            raise UntraceableError("two of the prompts give the network the same arguments")
+            raise UntraceableError(
+                "two of the prompts give the network the same arguments: what is read of them may "
+                "end before they differ, see teacher.max_sequence_length"
+            )
 
 
 def _find_entry(steps: Sequence[Step]) -> Entry:
@@ -442,7 +313,8 @@ def _find_entry(steps: Sequence[Step]) -> Entry:
             return Entry(place, "in front", axis)
     raise UntraceableError(
         "no argument of the network is the scheduler's state, nor begins with it: the pipeline "
-        "changes states before the network sees them"
+        "changes states before the network sees them, or guides still, with two states for a "
+        "prompt: does teacher.trace.unguided switch guidance off?"
     )
 
 
@@ -529,6 +401,7 @@ class _Sorts:
         self.clock_rows: list[Place] = []
         self.rows: list[Place] = []
         self.odd: list[Place] = []
+        self.repeated: list[Place] = []
         self._entry = entry.place
         self._is_behind = entry.form == "in front"
         self._arguments = arguments
@@ -552,6 +425,7 @@ class _Sorts:
                 )
             if any(each != leaf for each in series):
                 raise UntraceableError(f"{dotted(place)} changes with the step, and is no tensor")
+            self._add_plain(place, leaf, fewer)
             return
         other = at(fewer.arguments, place)
         counts = self._counts(leaf, other)
@@ -564,6 +438,19 @@ class _Sorts:
         elif not (isinstance(other, torch.Tensor) and other.equal(leaf)):
             self.odd.append(place)
 
+    def _add_plain(self, place: Place, leaf: Any, fewer: NetworkCall) -> None:
+        """A number, a word or a switch: the same for all samples, or for each in a list."""
+        listed = [
+            place[:end] for end in range(1, len(place)) if self._is_listed(place[: end + 1], fewer)
+        ]
+        if listed:
+            items = at(self._arguments, listed[0])
+            if any(item != items[0] for item in items):
+                raise UntraceableError(f"{dotted(place)} follows the prompt, and is no tensor")
+            self.repeated.append(listed[0])
+        elif at(fewer.arguments, place) != leaf:
+            raise UntraceableError(f"{dotted(place)} follows the number of prompts")
+
     def _counts(self, leaf: torch.Tensor, other: Any) -> bool:
         """Whether the first axis counts samples."""
         if not isinstance(other, torch.Tensor) or not leaf.ndim or not other.ndim:
@@ -574,7 +461,9 @@ class _Sorts:
         """Whether it is in a list of one item a sample."""
         if not isinstance(place[-1], int):
             return False
-        listed = (at(self._arguments, place[:-1]), at(fewer.arguments, place[:-1]))
+        listed = [at(given, place[:-1]) for given in (self._arguments, fewer.arguments)]
+        if not all(isinstance(each, list | tuple) for each in listed):
+            return False
         return [len(each) for each in listed] == [self._num_prompts, self._num_prompts - 1]
 
     def _add_clock(self, place: Place, series: Sequence[torch.Tensor], counts: bool) -> None:

@@ -10,7 +10,9 @@ from distillery.config.jobs import EmbeddingsJob
 from distillery.config.teacher import Teacher
 from distillery.families import Conditioning, Family
 from distillery.families.protocol import Pipeline
-from distillery.families.text import check_lengths
+from distillery.families.text import MAX_PROMPTS_NAMED, check_lengths
+from distillery.families.traced import Traced
+from distillery.files import hash_json
 from distillery.generation.chunked import (
     ChunkPlan,
     NotFiniteError,
@@ -22,6 +24,7 @@ from distillery.store.embeddings import Negative, Text, distinct_texts, members_
 from distillery.store.recipes import EmbeddingsRecipe
 from distillery.store.tables import read_table
 from distillery.teacher.adapters import text_hash
+from distillery.teacher.components import is_component
 from distillery.teacher.folder import PipelineFolder, find_teacher
 from distillery.teacher.loading import load_teacher
 from distillery.teacher.tokenizers import check_tokenizers, check_told_apart, tokenizers_of
@@ -43,6 +46,7 @@ def embeddings_recipe(job: EmbeddingsJob, folder: PipelineFolder) -> EmbeddingsR
         negative_prompt=teacher.negative_prompt,
         max_sequence_length=teacher.max_sequence_length or family.max_sequence_length,
         long_prompts=teacher.long_prompts,
+        signature=hash_json(folder.signature["learnt"]["encodings"]) if folder.signature else None,
     )
 
 
@@ -99,6 +103,8 @@ def make_embeddings(
         group = groups[plan.index]
         encoded = encode_texts(family, pipeline, group, length, job.embeddings.batch_size)
         _check_finite(group, encoded, job.teacher, folder)
+        if isinstance(family, Traced) and job.teacher.long_prompts == "refuse":
+            _check_read(family, pipeline, group, encoded)
         return pack(encoded)
 
     make_chunks(recipe.to_json(), plans, (0, 1), make, output, reporter, " texts")
@@ -119,6 +125,24 @@ def encode_texts(
         else next(of_prompts)
         for text in texts
     ]
+
+
+def _check_read(
+    family: Traced, pipeline: Pipeline, texts: Sequence[Text], encoded: Sequence[Conditioning]
+) -> None:
+    """Raise ValueError that names prompts of which a traced pipeline does not read the end."""
+    cut = [
+        repr(text[:60])
+        for text, prompt in zip(texts, encoded, strict=True)
+        if isinstance(text, str) and family.find_cut(pipeline, text, prompt)
+    ]
+    if cut:
+        raise ValueError(
+            f"{len(cut)} prompts are longer than the teacher reads, for they are the same without "
+            "their last word: shorten them, raise teacher.max_sequence_length where the model "
+            "allows it, or cut them knowingly with teacher.long_prompts: truncate: "
+            + ", ".join(cut[:MAX_PROMPTS_NAMED])
+        )
 
 
 def _written(text: Text) -> str | None:
@@ -147,5 +171,5 @@ def all_but_text(folder: PipelineFolder) -> tuple[str, ...]:
     return tuple(
         name
         for name, value in folder.index.items()
-        if isinstance(value, list) and not name.startswith((*TEXT, "scheduler"))
+        if is_component(value) and not name.startswith((*TEXT, "scheduler"))
     )

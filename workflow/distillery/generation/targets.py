@@ -63,6 +63,7 @@ def targets_recipe(job: TargetsJob, folder: PipelineFolder, embeddings_hash: str
         guidance_scale=targets.guidance_scale,
         guidance_scale_2=targets.guidance_scale_2,
         call=teacher.call,
+        signature=folder.signature,
         knots=knots,
         schedule=schedule,
         latent_shape=shape,

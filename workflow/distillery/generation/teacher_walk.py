@@ -48,7 +48,7 @@ class TeacherWalk:
 
     def __post_init__(self) -> None:
         """With the schedulers that it walks and looks with."""
-        self.family = family_named(self.recipe.family)
+        self.family = family_named(self.recipe.family, self.recipe.signature)
         recipe, num_steps = self.recipe, self.segments * self.steps
         takes_all = num_steps == recipe.steps
         self.walker = (

@@ -36,17 +36,17 @@ def on_call(teacher: Teacher, folder: PipelineFolder) -> Iterator[Note]:
 
 def arguments_of(folder: PipelineFolder) -> list[str]:
     """The arguments of a pipeline's call that `teacher.call` may hold."""
-    return [name for name in _known(folder) if not _why_not(name, folder)]
+    return [name for name in known_arguments(folder) if not _why_not(name, folder)]
 
 
-def _known(folder: PipelineFolder) -> list[str]:
+def known_arguments(folder: PipelineFolder) -> list[str]:
     """The names in the call's signature; what `**kwargs` would take is without effect."""
     parameters = list(inspect.signature(folder.pipeline_class.__call__).parameters.values())[1:]
     return [each.name for each in parameters if each.kind is not inspect.Parameter.VAR_KEYWORD]
 
 
 def _why_not(name: str, folder: PipelineFolder) -> str:
-    if name not in _known(folder):
+    if name not in known_arguments(folder):
         return f"the call of {folder.class_name} has no such argument"
     if GRID.match(name):
         return "it would change the steps that are stored, see teacher.scheduler and targets.steps"

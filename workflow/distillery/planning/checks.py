@@ -32,6 +32,7 @@ from distillery.planning import (
 from distillery.planning.facts import Distillation, Facts
 from distillery.planning.jobs import StageJobs
 from distillery.planning.requests import read_requests
+from distillery.planning.trace import on_trace
 from distillery.teacher import loading, memory
 from distillery.teacher.solver import on_solver
 
@@ -48,6 +49,7 @@ WISHES: tuple[Check, ...] = (
     lambda it: prompts.on_sequence_length(it.config.teacher, it.folder.family),
     lambda it: loading.check_options(it.config.teacher, it.folder),
     lambda it: call.on_call(it.config.teacher, it.folder),
+    lambda it: on_trace(it.config, it.folder),
     lambda it: guidance.on_second_scale(it.config, it.folder),
     lambda it: solver.on_num_steps(it.config, it.folder),
     lambda it: prompts.check_all_texts(it.config.teacher, it.folder, it.prompts),

@@ -69,6 +69,8 @@ def embeddings_bytes(
         for table in prompts.values()
         for text in distinct_texts(table, teacher.negative_prompt).texts
     ]
+    if folder.family.bytes_per_prompt is not None:
+        return len(texts) * folder.family.bytes_per_prompt
     tokens = _mean_tokens(teacher, folder, texts)
     return int(len(texts) * tokens * width * ITEM_BYTES[teacher.dtype])
 

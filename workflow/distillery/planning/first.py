@@ -132,8 +132,8 @@ def _plan(
     content = freeze(config, "run")
     if not _is_written(frozen, content):
         save_frozen(frozen, content)
-    measured = [str(run.probe)] if run.probe.is_file() else []
-    read = [*sources, *measured]
+    later = [str(path) for path in (run.probe, run.signature) if path.is_file()]
+    read = [*sources, *later]
     num_gpus, num_nodes, requests = machine
     is_current = _is_current(plan, hash_json(content), machine)
     if is_current and run.plan_page.is_file() and _is_newer(plan, read):

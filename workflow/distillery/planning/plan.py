@@ -28,6 +28,7 @@ from distillery.planning.prompt_tables import read_splits
 from distillery.planning.scaling import networks_of
 from distillery.planning.solver import solver_facts
 from distillery.planning.there import Found, already_there, there_part
+from distillery.planning.trace import on_trace
 from distillery.planning.what_runs import what_runs
 from distillery.run_folder import RunFolder
 from distillery.stage import Stage
@@ -64,17 +65,11 @@ def make_plan(
     notes = list(on_name(config, run_folder))
     with noting(notes):
         prompts = read_splits(config.prompts)
+    config.teacher.learn_from(run_folder.signature)
     with noting(notes):
         folder = find_teacher(config.teacher)
     refuse(notes)
-    found = prompts, folder, run_folder, gpus
-    facts = Facts(stages, config, *found)
-    if isinstance(config, Config):
-        facts = Distillation(stages, config, *found)
-    notes = ask(FOLDER, facts) + ask(wishes_of(facts), facts)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    notes += ask(results_of(facts), facts)
-    plan: dict[str, Any] = {
+    head: dict[str, Any] = {
         "run": config.run,
         "config": hash_json(freeze(config, "run")),
         "num_gpus": num_gpus,
@@ -83,14 +78,48 @@ def make_plan(
         "planned_gpus": asdict(gpus),
         "requests": requests or {},
     }
-    plan |= plan_parts(facts, hardware["num_cores"])
+    if folder.is_traced and folder.signature is None:
+        write_plan(run_folder, head | plan_unlearnt(config, folder))
+        return
+    found = prompts, folder, run_folder, gpus
+    facts = Facts(stages, config, *found)
+    if isinstance(config, Config):
+        facts = Distillation(stages, config, *found)
+    notes = ask(FOLDER, facts) + ask(wishes_of(facts), facts)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    notes += ask(results_of(facts), facts)
+    plan = head | plan_parts(facts, hardware["num_cores"])
     notes += ask(PLANS, Planned(facts, plan))
     plan["advice"] = told(notes)
     plan["page"] = asdict(page_for(facts, plan))
-    # The page first: Snakemake asks for plan.json, so where that is, its page is. The page is no
-    # output of the rule: before the first job a run is planned without a rule.
+    write_plan(run_folder, plan)
+
+
+def write_plan(run_folder: RunFolder, plan: Mapping[str, Any]) -> None:
+    """Write plan.html and plan.json.
+
+    The page first: Snakemake asks for plan.json, so where that is, its page is. The page is no
+    output of the rule: before the first job a run is planned without a rule.
+    """
+    run_folder.path.mkdir(parents=True, exist_ok=True)
     write_text(run_folder.plan_page, html_of(page_of(plan)))
-    write_json(output, plan)
+    write_json(run_folder.plan, plan)
+
+
+def plan_unlearnt(config: RunConfig, folder: PipelineFolder) -> dict[str, Any]:
+    """What is said of a run before anything is learnt of its teacher.
+
+    Raises ValueError for what is known to be wrong.
+    """
+    refuse(on_trace(config, folder))
+    notes = (
+        f"{folder.class_name} has no adapter: the first job learns from its own calls what it "
+        "gives its network, proves it, and plans the run with it before anything else is made.",
+    )
+    facts = (("teacher", f"{config.teacher.path}: {folder.class_name}, to be learnt"),)
+    parts = (Part("What runs", facts, notes=notes),)
+    page = Page(config.run, f"{config.teacher.path}, to be learnt", parts)
+    return {"sources": hash_sources(sources_of(config)), "advice": [], "page": asdict(page)}
 
 
 def told(notes: Sequence[Note]) -> list[str]:

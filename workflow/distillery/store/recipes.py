@@ -72,6 +72,8 @@ class EmbeddingsRecipe(Recipe):
     negative_prompt: str | None
     max_sequence_length: int
     long_prompts: str
+    signature: str | None = None
+    """Hash of how a traced pipeline encodes prompts."""
 
 
 class Scheduled(Recipe):
@@ -103,6 +105,8 @@ class TargetsRecipe(Scheduled):
     guidance_scale_2: float | None = None
     call: dict[str, Any] | None = None
     """`teacher.call`."""
+    signature: dict[str, Any] | None = None
+    """What was learnt of a traced pipeline, `families.learnt`: all that training knows of it."""
     knots: tuple[int, ...]
     """Steps whose states are stored, the clean end included."""
     height: int

@@ -105,6 +105,8 @@ def export_student(
         if trained:
             check_exported(family, load_scheduler(exported), trained)
         absent = dict.fromkeys(exported.components_left_out)
+        if folder.signature is not None:
+            about["signature"] = folder.signature
         about["call"] = right_call(job, family, denoiser) | {"absent": absent}
         if trained and has_lora(student):
             (temporary / LORA).mkdir()
@@ -189,7 +191,9 @@ def right_call(job: ExportJob, family: Family, denoiser: Denoiser) -> dict[str, 
     length = teacher.max_sequence_length or family.max_sequence_length
     arguments = {
         "num_inference_steps": job.student.steps,
-        family.guidance_argument: job.targets.guidance_scale if is_guided_by_input else 1.0,
+        family.guidance_argument: (
+            job.targets.guidance_scale if is_guided_by_input else family.no_guidance
+        ),
         "height": teacher.height,
         "width": teacher.width,
         **family.call_options(length),

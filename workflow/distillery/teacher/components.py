@@ -49,10 +49,15 @@ def unusable(path: Path) -> Iterator[None]:
         raise ValueError(f"{path} cannot be used: {kind}{said}") from error
 
 
+def is_component(value: Any) -> bool:
+    """Whether a value of a model_index.json names a component; lists of numbers are settings."""
+    return isinstance(value, list) and not all(isinstance(part, int | float) for part in value)
+
+
 def check_index(path: Path, index: Mapping[str, Any]) -> None:
     """Raise ValueError for an entry of a model_index.json that is no component and no setting."""
     for name, value in index.items():
-        if name.startswith("_") or not isinstance(value, list) or value == [None, None]:
+        if name.startswith("_") or not is_component(value) or value == [None, None]:
             continue
         if not PLAIN_NAME.fullmatch(name):
             raise ValueError(f"{path} names a component {name!r}, which is no name of a folder")
@@ -74,7 +79,7 @@ def check_classes(
 
     components, _ = pipeline_class._get_signature_keys(pipeline_class)
     for name, value in index.items():
-        if not isinstance(value, list) or value == [None, None] or name.startswith("_"):
+        if not is_component(value) or value == [None, None] or name.startswith("_"):
             continue
         if name not in components:
             raise ValueError(

@@ -1,7 +1,8 @@
 """A pipeline's folder in Diffusers format: find it, check that it is whole, say which it is."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -9,16 +10,19 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from distillery.config.teacher import Teacher
-from distillery.families import FAMILIES, Family, family_of
-from distillery.files import SINGLE_FILES, could_be_hub_id, hash_json, read_json
+from distillery.families import FAMILIES, Family, family_named, family_of
+from distillery.families.traced import TRACED, Unknown
+from distillery.files import SINGLE_FILES, JsonObject, could_be_hub_id, hash_json, read_json
 from distillery.hash_cache import hash_large_files
 from distillery.hub import ask_once, explain_missing
+from distillery.model_folder import METADATA, read_metadata
 from distillery.schedulers import without_warnings
 from distillery.teacher.components import (
     INDEX,
     LIBRARIES,
     check_index,
     dangling_in,
+    is_component,
     missing_of,
 )
 from distillery.teacher.weights import (
@@ -54,10 +58,14 @@ class PipelineFolder:
 
     Attributes:
         variant: the set of weights files that is read, where a component has it.
+        signature: what was learnt of its calls in this run, where it is traced.
+        is_traced: whether nothing but that is known of its class.
     """
 
     path: Path
     variant: str | None = None
+    signature: JsonObject | None = field(default=None, compare=False, repr=False)
+    is_traced: bool = False
 
     @cached_property
     def index(self) -> Mapping[str, Any]:
@@ -79,8 +87,14 @@ class PipelineFolder:
 
     @cached_property
     def family(self) -> Family:
-        """The family of the pipeline's class; raises ValueError where there is none."""
-        return family_of(self.class_name)
+        """The family of the pipeline's class, or what was learnt of it.
+
+        Raises ValueError where there is neither.
+        """
+        learnt = self.signature or _signature_in(self.path)
+        if learnt:
+            return family_named(TRACED, learnt)
+        return Unknown(self.components) if self.is_traced else family_of(self.class_name)
 
     @cached_property
     def components(self) -> Mapping[str, str]:
@@ -88,7 +102,7 @@ class PipelineFolder:
         return {
             name: str(value[1])
             for name, value in self.index.items()
-            if isinstance(value, list) and len(value) == 2 and None not in value
+            if is_component(value) and len(value) == 2 and None not in value
         }
 
     @property
@@ -213,6 +227,25 @@ class PipelineFolder:
         return [*missing, *dangling_in(self.path, replace(self, variant=variant)._files_read())]
 
 
+def _signature_in(path: Path) -> JsonObject | None:
+    """What a student's folder tells of its pipeline, where that was traced; who reads its weights
+    finds what is damaged."""
+    if not (path / METADATA).is_file():
+        return None
+    with suppress(ValueError):
+        found: JsonObject | None = read_metadata(path).get("signature")
+        return found
+    return None
+
+
+def check_traceable(pipeline: str) -> None:
+    """Raise ValueError for a class that is none of Diffusers'."""
+    import diffusers
+
+    if not hasattr(diffusers, pipeline):
+        raise ValueError(f"Diffusers {diffusers.__version__} has no class {pipeline}")
+
+
 def find_teacher(teacher: Teacher) -> PipelineFolder:
     """The folder of the teacher, downloaded if `path` is a hub id, checked for completeness.
 
@@ -221,7 +254,12 @@ def find_teacher(teacher: Teacher) -> PipelineFolder:
         ValueError: the folder is not a Diffusers pipeline of a known family, or needs its own code.
     """
     path = Path(teacher.path)
-    folder = PipelineFolder(path if path.is_dir() else _download(teacher), teacher.variant)
+    folder = PipelineFolder(
+        path if path.is_dir() else _download(teacher),
+        teacher.variant,
+        teacher.signature,
+        teacher.trace is not None,
+    )
     folder.check_complete()
     return folder
 
@@ -273,7 +311,9 @@ def _check_classes(folder: PipelineFolder) -> None:
             "networks and begins with noise: write it there as _class_name"
         )
     try:
-        family = family_of(pipeline)
+        if folder.is_traced:
+            check_traceable(pipeline)
+        family = folder.family
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     check_present(folder, (family.denoisers[0], "vae", "scheduler"))

@@ -114,7 +114,7 @@ class SegmentDataset(Dataset[Batch]):
                 f"made with embeddings of recipe {self.recipe.embeddings[:12]}: restore the "
                 f"configuration they were made with, or {repair_hint(*manifests)}"
             )
-        self.family: Family = family_named(self.recipe.family)
+        self.family: Family = family_named(self.recipe.family, self.recipe.signature)
         self.grid, self.teacher_grid = student_grid(self.recipe, steps), teacher_grid(self.recipe)
         self.setting = Setting(self.recipe.height, self.recipe.width, self.recipe.guidance_scale)
         self.steps = steps

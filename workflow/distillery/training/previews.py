@@ -78,7 +78,7 @@ class PreviewPipeline:
         from diffusers.utils.logging import disable_progress_bar
 
         disable_progress_bar()
-        folder, family = find_teacher(teacher), family_named(recipe.family)
+        folder, family = find_teacher(teacher), family_named(recipe.family, recipe.signature)
         absent: dict[str, object] = dict.fromkeys(
             (*family.text_components, *family.denoisers[1:], *folder.components_left_out)
         )

@@ -1,0 +1,230 @@
+"""A teacher whose class has no adapter: its run gives what its stock pipeline gives.
+
+tests/numerics/test_traced.py learns every class of Diffusers; here a few go through all stages.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+
+from distillery.config.jobs import EmbeddingsJob, TargetsJob
+from distillery.families import Request, Setting
+from distillery.families.traced import Traced
+from distillery.files import read_json, read_sealed
+from distillery.generation.embeddings import embeddings_recipe
+from distillery.generation.teacher_walk import TeacherWalk
+from distillery.generation.trajectory import record
+from distillery.noise import SampleId, noise_seed
+from distillery.store.embeddings import EmbeddingStore
+from distillery.store.tables import read_table
+from distillery.store.trajectories import TrajectoryStore
+from distillery.teacher.folder import PipelineFolder, find_teacher
+from distillery.teacher.loading import load_exact_teacher, load_teacher
+from families import CASES
+from families.calls import generators
+from families.made import made_teacher
+from runs import CPU, Run, family_run, make_run
+from traced.teachers import save_teacher
+from training_phases import phases
+
+STEPS, SCALE = 4, 3.0
+SDXL = next(case for case in CASES if case.name == "sdxl")
+NAMES = ("ZImagePipeline", "ChromaPipeline", "Flux2KleinPipeline")
+
+
+def traced_run(name: str, folder: Path, **changes: Any) -> Run:
+    """A run whose teacher is learnt."""
+    teacher = save_teacher(name, folder / "teacher") | changes.pop("teacher", {})
+    run = make_run(folder, folder / "teacher", teacher=teacher, **changes)
+    run.sign()
+    return run
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def run(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """With targets, a trained student and images."""
+    made = traced_run(
+        request.param,
+        tmp_path_factory.mktemp("run"),
+        training={"phases": phases(stored=8, rounds={"count": 1, "samples": 8})},
+    )
+    made.ready_to_train()
+    made.visited(1, made.train_and_export_before(1))
+    made.encode("eval")
+    made.samples()
+    made.samples(model="student", pipeline=made.train_and_export())
+    return made
+
+
+def stock(run: Run) -> Any:
+    pipeline = diffusers.DiffusionPipeline.from_pretrained(run.config.teacher.path)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def negative(run: Run) -> dict[str, str]:
+    given = run.config.teacher.negative_prompt
+    return {} if given is None else {"negative_prompt": given}
+
+
+def arguments(run: Run, prompt: str, seed: int, scale: float, steps: int) -> dict[str, Any]:
+    """Of a stock call for one image."""
+    teacher = run.config.teacher
+    return {
+        "prompt": prompt,
+        "guidance_scale": scale,
+        "num_inference_steps": steps,
+        "height": teacher.height,
+        "width": teacher.width,
+        "max_sequence_length": teacher.max_sequence_length,
+        "generator": generators([seed]),
+    }
+
+
+def test_trajectories_are_those_of_the_stock_call(run: Run) -> None:
+    store = TrajectoryStore(run.files.targets)
+    table, pipeline = read_table(run.prompts("train")), stock(run)
+    for row in (0, 5, 8):
+        sample = SampleId(table["prompt_id"][row], 0)
+        called = arguments(
+            run, table["prompt"][row], noise_seed(run.config.seed, sample), SCALE, STEPS
+        )
+        with record(pipeline.scheduler, [STEPS]) as trajectory:
+            pipeline(**called, **negative(run), output_type="latent")
+        expected = trajectory.states[STEPS][0]
+        torch.testing.assert_close(store.states(row, 0, 2)[1], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_images_are_those_of_the_stock_calls(run: Run) -> None:
+    """The teacher's with guidance; the student's as its card calls it."""
+    table = read_table(run.prompts("eval"))
+    student = diffusers.DiffusionPipeline.from_pretrained(run.files.student("pipeline"))
+    student.set_progress_bar_config(disable=True)
+    card = read_json(run.files.student("pipeline") / "distillery.json")["call"]["arguments"]
+
+    def of_teacher(prompt: str, seed: int) -> dict[str, Any]:
+        return arguments(run, prompt, seed, SCALE, STEPS) | negative(run)
+
+    def of_student(prompt: str, seed: int) -> dict[str, Any]:
+        return card | {"prompt": prompt, "generator": generators([seed])}
+
+    calls = {"teacher": (stock(run), of_teacher), "student": (student, of_student)}
+    for model, (pipeline, of) in calls.items():
+        for row in (0, 4):
+            sample = SampleId(table["prompt_id"][row], 0)
+            seed = noise_seed(run.config.seed, sample)
+            expected = pipeline(**of(table["prompt"][row], seed)).images[0]
+            path = run.files.sample_folder / model / sample.prompt_id / "0.png"
+            off = np.asarray(Image.open(path), np.int16) - np.asarray(expected, np.int16)
+            assert abs(off).max() <= 1, model
+
+
+def test_a_walk_from_a_stored_state_leads_to_the_next(run: Run) -> None:
+    store = TrajectoryStore(run.files.targets)
+    teacher = run.job("targets", TargetsJob).teacher
+    embeddings = EmbeddingStore(run.embeddings("train"), read_table(run.prompts("train")))
+    walk = TeacherWalk.load(teacher, store.recipe, embeddings, 2, None, CPU)
+    rows = [1, 7]
+    for segment in (0, 1):
+        pairs = [store.states(row, segment, segment + 1) for row in rows]
+        first, last = (torch.stack(states).float() for states in zip(*pairs, strict=True))
+        found = walk.advance(first, segment, rows)
+        torch.testing.assert_close(found, last, rtol=1e-4, atol=1e-4)
+
+
+def test_the_students_folder_knows_how_it_is_called(run: Run) -> None:
+    family = PipelineFolder(run.files.student("pipeline")).family
+    assert isinstance(family, Traced)
+    shape = TrajectoryStore(run.files.targets).recipe.latent_shape
+    assert family.learnt.latent_shape == shape
+
+
+def test_what_an_adapter_gives_a_trace_gives_too(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """The same trajectories, and the same losses."""
+    teacher, chunks, losses = made_teacher(tmp_path_factory, SDXL), [], []
+    for trace in (None, {"unguided": {"guidance_scale": 1.0}, "always": {}}):
+        run = family_run(SDXL, tmp_path_factory.mktemp("sdxl"), teacher, teacher={"trace": trace})
+        if trace:
+            run.sign()
+        run.encode("train")
+        run.all_targets()
+        run.train_and_export()
+        store = TrajectoryStore(run.files.targets)
+        chunks.append(torch.stack([torch.stack(store.states(row, 0, 2)) for row in range(9)]))
+        losses.append(pd.read_parquet(run.files.loss)["loss"])
+    torch.testing.assert_close(chunks[1], chunks[0], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
+
+
+def test_what_was_learnt_is_part_of_every_recipe(run: Run) -> None:
+    learnt = read_sealed(run.files.signature)
+    targets = TrajectoryStore(run.files.targets).recipe
+    assert targets.signature == learnt
+    folder = find_teacher(run.job("embeddings", EmbeddingsJob).teacher)
+    steps = {**learnt, "learnt": {**learnt["learnt"], "timesteps": [1.0]}}
+    encodings = {**learnt["learnt"]["encodings"], "parts": 7}
+    other = {**learnt, "learnt": {**learnt["learnt"], "encodings": encodings}}
+    recipes = [
+        embeddings_recipe(run.job("embeddings", EmbeddingsJob), replace(folder, signature=it))
+        for it in (learnt, steps, other)
+    ]
+    assert recipes[0].hash == recipes[1].hash == targets.embeddings
+    assert recipes[2].hash != targets.embeddings
+
+
+def test_a_timestep_is_rounded_as_the_stock_call_rounds_it(tmp_path: Path) -> None:
+    """In bfloat16, where targets are solved with states in float32."""
+    run = traced_run(
+        "ChromaPipeline", tmp_path, teacher={"dtype": "bfloat16"}, targets={"steps": 8}
+    )
+    teacher = run.job("targets", TargetsJob).teacher
+    folder = find_teacher(teacher)
+    seen: dict[str, list[torch.Tensor]] = {"stock": [], "exact": []}
+    for name, load in (("stock", load_teacher), ("exact", load_exact_teacher)):
+        pipeline = load(teacher, folder, CPU)
+        pipeline.transformer.register_forward_pre_hook(
+            lambda _network, _args, given, at=name: seen[at].append(given["timestep"]),
+            with_kwargs=True,
+        )
+        if name == "stock":
+            pipeline(**arguments(run, "the bird", 1, 1.0, 8), output_type="latent")
+        else:
+            family = folder.family
+            parts = family.pad(family.encode(pipeline, ["the bird"], 0), 0)
+            setting = Setting(teacher.height, teacher.width, 1.0)
+            request = Request([1], parts, parts, 8, setting, False, torch.float32)
+            family.generate(pipeline, request)
+    assert len(seen["stock"]) == len(seen["exact"]) == 8
+    for stock_one, exact_one in zip(seen["stock"], seen["exact"], strict=True):
+        assert exact_one.float().equal(stock_one.float())
+    assert any(float(it) * 1000 % 1 for it in seen["stock"])
+
+
+def test_a_prompt_that_is_not_read_to_its_end_is_refused(tmp_path: Path) -> None:
+    long = "the bird " * 40
+    run = traced_run("ChromaPipeline", tmp_path)
+    table = pd.read_csv(tmp_path / "train.csv")
+    table.loc[3, "prompt"] = long
+    table.to_csv(tmp_path / "train.csv", index=False)
+    with pytest.raises(ValueError, match=r"1 prompts are longer than the teacher reads.*the bird"):
+        run.encode("train")
+    teacher = run.config.teacher.model_copy(update={"long_prompts": "truncate"})
+    knowing = Run(run.folder, run.config.model_copy(update={"teacher": teacher}))
+    assert knowing.encode("train").is_file()
+
+
+def test_a_student_learns_in_another_type_than_its_teacher(tmp_path: Path) -> None:
+    """In float32, from a teacher in bfloat16, whose states enter its network in that."""
+    run = traced_run("ZImagePipeline", tmp_path, teacher={"dtype": "bfloat16"})
+    run.ready_to_train()
+    run.train_and_export()
+    assert pd.read_parquet(run.files.loss)["loss"].between(1e-6, 10).all()

@@ -1,0 +1,104 @@
+"""The plan of a teacher that is traced: before it is learnt, and what a trace cannot serve."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distillery.config.run import parse_config
+from distillery.files import read_json, write_json
+from distillery.pipeline import STAGES
+from distillery.planning.plan import make_plan
+from distillery.run_folder import RunFolder
+from distillery.stage import everything
+from runs import make_run, settings
+from training_phases import phases
+
+OFF = {"unguided": {"guidance_scale": 1.0}}
+
+
+@pytest.fixture
+def unknown(teacher: Path, tmp_path: Path) -> Path:
+    """A teacher of a class without an adapter: its components lie elsewhere, but for the index."""
+    folder = tmp_path / "unknown"
+    folder.mkdir()
+    for part in teacher.iterdir():
+        if part.is_dir():
+            (folder / part.name).symlink_to(part)
+    index = read_json(teacher / "model_index.json") | {"_class_name": "SkyReelsV2Pipeline"}
+    write_json(folder / "model_index.json", index)
+    return folder
+
+
+def planned(folder: Path, teacher: Path, /, **changes: Any) -> dict[str, Any]:
+    """A plan before anything is learnt."""
+    raw = settings(folder, teacher, **changes)
+    make_plan(STAGES, parse_config(raw, "tiny"), folder / "results/plan.json")
+    return read_json(folder / "results/plan.json")
+
+
+def test_a_class_without_an_adapter_is_told_what_to_set(unknown: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no family for .*'SkyReelsV2Pipeline'.*teacher\.trace"):
+        planned(tmp_path, unknown)
+
+
+def test_before_it_is_learnt_the_plan_says_that_it_will_be(unknown: Path, tmp_path: Path) -> None:
+    plan = planned(tmp_path, unknown, teacher={"trace": OFF})
+    assert "the first job learns" in str(plan["page"])
+    assert "SkyReelsV2Pipeline" in str(plan["page"])
+
+
+def test_only_a_traced_run_has_a_signature(unknown: Path, tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "results")
+    for trace, is_asked in ((OFF, True), (None, False)):
+        config = make_run(tmp_path, unknown, teacher={"trace": trace}).config
+        assert (run.signature in everything(STAGES, config, run)) == is_asked
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"teacher": {"trace": {"unguided": {"guidance": 1.0}}}},
+            r"unguided\.guidance: the call of",
+        ),
+        ({"teacher": {"trace": OFF | {"always": {"frames": 1}}}}, r"always\.frames: the call of"),
+        (
+            {"teacher": {"trace": OFF | {"always": {"num_inference_steps": 3}}}},
+            r"always\.num_inference_steps: other keys",
+        ),
+        (
+            {"teacher": {"trace": OFF | {"always": {"guidance_scale": 3.0}}}},
+            r"always\.guidance_scale: other keys",
+        ),
+        ({"teacher": {"trace": {"unguided": {"prompt": "x"}}}}, r"unguided\.prompt: other keys"),
+        ({"teacher": {"trace": {"unguided": {"guidance_scale": "no"}}}}, "is the guidance scale"),
+        ({"student": {"init": "layers", "num_layers": 1}}, "student.init is layers and"),
+        (
+            {"training": {"phases": phases(rollouts={"samples": 8, "perceptual_weight": 0.1})}},
+            "perceptual_weight and teacher.trace is set",
+        ),
+        (
+            {"training": {"phases": phases(stored=8, online={"samples": 8})}},
+            "learn: online and teacher.trace is set",
+        ),
+    ],
+)
+def test_what_a_trace_cannot_serve_is_refused(
+    unknown: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    teacher = {"trace": OFF} | changes.pop("teacher", {})
+    with pytest.raises(ValueError, match=message):
+        planned(tmp_path, unknown, teacher=teacher, **changes)
+
+
+def test_a_class_with_an_adapter_is_not_traced(teacher: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"WanPipeline has an adapter.*remove teacher\.trace"):
+        planned(tmp_path, teacher, teacher={"trace": OFF})
+
+
+def test_a_class_that_diffusers_has_not_is_refused(unknown: Path, tmp_path: Path) -> None:
+    index = read_json(unknown / "model_index.json") | {"_class_name": "SkyReelsV9Pipeline"}
+    write_json(unknown / "model_index.json", index)
+    with pytest.raises(ValueError, match=r"Diffusers .* has no class SkyReelsV9Pipeline"):
+        planned(tmp_path, unknown, teacher={"trace": OFF})

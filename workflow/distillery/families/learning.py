@@ -1,0 +1,410 @@
+"""Learn a pipeline that has no adapter, and prove what was learnt, by its own calls."""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from functools import wraps
+from typing import Any
+
+import numpy as np
+import torch
+
+from distillery.families.encodings import PROMPT, TEXTS, Encodings, Learner
+from distillery.families.learnt import Learnt
+from distillery.families.proofs import ALIKE, Proof, Subject, distance, prove, tried, without
+from distillery.families.protocol import Pipeline, Request, Setting, as_annotated
+from distillery.families.recording import (
+    NetworkCall,
+    Step,
+    UntraceableError,
+    at,
+    recording,
+    trace,
+)
+from distillery.families.text import on
+from distillery.families.traced import TEXT, TIMESTEP, Traced, images_of, starting
+from distillery.families.tracing import Signature, learn
+from distillery.schedulers import with_methods
+
+STEPS = 4
+"""Of the calls that a network is really asked in."""
+SPACINGS = 64
+"""Numbers of steps, from 1, whose timesteps are asked for."""
+OTHER_PROMPTS = "the student would be made of other prompts than the stock call reads"
+STORED: Sequence[tuple[str, str]] = (
+    ("stored prompts give the stock call without guidance", OTHER_PROMPTS),
+    ("stored prompts give the guided stock call", OTHER_PROMPTS),
+    ("stored prompts give the network what the stock call gives it", OTHER_PROMPTS),
+)
+"""Claims on what is stored, and what follows if one does not hold."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How a pipeline is called in a run.
+
+    Attributes:
+        steps: of the teacher.
+        guidance_scale: of the teacher; 1.0 is off.
+        unguided: arguments of a call without guidance; the first is the guidance scale's.
+        always: further arguments of every call.
+        further: those of the teacher's calls.
+        negative_prompt: of the teacher's calls; None: none is given.
+        max_sequence_length: None: the call's default.
+        decode: whether images can be made, to see what a call returns.
+    """
+
+    steps: int
+    height: int
+    width: int
+    guidance_scale: float
+    unguided: Mapping[str, Any]
+    always: Mapping[str, Any] = field(default_factory=dict)
+    further: Mapping[str, Any] = field(default_factory=dict)
+    negative_prompt: str | None = None
+    max_sequence_length: int | None = None
+    decode: bool = True
+
+
+def learn_pipeline(pipeline: Pipeline, terms: Terms) -> tuple[Learnt, list[Proof]]:
+    """What calls of a pipeline tell, and every claim on it, tried.
+
+    Args:
+        pipeline: with all its components.
+
+    Raises UntraceableError: it cannot be learnt, or a claim that is needed does not hold.
+    """
+    try:
+        with torch.no_grad():
+            return _Learning(pipeline, terms).learn()
+    except UntraceableError:
+        raise
+    except Exception as error:  # whatever a pipeline raises
+        raise UntraceableError(f"its call raises {type(error).__name__}: {error}") from error
+
+
+class _Learning:
+    def __init__(self, pipeline: Pipeline, terms: Terms) -> None:
+        self.pipeline, self.terms = pipeline, terms
+        self.takes = inspect.signature(type(pipeline).__call__).parameters
+        self._given: dict[str, list[Any]] = {}
+        self._check_terms()
+
+    def _check_terms(self) -> None:
+        named = {**self.terms.unguided, **self.terms.always}
+        unknown = sorted(named.keys() - self.takes.keys())
+        if unknown:
+            raise UntraceableError(
+                f"teacher.trace names {' and '.join(unknown)}, which its call does not take; it "
+                "takes " + ", ".join(name for name in self.takes if name != "self")
+            )
+        if self.terms.negative_prompt is not None and "negative_prompt" not in self.takes:
+            raise UntraceableError("its call takes no negative prompt, and there is one")
+        if not hasattr(self.pipeline, "prepare_latents"):
+            raise UntraceableError("it has no prepare_latents, by which a call is given its states")
+
+    # ---- calls -----------------------------------------------------------------------------------
+
+    @property
+    def scale(self) -> str:
+        """The argument that is the guidance scale; "" where the call takes none."""
+        name = next(iter(self.terms.unguided), "guidance_scale")
+        return name if name in self.takes else ""
+
+    @property
+    def max_sequence_length(self) -> int:
+        if "max_sequence_length" not in self.takes:
+            return 0
+        return self.terms.max_sequence_length or self.takes["max_sequence_length"].default or 0
+
+    def call(self, is_guided: bool, size: int, steps: int = STEPS) -> dict[str, Any]:
+        """Arguments of a stock call, but for its texts."""
+        terms = self.terms
+        guidance = dict(terms.unguided)
+        if is_guided or not terms.unguided:
+            guidance = {self.scale: terms.guidance_scale} if self.scale else {}
+        if is_guided:
+            guidance |= as_annotated(self.pipeline, terms.further)
+        length = self.max_sequence_length
+        return {
+            "height": terms.height,
+            "width": terms.width,
+            "num_inference_steps": steps,
+            "output_type": "latent",
+            "generator": [torch.Generator().manual_seed(seed) for seed in range(size)],
+            **({"max_sequence_length": length} if length else {}),
+            **terms.always,
+            **guidance,
+        }
+
+    def of_texts(self, is_guided: bool) -> Callable[[Sequence[str]], dict[str, Any]]:
+        """Each with the noise that it has among the others."""
+
+        def arguments(texts: Sequence[str]) -> dict[str, Any]:
+            seeds = map(TEXTS.index, texts)
+            generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+            asked = {"prompt": list(texts), "generator": generators}
+            negative = self.terms.negative_prompt
+            if is_guided and negative is not None:
+                asked["negative_prompt"] = [negative] * len(texts)
+            return self.call(is_guided, len(texts)) | asked
+
+        return arguments
+
+    @property
+    def is_guided(self) -> bool:
+        """Whether the teacher's calls are."""
+        return bool(self.terms.unguided) and self.terms.guidance_scale > 1.0
+
+    # ---- learning --------------------------------------------------------------------------------
+
+    def learn(self) -> tuple[Learnt, list[Proof]]:
+        with starting(self.pipeline, None):
+            signature, steps = learn(self.pipeline, self.of_texts(False), TEXTS)
+            subject = Subject(
+                self.pipeline, signature, steps, self.of_texts(False),
+                self.of_texts(self.is_guided), TEXTS,
+            )  # fmt: skip
+            proofs = list(prove(subject))
+            _check(proofs)
+            learnt = self._learnt(signature, steps)
+            _check(own := list(self._prove_stored(learnt, signature, steps)))
+        return learnt, [*proofs, *own]
+
+    def _learnt(self, signature: Signature, steps: Sequence[Step]) -> Learnt:
+        terms = self.terms
+        names = tuple(dict.fromkeys(signature.components))
+
+        def cut(texts: Mapping[str, Any], is_guided: bool, size: int) -> NetworkCall:
+            asked = is_guided and self.is_guided
+            given = texts if asked else {"prompt": texts["prompt"]}
+            return self._cut(names, {**self.call(asked, size), **given})
+
+        encodings = Learner(self.pipeline, cut).learn(
+            signature, needs_none=terms.negative_prompt is None
+        )
+        walked = self._walk(signature, terms.steps)
+        is_low = torch.finfo(signature.dtype).bits < 32
+        guided = trace(self.pipeline, self.of_texts(self.is_guided)(TEXTS[:1]))
+        return Learnt(
+            pipeline_class=type(self.pipeline).__name__,
+            signature=replace(
+                signature,
+                components=tuple(step.calls[0].component for step in walked),
+                clocks={
+                    place: tuple(
+                        given[0] if place in signature.clock_rows else given
+                        for given in (at(step.calls[0].arguments, place) for step in walked)
+                    )
+                    for place in signature.clocks
+                },
+            ),
+            encodings=encodings,
+            text_components=tuple(it for it in self.pipeline.components if it.startswith(TEXT)),
+            scale=self.scale,
+            unguided=dict(terms.unguided),
+            always=dict(terms.always),
+            height=terms.height,
+            width=terms.width,
+            guidance_scale=terms.guidance_scale,
+            latent_shape=tuple(steps[0].state.shape[1:]),
+            timesteps=tuple(float(step.timestep) for step in walked),
+            exact=self._exact(signature, encodings) if is_low else (),
+            spacings=self._spacings(names, encodings),
+            calls_per_step=sum(_rows(call, signature) for call in guided[-1].calls),
+            max_sequence_length=self.max_sequence_length,
+            prompt_bytes=max(
+                sum(part.nbytes for part in encodings.encode(self.pipeline, PROMPT, text).values())
+                for text in TEXTS
+            ),
+            image=self._image() if terms.decode else "images[0]",
+        )
+
+    def _cut(self, names: Sequence[str], arguments: Mapping[str, Any]) -> NetworkCall:
+        """What a call would give its network first."""
+        with ExitStack() as stack:
+            for name in names:
+                network = getattr(self.pipeline, name)
+                stack.enter_context(with_methods(network, forward=_stop(name, network)))
+                if hasattr(network, "attn_processors"):  # which a call may change meanwhile
+                    before = dict(network.attn_processors)
+                    stack.callback(network.set_attn_processor, before)
+            try:
+                self.pipeline(**arguments)
+            except _StoppedError as stopped:
+                return stopped.call
+        raise UntraceableError("its call asks no network")
+
+    def _walk(self, signature: Signature, steps: int) -> list[Step]:
+        """A call of the teacher's steps whose network is asked once: what follows the step follows
+        no prediction."""
+        with ExitStack() as stack:
+            for name in dict.fromkeys(signature.components):
+                network, given = getattr(self.pipeline, name), self._given.setdefault(name, [])
+                stack.enter_context(with_methods(network, forward=_once(network, given)))
+            arguments = {**self.call(False, 1, steps), "prompt": list(TEXTS[:1])}
+            return trace(self.pipeline, arguments)
+
+    def _exact(self, signature: Signature, encodings: Encodings) -> tuple[float, ...]:
+        """The argument `timestep` where the call's states, and so its prompts, are in float32."""
+        if TIMESTEP not in signature.clocks:
+            return ()
+        parts = encodings.pad([encodings.encode(self.pipeline, PROMPT, TEXTS[0])])
+        prompts = on(parts, self.pipeline._execution_device, torch.float32)
+        for outputs in self._given.values():
+            outputs[:] = map(_in_float32, outputs)  # else they would make the states what they are
+        with encodings.given(self.pipeline, False, {PROMPT: prompts}):
+            walked = self._walk(signature, self.terms.steps)
+        given = [at(step.calls[0].arguments, TIMESTEP) for step in walked]
+        return tuple(float(each.reshape(-1)[0]) for each in given)
+
+    def _spacings(self, names: Sequence[str], encodings: Encodings) -> dict[int, dict[str, Any]]:
+        """What a call asks of its scheduler for each number of steps that it can make."""
+        scheduler, found = self.pipeline.scheduler, {}
+        original = scheduler.set_timesteps
+        asked: list[dict[str, Any]] = []
+
+        @wraps(original)
+        def set_timesteps(*args: Any, **kwargs: Any) -> Any:
+            bound = inspect.signature(original).bind(*args, **kwargs).arguments
+            asked.append({name: _plain(value) for name, value in bound.items() if name != "device"})
+            return original(*args, **kwargs)
+
+        prompts = encodings.pad([encodings.encode(self.pipeline, PROMPT, TEXTS[0])])
+        prompts = on(prompts, self.pipeline._execution_device, torch.float32)
+        for steps in range(1, max(SPACINGS, self.terms.steps) + 1):
+            arguments = {**self.call(False, 1, steps), "prompt": list(TEXTS[:1])}
+            # Whatever a scheduler raises for so few steps, or so many.
+            with (
+                suppress(Exception),
+                with_methods(scheduler, set_timesteps=set_timesteps),
+                encodings.given(self.pipeline, False, {PROMPT: prompts}),
+            ):
+                self._cut(names, arguments)
+                found[steps] = asked[-1]
+        if self.terms.steps not in found:
+            raise UntraceableError(f"its scheduler cannot make {self.terms.steps} steps")
+        return found
+
+    def _image(self) -> str:
+        """Where a call has its image."""
+        arguments = {**self.call(False, 1, 2), "prompt": list(TEXTS[:1]), "output_type": "pt"}
+        result = self.pipeline(**arguments)
+        images_of(result[0])
+        return "frames[0][0]" if "frames" in result else "images[0]"
+
+    # ---- what is stored --------------------------------------------------------------------------
+
+    def _prove_stored(
+        self, learnt: Learnt, signature: Signature, steps: Sequence[Step]
+    ) -> Iterator[Proof]:
+        """That stored prompts, in one padded batch, give what live ones do.
+
+        Args:
+            signature: of the calls that `steps` are of.
+        """
+        family = Traced(learnt)
+        conditioning = family.pad(family.encode(self.pipeline, TEXTS, 0), 0)
+        negative = family.encode_negative(self.pipeline, self.terms.negative_prompt, 0)
+        dtype = steps[0].state.dtype
+
+        def drawn(is_guided: bool) -> float:
+            scale = learnt.guidance_scale if is_guided or not learnt.unguided else 1.0
+            request = Request(
+                seeds=range(len(TEXTS)),
+                conditioning=conditioning,
+                negative=family.pad([negative] * len(TEXTS), 0),
+                steps=STEPS,
+                setting=Setting(learnt.height, learnt.width, scale),
+                decode=False,
+                dtype=dtype,
+                further=self.terms.further if is_guided else {},
+            )
+            expected = trace(self.pipeline, self.of_texts(is_guided)(TEXTS))
+            with without(self.pipeline, learnt.text_components), recording(self.pipeline) as found:
+                family.generate(self.pipeline, request)
+            return distance(found[-1].after, expected[-1].after)
+
+        def predicted() -> float:
+            prompts = learnt.encodings.read(conditioning)
+            return max(
+                distance(
+                    signature.predict(
+                        getattr(self.pipeline, signature.components[number]),
+                        step.state * signature.entry.scale(step),
+                        prompts,
+                        [number] * len(TEXTS),
+                    ),
+                    step.prediction,
+                )
+                for number, step in enumerate(steps)
+            )
+
+        attempts: Sequence[Callable[[], float]] = (
+            lambda: drawn(False),
+            lambda: drawn(self.is_guided),
+            predicted,
+        )
+        for attempt, (claim, meaning) in zip(attempts, STORED, strict=True):
+            yield tried(attempt, claim, ALIKE, meaning, signature.dtype)
+
+
+def _rows(call: NetworkCall, signature: Signature) -> int:
+    """Samples in one forward pass: both branches of guidance may be in one."""
+    return len(at(call.arguments, signature.entry.place))
+
+
+def _check(proofs: Sequence[Proof]) -> None:
+    """Raise UntraceableError for the first claim that does not hold."""
+    for proof in proofs:
+        if not proof.holds:
+            found = proof.error or f"they differ by {proof.distance:.2g} of the largest value"
+            raise UntraceableError(f"not so: {proof.claim} ({found}): {proof.meaning}")
+
+
+class _StoppedError(Exception):
+    """A network was about to be asked."""
+
+    def __init__(self, call: NetworkCall) -> None:
+        super().__init__("stopped before its network")
+        self.call = call
+
+
+def _stop(name: str, network: torch.nn.Module) -> Callable[..., Any]:
+    takes = inspect.signature(type(network).forward)
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        given = dict(takes.bind(network, *args, **kwargs).arguments)
+        given.pop(next(iter(given)))  # self
+        raise _StoppedError(NetworkCall(name, given))
+
+    return forward
+
+
+def _once(network: torch.nn.Module, given: list[Any]) -> Callable[..., Any]:
+    """A `forward` that is computed once, for `given`."""
+    original = network.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if not given:
+            given.append(original(*args, **kwargs))
+        return given[0]
+
+    return forward
+
+
+def _in_float32(output: Any) -> Any:
+    """What a network returns, in float32."""
+    if isinstance(output, Mapping):
+        return type(output)(**{name: _in_float32(item) for name, item in output.items()})
+    if isinstance(output, list | tuple):
+        return type(output)(map(_in_float32, output))
+    return output.float() if isinstance(output, torch.Tensor) else output
+
+
+def _plain(value: Any) -> Any:
+    """An argument of `set_timesteps` that JSON can hold."""
+    if isinstance(value, torch.Tensor | np.ndarray | np.generic):
+        return value.tolist()
+    return value

@@ -1,0 +1,277 @@
+"""A family that nobody wrote: what a pipeline's own calls told of it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from inspect import signature
+from typing import Any
+
+import torch
+
+from distillery.families.encodings import NEGATIVE, PROMPT
+from distillery.families.learnt import Learnt
+from distillery.families.protocol import (
+    Conditioning,
+    Denoiser,
+    Family,
+    Pipeline,
+    Request,
+    Setting,
+    as_annotated,
+)
+from distillery.families.text import Reader, on
+from distillery.schedulers import Scheduler, with_methods
+
+TRACED = "traced"
+"""The name of every family that was learnt."""
+TEXT = ("tokenizer", "text_encoder")
+"""How the names of the components begin that encode prompts."""
+DENOISERS = ("transformer", "unet")
+"""How those of networks begin that denoise."""
+TIMESTEP = ("timestep",)
+"""The place of a network's argument of that name."""
+NEAR = 1e-4
+"""Relative distance of equal timesteps."""
+
+
+class Traced(Family):
+    """A family made of what was learnt, with the defaults of the protocol for what was not.
+
+    Blocks cannot be dropped, and no loss is taken of decoded images: nothing is known of either.
+    """
+
+    name = TRACED
+    casts_latents = False
+
+    def __init__(self, learnt: Learnt) -> None:
+        """Of one pipeline at one size."""
+        self.learnt = learnt
+        self.pipeline_classes = (learnt.pipeline_class,)
+        self.denoisers = tuple(dict.fromkeys(learnt.signature.components))
+        self.text_components = learnt.text_components
+        self.may_lack = learnt.text_components
+        self.max_sequence_length = learnt.max_sequence_length
+        self.guidance_argument = learnt.scale
+        self.no_guidance = learnt.unguided.get(self.guidance_argument, 1.0)
+        self.bytes_per_prompt = learnt.prompt_bytes
+        self.image = learnt.image
+
+    def call_options(self, max_sequence_length: int) -> Mapping[str, object]:
+        """What a call without guidance is told beside the scale."""
+        off = dict(self.learnt.unguided)
+        off.pop(self.guidance_argument, None)
+        return {**self._always(max_sequence_length), **off}
+
+    def _always(self, max_sequence_length: int) -> dict[str, object]:
+        length = {"max_sequence_length": max_sequence_length} if max_sequence_length else {}
+        return {**length, **self.learnt.always}
+
+    def readers(self, pipeline: Pipeline, max_sequence_length: int) -> Sequence[Reader]:
+        """None: how much is read of a prompt is seen by `find_cut`, when it is encoded."""
+        return []
+
+    def encode(
+        self, pipeline: Pipeline, prompts: Sequence[str], max_sequence_length: int
+    ) -> list[Conditioning]:
+        """One by one, as the stock call's `encode_prompt` is asked."""
+        return [self.learnt.encodings.encode(pipeline, PROMPT, prompt) for prompt in prompts]
+
+    def encode_negative(
+        self, pipeline: Pipeline, prompt: str | None, max_sequence_length: int
+    ) -> Conditioning:
+        """As the guided call does; where that reads none, the shape of one."""
+        encodings = self.learnt.encodings
+        if encodings.reads_negatives:
+            return encodings.encode(pipeline, NEGATIVE, prompt)
+        parts = encodings.encode(pipeline, PROMPT, "")
+        return {name: torch.zeros_like(part) for name, part in parts.items()}
+
+    def find_cut(self, pipeline: Pipeline, prompt: str, encoded: Conditioning) -> bool:
+        """Whether the pipeline leaves the end of a prompt unread: without its last word, or letter
+        where it is one word, it is the same."""
+        words = prompt.split()
+        shorter = prompt[: prompt.rindex(words[-1])] if len(words) > 1 else prompt[:-1]
+        parts = self.learnt.encodings.encode(pipeline, PROMPT, shorter.rstrip())
+        return all(torch.equal(part, encoded[name]) for name, part in parts.items())
+
+    def pad(self, prompts: Sequence[Conditioning], max_sequence_length: int) -> Conditioning:
+        """Zeros after shorter ones; the trace has proved that they change nothing."""
+        return self.learnt.encodings.pad(prompts)
+
+    def latent_shape(self, pipeline: Pipeline, height: int, width: int) -> tuple[int, ...]:
+        """As traced; raises ValueError for another size."""
+        if (height, width) != (self.learnt.height, self.learnt.width):
+            raise ValueError(
+                f"teacher.height and width are {height} and {width}: its pipeline was traced at "
+                f"{self.learnt.height} and {self.learnt.width}"
+            )
+        return self.learnt.latent_shape
+
+    def noise(self, pipeline: Pipeline, seeds: Sequence[int], setting: Setting) -> torch.Tensor:
+        """Not without a call, which draws it: see `generate`."""
+        raise ValueError(
+            "the noise of a traced pipeline is drawn by its own calls: training.phases that learn "
+            "online alone need a family with an adapter"
+        )
+
+    def set_timesteps(
+        self, scheduler: Scheduler, steps: int, latent_shape: tuple[int, ...]
+    ) -> None:
+        """What the stock call asked for so many steps."""
+        spacings = self.learnt.spacings
+        if steps not in spacings:
+            raise ValueError(f"its pipeline was traced with up to {max(spacings)} steps")
+        scheduler.set_timesteps(**spacings[steps])
+
+    def has_guidance_embedding(self, denoiser_config: Mapping[str, Any]) -> bool:
+        """Where nothing switches guidance off."""
+        return not self.learnt.unguided
+
+    def calls_per_step(self, denoiser_config: Mapping[str, Any], guidance_scale: float) -> int:
+        """As counted in a guided call."""
+        return self.learnt.calls_per_step if self._is_guided(guidance_scale) else 1
+
+    def stock_timestep(self, float32_timestep: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Rounded as it was seen to be, where it was."""
+        exact, flat = self.learnt.exact, float32_timestep.reshape(-1)
+        if not exact:
+            return float32_timestep
+        rounded = self.learnt.signature.clocks[TIMESTEP]
+        steps = [_nearest(exact, float(each)) for each in flat]
+        values = torch.stack([rounded[step].reshape(-1)[0] for step in steps])
+        return values.reshape(float32_timestep.shape).to(float32_timestep.device)
+
+    def vae_latents(self, latents: torch.Tensor, setting: Setting) -> torch.Tensor:
+        """Not known: raises ValueError."""
+        raise ValueError(
+            "how a traced pipeline scales its latents for the VAE is not known: perceptual_weight "
+            "needs a family with an adapter"
+        )
+
+    def _is_guided(self, scale: float) -> bool:
+        return scale > 1.0 and bool(self.learnt.unguided)
+
+    def _guidance(self, scale: float) -> dict[str, Any]:
+        """The call's arguments for a scale; 1.0 is off."""
+        if not self.learnt.unguided or self._is_guided(scale):
+            return {self.guidance_argument: scale} if self.guidance_argument else {}
+        return dict(self.learnt.unguided)
+
+    def call_arguments(
+        self, pipeline: Pipeline, prompts: Conditioning, negative: Conditioning, setting: Setting
+    ) -> dict[str, Any]:
+        """Empty texts in the place of those that are stored, and guidance."""
+        size = len(next(iter(prompts.values())))
+        texts = {"prompt": [""] * size}
+        if self._is_guided(setting.guidance_scale) and self.learnt.encodings.reads_negatives:
+            texts["negative_prompt"] = [""] * size
+        always = self._always(self.learnt.max_sequence_length)
+        return {**texts, **always, **self._guidance(setting.guidance_scale)}
+
+    def generate(self, pipeline: Pipeline, request: Request) -> torch.Tensor | None:
+        """Call the stock pipeline, which draws its noise in float32 with a generator per sample."""
+        learnt, device, setting = self.learnt, pipeline._execution_device, request.setting
+        is_guided = self._is_guided(setting.guidance_scale)
+        parts = {
+            PROMPT: on(request.conditioning, device, request.dtype),
+            NEGATIVE: on(request.negative, device, request.dtype),
+        }
+        given = self.call_arguments(pipeline, parts[PROMPT], parts[NEGATIVE], setting)
+        # What a call begins with is given to it: the seeds then draw nothing that counts.
+        seeds = request.seeds or range(len(given["prompt"]))
+        with (
+            learnt.encodings.given(pipeline, is_guided, parts),
+            starting(pipeline, request.latents),
+        ):
+            result: torch.Tensor = pipeline(
+                **given,
+                generator=[torch.Generator().manual_seed(seed) for seed in seeds],
+                height=setting.height,
+                width=setting.width,
+                num_inference_steps=request.steps,
+                output_type="pt" if request.decode else "latent",
+                return_dict=False,
+                **as_annotated(pipeline, request.further),
+            )[0]
+        return images_of(result) if request.decode else None
+
+    def predict(
+        self,
+        denoiser: Denoiser,
+        noisy: torch.Tensor,
+        timestep: torch.Tensor,
+        conditioning: Conditioning,
+        setting: Setting,
+    ) -> torch.Tensor:
+        """The network is given what it was seen to get at these timesteps."""
+        learnt = self.learnt
+        prompts = learnt.encodings.read(conditioning)
+        steps = [self._step(float(each)) for each in timestep]
+        return learnt.signature.predict(denoiser, noisy, prompts, steps)
+
+    def _step(self, timestep: float) -> int:
+        known = self.learnt.timesteps
+        step = _nearest(known, timestep)
+        if abs(known[step] - timestep) > NEAR * max(known):
+            raise ValueError(f"its pipeline was traced at no timestep {timestep:g}")
+        return step
+
+
+def _nearest(values: Sequence[float], value: float) -> int:
+    """The place of the value that is nearest."""
+    return min(range(len(values)), key=lambda place: abs(values[place] - value))
+
+
+class Unknown(Traced):
+    """Of a pipeline that is still to be learnt: enough to load it."""
+
+    def __init__(self, components: Mapping[str, str]) -> None:
+        """Args: `components` are the classes of its components, by name."""
+        self.denoisers = tuple(name for name in components if name.startswith(DENOISERS))
+        self.text_components = tuple(name for name in components if name.startswith(TEXT))
+        if not self.denoisers:
+            raise ValueError(f"it has no component whose name begins with {' or '.join(DENOISERS)}")
+
+
+def images_of(result: torch.Tensor) -> torch.Tensor:
+    """(b, 3, h, w) of what a call returns, images or videos of one frame.
+
+    Raises ValueError for several frames.
+    """
+    if result.ndim == 4:
+        return result
+    if result.ndim != 5 or 1 not in result.shape[1:3]:
+        raise ValueError(
+            f"its call returns {tuple(result.shape)}, not images: set teacher.trace: "
+            "{always: {num_frames: 1}} if it makes videos"
+        )
+    return result[:, 0] if result.shape[1] == 1 else result[:, :, 0]
+
+
+@contextmanager
+def starting(pipeline: Pipeline, latents: torch.Tensor | None) -> Iterator[None]:
+    """Let a call draw its noise in float32, or begin with other latents, whatever its type.
+
+    In bfloat16 another noise would be drawn: the same sample would have two.
+
+    Args:
+        latents: (b, *latent) float32, divided by the scheduler's `init_noise_sigma`.
+    """
+    original = pipeline.prepare_latents
+    takes = signature(original)
+
+    @wraps(original)
+    def prepare_latents(*args: Any, **kwargs: Any) -> Any:
+        bound = takes.bind(*args, **kwargs)
+        dtype = bound.arguments.get("dtype")
+        if "dtype" in takes.parameters:
+            bound.arguments["dtype"] = torch.float32
+        made = original(*bound.args, **bound.kwargs)
+        state = made[0] if isinstance(made, tuple) else made
+        if latents is not None:
+            state = latents.to(state.device) * getattr(pipeline.scheduler, "init_noise_sigma", 1.0)
+        state = state.to(dtype or state.dtype)
+        return (state, *made[1:]) if isinstance(made, tuple) else state
+
+    with with_methods(pipeline, prepare_latents=prepare_latents):
+        yield

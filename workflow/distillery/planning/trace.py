@@ -1,0 +1,74 @@
+"""The plan of `teacher.trace`: what a pipeline without an adapter can be asked for."""
+
+import re
+from collections.abc import Iterator
+
+from distillery.config.run import Config, RunConfig
+from distillery.config.ways import Online
+from distillery.families import FAMILIES
+from distillery.notes import Note, error
+from distillery.planning.call import known_arguments
+from distillery.teacher.folder import PipelineFolder
+
+GIVEN = re.compile(
+    r"(negative_)?(prompt|pooled)|.*(embeds|mask)(_|$)|num_(inference_steps|images)|"
+    r"(height|width|latents|generator|output_type|return_dict|max_sequence_length|callback)"
+)
+"""Arguments that every call is given in any case."""
+
+
+def on_trace(config: RunConfig, folder: PipelineFolder) -> Iterator[Note]:
+    """Arguments that the stock call does not know, and what needs an adapter."""
+    trace = config.teacher.trace
+    if trace is None:
+        return
+    known = known_arguments(folder)
+    guidance = {"guidance_scale", *trace.unguided}
+    for key, arguments in (("unguided", trace.unguided), ("always", trace.always)):
+        for name in arguments:
+            if name not in known:
+                yield error(
+                    f"teacher.trace.{key}.{name}",
+                    f": the call of {folder.class_name} has no such argument",
+                    f"it takes {', '.join(known)}",
+                )
+            elif GIVEN.match(name) or (key == "always" and name in guidance):
+                yield error(
+                    f"teacher.trace.{key}.{name}",
+                    ": other keys of the configuration, or the stage itself, give this argument",
+                    "remove it",
+                )
+    scale = next(iter(trace.unguided.items()), None)
+    if scale and not isinstance(scale[1], int | float):
+        yield error(
+            f"teacher.trace.unguided.{scale[0]} is {scale[1]!r}",
+            ": the first argument is the guidance scale",
+            "give the number that switches guidance off, 1.0 or 0.0 in most calls",
+        )
+    if config.teacher.negative_prompt is not None and "negative_prompt" not in known:
+        yield error(
+            "teacher.negative_prompt",
+            f": the call of {folder.class_name} takes none",
+            "remove it",
+        )
+    if any(folder.class_name in family.pipeline_classes for family in FAMILIES):
+        yield error(
+            "teacher.trace is set",
+            f", and {folder.class_name} has an adapter, which knows more of it than a trace",
+            "remove teacher.trace",
+        )
+    if isinstance(config, Config):
+        yield from _on_ways(config)
+
+
+def _on_ways(config: Config) -> Iterator[Note]:
+    training, cure = config.training, "it needs a class with an adapter"
+    if config.student.init == "layers":
+        yield error("student.init is layers", " and teacher.trace is set: which of its blocks may "
+                    "go is not known", cure)  # fmt: skip
+    if training.of(Online):
+        yield error("training.phases has learn: online", " and teacher.trace is set: noise is "
+                    "drawn by the teacher's own calls alone", cure)  # fmt: skip
+    if any(getattr(phase, "perceptual_weight", 0) for phase in training.phases):
+        yield error("training.phases has perceptual_weight", " and teacher.trace is set: how its "
+                    "latents are scaled for the VAE is not known", cure)  # fmt: skip
