@@ -17,7 +17,7 @@ for part in ("tests", "workflow"):
 
 import torch
 
-from distillery.families.learning import STORED
+from distillery.families.learning import BEGUN, STORED
 from distillery.families.proofs import CLAIMS
 from distillery.families.recording import Place, dotted
 from distillery.families.tracing import Exit, Signature
@@ -49,7 +49,6 @@ A trace cannot know
 - other sizes or numbers of frames than those of its calls;
 - how long a prompt may be, which blocks a smaller student may drop, and how latents are scaled for
   the VAE;
-- whether the scheduler draws noise in its steps: choose one that does not;
 - how the guided call guides, and it need not: the teacher's trajectories come from that call;
 - what a pipeline would do with images, adapters or callbacks, which its calls do not give.
 
@@ -70,7 +69,8 @@ LEARNT = """
 
 The number by which a scheduler scales the state is learnt, too, and not told here.
 `HunyuanImagePipeline`, `HunyuanVideo15Pipeline` and `MotifVideoPipeline` guide by a component,
-which is off here in all calls.
+which is off here in all calls. `AllegroPipeline` and `HunyuanDiTPipeline` are released with a
+scheduler that draws noise, and have another one here, as `teacher.scheduler` would give them.
 
 | class | verdict | state | prediction | follows the step | follows the prompt |
 |---|---|---|---|---|---|
@@ -102,7 +102,11 @@ def page(lines: list[str]) -> str:
     """The page with these lines of its table."""
     claims = [
         f"| {claim} | {meaning} |"
-        for claim, meaning in (*((claim, meaning) for _, claim, _, meaning in CLAIMS), *STORED)
+        for claim, meaning in (
+            BEGUN,
+            *((claim, meaning) for _, claim, _, meaning in CLAIMS),
+            *STORED,
+        )
     ]
     unmade = [f"| `{name}` | {reason} |" for name, reason in UNTRIED.items()]
     return "".join([OPENING, _joined(claims), LEARNT, _joined(lines), UNMADE, _joined(unmade)])

@@ -228,3 +228,10 @@ def test_a_student_learns_in_another_type_than_its_teacher(tmp_path: Path) -> No
     run.ready_to_train()
     run.train_and_export()
     assert pd.read_parquet(run.files.loss)["loss"].between(1e-6, 10).all()
+
+
+def test_a_scheduler_whose_steps_draw_noise_is_the_reason(tmp_path: Path) -> None:
+    """Its generators would make each run and batch another."""
+    scheduler = {"class": "FlowMatchEulerDiscreteScheduler", "stochastic_sampling": True}
+    with pytest.raises(ValueError, match=r"its steps draw noise.*choose a teacher\.scheduler"):
+        traced_run("ZImagePipeline", tmp_path, teacher={"scheduler": scheduler})

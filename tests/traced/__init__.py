@@ -82,7 +82,9 @@ ROWS: Mapping[str, Row] = {
         SMALL | {"num_frames": 2},
         refused="encoder_hidden_states follows the prompts, and neither",
     ),
-    "AnyFlowPipeline": Row(videos.anyflow, VIDEO | TOKENS),
+    "AnyFlowPipeline": Row(
+        videos.anyflow, VIDEO | TOKENS, refused="not so: a call that is given the first state"
+    ),
     "AuraFlowPipeline": Row(images.auraflow, IMAGE | TOKENS),
     "BriaFibo2Pipeline": Row(
         images.bria_fibo2,
@@ -139,7 +141,9 @@ ROWS: Mapping[str, Row] = {
     "KolorsPAGPipeline": Row(unets.kolors_pag, SMALL | TOKENS, PAG_OFF),
     "KolorsPipeline": Row(unets.kolors, SMALL | TOKENS),
     "Krea2Pipeline": Row(images.krea2, IMAGE | CHAT_TOKENS, {"guidance_scale": 0.0}),
-    "LatentConsistencyModelPipeline": Row(unets.latent_consistency, SMALL, {}),
+    "LatentConsistencyModelPipeline": Row(
+        unets.latent_consistency, SMALL, {}, refused="not so: a call that is given the first state"
+    ),
     "LattePipeline": Row(
         videos.latte,
         IMAGE | {"width": 64, "video_length": 2},

@@ -354,7 +354,7 @@ def _hunyuan_dit(kind: Any) -> Any:
         **HEADS,
     )
     return kind(
-        scheduler=diffusers.DDPMScheduler(prediction_type="v_prediction"),
+        scheduler=diffusers.DDIMScheduler(prediction_type="v_prediction", clip_sample=False),
         vae=None,
         transformer=awake(transformer),
         tokenizer=BertTokenizer(vocab=words),

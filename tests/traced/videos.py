@@ -213,7 +213,7 @@ def allegro() -> Any:
         caption_channels=TEXT_FEATURES,
     )
     return diffusers.AllegroPipeline(
-        scheduler=diffusers.EulerAncestralDiscreteScheduler(),
+        scheduler=diffusers.EulerDiscreteScheduler(),
         vae=None,
         transformer=awake(transformer),
         **t5(),

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,12 @@ STEPS = 4
 SPACINGS = 64
 """Numbers of steps, from 1, whose timesteps are asked for."""
 OTHER_PROMPTS = "the student would be made of other prompts than the stock call reads"
+BEGUN = (
+    "a call that is given the first state ends alike",
+    "its steps draw noise, so the same sample would be another one in another run or batch: choose "
+    "a teacher.scheduler whose steps draw none; or a call cannot begin with a state",
+)
+"""A claim, and what follows if it does not hold."""
 STORED: Sequence[tuple[str, str]] = (
     ("stored prompts give the stock call without guidance", OTHER_PROMPTS),
     ("stored prompts give the guided stock call", OTHER_PROMPTS),
@@ -166,7 +172,11 @@ class _Learning:
                 self.pipeline, signature, steps, self.of_texts(False),
                 self.of_texts(self.is_guided), TEXTS,
             )  # fmt: skip
-            proofs = list(prove(subject))
+            claim, meaning = BEGUN
+            attempt = partial(self._begun_again, steps)
+            proofs = [tried(attempt, claim, ALIKE, meaning, signature.dtype)]
+            _check(proofs)
+            proofs += prove(subject)
             _check(proofs)
             learnt = self._learnt(signature, steps)
             _check(own := list(self._prove_stored(learnt, signature, steps)))
@@ -293,6 +303,15 @@ class _Learning:
         result = self.pipeline(**arguments)
         images_of(result[0])
         return "frames[0][0]" if "frames" in result else "images[0]"
+
+    def _begun_again(self, steps: Sequence[Step]) -> float:
+        """How far a call comes from these steps that begins with their state and has other
+        generators."""
+        scale = getattr(self.pipeline.scheduler, "init_noise_sigma", 1.0)
+        others = [torch.Generator().manual_seed(7 + sample) for sample in range(len(TEXTS))]
+        with starting(self.pipeline, steps[0].state.float() / scale):
+            found = trace(self.pipeline, {**self.of_texts(False)(TEXTS), "generator": others})
+        return distance(found[-1].after, steps[-1].after)
 
     # ---- what is stored --------------------------------------------------------------------------
 
