@@ -1,6 +1,6 @@
 """A run that the release before made (commit b1686c7): all that took time is found again."""
 
-import tarfile
+import shutil
 from pathlib import Path
 
 import pytest
@@ -20,8 +20,7 @@ MADE = REPOSITORY / "tests/workflow/run-b1686c7.tar.xz"
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The run with its teacher and judge, without its logs, report and gallery."""
-    with tarfile.open(MADE) as archive:
-        archive.extractall(tmp_path, filter="tar")
+    shutil.unpack_archive(MADE, tmp_path)
     monkeypatch.chdir(skeleton(tmp_path))
     return tmp_path
 

@@ -206,4 +206,4 @@ def test_the_clusters_profile_gives_gpus_to_every_rule_that_takes_some() -> None
                 takes.add(name[1])
     profile = yaml.safe_load((REPOSITORY / "profiles/slurm/config.yaml").read_text())
     assert takes == profile["set-resources"].keys()
-    assert len(takes) == 10
+    assert len(takes) == 11
