@@ -16,6 +16,7 @@ from PIL import Image
 
 from distillery.config.jobs import EmbeddingsJob, TargetsJob
 from distillery.families import Request, Setting
+from distillery.families.recording import leaves
 from distillery.families.traced import Traced
 from distillery.files import read_json, read_sealed
 from distillery.generation.embeddings import embeddings_recipe
@@ -235,3 +236,16 @@ def test_a_scheduler_whose_steps_draw_noise_is_the_reason(tmp_path: Path) -> Non
     scheduler = {"class": "FlowMatchEulerDiscreteScheduler", "stochastic_sampling": True}
     with pytest.raises(ValueError, match=r"its steps draw noise.*choose a teacher\.scheduler"):
         traced_run("ZImagePipeline", tmp_path, teacher={"scheduler": scheduler})
+
+
+def test_the_network_is_given_all_on_its_own_device(run: Run) -> None:
+    """What was learnt lies on the CPU; a device without values stands for a GPU."""
+    family = PipelineFolder(run.files.student("pipeline")).family
+    assert isinstance(family, Traced)
+    embeddings = EmbeddingStore(run.embeddings("train"), read_table(run.prompts("train")))
+    prompts = family.learnt.encodings.read(family.pad([embeddings.row(0), embeddings.row(5)], 0))
+    noisy = torch.empty(2, *family.learnt.latent_shape, device="meta")
+    given = leaves(family.learnt.signature.arguments(noisy, prompts, [0, 1]))
+    tensors = {place: leaf for place, leaf in given.items() if isinstance(leaf, torch.Tensor)}
+    assert len(tensors) > 1
+    assert {leaf.device.type for leaf in tensors.values()} == {"meta"}

@@ -150,11 +150,6 @@ class Signature:
     template: Mapping[str, Any] = field(repr=False)
 
     @property
-    def can_batch(self) -> bool:
-        """Whether several prompts may share a call."""
-        return not self.odd
-
-    @property
     def dtype(self) -> torch.dtype:
         """Of the states that the network is given."""
         given = at(self.template, self.entry.place)
@@ -177,20 +172,20 @@ class Signature:
 
         Raises UntraceableError where samples of different steps cannot share a call.
         """
-        filled: Any = mapped(
-            lambda leaf, _: leaf.to(noisy.device) if isinstance(leaf, torch.Tensor) else leaf,
-            dict(self.template),
-        )
+        filled: Any = dict(self.template)
         for place, values in self.clocks.items():
-            filled = put(filled, place, self._clock(place, values, steps).to(noisy.device))
+            filled = put(filled, place, self._clock(place, values, steps))
         for place in self.repeated:
             filled = put(filled, place, at(filled, place)[:1] * len(noisy))
         for place, value in prompts.items():
             filled = put(filled, place, value)
-        recorded = at(filled, self.entry.place)
-        if self.entry.form == "in front":
-            recorded = prompts.get(self.entry.place, recorded)
-        arguments: dict[str, Any] = put(filled, self.entry.place, self.entry.of(noisy, recorded))
+        # All of it, at last: constants were learnt elsewhere, those that count prompts too.
+        filled = mapped(
+            lambda leaf, _: leaf.to(noisy.device) if isinstance(leaf, torch.Tensor) else leaf,
+            filled,
+        )
+        state = self.entry.of(noisy, at(filled, self.entry.place))
+        arguments: dict[str, Any] = put(filled, self.entry.place, state)
         return arguments
 
     def _clock(
