@@ -172,7 +172,7 @@ def test_what_was_learnt_is_part_of_every_recipe(run: Run) -> None:
     assert targets.signature == learnt
     folder = find_teacher(run.job("embeddings", EmbeddingsJob).teacher)
     steps = {**learnt, "learnt": {**learnt["learnt"], "timesteps": [1.0]}}
-    encodings = {**learnt["learnt"]["encodings"], "parts": 7}
+    encodings = {**learnt["learnt"]["encodings"], "no_negative": "x"}
     other = {**learnt, "learnt": {**learnt["learnt"], "encodings": encodings}}
     recipes = [
         embeddings_recipe(run.job("embeddings", EmbeddingsJob), replace(folder, signature=it))

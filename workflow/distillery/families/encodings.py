@@ -71,7 +71,6 @@ class Encodings:
     Attributes:
         guided, unguided: what is asked in a call with guidance, and in one without.
         no_negative: what the guided call passes on for the negative prompt where none is given.
-        parts: number of tensors that each prompt becomes.
         readings: places of the network's arguments that follow the prompt, to how they come from
             its parts; what is no `Reading` is the same for every prompt, (1, ...).
     """
@@ -79,7 +78,6 @@ class Encodings:
     guided: tuple[Asked, ...]
     unguided: tuple[Asked, ...]
     no_negative: Any
-    parts: int
     readings: Mapping[Place, Any]
 
     @property
@@ -279,17 +277,18 @@ class Learner:
             guided=_asked(guided, slots, one, other),
             unguided=_asked(plain, own, one, None),
             no_negative=self._no_negative(guided, one, other) if needs_none else "",
-            parts=sum(slot.of == PROMPT for slot in slots.values()),
             readings=dict(_readings(signature, plain, changed, own)),
         )
 
-    def _run(self, prompts: Sequence[str], negative: str | None = None) -> _Run:
-        """A call, guided where there is a negative prompt."""
+    def _run(
+        self, prompts: Sequence[str], negative: str | None = None, is_guided: bool = False
+    ) -> _Run:
+        """A call, guided where there is a negative prompt or where it is said."""
         arguments: dict[str, Any] = {"prompt": list(prompts)}
         if negative is not None and self.takes_negative:
             arguments["negative_prompt"] = [negative] * len(prompts)
-        with _watching(self._pipeline) as kept:
-            call = self._cut(arguments, negative is not None, len(prompts))
+        with watching(self._pipeline) as kept:
+            call = self._cut(arguments, is_guided or negative is not None, len(prompts))
         return _Run([asked for asked, _ in kept], [given for _, given in kept], call)
 
     def _no_negative(self, guided: _Run, one: str, other: str) -> Any:
@@ -297,7 +296,7 @@ class Learner:
         places = [it for it, leaf in leaves(guided.asked).items() if leaf == other]
         if not places:
             return None
-        without = [asked for asked, _ in self._without(one)]
+        without = self._run([one], is_guided=True).asked
         if len(without) < len(guided.asked):
             raise UntraceableError(
                 "its call does not guide without a negative prompt: set teacher.negative_prompt, "
@@ -306,15 +305,13 @@ class Learner:
         place = places[0]
         return at(without, place[:-1] if isinstance(place[-1], int) else place)
 
-    def _without(self, one: str) -> list[tuple[dict[str, Any], Any]]:
-        with _watching(self._pipeline) as kept:
-            self._cut({"prompt": [one]}, True, 1)
-        return kept
-
 
 @contextmanager
-def _watching(pipeline: Pipeline) -> Iterator[list[tuple[dict[str, Any], Any]]]:
-    """Keep what `encode_prompt` is asked and gives meanwhile, call by call."""
+def watching(pipeline: Pipeline) -> Iterator[list[tuple[dict[str, Any], Any]]]:
+    """Keep what `encode_prompt` is asked and gives meanwhile, call by call.
+
+    Raises UntraceableError where the pipeline has none.
+    """
     if not hasattr(pipeline, "encode_prompt"):
         raise UntraceableError("it has no encode_prompt whose result could be stored")
     original = pipeline.encode_prompt

@@ -13,7 +13,7 @@ import torch
 from distillery.families.encodings import PROMPT, TEXTS, Encodings, Learner
 from distillery.families.learnt import Learnt
 from distillery.families.proofs import ALIKE, Proof, Subject, distance, prove, tried, without
-from distillery.families.protocol import Pipeline, Request, Setting, as_annotated
+from distillery.families.protocol import Conditioning, Pipeline, Request, Setting, as_annotated
 from distillery.families.recording import (
     NetworkCall,
     Step,
@@ -22,8 +22,8 @@ from distillery.families.recording import (
     recording,
     trace,
 )
-from distillery.families.text import on
-from distillery.families.traced import TEXT, TIMESTEP, Traced, images_of, starting
+from distillery.families.text import TEXT, on
+from distillery.families.traced import TIMESTEP, Traced, images_of, starting
 from distillery.families.tracing import Signature, learn
 from distillery.schedulers import with_methods
 
@@ -195,6 +195,8 @@ class _Learning:
             signature, needs_none=terms.negative_prompt is None
         )
         walked = self._walk(signature, terms.steps)
+        texts = [encodings.encode(self.pipeline, PROMPT, text) for text in TEXTS]
+        prompts = on(encodings.pad(texts[:1]), self.pipeline._execution_device, torch.float32)
         is_low = torch.finfo(signature.dtype).bits < 32
         guided = trace(self.pipeline, self.of_texts(self.is_guided)(TEXTS[:1]))
         return Learnt(
@@ -220,14 +222,11 @@ class _Learning:
             guidance_scale=terms.guidance_scale,
             latent_shape=tuple(steps[0].state.shape[1:]),
             timesteps=tuple(float(step.timestep) for step in walked),
-            exact=self._exact(signature, encodings) if is_low else (),
-            spacings=self._spacings(names, encodings),
+            exact=self._exact(signature, encodings, prompts) if is_low else (),
+            spacings=self._spacings(names, encodings, prompts),
             calls_per_step=sum(_rows(call, signature) for call in guided[-1].calls),
             max_sequence_length=self.max_sequence_length,
-            prompt_bytes=max(
-                sum(part.nbytes for part in encodings.encode(self.pipeline, PROMPT, text).values())
-                for text in TEXTS
-            ),
+            prompt_bytes=max(sum(part.nbytes for part in text.values()) for text in texts),
             image=self._image() if terms.decode else "images[0]",
         )
 
@@ -256,12 +255,12 @@ class _Learning:
             arguments = {**self.call(False, 1, steps), "prompt": list(TEXTS[:1])}
             return trace(self.pipeline, arguments)
 
-    def _exact(self, signature: Signature, encodings: Encodings) -> tuple[float, ...]:
+    def _exact(
+        self, signature: Signature, encodings: Encodings, prompts: Conditioning
+    ) -> tuple[float, ...]:
         """The argument `timestep` where the call's states, and so its prompts, are in float32."""
         if TIMESTEP not in signature.clocks:
             return ()
-        parts = encodings.pad([encodings.encode(self.pipeline, PROMPT, TEXTS[0])])
-        prompts = on(parts, self.pipeline._execution_device, torch.float32)
         for outputs in self._given.values():
             outputs[:] = map(_in_float32, outputs)  # else they would make the states what they are
         with encodings.given(self.pipeline, False, {PROMPT: prompts}):
@@ -269,7 +268,9 @@ class _Learning:
         given = [at(step.calls[0].arguments, TIMESTEP) for step in walked]
         return tuple(float(each.reshape(-1)[0]) for each in given)
 
-    def _spacings(self, names: Sequence[str], encodings: Encodings) -> dict[int, dict[str, Any]]:
+    def _spacings(
+        self, names: Sequence[str], encodings: Encodings, prompts: Conditioning
+    ) -> dict[int, dict[str, Any]]:
         """What a call asks of its scheduler for each number of steps that it can make."""
         scheduler, found = self.pipeline.scheduler, {}
         original = scheduler.set_timesteps
@@ -281,8 +282,6 @@ class _Learning:
             asked.append({name: _plain(value) for name, value in bound.items() if name != "device"})
             return original(*args, **kwargs)
 
-        prompts = encodings.pad([encodings.encode(self.pipeline, PROMPT, TEXTS[0])])
-        prompts = on(prompts, self.pipeline._execution_device, torch.float32)
         for steps in range(1, max(SPACINGS, self.terms.steps) + 1):
             arguments = {**self.call(False, 1, steps), "prompt": list(TEXTS[:1])}
             # Whatever a scheduler raises for so few steps, or so many.

@@ -3,14 +3,16 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
 
+from distillery.families.encodings import watching
 from distillery.families.protocol import Pipeline
-from distillery.families.recording import Step, UntraceableError, copied, trace
+from distillery.families.recording import Step, copied, trace
+from distillery.families.text import TEXT
 from distillery.families.tracing import Call, Signature
 from distillery.schedulers import with_methods
 
@@ -123,9 +125,9 @@ def _chain(subject: Subject) -> float:
 def _encodings(subject: Subject) -> float:
     """Stored encodings of prompts serve the guided call, without any text encoder."""
     arguments = subject.guided(subject.prompts)
-    with encoding(subject.pipeline) as given:
+    with watching(subject.pipeline) as kept:
         expected = trace(subject.pipeline, arguments)
-    with encoded(subject.pipeline, given):
+    with encoded(subject.pipeline, [given for _, given in kept]):
         found = trace(subject.pipeline, subject.guided(subject.prompts))
     return distance(found[-1].after, expected[-1].after)
 
@@ -186,31 +188,10 @@ CLAIMS: Sequence[tuple[Attempt, str, float, str]] = (
 
 
 @contextmanager
-def encoding(pipeline: Pipeline) -> Iterator[list[Any]]:
-    """Keep what a pipeline's `encode_prompt` returns meanwhile, call by call.
-
-    Raises UntraceableError where the pipeline has none.
-    """
-    if not hasattr(pipeline, "encode_prompt"):
-        raise UntraceableError("it has no encode_prompt whose result could be stored")
-    given: list[Any] = []
-    original = pipeline.encode_prompt
-
-    @wraps(original)
-    def encode_prompt(*args: Any, **kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
-        given.append(copied(result))
-        return result
-
-    with with_methods(pipeline, encode_prompt=encode_prompt):
-        yield given
-
-
-@contextmanager
 def encoded(pipeline: Pipeline, given: Sequence[Any]) -> Iterator[None]:
     """Have `encode_prompt` return what was kept, and take the text encoders away meanwhile."""
     left = iter(given)
-    names = [name for name in pipeline.components if name.startswith(("text_encoder", "tokenizer"))]
+    names = [name for name in pipeline.components if name.startswith(TEXT)]
     give = with_methods(pipeline, encode_prompt=lambda *_args, **_kwargs: copied(next(left)))
     with without(pipeline, names), give:
         yield

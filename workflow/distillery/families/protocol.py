@@ -150,6 +150,11 @@ class Family(Protocol):
         """What the stock pipeline takes for the negative prompt where none is given; unpadded."""
         return self.encode(pipeline, [self.no_negative or ""], max_sequence_length)[0]
 
+    def is_cut(self, pipeline: Pipeline, prompt: str, encoded: Conditioning) -> bool:
+        """Whether the end of a prompt is not in what it was encoded to; where `readers` tell how
+        much is read, they told it before."""
+        return False
+
     def pad(self, prompts: Sequence[Conditioning], max_sequence_length: int) -> Conditioning:
         """Stack unpadded prompts to a batch, padded exactly as the stock pipeline pads."""
         ...

@@ -8,6 +8,8 @@ import torch
 
 from distillery.notes import error, refuse
 
+TEXT = ("tokenizer", "text_encoder")
+"""How the names of the components begin that encode prompts."""
 COUNTED_AT_ONCE = 4096
 MAX_PROMPTS_NAMED = 5
 

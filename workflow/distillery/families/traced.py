@@ -19,13 +19,11 @@ from distillery.families.protocol import (
     Setting,
     as_annotated,
 )
-from distillery.families.text import Reader, on
+from distillery.families.text import TEXT, Reader, on
 from distillery.schedulers import Scheduler, with_methods
 
 TRACED = "traced"
 """The name of every family that was learnt."""
-TEXT = ("tokenizer", "text_encoder")
-"""How the names of the components begin that encode prompts."""
 DENOISERS = ("transformer", "unet")
 """How those of networks begin that denoise."""
 TIMESTEP = ("timestep",)
@@ -67,7 +65,7 @@ class Traced(Family):
         return {**length, **self.learnt.always}
 
     def readers(self, pipeline: Pipeline, max_sequence_length: int) -> Sequence[Reader]:
-        """None: how much is read of a prompt is seen by `find_cut`, when it is encoded."""
+        """None: how much is read of a prompt is seen by `is_cut`, when it is encoded."""
         return []
 
     def encode(
@@ -86,7 +84,7 @@ class Traced(Family):
         parts = encodings.encode(pipeline, PROMPT, "")
         return {name: torch.zeros_like(part) for name, part in parts.items()}
 
-    def find_cut(self, pipeline: Pipeline, prompt: str, encoded: Conditioning) -> bool:
+    def is_cut(self, pipeline: Pipeline, prompt: str, encoded: Conditioning) -> bool:
         """Whether the pipeline leaves the end of a prompt unread: without its last word, or letter
         where it is one word, it is the same."""
         words = prompt.split()

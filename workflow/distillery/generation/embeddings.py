@@ -10,8 +10,7 @@ from distillery.config.jobs import EmbeddingsJob
 from distillery.config.teacher import Teacher
 from distillery.families import Conditioning, Family
 from distillery.families.protocol import Pipeline
-from distillery.families.text import MAX_PROMPTS_NAMED, check_lengths
-from distillery.families.traced import Traced
+from distillery.families.text import MAX_PROMPTS_NAMED, TEXT, check_lengths
 from distillery.files import hash_json
 from distillery.generation.chunked import (
     ChunkPlan,
@@ -29,9 +28,6 @@ from distillery.teacher.folder import PipelineFolder, find_teacher
 from distillery.teacher.loading import load_teacher
 from distillery.teacher.tokenizers import check_tokenizers, check_told_apart, tokenizers_of
 from distillery.telemetry import Reporter
-
-TEXT = ("tokenizer", "text_encoder")
-"""How the names of the components begin that encode prompts."""
 
 
 def embeddings_recipe(job: EmbeddingsJob, folder: PipelineFolder) -> EmbeddingsRecipe:
@@ -103,7 +99,7 @@ def make_embeddings(
         group = groups[plan.index]
         encoded = encode_texts(family, pipeline, group, length, job.embeddings.batch_size)
         _check_finite(group, encoded, job.teacher, folder)
-        if isinstance(family, Traced) and job.teacher.long_prompts == "refuse":
+        if job.teacher.long_prompts == "refuse":
             _check_read(family, pipeline, group, encoded)
         return pack(encoded)
 
@@ -128,13 +124,13 @@ def encode_texts(
 
 
 def _check_read(
-    family: Traced, pipeline: Pipeline, texts: Sequence[Text], encoded: Sequence[Conditioning]
+    family: Family, pipeline: Pipeline, texts: Sequence[Text], encoded: Sequence[Conditioning]
 ) -> None:
-    """Raise ValueError that names prompts of which a traced pipeline does not read the end."""
+    """Raise ValueError that names prompts of which the pipeline does not read the end."""
     cut = [
         repr(text[:60])
         for text, prompt in zip(texts, encoded, strict=True)
-        if isinstance(text, str) and family.find_cut(pipeline, text, prompt)
+        if isinstance(text, str) and family.is_cut(pipeline, text, prompt)
     ]
     if cut:
         raise ValueError(

@@ -33,10 +33,10 @@ def make_signature(
         ValueError: its pipeline cannot be learnt, a claim about it does not hold, or the plan
             refuses the run with what was learnt.
     """
-    teacher, trace = job.teacher, job.teacher.trace
+    teacher, trace = job.teacher.not_learnt, job.teacher.trace
     assert trace is not None, "only runs with a traced teacher have this stage"
-    folder = find_teacher(teacher.not_learnt)
-    pipeline = load_teacher(teacher.not_learnt, folder, device)
+    folder = find_teacher(teacher)
+    pipeline = load_teacher(teacher, folder, device)
     terms = Terms(
         steps=job.steps,
         height=teacher.height,
