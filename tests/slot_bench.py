@@ -75,7 +75,7 @@ class Bench:
 
     def wait_for_queue(self, length: int) -> None:
         """Wait until this many jobs stand in the queue."""
-        for _ in range(500):
+        for _ in range(100 * LIMIT_S):
             if len(self.tickets()) == length:
                 return
             time.sleep(0.01)
