@@ -7,6 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from distillery.encodings import find_wide_encoding
@@ -146,6 +148,32 @@ def test_an_id_and_a_prompt_are_known_however_they_are_written(tmp_path: Path) -
         write(tmp_path, "promptId,prompt\na,b\n")
     )
     assert "rename 'Caption' to prompt" in refused(write(tmp_path, "prompt_id,Caption\na,b\n"))
+
+
+HIDDEN = {"zero-width space": "\u200b", "byte order mark": "\ufeff", "soft hyphen": "\u00ad",
+          "joiner": "\u2060", "no-break space": "\u00a0", "variation": "\ufe0f"}  # fmt: skip
+
+
+@pytest.mark.parametrize("hidden", HIDDEN.values(), ids=HIDDEN)
+@pytest.mark.parametrize("end", ["", "first"])
+@pytest.mark.parametrize("name", ["prompt_id", "negative_prompt", "seed"])
+def test_a_name_with_a_letter_that_nobody_sees_is_refused(
+    tmp_path: Path, name: str, end: str, hidden: str
+) -> None:
+    """Its column would be a note, and prompts numbered, without their negative ones."""
+    path = tmp_path / "p.csv"
+    named = f"{hidden}{name}" if end else f"{name}{hidden}"
+    path.write_text(f"prompt,{named}\na dog,x\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=f"rename it to {name}|would change no image"):
+        read_prompts(path)
+
+
+def test_two_columns_of_one_name_in_parquet_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "p.parquet"
+    texts = pa.array(["a dog"])
+    pq.write_table(pa.Table.from_arrays([texts, texts], names=["prompt", "prompt"]), path)
+    with pytest.raises(ValueError, match="two columns are named prompt"):
+        read_prompts(path)
 
 
 def test_reserved_columns_are_no_notes(tmp_path: Path) -> None:

@@ -4,14 +4,15 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from distillery.encodings import decode
 
@@ -31,6 +32,8 @@ BLANKS = "".join(filter(str.isspace, map(chr, range(0x20, 0x3001)))).replace("\x
 
 Row = tuple[int, dict[str, Any]]
 """A row and the line that it begins on, counted from 1."""
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -279,12 +282,18 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
 
 def _read_parquet(path: Path) -> pd.DataFrame:
     """The table, whose index is a column of it where it has a name."""
+    _check_names(_whole(pq.read_schema, path).names)
+    table = _whole(pd.read_parquet, path)
+    _check_names([str(name) for name in table.columns])
+    is_named = any(name is not None for name in table.index.names)
+    return table.reset_index() if is_named else table
+
+
+def _whole(read: Callable[[Path], Found], path: Path) -> Found:
+    """What is read of a Parquet file."""
     try:
-        table = pd.read_parquet(path)
+        return read(path)
     except (OSError, ValueError, pa.ArrowException) as error:
         raise ValueError(
             f"it is no whole Parquet file ({str(error).splitlines()[0]:.200}): write it again"
         ) from error
-    _check_names([str(name) for name in table.columns])
-    is_named = any(name is not None for name in table.index.names)
-    return table.reset_index() if is_named else table

@@ -211,8 +211,8 @@ def _is_any(name: str, known: Iterable[str]) -> bool:
 
 
 def _compact(name: str) -> str:
-    """A name without case and without what stands between its words."""
-    return re.sub(r"[\s_.-]+", "", name.casefold())
+    """A name without case, without what stands between its words, and without what is not seen."""
+    return "".join(it for it in re.sub(r"[\s_.-]+", "", name.casefold()) if _is_visible(it))
 
 
 def _without_blanks(column: pd.Series) -> pd.Series:
