@@ -29,21 +29,21 @@ CALL: dict[str, Any] = {"guidance_rescale": 0.7, "crops_coords_top_left": [4, 8]
 SDXL = next(case for case in CASES if case.name == "sdxl")
 MODELS = {name: {"source": name} for name in ("teacher", "untrained")}
 TAKEN = {
-    "wan": ["attention_kwargs"],
+    "wan": [],
     "sdxl": [
-        "cross_attention_kwargs", "guidance_rescale", "original_size", "crops_coords_top_left",
+        "guidance_rescale", "original_size", "crops_coords_top_left",
         "target_size", "negative_original_size", "negative_crops_coords_top_left",
         "negative_target_size",
     ],
-    "sd": ["cross_attention_kwargs", "guidance_rescale"],
+    "sd": ["guidance_rescale"],
     "pixart": [],
-    "sana": ["attention_kwargs"],
+    "sana": [],
     "sd3": [
-        "joint_attention_kwargs", "skip_guidance_layers", "skip_layer_guidance_scale",
+        "skip_guidance_layers", "skip_layer_guidance_scale",
         "skip_layer_guidance_stop", "skip_layer_guidance_start",
     ],
-    "flux": ["joint_attention_kwargs"],
-    "qwen_image": ["attention_kwargs"],
+    "flux": [],
+    "qwen_image": [],
 }  # fmt: skip
 
 

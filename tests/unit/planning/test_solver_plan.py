@@ -92,6 +92,15 @@ def test_a_few_steps_that_begin_low_are_a_doubt(planning: Planning) -> None:
     assert "covers" not in notes(planning.raw(SDXL, {"teacher": TEACHER}, scheduler=TRAILING))
 
 
+def test_a_walk_that_ends_in_noise_is_a_doubt(planning: Planning) -> None:
+    solver = {"class": "UniPCMultistepScheduler", "use_flow_sigmas": True, "flow_shift": 3.0,
+              "prediction_type": "flow_prediction"}  # fmt: skip
+    for ends, is_told in (("sigma_min", True), ("zero", False)):
+        scheduler = solver | {"final_sigmas_type": ends}
+        told = planning.told(SD3, {"teacher": TEACHER | {"steps": 12}}, scheduler=scheduler)
+        assert ("of the noise, not at a clean image" in told) == is_told, told
+
+
 @pytest.mark.parametrize(
     ("steps", "first"), [(150, 895), (400, 799), (600, 600), (20, 0), (25, 0), (28, 0), (50, 0)]
 )

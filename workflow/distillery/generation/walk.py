@@ -186,7 +186,10 @@ def _check_steps(solver: Scheduler) -> None:
     """
     name = type(solver).__name__
     noise = torch.randn((2, *TINY), generator=torch.Generator().manual_seed(0))
-    with torch.random.fork_rng(devices=()), told(f"{name} cannot take its steps"):
+    with (
+        torch.random.fork_rng(devices=()),
+        told(f"{name} cannot take {len(solver.timesteps)} steps"),
+    ):
         torch.manual_seed(1)
         before = torch.get_rng_state()
         together = _walk(solver, noise)

@@ -23,6 +23,9 @@ TEXT = re.compile(
 """Arguments that a call reads only where it encodes prompts itself, or chooses its size."""
 
 
+ADAPTERS = re.compile(r"(cross_|joint_)?attention_kwargs$")
+
+
 def on_call(teacher: Teacher, folder: PipelineFolder) -> Iterator[Note]:
     """Arguments that the stock call does not know, or that are none of this key's."""
     for name, value in (teacher.call or {}).items():
@@ -52,6 +55,8 @@ def _why_not(name: str, folder: PipelineFolder) -> str:
         return "it would change the steps that are stored, see teacher.scheduler and targets.steps"
     if TEXT.match(name):
         return "it would have no effect, since prompts are encoded apart and the size is given"
+    if ADAPTERS.match(name):
+        return "it scales adapters, which teacher.adapters says, and does nothing without them"
     if GIVEN.match(name):
         return "other keys of the configuration, or the stage itself, give this argument"
     return ""

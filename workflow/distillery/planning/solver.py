@@ -31,6 +31,8 @@ FEW_STEPS = 10
 """A grid of more steps may well have small ones."""
 IDLE = 0.02
 """Share of the range of timesteps under which a step is next to none."""
+NOISY_END = 0.02
+"""Share of the first noise level above which what a walk ends with is not clean."""
 LATE = 0.9
 """Share of the training timesteps below which a walk does not begin at pure noise."""
 
@@ -191,7 +193,7 @@ def _ends(values: Sequence[float]) -> str:
 def _on_steps(
     walk: Walk, users: Sequence[str], solver: Scheduler, better: Scheduler | None
 ) -> Iterator[Note]:
-    """Steps that do not begin at the noise, or few of which one is next to none."""
+    """Steps that do not begin at the noise or end clean, or few of which one is next to none."""
     if states_of(solver) not in ("flow", "diffusion") or is_continuous(solver):
         return
     timesteps = _timesteps(solver)
@@ -205,6 +207,9 @@ def _on_steps(
     is_late = timesteps[0] < LATE * last
     if is_late:
         faults.append(f"the first begins at timestep {timesteps[0]:g} of {last}, not at pure noise")
+    left = abs(_sigmas(solver)[-1] / _sigmas(solver)[0]) if _sigmas(solver) else 0.0
+    if left > NOISY_END:
+        faults.append(f"the last ends at {left:.1%} of the noise, not at a clean image")
     if not faults:
         return
     helps = better is not None and (is_late or _smallest(_timesteps(better))[0] > share)

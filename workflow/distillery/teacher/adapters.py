@@ -280,7 +280,8 @@ def _load(
         else:
             _load_text(model, name, prefix, named, weights.metadata)
     except Exception as error:
-        raise ValueError(f"{setting}: {shorten(error)}; {TRAINED_ON_IT}") from error
+        what = f"{type(error).__name__} " * isinstance(error, LookupError | AttributeError)
+        raise ValueError(f"{setting}: {what}{shorten(error)}; {TRAINED_ON_IT}") from error
     check_all_loaded(setting, model, name, named)
 
 
