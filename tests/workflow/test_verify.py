@@ -8,9 +8,10 @@ import pytest
 from finished_run import TINY, WEIGHTS, contents, flip, in_copy, run_shell
 
 from checkout import REPOSITORY, snakemake
-from distillery.config.jobs import TargetsJob, read_config, read_job
+from distillery.config.jobs import TargetsJob, read_config, read_frozen, read_job, save_frozen
 from distillery.files import read_sealed, write_sealed
 from distillery.stages import verify as verify_script
+from distillery.store.belonging import MARK
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 PAGE = REPOSITORY / "docs" / "troubleshooting.md"
@@ -149,6 +150,55 @@ def test_what_is_whole_but_of_another_student_is_told(
     status, lines = verify(capsys)
     assert (status, lines[0].split(": ")[0]) == (1, f"{TINY}/report/card")
     card.write_text(text)
+
+
+def test_pages_of_another_run_are_told_and_made_again(
+    copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever their dates are."""
+    pages = {"report/index.html": "report", "report/card/README.md": "report", "gallery/index.html":
+             "gallery"}  # fmt: skip
+    for name, rule in pages.items():
+        page = TINY / name
+        text = page.read_text()
+        assert MARK.search(text)
+        page.write_text(MARK.sub(f"<!-- made of {'0' * 64} -->\n", text))
+        told = TINY / ("gallery" if rule == "gallery" else name)
+        status, lines = verify(capsys)
+        assert (status, lines[0].split(": ")[0]) == (1, str(told))
+        assert "other results" in lines[0]
+        assert f"rule {rule}:" in snakemake(copy, "-n").stdout
+        page.write_text(text)
+    assert verify(capsys)[0] == 0
+
+
+def test_frozen_settings_of_another_run_are_told_and_written_again(
+    copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Snakemake has its note of those that it wrote, and would take these for them."""
+    path = TINY / "config/training.json"
+    path.unlink()
+    run_shell(f"snakemake --cores 1 {path}")
+    written = path.read_bytes()
+    other = read_frozen(path)
+    other["training"]["learning_rate"] = 0.5
+    save_frozen(path, other)
+    status, lines = verify(capsys)
+    assert status == 0
+    assert any(line.startswith(f"{path} is of other settings") for line in lines)
+    assert "training.learning_rate is 0.5, not" in "".join(lines)
+    run_shell(f"snakemake --cores 1 {path}")
+    assert path.read_bytes() == written
+    assert len(verify(capsys)[1]) == 2
+
+
+def test_a_checkpoint_among_those_of_another_training_is_told(
+    copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = next(TINY.glob("student/checkpoints/*"))
+    folder.rename(folder.with_name("0" * len(folder.name)))
+    status, lines = verify(capsys)
+    assert (status, "it is of recipe" in lines[0]) == (1, True)
 
 
 def test_a_card_that_is_gone_is_told_and_made_again(

@@ -13,7 +13,14 @@ from pathlib import Path
 from distillery.config.run import RunConfig
 from distillery.files import hash_file
 from distillery.run_folder import RunFolder
-from distillery.store.belonging import Foreign, find_foreign, is_frozen, why_not_samples
+from distillery.store.belonging import (
+    Foreign,
+    find_foreign,
+    foreign_frozen,
+    foreign_pages,
+    is_frozen,
+    why_not_samples,
+)
 
 WILDCARD = re.compile(r"\{[^{}]*\}")
 """In a declared output, maybe with what it may stand for: {shard}, {split,train|eval}."""
@@ -35,7 +42,10 @@ def hidden_outputs(
         noted_inputs: the hashes of what a file was made from, by Snakemake's note of it.
     """
     found = set(_of_changed_inputs(run, declared, noted_inputs))
-    for foreign in [*find_foreign(config, run), *_samples_without_note(config, run, noted_inputs)]:
+    # By their settings alone Snakemake takes one for its own that was copied from another run.
+    found |= foreign_frozen(config, run).keys()
+    of_others = [*find_foreign(config, run), *foreign_pages(config, run)]
+    for foreign in [*of_others, *_samples_without_note(config, run, noted_inputs)]:
         found |= set(foreign.outputs)
     return found
 

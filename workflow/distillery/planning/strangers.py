@@ -15,7 +15,13 @@ from distillery.measures.manifests import read_samples, why_not_scored
 from distillery.model_folder import METADATA, read_metadata
 from distillery.planning.overlooked import another_teacher, hash_settings, made_by_another
 from distillery.run_folder import RunFolder
-from distillery.store.belonging import find_foreign, is_frozen, why_not_losses
+from distillery.store.belonging import (
+    find_foreign,
+    foreign_frozen,
+    foreign_pages,
+    is_frozen,
+    why_not_losses,
+)
 from distillery.store.tables import read_table
 from distillery.teacher.adapters import teacher_hash
 from distillery.teacher.folder import find_teacher
@@ -51,16 +57,27 @@ class Damage:
     why: str
 
 
-def strangers(run: RunFolder, reporter: Reporter) -> Iterator[Damage]:
+def strangers(run: RunFolder, reporter: Reporter, is_whole: bool = True) -> list[Damage]:
     """What is there of a run and not of its configuration, with what is made again for it.
 
     Args:
         reporter: for what it takes to know the images' recipe.
+        is_whole: whether nothing is damaged, so that pages can be told from those of other results.
     """
     try:
         config = read_config(run.config("run"))
     except (OSError, ValueError):  # none yet; a damaged one is told
-        return
+        return []
+    found = list(_of_results(config, run, reporter))
+    if is_whole and not found:
+        pages = foreign_pages(config, run)
+        found += [_stranger(each.path, each.why, *each.made_with) for each in pages]
+    if isinstance(config, Config):
+        found += _foreign_card(run)
+    return found
+
+
+def _of_results(config: RunConfig, run: RunFolder, reporter: Reporter) -> Iterator[Damage]:
     replaced = list(_of_another_teacher(config, run))
     if replaced:  # all of it is made again
         yield from replaced
@@ -73,7 +90,20 @@ def strangers(run: RunFolder, reporter: Reporter) -> Iterator[Damage]:
     if isinstance(config, Config):
         yield from _foreign_losses(config, run)
         yield from _foreign_scores(config, run)
-        yield from _foreign_card(run)
+
+
+def other_settings(run: RunFolder) -> list[str]:
+    """A line for each stage that was frozen with other settings than the run's configuration has:
+    what follows from it is whole, and the next call makes it again."""
+    try:
+        config = read_config(run.config("run"))
+    except (OSError, ValueError):
+        return []
+    return [
+        f"{path} is of other settings than {run.config('run')} ({how}): the next call of the "
+        "workflow makes again what follows from it"
+        for path, how in foreign_frozen(config, run).items()
+    ]
 
 
 def _stranger(path: Path, why: str, *made_with: Path) -> Damage:

@@ -13,10 +13,16 @@ from distillery.files import hash_file, read_sealed, repair_commands
 from distillery.generation.sample_folder import identity_in, member_of
 from distillery.model_folder import find_changes, read_metadata
 from distillery.noise import SampleId
-from distillery.planning.strangers import Damage, Item, strangers
+from distillery.planning.strangers import Damage, Item, other_settings, strangers
 from distillery.prompts import texts_of_rows
 from distillery.run_folder import RunFolder
-from distillery.store.chunks import ChunkIdentity, DamagedChunkError, read_chunk, read_identity
+from distillery.store.chunks import (
+    ChunkIdentity,
+    DamagedChunkError,
+    chunk_folder,
+    read_chunk,
+    read_identity,
+)
 from distillery.store.lacking import tables_listing
 from distillery.store.shards import Manifest, manifests_listing
 from distillery.store.tables import find_problem, read_table
@@ -41,11 +47,13 @@ class Verified:
     Attributes:
         num_read: files and folders that were read and compared with what is known of them.
         num_unlisted: whole files beside them that no manifest lists.
+        notes: what is whole, and follows other settings than the run's now are.
     """
 
     damages: list[Damage]
     num_read: int
     num_unlisted: int
+    notes: list[str]
 
 
 def verify(run: RunFolder, reporter: Reporter) -> Verified:
@@ -61,9 +69,10 @@ def verify(run: RunFolder, reporter: Reporter) -> Verified:
                 damages.append(Damage(item, why))
             bar.update()
     known = {damage.item.path for damage in damages}
-    damages += [each for each in strangers(run, reporter) if each.item.path not in known]
+    others = strangers(run, reporter, is_whole=not damages)
+    damages += [each for each in others if each.item.path not in known]
     unlisted = sum(not item.is_listed and item.path not in known for item in items)
-    return Verified(damages, len(items) - unlisted, unlisted)
+    return Verified(damages, len(items) - unlisted, unlisted, other_settings(run))
 
 
 def commands(damages: Iterable[Damage], run: RunFolder) -> list[str]:
@@ -114,7 +123,7 @@ def _find_students(run: RunFolder) -> Iterator[Item]:
             yield Item(folder, partial(_problem_of_student, folder))
     for folder in _matches(run.checkpoints / "*" / "samples-*", run):
         if checkpoint.is_one(folder):
-            yield Item(folder, partial(checkpoint.find_problem, folder))
+            yield Item(folder, partial(_problem_of_checkpoint, folder))
 
 
 def _find_chunks(root: Path) -> Iterator[Item]:
@@ -251,6 +260,14 @@ def _problem_of_student(folder: Path) -> str | None:
     return f"not as they were written: {', '.join(changes)}" if changes else None
 
 
+def _problem_of_checkpoint(folder: Path) -> str | None:
+    """Why a training would not take it: it is damaged, or lies among those of another."""
+    own = checkpoint.recipe_of(folder)
+    if own is not None and chunk_folder(folder.parents[1], own) != folder.parent:
+        return f"it is of recipe {own[:12]}"
+    return checkpoint.find_problem(folder)
+
+
 def tell(run: RunFolder, log: Path | None = None) -> bool:
     """Verify a run and print the result; True where nothing is damaged.
 
@@ -265,13 +282,15 @@ def tell(run: RunFolder, log: Path | None = None) -> bool:
     damages, num_read = found.damages, found.num_read
     if not damages:
         print(f"{num_read} files and folders of {run} were read: all are as they were written")
+        for line in found.notes:
+            print(line)
         if found.num_unlisted:
             files = counted(found.num_unlisted, "file")
             print(f"and {files} that no manifest lists were left as they are")
         print("what is not there at all is not among them: snakemake -n lists what is to be made")
         return True
     count = f"{len(damages)} of {num_read} are damaged"
-    lines = [f"{damage.item.path}: {damage.why}" for damage in damages]
+    lines = [f"{damage.item.path}: {damage.why}" for damage in damages] + found.notes
     lines.append(f"{count}; these commands make them again:")
     lines += [f"    {command}" for command in commands(damages, run)]
     print("\n".join(lines))

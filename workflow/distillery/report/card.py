@@ -34,8 +34,9 @@ def write_card(
     claims: Claims,
     table: Table,
     folder: Path,
+    mark: str = "",
 ) -> None:
-    """Write README.md and strip.png."""
+    """Write README.md, which ends with a mark, and strip.png."""
     named = (roles.reference, roles.student, roles.untrained, roles.rival)
     there = [name for name in dict.fromkeys(named) if name is not None and name in samples]
     models = roles.same.shown(there)
@@ -60,7 +61,7 @@ def write_card(
     ]  # fmt: skip
     first, _, rest = str(card.text).partition(BEFORE)
     card.text = first + "\n".join(sections) + BEFORE + rest
-    write_text(folder / "README.md", str(card))
+    write_text(folder / "README.md", f"{str(card).rstrip()}\n{mark}")
 
 
 def draw_strip(models: Sequence[ModelSamples], rows: Sequence[int]) -> Image.Image:

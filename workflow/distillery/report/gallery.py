@@ -14,6 +14,7 @@ from distillery.measures.manifests import ModelSamples, check_pairs, check_score
 from distillery.report.html import link_to, own_file, page_environment
 from distillery.report.roles import MARKS, find_same, usual_part
 from distillery.run_folder import RunFolder
+from distillery.store.belonging import mark_of
 from distillery.store.tables import read_table
 
 PER_PAGE = 200
@@ -78,6 +79,7 @@ def make_gallery(manifests: Sequence[Path], scores: Path | None, output: Path) -
         }
         for model in models
     ]
+    mark = mark_of([*manifests, *([scores] if scores else [])])
     with atomic_path(output) as folder:
         folder.mkdir()
         for number, page in enumerate(pages, 1):
@@ -93,7 +95,7 @@ def make_gallery(manifests: Sequence[Path], scores: Path | None, output: Path) -
                 num_samples=len(samples),
                 scored={name: SCORES[name] for name in scored},
             )
-            write_text(folder / name_of(number), text)
+            write_text(folder / name_of(number), f"{text.rstrip()}\n{mark}")
         write_text(folder / "rows.js", rows_script(columns, samples, scored))
 
 

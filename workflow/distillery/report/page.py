@@ -48,6 +48,7 @@ from distillery.report.verdict import (
 )
 from distillery.run_folder import RunFolder
 from distillery.stage import Stage
+from distillery.store.belonging import hash_sources, mark_of, sources_of_report
 from distillery.student.info import describe_student
 
 
@@ -71,7 +72,11 @@ def write_report(
     speed = summarise_speed(roles, samples, timings.images)
     claims = make_claims(roles, findings.quality, speed, findings.checks)
     table = tables.metrics_table(findings.shown_quality, roles, timings.images)
-    facts = _facts(findings, claims, timings, speed)
+    sources = sources_of_report(run_folder, job.samples.models)
+    facts = {
+        **_facts(findings, claims, timings, speed),
+        "made_of": hash_sources(sources),
+    }
     parts = {
         "config": job,
         "facts": facts,
@@ -84,12 +89,14 @@ def write_report(
         **_of_times(findings, timings, stages),
     }
     template = _environment().get_template("report.html.j2")
-    write_text(output, template.render(style=own_file("report.css"), vega=runtime(), **parts))
+    page = template.render(style=own_file("report.css"), vega=runtime(), **parts)
+    mark = mark_of(sources)
+    write_text(output, f"{page.rstrip()}\n{mark}")
     write_json(metrics, facts)
     pipeline_card = run_folder.student("pipeline") / "README.md"
     if roles.student in samples and findings.quality and table and pipeline_card.is_file():
         folder = output.parent / "card"
-        write_card(pipeline_card, samples, roles, findings.quality, claims, table, folder)
+        write_card(pipeline_card, samples, roles, findings.quality, claims, table, folder, mark)
 
 
 def _facts(

@@ -4,22 +4,26 @@ Dates are a hint: a clock that was set back, a copy or a backup makes them wrong
 files are read, and nothing imports torch, since each call of Snakemake asks.
 """
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from distillery.config.jobs import freeze, hash_origin, read_config, read_frozen
+from distillery.config.jobs import RUNTIME, freeze, hash_origin, read_config, read_frozen
 from distillery.config.parsing import flatten
 from distillery.config.run import Config, RunConfig
-from distillery.files import hash_json, read_json, repair_hint
+from distillery.files import hash_file, hash_json, read_json, repair_hint
 from distillery.noise import SampleId, hash_samples, noise_seed
 from distillery.run_folder import RunFolder
 from distillery.store.recipes import EmbeddingsRecipe, StatesRecipe, TargetsRecipe, VisitedRecipe
 
 STUDENT_FILE = "distillery.json"
 MAX_TOLD = 3
+MARK = re.compile(r"<!-- made of ([0-9a-f]{64}) -->\s*$")
+"""The end of a page: what it was made of, see `mark_of`."""
+MARK_BYTES = 100
 EARLIER = re.compile(r"(?:trained-)?(\d+)-rounds")
 """Folders of `student/` as it was before a round."""
 
@@ -59,12 +63,35 @@ def find_foreign(config: RunConfig, run: RunFolder) -> list[Foreign]:
     return [each for each in found if is_frozen(config, run, each.stage)]
 
 
+def foreign_pages(config: RunConfig, run: RunFolder) -> list[Foreign]:
+    """Pages of another run, or of earlier results, as any are where what they are made of is
+    damaged."""
+    found = [*_foreign_gallery(config, run)]
+    if isinstance(config, Config):
+        found += _foreign_report(config, run)
+    return [each for each in found if is_frozen(config, run, each.stage)]
+
+
 def is_frozen(config: RunConfig, run: RunFolder, stage: str) -> bool:
     """Whether a stage's frozen configuration is there and what this configuration gives."""
     try:
         return read_frozen(run.config(stage)) == freeze(config, stage)
     except (OSError, ValueError):
         return False
+
+
+def foreign_frozen(config: RunConfig, run: RunFolder) -> dict[Path, str]:
+    """Frozen configurations that are whole and not what this configuration gives, each with how;
+    where it was changed, the next call writes them."""
+    found = {}
+    for path in sorted(run.path.glob(str(run.config("*").relative_to(run.path)))):
+        try:
+            content, wanted = read_frozen(path), freeze(config, path.stem)
+        except (OSError, ValueError):  # damaged, or of no stage of this run
+            continue
+        if path.stem != RUNTIME and content != wanted:
+            found[path] = differences(content, wanted) or "it is written otherwise"
+    return found
 
 
 def why_not_trained(config: Config, run: RunFolder, folder: Path) -> str:
@@ -213,6 +240,43 @@ def why_not_samples(config: RunConfig, run: RunFolder, model: str) -> str:
     return differences(rows[0], wanted)
 
 
+def hash_sources(sources: Iterable[Path]) -> str | None:
+    """Of files of a run, wherever it lies; None where one of them is gone."""
+    paths = list(sources)
+    if not all(path.is_file() for path in paths):
+        return None
+    return hash_json({f"{path.parent.name}/{path.name}": hash_file(path) for path in paths})
+
+
+def mark_of(sources: Iterable[Path]) -> str:
+    """The last line of a page that is made of these files, which no reader sees."""
+    digest = hash_sources(sources)
+    return f"<!-- made of {digest} -->\n" if digest else ""
+
+
+def why_not_page(page: Path, sources: Iterable[Path]) -> str:
+    """Why a page is of another run or of earlier results; "" where it is not, or does not tell, as
+    those of earlier releases."""
+    try:
+        with page.open("rb") as file:
+            file.seek(-min(MARK_BYTES, page.stat().st_size), os.SEEK_END)
+            found = MARK.search(file.read().decode(errors="replace"))
+    except OSError:
+        return ""
+    return _why_not_of(found[1] if found else None, sources)
+
+
+def _why_not_of(made_of: str | None, sources: Iterable[Path]) -> str:
+    digest = hash_sources(sources)
+    is_other = None not in (made_of, digest) and made_of != digest
+    return "it was made of other results than those that are there" * is_other
+
+
+def sources_of_report(run: RunFolder, models: Iterable[str]) -> list[Path]:
+    """What the report's claims are made of."""
+    return [run.quality, run.scores, run.loss, *(run.samples(model) for model in models)]
+
+
 def differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
     """What differs of what is wanted, as `steps is 4, not 8`; a value that is left out is empty."""
     has, needs = flatten(dict(found)), flatten(dict(wanted))
@@ -331,3 +395,21 @@ def _foreign_students(config: Config, run: RunFolder) -> Iterator[Foreign]:
     for name, source in exported.items():
         if why := why_not_exported(config, run.student(name), run.student(source)):
             yield Foreign(run.student(name), "export", why)
+
+
+def _foreign_report(config: Config, run: RunFolder) -> Iterator[Foreign]:
+    """The report, its numbers or its card."""
+    sources = sources_of_report(run, config.samples.models)
+    pages = {path: why_not_page(path, sources) for path in (run.report, run.card)}
+    pages[run.metrics] = _why_not_of(_head(run.metrics).get("made_of"), sources)
+    for path, why in pages.items():
+        if why:
+            others = {run.report, run.metrics} - {path}
+            yield Foreign(path, "run", why, tuple(sorted(others)))
+
+
+def _foreign_gallery(config: RunConfig, run: RunFolder) -> Iterator[Foreign]:
+    manifests = [run.samples(model) for model in config.samples.models]
+    scores = [run.scores] if isinstance(config, Config) else []
+    if why := why_not_page(run.gallery / "index.html", [*manifests, *scores]):
+        yield Foreign(run.gallery, "run", why)

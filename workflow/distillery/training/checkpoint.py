@@ -236,6 +236,14 @@ def is_one(path: Path) -> bool:
     return re.fullmatch(NAME, path.name) is not None
 
 
+def recipe_of(path: Path) -> str | None:
+    """The hash of its training's recipe; None where it does not tell."""
+    try:
+        return str(read_sealed(path / STATE)["recipe"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
 def find_problem(path: Path, recipe_hash: str | None = None) -> str | None:
     """Why a checkpoint cannot be used, or None; reads every byte of it.
 
