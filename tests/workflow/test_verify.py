@@ -192,6 +192,26 @@ def test_frozen_settings_of_another_run_are_told_and_written_again(
     assert len(verify(capsys)[1]) == 2
 
 
+def test_prompts_and_embeddings_of_another_split_are_told(
+    copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for place, other in (
+        ("prompts/eval.parquet", "prompts/train.parquet"),
+        ("embeddings/eval", "embeddings/train"),
+    ):
+        path, aside = TINY / place, TINY / "aside"
+        path.rename(aside)
+        copied = shutil.copytree if aside.is_dir() else shutil.copy
+        copied(TINY / other, path)
+        status, lines = verify(capsys)
+        named = [line.split(": ")[0] for line in lines[:-3]]
+        assert status == 1
+        assert str(path if path.is_file() else path / "manifest.json") in named
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        aside.rename(path)
+    assert verify(capsys)[0] == 0
+
+
 def test_a_checkpoint_among_those_of_another_training_is_told(
     copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

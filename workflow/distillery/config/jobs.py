@@ -299,6 +299,13 @@ def freeze(config: RunConfig, stage: str) -> dict[str, Any]:
     return job.model_dump(mode="json", exclude=left_out)
 
 
+def frozen_stages(config: RunConfig, run: RunFolder) -> set[str]:
+    """The stages whose frozen configurations a run has, those before its rounds left out."""
+    stages = {*JOBS, *(f"samples-{model}" for model in config.samples.models)} - {"prompts"}
+    stages |= {SIGNATURE} if config.teacher.trace else set()
+    return stages | {prompts_stage(config, run, split) for split in PROMPTS_STAGES.values()}
+
+
 def prompts_stage(config: RunConfig, run: RunFolder, split: str) -> str:
     """The stage whose frozen configuration a split's prompts are made by.
 

@@ -4,14 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from distillery.config.jobs import (
-    JOBS,
-    PROMPTS_STAGES,
-    SIGNATURE,
-    freeze,
-    prompts_stage,
-    read_frozen,
-)
+from distillery.config.jobs import freeze, frozen_stages, read_frozen
 from distillery.config.run import RunConfig
 from distillery.config.section import without_result
 from distillery.config.teacher import Teacher
@@ -33,9 +26,7 @@ def on_noted(config: RunConfig, run: RunFolder, has_noted: Callable[[str], bool]
     Args:
         has_noted: whether Snakemake has a note of how a file was made.
     """
-    stages = {*JOBS, *(f"samples-{model}" for model in config.samples.models)} - {"prompts"}
-    stages |= {SIGNATURE} if config.teacher.trace else set()
-    stages |= {prompts_stage(config, run, split) for split in PROMPTS_STAGES.values()}
+    stages = frozen_stages(config, run)
     for frozen in sorted(run.config("x").parent.glob("*.json")):
         if frozen.stem in stages and not has_noted(str(frozen)) and _is_other(frozen, config):
             yield error(

@@ -14,6 +14,8 @@ from distillery.generation.sample_maker import SampleMaker
 from distillery.measures.manifests import read_samples, why_not_scored
 from distillery.model_folder import METADATA, read_metadata
 from distillery.planning.overlooked import another_teacher, hash_settings, made_by_another
+from distillery.planning.prompt_tables import read_splits
+from distillery.planning.there import has_changed
 from distillery.run_folder import RunFolder
 from distillery.store.belonging import (
     find_foreign,
@@ -22,6 +24,7 @@ from distillery.store.belonging import (
     is_frozen,
     why_not_losses,
 )
+from distillery.store.embeddings import holds_texts
 from distillery.store.tables import read_table
 from distillery.teacher.adapters import teacher_hash
 from distillery.teacher.folder import find_teacher
@@ -85,6 +88,7 @@ def _of_results(config: RunConfig, run: RunFolder, reporter: Reporter) -> Iterat
     for each in find_foreign(config, run):
         why = f"it is whole, but does not follow from {run.config(each.stage)}: {each.why}"
         yield _stranger(each.path, why, *each.made_with)
+    yield from _foreign_texts(config, run)
     for model in config.samples.models:
         yield from _foreign_images(config, run, model, reporter)
     if isinstance(config, Config):
@@ -124,6 +128,23 @@ def _of_another_teacher(config: RunConfig, run: RunFolder) -> Iterator[Damage]:
         }
         for path in made_by_another(teacher, run):
             yield _stranger(path, another_teacher(teacher), run.plan)
+
+
+def _foreign_texts(config: RunConfig, run: RunFolder) -> Iterator[Damage]:
+    """Prompts that are not those of the prompt files, where these are here, and embeddings of
+    others than the prompts."""
+    tables = {}
+    with suppress(OSError, ValueError):
+        tables = read_splits(config.prompts)
+    for split, table in tables.items():
+        if has_changed(run.prompts(split), table):
+            why = f"it is not what {config.prompts.file(split)} holds"
+            yield _stranger(run.prompts(split), why)
+    for split in ("train", "eval"):
+        with suppress(OSError, ValueError):  # told by whoever reads what is damaged or gone
+            if not holds_texts(run.embeddings(split), read_table(run.prompts(split))):
+                why = f"it is whole, but of other texts than {run.prompts(split)}"
+                yield _stranger(run.embeddings(split), why)
 
 
 def _foreign_images(

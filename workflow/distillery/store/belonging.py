@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from distillery.config.jobs import RUNTIME, freeze, hash_origin, read_config, read_frozen
+from distillery.config.jobs import freeze, frozen_stages, hash_origin, read_config, read_frozen
 from distillery.config.parsing import flatten
 from distillery.config.run import Config, RunConfig
 from distillery.files import hash_file, hash_json, read_json, repair_hint
@@ -84,12 +84,13 @@ def foreign_frozen(config: RunConfig, run: RunFolder) -> dict[Path, str]:
     """Frozen configurations that are whole and not what this configuration gives, each with how;
     where it was changed, the next call writes them."""
     found = {}
-    for path in sorted(run.path.glob(str(run.config("*").relative_to(run.path)))):
+    for stage in sorted(frozen_stages(config, run)):
+        path = run.config(stage)
         try:
-            content, wanted = read_frozen(path), freeze(config, path.stem)
-        except (OSError, ValueError):  # damaged, or of no stage of this run
+            content, wanted = read_frozen(path), freeze(config, stage)
+        except (OSError, ValueError):  # none, or damaged, or of another kind of run
             continue
-        if path.stem != RUNTIME and content != wanted:
+        if content != wanted:
             found[path] = differences(content, wanted) or "it is written otherwise"
     return found
 

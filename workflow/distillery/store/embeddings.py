@@ -105,7 +105,11 @@ class EmbeddingStore:
         self._chunks = manifest.chunks
         self._verified = set(range(len(self._chunks))) if is_verified else set[int]()
         self._texts = distinct_texts(table, manifest.recipe["negative_prompt"])
-        _check_texts(manifest, self._texts.texts, manifest_path)
+        if not _has_texts(manifest, self._texts.texts):
+            raise ValueError(
+                f"{manifest_path} holds the embeddings of other prompts than the table's: "
+                f"{repair_hint(manifest_path)}"
+            )
         self._where: list[tuple[int, int]] = []
         self._files = []
         for number, chunk in enumerate(manifest.chunks):
@@ -159,12 +163,15 @@ class EmbeddingStore:
         return tensors
 
 
-def _check_texts(manifest: Manifest, texts: Sequence[Text], path: Path) -> None:
-    """Raise ValueError unless the chunks hold exactly these texts, in this order."""
+def holds_texts(manifest_path: Path, table: pd.DataFrame) -> bool:
+    """Whether embeddings are of a prompt table's texts, by their manifest alone."""
+    manifest = Manifest.read(manifest_path)
+    return _has_texts(manifest, distinct_texts(table, manifest.recipe["negative_prompt"]).texts)
+
+
+def _has_texts(manifest: Manifest, texts: Sequence[Text]) -> bool:
+    """Whether the chunks hold exactly these texts, in this order."""
     ends = list(accumulate(chunk.num_samples for chunk in manifest.chunks))
     starts = [0, *ends[:-1]]
-    member_digests = [members_of(texts[start:end]) for start, end in zip(starts, ends, strict=True)]
-    if ends[-1] != len(texts) or member_digests != [chunk.members for chunk in manifest.chunks]:
-        raise ValueError(
-            f"{path} holds the embeddings of other prompts than the table's: {repair_hint(path)}"
-        )
+    digests = [members_of(texts[start:end]) for start, end in zip(starts, ends, strict=True)]
+    return ends[-1] == len(texts) and digests == [chunk.members for chunk in manifest.chunks]
