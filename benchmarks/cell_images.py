@@ -10,7 +10,7 @@ from lab import Bench, Cell, Json, device_of, student_folder
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from distillery.families import Request, Setting
+from distillery.families import Request, Setting, Size
 from distillery.families.protocol import Pipeline
 from distillery.generation.trajectory import record
 from distillery.images import as_bytes
@@ -81,7 +81,7 @@ def requests(bench: Bench, cell: Cell, pipeline: Pipeline) -> Iterator[Request]:
             conditioning=family.pad(prompts, length),
             negative=family.pad([store.negative] * len(rows), length),
             steps=cell.steps,
-            setting=Setting(teacher.height, teacher.width, scale),
+            setting=Setting(Size.of(teacher), scale),
             decode=True,
             dtype=torch_dtype(teacher.dtype),
         )

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from distillery.families import Setting, family_of
+from distillery.families import Setting, Size, family_of
 from distillery.families.protocol import Conditioning
 from distillery.teacher.folder import PipelineFolder
 from distillery.teacher.loading import load_skeleton
@@ -181,13 +181,13 @@ def count_teraflops(model: Model, folder: Path) -> float:
     """
     family = family_of(model.pipeline)
     skeleton = load_skeleton(PipelineFolder(folder))
-    shape = family.latent_shape(skeleton, model.height, model.width)
+    shape = family.latent_shape(skeleton, Size(model.height, model.width))
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         family.predict(
             getattr(skeleton, family.denoisers[0]),
             torch.empty(1, *shape, device="meta"),
             torch.empty(1, device="meta"),
             {name: value.float().to("meta") for name, value in padded_prompts(model, 1).items()},
-            Setting(model.height, model.width, model.guidance_scale),
+            Setting(Size(model.height, model.width), model.guidance_scale),
         )
     return float(counter.get_total_flops()) / TERA

@@ -8,7 +8,7 @@ import torch
 from models import Model, padded_prompts
 
 from distillery.config.teacher import Teacher
-from distillery.families import Request, Setting, family_of
+from distillery.families import Request, Setting, Size, family_of
 from distillery.families.protocol import Denoiser
 from distillery.generation.speed import compile_networks
 from distillery.model_folder import load_denoiser
@@ -67,7 +67,7 @@ def record_calls(model: Model, teacher: Teacher, device: torch.device) -> list[C
             conditioning=prompts,
             negative={name: torch.zeros_like(value) for name, value in prompts.items()},
             steps=NUM_STEPS,
-            setting=Setting(model.height, model.width, model.guidance_scale),
+            setting=Setting(Size(model.height, model.width), model.guidance_scale),
             decode=False,
             dtype=torch.float32,
         ),

@@ -360,6 +360,7 @@ def family_run(case: FamilyCase, folder: Path, teacher: Path, /, **changes: Any)
     """A run of a family's tiny teacher, which lies in `teacher`; `changes` as in `settings`."""
     sections: dict[str, dict[str, Any]] = {
         "teacher": {
+            "num_frames": case.num_frames,
             "height": case.height,
             "width": case.width,
             "max_sequence_length": case.max_tokens,

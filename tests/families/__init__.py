@@ -11,6 +11,7 @@ from families.case import FamilyCase
 FILES = (
     "wan",
     "wan_two_experts",
+    "wan_clip",
     "sdxl",
     "sd15",
     "sd21",

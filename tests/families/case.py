@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from distillery.families import Setting
+from distillery.families import Setting, Size, family_named
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class FamilyCase:
         name: of the test.
         family: of the adapter.
         make: saves the pipeline to a folder; random weights, always the same.
-        height, width: pixels it makes.
+        height, width, num_frames: what it makes.
         max_tokens: `teacher.max_sequence_length`.
         steps: of the teacher.
         guidance_scale: of the targets.
@@ -33,6 +33,7 @@ class FamilyCase:
     make: Callable[[Path], None]
     height: int = 32
     width: int = 32
+    num_frames: int = 1
     max_tokens: int | None = None
     steps: int = 4
     guidance_scale: float = 3.0
@@ -45,6 +46,17 @@ class FamilyCase:
     masks: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def size(self) -> Size:
+        """Of a sample."""
+        return Size(self.height, self.width, self.num_frames)
+
+    @property
+    def in_call(self) -> dict[str, int]:
+        """Its size as arguments of the stock call."""
+        frames = family_named(self.family).frames(self.size)
+        return {"height": self.height, "width": self.width, **frames}
+
+    @property
     def setting(self) -> Setting:
         """Of the targets."""
-        return Setting(self.height, self.width, self.guidance_scale, self.guidance_scale_2)
+        return Setting(self.size, self.guidance_scale, self.guidance_scale_2)

@@ -50,7 +50,7 @@ def accept(folder: Path, case: FamilyCase) -> PipelineFolder:
     found = find_teacher(teacher)
     refuse(on_networks(found))
     check_texts(teacher, found, load_tokenizers(found), PROMPTS)
-    found.family.latent_shape(load_skeleton(found), case.height, case.width)
+    found.family.latent_shape(load_skeleton(found), case.size)
     assert found.parameters
     assert found.fingerprint()
     return found

@@ -16,13 +16,14 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline
 from diffusers.models.embeddings import Timesteps
-from PIL import Image
+from PIL import Image, ImageSequence
 from safetensors.torch import load_file
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from distillery.families import family_named, grid_of
 from distillery.families.image_tokens import network_timestep, stock_timestep
 from distillery.files import read_json
+from distillery.images import read_png
 from distillery.measures.manifests import ModelSamples, read_samples
 from distillery.model_folder import METADATA
 from distillery.report.findings import loading_code
@@ -182,7 +183,7 @@ def test_the_given_code_draws_the_samples_image(
     card = filled_in(card, **first_of(samples, subject.run))
     for code in (card, report):
         stranger.run(code, tmp_path)
-        assert abs(difference(tmp_path / "image.png", samples)).max() == 0
+        assert abs(difference(tmp_path, samples)).max() == 0
         assert (CAST[-1] in code) == (CAST[-1] in card)
     if CAST[-1] in card:
         with pytest.raises(AssertionError, match="should be the same"):
@@ -204,7 +205,7 @@ def test_the_additions_draw_it_too(
     samples = read_samples("student", student_samples(run))
     for code in code_in(run.folder / "student/pipeline/README.md"):
         stranger.run(filled_in(code, **first_of(samples, run)), tmp_path)
-        assert abs(difference(tmp_path / "image.png", samples)).max() <= ALIKE
+        assert abs(difference(tmp_path, samples)).max() <= ALIKE
 
 
 def test_the_guided_teachers_image_is_the_stock_calls(subject: Subject) -> None:
@@ -233,13 +234,16 @@ def first_of(samples: ModelSamples, run: Run) -> dict[str, Any]:
     return {"folder": folder, "prompt": row["prompt"], "seed": row["noise_seed"]}
 
 
-def difference(path: Path, samples: ModelSamples) -> np.ndarray:
-    """Of an image drawn by a script to the first sample; the image is deleted."""
-    theirs = np.asarray(Image.open(path)).astype(int)
+def difference(folder: Path, samples: ModelSamples) -> np.ndarray:
+    """Of an image or clip drawn by a script to the first sample; the file is deleted."""
+    (path,) = [*folder.glob("image.png"), *folder.glob("clip.webp")]
+    with Image.open(path) as opened:
+        theirs = [np.asarray(it.convert("RGB"), int) for it in ImageSequence.Iterator(opened)]
     path.unlink()
-    ours = samples.read_pixels(0).astype(int)
+    with Image.open(samples.image_path(0)) as opened:
+        ours = read_png(opened).astype(int)
     assert ours.std() > 1
-    return ours - theirs
+    return ours - (np.stack(theirs) if len(theirs) > 1 else theirs[0])
 
 
 def test_a_timestep_is_rounded_as_the_network_computes() -> None:

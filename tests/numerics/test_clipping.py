@@ -45,7 +45,7 @@ def test_the_plan_refuses_clipping(
     scheduler: dict[str, Any],
     setting: str,
 ) -> None:
-    size = {"height": case.height, "width": case.width, "max_sequence_length": case.max_tokens}
+    size = {**case.in_call, "max_sequence_length": case.max_tokens}
     teacher = size | {"negative_prompt": None, "scheduler": scheduler}
     raw = settings(tmp_path, made_teacher(tmp_path_factory, case), teacher=teacher)
     with pytest.raises(ValueError, match=f"{setting}: true.*teacher.scheduler: {{{setting}: fal"):

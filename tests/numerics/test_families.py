@@ -97,8 +97,7 @@ class Subject:
         arguments = {
             "prompt": self.table["prompt"].tolist(),
             "generator": generators(self.seeds),
-            "height": self.case.height,
-            "width": self.case.width,
+            **self.case.in_call,
             "num_inference_steps": self.case.steps,
             self.guidance_argument: self.case.guidance_scale,
             "output_type": "latent",
@@ -203,7 +202,7 @@ def test_the_teacher_is_its_own_perfect_student(subject: Subject) -> None:
 
     Without guidance, since a student has none; a network that is told its guidance keeps it.
     """
-    setting = Setting(subject.case.height, subject.case.width, 1.0)
+    setting = Setting(subject.case.size, 1.0)
     scheduler = load_scheduler(find_teacher(subject.run.config.teacher), subject.run.config.teacher)
     subject.family.set_timesteps(scheduler, subject.case.steps, subject.trajectories.latent_shape)
     schedule = grid_of(

@@ -13,7 +13,7 @@ from diffusers import AutoencoderKL
 
 from distillery.config.parsing import parse
 from distillery.config.teacher import Teacher
-from distillery.families import Family, Request, Setting, family_named
+from distillery.families import Family, Request, Setting, Size, family_named
 from distillery.families.protocol import Denoiser
 from distillery.teacher.loading import denoisers_of
 from families import CASES
@@ -92,7 +92,7 @@ class Subject:
                 conditioning=family.pad(prompt, self.length),
                 negative=family.pad([negative], self.length),
                 steps=STEPS,
-                setting=Setting(**self.size, guidance_scale=guidance_scale),
+                setting=Setting(Size(**self.size), guidance_scale),
                 decode=False,
                 dtype=torch.float32,
             ),
@@ -150,21 +150,40 @@ def test_a_size_fits_by_its_exact_multiple(subject: Subject) -> None:
     base = subject.size
     for name in base:
         fits = base | {name: base[name] + multiple}
-        shape = family.latent_shape(subject.pipeline, **fits)
+        shape = family.latent_shape(subject.pipeline, Size(**fits))
         assert stock_latents(subject, fits).shape == (1, *shape)
-        noise = family.noise(subject.pipeline, [5], Setting(**fits, guidance_scale=1.0))
+        noise = family.noise(subject.pipeline, [5], Setting(Size(**fits), 1.0))
         assert noise.shape == (1, *shape)
         for off in {1, multiple // 2, multiple - 1}:
             nearest = f"multiple of {multiple}; use"
             with pytest.raises(ValueError, match=rf"teacher\.{name} is \d+.*{nearest}"):
-                family.latent_shape(subject.pipeline, **(base | {name: base[name] + off}))
+                family.latent_shape(subject.pipeline, Size(**(base | {name: base[name] + off})))
+
+
+def test_frames_fit_by_their_exact_multiple(subject: Subject) -> None:
+    """One and so many more; a family of images has the argument nowhere."""
+    family, size = subject.family, subject.size
+    assert (family.clip is not None) == ("num_frames" in subject.parameters)
+    if family.clip is None:
+        assert family.frames(Size(**size)) == {}
+        return
+    multiple = subject.pipeline.vae_scale_factor_temporal
+    for times in (0, 1, 2):
+        fits = size | {"num_frames": 1 + times * multiple}
+        shape = family.latent_shape(subject.pipeline, Size(**fits))
+        assert stock_latents(subject, fits).shape == (1, *shape)
+    for off in (1, multiple - 1):
+        nearest = 1 + multiple * (1 if off == 1 else 2)
+        wrong = size | {"num_frames": 1 + multiple + off}
+        with pytest.raises(ValueError, match=rf"teacher\.num_frames is \d+.*use {nearest}$"):
+            family.latent_shape(subject.pipeline, Size(**wrong))
 
 
 def stock_latents(subject: Subject, size: dict[str, int]) -> torch.Tensor:
     """What the stock call makes of a text at a size."""
     found = subject.pipeline(
         "a red dog",
-        **size,
+        **{**subject.family.frames(Size(**size)), **size},
         num_inference_steps=STEPS,
         output_type="latent",
         **subject.family.call_options(subject.length),

@@ -4,7 +4,7 @@ import pytest
 import torch
 from diffusers import QwenImagePipeline
 
-from distillery.families import Request, Setting, family_named
+from distillery.families import Request, Setting, Size, family_named
 from distillery.families.text import find_cut
 from families import qwen_image
 
@@ -33,7 +33,7 @@ def test_long_embeddings_reach_the_network_whole(pipeline: QwenImagePipeline) ->
         conditioning=FAMILY.pad([prompt], 700),
         negative=FAMILY.pad([negative], 700),
         steps=2,
-        setting=Setting(32, 32, 3.0),
+        setting=Setting(Size(32, 32), 3.0),
         decode=False,
         dtype=torch.float32,
     )

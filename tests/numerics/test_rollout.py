@@ -61,7 +61,7 @@ class Subject:
 
     def students(self, scale: float = 1.0) -> Setting:
         """What a student is told: a scale only where it takes it as an input."""
-        return Setting(self.case.height, self.case.width, scale)
+        return Setting(self.case.size, scale)
 
     def scale_at(self, timestep: float) -> float:
         """The guidance of the network that the stock pipeline calls at a timestep."""
@@ -211,7 +211,8 @@ def test_the_decoder_is_fed_as_the_stock_pipeline_feeds_it(subject: Subject) -> 
         )
     with torch.no_grad():
         decoded = subject.perceptual.decode(trajectory.states[steps])
-    decoded = decoded[:, :, 0] if decoded.ndim == 5 else decoded
+    if decoded.ndim == 5:
+        decoded = decoded.transpose(1, 2) if subject.case.size.is_clip else decoded[:, :, 0]
     assert images is not None
     torch.testing.assert_close((decoded / 2 + 0.5).clamp(0, 1), images, rtol=0, atol=1e-4)
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from diffusers import DDIMScheduler
 
-from distillery.families import grid_of
+from distillery.families import Size, grid_of
 from distillery.families.sd import Sd
 from distillery.student.schedule import few_step_scheduler
 
@@ -28,4 +28,4 @@ def test_leading_timesteps_hold_for_the_teacher_but_not_for_a_shorter_student() 
 def test_an_already_distilled_unet_is_refused() -> None:
     unet = SimpleNamespace(config={"time_cond_proj_dim": 256})
     with pytest.raises(ValueError, match=r"time_cond_proj_dim.*distilled from"):
-        Sd().latent_shape(SimpleNamespace(unet=unet, vae_scale_factor=8), 512, 512)
+        Sd().latent_shape(SimpleNamespace(unet=unet, vae_scale_factor=8), Size(512, 512))

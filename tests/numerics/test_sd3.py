@@ -11,7 +11,7 @@ from diffusers import (
     StableDiffusion3Pipeline,
 )
 
-from distillery.families import family_named
+from distillery.families import Size, family_named
 from families import sd3
 from families.made import made_teacher
 from tiny import MAX_TOKENS
@@ -58,7 +58,7 @@ def test_timesteps_are_those_of_the_stock_call(folder: Path, is_dynamic: bool) -
     pipeline("a dog", height=32, width=24, num_inference_steps=3, output_type="latent")
     stock = pipeline.scheduler.timesteps
     scheduler = FlowMatchEulerDiscreteScheduler.from_config(pipeline.scheduler.config)
-    FAMILY.set_timesteps(scheduler, 3, FAMILY.latent_shape(pipeline, 32, 24))
+    FAMILY.set_timesteps(scheduler, 3, FAMILY.latent_shape(pipeline, Size(32, 24)))
     assert scheduler.timesteps.equal(stock)
 
 
@@ -74,8 +74,8 @@ def test_an_image_beyond_the_known_positions_is_refused(folder: Path) -> None:
     largest = (
         2 * 2 * SD3Transformer2DModel.load_config(folder / "transformer")["pos_embed_max_size"]
     )
-    assert FAMILY.latent_shape(pipeline, largest, 32)
+    assert FAMILY.latent_shape(pipeline, Size(largest, 32))
     with pytest.raises(ValueError, match=f"end at {largest} pixels"):
-        FAMILY.latent_shape(pipeline, largest + 4, 32)
+        FAMILY.latent_shape(pipeline, Size(largest + 4, 32))
     with torch.no_grad(), pytest.raises(ValueError, match="cannot be greater"):
         pipeline("a dog", height=largest + 4, width=32, num_inference_steps=1)

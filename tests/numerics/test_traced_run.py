@@ -15,13 +15,14 @@ import torch
 from PIL import Image
 
 from distillery.config.jobs import EmbeddingsJob, TargetsJob
-from distillery.families import Request, Setting
+from distillery.families import Request, Setting, Size
 from distillery.families.recording import leaves
 from distillery.families.traced import Traced
 from distillery.files import read_json, read_sealed
 from distillery.generation.embeddings import embeddings_recipe
 from distillery.generation.teacher_walk import TeacherWalk
 from distillery.generation.trajectory import record
+from distillery.images import read_png
 from distillery.noise import SampleId, noise_seed
 from distillery.store.embeddings import EmbeddingStore
 from distillery.store.tables import read_table
@@ -37,7 +38,8 @@ from training_phases import phases
 
 STEPS, SCALE = 4, 3.0
 SDXL = next(case for case in CASES if case.name == "sdxl")
-NAMES = ("ZImagePipeline", "ChromaPipeline", "Flux2KleinPipeline")
+EXPANDED = "WanPipeline with a time of each token"
+NAMES = ("ZImagePipeline", "ChromaPipeline", "Flux2KleinPipeline", EXPANDED)
 
 
 def traced_run(name: str, folder: Path, **changes: Any) -> Run:
@@ -84,6 +86,7 @@ def arguments(run: Run, prompt: str, seed: int, scale: float, steps: int) -> dic
         "num_inference_steps": steps,
         "height": teacher.height,
         "width": teacher.width,
+        **({"num_frames": teacher.num_frames} if teacher.num_frames > 1 else {}),
         "max_sequence_length": teacher.max_sequence_length,
         "generator": generators([seed]),
     }
@@ -121,9 +124,11 @@ def test_images_are_those_of_the_stock_calls(run: Run) -> None:
         for row in (0, 4):
             sample = SampleId(table["prompt_id"][row], 0)
             seed = noise_seed(run.config.seed, sample)
-            expected = pipeline(**of(table["prompt"][row], seed)).images[0]
+            called = of(table["prompt"][row], seed) | {"output_type": "pil"}
+            expected = pipeline(**called)[0][0]
             path = run.files.sample_folder / model / sample.prompt_id / "0.png"
-            off = np.asarray(Image.open(path), np.int16) - np.asarray(expected, np.int16)
+            stacked = np.stack(expected) if isinstance(expected, list) else np.asarray(expected)
+            off = read_png(Image.open(path)).astype(np.int16) - stacked.astype(np.int16)
             assert abs(off).max() <= 1, model
 
 
@@ -201,7 +206,7 @@ def test_a_timestep_is_rounded_as_the_stock_call_rounds_it(tmp_path: Path) -> No
         else:
             family = folder.family
             parts = family.pad(family.encode(pipeline, ["the bird"], 0), 0)
-            setting = Setting(teacher.height, teacher.width, 1.0)
+            setting = Setting(Size.of(teacher), 1.0)
             request = Request([1], parts, parts, 8, setting, False, torch.float32)
             family.generate(pipeline, request)
     assert len(seen["stock"]) == len(seen["exact"]) == 8

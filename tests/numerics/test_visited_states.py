@@ -69,7 +69,7 @@ def test_states_are_where_the_students_own_steps_lead(
     is_guided = dataset.family.has_guidance_embedding(folder.denoiser_config)
     setting = replace(dataset.setting, guidance_scale_2=None)
     if not is_guided:
-        setting = Setting(setting.height, setting.width, 1.0)
+        setting = Setting(setting.size, 1.0)
     network = load_denoiser(run.files.student("initial"), torch.float32)
     grid, kind = dataset.grid, dataset.recipe.prediction_type
     walked = [noise.noisy]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from distillery.families import Size
 from distillery.families.learning import Terms
 from traced import images, unets, videos
 from traced.unets import stock
@@ -32,7 +33,7 @@ class Row:
 
     Attributes:
         make: a pipeline with random weights.
-        always: arguments of every call; height, width and max_sequence_length are of the teacher.
+        always: arguments of every call; its size and max_sequence_length are of the teacher.
         unguided: those that leave guidance out.
         negative: the negative prompt.
         further: those of guided calls.
@@ -52,8 +53,7 @@ class Row:
         always = dict(self.always)
         return Terms(
             steps=8,
-            height=always.pop("height"),
-            width=always.pop("width"),
+            size=Size(*(always.pop(name, 1) for name in ("height", "width", "num_frames"))),
             guidance_scale=3.0,
             unguided=self.unguided,
             max_sequence_length=always.pop("max_sequence_length", None),

@@ -32,6 +32,7 @@ RESERVED = (
 """Columns of the samples' manifest that are ours; a prompt file's own stand beside them."""
 RESERVED_FOR_PAIRS = ("guidance_scale_2",)
 """One more of them, where a teacher of two networks has two scales."""
+RESERVED_FOR_CLIPS = ("num_frames", "fps")
 RESERVED_BY_DATASET = ("file_name", "device", "seconds")
 """Columns that a data set's tables have beside those."""
 SAID_ELSEWHERE = {
@@ -44,7 +45,9 @@ SAID_ELSEWHERE = {
     "a run has one size, teacher.height and teacher.width": "height width resolution size "
     "image_size aspect_ratio ratio original_size target_size negative_original_size "
     "negative_target_size crops_coords_top_left negative_crops_coords_top_left "
-    "use_resolution_binning num_frames",
+    "use_resolution_binning",
+    "a run has clips of one length and speed, teacher.num_frames and teacher.fps": "num_frames fps "
+    "frame_rate",
     "guidance is of a whole model, targets.guidance_scale and samples.models": "guidance "
     "guidance_scale guidance_scale_2 guidance_rescale cfg cfg_scale true_cfg_scale true_cfg "
     "skip_guidance_layers skip_layer_guidance_scale skip_layer_guidance_stop "
@@ -178,7 +181,9 @@ def _check_columns(columns: Sequence[str], path: Path, notes: Sequence[str]) -> 
             f"{path} has no column prompt (it has: {', '.join(columns) or 'none'}): {advice}"
         )
     taken = [
-        name for name in columns if name in (*RESERVED, *RESERVED_FOR_PAIRS, *RESERVED_BY_DATASET)
+        name
+        for name in columns
+        if name in (*RESERVED, *RESERVED_FOR_PAIRS, *RESERVED_FOR_CLIPS, *RESERVED_BY_DATASET)
     ]
     if taken:
         raise ValueError(

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import T5EncoderModel
 
 from distillery.config.teacher import Teacher
+from distillery.families import Size
 from distillery.notes import refuse
 from distillery.teacher.folder import find_teacher
 from distillery.teacher.loading import load_skeleton, on_networks
@@ -38,7 +39,7 @@ def said(folder: Path) -> str:
     try:
         found = find_teacher(Teacher(path=str(folder), height=HEIGHT, width=WIDTH))
         refuse(on_networks(found))
-        found.family.latent_shape(load_skeleton(found), HEIGHT, WIDTH)
+        found.family.latent_shape(load_skeleton(found), Size(HEIGHT, WIDTH))
     except (ValueError, OSError) as error:
         told = str(error)
         return told if "\n" not in told else "more than one line"

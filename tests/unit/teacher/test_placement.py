@@ -17,7 +17,7 @@ from diffusers import DiffusionPipeline
 from adapters import make_adapter
 from distillery.config.parsing import parse
 from distillery.config.teacher import Teacher
-from distillery.families import Request, Setting
+from distillery.families import Request, Setting, Size
 from distillery.teacher.adapters import teacher_hash
 from distillery.teacher.folder import PipelineFolder
 from distillery.teacher.loading import check_options
@@ -64,7 +64,7 @@ def draw(pipeline: Any, folder: Path, decode: bool = False) -> torch.Tensor:
         conditioning=family.pad(prompts, length),
         negative=negative,
         steps=3,
-        setting=Setting(32, 32, 3.0),
+        setting=Setting(Size(32, 32), 3.0),
         decode=True,
         dtype=torch.float32,
     )

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from distillery.config.teacher import Teacher
-from distillery.families import family_named
+from distillery.families import Size, family_named
 from distillery.files import read_json
 from distillery.teacher import folder as module
 from distillery.teacher.folder import PipelineFolder, find_teacher
@@ -214,5 +214,5 @@ def test_what_a_job_does_not_need_is_not_loaded(teacher: Path) -> None:
 def test_a_skeleton_has_shapes_and_no_weights(teacher: Path) -> None:
     family = family_named("wan")
     skeleton = load_skeleton(PipelineFolder(teacher))
-    assert family.latent_shape(skeleton, HEIGHT, WIDTH) == LATENT_SHAPE
+    assert family.latent_shape(skeleton, Size(HEIGHT, WIDTH)) == LATENT_SHAPE
     assert all(parameter.is_meta for parameter in skeleton.transformer.parameters())

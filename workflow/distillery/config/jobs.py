@@ -37,7 +37,7 @@ from distillery.config.section import (
     without_result,
 )
 from distillery.config.student import Student
-from distillery.config.teacher import Teacher
+from distillery.config.teacher import FPS, Teacher
 from distillery.config.training import Training
 from distillery.files import (
     JsonObject,
@@ -51,6 +51,10 @@ from distillery.run_folder import RunFolder
 
 NOT_OF_WEIGHTS = {"offload": "none", "num_gpus": 1, "attention": None, "call": None}
 """Defaults of how a teacher's network runs: changing these must not retrain a student."""
+
+
+OF_PIXELS = {"vae_dtype": "float32", "vae_tiling": False, "fps": FPS}
+"""Defaults of how latents become images."""
 
 
 class Job(Section):
@@ -153,7 +157,7 @@ class RoundsJob(TargetsJob):
 class StudentJob(Job):
     """Frozen configuration of the student before training."""
 
-    unread: ClassVar = {"teacher": NOT_OF_WEIGHTS | {"vae_dtype": "float32"}}
+    unread: ClassVar = {"teacher": NOT_OF_WEIGHTS | OF_PIXELS}
     version: int = 1
     seed: int
     teacher: Teacher

@@ -13,6 +13,11 @@ from distillery.config.section import Dtype, NoResult, OnlyIfSet, Section, Small
 from distillery.files import JsonObject, read_sealed
 from distillery.notes import Note, error
 
+FPS = 16
+"""Of Wan."""
+LONGEST_S = 65
+"""A frame of a PNG is shown for 65,535 ms at most, and equal ones are written once."""
+
 
 class Adapter(Section):
     """A LoRA or DoRA that changes the teacher."""
@@ -40,7 +45,7 @@ class Trace(Section):
     )
     always: dict[str, JsonValue] = Field(
         {},
-        description="further arguments of every call, the student's too, e.g. `{num_frames: 1}`",
+        description="further arguments of every call, the student's too",
     )
 
 
@@ -67,6 +72,11 @@ class Teacher(Section):
         description="number type of the VAE. Lower precision takes less memory and shifts "
         "colours. An image that comes out black or not finite is decoded again in float32",
     )
+    vae_tiling: Annotated[bool, OnlyIfSet] = Field(
+        False,
+        description="decode large images and clips in overlapping tiles, blended where they meet: "
+        "less memory, slightly other pixels",
+    )
     adapters: tuple[Adapter, ...] = Field(
         (),
         description="LoRA and DoRA adapters, in Diffusers' format or one that it converts. The "
@@ -92,6 +102,12 @@ class Teacher(Section):
     )
     height: Small = Field(description="pixels")
     width: Small = Field(description="pixels")
+    num_frames: Annotated[Small, OnlyIfSet] = Field(
+        1, description="of a sample; 1 is an image, more a clip, for families that make videos"
+    )
+    fps: Annotated[Small, OnlyIfSet] = Field(
+        FPS, description="frames of a clip per second when it is played"
+    )
     negative_prompt: str | None = Field(
         None,
         description="prompt of the unconditional branch; null: what the stock pipeline uses if "
@@ -141,7 +157,15 @@ class Teacher(Section):
             self._signature = read_sealed(signature)
 
     def faults(self) -> Iterator[Note]:
-        """Two ways to save memory, one that other settings forbid, a type that is not cast back."""
+        """A clip that no file holds, two ways to save memory, settings that forbid each other."""
+        seconds = self.num_frames / self.fps
+        if seconds > LONGEST_S:
+            yield error(
+                f"teacher.num_frames is {self.num_frames}",
+                f" and teacher.fps is {self.fps}: a clip of {seconds:.0f} s, and its file holds "
+                f"{LONGEST_S} s",
+                f"set fps to {-(-self.num_frames // LONGEST_S)} or more, or fewer frames",
+            )
         if self.num_gpus > 1 and self.offload != "none":
             yield error(
                 f"teacher.num_gpus is {self.num_gpus}",

@@ -14,6 +14,7 @@ from distillery.families.sana import Sana
 from distillery.families.sd import Sd
 from distillery.families.sd3 import Sd3
 from distillery.families.sdxl import Sdxl
+from distillery.families.size import Size
 from distillery.families.traced import Traced
 from distillery.families.wan import Wan
 from distillery.schedule import Schedule
@@ -24,6 +25,7 @@ __all__ = [
     "Family",
     "Request",
     "Setting",
+    "Size",
     "family_named",
     "family_of",
     "grid_of",

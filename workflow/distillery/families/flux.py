@@ -24,6 +24,7 @@ from distillery.families.protocol import (
     Pipeline,
     Setting,
 )
+from distillery.families.size import Size
 from distillery.families.text import Reader
 from distillery.schedulers import Scheduler
 
@@ -85,13 +86,13 @@ class Flux(Family):
         """All prompts have the length of T5's padding."""
         return stack_pooled(prompts)
 
-    def latent_shape(self, pipeline: Pipeline, height: int, width: int) -> tuple[int, ...]:
+    def latent_shape(self, pipeline: Pipeline, size: Size) -> tuple[int, ...]:
         """(tokens, features)."""
-        return packed_shape(pipeline, height, width)
+        return packed_shape(pipeline, size)
 
     def noise(self, pipeline: Pipeline, seeds: Sequence[int], setting: Setting) -> torch.Tensor:
         """Drawn before it is packed."""
-        return packed_noise(pipeline, seeds, setting.height, setting.width)
+        return packed_noise(pipeline, seeds, setting.size)
 
     def set_timesteps(
         self, scheduler: Scheduler, steps: int, latent_shape: tuple[int, ...]

@@ -6,7 +6,7 @@ from math import isqrt
 import torch
 
 from distillery.families.protocol import Denoiser, Pipeline, Setting
-from distillery.families.text import check_size
+from distillery.families.size import Size, check_size
 from distillery.noise import draw_noise
 from distillery.schedulers import Scheduler
 
@@ -16,21 +16,23 @@ TIMESTEPS = 1000
 """Their networks receive a timestep divided by it, between 0 and 1."""
 
 
-def packed_shape(pipeline: Pipeline, height: int, width: int) -> tuple[int, int]:
-    """(tokens, features) of one sample whose latents are packed; `height` and `width` in pixels.
+def packed_shape(pipeline: Pipeline, size: Size) -> tuple[int, int]:
+    """(tokens, features) of one sample whose latents are packed.
 
     Raises ValueError unless tokens fill the image; the stock pipelines would shrink it silently.
     """
     factor = PACKED * pipeline.vae_scale_factor
-    check_size({"height": height, "width": width}, {"height": factor, "width": factor})
-    return (height // factor) * (width // factor), pipeline.transformer.config.in_channels
+    check_size(size, factor)
+    num_tokens = (size.height // factor) * (size.width // factor)
+    return num_tokens, pipeline.transformer.config.in_channels
 
 
-def packed_noise(pipeline: Pipeline, seeds: Sequence[int], height: int, width: int) -> torch.Tensor:
+def packed_noise(pipeline: Pipeline, seeds: Sequence[int], size: Size) -> torch.Tensor:
     """Noise (b, tokens, features), drawn as (c, h, w) and then packed, as the stock calls do."""
-    _, features = packed_shape(pipeline, height, width)
+    _, features = packed_shape(pipeline, size)
     factor = pipeline.vae_scale_factor
-    noise_bchw = draw_noise(seeds, (features // PACKED**2, height // factor, width // factor))
+    shape = (features // PACKED**2, size.height // factor, size.width // factor)
+    noise_bchw = draw_noise(seeds, shape)
     packed: torch.Tensor = pipeline._pack_latents(noise_bchw, *noise_bchw.shape)
     return packed
 
@@ -59,8 +61,9 @@ def stock_timestep(float32_timestep_b: torch.Tensor, dtype: torch.dtype) -> torc
 
 def token_grid(num_tokens: int, setting: Setting) -> tuple[int, int]:
     """Rows and columns of an image's tokens, which are square."""
-    factor = isqrt(setting.height * setting.width // num_tokens)
-    return setting.height // factor, setting.width // factor
+    size = setting.size
+    factor = isqrt(size.height * size.width // num_tokens)
+    return size.height // factor, size.width // factor
 
 
 def unpacked(latents_bld: torch.Tensor, setting: Setting) -> torch.Tensor:

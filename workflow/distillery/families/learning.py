@@ -22,6 +22,7 @@ from distillery.families.recording import (
     recording,
     trace,
 )
+from distillery.families.size import Size
 from distillery.families.text import TEXT, on
 from distillery.families.traced import TIMESTEP, Traced, images_of, starting
 from distillery.families.tracing import Signature, learn
@@ -62,8 +63,7 @@ class Terms:
     """
 
     steps: int
-    height: int
-    width: int
+    size: Size
     guidance_scale: float
     unguided: Mapping[str, Any]
     always: Mapping[str, Any] = field(default_factory=dict)
@@ -119,6 +119,11 @@ class _Learning:
         return name if name in self.takes else ""
 
     @property
+    def takes_frames(self) -> bool:
+        """Whether the call makes clips."""
+        return "num_frames" in self.takes
+
+    @property
     def max_sequence_length(self) -> int:
         if "max_sequence_length" not in self.takes:
             return 0
@@ -134,8 +139,9 @@ class _Learning:
             guidance |= as_annotated(self.pipeline, terms.further)
         length = self.max_sequence_length
         return {
-            "height": terms.height,
-            "width": terms.width,
+            "height": terms.size.height,
+            "width": terms.size.width,
+            **({"num_frames": terms.size.num_frames} if self.takes_frames else {}),
             "num_inference_steps": steps,
             "output_type": "latent",
             "generator": [torch.Generator().manual_seed(seed) for seed in range(size)],
@@ -199,6 +205,7 @@ class _Learning:
         prompts = on(encodings.pad(texts[:1]), self.pipeline._execution_device, torch.float32)
         is_low = torch.finfo(signature.dtype).bits < 32
         guided = trace(self.pipeline, self.of_texts(self.is_guided)(TEXTS[:1]))
+        image = self._image() if terms.decode else "images[0]"
         return Learnt(
             pipeline_class=type(self.pipeline).__name__,
             signature=replace(
@@ -217,8 +224,7 @@ class _Learning:
             scale=self.scale,
             unguided=dict(terms.unguided),
             always=dict(terms.always),
-            height=terms.height,
-            width=terms.width,
+            size=terms.size,
             guidance_scale=terms.guidance_scale,
             latent_shape=tuple(steps[0].state.shape[1:]),
             timesteps=tuple(float(step.timestep) for step in walked),
@@ -227,7 +233,8 @@ class _Learning:
             calls_per_step=sum(_rows(call, signature) for call in guided[-1].calls),
             max_sequence_length=self.max_sequence_length,
             prompt_bytes=max(sum(part.nbytes for part in text.values()) for text in texts),
-            image=self._image() if terms.decode else "images[0]",
+            image=image,
+            clip=image.removesuffix("[0]") if self.takes_frames else None,
         )
 
     def _cut(self, names: Sequence[str], arguments: Mapping[str, Any]) -> NetworkCall:
@@ -300,7 +307,7 @@ class _Learning:
         """Where a call has its image."""
         arguments = {**self.call(False, 1, 2), "prompt": list(TEXTS[:1]), "output_type": "pt"}
         result = self.pipeline(**arguments)
-        images_of(result[0])
+        images_of(result[0], self.terms.size)
         return "frames[0][0]" if "frames" in result else "images[0]"
 
     def _begun_again(self, steps: Sequence[Step]) -> float:
@@ -334,7 +341,7 @@ class _Learning:
                 conditioning=conditioning,
                 negative=family.pad([negative] * len(TEXTS), 0),
                 steps=STEPS,
-                setting=Setting(learnt.height, learnt.width, scale),
+                setting=Setting(learnt.size, scale),
                 decode=False,
                 dtype=dtype,
                 further=self.terms.further if is_guided else {},

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from distillery.families.encodings import Asked, Encodings, Reading, Slot
+from distillery.families.size import Size
 from distillery.families.tracing import Entry, Exit, Signature
 
 
@@ -26,7 +27,7 @@ class Learnt:
         unguided: arguments of a call without guidance, the scale's among them. Empty: the network
             takes the scale as an input, if at all.
         always: further arguments of every call.
-        height, width: pixels, the only ones that were traced.
+        size: the only one that was traced.
         guidance_scale: of the calls with guidance.
         latent_shape: of one sample.
         timesteps: of the traced steps, by which a state's step is known.
@@ -37,6 +38,7 @@ class Learnt:
         max_sequence_length: what the call is told, 0 where it takes none.
         prompt_bytes: that are stored of a prompt.
         image: where a call's result has the image, e.g. `images[0]`.
+        clip: where it has a clip's frames; None: it has none.
     """
 
     pipeline_class: str
@@ -46,8 +48,7 @@ class Learnt:
     scale: str
     unguided: Mapping[str, Any]
     always: Mapping[str, Any]
-    height: int
-    width: int
+    size: Size
     guidance_scale: float
     latent_shape: tuple[int, ...]
     timesteps: tuple[float, ...]
@@ -57,6 +58,7 @@ class Learnt:
     max_sequence_length: int
     prompt_bytes: int
     image: str
+    clip: str | None
 
     def to_json(self) -> dict[str, Any]:
         """What `from_json` reads."""
@@ -78,7 +80,8 @@ class Learnt:
 # ---- values that JSON has no types for -----------------------------------------------------------
 
 RECORDS = {
-    it.__name__: it for it in (Learnt, Signature, Entry, Exit, Encodings, Asked, Reading, Slot)
+    it.__name__: it
+    for it in (Learnt, Signature, Entry, Exit, Encodings, Asked, Reading, Slot, Size)
 }
 KIND = "kind"
 """Of an object that stands for something else; what is no record has a `value`."""

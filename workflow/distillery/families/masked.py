@@ -13,7 +13,8 @@ from types import MappingProxyType
 import torch
 
 from distillery.families.protocol import Conditioning, Family, Pipeline, Setting
-from distillery.families.text import check_size, pad_with_zeros
+from distillery.families.size import Size, check_size
+from distillery.families.text import pad_with_zeros
 
 AS_ASKED: Mapping[str, object] = MappingProxyType(
     {"use_resolution_binning": False, "clean_caption": False}
@@ -52,12 +53,12 @@ class MaskedText(Family):
         """Masked zeros up to `max_sequence_length`."""
         return pad_and_mask(prompts, max_sequence_length)
 
-    def latent_shape(self, pipeline: Pipeline, height: int, width: int) -> tuple[int, ...]:
+    def latent_shape(self, pipeline: Pipeline, size: Size) -> tuple[int, ...]:
         """(c, height / factor, width / factor)."""
         config, factor = pipeline.transformer.config, pipeline.vae_scale_factor
         multiple = lcm(factor * config.patch_size, self.stock_multiple)
-        check_size({"height": height, "width": width}, {"height": multiple, "width": multiple})
-        return (config.in_channels, height // factor, width // factor)
+        check_size(size, multiple)
+        return (config.in_channels, size.height // factor, size.width // factor)
 
     def call_arguments(
         self, pipeline: Pipeline, prompts: Conditioning, negative: Conditioning, setting: Setting

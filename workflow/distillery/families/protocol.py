@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
+from distillery.families.size import Size
 from distillery.families.text import Reader, on
 from distillery.noise import draw_noise
 from distillery.schedulers import Scheduler
@@ -30,13 +31,11 @@ class Setting:
     """What a denoiser may receive beside state, timestep and prompt.
 
     Attributes:
-        height, width: pixels.
         guidance_scale: 1.0 is off; only a network that takes the scale as an input sees it.
         guidance_scale_2: of a pipeline's second network; None: the same.
     """
 
-    height: int
-    width: int
+    size: Size
     guidance_scale: float
     guidance_scale_2: float | None = None
 
@@ -119,10 +118,16 @@ class Family(Protocol):
     """That are stored; None: by `stored_tokens` and the network's width."""
     image: str = "images[0]"
     """Where that call's result holds the image, e.g. `images[0]`."""
+    clip: str | None = None
+    """Where it holds all frames of the first clip; None: the family makes single images."""
 
     def call_options(self, max_sequence_length: int) -> Mapping[str, object]:
-        """Arguments that a call of the pipeline for one image needs beside the usual ones."""
+        """Arguments that a call of the pipeline for one sample needs beside the usual ones."""
         return {}
+
+    def frames(self, size: Size) -> Mapping[str, int]:
+        """The call's argument for the frames of a clip, where it takes one."""
+        return {"num_frames": size.num_frames} if self.clip else {}
 
     def readers(self, pipeline: Pipeline, max_sequence_length: int) -> Sequence[Reader]:
         """The tokenizers, and how much each reads of a prompt, to check that nothing is cut."""
@@ -159,10 +164,11 @@ class Family(Protocol):
         """Stack unpadded prompts to a batch, padded exactly as the stock pipeline pads."""
         ...
 
-    def latent_shape(self, pipeline: Pipeline, height: int, width: int) -> tuple[int, ...]:
+    def latent_shape(self, pipeline: Pipeline, size: Size) -> tuple[int, ...]:
         """Shape of one sample's latents as the scheduler sees them.
 
-        Raises ValueError for a size that the model cannot make.
+        Raises ValueError for a size that the model cannot make; several frames are refused before
+        where `clip` is None.
         """
         ...
 
@@ -171,7 +177,7 @@ class Family(Protocol):
 
         Returns what the call takes as `latents`, (b, *latent) float32 on the CPU.
         """
-        return draw_noise(seeds, self.latent_shape(pipeline, setting.height, setting.width))
+        return draw_noise(seeds, self.latent_shape(pipeline, setting.size))
 
     def set_timesteps(
         self, scheduler: Scheduler, steps: int, latent_shape: tuple[int, ...]
@@ -220,14 +226,14 @@ class Family(Protocol):
         """
         ...
 
-    def images(self, result: torch.Tensor) -> torch.Tensor:
-        """The images (b, 3, h, w) in what the stock call returns."""
+    def images(self, result: torch.Tensor, size: Size) -> torch.Tensor:
+        """The images (b, 3, h, w), or clips (b, f, 3, h, w), in what the stock call returns."""
         return result
 
     def generate(self, pipeline: Pipeline, request: Request) -> torch.Tensor | None:
         """Call the stock pipeline once, with stored embeddings and the samples' own noise.
 
-        Returns images (b, 3, h, w) in [0, 1] if `decode`, else None.
+        Returns images (b, 3, h, w) or clips (b, f, 3, h, w) in [0, 1] if `decode`, else None.
         """
         device, setting = pipeline._execution_device, request.setting
         prompts = on(request.conditioning, device, request.dtype)
@@ -239,14 +245,15 @@ class Family(Protocol):
         result: torch.Tensor = pipeline(
             **self.call_arguments(pipeline, prompts, negative, setting),
             latents=latents.to(device, dtype),
-            height=setting.height,
-            width=setting.width,
+            height=setting.size.height,
+            width=setting.size.width,
+            **self.frames(setting.size),
             num_inference_steps=request.steps,
             output_type="pt" if request.decode else "latent",
             return_dict=False,
             **as_annotated(pipeline, request.further),
         )[0]
-        return self.images(result) if request.decode else None
+        return self.images(result, setting.size) if request.decode else None
 
     def predict(
         self,

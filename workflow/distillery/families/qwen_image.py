@@ -23,6 +23,7 @@ from distillery.families.protocol import (
     Pipeline,
     Setting,
 )
+from distillery.families.size import Size
 from distillery.families.text import Reader
 from distillery.schedulers import Scheduler
 
@@ -74,13 +75,13 @@ class QwenImage(Family):
         """Masked zeros up to the longest prompt of the batch."""
         return pad_and_mask(prompts, max(len(prompt["prompt_embeds"]) for prompt in prompts))
 
-    def latent_shape(self, pipeline: Pipeline, height: int, width: int) -> tuple[int, ...]:
+    def latent_shape(self, pipeline: Pipeline, size: Size) -> tuple[int, ...]:
         """(tokens, features)."""
-        return packed_shape(pipeline, height, width)
+        return packed_shape(pipeline, size)
 
     def noise(self, pipeline: Pipeline, seeds: Sequence[int], setting: Setting) -> torch.Tensor:
         """Drawn before it is packed."""
-        return packed_noise(pipeline, seeds, setting.height, setting.width)
+        return packed_noise(pipeline, seeds, setting.size)
 
     def set_timesteps(
         self, scheduler: Scheduler, steps: int, latent_shape: tuple[int, ...]

@@ -12,7 +12,8 @@ from distillery.families.protocol import (
     Pipeline,
     Setting,
 )
-from distillery.families.text import Reader, check_size, stack
+from distillery.families.size import Size, check_size
+from distillery.families.text import Reader, stack
 from distillery.schedulers import Scheduler
 
 
@@ -62,7 +63,7 @@ class Sd(Family):
         """All prompts have the length that CLIP pads to."""
         return {"prompt_embeds": stack(prompts, "prompt_embeds")}
 
-    def latent_shape(self, pipeline: Pipeline, height: int, width: int) -> tuple[int, ...]:
+    def latent_shape(self, pipeline: Pipeline, size: Size) -> tuple[int, ...]:
         """(c, height / factor, width / factor); the UNet itself takes odd sizes too."""
         config, factor = pipeline.unet.config, pipeline.vae_scale_factor
         if config.get("time_cond_proj_dim") is not None:
@@ -71,8 +72,8 @@ class Sd(Family):
                 "distilled ones do: use the model that it was distilled from"
             )
         multiple = lcm(factor, self.stock_multiple)
-        check_size({"height": height, "width": width}, {"height": multiple, "width": multiple})
-        return (config.in_channels, height // factor, width // factor)
+        check_size(size, multiple)
+        return (config.in_channels, size.height // factor, size.width // factor)
 
     def set_timesteps(
         self, scheduler: Scheduler, steps: int, latent_shape: tuple[int, ...]

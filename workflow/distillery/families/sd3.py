@@ -15,7 +15,8 @@ from distillery.families.protocol import (
     Pipeline,
     Setting,
 )
-from distillery.families.text import Reader, check_size
+from distillery.families.size import Size, check_size
+from distillery.families.text import Reader
 from distillery.schedulers import Scheduler
 
 CLIP_TOKENS = 77
@@ -85,7 +86,7 @@ class Sd3(Family):
         """All prompts have the length of CLIP's and T5's padding."""
         return stack_pooled(prompts)
 
-    def latent_shape(self, pipeline: Pipeline, height: int, width: int) -> tuple[int, ...]:
+    def latent_shape(self, pipeline: Pipeline, size: Size) -> tuple[int, ...]:
         """(c, height / factor, width / factor)."""
         config, factor = pipeline.transformer.config, pipeline.vae_scale_factor
         if config.patch_size != PATCH:
@@ -93,14 +94,14 @@ class Sd3(Family):
                 f"the teacher's transformer has patch_size {config.patch_size}: an SD3 has {PATCH}"
             )
         multiple = factor * PATCH
-        check_size({"height": height, "width": width}, {"height": multiple, "width": multiple})
+        check_size(size, multiple)
         largest = config.pos_embed_max_size * multiple
-        if max(height, width) > largest:
+        if max(size.height, size.width) > largest:
             raise ValueError(
-                f"teacher.height is {height} and teacher.width {width}: this model's positions end "
-                f"at {largest} pixels"
+                f"teacher.height is {size.height} and teacher.width {size.width}: this model's "
+                f"positions end at {largest} pixels"
             )
-        return (config.in_channels, height // factor, width // factor)
+        return (config.in_channels, size.height // factor, size.width // factor)
 
     def set_timesteps(
         self, scheduler: Scheduler, steps: int, latent_shape: tuple[int, ...]

@@ -13,7 +13,8 @@ from distillery.families.protocol import (
     Pipeline,
     Setting,
 )
-from distillery.families.text import Reader, check_size
+from distillery.families.size import Size, check_size
+from distillery.families.text import Reader
 
 
 class Sdxl(Family):
@@ -76,7 +77,7 @@ class Sdxl(Family):
         """All prompts have the length that CLIP pads to."""
         return stack_pooled(prompts)
 
-    def latent_shape(self, pipeline: Pipeline, height: int, width: int) -> tuple[int, ...]:
+    def latent_shape(self, pipeline: Pipeline, size: Size) -> tuple[int, ...]:
         """(c, height / factor, width / factor); the UNet itself takes odd sizes too."""
         if pipeline.unet.config.time_cond_proj_dim is not None:
             raise ValueError(
@@ -85,8 +86,8 @@ class Sdxl(Family):
             )
         factor = pipeline.vae_scale_factor
         multiple = lcm(factor, self.stock_multiple)
-        check_size({"height": height, "width": width}, {"height": multiple, "width": multiple})
-        return (pipeline.unet.config.in_channels, height // factor, width // factor)
+        check_size(size, multiple)
+        return (pipeline.unet.config.in_channels, size.height // factor, size.width // factor)
 
     def call_arguments(
         self, pipeline: Pipeline, prompts: Conditioning, negative: Conditioning, setting: Setting
@@ -106,7 +107,7 @@ class Sdxl(Family):
         setting: Setting,
     ) -> torch.Tensor:
         """The conditional branch of `StableDiffusionXLPipeline.__call__`."""
-        size = (setting.height, setting.width)
+        size = (setting.size.height, setting.size.width)
         embeds = conditioning["prompt_embeds"]
         # Original size, upper left corner, target size: those of the stock call.
         time_ids = torch.tensor([[*size, 0, 0, *size]], dtype=embeds.dtype)

@@ -6,8 +6,6 @@ from typing import Any
 
 import torch
 
-from distillery.notes import error, refuse
-
 TEXT = ("tokenizer", "text_encoder")
 """How the names of the components begin that encode prompts."""
 COUNTED_AT_ONCE = 4096
@@ -98,20 +96,3 @@ def on(
         name: value.to(device, dtype if value.is_floating_point() else None)
         for name, value in conditioning.items()
     }
-
-
-def check_size(sizes: Mapping[str, int], multiples: Mapping[str, int]) -> None:
-    """Raise ValueError with the nearest good size unless each is a multiple of its factor.
-
-    Args:
-        sizes: `height` and `width` in pixels.
-    """
-    refuse(
-        error(
-            f"teacher.{name} is {pixels}",
-            f": this model needs a multiple of {multiples[name]}",
-            f"use {max(round(pixels / multiples[name]), 1) * multiples[name]}",
-        )
-        for name, pixels in sizes.items()
-        if pixels % multiples[name]
-    )

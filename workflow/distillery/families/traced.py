@@ -19,6 +19,7 @@ from distillery.families.protocol import (
     Setting,
     as_annotated,
 )
+from distillery.families.size import Size
 from distillery.families.text import TEXT, Reader, on
 from distillery.schedulers import Scheduler, with_methods
 
@@ -52,7 +53,7 @@ class Traced(Family):
         self.guidance_argument = learnt.scale
         self.no_guidance = learnt.unguided.get(self.guidance_argument, 1.0)
         self.bytes_per_prompt = learnt.prompt_bytes
-        self.image = learnt.image
+        self.image, self.clip = learnt.image, learnt.clip
 
     def call_options(self, max_sequence_length: int) -> Mapping[str, object]:
         """What a call without guidance is told beside the scale."""
@@ -96,13 +97,10 @@ class Traced(Family):
         """Zeros after shorter ones; the trace has proved that they change nothing."""
         return self.learnt.encodings.pad(prompts)
 
-    def latent_shape(self, pipeline: Pipeline, height: int, width: int) -> tuple[int, ...]:
+    def latent_shape(self, pipeline: Pipeline, size: Size) -> tuple[int, ...]:
         """As traced; raises ValueError for another size."""
-        if (height, width) != (self.learnt.height, self.learnt.width):
-            raise ValueError(
-                f"teacher.height and width are {height} and {width}: its pipeline was traced at "
-                f"{self.learnt.height} and {self.learnt.width}"
-            )
+        if size != self.learnt.size:
+            raise ValueError(f"its pipeline was traced at {self.learnt.size}, and not at {size}")
         return self.learnt.latent_shape
 
     def noise(self, pipeline: Pipeline, seeds: Sequence[int], setting: Setting) -> torch.Tensor:
@@ -184,14 +182,15 @@ class Traced(Family):
             result: torch.Tensor = pipeline(
                 **given,
                 generator=[torch.Generator().manual_seed(seed) for seed in seeds],
-                height=setting.height,
-                width=setting.width,
+                height=setting.size.height,
+                width=setting.size.width,
+                **self.frames(setting.size),
                 num_inference_steps=request.steps,
                 output_type="pt" if request.decode else "latent",
                 return_dict=False,
                 **as_annotated(pipeline, request.further),
             )[0]
-        return images_of(result) if request.decode else None
+        return images_of(result, setting.size) if request.decode else None
 
     def predict(
         self,
@@ -231,19 +230,19 @@ class Unknown(Traced):
             raise ValueError(f"it has no component whose name begins with {' or '.join(DENOISERS)}")
 
 
-def images_of(result: torch.Tensor) -> torch.Tensor:
-    """(b, 3, h, w) of what a call returns, images or videos of one frame.
+def images_of(result: torch.Tensor, size: Size) -> torch.Tensor:
+    """Images (b, 3, h, w), or clips (b, f, 3, h, w), of what a call returns.
 
-    Raises ValueError for several frames.
+    Raises ValueError for another number of frames.
     """
-    if result.ndim == 4:
+    if result.ndim == 4 and not size.is_clip:
         return result
-    if result.ndim != 5 or 1 not in result.shape[1:3]:
+    frames = result.transpose(1, 2) if result.ndim == 5 and result.shape[2] != 3 else result
+    if frames.ndim != 5 or frames.shape[1:3] != (size.num_frames, 3):
         raise ValueError(
-            f"its call returns {tuple(result.shape)}, not images: set teacher.trace: "
-            "{always: {num_frames: 1}} if it makes videos"
+            f"its call returns {tuple(result.shape)}, and teacher.num_frames is {size.num_frames}"
         )
-    return result[:, 0] if result.shape[1] == 1 else result[:, :, 0]
+    return frames if size.is_clip else frames[:, 0]
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Wan (2.1 and 2.2) at one frame: text attends to zero padding, without a mask."""
+"""Wan (2.1 and 2.2), images and clips: text attends to zero padding, without a mask."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -12,17 +12,16 @@ from distillery.families.protocol import (
     Pipeline,
     Setting,
 )
-from distillery.families.text import Reader, check_size, pad_with_zeros
-
-NUM_FRAMES = 1
+from distillery.families.size import Size, check_size, latent_frames
+from distillery.families.text import Reader, pad_with_zeros
 
 
 class Wan(Family):
-    """Adapter of `WanPipeline`; latents are (c, f, h, w) with one frame.
+    """Adapter of `WanPipeline`; latents are (c, f, h, w), an image is a clip of one frame.
 
     Wan2.2-A14B has two networks: `transformer` for the noisier part of the schedule, and
     `transformer_2` below `boundary_ratio`. Wan2.2-5B, whose network takes a timestep for every
-    token (`expand_timesteps`), is refused.
+    token (`expand_timesteps`), is refused: it can be traced.
     """
 
     name = "wan"
@@ -35,11 +34,12 @@ class Wan(Family):
     blocks: Mapping[str, str] = MappingProxyType({"blocks": "num_layers"})
     interface = (*Family.interface, "text_dim")
     image = "frames[0][0]"
+    clip = "frames[0]"
     starts_in_float32 = True
 
     def call_options(self, max_sequence_length: int) -> Mapping[str, object]:
-        """One frame, and how far prompts are padded."""
-        return {"num_frames": NUM_FRAMES, "max_sequence_length": max_sequence_length}
+        """How far prompts are padded."""
+        return {"max_sequence_length": max_sequence_length}
 
     def readers(self, pipeline: Pipeline, max_sequence_length: int) -> Sequence[Reader]:
         """UMT5, after the pipeline's own cleaning."""
@@ -70,32 +70,31 @@ class Wan(Family):
         embeds = [prompt["prompt_embeds"] for prompt in prompts]
         return {"prompt_embeds": pad_with_zeros(embeds, max_sequence_length)}
 
-    def latent_shape(self, pipeline: Pipeline, height: int, width: int) -> tuple[int, ...]:
-        """(c, 1, height / factor, width / factor)."""
+    def latent_shape(self, pipeline: Pipeline, size: Size) -> tuple[int, ...]:
+        """(c, f, height / factor, width / factor): a frame of latents for the first of the clip,
+        and one for each `vae_scale_factor_temporal` after it."""
         _check_networks(pipeline)
         scale = pipeline.vae_scale_factor_spatial
         config = (pipeline.transformer or pipeline.transformer_2).config
         _, patch_h, patch_w = config.patch_size
-        check_size(
-            {"height": height, "width": width},
-            {"height": scale * patch_h, "width": scale * patch_w},
-        )
-        return (config.in_channels, NUM_FRAMES, height // scale, width // scale)
+        temporal = pipeline.vae_scale_factor_temporal
+        check_size(size, scale * patch_h, scale * patch_w, temporal)
+        num_frames = latent_frames(size.num_frames, temporal)
+        return (config.in_channels, num_frames, size.height // scale, size.width // scale)
 
     def call_arguments(
         self, pipeline: Pipeline, prompts: Conditioning, negative: Conditioning, setting: Setting
     ) -> Mapping[str, object]:
-        """Embeddings of both branches, one frame, and the guidance of one network or of both."""
+        """Embeddings of both branches, and the guidance of one network or of both."""
         return {
             "prompt_embeds": prompts["prompt_embeds"],
             "negative_prompt_embeds": negative["prompt_embeds"],
-            "num_frames": NUM_FRAMES,
             **setting.guidance,
         }
 
-    def images(self, result: torch.Tensor) -> torch.Tensor:
-        """The one frame of each video."""
-        return result[:, 0]
+    def images(self, result: torch.Tensor, size: Size) -> torch.Tensor:
+        """The frames of each video, or the one."""
+        return result[:, 0] if size.num_frames == 1 else result
 
     def predict(
         self,
@@ -120,7 +119,8 @@ def _check_networks(pipeline: Pipeline) -> None:
     if pipeline.config.get("expand_timesteps"):
         raise ValueError(
             "the teacher has expand_timesteps, as Wan2.2-TI2V-5B: its network takes a timestep for "
-            "each token, and Distillery gives a sample one; use Wan2.1 or Wan2.2-T2V-A14B"
+            "each token, which this adapter does not give; let it be learnt from its own calls by "
+            "teacher.trace: {unguided: {guidance_scale: 1.0}}"
         )
     boundary = pipeline.config.get("boundary_ratio")
     is_number = isinstance(boundary, int | float) and not isinstance(boundary, bool)

@@ -39,6 +39,7 @@ class SampleFolder:
         samples: in their global order; a row number of the methods below counts them.
         images_per_prompt: samples of each prompt.
         guided: whether negative prompts count.
+        fps: frames of a clip per second.
     """
 
     root: Path
@@ -47,6 +48,7 @@ class SampleFolder:
     images_per_prompt: int
     recipe_hash: str
     guided: bool = True
+    fps: int = 1
 
     @cached_property
     def _texts(self) -> list[list[str]]:
@@ -94,7 +96,7 @@ class SampleFolder:
         texts |= dict(zip(("prompt", NEGATIVE), own, strict=False))
         if not image.any():
             texts[BLACK] = "every pixel is 0"
-        write_png(self.image(row), image, texts)
+        write_png(self.image(row), image, texts, self.fps)
 
     def is_black(self, row: int) -> bool:
         """Whether every pixel of an image that is there is 0; reads only its texts."""

@@ -11,7 +11,7 @@ import torch
 
 from distillery.config.jobs import SamplesJob
 from distillery.config.section import Compile
-from distillery.families import Setting
+from distillery.families import Setting, Size
 from distillery.families.protocol import Pipeline
 from distillery.files import hash_json
 from distillery.generation.generator import Calls, Generator
@@ -47,7 +47,7 @@ class ImageBatch:
     """A batch of images on its way to the disk.
 
     Attributes:
-        pixels: (b, h, w, 3) uint8.
+        pixels: (b, h, w, 3) uint8, of clips (b, f, h, w, 3).
         latents: (b, *latent) float32.
         is_decoded: (b,) bool, whether the VAE's values are finite.
     """
@@ -126,7 +126,7 @@ class SampleMaker:
         self.family = self.folder.family
         self.length = job.teacher.max_sequence_length or self.family.max_sequence_length
         self.setting = Setting(
-            job.teacher.height, job.teacher.width, self._guidance_scale(), sampling.guidance_scale_2
+            Size.of(job.teacher), self._guidance_scale(), sampling.guidance_scale_2
         )
         self.unit = AUTO_UNIT if sampling.batch_size == "auto" else sampling.batch_size
         sampled = table["prompt_id"].head(sampling.num_prompts or len(table))
@@ -138,6 +138,7 @@ class SampleMaker:
             sampling.images_per_prompt,
             hash_json(self._recipe()),
             guided=self._calls_per_step > 1,
+            fps=job.teacher.fps,
         )
         self._generator = Generator(
             self._calls(), self._load, sampling.batch_size, self.unit, device, reporter, compiling
@@ -189,6 +190,8 @@ class SampleMaker:
             "attention": self.job.teacher.attention,
             "height": self.job.teacher.height,
             "width": self.job.teacher.width,
+            **({"vae_tiling": True} if self.job.teacher.vae_tiling else {}),
+            **self._clip_recipe(),
             "max_sequence_length": self.length,
             "scheduler": self._solver_recipe(),
             **self.job.sampling.model_dump(mode="json", exclude=NOT_IN_RECIPE),
@@ -196,6 +199,12 @@ class SampleMaker:
             **self.setting.guidance,
             **({"call": self._further} if self._further else {}),
         }
+
+    def _clip_recipe(self) -> dict[str, int]:
+        """Frames, and how fast they are played; nothing of single images."""
+        teacher = self.job.teacher
+        is_clip = self.setting.size.is_clip
+        return {"num_frames": teacher.num_frames, "fps": teacher.fps} if is_clip else {}
 
     def _solver_recipe(self) -> dict[str, Any] | None:
         """`teacher.scheduler` with what its class takes over from the folder's."""
@@ -225,7 +234,7 @@ class SampleMaker:
         teacher, sampling = self.job.teacher, self.job.sampling
         pipeline = load(teacher, self.folder, self.device, self.family.text_components)
         if not self.is_student:
-            shape = self.family.latent_shape(pipeline, teacher.height, teacher.width)
+            shape = self.family.latent_shape(pipeline, self.setting.size)
             given = pipeline.scheduler, sampling.steps, shape, sampling.grid
             solver_of(self.family, *given)
             if sampling.grid is not None:

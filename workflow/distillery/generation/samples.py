@@ -15,7 +15,7 @@ from distillery.generation.chunked import what_was_made
 from distillery.generation.sample_folder import SampleFolder, SaveThreads
 from distillery.generation.sample_maker import SampleMaker
 from distillery.noise import noise_seed
-from distillery.prompts import REQUIRED, RESERVED, RESERVED_FOR_PAIRS
+from distillery.prompts import REQUIRED, RESERVED, RESERVED_FOR_CLIPS, RESERVED_FOR_PAIRS
 from distillery.run_folder import RunFolder
 from distillery.stage import balanced_range
 from distillery.store.belonging import check_student_of
@@ -88,7 +88,8 @@ def make_samples(
     records = [describe(maker, row, model, shard, table) for row in rows]
     _tell_black(maker.sample_folder, rows, reporter)
     second = [name for name in RESERVED_FOR_PAIRS if name in maker.setting.guidance]
-    columns = [*REQUIRED, *RESERVED, *second, *_extra_columns(table)]
+    of_clips = RESERVED_FOR_CLIPS if maker.setting.size.is_clip else ()
+    columns = [*REQUIRED, *RESERVED, *second, *of_clips, *_extra_columns(table)]
     write_table(pd.DataFrame(records, columns=columns), output)
 
 
@@ -165,8 +166,10 @@ def describe(
         "steps": sampling.steps,
         **maker.setting.guidance,
         "network_calls": maker.num_calls,
-        "width": maker.setting.width,
-        "height": maker.setting.height,
+        "width": maker.setting.size.width,
+        "height": maker.setting.size.height,
+        "num_frames": maker.setting.size.num_frames,
+        "fps": maker.job.teacher.fps,
         "is_black": sample_folder.is_black(row),
         "recipe": sample_folder.recipe_hash,
         "shard": f"{shard[0]}/{shard[1]}",

@@ -11,7 +11,7 @@ import torch
 from distillery.config.jobs import TargetsJob
 from distillery.config.run import Targets
 from distillery.config.section import Compile
-from distillery.families import Family, Setting, grid_of
+from distillery.families import Family, Setting, Size, grid_of
 from distillery.files import hash_json
 from distillery.generation.chunked import ChunkPlan, advise_not_finite, check_finite, make_chunks
 from distillery.generation.generator import Calls, Generator
@@ -35,7 +35,7 @@ from distillery.telemetry import Reporter
 def setting_of(job: TargetsJob) -> Setting:
     """What the teacher receives beside state, timestep and prompt."""
     teacher, targets = job.teacher, job.targets
-    return Setting(teacher.height, teacher.width, targets.guidance_scale, targets.guidance_scale_2)
+    return Setting(Size.of(teacher), targets.guidance_scale, targets.guidance_scale_2)
 
 
 def targets_recipe(job: TargetsJob, folder: PipelineFolder, embeddings_hash: str) -> TargetsRecipe:
@@ -46,7 +46,7 @@ def targets_recipe(job: TargetsJob, folder: PipelineFolder, embeddings_hash: str
     """
     targets, teacher, family = job.targets, job.teacher, folder.family
     scheduler = load_scheduler(folder, teacher)
-    shape = family.latent_shape(load_skeleton(folder), teacher.height, teacher.width)
+    shape = family.latent_shape(load_skeleton(folder), Size.of(teacher))
     knots = knots_of(targets.steps, targets.num_segments)
     schedule = grid_of(family, scheduler, targets.steps, shape).subset(knots)
     check_student_grid(family, scheduler, schedule, targets.steps, shape)
@@ -69,6 +69,7 @@ def targets_recipe(job: TargetsJob, folder: PipelineFolder, embeddings_hash: str
         latent_shape=shape,
         height=teacher.height,
         width=teacher.width,
+        num_frames=teacher.num_frames,
         max_sequence_length=teacher.max_sequence_length or family.max_sequence_length,
         negative_prompt=teacher.negative_prompt,
         dtype=teacher.dtype,

@@ -7,7 +7,7 @@ from typing import Self
 import torch
 
 from distillery.config.teacher import Teacher
-from distillery.families import Request, Setting, family_named
+from distillery.families import Request, Setting, Size, family_named
 from distillery.families.protocol import Family, Pipeline
 from distillery.generation.generator import padded
 from distillery.generation.trajectory import Trajectory, record, walking
@@ -140,9 +140,7 @@ class TeacherWalk:
             conditioning=conditioning,
             negative=negative,
             steps=num_steps,
-            setting=Setting(
-                recipe.height, recipe.width, recipe.guidance_scale, recipe.guidance_scale_2
-            ),
+            setting=Setting(Size.of(recipe), recipe.guidance_scale, recipe.guidance_scale_2),
             decode=False,
             dtype=torch.float32,
             latents=states / scale,

@@ -149,8 +149,8 @@ def samples_bytes(config: RunConfig, num_prompts: int, shape: tuple[int, ...]) -
 
 
 def image_bytes(teacher: Teacher) -> int:
-    """Bytes of one image."""
-    return teacher.height * teacher.width * CHANNELS
+    """Bytes of one image, or clip."""
+    return teacher.num_frames * teacher.height * teacher.width * CHANNELS
 
 
 def previews_bytes(config: Config, num_prompts: int) -> int:

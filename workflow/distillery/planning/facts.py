@@ -14,6 +14,7 @@ import pandas as pd
 from distillery.config.jobs import EmbeddingsJob, TargetsJob, resolve_sampling
 from distillery.config.run import Config, RunConfig
 from distillery.config.ways import Online
+from distillery.families import Size
 from distillery.generation.embeddings import embeddings_recipe
 from distillery.generation.targets import plan_of_targets, targets_recipe
 from distillery.generation.teacher_walk import check_steps
@@ -90,9 +91,9 @@ class Facts:
     @cached_property
     def latent_shape(self) -> tuple[int, ...]:
         """Of one sample; raises for a size that the teacher cannot make, or its scheduler."""
-        size = self.config.teacher.height, self.config.teacher.width
-        load_scheduler(self.folder, self.config.teacher)
-        return self.folder.family.latent_shape(load_skeleton(self.folder), *size)
+        teacher = self.config.teacher
+        load_scheduler(self.folder, teacher)
+        return self.folder.family.latent_shape(load_skeleton(self.folder), Size.of(teacher))
 
     @cached_property
     def stores(self) -> tuple[Store, ...]:

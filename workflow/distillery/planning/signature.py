@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from distillery.config.jobs import SignatureJob
+from distillery.families import Size
 from distillery.families.learning import Terms, learn_pipeline
 from distillery.families.recording import UntraceableError
 from distillery.files import write_sealed
@@ -39,8 +40,7 @@ def make_signature(
     pipeline = load_teacher(teacher, folder, device)
     terms = Terms(
         steps=job.steps,
-        height=teacher.height,
-        width=teacher.width,
+        size=Size.of(teacher),
         guidance_scale=job.guidance_scale,
         unguided=trace.unguided,
         always=trace.always,

@@ -42,7 +42,7 @@ class Recipe(BaseModel):
         """Its fields that are settings, each of the first section that has it, and its kind.
 
         A setting that is left open (None where the recipe needs a value) is not among them: what it
-        becomes is the family's.
+        becomes is the family's. One that has its default is None, as it is not written.
         """
         found: dict[str, Any] = {"kind": get_args(cls.model_fields["kind"].annotation)[0]}
         for name, field in cls.model_fields.items():
@@ -51,7 +51,7 @@ class Recipe(BaseModel):
             is_plain = value is None or isinstance(value, (str, int, float, dict))
             may_be_none = type(None) in get_args(field.annotation)
             if owner is not None and is_plain and (value is not None or may_be_none):
-                found[name] = value
+                found[name] = None if value == field.default else value
         return found
 
     @property
@@ -111,6 +111,7 @@ class TargetsRecipe(Scheduled):
     """Steps whose states are stored, the clean end included."""
     height: int
     width: int
+    num_frames: int = 1
     max_sequence_length: int
     negative_prompt: str | None
     dtype: Dtype

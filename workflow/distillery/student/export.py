@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from distillery.config.jobs import ExportJob
-from distillery.families import Family
+from distillery.families import Family, Size
 from distillery.families.protocol import Denoiser
 from distillery.files import atomic_path, write_json, write_text
 from distillery.model_folder import (
@@ -81,7 +81,7 @@ def export_student(
     trained = TrainingRecipe.from_json(about["recipe"]) if "recipe" in about else None
     if trained:
         _check_steps(job, trained, student)
-    shape = family.latent_shape(load_skeleton(folder), job.teacher.height, job.teacher.width)
+    shape = family.latent_shape(load_skeleton(folder), Size.of(job.teacher))
     scheduler = few_step_scheduler(
         family,
         load_scheduler(folder, job.teacher),
@@ -180,7 +180,8 @@ def _link_or_copy(path: Path, copy: Path) -> None:
 
 
 def right_call(job: ExportJob, family: Family, denoiser: Denoiser) -> dict[str, Any]:
-    """How the student's pipeline is called: `arguments`, and where the result has its `image`.
+    """How the student's pipeline is called: `arguments`, and where the result has its `image`, or
+    its `clip` and how many frames of it are played in a second, `fps`.
 
     `dtypes` are the samples' number types by component, `cast_latents` says whether they need what
     the stock call does not do, and `absent`, which is added where the folder is known, are
@@ -196,14 +197,17 @@ def right_call(job: ExportJob, family: Family, denoiser: Denoiser) -> dict[str, 
         ),
         "height": teacher.height,
         "width": teacher.width,
+        **family.frames(Size.of(teacher)),
         **family.call_options(length),
         "output_type": "pil",
     }
     return {
         "arguments": arguments,
         "dtypes": {"default": teacher.dtype, "vae": teacher.vae_dtype},
+        **({"vae_tiling": True} if teacher.vae_tiling else {}),
         "cast_latents": teacher.vae_dtype != teacher.dtype and not family.casts_latents,
         "image": family.image,
+        **({"clip": family.clip, "fps": teacher.fps} if teacher.num_frames > 1 else {}),
     }
 
 
@@ -252,12 +256,12 @@ def model_card(job: ExportJob, about: Mapping[str, Any], origin: Mapping[str, st
         recipe=about["recipe"],
         recipe_hash=about["recipe_hash"],
         samples_seen=about["samples_seen"],
-        header=card_header(origin, "lora" in about),
+        header=card_header(origin, "lora" in about, job.teacher.num_frames > 1),
         license=origin.get("license_name") or origin.get("license"),
     )
 
 
-def card_header(origin: Mapping[str, str], is_lora: bool) -> str:
+def card_header(origin: Mapping[str, str], is_lora: bool, is_of_clips: bool = False) -> str:
     """The header of a model card, as the hub reads it: YAML, without its marks."""
     from huggingface_hub import ModelCardData
 
@@ -267,7 +271,7 @@ def card_header(origin: Mapping[str, str], is_lora: bool) -> str:
         known["base_model_relation"] = relation
     data = ModelCardData(
         library_name="diffusers",
-        pipeline_tag="text-to-image",
+        pipeline_tag="text-to-video" if is_of_clips else "text-to-image",
         tags=["distillation", "few-step", *["lora"] * is_lora],
         **known,
     )

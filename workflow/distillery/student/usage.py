@@ -112,15 +112,24 @@ def _one_network(lora: Mapping[str, Any]) -> list[str]:
 
 
 def _drawing(call: Mapping[str, Any], prompt: str, seed: int, note: str) -> list[str]:
-    """Draw one image with noise of a seed, and save it."""
+    """Draw one image or clip with noise of a seed, and save it."""
+    name, place = ("frames", call["clip"]) if "clip" in call else ("image", call["image"])
     return [
         'pipeline.to("cuda" if torch.cuda.is_available() else "cpu")',
+        *(["pipeline.vae.enable_tiling()"] if "vae_tiling" in call else []),
         *(CAST if call["cast_latents"] else ()),
         "",
-        "image = pipeline(",
+        f"{name} = pipeline(",
         f"    prompt={prompt!r},",
         *(f"    {name}={value!r}," for name, value in call["arguments"].items()),
         f"    generator=torch.Generator().manual_seed({seed}),{note and f'  # {note}'}",
-        f").{call['image']}",
-        'image.save("image.png")',
+        f").{place}",
+        *_saving(call),
     ]
+
+
+def _saving(call: Mapping[str, Any]) -> list[str]:
+    if "clip" not in call:
+        return ['image.save("image.png")']
+    playing = f"duration={round(1000 / call['fps'])}, lossless=True"
+    return [f'frames[0].save("clip.webp", save_all=True, append_images=frames[1:], {playing})']

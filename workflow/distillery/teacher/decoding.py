@@ -114,7 +114,9 @@ def pop_decode_seconds(pipeline: Pipeline) -> float:
     return decode.pop_seconds() if isinstance(decode, DecodeGuard) else 0.0
 
 
-def guard_decoding(pipeline: Pipeline) -> None:
+def guard_decoding(pipeline: Pipeline, in_tiles: bool = False) -> None:
     """Let a pipeline's VAE decode again in float32 what it spoils; see `DecodeGuard`."""
     if pipeline.vae is not None:
+        if in_tiles:
+            pipeline.vae.enable_tiling()
         pipeline.vae.decode = DecodeGuard(pipeline.vae)

@@ -114,7 +114,7 @@ def _set_up(pipeline: Pipeline, teacher: Teacher, family: Family, device: torch.
     for denoiser in denoisers_of(pipeline, family).values():
         if teacher.attention is not None:
             set_attention(denoiser, teacher.attention, teacher.dtype)
-    guard_decoding(pipeline)
+    guard_decoding(pipeline, teacher.vae_tiling)
     return place(pipeline, teacher, device)
 
 
@@ -308,7 +308,10 @@ def load_tokenizers(folder: PipelineFolder) -> Pipeline:
 
 
 def check_options(teacher: Teacher, folder: PipelineFolder) -> None:
-    """Raise ValueError if adapters or attention do not fit the teacher; reads no weights of it."""
+    """Raise ValueError if adapters, attention or tiling do not fit the teacher; reads no weights of
+    it."""
+    if teacher.vae_tiling and not hasattr(_skeleton(folder, "vae"), "use_tiling"):
+        raise ValueError("teacher.vae_tiling is true: this VAE cannot decode in tiles; remove it")
     if not teacher.adapters and teacher.attention is None:
         return
     denoisers: dict[str, Denoiser] = {name: _skeleton(folder, name) for name in folder.denoisers}

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import Dataset
 
 from distillery.config.training import Objective, TimestepWeights
-from distillery.families import Family, Setting, family_named
+from distillery.families import Family, Setting, Size, family_named
 from distillery.families.protocol import Conditioning
 from distillery.files import repair_hint
 from distillery.generation.targets import DrawnNoise
@@ -116,7 +116,7 @@ class SegmentDataset(Dataset[Batch]):
             )
         self.family: Family = family_named(self.recipe.family, self.recipe.signature)
         self.grid, self.teacher_grid = student_grid(self.recipe, steps), teacher_grid(self.recipe)
-        self.setting = Setting(self.recipe.height, self.recipe.width, self.recipe.guidance_scale)
+        self.setting = Setting(Size.of(self.recipe), self.recipe.guidance_scale)
         self.steps = steps
         self.objective: Objective = objective
         self.num_trajectories = self._trajectories.num_samples

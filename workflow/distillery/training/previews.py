@@ -16,7 +16,7 @@ import torch
 from distillery.config.jobs import PreviewsJob, TrainingJob, read_job
 from distillery.config.section import Dtype
 from distillery.config.teacher import Teacher
-from distillery.families import Family, Request, Setting, family_named
+from distillery.families import Family, Request, Setting, Size, family_named
 from distillery.families.protocol import Denoiser, Pipeline
 from distillery.generation.generator import Calls
 from distillery.images import Pixels, as_bytes, is_preview, moment_folder, write_png, write_sheets
@@ -99,7 +99,7 @@ class PreviewPipeline:
         assert getattr(pipeline, family.denoisers[0]) is denoiser, "the student itself"
         pipeline.set_progress_bar_config(disable=True)
         pipeline.vae.requires_grad_(False).to(device)
-        guard_decoding(pipeline)
+        guard_decoding(pipeline, teacher.vae_tiling)
         return cls(pipeline, family, denoiser, recipe, steps, device, torch_dtype(dtype))
 
     def calls(self, store: EmbeddingStore, samples: Sequence[SampleId], seed: int) -> Calls:
@@ -118,7 +118,7 @@ class PreviewPipeline:
         )
 
     def draw(self, request: Request) -> Pixels:
-        """One image (h, w, 3), as the student draws it now; one at a time takes least memory."""
+        """One image or clip, as the student draws it now; one at a time takes least memory."""
         with inspecting(self.denoiser, self.device, self.dtype), self._network_alone():
             images = self.family.generate(self.pipeline, request)
         assert images is not None
@@ -157,7 +157,7 @@ class PreviewPipeline:
         """Without guidance; a network that takes the scale as an input gets its targets'."""
         is_guided_by_input = self.family.has_guidance_embedding(self.denoiser.config)  # type: ignore[arg-type]
         scale = self.recipe.guidance_scale if is_guided_by_input else 1.0
-        return Setting(self.recipe.height, self.recipe.width, scale)
+        return Setting(Size.of(self.recipe), scale)
 
 
 class Previews:
@@ -230,7 +230,7 @@ class Previews:
         return sorted(seen for seen in map(int, filter(str.isdecimal, numbers)) if seen <= up_to)
 
     def draw(self, drawer: PreviewPipeline, row: int, samples_seen: int) -> Pixels:
-        """Draw one prompt (h, w, 3), and raise an alarm if nothing is on it."""
+        """Draw one prompt, and raise an alarm if nothing is on it."""
         prompt_id, samples = self.prompt_ids[row], [SampleId(name, 0) for name in self.prompt_ids]
         pixels = drawer.draw(drawer.calls(self._store, samples, self.job.seed).request([row]))
         self._alarms.tell(IMAGE_ALARMS, judge_image(prompt_id, pixels), samples_seen, prompt_id)
@@ -254,7 +254,7 @@ class Previews:
         """Save images by row, then the contact sheets."""
         for row, image in pixels.items():
             texts = {"training": self._training, "prompt": self.prompts[self.prompt_ids[row]]}
-            write_png(self.image(row, samples_seen), image, texts)
+            write_png(self.image(row, samples_seen), image, texts, self.job.teacher.fps)
         write_sheets(self._root, samples_seen, self.prompts, self._training)
 
 

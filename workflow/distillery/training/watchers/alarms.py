@@ -390,7 +390,7 @@ IMAGE_ALARMS = ("solid_image",)
 
 
 def judge_image(prompt_id: str, image: npt.NDArray[np.uint8]) -> list[Alarm]:
-    """Whether a preview (h, w, 3) shows anything; what was not finite is black by now."""
+    """Whether a preview (..., 3) shows anything; what was not finite is black by now."""
     deviation = float(image.reshape(-1, image.shape[-1]).std(axis=0).mean())
     if deviation >= MIN_DEVIATION:
         return []

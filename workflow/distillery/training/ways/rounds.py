@@ -20,7 +20,7 @@ from distillery.config.jobs import RoundsJob
 from distillery.config.phases import Span
 from distillery.config.section import Compile
 from distillery.config.ways import Rounds
-from distillery.families import Setting
+from distillery.families import Setting, Size
 from distillery.files import repair_hint
 from distillery.generation.chunked import ChunkPlan, advise_not_finite, check_finite, make_chunks
 from distillery.generation.generator import Generator
@@ -237,8 +237,7 @@ class StateMaker:
         )
         is_guided_by_input = folder.family.has_guidance_embedding(folder.denoiser_config)
         setting = Setting(
-            job.teacher.height,
-            job.teacher.width,
+            Size.of(job.teacher),
             targets.guidance_scale if is_guided_by_input else 1.0,
         )
         calls = calls_of(job, folder.family, table, store, steps, setting)

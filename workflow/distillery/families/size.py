@@ -1,0 +1,83 @@
+"""The size of a sample: pixels, and frames of a clip."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+from distillery.notes import Note, error, refuse
+
+
+class Sized(Protocol):
+    """A section or a recipe that has a size."""
+
+    @property
+    def height(self) -> int:
+        """Pixels."""
+        ...
+
+    @property
+    def width(self) -> int:
+        """Pixels."""
+        ...
+
+    @property
+    def num_frames(self) -> int:
+        """1 of an image."""
+        ...
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of one sample, in pixels; a clip has several frames."""
+
+    height: int
+    width: int
+    num_frames: int = 1
+
+    @classmethod
+    def of(cls, settings: Sized) -> Self:
+        """What the section `teacher` says, or a recipe."""
+        return cls(settings.height, settings.width, settings.num_frames)
+
+    @property
+    def is_clip(self) -> bool:
+        """Whether it has frames to play."""
+        return self.num_frames > 1
+
+
+def check_size(
+    size: Size, height_multiple: int, width_multiple: int | None = None, frames_multiple: int = 1
+) -> None:
+    """Raise ValueError with the nearest good size unless each is a multiple of its factor.
+
+    Args:
+        width_multiple: None: as the height's.
+        frames_multiple: of the frames after the first, which latents have alone.
+    """
+    multiples = {"height": height_multiple, "width": width_multiple or height_multiple}
+    refuse([*_on_pixels(size, multiples), *_on_frames(size.num_frames, frames_multiple)])
+
+
+def latent_frames(num_frames: int, multiple: int) -> int:
+    """Of a clip, of which the first frame has latents of its own."""
+    return (num_frames - 1) // multiple + 1
+
+
+def _on_pixels(size: Size, multiples: Mapping[str, int]) -> Iterator[Note]:
+    for name, multiple in multiples.items():
+        pixels = getattr(size, name)
+        if pixels % multiple:
+            yield error(
+                f"teacher.{name} is {pixels}",
+                f": this model needs a multiple of {multiple}",
+                f"use {max(round(pixels / multiple), 1) * multiple}",
+            )
+
+
+def _on_frames(num_frames: int, multiple: int) -> Iterator[Note]:
+    if (num_frames - 1) % multiple:
+        yield error(
+            f"teacher.num_frames is {num_frames}",
+            f": this model makes 1 and {multiple} more, or {multiple} times as many more",
+            f"use {max(round((num_frames - 1) / multiple), 1) * multiple + 1}",
+        )
