@@ -92,9 +92,39 @@ def test_what_a_trace_cannot_serve_is_refused(
         planned(tmp_path, unknown, teacher=teacher, **changes)
 
 
-def test_a_class_with_an_adapter_is_not_traced(teacher: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"WanPipeline has an adapter.*remove teacher\.trace"):
-        planned(tmp_path, teacher, teacher={"trace": OFF})
+def test_a_class_with_an_adapter_is_advised_to_use_it(teacher: Path, tmp_path: Path) -> None:
+    """Unless it refuses this one, as Wan's does a network with a time for each token."""
+    advice = planned(tmp_path, teacher, teacher={"trace": OFF})["advice"]
+    assert any("WanPipeline has an adapter" in line for line in advice)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"teacher": {"call": {"guidance_rescal": 0.7}}}, r"teacher\.call\.guidance_rescal"),
+        ({"targets": {"steps": 5000, "num_segments": 2}}, r"targets\.steps is 5000"),
+        ({"training": {"held_out_prompts": 9}}, "held_out_prompts"),
+        ({"evaluation": {"judge": "nowhere"}}, r"evaluation\.judge is 'nowhere'"),
+        ({"teacher": {"fps": 24}}, r"teacher\.fps is 24"),
+    ],
+)
+def test_what_can_be_seen_before_it_is_learnt_is_refused_then(
+    unknown: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    """And not by the second job, for which a large teacher was loaded."""
+    teacher = {"trace": OFF} | changes.pop("teacher", {})
+    with pytest.raises(ValueError, match=message):
+        planned(tmp_path, unknown, teacher=teacher, **changes)
+
+
+def test_the_plan_before_tells_prompts_parameters_and_doubts(unknown: Path, tmp_path: Path) -> None:
+    plan = planned(
+        tmp_path, unknown, teacher={"trace": OFF}, training={"ema_half_life_samples": 10**6}
+    )
+    page = str(plan["page"])
+    for words in ("9 to learn from", "transformer 2", "compared with teacher", "ema_half_life"):
+        assert words in page
+    assert any("ema_half_life_samples" in line for line in plan["advice"])
 
 
 def test_a_class_that_diffusers_has_not_is_refused(unknown: Path, tmp_path: Path) -> None:

@@ -1,11 +1,11 @@
-"""The plan of `teacher.call`: arguments of the stock call that no other key says."""
+"""The plan of what the stock call takes: `teacher.call`, and frames."""
 
 import inspect
 import re
 from collections.abc import Iterator
 from difflib import get_close_matches
 
-from distillery.config.teacher import Teacher
+from distillery.config.teacher import FPS, Teacher
 from distillery.notes import Note, error
 from distillery.teacher.folder import PipelineFolder
 
@@ -35,6 +35,22 @@ def on_call(teacher: Teacher, folder: PipelineFolder) -> Iterator[Note]:
             cure = f"remove it; this call takes {', '.join(arguments_of(folder)) or 'none'}"
             near = get_close_matches(name, arguments_of(folder), n=1)
             yield error(where, f": {cause}", f"did you mean {near[0]}?" if near else cure)
+
+
+def on_frames(teacher: Teacher, folder: PipelineFolder) -> Iterator[Note]:
+    """A clip of a class that makes images, and a speed where nothing is played."""
+    if teacher.num_frames > 1 and "num_frames" not in known_arguments(folder):
+        yield error(
+            f"teacher.num_frames is {teacher.num_frames}",
+            f": {folder.class_name} makes single images",
+            "remove it",
+        )
+    if teacher.num_frames == 1 and teacher.fps != FPS:
+        yield error(
+            f"teacher.fps is {teacher.fps}",
+            ", and a sample is a single image, which is not played",
+            "remove it, or set teacher.num_frames",
+        )
 
 
 def arguments_of(folder: PipelineFolder) -> list[str]:

@@ -44,31 +44,37 @@ FOLDER: tuple[Check, ...] = (
     lambda it: prompts.on_made(it.config, it.prompts, it.run_folder),
 )
 
-# What the user asks of prompts and the teacher.
-WISHES: tuple[Check, ...] = (
-    lambda it: prompts.on_sequence_length(it.config.teacher, it.folder.family),
-    lambda it: loading.check_options(it.config.teacher, it.folder),
+# What the user asks of prompts and the teacher, also of one that is still to be learnt.
+WISHES_OF_ANY: tuple[Check, ...] = (
     lambda it: call.on_call(it.config.teacher, it.folder),
+    lambda it: call.on_frames(it.config.teacher, it.folder),
     lambda it: on_trace(it.config, it.folder),
-    lambda it: guidance.on_second_scale(it.config, it.folder),
     lambda it: solver.on_num_steps(it.config, it.folder),
-    lambda it: prompts.check_all_texts(it.config.teacher, it.folder, it.prompts),
-    lambda it: prompts.on_negatives(it.config, it.prompts, it.folder),
     lambda it: prompts.on_weights(it.prompts),
     lambda it: prompts.on_misread(it.prompts),
     lambda it: unusual.on_numbers(it.config, it.num_prompts["eval"]),
-    lambda it: few_steps.on_few_steps(it.config, it.folder),
     lambda it: unusual.on_adapters(it.config.teacher),
-    lambda it: unusual.on_idle(it.config.teacher, it.folder),
     lambda it: unusual.on_attention(it.config.teacher),
 )
-WISHES_OF_DISTILLATION: tuple[Check, ...] = (
+WISHES_OF_TRAINING: tuple[Check, ...] = (
     lambda it: on_held_out(it.config.training.held_out_prompts, it.num_prompts["train"]),
     lambda it: unusual.on_settings(it.config, it.num_prompts["train"]),
     lambda it: prompts.on_both_splits(it.prompts),
-    lambda it: guidance.on_guided_students(it.config, it.folder),
     lambda it: precision.on_average(it.config),
     lambda it: scoring.on_measures(it.config, it.num_features, it.num_prompts["eval"]),
+)
+# What its family must be known for.
+WISHES: tuple[Check, ...] = (
+    lambda it: prompts.on_sequence_length(it.config.teacher, it.folder.family),
+    lambda it: loading.check_options(it.config.teacher, it.folder),
+    lambda it: guidance.on_second_scale(it.config, it.folder),
+    lambda it: prompts.check_all_texts(it.config.teacher, it.folder, it.prompts),
+    lambda it: prompts.on_negatives(it.config, it.prompts, it.folder),
+    lambda it: few_steps.on_few_steps(it.config, it.folder),
+    lambda it: unusual.on_idle(it.config.teacher, it.folder),
+)
+WISHES_OF_DISTILLATION: tuple[Check, ...] = (
+    lambda it: guidance.on_guided_students(it.config, it.folder),
 )
 
 # What follows from it.
@@ -129,8 +135,14 @@ def ask(checks: Iterable[Check], subject: Facts | Planned) -> list[Note]:
 
 
 def wishes_of(facts: Facts) -> tuple[Check, ...]:
-    """The list `WISHES`, with what is asked of this kind of run alone."""
-    return WISHES + WISHES_OF_DISTILLATION * isinstance(facts, Distillation)
+    """What is asked first, of this kind of run."""
+    is_distilled, is_known = isinstance(facts, Distillation), not facts.folder.is_to_be_learnt
+    return (
+        WISHES * is_known
+        + WISHES_OF_ANY
+        + WISHES_OF_DISTILLATION * (is_distilled and is_known)
+        + WISHES_OF_TRAINING * is_distilled
+    )
 
 
 def results_of(facts: Facts) -> tuple[Check, ...]:

@@ -28,8 +28,7 @@ from distillery.planning.prompt_tables import read_splits
 from distillery.planning.scaling import networks_of
 from distillery.planning.solver import solver_facts
 from distillery.planning.there import Found, already_there, there_part
-from distillery.planning.trace import on_trace
-from distillery.planning.what_runs import what_runs
+from distillery.planning.what_runs import what_is_known, what_runs
 from distillery.run_folder import RunFolder
 from distillery.stage import Stage
 from distillery.teacher.adapters import denoiser_hash, teacher_hash
@@ -78,14 +77,14 @@ def make_plan(
         "planned_gpus": asdict(gpus),
         "requests": requests or {},
     }
-    if folder.is_traced and folder.signature is None:
-        write_plan(run_folder, head | plan_unlearnt(config, folder))
-        return
     found = prompts, folder, run_folder, gpus
     facts = Facts(stages, config, *found)
     if isinstance(config, Config):
         facts = Distillation(stages, config, *found)
     notes = ask(FOLDER, facts) + ask(wishes_of(facts), facts)
+    if folder.is_to_be_learnt:
+        write_plan(run_folder, head | plan_unlearnt(facts, notes))
+        return
     output.parent.mkdir(parents=True, exist_ok=True)
     notes += ask(results_of(facts), facts)
     plan = head | plan_parts(facts, hardware["num_cores"])
@@ -106,20 +105,12 @@ def write_plan(run_folder: RunFolder, plan: Mapping[str, Any]) -> None:
     write_json(run_folder.plan, plan)
 
 
-def plan_unlearnt(config: RunConfig, folder: PipelineFolder) -> dict[str, Any]:
-    """What is said of a run before anything is learnt of its teacher.
-
-    Raises ValueError for what is known to be wrong.
-    """
-    refuse(on_trace(config, folder))
-    notes = (
-        f"{folder.class_name} has no adapter: the first job learns from its own calls what it "
-        "gives its network, proves it, and plans the run with it before anything else is made.",
-    )
-    facts = (("teacher", f"{config.teacher.path}: {folder.class_name}, to be learnt"),)
-    parts = (Part("What runs", facts, notes=notes),)
+def plan_unlearnt(facts: Facts, notes: Sequence[Note]) -> dict[str, Any]:
+    """What is said of a run before anything is learnt of its teacher."""
+    config, doubts = facts.config, told(notes)
+    parts = (what_is_known(config, facts.prompts, facts.folder), doubts_part(doubts))
     page = Page(config.run, f"{config.teacher.path}, to be learnt", parts)
-    return {"sources": hash_sources(sources_of(config)), "advice": [], "page": asdict(page)}
+    return {"sources": hash_sources(sources_of(config)), "advice": doubts, "page": asdict(page)}
 
 
 def told(notes: Sequence[Note]) -> list[str]:
@@ -160,14 +151,18 @@ def page_for(facts: Facts, plan: Mapping[str, Any]) -> Page:
     """The page of a plan: what runs, what is there, what it costs, what is doubtful."""
     config, folder = facts.config, facts.folder
     jobs = [StageJobs(**row) for row in plan["stages"]]
-    doubts = tuple(plan["advice"]) or ("None that can be seen beforehand.",)
     parts = (
         what_runs(config, facts.prompts, folder, plan, jobs),
         there_part(Found(**row) for row in plan["there"]),
         what_it_costs(facts, plan, jobs),
-        Part("Doubts", notes=doubts),
+        doubts_part(plan["advice"]),
     )
     return Page(config.run, headline(config, plan), parts)
+
+
+def doubts_part(lines: Sequence[str]) -> Part:
+    """The page's last part."""
+    return Part("Doubts", notes=tuple(lines) or ("None that can be seen beforehand.",))
 
 
 def headline(config: RunConfig, plan: Mapping[str, Any]) -> str:

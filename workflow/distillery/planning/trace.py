@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from distillery.config.run import Config, RunConfig
 from distillery.config.ways import Online
 from distillery.families import FAMILIES
-from distillery.notes import Note, error
+from distillery.notes import Note, advice, error
 from distillery.planning.call import known_arguments
 from distillery.teacher.folder import PipelineFolder
 
 GIVEN = re.compile(
-    r"(negative_)?(prompt|pooled)|.*(embeds|mask)(_|$)|num_(inference_steps|images)|"
+    r"(negative_)?(prompt|pooled)|.*(embeds|mask)(_|$)|num_(inference_steps|images|frames)|"
     r"(height|width|latents|generator|output_type|return_dict|max_sequence_length|callback)"
 )
 """Arguments that every call is given in any case."""
@@ -52,10 +52,10 @@ def on_trace(config: RunConfig, folder: PipelineFolder) -> Iterator[Note]:
             "remove it",
         )
     if any(folder.class_name in family.pipeline_classes for family in FAMILIES):
-        yield error(
+        yield advice(
             "teacher.trace is set",
             f", and {folder.class_name} has an adapter, which knows more of it than a trace",
-            "remove teacher.trace",
+            "remove teacher.trace, unless the adapter refuses this one",
         )
     if isinstance(config, Config):
         yield from _on_ways(config)

@@ -7,6 +7,7 @@ import pandas as pd
 
 from distillery.config.jobs import resolve_sampling
 from distillery.config.run import Config, RunConfig
+from distillery.config.teacher import Teacher
 from distillery.families import Family
 from distillery.files import readable
 from distillery.generation.walk import calls_per_image
@@ -53,9 +54,32 @@ def what_runs(
     return Part("What runs", tuple(facts), tuple(tables))
 
 
+def what_is_known(
+    config: RunConfig, prompts: Mapping[str, pd.DataFrame], folder: PipelineFolder
+) -> Part:
+    """What a run will do whose teacher is still to be learnt."""
+    facts = [
+        ("teacher", f"{config.teacher.path}: {folder.class_name}, to be learnt"),
+        _parameters(config.teacher, folder),
+        ("prompts", _prompts(config, prompts)),
+    ]
+    if isinstance(config, Config):
+        facts.append(("judge", _judge(config)))
+    first = (
+        f"{folder.class_name} has no adapter: the first job learns from its own calls what it "
+        "gives its network, proves it, and plans the run with it before anything else is made."
+    )
+    return Part("What runs", tuple(facts), notes=(first,))
+
+
+def _parameters(teacher: Teacher, folder: PipelineFolder) -> tuple[str, str]:
+    sizes = [f"{name} {in_words(number)}" for name, number in folder.parameters.items()]
+    told = f"{', '.join(sizes)}; in {teacher.dtype}, the VAE in {teacher.vae_dtype}"
+    return "parameters", told
+
+
 def _teacher(config: RunConfig, folder: PipelineFolder, plan: Mapping[str, Any]) -> Facts:
-    teacher, parameters = config.teacher, folder.parameters
-    sizes = [f"{name} {in_words(number)}" for name, number in parameters.items()]
+    teacher = config.teacher
     shape = f" {TIMES} ".join(map(str, plan["latent_shape"]))
     variant = f", variant {teacher.variant}" if teacher.variant else ""
     made = find_made(teacher, folder)
@@ -65,11 +89,20 @@ def _teacher(config: RunConfig, folder: PipelineFolder, plan: Mapping[str, Any])
         ("teacher", f"{teacher.path}{variant}: {folder.class_name}, family {folder.family.name}"),
         *where,
         *use,
-        ("parameters", f"{', '.join(sizes)}; in {teacher.dtype}, the VAE in {teacher.vae_dtype}"),
+        _parameters(teacher, folder),
         *_adapters(config, folder),
         *_call(config),
-        ("image size", f"{teacher.width} {TIMES} {teacher.height} pixels; latents {shape}"),
+        _size(teacher, shape),
     ]
+
+
+def _size(teacher: Teacher, shape: str) -> tuple[str, str]:
+    pixels = f"{teacher.width} {TIMES} {teacher.height} pixels"
+    if teacher.num_frames == 1:
+        return "image size", f"{pixels}; latents {shape}"
+    seconds = teacher.num_frames / teacher.fps
+    frames = f"{teacher.num_frames} frames, {teacher.fps} a second ({seconds:.1f} s)"
+    return "clip size", f"{pixels}, {frames}; latents {shape}"
 
 
 def _adapters(config: RunConfig, folder: PipelineFolder) -> Facts:

@@ -67,6 +67,11 @@ class PipelineFolder:
     signature: JsonObject | None = field(default=None, compare=False, repr=False)
     is_traced: bool = False
 
+    @property
+    def is_to_be_learnt(self) -> bool:
+        """Whether nothing was learnt of it yet."""
+        return self.is_traced and self.signature is None
+
     @cached_property
     def index(self) -> Mapping[str, Any]:
         """What model_index.json holds."""

@@ -1,0 +1,61 @@
+"""The plan of clips: what may not be is refused at once, what is made is counted."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distillery.planning.page import TIMES
+from families import CASES
+from families.made import made_teacher
+from runs import planned, settings
+
+WAN, SDXL = (next(case for case in CASES if case.name == name) for name in ("wan", "sdxl"))
+
+
+@pytest.fixture(scope="module")
+def wan(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made_teacher(tmp_path_factory, WAN)
+
+
+def plan_of(teacher: Path, folder: Path, **changes: Any) -> dict[str, Any]:
+    return planned(settings(folder, teacher, teacher=changes), folder)
+
+
+def test_a_clip_is_told_and_takes_its_room(wan: Path, tmp_path: Path) -> None:
+    image = plan_of(wan, tmp_path / "image")
+    clip = plan_of(wan, tmp_path / "clip", num_frames=9, fps=6)
+    assert image["latent_shape"] == [4, 1, 4, 4]
+    assert clip["latent_shape"] == [4, 3, 4, 4]
+    page = " ".join(json.dumps(clip, ensure_ascii=False).split())
+    assert f"32 {TIMES} 32 pixels, 9 frames, 6 a second (1.5 s); latents 4 {TIMES} 3" in page
+    states = [plan["work"]["trajectory_bytes"] for plan in (image, clip)]
+    assert states[1] == 3 * states[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "refused"),
+    [
+        ({"num_frames": 8}, r"teacher\.num_frames is 8: this model makes 1 and 4 more.*use 9"),
+        ({"num_frames": 2}, r"teacher\.num_frames is 2: this model makes 1 and 4 more.*use 5"),
+        ({"fps": 24}, r"teacher\.fps is 24, and a sample is a single image"),
+        ({"num_frames": 0}, r"num_frames"),
+    ],
+)
+def test_what_may_not_be(wan: Path, tmp_path: Path, changes: dict[str, int], refused: str) -> None:
+    with pytest.raises(ValueError, match=refused):
+        plan_of(wan, tmp_path, **changes)
+
+
+def test_a_family_of_images_makes_no_clips(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    teacher = made_teacher(tmp_path_factory, SDXL)
+    size = {**SDXL.in_call, "max_sequence_length": None}
+    with pytest.raises(ValueError, match="StableDiffusionXLPipeline makes single images"):
+        plan_of(teacher, tmp_path, num_frames=9, **size)
+
+
+def test_a_vae_that_has_no_tiles(tmp_path: Path, wan: Path) -> None:
+    assert plan_of(wan, tmp_path, vae_tiling=True)
