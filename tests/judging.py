@@ -30,6 +30,7 @@ from transformers.models.siglip.image_processing_pil_siglip import SiglipImagePr
 from distillery.config.jobs import EvaluationJob
 from distillery.config.samples import Evaluation
 from distillery.files import hash_file
+from distillery.images import write_png
 from distillery.measures.score import evaluate
 from distillery.telemetry import Reporter
 
@@ -38,6 +39,7 @@ COLOURS = ("red", "green", "blue", "orange", "purple", "black")
 SHAPES = ("circle", "square")
 PROMPTS = [f"a {colour} {shape}" for colour in COLOURS for shape in SHAPES]
 MAX_TOKENS = 8
+FPS = 8
 
 
 class Code:
@@ -105,15 +107,27 @@ def draw(prompt, shift):
     return image
 
 
-def make_samples(folder, model, steps, guidance_scale, shift, images_per_prompt=2):
-    """One model's samples folder as the samples stage leaves it."""
+def draw_clip(prompt, shift, num_frames, speed):
+    """Frames of `draw`, each moved by `speed` from the one before, (f, h, w, 3)."""
+    return np.stack([np.asarray(draw(prompt, shift + speed * it)) for it in range(num_frames)])
+
+
+def make_samples(
+    folder, model, steps, guidance_scale, shift, images_per_prompt=2, num_frames=1, speed=1
+):
+    """One model's samples folder as the samples stage leaves it; clips where it has frames."""
+    of_clips = {"num_frames": num_frames, "fps": FPS} if num_frames > 1 else {}
     rows = []
     for number, prompt in enumerate(PROMPTS):
         for index in range(images_per_prompt):
             name = f"eval-{number:02d}/{index}"
             image_path = folder / f"{name}.png"
             image_path.parent.mkdir(parents=True, exist_ok=True)
-            draw(prompt, shift + index).save(image_path)
+            if of_clips:
+                clip = draw_clip(prompt, shift + index, num_frames, speed)
+                write_png(image_path, clip, {}, FPS)
+            else:
+                draw(prompt, shift + index).save(image_path)
             latents = np.full((4, 1, 6, 6), number + 0.1 * shift, dtype=np.float32)
             save_file({"latents": latents}, folder / f"{name}.safetensors")
             rows.append(
@@ -131,6 +145,7 @@ def make_samples(folder, model, steps, guidance_scale, shift, images_per_prompt=
                     "steps": steps,
                     "guidance_scale": guidance_scale,
                     "network_calls": steps * (2 if guidance_scale > 1 else 1),
+                    **of_clips,
                 }
             )
     pd.DataFrame(rows).to_parquet(folder / "manifest.parquet", index=False)
@@ -140,13 +155,19 @@ def make_samples(folder, model, steps, guidance_scale, shift, images_per_prompt=
 class Run:
     """The inputs of `evaluate` and its outputs, read back."""
 
-    def __init__(self, folder, judge):
+    def __init__(self, folder, judge, num_frames=1):
         self.folder = folder
+        shapes = {"teacher": (24, 4.0, 0), "few": (4, 4.0, 5)}
+        shapes |= {"student": (4, 1.0, 1), "untrained": (4, 1.0, 7)}
         self.manifests = {
-            "teacher": make_samples(folder / "samples/teacher", "teacher", 24, 4.0, 0),
-            "few": make_samples(folder / "samples/few", "few", 4, 4.0, 5),
-            "student": make_samples(folder / "samples/student", "student", 4, 1.0, 1),
-            "untrained": make_samples(folder / "samples/untrained", "untrained", 4, 1.0, 7),
+            name: make_samples(
+                folder / f"samples/{name}",
+                name,
+                *shape,
+                num_frames=num_frames,
+                speed=2 if name == "teacher" else 1,
+            )
+            for name, shape in shapes.items()
         }
         chosen = Evaluation(judge=judge, reference="teacher", num_resamples=200)
         self.job = EvaluationJob(evaluation=chosen, models=tuple(self.manifests))

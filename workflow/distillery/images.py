@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from math import ceil, sqrt
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ from distillery.config.teacher import FPS
 from distillery.files import atomic_path
 from distillery.locks import alone, quiet
 
+Item = TypeVar("Item")
 Pixels = npt.NDArray[np.uint8]
 """An image, (h, w, 3), or a clip, (f, h, w, 3)."""
 PNG_COMPRESSION = 1
@@ -38,7 +39,7 @@ def write_png(path: Path, image: Pixels, texts: Mapping[str, str], fps: int = FP
     for name, text in texts.items():
         chunks.add_text(name, text)  # Unicode where Latin-1 does not do
     playing: dict[str, Any] = {}
-    first, *others = map(Image.fromarray, image if image.ndim == CLIP_AXES else image[None])
+    first, *others = map(Image.fromarray, frames_of(image))
     if others:
         chunks.add_text(NUM_FRAMES, str(1 + len(others)))
         playing = {"save_all": True, "append_images": others, "duration": round(1000 / fps)}
@@ -53,13 +54,25 @@ def read_png(opened: Image.Image) -> Pixels:
     num_frames = int(getattr(opened, "text", {}).get(NUM_FRAMES, 1))
     if num_frames == 1:
         return np.asarray(opened.convert("RGB"), dtype=np.uint8)
+    # Frames that are equal are written once, for as long as they are shown together; where all are,
+    # there is one and nothing says how long.
     shown = [
         (np.asarray(frame.convert("RGB"), dtype=np.uint8), frame.info.get("duration", 1))
         for frame in ImageSequence.Iterator(opened)
     ]
-    # Frames that are equal are written once, for as long as they are shown together.
     each = sum(duration for _, duration in shown) / num_frames
     return np.stack([frame for frame, lasts in shown for _ in range(round(lasts / each))])
+
+
+def frames_of(pixels: Pixels) -> Pixels:
+    """Those of a clip, or an image as the only one, (f, h, w, 3)."""
+    return pixels if pixels.ndim == CLIP_AXES else pixels[None]
+
+
+def poster(pixels: Pixels) -> Image.Image:
+    """What stands for a sample in a still page: an image itself, of a clip its middle frame."""
+    frames = frames_of(pixels)
+    return Image.fromarray(frames[len(frames) // 2])
 
 
 SHEET = "sheet.png"
@@ -123,12 +136,12 @@ def write_sheets(root: Path, samples_seen: int, prompts: Mapping[str, str], trai
         _write(root / SHEET, over_time)
 
 
-def thin_out(moments: Sequence[Path], count: int) -> list[Path]:
+def thin_out(items: Sequence[Item], count: int) -> list[Item]:
     """At most `count` of them at equal distances, the first and the last included."""
-    if len(moments) <= count:
-        return list(moments)
-    last = len(moments) - 1
-    return [moments[number * last // (count - 1)] for number in range(count)]
+    if len(items) <= count:
+        return list(items)
+    last = len(items) - 1
+    return [items[number * last // (count - 1)] for number in range(count)]
 
 
 def _write(path: Path, rows: Sequence[Sequence[tuple[str, Path]]]) -> None:
@@ -155,8 +168,8 @@ def _fitted(caption: str, width: int, font: ImageFont.ImageFont | ImageFont.Free
 
 
 def thumbnail(path: Path) -> Image.Image:
-    """An image of `THUMBNAIL_PX` at most."""
+    """An image of `THUMBNAIL_PX` at most; of a clip its poster."""
     with Image.open(path) as opened:
-        image = opened.convert("RGB")
+        image = poster(read_png(opened))
     image.thumbnail((THUMBNAIL_PX, THUMBNAIL_PX), Image.Resampling.LANCZOS)
     return image

@@ -18,6 +18,16 @@ def test_psnr_of_a_known_error():
     assert of_pairs.psnr_db(image, reference) == pytest.approx(10 * math.log10(255**2 / 100))
 
 
+def test_psnr_of_a_clip_is_over_all_its_frames():
+    """Errors of 10, 20 and 0 in three frames: not the mean of three decibels, one infinite."""
+    reference = np.full((3, 4, 5, 3), 100, dtype=np.uint8)
+    clip = reference + np.array([10, 20, 0], dtype=np.uint8)[:, None, None, None]
+    error = (10**2 + 20**2) / 3
+    assert of_pairs.psnr_db(clip, reference) == pytest.approx(10 * math.log10(255**2 / error))
+    with pytest.raises(ValueError, match=r"\(2, 4, 5, 3\) and \(3, 4, 5, 3\)"):
+        of_pairs.psnr_db(clip[:2], reference)
+
+
 def test_psnr_does_not_wrap_around():
     """0 and 255 in uint8 differ by 255, not by 1."""
     black = np.zeros((2, 2, 3), dtype=np.uint8)
@@ -258,6 +268,17 @@ def test_high_frequencies_tell_blur_from_artefacts():
     assert math.isfinite(of_pairs.high_frequency_ratio(reference, flat))
     with pytest.raises(ValueError, match="cannot be compared"):
         of_pairs.high_frequency_ratio(reference, reference[:8])
+
+
+def test_high_frequencies_of_a_clip_are_those_of_its_frames():
+    """What changes in time alone has none, however much it flickers."""
+    image = np.random.default_rng(5).integers(0, 256, size=(16, 16, 3), dtype=np.uint8)
+    flat = np.full_like(image, 128)
+    flickering, still = np.stack([flat, flat + 90, flat]), np.stack([flat, flat, flat])
+    assert of_pairs.high_frequency_ratio(flickering, still) == 1.0
+    clip, rounding = np.stack([image, flat, flat]), of_pairs.ROUNDING_ENERGY
+    expected = (of_pairs.laplacian_energy(image) / 3 + rounding) / rounding
+    assert of_pairs.high_frequency_ratio(clip, still) == pytest.approx(expected)
 
 
 def test_the_rounding_energy_is_that_of_rounding():

@@ -14,6 +14,7 @@ from PIL import Image
 from safetensors.numpy import load
 
 from distillery.files import hash_file, hash_json, repair_hint
+from distillery.images import Pixels, poster, read_png
 from distillery.noise import SampleId
 from distillery.run_folder import RunFolder
 from distillery.store.lacking import tables_listing
@@ -64,6 +65,11 @@ class ModelSamples:
         return int(self.table["network_calls"].iloc[0])
 
     @property
+    def num_frames(self) -> int:
+        """Of each clip; 1 of images."""
+        return int(self.table["num_frames"].iloc[0]) if "num_frames" in self.table else 1
+
+    @property
     def num_black(self) -> int:
         """Images whose every pixel is 0."""
         return int(self.table["is_black"].sum())
@@ -79,21 +85,21 @@ class ModelSamples:
         return self.folder / str(self.table["file"].iloc[row])
 
     def read_image(self, row: int) -> Image.Image:
-        """One image as RGB, checked against the manifest's hash.
+        """One image for a still page, of a clip its poster; errors as of `read_pixels`."""
+        return poster(self.read_pixels(row))
+
+    def read_pixels(self, row: int) -> Pixels:
+        """One image (h, w, 3) or clip (f, h, w, 3), checked against the manifest's hash.
 
         Raises:
             ValueError: the file is missing, or is not the one the manifest was written for.
         """
         content = self._read(self.image_path(row), str(self.table["sha256"].iloc[row]))
-        with Image.open(io.BytesIO(content)) as image:
-            return image.convert("RGB")
-
-    def read_pixels(self, row: int) -> npt.NDArray[np.uint8]:
-        """One image as an array (h, w, 3)."""
-        return np.asarray(self.read_image(row), dtype=np.uint8)
+        with Image.open(io.BytesIO(content)) as opened:
+            return read_png(opened)
 
     def read_latents(self, row: int) -> npt.NDArray[np.float32]:
-        """The final latents of one image, shape (c, f, h, w); errors as of `read_image`."""
+        """The final latents of one image, shape (c, f, h, w); errors as of `read_pixels`."""
         path = self.folder / str(self.table["latents_file"].iloc[row])
         tensors = load(self._read(path, str(self.table["latents_sha256"].iloc[row])))
         if "latents" not in tensors:

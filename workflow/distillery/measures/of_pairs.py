@@ -1,10 +1,12 @@
 """Measures of an image against the reference model's image of the same prompt and noise."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
+from distillery.images import Pixels, frames_of
 from distillery.measures.measure import LATENTS, PIXELS, Form, OfPair
 
 PEAK = 255.0
@@ -15,17 +17,32 @@ ROUNDING_ENERGY = 20 / 12
 """Of a Laplacian (its weights have squares of 20 in all), from rounding pixels to whole numbers."""
 
 
-def psnr_db(image: npt.NDArray[np.uint8], reference: npt.NDArray[np.uint8]) -> float:
+def psnr_db(image: Pixels, reference: Pixels) -> float:
     """Peak signal-to-noise ratio in decibels, 10 log10(255² / MSE), over all pixels and channels.
 
-    Equal images get `IDENTICAL_PSNR_DB`, which is also the ceiling.
+    Of clips (f, h, w, 3) over all their frames. Equal images get `IDENTICAL_PSNR_DB`, which is also
+    the ceiling.
     """
-    if image.shape != reference.shape:
-        raise ValueError(f"images of {image.shape} and {reference.shape} cannot be compared")
-    error = np.mean((image.astype(np.float64) - reference.astype(np.float64)) ** 2)
+    _check_shapes(image, reference)
+    error = mean_over_frames(_square_error, image, reference)
     if error == 0:
         return IDENTICAL_PSNR_DB
     return min(float(10 * np.log10(PEAK**2 / error)), IDENTICAL_PSNR_DB)
+
+
+def mean_over_frames(measure: Callable[..., float], *samples: Pixels) -> float:
+    """The mean of a measure of the samples' frames, one by one: floats are 8 times their bytes."""
+    return float(np.mean([measure(*each) for each in zip(*map(frames_of, samples), strict=True)]))
+
+
+def _square_error(image: Pixels, reference: Pixels) -> float:
+    """Mean over pixels and channels, (h, w, 3)."""
+    return float(np.mean((image.astype(np.float64) - reference.astype(np.float64)) ** 2))
+
+
+def _check_shapes(image: Pixels, reference: Pixels) -> None:
+    if image.shape != reference.shape:
+        raise ValueError(f"images of {image.shape} and {reference.shape} cannot be compared")
 
 
 def latents_mse(latents: npt.NDArray[np.float32], reference: npt.NDArray[np.float32]) -> float:
@@ -35,19 +52,22 @@ def latents_mse(latents: npt.NDArray[np.float32], reference: npt.NDArray[np.floa
     return float(np.mean((latents.astype(np.float64) - reference.astype(np.float64)) ** 2))
 
 
-def high_frequency_ratio(image: npt.NDArray[np.uint8], reference: npt.NDArray[np.uint8]) -> float:
+def high_frequency_ratio(image: Pixels, reference: Pixels) -> float:
     """Energy of the Laplacian of an image over the reference's, above 0; each (h, w, 3).
+
+    Of a clip (f, h, w, 3) it is the mean of its frames' energies.
 
     Below 1 the image is blurred, above 1 it has artefacts or more detail. `ROUNDING_ENERGY` is
     added to both, so that flat images, which have none, have a ratio.
     """
-    if image.shape != reference.shape:
-        raise ValueError(f"images of {image.shape} and {reference.shape} cannot be compared")
-    energy = laplacian_energy(image) + ROUNDING_ENERGY
-    return energy / (laplacian_energy(reference) + ROUNDING_ENERGY)
+    _check_shapes(image, reference)
+    energy, reference_energy = (
+        mean_over_frames(laplacian_energy, it) + ROUNDING_ENERGY for it in (image, reference)
+    )
+    return energy / reference_energy
 
 
-def laplacian_energy(image: npt.NDArray[np.uint8]) -> float:
+def laplacian_energy(image: Pixels) -> float:
     """Mean square of the discrete Laplacian (four neighbours less four times the pixel) inside.
 
     The smallest spacing of pixels counts most: it grows as the fourth power of the frequency.
