@@ -37,6 +37,17 @@ def normalise(embeddings_bd: FloatArray) -> FloatArray:
     return unit_bd
 
 
+def pool_frames(frames_nd: FloatArray, num_frames: int) -> FloatArray:
+    """Features of clips (b, d): the mean of the unit features of each one's frames, in order.
+
+    Mean pooling, the similarity without parameters of CLIP4Clip (Luo et al. 2021, arXiv:2104.08860,
+    section 3.3).
+    """
+    units = normalise(frames_nd)
+    clips_bd: FloatArray = units.reshape(-1, num_frames, units.shape[1]).mean(axis=1)
+    return clips_bd
+
+
 def retrieval_ranks(
     images_bd: FloatArray, prompts_pd: FloatArray, own_b: IntArray, block: int = 1024
 ) -> IntArray:

@@ -17,20 +17,25 @@ from PIL import Image
 
 from distillery.config.jobs import EvaluationJob
 from distillery.files import hash_file, write_sealed
+from distillery.images import frames_of, thin_out
 from distillery.measures import image_sets, intervals
 from distillery.measures.intervals import ConfidenceInterval, FloatArray, Groups
 from distillery.measures.judge import Judge, Readings, embed_prompts, load_judge, read_prompts
 from distillery.measures.lists import MEANS, MEASURES
 from distillery.measures.manifests import ModelSamples, check_pairs, read_samples
 from distillery.measures.measure import OfPair
-from distillery.measures.of_judge import OF_JUDGE
+from distillery.measures.of_judge import OF_JUDGE, pool_frames
 from distillery.measures.of_pairs import OF_PAIRS
 from distillery.measures.vision import VisionModel, embed_images, in_batches, load_vision_model
 from distillery.store.tables import write_table
 from distillery.telemetry import Reporter
 
 READ_AHEAD = 64
-"""Images that are decoded at once, by threads, ahead of the judge."""
+"""Images, or frames of clips, that are decoded at once, by threads, ahead of the judge."""
+MAX_FRAMES = 16
+"""Of each clip that the judge and vision models look at, at equal distances: neighbours are nearly
+alike, and time grows with frames. Three per second of a clip of 5 s; CLIP4Clip takes 12 of clips of
+10 to 32 s."""
 Features = Mapping[str, FloatArray]
 """Of each model's images (b, d), in one vision model."""
 JUDGE = "judge"
@@ -131,9 +136,17 @@ def _embed_all(
     with reporter.progress(total=len(samples), unit=" models") as bar:
         for model, found in samples.items():
             with reporter.work(len(found.table), model=model, vision_model=name):
-                features[model] = embed_images(vision, _read_images(found))
+                features[model] = _embed(vision, found)
             bar.update()
     return features
+
+
+def _embed(vision: VisionModel, model: ModelSamples) -> FloatArray:
+    """Features of each image or clip (b, d), those of images not normalised."""
+    features = embed_images(vision, _read_images(model))
+    if model.num_frames == 1:
+        return features
+    return pool_frames(features, min(model.num_frames, MAX_FRAMES))
 
 
 def score_model(
@@ -160,10 +173,20 @@ def score_model(
 
 
 def _read_images(model: ModelSamples) -> Iterator[Image.Image]:
-    """All images in order; threads decode a batch at a time, so that memory stays bounded."""
+    """All images in order, or `MAX_FRAMES` of each clip.
+
+    Threads decode a batch at a time, so that memory stays bounded.
+    """
+    frames = thin_out(range(model.num_frames), MAX_FRAMES)
+
+    def read(row: int) -> list[Image.Image]:
+        pixels = frames_of(model.read_pixels(row))
+        return [Image.fromarray(pixels[frame]) for frame in frames]
+
     with ThreadPoolExecutor() as pool:
-        for rows in in_batches(range(len(model.table)), READ_AHEAD):
-            yield from pool.map(model.read_image, rows)
+        for rows in in_batches(range(len(model.table)), max(1, READ_AHEAD // len(frames))):
+            for images in pool.map(read, rows):
+                yield from images
 
 
 def _compare(model: ModelSamples, reference: ModelSamples, measure: OfPair) -> list[float]:
