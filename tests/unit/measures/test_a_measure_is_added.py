@@ -82,7 +82,7 @@ def test_every_page_shows_it(shown: dict) -> None:
 
 def test_it_is_one_file_and_a_test() -> None:
     """Other places of the library know no measure by name, but those that are about one."""
-    about = {"measures/of_judge.py", FILE, "measures/of_sets.py"}
+    about = {"measures/of_judge.py", FILE, "measures/of_clips.py", "measures/of_sets.py"}
     claims_of_the_product = {
         "report/comparison.py",  # images that gained most, and whose prompts ranks are among
         "report/image_grid.py",  # the images that are shown first
@@ -91,7 +91,8 @@ def test_it_is_one_file_and_a_test() -> None:
     }
     root = Path(distillery.__file__).parent
     names = re.compile(
-        r"clip_score|retrieval_r1|latents_mse|psnr_db|high_frequency|frechet|RETRIEVAL"
+        r"clip_score|retrieval_r1|latents_mse|psnr_db|high_frequency|frechet|RETRIEVAL|motion|"
+        r"flicker"
     )
     found = {
         path.relative_to(root).as_posix()

@@ -2,11 +2,15 @@
 
 import pytest
 
-from distillery.measures.lists import MEANS
+from distillery.measures.lists import MEANS, measures_of
 from distillery.report import tables
 from distillery.report.roles import Roles
 from distillery.report.speeds import ImageTime
 from quality import interval
+
+MEANS_OF_IMAGES = [measure for measure in measures_of(1) if measure in MEANS]
+COLUMNS = list(tables.columns_of({}))
+OF_CLIPS = ["motion", "motion_ratio", "flicker", "first_frame_psnr_db"]
 
 
 def test_a_difference_is_marked_where_its_whole_interval_is_better():
@@ -14,7 +18,7 @@ def test_a_difference_is_marked_where_its_whole_interval_is_better():
         return {"mean": (low + high) / 2, "low": low, "high": high}
 
     above, around, below = difference(0.1, 0.2), difference(-0.1, 0.1), difference(-0.2, -0.1)
-    names = [f"{measure.name}_difference" for measure in MEANS]
+    names = [f"{measure.name}_difference" for measure in MEANS_OF_IMAGES]
     for found, is_better in (
         (above, [True, False, True]),  # more of a CLIP score, less of an error, more decibels
         (around, [False, False, False]),
@@ -32,7 +36,31 @@ def test_a_comparison_that_older_scores_lack_is_an_empty_cell():
     models = {"student": {"against": {"fast": {}}, "network_calls": 4}}
     models["fast"] = {"network_calls": 4}
     table = tables.differences_table({"models": models}, Roles("student", "teacher"))
-    assert [cell.text for cell in table.rows["fast"]] == [""] * len(MEANS)
+    assert [cell.text for cell in table.rows["fast"]] == [""] * len(MEANS_OF_IMAGES)
+
+
+def test_clips_have_columns_of_their_own():
+    facts = {"against": {"teacher": {"motion_ratio": interval(0.5)}}, "network_calls": 4}
+    facts |= {"motion": interval(12.5)}
+    models = {"student": facts, "teacher": {"against": {}, "network_calls": 48}}
+    quality = {"num_frames": 9, "models": models}
+    columns = list(tables.columns_of(quality))
+    assert [key for key in columns if key not in COLUMNS] == OF_CLIPS
+    assert list(tables.columns_of({"num_frames": 2}))[-4:] == [
+        *OF_CLIPS[:2],
+        OF_CLIPS[3],
+        "seconds",
+    ]
+    row = tables.metrics_table(quality, Roles("student", "teacher"), {}).rows["student"]
+    texts = [row[columns.index(key)].text for key in OF_CLIPS]
+    assert texts == ["12.50", "0.50", "", ""]
+    models["few"] = {"network_calls": 8}
+    facts["against"]["few"] = {"motion_difference": interval(1.5)}
+    table = tables.differences_table(quality, Roles("student", "teacher"))
+    titles = [column.title for column in table.columns]
+    assert titles == ["CLIP score", "Latents MSE", "PSNR", "Motion", "PSNR, first frame"]
+    assert [cell.text for cell in table.rows["few"]] == ["", "", "", "+1.50", ""]
+    assert not table.rows["few"][3].is_best, "more of it may be flicker"
 
 
 def best_of(scores):
@@ -42,7 +70,7 @@ def best_of(scores):
         for name, score in scores.items()
     }
     table = tables.metrics_table({"models": models}, Roles("a", "b"), {})
-    place = list(tables.COLUMNS).index("clip_score")
+    place = COLUMNS.index("clip_score")
     return [name for name in scores if table.rows[name][place].is_best]
 
 
@@ -61,9 +89,9 @@ def test_the_best_of_a_column_needs_intervals():
     table = tables.metrics_table({"models": models}, Roles("slow", "fast"), times)
     found = {
         title: [name for name in names if table.rows[name][index].is_best]
-        for index, title in enumerate(tables.COLUMNS)
+        for index, title in enumerate(COLUMNS)
     }
-    assert found == {key: [] for key in tables.COLUMNS} | {"clip_score": ["slow"]}
+    assert found == {key: [] for key in COLUMNS} | {"clip_score": ["slow"]}
 
 
 @pytest.mark.parametrize(

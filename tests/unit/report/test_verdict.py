@@ -185,6 +185,31 @@ def test_what_is_watched_is_flagged_beyond_one(measure, found, is_flagged):
     assert (found is None) == line.finding.startswith("not measured")
 
 
+@pytest.mark.parametrize(
+    ("found", "is_flagged"),
+    [
+        (interval(0.6, 0.4, 0.9), True),
+        (interval(0.9, 0.7, 1.05), False),
+        (interval(1.9, 1.4, 2.5), False),  # more may be flicker, which has a measure of its own
+        (interval(0.6), False),
+        (None, False),
+    ],
+)
+def test_motion_is_watched_in_clips(found, is_flagged):
+    scored = quality(interval(0.9))
+    scored["models"]["student"]["against"]["teacher"]["motion_ratio"] = found
+    line, *others = verdict.find_watched(ROLES, scored)
+    assert line.name == "motion over the teacher's"
+    assert others == verdict.find_watched(ROLES, quality(interval(0.9)))
+    assert line.is_flagged == is_flagged
+    assert line.meaning == ("the clips move less" if is_flagged else "")
+    assert (found is None) == line.finding.startswith("not measured")
+    check = verdict.Check("Good?", "passed", "yes")
+    summary = verdict.make_claims(ROLES, scored, SPEED, [check]).summary
+    assert f"Watched, without a threshold: {line.name} {line.finding}" in summary
+    assert ("the clips move less" in summary) == is_flagged
+
+
 def test_the_terminal_says_what_the_report_says(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "results/tiny")
     found = quality(interval(1.33, 1.2, 1.57), diversity_ratio=interval(0.3, 0.2, 0.5))

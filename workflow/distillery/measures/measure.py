@@ -1,4 +1,4 @@
-"""What is said of a measure, once, beside its function in `of_judge`, `of_pairs` or `of_sets`.
+"""What is said of a measure, once, beside its function in `of_judge`, `of_pairs` or others.
 
 Scores, tables, charts, gallery, comparison, verdict and card fold over the lists there.
 """
@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from distillery.images import Pixels
 from distillery.measures.intervals import (
     NO_ENDS,
     ConfidenceInterval,
@@ -62,6 +63,21 @@ class Column:
     direction: Direction = 0
 
 
+@dataclass(frozen=True)
+class Watch:
+    """That a ratio has a line of its own in all summaries, flagged where it is bad.
+
+    Attributes:
+        name: in the line; it gets `whose`, the reference as an owner.
+        bad: +1 where above 1 is bad, -1 where below is.
+        meaning: of a flag.
+    """
+
+    name: str
+    bad: Direction
+    meaning: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Named(Column):
     """What is measured of a model: a column with a key in quality.json.
@@ -69,12 +85,14 @@ class Named(Column):
     Attributes:
         ends: the least and the largest value; no interval goes beyond.
         ratio: to the reference's, where that says something.
+        watch: of that ratio.
         is_over_steps: whether it is drawn as curves of the teacher's numbers of steps.
     """
 
     name: str
     ends: Ends = NO_ENDS
     ratio: Column | None = None
+    watch: Watch | None = None
     is_over_steps: bool = False
 
     @property
@@ -85,7 +103,7 @@ class Named(Column):
 
 @dataclass(frozen=True, kw_only=True)
 class Measure(Named):
-    """A number of each image.
+    """A number of each image, or clip.
 
     Attributes:
         full: its title where two runs are compared.
@@ -97,6 +115,7 @@ class Measure(Named):
         sorts: its name where a gallery sorts by it; empty where it does not.
         is_in_card: whether the model card lists it as a result.
         is_charted: whether it is drawn against the network calls.
+        min_frames: that a sample must have; 1: images and clips alike.
     """
 
     full: str
@@ -108,6 +127,7 @@ class Measure(Named):
     sorts: str = ""
     is_in_card: bool = False
     is_charted: bool = False
+    min_frames: int = 1
 
     @property
     def difference_key(self) -> str:
@@ -184,6 +204,14 @@ class OfPair(Measure):
     of: Callable[[Any, Any], float]
 
 
+@dataclass(frozen=True, kw_only=True)
+class OfClip(Measure):
+    """A number of a clip by itself, from its pixels (f, h, w, 3)."""
+
+    of: Callable[[Pixels], float]
+    min_frames: int = 2
+
+
 @dataclass(frozen=True)
 class Need:
     """The least that a measure takes: images in all, images of each prompt, and prompts."""
@@ -191,21 +219,6 @@ class Need:
     images: int
     per_prompt: int = 2
     prompts: int = 1
-
-
-@dataclass(frozen=True)
-class Watch:
-    """That a ratio has a line of its own in all summaries, flagged where it is bad.
-
-    Attributes:
-        name: in the line; it gets `whose`, the reference as an owner.
-        bad: +1 where above 1 is bad, -1 where below is.
-        meaning: of a flag.
-    """
-
-    name: str
-    bad: Direction
-    meaning: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,10 +229,8 @@ class OfSet(Named):
         words: its name where it is left out.
         needs: the least that it takes, by the number of the vision model's features.
         is_share: of prompts' images; its interval has a width at 0 and at 1 too.
-        watch: of the ratio to the reference's own.
     """
 
     words: str
     needs: Callable[[int], Need]
     is_share: bool = False
-    watch: Watch | None = None

@@ -23,7 +23,7 @@ def psnr_db(image: Pixels, reference: Pixels) -> float:
     Of clips (f, h, w, 3) over all their frames. Equal images get `IDENTICAL_PSNR_DB`, which is also
     the ceiling.
     """
-    _check_shapes(image, reference)
+    check_shapes(image, reference)
     error = mean_over_frames(_square_error, image, reference)
     if error == 0:
         return IDENTICAL_PSNR_DB
@@ -40,7 +40,8 @@ def _square_error(image: Pixels, reference: Pixels) -> float:
     return float(np.mean((image.astype(np.float64) - reference.astype(np.float64)) ** 2))
 
 
-def _check_shapes(image: Pixels, reference: Pixels) -> None:
+def check_shapes(image: Pixels, reference: Pixels) -> None:
+    """Raise ValueError for two of different sizes, or lengths."""
     if image.shape != reference.shape:
         raise ValueError(f"images of {image.shape} and {reference.shape} cannot be compared")
 
@@ -60,7 +61,7 @@ def high_frequency_ratio(image: Pixels, reference: Pixels) -> float:
     Below 1 the image is blurred, above 1 it has artefacts or more detail. `ROUNDING_ENERGY` is
     added to both, so that flat images, which have none, have a ratio.
     """
-    _check_shapes(image, reference)
+    check_shapes(image, reference)
     energy, reference_energy = (
         mean_over_frames(laplacian_energy, it) + ROUNDING_ENERGY for it in (image, reference)
     )

@@ -7,6 +7,7 @@ there is one.
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,10 @@ from distillery.images import frames_of, thin_out
 from distillery.measures import image_sets, intervals
 from distillery.measures.intervals import ConfidenceInterval, FloatArray, Groups
 from distillery.measures.judge import Judge, Readings, embed_prompts, load_judge, read_prompts
-from distillery.measures.lists import MEANS, MEASURES
+from distillery.measures.lists import MEANS, MEASURES, measures_of
 from distillery.measures.manifests import ModelSamples, check_pairs, read_samples
-from distillery.measures.measure import OfPair
-from distillery.measures.of_judge import OF_JUDGE, pool_frames
-from distillery.measures.of_pairs import OF_PAIRS
+from distillery.measures.measure import PIXELS, OfClip, OfJudge, OfPair, Reading
+from distillery.measures.of_judge import pool_frames
 from distillery.measures.vision import VisionModel, embed_images, in_batches, load_vision_model
 from distillery.store.tables import write_table
 from distillery.telemetry import Reporter
@@ -55,8 +55,8 @@ def evaluate(
     Args:
         manifests: samples/{model}/manifest.parquet of each model of the run.
         quality: means with intervals and paired comparisons, as JSON.
-        scores: one row per image and model: prompt_id, index, model, and the columns of `OF_JUDGE`
-            and of `OF_PAIRS`; the latter are null for the reference itself.
+        scores: one row per sample and model: prompt_id, index, model, and a column of each of
+            `measures_of` its frames; those of pairs are null for the reference itself.
         reporter: gets one work event for each model, in the judge and in each vision model.
 
     Raises:
@@ -164,11 +164,13 @@ def score_model(
     """
     own_b = np.array([readings.row_of[prompt] for prompt in model.table["prompt"]], dtype=np.int64)
     scores = model.table[["prompt_id", "index"]].assign(model=model.model)
-    for measure in OF_JUDGE:
-        scores[measure.in_scores] = measure.of(images_bd, prompts_pd, own_b)
-    is_reference = model.model == reference.model
-    for pair in OF_PAIRS:
-        scores[pair.in_scores] = np.nan if is_reference else _compare(model, reference, pair)
+    of_files = _measure_files(model, reference)
+    for measure in measures_of(model.num_frames):
+        scores[measure.in_scores] = (
+            measure.of(images_bd, prompts_pd, own_b)
+            if isinstance(measure, OfJudge)
+            else of_files.get(measure.in_scores, np.nan)
+        )
     return scores
 
 
@@ -189,18 +191,37 @@ def _read_images(model: ModelSamples) -> Iterator[Image.Image]:
                 yield from images
 
 
-def _compare(model: ModelSamples, reference: ModelSamples, measure: OfPair) -> list[float]:
-    """A measure between each image of two models at the same row, hence of the same sample."""
-    read = measure.reads.read
+def _measure_files(model: ModelSamples, reference: ModelSamples) -> dict[str, list[float]]:
+    """Measures of pairs and of clips by column; of the reference itself those of clips only.
 
-    def compare_row(row: int) -> float:
+    Two models' samples at the same row are of the same prompt and noise. A row's files are read
+    once for all measures: to decode a clip takes as long as to measure it.
+    """
+    is_reference = model.model == reference.model
+    of_files = (it for it in measures_of(model.num_frames) if isinstance(it, OfPair | OfClip))
+    measures = [it for it in of_files if isinstance(it, OfClip) or not is_reference]
+
+    def measure_row(row: int) -> list[float]:
+        @cache
+        def read(reads: Reading, *, of_reference: bool = False) -> Any:
+            return reads.read(reference if of_reference else model, row)
+
         try:
-            return measure.of(read(model, row), read(reference, row))
+            return [
+                it.of(read(PIXELS))
+                if isinstance(it, OfClip)
+                else it.of(read(it.reads), read(it.reads, of_reference=True))
+                for it in measures
+            ]
         except ValueError as error:
             raise ValueError(f"{model.model!r} against {reference.model!r}: {error}") from error
 
+    if not measures:
+        return {}
     with ThreadPoolExecutor() as pool:
-        return list(pool.map(compare_row, range(len(model.table))))
+        rows = list(pool.map(measure_row, range(len(model.table))))
+    columns = (it.in_scores for it in measures)
+    return dict(zip(columns, map(list, zip(*rows, strict=True)), strict=True))
 
 
 # ---- the summary -------------------------------------------------------------------------------
@@ -220,6 +241,7 @@ def summarise(
         num_distinct_prompts: that the judge can tell apart, among which R@1 searches.
     """
     reference = job.evaluation.reference
+    num_frames = samples[reference].num_frames
     groups = Groups.of([str(name) for name in scores[reference]["prompt_id"]])
     weights_rp = intervals.draw_weights(groups.num_groups, job.evaluation.num_resamples)
     visions = {
@@ -240,6 +262,7 @@ def summarise(
             for name, about in visions.items()
         },
         "reference": reference,
+        **({"num_frames": num_frames} if num_frames > 1 else {}),
         "num_prompts": groups.num_groups,
         "num_distinct_prompts": num_distinct_prompts,
         "num_resamples": job.evaluation.num_resamples,
@@ -290,7 +313,7 @@ def _about_images(model: ModelSamples) -> dict[str, Any]:
 def _means(scores: pd.DataFrame, groups: Groups, weights_rp: FloatArray) -> dict[str, Any]:
     """Each measure with its interval; None where it is not defined (the reference itself)."""
     found = {}
-    for measure in MEASURES:
+    for measure in (it for it in MEASURES if it.in_scores in scores):
         values_b = measure.values(scores)
         is_defined = not np.any(np.isnan(values_b))
         summary = measure.summarise(values_b, groups, weights_rp) if is_defined else None
@@ -303,7 +326,7 @@ def _paired(
 ) -> dict[str, Any]:
     """One model against another on the same samples: own minus other, own over other."""
     found: dict[str, Any] = {}
-    for measure in MEANS:
+    for measure in (it for it in MEANS if it.in_scores in own):
         own_b, other_b = measure.values(own), measure.values(other)
         if measure.ratio:
             ratio = intervals.bootstrap_ratio(own_b, other_b, groups, weights_rp)

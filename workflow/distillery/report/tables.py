@@ -7,7 +7,7 @@ from typing import Any
 
 from distillery.measures.image_sets import describe_left_out
 from distillery.measures.intervals import ConfidenceInterval
-from distillery.measures.lists import MEANS, MEASURES
+from distillery.measures.lists import MEANS, measures_of
 from distillery.measures.manifests import ModelSamples
 from distillery.measures.measure import Column, Measure, Need, OfSet
 from distillery.measures.of_sets import OF_SETS
@@ -54,11 +54,6 @@ SECONDS = Column(
     hint="one device, measured",
     form=lambda seconds: f"{significant(seconds)} s",
 )
-
-
-COLUMNS = {**with_ratios(MEASURES), "seconds": SECONDS}
-
-
 SET_COLUMNS = with_ratios(OF_SETS)
 """Of sets of images, in one vision model."""
 
@@ -69,10 +64,23 @@ def metrics_table(
     """Means with intervals; the best of a column is marked where no interval overlaps its."""
     if quality is None:
         return None
-    names = _in_order(quality, roles)
-    values = {name: _values(quality["models"][name], name, roles, images) for name in names}
-    best = {key: _best(key, column, values) for key, column in COLUMNS.items()}
-    return _table(COLUMNS, values, best)
+    columns = columns_of(quality)
+    values = {
+        name: _values(quality["models"][name], name, roles, images, columns)
+        for name in _in_order(quality, roles)
+    }
+    best = {key: _best(key, column, values) for key, column in columns.items()}
+    return _table(columns, values, best)
+
+
+def columns_of(quality: Mapping[str, Any]) -> dict[str, Column]:
+    """The metrics of a run's images, or clips, by key."""
+    return {**with_ratios(_measures(quality)), "seconds": SECONDS}
+
+
+def _measures(quality: Mapping[str, Any]) -> tuple[Measure, ...]:
+    """Those of a run's images, or clips."""
+    return measures_of(quality.get("num_frames", 1))
 
 
 @dataclass(frozen=True)
@@ -149,11 +157,15 @@ def _table(
 
 
 def _values(
-    facts: Mapping[str, Any], name: str, roles: Roles, images: Mapping[str, ImageTime]
+    facts: Mapping[str, Any],
+    name: str,
+    roles: Roles,
+    images: Mapping[str, ImageTime],
+    columns: Iterable[str],
 ) -> dict[str, ConfidenceInterval | None]:
     """One model's numbers by column."""
     against = facts["against"].get(roles.reference, {})
-    values = {key: read_interval(facts.get(key) or against.get(key)) for key in COLUMNS}
+    values = {key: read_interval(facts.get(key) or against.get(key)) for key in columns}
     # Never marked as the best: batches tell nothing of what else the machine did meanwhile.
     values["seconds"] = images[name].interval if name in images else None
     return values
@@ -201,12 +213,13 @@ def differences_table(quality: Mapping[str, Any] | None, roles: Roles) -> Table 
     if quality is None or roles.student not in quality["models"]:
         return None
     against = quality["models"][roles.student]["against"]
+    means = tuple(measure for measure in _measures(quality) if measure in MEANS)
     rows = {
-        name: tuple(_difference(against[name], measure) for measure in MEANS)
+        name: tuple(_difference(against[name], measure) for measure in means)
         for name in _in_order(quality, roles)
         if name not in (roles.student, roles.reference)
     }
-    return Table(MEANS, rows) if rows else None
+    return Table(means, rows) if rows else None
 
 
 def _difference(against: Mapping[str, Any], measure: Measure) -> Cell:

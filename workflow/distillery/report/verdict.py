@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from distillery.measures.intervals import MIN_RESAMPLED, ConfidenceInterval
-from distillery.measures.lists import MEANS
+from distillery.measures.lists import MEANS, MEASURES
 from distillery.measures.measure import PERCENT, Measure, Need, Watch
 from distillery.measures.of_judge import CLIP_SCORE
 from distillery.measures.of_sets import OF_SETS
@@ -266,10 +266,20 @@ def why_weak(roles: Roles, quality: Mapping[str, Any]) -> list[str]:
 
 
 def find_watched(roles: Roles, quality: Mapping[str, Any]) -> list[Watched]:
-    """The student's ratios that have a line of their own, in each vision model."""
-    visions = quality.get("vision_models", {})
-    sets = quality["models"].get(roles.student, {}).get("sets", {})
-    lines = []
+    """The student's ratios that have a line of their own; those of sets in each vision model."""
+    facts = quality["models"].get(roles.student, {})
+    visions, sets = quality.get("vision_models", {}), facts.get("sets", {})
+    against = facts.get("against", {}).get(roles.reference, {})
+    lines = [
+        _line(
+            it.watch.name.format(whose=roles.whose),
+            read_interval(against[it.ratio_key]),
+            it.watch,
+            None,
+        )
+        for it in MEASURES
+        if it.watch and it.ratio_key in against
+    ]
     for vision in (name for name in visions if name in sets):
         left_out = {name: Need(**need) for name, need in visions[vision]["left_out"].items()}
         where = f", in {vision}" if len(visions) > 1 else ""
