@@ -141,6 +141,21 @@ def test_flicker_by_hand():
     assert of_clips.flicker_ratio(of_levels(0, 9, 0), of_levels(0, 9, 0)) == 1.0
 
 
+def test_flicker_of_as_much_motion():
+    """A fade, an edge that passes, noise, what alternates: second differences over first ones."""
+    noise = np.random.default_rng(2).integers(0, 256, (40, 32, 32, 3), dtype=np.uint8)
+    for clip, expected in (
+        (of_levels(*range(0, 90, 10)), 0),
+        (of_levels(0, 0, 0, 0, 90, 90, 90, 90), 2),
+        (noise, 3),
+        (of_levels(*[0, 90] * 4), 4),
+    ):
+        # Both are means, of one difference more or less: compare sums.
+        second = (len(clip) - 2) * of_clips.difference_energy(clip, 2)
+        first = (len(clip) - 1) * of_clips.motion(clip)
+        assert second / first == pytest.approx(expected, rel=0.15)
+
+
 def test_black_clips_flicker_alike():
     black = np.zeros((4, 6, 6, 3), np.uint8)
     assert of_clips.flicker_ratio(black, black) == 1.0
