@@ -17,10 +17,10 @@ from events import event, run_events
 from judging import Run, make_judge
 
 
-def make_results(folder):
-    """results/tiny with everything that a report can show."""
+def make_results(folder, num_frames=1):
+    """results/tiny with everything that a report can show; of clips where there are frames."""
     make_judge(folder / "judge")
-    run = Run(folder, str(folder / "judge"))
+    run = Run(folder, str(folder / "judge"), num_frames)
     run.evaluate()
     recipes = {
         "targets": {"kind": "targets", "steps": 24},
@@ -102,7 +102,7 @@ def write_trained(folder, config, timesteps=(1.0,)):
 class Page(HTMLParser):
     """Collects what a page loads, links, says and nests."""
 
-    VOID = ("meta", "img", "link", "br", "hr", "input")
+    VOID = ("meta", "img", "link", "br", "hr", "input", "source")
 
     def __init__(self, html):
         super().__init__()

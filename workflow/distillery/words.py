@@ -8,6 +8,11 @@ def counted(number: int, noun: str, several: str = "") -> str:
     return f"{number:,} {noun if number == 1 else several or noun + 's'}"
 
 
+def noun_of(num_frames: int) -> str:
+    """What a sample of so many frames is called."""
+    return "clip" if num_frames > 1 else "image"
+
+
 def listed(texts: Sequence[str]) -> str:
     """As "a, b and c"."""
     return " and ".join(filter(None, [", ".join(texts[:-1]), *texts[-1:]]))

@@ -1,11 +1,15 @@
 """The images of a report: which are chosen, how large they are, and the previews."""
 
+import base64
+import io
+
 import numpy as np
 import pandas as pd
 import pytest
-from PIL import Image, PngImagePlugin
+from PIL import Image, ImageSequence, PngImagePlugin
 
 from distillery.files import hash_file
+from distillery.images import write_png
 from distillery.measures.manifests import ModelSamples
 from distillery.report import html, image_grid
 from distillery.report.image_grid import gather_previews
@@ -44,10 +48,63 @@ def test_large_images_are_scaled_down(tmp_path):
 
     noise = Image.effect_noise((1024, 512), 80).convert("RGB")
     noise.save(tmp_path / "large.png")
-    uri, width, height = html.inline(tmp_path / "large.png", noise)
-    assert (width, height) == (400, 200)
-    assert uri.startswith("data:image/webp;base64,")
-    assert len(uri) < 120_000
+    found = html.inline(tmp_path / "large.png", np.asarray(noise), fps=1)
+    assert (found.width, found.height) == (400, 200)
+    assert found.uri.startswith("data:image/webp;base64,")
+    assert len(found.uri) < 120_000
+    assert found.still is None
+
+
+def decoded(uri):
+    return Image.open(io.BytesIO(base64.b64decode(uri.split(",")[1])))
+
+
+def frames_in(uri):
+    """Frames of what plays, as arrays, and how long all of it lasts in ms."""
+    with decoded(uri) as opened:
+        shown = [
+            (np.asarray(frame.convert("RGB"), dtype=float), frame.info["duration"])
+            for frame in ImageSequence.Iterator(opened)
+        ]
+    return [frame for frame, _ in shown], sum(duration for _, duration in shown)
+
+
+def test_a_small_clip_plays_as_it_is(tmp_path):
+    clip = np.stack([np.full((24, 32, 3), level, np.uint8) for level in (0, 90, 180, 250)])
+    write_png(tmp_path / "clip.png", clip, {}, fps=8)
+    found = html.inline(tmp_path / "clip.png", clip, fps=8)
+    assert base64.b64decode(found.uri.split(",")[1]) == (tmp_path / "clip.png").read_bytes()
+    assert (found.width, found.height) == (32, 24)
+    still = np.asarray(decoded(found.still).convert("RGB"), dtype=float)
+    assert still.mean() == pytest.approx(180, abs=3), "the middle frame"
+
+
+@pytest.mark.parametrize(("num_frames", "fps"), [(81, 16), (9, 8), (17, 24)])
+def test_a_large_clip_plays_smaller_and_as_long(tmp_path, num_frames, fps):
+    """Noise, which no codec makes small, brighter from frame to frame."""
+    noise = np.random.default_rng(0).integers(0, 128, (180, 320, 3), dtype=np.uint8)
+    levels = np.linspace(0, 127, num_frames).astype(np.uint8)
+    clip = noise + levels[:, None, None, None]
+    write_png(tmp_path / "clip.png", clip, {}, fps)
+    found = html.inline(tmp_path / "clip.png", clip, fps, most=200)
+    assert (found.width, found.height) == (200, 112)
+    assert len(base64.b64decode(found.uri.split(",")[1])) <= html.MAX_INLINE_BYTES
+    frames, lasts_ms = frames_in(found.uri)
+    assert len(frames) == min(num_frames, html.MAX_FRAMES)
+    assert lasts_ms == pytest.approx(1000 * num_frames / fps, rel=0.01)
+    height, width, _ = frames[0].shape
+    assert width / height == pytest.approx(320 / 180, rel=0.05)
+    brightness = [frame.mean() - 64 for frame in frames]
+    expected = np.linspace(0, 127, len(frames))
+    assert brightness == pytest.approx(expected, abs=9), "first to last, at equal distances"
+
+
+def test_a_clip_that_nothing_makes_small_is_not_scaled_down_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr(html, "MAX_INLINE_BYTES", 100)
+    clip = np.random.default_rng(0).integers(0, 256, (4, 64, 128, 3), dtype=np.uint8)
+    write_png(tmp_path / "clip.png", clip, {}, fps=8)
+    frames, _ = frames_in(html.inline(tmp_path / "clip.png", clip, fps=8).uri)
+    assert frames[0].shape == (html.LEAST_PX // 2, html.LEAST_PX, 3)
 
 
 def test_the_first_screen_has_the_models_that_matter(tmp_path):

@@ -56,14 +56,14 @@ def find_left_out(num_features: int, num_prompts: int, per_prompt: int) -> dict[
     }
 
 
-def describe_left_out(left_out: Mapping[str, Need]) -> str:
-    """Which measures lack images, and how many they take; empty if none does."""
+def describe_left_out(left_out: Mapping[str, Need], noun: str = "image") -> str:
+    """Which measures lack images, or clips, and how many they take; empty if none does."""
     by_need: dict[Need, list[str]] = {}
     for measure, need in left_out.items():
         by_need.setdefault(need, []).append(OF_SET[measure].words)
     return "; ".join(
-        f"{', '.join(measures)}: at least {need.images} images of each model, {need.per_prompt} of "
-        f"each prompt{f', of {need.prompts} prompts' if need.prompts > 1 else ''}"
+        f"{', '.join(measures)}: at least {need.images} {noun}s of each model, {need.per_prompt} "
+        f"of each prompt{f', of {need.prompts} prompts' if need.prompts > 1 else ''}"
         for need, measures in by_need.items()
     )
 

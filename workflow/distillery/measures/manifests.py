@@ -19,6 +19,7 @@ from distillery.noise import SampleId
 from distillery.run_folder import RunFolder
 from distillery.store.lacking import tables_listing
 from distillery.store.tables import read_table
+from distillery.words import noun_of
 
 COLUMNS = (
     "prompt_id", "prompt", "index", "noise_seed", "file", "sha256", "latents_file",
@@ -68,6 +69,21 @@ class ModelSamples:
     def num_frames(self) -> int:
         """Of each clip; 1 of images."""
         return int(self.table["num_frames"].iloc[0]) if "num_frames" in self.table else 1
+
+    @property
+    def fps(self) -> int:
+        """Frames of a clip per second; 1 of images."""
+        return int(self.table["fps"].iloc[0]) if self.num_frames > 1 else 1
+
+    @property
+    def kind(self) -> str:
+        """What a sample is, in words; of an image nothing more is to be said."""
+        noun = noun_of(self.num_frames)
+        return (
+            noun
+            if noun == "image"
+            else f"{noun} of {self.num_frames} frames, {self.fps} per second"
+        )
 
     @property
     def num_black(self) -> int:

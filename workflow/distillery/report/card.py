@@ -12,6 +12,7 @@ from huggingface_hub import EvalResult, ModelCard
 from PIL import Image
 
 from distillery.files import atomic_path, write_text
+from distillery.images import frames_of, thin_out
 from distillery.measures.lists import MEASURES
 from distillery.measures.manifests import ModelSamples
 from distillery.report.image_grid import NUM_LEADING, spread
@@ -19,9 +20,12 @@ from distillery.report.roles import Roles
 from distillery.report.tables import Table
 from distillery.report.verdict import Claims
 from distillery.run_folder import STRIP
+from distillery.words import counted, listed_numbers
 
 STRIP_PX = 256
 """Edge of an image in the strip, at most."""
+NUM_STILLS = 3
+"""Frames of each clip in the strip, the first and the last among them: motion is seen in them."""
 BEFORE = "## The right call"
 """Section of the pipeline's card that images and scores come before."""
 
@@ -41,7 +45,8 @@ def write_card(
     there = [name for name in dict.fromkeys(named) if name is not None and name in samples]
     models = roles.same.shown(there)
     labels = [roles.label(name) for name in models]
-    rows = spread(range(len(samples[models[0]].table)), NUM_LEADING)
+    first = samples[models[0]]
+    rows = spread(range(len(first.table)), NUM_LEADING // len(stills_of(first)))
     folder.mkdir(parents=True, exist_ok=True)
     with atomic_path(folder / STRIP) as temporary:
         draw_strip([samples[name] for name in models], rows).save(temporary, format="PNG")
@@ -54,27 +59,48 @@ def write_card(
     )
     sections = [
         "## What it draws", "", f"![{', '.join(labels)}]({STRIP})", "",
-        f"Rows: {calls}. Each column is one held-out prompt and one noise.", "",
+        f"Rows: {calls}. {_columns(first, len(rows))}", "",
         "## How good it is", "", *_paragraphs(claims), *_table(table, models, roles), "",
         f"{quality['num_prompts']} held-out prompts, intervals of 95 %; judge: "
         f"{quality['judge']}.", "", "",
     ]  # fmt: skip
-    first, _, rest = str(card.text).partition(BEFORE)
-    card.text = first + "\n".join(sections) + BEFORE + rest
+    before, _, rest = str(card.text).partition(BEFORE)
+    card.text = before + "\n".join(sections) + BEFORE + rest
     write_text(folder / "README.md", f"{str(card).rstrip()}\n{mark}")
 
 
 def draw_strip(models: Sequence[ModelSamples], rows: Sequence[int]) -> Image.Image:
-    """A row of images for each model, of the same samples."""
-    images = [[model.read_image(row) for row in rows] for model in models]
+    """A row of images for each model, of the same samples; of clips some frames of each."""
+    images = [[frame for row in rows for frame in _read_stills(model, row)] for model in models]
     width, height = images[0][0].size
     share = min(1.0, STRIP_PX / max(width, height))
     size = max(1, round(width * share)), max(1, round(height * share))
-    strip = Image.new("RGB", (size[0] * len(rows), size[1] * len(models)))
+    strip = Image.new("RGB", (size[0] * len(images[0]), size[1] * len(models)))
     for y, line in enumerate(images):
         for x, image in enumerate(line):
             strip.paste(image.resize(size, Image.Resampling.LANCZOS), (x * size[0], y * size[1]))
     return strip
+
+
+def stills_of(model: ModelSamples) -> list[int]:
+    """The frames that are in the strip; of an image the only one."""
+    return thin_out(range(model.num_frames), NUM_STILLS)
+
+
+def _read_stills(model: ModelSamples, row: int) -> list[Image.Image]:
+    frames = frames_of(model.read_pixels(row))
+    return [Image.fromarray(frames[number]) for number in stills_of(model)]
+
+
+def _columns(model: ModelSamples, num_rows: int) -> str:
+    """What is in the strip's columns."""
+    if model.num_frames == 1:
+        return "Each column is one held-out prompt and one noise."
+    numbers = listed_numbers([number + 1 for number in stills_of(model)])
+    return (
+        f"Columns: {counted(num_rows, 'held-out prompt')} with one noise each, frames {numbers} of "
+        f"{model.num_frames}."
+    )
 
 
 def _results(quality: Mapping[str, Any], roles: Roles) -> list[EvalResult]:
@@ -91,7 +117,7 @@ def _results(quality: Mapping[str, Any], roles: Roles) -> list[EvalResult]:
             scores[key, f"{measure.title}, of {roles.whose}"] = against.get(key)
     return [
         EvalResult(
-            task_type="text-to-image",
+            task_type="text-to-video" if quality.get("num_frames") else "text-to-image",
             dataset_type="prompts",
             dataset_name=f"{quality['num_prompts']} held-out prompts",
             metric_type=kind,

@@ -16,9 +16,12 @@ from distillery.report.roles import MARKS, find_same, usual_part
 from distillery.run_folder import RunFolder
 from distillery.store.belonging import mark_of
 from distillery.store.tables import read_table
+from distillery.words import noun_of
 
 PER_PAGE = 200
 """Samples on a page, each with an image of every model; images load as they come into view."""
+CLIPS_PER_PAGE = 40
+"""Of clips, whose files are as many times larger as they have frames."""
 SCORES = {measure.in_scores: measure.sorts for measure in MEASURES if measure.sorts}
 """Columns of the scores by which samples can be sorted, and their names on the page."""
 DIGITS = 4
@@ -66,7 +69,9 @@ def make_gallery(manifests: Sequence[Path], scores: Path | None, output: Path) -
     same = find_same(by_name)
     models = [model for model in listed if model.model not in same.kept]
     samples = gather(models, read_table(scores) if scores else None)
-    pages = [samples[start : start + PER_PAGE] for start in range(0, len(samples), PER_PAGE)]
+    noun = noun_of(models[0].num_frames)
+    per_page = CLIPS_PER_PAGE if noun == "clip" else PER_PAGE
+    pages = [samples[start : start + per_page] for start in range(0, len(samples), per_page)]
     present = {name for sample in samples for shot in sample.shots for name in shot.scores}
     scored = [name for name in SCORES if name in present]
     template = page_environment().get_template("gallery/page.html.j2")
@@ -85,6 +90,8 @@ def make_gallery(manifests: Sequence[Path], scores: Path | None, output: Path) -
         for number, page in enumerate(pages, 1):
             text = template.render(
                 run=output.parent.name,
+                noun=noun,
+                kind=models[0].kind,
                 style=own_file("gallery/gallery.css"),
                 script=own_file("gallery/gallery.js"),
                 models=columns,
@@ -96,7 +103,7 @@ def make_gallery(manifests: Sequence[Path], scores: Path | None, output: Path) -
                 scored={name: SCORES[name] for name in scored},
             )
             write_text(folder / name_of(number), f"{text.rstrip()}\n{mark}")
-        write_text(folder / "rows.js", rows_script(columns, samples, scored))
+        write_text(folder / "rows.js", rows_script(columns, samples, scored, per_page))
 
 
 def _second(models: Sequence[ModelSamples]) -> int:
@@ -139,7 +146,10 @@ def gather(models: Sequence[ModelSamples], scores: pd.DataFrame | None) -> list[
 
 
 def rows_script(
-    models: Sequence[Mapping[str, Any]], samples: Sequence[Sample], scored: Sequence[str]
+    models: Sequence[Mapping[str, Any]],
+    samples: Sequence[Sample],
+    scored: Sequence[str],
+    per_page: int,
 ) -> str:
     """A script that holds all rows: a page that is opened as a file may load nothing else."""
     rows = [
@@ -151,7 +161,7 @@ def rows_script(
         ]
         for sample in samples
     ]
-    content = {"models": list(models), "scored": list(scored), "rows": rows, "perPage": PER_PAGE}
+    content = {"models": list(models), "scored": list(scored), "rows": rows, "perPage": per_page}
     # A script ends at the first "</script", and prompts are users' text.
     text = json.dumps(content, ensure_ascii=False, separators=(",", ":")).replace("</", "<\\/")
     return f"const GALLERY = {text};\n"

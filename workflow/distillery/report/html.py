@@ -3,6 +3,8 @@
 import base64
 import io
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
@@ -10,11 +12,18 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from PIL import Image
 
+from distillery.images import Pixels, frames_of, poster, thin_out
+
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 THUMBNAIL_PX = 400
 """Larger ones are scaled down to this width for the report."""
 MAX_INLINE_BYTES = 48 * 1024
-"""A file up to this size is inlined as it is."""
+"""A file up to this size is inlined as it is, and a clip is scaled down to it: 200 of them, as a
+report of four models has, are 13 MB of text."""
+MAX_FRAMES = 16
+"""Of a clip that is coded anew, at equal distances."""
+LEAST_PX = 64
+"""A clip is scaled down to this width at the most."""
 
 
 def page_environment() -> Environment:
@@ -33,18 +42,74 @@ def own_file(name: str) -> Markup:
     return Markup((TEMPLATES / name).read_text(encoding="utf-8"))  # noqa: S704 (ours)
 
 
-def inline(path: Path, image: Image.Image, most: int = THUMBNAIL_PX) -> tuple[str, int, int]:
-    """An image as a data URI with its width and height in pixels.
+@dataclass(frozen=True)
+class Inlined:
+    """An image, or a clip that plays, in a page.
 
-    Small files go in as they are; larger ones are scaled down to a width and coded as WebP.
+    Attributes:
+        uri: with all its bytes.
+        width, height: at which it is shown, in pixels.
+        still: of a clip its poster, for paper and for who wants nothing to move.
     """
-    if path.stat().st_size <= MAX_INLINE_BYTES and image.width <= most:
-        return data_uri(path.read_bytes(), "image/png"), image.width, image.height
-    height = max(1, round(image.height * most / image.width))
-    size = (most, height) if image.width > most else image.size
+
+    uri: str
+    width: int
+    height: int
+    still: str | None = None
+
+
+def inline(path: Path, pixels: Pixels, fps: int, most: int = THUMBNAIL_PX) -> Inlined:
+    """An image or a clip as a data URI.
+
+    Small files go in as they are; larger ones are scaled down to a width and coded as WebP, a clip
+    with fewer frames that last longer.
+
+    Args:
+        path: of its file.
+        pixels: what the file holds.
+        fps: frames of a clip per second.
+        most: pixels of its width.
+    """
+    frames = frames_of(pixels)
+    own_height, own_width = frames.shape[1:3]
+    height = max(1, round(own_height * most / own_width))
+    size = (most, height) if own_width > most else (own_width, own_height)
+    as_it_is = path.stat().st_size <= MAX_INLINE_BYTES and own_width <= most
+    is_clip = len(frames) > 1
+    if as_it_is:
+        uri = data_uri(path.read_bytes(), "image/png")
+    elif is_clip:
+        uri = data_uri(_playing(frames, size, fps), "image/webp")
+    else:
+        uri = data_uri(_webp([poster(pixels)], size), "image/webp")
+    still = data_uri(_webp([poster(pixels)], size), "image/webp") if is_clip else None
+    return Inlined(uri, size[0], size[1], still)
+
+
+def _playing(frames: Pixels, size: tuple[int, int], fps: int) -> bytes:
+    """A clip as WebP of at most `MAX_INLINE_BYTES`, scaled down until it has no more."""
+    chosen = thin_out(range(len(frames)), MAX_FRAMES)
+    shown = [Image.fromarray(frames[number]) for number in chosen]
+    each_ms = round(1000 * len(frames) / fps / len(shown))
+    while True:
+        content = _webp(shown, size, each_ms)
+        share = 0.9 * (MAX_INLINE_BYTES / len(content)) ** 0.5
+        if len(content) <= MAX_INLINE_BYTES or size[0] <= LEAST_PX:
+            return content
+        width = max(LEAST_PX, int(size[0] * share))
+        size = width, max(1, round(size[1] * width / size[0]))
+
+
+def _webp(frames: Sequence[Image.Image], size: tuple[int, int], each_ms: int = 0) -> bytes:
+    """An image, or several that play again and again."""
     content = io.BytesIO()
-    image.resize(size, Image.Resampling.LANCZOS).save(content, "WEBP", quality=85)
-    return data_uri(content.getvalue(), "image/webp"), *size
+    first, *others = (frame.resize(size, Image.Resampling.LANCZOS) for frame in frames)
+    if others:
+        playing = {"save_all": True, "append_images": others, "duration": each_ms, "loop": 0}
+        first.save(content, "WEBP", quality=75, **playing)
+    else:
+        first.save(content, "WEBP", quality=85)
+    return content.getvalue()
 
 
 def data_uri(content: bytes, media_type: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 from PIL import Image
 
-from distillery.images import find_moments, is_preview, thin_out
+from distillery.images import find_moments, is_preview, read_png, thin_out
 from distillery.measures.manifests import ModelSamples
 from distillery.report.html import THUMBNAIL_PX, inline, link_to
 from distillery.run_folder import RunFolder
@@ -34,7 +34,7 @@ MAX_PROMPTS = 8
 
 @dataclass(frozen=True)
 class Cell:
-    """One image with its scores; None where a score was not measured."""
+    """One image or clip with its scores; None where a score was not measured."""
 
     model: str
     uri: str
@@ -46,6 +46,7 @@ class Cell:
     clip_score: float | None
     rank: int | None
     psnr_db: float | None
+    still: str | None = None
 
 
 @dataclass(frozen=True)
@@ -69,11 +70,16 @@ class LeadingRow:
 
 @dataclass(frozen=True)
 class Lead:
-    """The first screen: a row for each model, a column for each prompt."""
+    """The first screen: a row for each model, a column for each prompt.
+
+    Attributes:
+        kind: of the samples, see `ModelSamples.kind`.
+    """
 
     prompts: tuple[str, ...]
     rows: tuple[LeadingRow, ...]
     how_chosen: str
+    kind: str
 
 
 @dataclass(frozen=True)
@@ -166,7 +172,8 @@ def make_lead(
         )
         for name in names
     )
-    return Lead(tuple(str(table["prompt"].iloc[number]) for number in chosen), rows, how_chosen)
+    prompts = tuple(str(table["prompt"].iloc[number]) for number in chosen)
+    return Lead(prompts, rows, how_chosen, samples[names[0]].kind)
 
 
 def choose_rows(
@@ -227,20 +234,21 @@ class GridInputs:
         row = model.table.iloc[number]
         scores = self.scores.get((model.model, str(row["prompt_id"]), int(row["index"])), {})
         path = model.image_path(number)
-        uri, width, height = inline(path, model.read_image(number), self.width)
-        is_small = width <= SMALL_PX
+        shown = inline(path, model.read_pixels(number), model.fps, self.width)
+        is_small = shown.width <= SMALL_PX
         scale = 2 if is_small else 1
         return Cell(
             model=model.model,
-            uri=uri,
+            uri=shown.uri,
             link=link_to(path, self.output_folder),
-            width=width * scale,
-            height=height * scale,
+            width=shown.width * scale,
+            height=shown.height * scale,
             is_small=is_small,
             is_black=bool(row["is_black"]),
             clip_score=_number(scores.get("clip_score")),
             rank=None if scores.get("rank") is None else int(scores["rank"]),
             psnr_db=_number(scores.get("psnr_db")),
+            still=shown.still,
         )
 
 
@@ -273,6 +281,7 @@ class Shown:
     link: str
     width: int
     height: int
+    still: str | None
 
 
 @dataclass(frozen=True)
@@ -294,7 +303,11 @@ class PreviewSheet:
 
 
 def gather_previews(
-    run_folder: RunFolder, recipes: Sequence[str], teacher: str | None, output_folder: Path
+    run_folder: RunFolder,
+    recipes: Sequence[str],
+    teacher: str | None,
+    output_folder: Path,
+    fps: int = 1,
 ) -> PreviewSheet | None:
     """The previews of this training, thinned out; None without any.
 
@@ -302,6 +315,7 @@ def gather_previews(
         recipes: as for `gather_training`.
         teacher: the model whose samples have the same noise and many steps, for the last column.
         output_folder: where the report will lie; links are relative to it.
+        fps: frames of a clip per second.
     """
     root, table = run_folder.previews, run_folder.prompts("eval")
     if not table.is_file():
@@ -325,13 +339,13 @@ def gather_previews(
     rows = []
     for name, text in prompts.items():
         teacher_image = run_folder.sample_folder / str(teacher) / name / "0.png"
-        shown = [_show(moment / f"{name}.png", output_folder) for moment in moments]
-        last = _show(teacher_image, output_folder) if teacher_image.is_file() else None
+        shown = [_show(moment / f"{name}.png", output_folder, fps) for moment in moments]
+        last = _show(teacher_image, output_folder, fps) if teacher_image.is_file() else None
         rows.append((text, shown, last))
     return PreviewSheet([int(moment.name.split("-")[1]) for moment in moments], rows)
 
 
-def _show(path: Path, output_folder: Path) -> Shown:
-    with Image.open(path) as image:
-        uri, width, height = inline(path, image.convert("RGB"))
-    return Shown(uri, link_to(path, output_folder), width, height)
+def _show(path: Path, output_folder: Path, fps: int) -> Shown:
+    with Image.open(path) as opened:
+        it = inline(path, read_png(opened), fps)
+    return Shown(it.uri, link_to(path, output_folder), it.width, it.height, it.still)

@@ -22,7 +22,7 @@ from distillery.report import tables
 from distillery.report.card import write_card
 from distillery.report.charts import runtime
 from distillery.report.findings import Findings, gather, loading_code
-from distillery.report.html import own_file, page_environment
+from distillery.report.html import MAX_FRAMES, own_file, page_environment
 from distillery.report.image_grid import (
     gather_previews,
     make_grid,
@@ -79,6 +79,7 @@ def write_report(
     }
     parts = {
         "config": job,
+        "noun": words.noun_of(job.teacher.num_frames),
         "facts": facts,
         "findings": findings,
         "claims": claims,
@@ -163,7 +164,15 @@ def _of_images(findings: Findings, run_folder: RunFolder, folder: Path) -> dict[
     return {
         "grid": make_grid(shown, findings.scores, roles.student, folder) if samples else None,
         "lead": make_lead(samples, leading, folder) if roles.student is not None else None,
-        "previews": gather_previews(run_folder, findings.trained_recipes, roles.reference, folder),
+        "previews": gather_previews(
+            run_folder,
+            findings.trained_recipes,
+            roles.reference,
+            folder,
+            findings.config.teacher.fps,
+        ),
+        "kind": next((it.kind for it in samples.values()), ""),
+        "max_frames": MAX_FRAMES,
         "black": tables.black_images(samples),
         "code": loading_code(run_folder, samples.get(roles.student or "")),
     }

@@ -14,7 +14,7 @@ from distillery.measures.of_sets import OF_SETS
 from distillery.report.roles import Roles
 from distillery.report.speeds import ImageTime
 from distillery.report.verdict import decide, describe_bounds, read_interval
-from distillery.words import counted, significant
+from distillery.words import counted, noun_of, significant
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,6 @@ def with_ratios(measures: Iterable[Measure | OfSet]) -> dict[str, Column]:
     return found
 
 
-SECONDS = Column(
-    title="Seconds per image",
-    hint="one device, measured",
-    form=lambda seconds: f"{significant(seconds)} s",
-)
 SET_COLUMNS = with_ratios(OF_SETS)
 """Of sets of images, in one vision model."""
 
@@ -75,7 +70,12 @@ def metrics_table(
 
 def columns_of(quality: Mapping[str, Any]) -> dict[str, Column]:
     """The metrics of a run's images, or clips, by key."""
-    return {**with_ratios(_measures(quality)), "seconds": SECONDS}
+    seconds = Column(
+        title=f"Seconds per {noun_of(quality.get('num_frames', 1))}",
+        hint="one device, measured",
+        form=lambda seconds: f"{significant(seconds)} s",
+    )
+    return {**with_ratios(_measures(quality)), "seconds": seconds}
 
 
 def _measures(quality: Mapping[str, Any]) -> tuple[Measure, ...]:
@@ -110,13 +110,16 @@ def set_tables(quality: Mapping[str, Any] | None, roles: Roles) -> list[SetTable
     if quality is None:
         return []
     names = _in_order(quality, roles)
+    noun = noun_of(quality.get("num_frames", 1))
     return [
         SetTable(
             vision,
             facts["path"],
             facts["num_features"],
             facts["num_prompts"],
-            describe_left_out({name: Need(**need) for name, need in facts["left_out"].items()}),
+            describe_left_out(
+                {name: Need(**need) for name, need in facts["left_out"].items()}, noun
+            ),
             _set_table({name: quality["models"][name]["sets"][vision] for name in names}, roles),
         )
         for vision, facts in quality.get("vision_models", {}).items()
@@ -242,8 +245,9 @@ def _in_order(quality: Mapping[str, Any], roles: Roles) -> list[str]:
 
 def black_images(samples: Mapping[str, ModelSamples]) -> str | None:
     """Which models have images whose every pixel is 0, and what that does to the scores."""
+    noun = noun_of(next((model.num_frames for model in samples.values()), 1))
     named = [
-        f"{model.num_black:,} of {counted(len(model.table), 'image')} of {name}"
+        f"{model.num_black:,} of {counted(len(model.table), noun)} of {name}"
         for name, model in samples.items()
         if model.num_black
     ]
@@ -251,5 +255,5 @@ def black_images(samples: Mapping[str, ModelSamples]) -> str | None:
         return None
     return (
         f"{', '.join(named)}: every pixel is 0. They are scored like all others; two black "
-        "images are equal, so a PSNR of 100 dB between them says nothing."
+        f"{noun}s are equal, so a PSNR of 100 dB between them says nothing."
     )

@@ -15,7 +15,7 @@ from distillery.measures.measure import PERCENT, Measure, Need, Watch
 from distillery.measures.of_judge import CLIP_SCORE
 from distillery.measures.of_sets import OF_SETS
 from distillery.report.roles import Roles
-from distillery.words import listed, times
+from distillery.words import listed, noun_of, times
 
 Outcome = Literal["passed", "failed", "undecided", "not measured"]
 NO_INTERVAL = f"; fewer than {MIN_RESAMPLED} prompts give no interval, which nothing is decided by"
@@ -255,7 +255,8 @@ def why_weak(roles: Roles, quality: Mapping[str, Any]) -> list[str]:
     retrieval = read_interval(quality["models"].get(roles.reference, {}).get("retrieval_r1"))
     if retrieval and retrieval.high is not None and retrieval.high < MIN_R1:
         found = describe_interval(retrieval, PERCENT)
-        reasons.append(f"of its own images only {found} find their prompt first (R@1)")
+        own = noun_of(quality.get("num_frames", 1))
+        reasons.append(f"of its own {own}s only {found} find their prompt first (R@1)")
     for name in roles.same.shown(quality["models"]):
         ratio = ratio_of(quality, name, roles)
         if ratio and ratio.low is not None and ratio.low > 1:
@@ -270,13 +271,9 @@ def find_watched(roles: Roles, quality: Mapping[str, Any]) -> list[Watched]:
     facts = quality["models"].get(roles.student, {})
     visions, sets = quality.get("vision_models", {}), facts.get("sets", {})
     against = facts.get("against", {}).get(roles.reference, {})
+    undefined = "a number is not above 0"
     lines = [
-        _line(
-            it.watch.name.format(whose=roles.whose),
-            read_interval(against[it.ratio_key]),
-            it.watch,
-            None,
-        )
+        _line(it.watch, roles, read_interval(against[it.ratio_key]), undefined)
         for it in MEASURES
         if it.watch and it.ratio_key in against
     ]
@@ -286,20 +283,29 @@ def find_watched(roles: Roles, quality: Mapping[str, Any]) -> list[Watched]:
         for measure in OF_SETS:
             if measure.watch:
                 value = read_interval(sets[vision].get(measure.ratio_key))
-                title = measure.watch.name.format(whose=roles.whose) + where
-                lines.append(_line(title, value, measure.watch, left_out.get(measure.name)))
+                need = left_out.get(measure.name)
+                why = _lacking(need, quality) if need else undefined
+                lines.append(_line(measure.watch, roles, value, why, where))
     return lines
 
 
-def _line(title: str, value: ConfidenceInterval | None, watch: Watch, need: Need | None) -> Watched:
-    """One measure, flagged where its whole interval is beyond 1."""
+def _lacking(need: Need, quality: Mapping[str, Any]) -> str:
+    noun = noun_of(quality.get("num_frames", 1))
+    return f"needs {need.images} {noun}s, {need.per_prompt} of each prompt"
+
+
+def _line(
+    watch: Watch, roles: Roles, value: ConfidenceInterval | None, why_none: str, where: str = ""
+) -> Watched:
+    """One measure, flagged where its whole interval is beyond 1.
+
+    Args:
+        why_none: why it has no value, if it has none.
+        where: in which vision model, if there are several.
+    """
+    title = watch.name.format(whose=roles.whose) + where
     if value is None:
-        why = (
-            f"needs {need.images} images, {need.per_prompt} of each prompt"
-            if need
-            else "a number is not above 0"
-        )
-        return Watched(title, f"not measured: {why}", False, "")
+        return Watched(title, f"not measured: {why_none}", False, "")
     near = value.low if watch.bad > 0 else value.high
     is_flagged = near is not None and watch.bad * (near - 1) > 0
     finding = describe_interval(value, "{:.2f}".format)

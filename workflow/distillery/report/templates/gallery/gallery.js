@@ -96,8 +96,9 @@ at("samples").addEventListener("click", (event) => {
   open(Number(link.dataset.place));
 });
 for (const id of ["left", "right"]) at(id).addEventListener("change", () => open(opened));
-at("slide").addEventListener("input", () => at("stage").style.setProperty("--left", `${at("slide").value}%`));
-at("difference").addEventListener("change", () => at("viewer").classList.toggle("difference", at("difference").checked));
+// Clips stand side by side: they need not be at the same frame, so nothing lies over the other.
+at("slide")?.addEventListener("input", () => at("stage").style.setProperty("--left", `${at("slide").value}%`));
+at("difference")?.addEventListener("change", () => at("viewer").classList.toggle("difference", at("difference").checked));
 at("previous").addEventListener("click", () => open(opened - 1));
 at("next").addEventListener("click", () => open(opened + 1));
 at("close").addEventListener("click", () => at("viewer").close());
@@ -107,7 +108,7 @@ at("viewer").addEventListener("keydown", (event) => {
   if (event.target.matches("select, #slide")) return;
   if (event.key === "ArrowLeft") open(opened - 1);
   if (event.key === "ArrowRight") open(opened + 1);
-  if (event.key === "d") at("difference").click();
+  if (event.key === "d") at("difference")?.click();
 });
 at("tools").hidden = false;
 at("tools").addEventListener("input", choose);

@@ -1,0 +1,132 @@
+"""Report, card and gallery of a small run of clips: they play, and motion is watched."""
+
+import base64
+import html
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+from huggingface_hub import ModelCard
+from PIL import Image
+
+from distillery.measures.lists import MEASURES
+from distillery.measures.of_sets import OF_SETS
+from distillery.report.gallery import CLIPS_PER_PAGE, make_gallery
+from judging import FPS, PROMPTS, draw_clip
+from quality import make_config
+from reports import Page, make_results, write
+
+NUM_FRAMES = 5
+TEACHER = {"path": "resources/demo/teacher", "height": 48, "width": 48}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("clips")
+    make_results(folder, NUM_FRAMES)
+    card = "---\nlibrary_name: diffusers\n---\n\n# A student\n\n## The right call\n\nIt."
+    (folder / "student/pipeline/README.md").write_text(card)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def written(folder):
+    """(page, metrics)"""
+    config = make_config(teacher=TEACHER | {"num_frames": NUM_FRAMES, "fps": FPS})
+    make_gallery(
+        sorted(folder.glob("samples/*/manifest.parquet")),
+        folder / "evaluation/scores.parquet",
+        folder / "gallery",
+    )
+    return write(config, folder)
+
+
+def test_motion_is_in_every_summary(written, folder):
+    """The student's clips move half as fast as the teacher's."""
+    page, metrics = written
+    first, *others = metrics["claims"]["watched"]
+    assert first["name"] == "motion over the teacher's"
+    assert first["is_flagged"]
+    assert others
+    ratio = metrics["quality"]["models"]["student"]["against"]["teacher"]["motion_ratio"]
+    said = f"{first['name']} {first['finding']}, the clips move less"
+    assert first["finding"].startswith(f"{ratio['mean']:.2f} (")
+    card = (folder / "card/README.md").read_text()
+    assert said in metrics["claims"]["summary"]
+    assert said in card
+    words = "".join(Page(page).words)
+    assert said in words
+    assert "⚑ flagged\nMotion over the teacher's: the clips move less" in words
+    assert re.search(
+        r"\| .*\| Motion \| ÷ the reference's \| Flicker \| PSNR, first frame \|", card
+    )
+
+
+def said_on(page):
+    """The words between the tags, without code, charts and what is folded."""
+    hidden = r"<(script|style|svg|code|details)\b.*?</\1>|<[^>]+>"
+    return " ".join(re.sub(hidden, " ", page, flags=re.DOTALL).split())
+
+
+def test_the_page_speaks_of_clips(written):
+    words = html.unescape(said_on(written[0]))
+    for column in (*MEASURES, *OF_SETS):
+        words = words.replace(column.hint, "")  # said of both
+    assert f"each a clip of 5 frames, {FPS} per second" in words
+    assert "Seconds per clip" in words
+    assert "Network calls per clip" in words
+    assert re.findall(r".{20}\bimages?\b.{20}", words) == []
+
+
+def test_every_clip_plays_and_has_a_still(written, folder):
+    images = [it for it in Page(written[0]).all("img") if it["src"].startswith("data:")]
+    stills = Page(written[0]).all("source")
+    assert len(images) == len(stills) > 24
+    path = folder / "samples/student/eval-00/0.png"
+    uri = "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
+    assert uri in [it["src"] for it in images], "small files play as they are"
+    assert {it["media"] for it in stills} == {"(prefers-reduced-motion: reduce), print"}
+    assert all(it["srcset"].startswith("data:image/webp;base64,") for it in stills)
+
+
+def test_the_strip_shows_frames_in_time(written, folder):
+    """Two prompts, of each the first, the middle and the last frame."""
+    card = (folder / "card/README.md").read_text()
+    assert "Columns: 2 held-out prompts with one noise each, frames 1, 3 and 5 of 5." in card
+    assert ModelCard(card).data.eval_results[0].task_type == "text-to-video"
+    with Image.open(folder / "card/strip.png") as strip:
+        assert strip.size == (6 * 48, 3 * 48)
+        pixels = np.asarray(strip)
+    expected = np.concatenate(draw_clip(PROMPTS[0], 0, NUM_FRAMES, 2)[[0, 2, 4]], axis=1)
+    np.testing.assert_array_equal(pixels[:48, : 3 * 48], expected)
+    student = draw_clip(PROMPTS[6], 1, NUM_FRAMES, 1)[4]
+    np.testing.assert_array_equal(pixels[48:96, 5 * 48 :], student)
+
+
+def test_the_gallery_plays_the_files_and_sorts_by_motion(written, folder):
+    page = (folder / "gallery/index.html").read_text()
+    sources = [it["src"] for it in Page(page).all("img") if it.get("src")]
+    assert "../samples/student/eval-00/0.png" in sources
+    assert f"Each is a clip of 5 frames, {FPS} per second, which opens larger." in page
+    assert '<option value="motion">motion</option>' in page
+    assert 'class="beside"' in page
+    assert 'id="difference"' not in page, "two clips need not be at the same frame"
+    assert "all images" not in page
+
+
+def test_pages_of_clips_are_short(folder, tmp_path):
+    manifests = []
+    for path in sorted(folder.glob("samples/*/manifest.parquet")):
+        table = pd.read_parquet(path)
+        copies = [table.assign(prompt_id=table["prompt_id"] + str(it)) for it in range(4)]
+        other = tmp_path / "results/long/samples" / path.parent.name / "manifest.parquet"
+        other.parent.mkdir(parents=True)
+        pd.concat(copies).to_parquet(other, index=False)
+        manifests.append(other)
+    make_gallery(manifests, None, tmp_path / "results/long/gallery")
+    first, *others = sorted((tmp_path / "results/long/gallery").glob("*.html"))
+    assert len(others) == (4 * 24 - 1) // CLIPS_PER_PAGE
+    assert first.read_text().count("<article>") == CLIPS_PER_PAGE
+    rows = (tmp_path / "results/long/gallery/rows.js").read_text()
+    assert f'"perPage":{CLIPS_PER_PAGE}' in rows
