@@ -155,7 +155,48 @@ FLUX = Model(
     prompt={"prompt_embeds": (512, 4096), "pooled": (1, 768)},
     index={},
 )
+Z_IMAGE = Model(
+    pipeline="ZImagePipeline",
+    denoiser=("transformer", "ZImageTransformer2DModel", {}),
+    vae=FLUX.vae,
+    scheduler=("FlowMatchEulerDiscreteScheduler", {"shift": 3.0}),
+    height=1024,
+    width=1024,
+    steps=28,
+    guidance_scale=4.0,
+    batch_size=4,
+    calls_per_step=2,
+    prompt={},
+    index={},
+)
+FLUX2_KLEIN = Model(
+    pipeline="Flux2KleinPipeline",
+    denoiser=(
+        "transformer",
+        "Flux2Transformer2DModel",
+        {
+            "num_layers": 5,
+            "num_single_layers": 20,
+            "num_attention_heads": 24,
+            "attention_head_dim": 128,
+            "in_channels": 128,
+            "joint_attention_dim": 7680,
+            "guidance_embeds": False,
+        },
+    ),
+    vae=("AutoencoderKLFlux2", {}),
+    scheduler=("FlowMatchEulerDiscreteScheduler", {"use_dynamic_shifting": True}),
+    height=1024,
+    width=1024,
+    steps=28,
+    guidance_scale=4.0,
+    batch_size=4,
+    calls_per_step=2,
+    prompt={},
+    index={"is_distilled": False},
+)
 MODELS = {"sdxl": SDXL, "wan": WAN, "flux": FLUX}
+"""Those of a family with an adapter."""
 
 
 def random_prompt(model: Model) -> dict[str, torch.Tensor]:

@@ -15,7 +15,7 @@ import diffusers
 import torch
 import transformers
 from end_to_end import CLIP_BIG_G, CLIP_L
-from models import FLUX, SDXL, WAN, Model
+from models import FLUX, FLUX2_KLEIN, SDXL, WAN, Z_IMAGE, Model
 from tokenizers.pre_tokenizers import ByteLevel
 
 from distillery import hash_cache
@@ -25,6 +25,11 @@ CLIP_TOKENS, T5_TOKENS = 77, 512
 XXL: dict[str, Any] = {
     "d_model": 4096, "d_kv": 64, "d_ff": 10240, "num_layers": 24, "num_heads": 64,
     "feed_forward_proj": "gated-gelu",
+}  # fmt: skip
+QWEN3_4B: dict[str, Any] = {
+    "vocab_size": 151936, "hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+    "tie_word_embeddings": True,
 }  # fmt: skip
 SHARD_BYTES = 5 * 10**9
 ITEM_BYTES = {"F16": 2, "BF16": 2, "F32": 4}
@@ -86,6 +91,22 @@ RELEASED = {
         None,
         "BF16",
         {"boundary_ratio": 0.875},
+    ),
+    "Tongyi-MAI/Z-Image": Released(
+        Z_IMAGE,
+        {"text_encoder": ("Qwen3Model", transformers.Qwen3Config(**QWEN3_4B))},
+        ("transformer",),
+        None,
+        "BF16",
+        {},
+    ),
+    "black-forest-labs/FLUX.2-klein-base-4B": Released(
+        FLUX2_KLEIN,
+        {"text_encoder": ("Qwen3ForCausalLM", transformers.Qwen3Config(**QWEN3_4B))},
+        ("transformer",),
+        None,
+        "BF16",
+        {},
     ),
 }
 """By the ids that configurations name."""

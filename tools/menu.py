@@ -69,6 +69,8 @@ MENU = {
     "sdxl-24gb": Entry(10_000, "RTX4090-24GB"),
     "sdxl-cluster": Entry(100_000),
     "flux-lora-4-steps": Entry(10_000, "H200-141GB"),
+    "z-image-4-steps": Entry(10_000, "H200-141GB"),
+    "flux2-klein-4-steps": Entry(10_000, "H200-141GB"),
     "wan2.2-4-steps": Entry(10_000, "H200-141GB x 4"),
 }
 
@@ -169,8 +171,13 @@ def head_of(name: str, planned: Planned) -> str:
     entry, plan, config = MENU[name], planned.plan, planned.config
     gpu = f"on {config.hardware.gpu}" if config.hardware.gpu else "on the CPU"
     number = f"{entry.num_prompts:,} prompts" if entry.num_prompts else "the prompts below"
-    facts = [("disk", _disk(plan)), ("memory", _memory(plan)), ("calls", _calls(plan, config))]
-    facts += [("hours", hours) for hours in [_hours(config, plan)] if hours]
+    if config.teacher.trace:
+        known = dict(fact for part in plan["page"]["parts"] for fact in part["facts"])
+        facts = [("memory", f"of weights: {known['memory of weights']}")]
+        facts += [("calls", known["trajectories"])]
+    else:
+        facts = [("disk", _disk(plan)), ("memory", _memory(plan)), ("calls", _calls(plan, config))]
+        facts += [("hours", hours) for hours in [_hours(config, plan)] if hours]
     lines = [f"# Planned with {number}, {gpu} (tools/menu.py writes this from the plan):"]
     for fact, text in facts:
         lines += _wrapped(f"#   {fact:<7} ", text)

@@ -4,6 +4,7 @@ tests/numerics/test_traced.py learns every class of Diffusers; here a few go thr
 """
 
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,12 @@ from distillery.generation.teacher_walk import TeacherWalk
 from distillery.generation.trajectory import record
 from distillery.images import read_png
 from distillery.noise import SampleId, noise_seed
+from distillery.planning.what_runs import latent_elements
 from distillery.store.embeddings import EmbeddingStore
 from distillery.store.tables import read_table
 from distillery.store.trajectories import TrajectoryStore
 from distillery.teacher.folder import PipelineFolder, find_teacher
-from distillery.teacher.loading import load_exact_teacher, load_teacher
+from distillery.teacher.loading import load_exact_teacher, load_skeleton, load_teacher
 from families import CASES
 from families.calls import generators
 from families.made import made_teacher
@@ -152,6 +154,14 @@ def test_the_students_folder_knows_how_it_is_called(run: Run) -> None:
     assert family.learnt.latent_shape == shape
 
 
+def test_the_plan_before_knew_the_size_of_a_state(run: Run) -> None:
+    """However the pipeline packs it."""
+    teacher = run.config.teacher
+    skeleton = load_skeleton(find_teacher(teacher.not_learnt))
+    stored = TrajectoryStore(run.files.targets).recipe.latent_shape
+    assert latent_elements(skeleton, Size.of(teacher)) == prod(stored)
+
+
 def test_what_an_adapter_gives_a_trace_gives_too(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
@@ -169,6 +179,28 @@ def test_what_an_adapter_gives_a_trace_gives_too(
         losses.append(pd.read_parquet(run.files.loss)["loss"])
     torch.testing.assert_close(chunks[1], chunks[0], rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["ZImagePipeline", "Flux2KleinPipeline"])
+def test_the_stock_pipeline_with_the_additions_is_the_student(name: str, tmp_path: Path) -> None:
+    """Though nothing is known of the class but its own loader of LoRAs."""
+    lora = {"rank": 2, "targets": ["to_q", "to_k", "to_v", "to_out.0"]}
+    run = traced_run(
+        name, tmp_path, student={"init": "lora", "lora": lora}, training={"learning_rate": 0.05}
+    )
+    run.ready_to_train()
+    folder = run.train_and_export()
+    exported = diffusers.DiffusionPipeline.from_pretrained(folder)
+    added = stock(run)
+    added.load_lora_weights(folder / "lora")
+    added.scheduler = type(exported.scheduler).from_pretrained(folder / "scheduler")
+    call = read_json(folder / "distillery.json")["call"]["arguments"]
+    call |= {"prompt": "the bird", "output_type": "latent"}
+    found = [
+        it(**call, generator=generators([3]))[0].float() for it in (exported, added, stock(run))
+    ]
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
+    assert not found[2].allclose(found[0], atol=1e-3)
 
 
 def test_what_was_learnt_is_part_of_every_recipe(run: Run) -> None:

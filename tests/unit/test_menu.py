@@ -48,7 +48,9 @@ def test_a_head_says_what_the_plan_says(
     assert head in text, "run python tools/menu.py"
     assert menu.with_head(text, head) == text
     assert max(map(len, head.splitlines())) <= 100
-    assert all(f"#   {fact}" in head for fact in ("disk", "memory", "calls"))
+    is_traced = plans[path.stem].config.teacher.trace is not None
+    facts = ("memory", "calls") if is_traced else ("disk", "memory", "calls")
+    assert all(f"#   {fact}" in head for fact in facts)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -59,7 +61,7 @@ def test_nothing_of_the_menu_is_too_large_for_its_gpus(plans: dict[str, Any], na
     gpu = found.plan["planned_gpus"]["memory_bytes"]
     if gpu is not None:
         assert max(found.plan["memory"]["jobs"].values()) <= TIGHT * gpu
-        if isinstance(found.config, Config):
+        if isinstance(found.config, Config) and not found.config.teacher.trace:
             assert found.plan["training"]["bytes_per_device"] <= TIGHT * gpu
 
 

@@ -16,7 +16,7 @@ from distillery.planning.costs import what_it_costs
 from distillery.planning.duration import plan_duration
 from distillery.planning.facts import Distillation, Facts
 from distillery.planning.first import sources_of
-from distillery.planning.gpus import plan_gpus
+from distillery.planning.gpus import on_gpus, plan_gpus
 from distillery.planning.host import host_bytes
 from distillery.planning.html import html_of
 from distillery.planning.jobs import Room, StageJobs, list_jobs
@@ -33,7 +33,7 @@ from distillery.run_folder import RunFolder
 from distillery.stage import Stage
 from distillery.teacher.adapters import denoiser_hash, teacher_hash
 from distillery.teacher.folder import PipelineFolder, find_teacher
-from distillery.teacher.memory import estimate
+from distillery.teacher.memory import Memory, estimate, on_memory
 from distillery.words import counted
 
 
@@ -83,7 +83,9 @@ def make_plan(
         facts = Distillation(stages, config, *found)
     notes = ask(FOLDER, facts) + ask(wishes_of(facts), facts)
     if folder.is_to_be_learnt:
-        write_plan(run_folder, head | plan_unlearnt(facts, notes))
+        memory = estimate(config.teacher, folder, gpus.memory_bytes, gpus.is_unknown)
+        notes += [*on_gpus(gpus), *on_memory(config.teacher, memory)]
+        write_plan(run_folder, head | plan_unlearnt(facts, notes, memory))
         return
     output.parent.mkdir(parents=True, exist_ok=True)
     notes += ask(results_of(facts), facts)
@@ -105,12 +107,18 @@ def write_plan(run_folder: RunFolder, plan: Mapping[str, Any]) -> None:
     write_json(run_folder.plan, plan)
 
 
-def plan_unlearnt(facts: Facts, notes: Sequence[Note]) -> dict[str, Any]:
+def plan_unlearnt(facts: Facts, notes: Sequence[Note], memory: Memory) -> dict[str, Any]:
     """What is said of a run before anything is learnt of its teacher."""
     config, doubts = facts.config, told(notes)
-    parts = (what_is_known(config, facts.prompts, facts.folder), doubts_part(doubts))
+    known = what_is_known(config, facts.prompts, facts.folder, memory)
+    parts = (known, doubts_part(doubts))
     page = Page(config.run, f"{config.teacher.path}, to be learnt", parts)
-    return {"sources": hash_sources(sources_of(config)), "advice": doubts, "page": asdict(page)}
+    return {
+        "memory": vars(memory),
+        "sources": hash_sources(sources_of(config)),
+        "advice": doubts,
+        "page": asdict(page),
+    }
 
 
 def told(notes: Sequence[Note]) -> list[str]:

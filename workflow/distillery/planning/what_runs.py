@@ -8,7 +8,9 @@ import pandas as pd
 from distillery.config.jobs import resolve_sampling
 from distillery.config.run import Config, RunConfig
 from distillery.config.teacher import Teacher
-from distillery.families import Family
+from distillery.families import Family, Size
+from distillery.families.protocol import Pipeline
+from distillery.families.size import latent_frames
 from distillery.files import readable
 from distillery.generation.walk import calls_per_image
 from distillery.planning.few_steps import find_made
@@ -20,6 +22,8 @@ from distillery.prompts import own_negatives
 from distillery.teacher.adapter_files import facts_of
 from distillery.teacher.adapters import find_adapter
 from distillery.teacher.folder import PipelineFolder
+from distillery.teacher.loading import load_skeleton
+from distillery.teacher.memory import ITEM_BYTES, Memory, summarise_memory
 from distillery.words import counted, listed
 
 Facts = list[tuple[str, str]]
@@ -55,21 +59,54 @@ def what_runs(
 
 
 def what_is_known(
-    config: RunConfig, prompts: Mapping[str, pd.DataFrame], folder: PipelineFolder
+    config: RunConfig,
+    prompts: Mapping[str, pd.DataFrame],
+    folder: PipelineFolder,
+    memory: Memory,
 ) -> Part:
     """What a run will do whose teacher is still to be learnt."""
     facts = [
         ("teacher", f"{config.teacher.path}: {folder.class_name}, to be learnt"),
         _parameters(config.teacher, folder),
+        ("memory of weights", summarise_memory(vars(memory))),
         ("prompts", _prompts(config, prompts)),
     ]
     if isinstance(config, Config):
+        facts.append(("trajectories", _trajectories(config, len(prompts["train"]), folder)))
         facts.append(("judge", _judge(config)))
     first = (
         f"{folder.class_name} has no adapter: the first job learns from its own calls what it "
         "gives its network, proves it, and plans the run with it before anything else is made."
     )
     return Part("What runs", tuple(facts), notes=(first,))
+
+
+def _trajectories(config: Config, num_prompts: int, folder: PipelineFolder) -> str:
+    """How many, and what they cost, by the size of what the VAE takes."""
+    targets = config.targets
+    number = num_prompts * targets.samples_per_prompt
+    is_guided = targets.guidance_scale > 1.0 and bool(config.teacher.trace.unguided)  # type: ignore[union-attr]
+    calls = number * targets.steps * (2 if is_guided else 1)
+    told = f"{number:,} of {counted(targets.steps, 'step')}, some {calls:,} network calls"
+    elements = latent_elements(load_skeleton(folder), Size.of(config.teacher))
+    if elements is None:
+        return told
+    item = ITEM_BYTES[targets.dtype]
+    size = readable(number * (targets.num_segments + 1) * elements * item)
+    return f"{told}; some {size} in {targets.dtype}"
+
+
+def latent_elements(pipeline: Pipeline, size: Size) -> int | None:
+    """Numbers in a sample's latents, however they are packed; None where the VAE does not tell."""
+    config = pipeline.vae.config
+    channels = config.get("latent_channels", config.get("z_dim"))
+    spatial = getattr(pipeline, "vae_scale_factor_spatial", None)
+    spatial = spatial or getattr(pipeline, "vae_scale_factor", None)
+    temporal = getattr(pipeline, "vae_scale_factor_temporal", 1)
+    if not isinstance(channels, int) or not isinstance(spatial, int):
+        return None
+    area = (size.height // spatial) * (size.width // spatial)
+    return channels * latent_frames(size.num_frames, temporal) * area
 
 
 def _parameters(teacher: Teacher, folder: PipelineFolder) -> tuple[str, str]:

@@ -59,13 +59,18 @@ def estimate(
     texts = [name for name in components if name in family.text_components]
     others = [name for name in components if name not in family.text_components]
     plain = teacher.model_copy(update={"offload": "none", "num_gpus": 1})
-    largest = max(on_one_gpu(plain, sizes, names) for names in (texts, others))
+    parts = [texts, others]
+    jobs = {
+        "embeddings": on_one_gpu(teacher, sizes, texts),
+        "targets and samples": on_one_gpu(teacher, sizes, others),
+    }
+    if folder.is_traced:  # its calls are watched whole
+        parts.append([*texts, *others])
+        jobs["signature"] = on_one_gpu(teacher, sizes, parts[-1])
+    largest = max(on_one_gpu(plain, sizes, names) for names in parts)
     return Memory(
         components=components,
-        jobs={
-            "embeddings": on_one_gpu(teacher, sizes, texts),
-            "targets and samples": on_one_gpu(teacher, sizes, others),
-        },
+        jobs=jobs,
         gpu=gpu,
         preset=None if is_unknown else choose_preset(largest, gpu),
     )
