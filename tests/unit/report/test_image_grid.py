@@ -173,3 +173,21 @@ def test_whole_moments_of_this_training_are_shown_with_the_teachers_image(tmp_pa
     assert (
         gather_previews(RunFolder(tmp_path), ["nobody's"], "teacher", tmp_path / "report") is None
     )
+
+
+def test_previews_of_clips_play(tmp_path):
+    (tmp_path / "prompts").mkdir()
+    table = pd.DataFrame({"prompt_id": ["a"], "prompt": ["one"]})
+    table.to_parquet(tmp_path / "prompts/eval.parquet")
+    noise = np.random.default_rng(0).integers(0, 256, (40, 64, 80, 3), dtype=np.uint8)
+    texts = {"training": "ours", "prompt": "one"}
+    moment = tmp_path / "student/previews/samples-000000000008"
+    for path in (moment / "a.png", tmp_path / "samples/teacher/a/0.png"):
+        write_png(path, noise, texts, fps=20)
+    sheet = gather_previews(RunFolder(tmp_path), ["ours"], "teacher", tmp_path / "report", fps=20)
+    (_, (preview,), teacher) = sheet.rows[0]
+    for shown in (preview, teacher):
+        frames, lasts_ms = frames_in(shown.uri)
+        assert (len(frames), lasts_ms) == (html.MAX_FRAMES, pytest.approx(2000, rel=0.01))
+        assert (shown.width, shown.height) == (80, 64)
+        assert decoded(shown.still).size == (80, 64)

@@ -12,8 +12,9 @@ from PIL import Image
 
 from distillery.measures.lists import MEASURES
 from distillery.measures.of_sets import OF_SETS
+from distillery.report.compare import compare_runs
 from distillery.report.gallery import CLIPS_PER_PAGE, make_gallery
-from judging import FPS, PROMPTS, draw_clip
+from judging import FPS, PROMPTS, Run, draw_clip, make_samples
 from quality import make_config
 from reports import Page, make_results, write
 
@@ -79,6 +80,12 @@ def test_the_page_speaks_of_clips(written):
     assert re.findall(r".{20}\bimages?\b.{20}", words) == []
 
 
+def test_charts_and_provenance_speak_of_clips(written):
+    assert "network calls per clip (log)" in written[0]
+    assert "network calls per image" not in written[0]
+    assert f"48 px, 5 frames, {FPS} per second, " in written[0]
+
+
 def test_every_clip_plays_and_has_a_still(written, folder):
     images = [it for it in Page(written[0]).all("img") if it["src"].startswith("data:")]
     stills = Page(written[0]).all("source")
@@ -113,6 +120,26 @@ def test_the_gallery_plays_the_files_and_sorts_by_motion(written, folder):
     assert 'class="beside"' in page
     assert 'id="difference"' not in page, "two clips need not be at the same frame"
     assert "all images" not in page
+
+
+def test_two_runs_are_compared_by_their_motion(folder, tmp_path):
+    """In the second one the student's clips move three times as fast."""
+    run = Run(tmp_path / "two", str(folder / "judge"), NUM_FRAMES)
+    student = (run.folder / "samples/student", "student", 4, 1.0, 1)
+    make_samples(*student, num_frames=NUM_FRAMES, speed=3)
+    run.evaluate()
+    compare_runs(folder, run.folder, tmp_path / "compare/index.html")
+    page = (tmp_path / "compare/index.html").read_text()
+    table = pd.read_parquet(tmp_path / "compare/metrics.parquet").set_index(["model", "metric"])
+    found = table.loc[("student", "motion")].set_index("of")
+    assert found.loc["difference", "low"] > 0
+    assert found.loc["difference", "mean"] == pytest.approx(
+        found.loc["two", "mean"] - found.loc[folder.name, "mean"], rel=1e-4
+    )
+    assert "motion, mean square change from frame to frame" in page
+    assert "all 24 clips are the same in both" in page
+    assert f"one noise, each a clip of 5 frames, {FPS} per second." in page
+    assert len(Page(page).all("source")) == len(Page(page).all("img")) > 6
 
 
 def test_pages_of_clips_are_short(folder, tmp_path):

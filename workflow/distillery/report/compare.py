@@ -27,7 +27,7 @@ from distillery.report.roles import MARKS, usual_part
 from distillery.report.verdict import describe_interval
 from distillery.run_folder import RunFolder
 from distillery.store.tables import write_table
-from distillery.words import counted
+from distillery.words import counted, noun_of
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,7 @@ def compare_runs(first: Path, second: Path, output: Path) -> None:
         reports=_links([one, other], output.parent),
         first=one,
         second=other,
+        noun=noun_of(max((it.num_frames for it in one.samples.values()), default=1)),
         gaps=[*one.gaps, *other.gaps, *notes],
         settings=differing_settings(one.config, other.config),
         marks={name: MARKS[usual_part(it)] for name, it in one.samples.items()},

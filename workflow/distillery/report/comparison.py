@@ -20,7 +20,7 @@ from distillery.measures.of_judge import CLIP_SCORE, OF_JUDGE, RETRIEVAL
 from distillery.measures.of_pairs import OF_PAIRS
 from distillery.run_folder import RunFolder
 from distillery.store.tables import read_table
-from distillery.words import listed
+from distillery.words import listed, noun_of
 
 REFERENCES_DIFFER = "not comparable: the references differ"
 NUM_RESAMPLES = 2000
@@ -218,13 +218,14 @@ def _facts(pairs: Pairs | None, num_all: int) -> list[str]:
     """What is to be known of one model's pairs."""
     num_pairs = len(pairs.first.table) if pairs else 0
     if pairs is not None and pairs.are_same and num_pairs == num_all:
-        return [f"all {num_all:,} images are the same in both"]
+        return [f"all {num_all:,} {noun_of(pairs.first.num_frames)}s are the same in both"]
     facts = []
     if num_pairs < num_all:
         use = "; differences are of these" if num_pairs else ", so no difference is paired"
         facts.append(f"{num_pairs:,} of {num_all:,} samples are of the same prompt and noise{use}")
     if pairs is not None and pairs.are_same:
-        facts.append("the images of these pairs are the same in both")
+        noun = noun_of(pairs.first.num_frames)
+        facts.append(f"the {noun}s of these pairs are the same in both")
     return facts
 
 

@@ -82,7 +82,7 @@ def inline(path: Path, pixels: Pixels, fps: int, most: int = THUMBNAIL_PX) -> In
         uri = data_uri(_playing(frames, size, fps), "image/webp")
     else:
         uri = data_uri(_webp([poster(pixels)], size), "image/webp")
-    still = data_uri(_webp([poster(pixels)], size), "image/webp") if is_clip else None
+    still = data_uri(_webp([poster(pixels)], size, 60), "image/webp") if is_clip else None
     return Inlined(uri, size[0], size[1], still)
 
 
@@ -92,7 +92,7 @@ def _playing(frames: Pixels, size: tuple[int, int], fps: int) -> bytes:
     shown = [Image.fromarray(frames[number]) for number in chosen]
     each_ms = round(1000 * len(frames) / fps / len(shown))
     while True:
-        content = _webp(shown, size, each_ms)
+        content = _webp(shown, size, 75, each_ms)
         share = 0.9 * (MAX_INLINE_BYTES / len(content)) ** 0.5
         if len(content) <= MAX_INLINE_BYTES or size[0] <= LEAST_PX:
             return content
@@ -100,15 +100,17 @@ def _playing(frames: Pixels, size: tuple[int, int], fps: int) -> bytes:
         size = width, max(1, round(size[1] * width / size[0]))
 
 
-def _webp(frames: Sequence[Image.Image], size: tuple[int, int], each_ms: int = 0) -> bytes:
+def _webp(
+    frames: Sequence[Image.Image], size: tuple[int, int], quality: int = 85, each_ms: int = 0
+) -> bytes:
     """An image, or several that play again and again."""
     content = io.BytesIO()
     first, *others = (frame.resize(size, Image.Resampling.LANCZOS) for frame in frames)
     if others:
         playing = {"save_all": True, "append_images": others, "duration": each_ms, "loop": 0}
-        first.save(content, "WEBP", quality=75, **playing)
+        first.save(content, "WEBP", quality=quality, **playing)
     else:
-        first.save(content, "WEBP", quality=85)
+        first.save(content, "WEBP", quality=quality)
     return content.getvalue()
 
 

@@ -11,6 +11,7 @@ from distillery.measures.of_sets import OF_SETS
 from distillery.report.charts import Chart, Spec, columns
 from distillery.report.roles import MARKS, Part, Roles, part_of, teacher_part
 from distillery.report.verdict import read_interval
+from distillery.words import noun_of
 
 MIN_CURVE = 3
 """Numbers of steps that make a curve."""
@@ -35,7 +36,9 @@ class Score:
     curve: Part | None = None
 
 
-def score_chart(scores: Sequence[Score], y_title: str, title: str) -> Chart | None:
+def score_chart(
+    scores: Sequence[Score], y_title: str, title: str, noun: str = "image"
+) -> Chart | None:
     """Scores of models over their network calls; None for fewer than two.
 
     Network calls are in proportion (log), so models of equal cost stand at one place. Scores of one
@@ -57,7 +60,12 @@ def score_chart(scores: Sequence[Score], y_title: str, title: str) -> Chart | No
         {"mark": {"type": "point", "filled": True, "size": 90, "opacity": 1}, "encoding": dot},
     ]
     data = {"values": [_score_row(score) for score in scores]}
-    spec: Spec = {"height": 240, "data": data, "encoding": {"x": _calls(scores)}, "layer": layers}
+    spec: Spec = {
+        "height": 240,
+        "data": data,
+        "encoding": {"x": _calls(scores, noun)},
+        "layer": layers,
+    }
     return Chart(title, spec, spec, can_zoom=False)
 
 
@@ -69,12 +77,12 @@ def _curve(scores: Sequence[Score], curve: Part, y: Spec) -> Spec:
     return {"data": {"values": values}, "mark": {"type": "line", **drawn}, "encoding": {"y": y}}
 
 
-def _calls(scores: Sequence[Score]) -> Spec:
+def _calls(scores: Sequence[Score], noun: str) -> Spec:
     """Network calls, in proportion."""
     counts = sorted({score.network_calls for score in scores})
     return {
         "field": "network_calls",
-        "title": "network calls per image (log)",
+        "title": f"network calls per {noun} (log)",
         "type": "quantitative",
         "scale": {"type": "log", "nice": False, "domain": [counts[0] / 1.2, counts[-1] * 1.2]},
         "axis": {"values": counts, "format": "~g", "grid": False, "labelOverlap": True},
@@ -126,6 +134,11 @@ class Scored:
     models: Mapping[str, SampledModel]
     roles: Roles
 
+    @property
+    def noun(self) -> str:
+        """What the models make."""
+        return noun_of(self.quality.get("num_frames", 1))
+
     def part(self, name: str) -> Part:
         """What a model is."""
         return part_of(name, self.models, self.quality, self.roles)
@@ -174,7 +187,7 @@ def quality_charts(scored: Scored | None, has_curves: bool) -> list[Chart]:
         found = [scored.score(name, facts.get(measure.name)) for name, facts in models]
         scores = [score for score in found if score is not None]
         of_each = f"{title} of each model against its network calls"
-        charts.append(score_chart(scores, title, of_each))
+        charts.append(score_chart(scores, title, of_each, scored.noun))
     return [chart for chart in charts if chart]
 
 
@@ -218,4 +231,5 @@ def _steps_chart(scored: Scored, title: str, values: Mapping[str, Any]) -> Steps
     found = [scored.score(name, raw, on_curve=True) for name, raw in values.items()]
     scores = [score for score in found if score is not None]
     scores.sort(key=lambda score: (score.curve or score.part, score.network_calls, score.model))
-    return StepsChart(title, score_chart(scores, title, f"{title} over network calls"), scores)
+    chart = score_chart(scores, title, f"{title} over network calls", scored.noun)
+    return StepsChart(title, chart, scores)
