@@ -91,8 +91,8 @@ def test_it_is_one_file_and_a_test() -> None:
     }
     root = Path(distillery.__file__).parent
     names = re.compile(
-        r"clip_score|retrieval_r1|latents_mse|psnr_db|high_frequency|frechet|RETRIEVAL|motion|"
-        r"flicker"
+        r"clip_score|retrieval_r1|latents_mse|psnr_db|high_frequency|frechet|RETRIEVAL|"
+        r"\"motion|flicker"
     )
     found = {
         path.relative_to(root).as_posix()

