@@ -149,7 +149,7 @@ def test_images_of_an_earlier_text_are_not_shown_under_the_new_one(tmp_path):
     for name, prompt in (("a", "one"), ("b", "two")):
         path = tmp_path / f"student/previews/samples-000000000000/{name}.png"
         write_preview(path, "ours", prompt)
-    sheet = gather_previews(RunFolder(tmp_path), ["ours"], None, tmp_path / "report")
+    sheet = gather_previews(RunFolder(tmp_path), ["ours"], None, tmp_path / "report", fps=1)
     assert [prompt for prompt, *_ in sheet.rows] == ["one"]
 
 
@@ -163,15 +163,18 @@ def test_whole_moments_of_this_training_are_shown_with_the_teachers_image(tmp_pa
             prompt = {"a": "one", "b": "two"}[name]
             write_preview(previews / f"samples-{seen:012d}/{name}.png", training, prompt)
     write_preview(tmp_path / "samples/teacher/a/0.png", "")
-    sheet = gather_previews(RunFolder(tmp_path), ["ours"], "teacher", tmp_path / "report")
+    sheet = gather_previews(RunFolder(tmp_path), ["ours"], "teacher", tmp_path / "report", fps=1)
     assert sheet.moments == [0]
     assert [prompt for prompt, *_ in sheet.rows] == ["one", "two"]
     assert [last is not None for *_, last in sheet.rows] == [True, False]
     assert sheet.rows[0][1][0].link == "../student/previews/samples-000000000000/a.png"
-    both = gather_previews(RunFolder(tmp_path), ["ours", "theirs"], None, tmp_path / "report")
+    both = gather_previews(
+        RunFolder(tmp_path), ["ours", "theirs"], None, tmp_path / "report", fps=1
+    )
     assert both.moments == [0, 16]
     assert (
-        gather_previews(RunFolder(tmp_path), ["nobody's"], "teacher", tmp_path / "report") is None
+        gather_previews(RunFolder(tmp_path), ["nobody's"], "teacher", tmp_path / "report", fps=1)
+        is None
     )
 
 

@@ -307,7 +307,7 @@ def gather_previews(
     recipes: Sequence[str],
     teacher: str | None,
     output_folder: Path,
-    fps: int = 1,
+    fps: int,
 ) -> PreviewSheet | None:
     """The previews of this training, thinned out; None without any.
 
