@@ -18,8 +18,8 @@ TEMPLATES = Path(__file__).resolve().parent / "templates"
 THUMBNAIL_PX = 400
 """Larger ones are scaled down to this width for the report."""
 MAX_INLINE_BYTES = 48 * 1024
-"""A file up to this size is inlined as it is, and a clip is scaled down to it: 200 of them, as a
-report of four models has, are 13 MB of text."""
+"""A file up to this size is inlined as it is, and a clip is scaled down to it: 170 of them, as a
+report of four models has, are 13 MB of text with their posters."""
 MAX_FRAMES = 16
 """Of a clip that is coded anew, at equal distances."""
 LEAST_PX = 64
