@@ -11,7 +11,8 @@ from checkout import REPOSITORY, snakemake
 from distillery.config.jobs import TargetsJob, read_config, read_frozen, read_job, save_frozen
 from distillery.files import read_sealed, write_sealed
 from distillery.stages import verify as verify_script
-from distillery.store.belonging import MARK
+from distillery.store.belonging import MARK, recipe_in
+from distillery.store.tables import read_table, recipe_of, write_table
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 PAGE = REPOSITORY / "docs" / "troubleshooting.md"
@@ -150,6 +151,22 @@ def test_what_is_whole_but_of_another_student_is_told(
     status, lines = verify(capsys)
     assert (status, lines[0].split(": ")[0]) == (1, f"{TINY}/report/card")
     card.write_text(text)
+
+
+def test_images_of_another_student_are_made_again(copy: Path) -> None:
+    """And not merged and scored, though Snakemake takes their tables for what it made."""
+    names = ("shard-0-of-2", "shard-1-of-2", "manifest")
+    tables = [TINY / "samples/student" / f"{name}.parquet" for name in names]
+    assert len({recipe_in(path) for path in tables}) == 1
+    assert {recipe_of(path) for path in tables} == {recipe_in(path) for path in tables} != {None}
+    assert "Nothing to be done" in snakemake(copy, "-n").stdout
+    for path in tables[:2]:
+        before = path.read_bytes()
+        write_table(read_table(path), path, "0" * 64)
+        left = snakemake(copy, "-n").stdout
+        assert left.count("rule samples:") == 2
+        assert "rule merge_samples:" in left
+        path.write_bytes(before)
 
 
 def test_pages_of_another_run_are_told_and_made_again(

@@ -9,7 +9,7 @@ that change no result are in none of these files but in runtime.json, which no r
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -297,9 +297,12 @@ def freeze(config: RunConfig, stage: str) -> dict[str, Any]:
     if stage == "run":
         return config.model_dump(mode="json")
     job = _job(config, stage)
-    left_out = {
-        name: keys for name, keys in _runtime(job).items() if name not in job.ignored(config)
-    }
+    return as_frozen(job, job.ignored(config))
+
+
+def as_frozen(job: Job, ignored: Collection[str] = ()) -> dict[str, Any]:
+    """A job without the settings that change no result, but for sections that ignore some."""
+    left_out = {name: keys for name, keys in _runtime(job).items() if name not in ignored}
     return job.model_dump(mode="json", exclude=left_out)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 
 from distillery.files import hash_files, repair_hint
-from distillery.store.tables import read_table, write_table
+from distillery.store.tables import read_table, recipe_of, write_table
 
 
 def merge_samples(shards: Sequence[Path], output: Path) -> None:
@@ -33,7 +33,9 @@ def merge_samples(shards: Sequence[Path], output: Path) -> None:
         )
     for path in filled:
         _verify(path, parts[path], output.parent)
-    write_table(table.drop(columns="shard"), output)
+    made_with = {recipe_of(path) for path in shards}
+    is_known = len(made_with) == 1
+    write_table(table.drop(columns="shard"), output, made_with.pop() if is_known else None)
 
 
 def _place(part: pd.DataFrame) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from distillery.config.jobs import SamplesJob
+from distillery.config.jobs import SamplesJob, as_frozen
 from distillery.config.section import Compile
 from distillery.files import hash_file
 from distillery.generation.chunked import what_was_made
@@ -18,7 +18,7 @@ from distillery.noise import noise_seed
 from distillery.prompts import REQUIRED, RESERVED, RESERVED_FOR_CLIPS, RESERVED_FOR_PAIRS
 from distillery.run_folder import RunFolder
 from distillery.stage import balanced_range
-from distillery.store.belonging import check_student_of
+from distillery.store.belonging import check_student_of, hash_making
 from distillery.store.chunks import DamagedChunkError
 from distillery.store.tables import read_table, write_table
 from distillery.telemetry import Reporter, peak_memory_bytes
@@ -90,7 +90,8 @@ def make_samples(
     second = [name for name in RESERVED_FOR_PAIRS if name in maker.setting.guidance]
     of_clips = RESERVED_FOR_CLIPS if maker.setting.size.is_clip else ()
     columns = [*REQUIRED, *RESERVED, *second, *of_clips, *_extra_columns(table)]
-    write_table(pd.DataFrame(records, columns=columns), output)
+    made_with = hash_making(as_frozen(job), inputs.embeddings, inputs.pipeline)
+    write_table(pd.DataFrame(records, columns=columns), output, made_with)
 
 
 def _raise_failures(failures: Sequence[str], total: int, reporter: Reporter) -> None:

@@ -18,6 +18,7 @@ from distillery.store.belonging import (
     find_foreign,
     foreign_frozen,
     foreign_pages,
+    foreign_samples,
     is_frozen,
     why_not_samples,
 )
@@ -44,7 +45,11 @@ def hidden_outputs(
     found = set(_of_changed_inputs(run, declared, noted_inputs))
     # By their settings alone Snakemake takes one for its own that was copied from another run.
     found |= foreign_frozen(config, run).keys()
-    of_others = [*find_foreign(config, run), *foreign_pages(config, run)]
+    of_others = [
+        *find_foreign(config, run),
+        *foreign_samples(config, run),
+        *foreign_pages(config, run),
+    ]
     for foreign in [*of_others, *_samples_without_note(config, run, noted_inputs)]:
         found |= set(foreign.outputs)
     return found

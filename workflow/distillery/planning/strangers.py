@@ -18,6 +18,7 @@ from distillery.planning.prompt_tables import read_splits
 from distillery.planning.there import has_changed
 from distillery.run_folder import RunFolder
 from distillery.store.belonging import (
+    PIPELINES,
     find_foreign,
     foreign_frozen,
     foreign_pages,
@@ -29,9 +30,6 @@ from distillery.store.tables import read_table
 from distillery.teacher.adapters import teacher_hash
 from distillery.teacher.folder import find_teacher
 from distillery.telemetry import Reporter
-
-PIPELINES = {"student": "pipeline", "untrained": "untrained"}
-"""The folder of `student/` that a model's images are made with, by its source."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 from distillery.config.jobs import freeze, frozen_stages, hash_origin, read_config, read_frozen
 from distillery.config.parsing import flatten
 from distillery.config.run import Config, RunConfig
-from distillery.files import hash_file, hash_json, read_json, repair_hint
+from distillery.files import JsonObject, hash_file, hash_json, read_json, repair_hint
 from distillery.noise import SampleId, hash_samples, noise_seed
 from distillery.run_folder import RunFolder
 from distillery.store.recipes import EmbeddingsRecipe, StatesRecipe, TargetsRecipe, VisitedRecipe
@@ -24,6 +24,11 @@ MAX_TOLD = 3
 MARK = re.compile(r"<!-- made of ([0-9a-f]{64}) -->\s*$")
 """The end of a page: what it was made of, see `mark_of`."""
 MARK_BYTES = 100
+TABLES_RECIPE = re.compile(rb"distillery-recipe\x18\x40([0-9a-f]{64})")
+"""`store.tables.RECIPE` and its value in a table's footer."""
+FOOTER_BYTES = 2**16
+PIPELINES = {"student": "pipeline", "untrained": "untrained"}
+"""The folder of `student/` that a model's images are made with, by its source."""
 EARLIER = re.compile(r"(?:trained-)?(\d+)-rounds")
 """Folders of `student/` as it was before a round."""
 
@@ -215,6 +220,50 @@ def why_not_exported(config: Config, pipeline: Path, student: Path) -> str:
     if "of" in about:
         wanted["of"] = hash_json(source.get("files", {}))
     return differences({**about, "call": {name: call.get(name) for name in wanted["call"]}}, wanted)
+
+
+def hash_making(frozen: JsonObject, embeddings: Path, pipeline: Path | None) -> str | None:
+    """Of what a model's images are made with, which their tables carry; None where a part of it is
+    gone.
+
+    Args:
+        frozen: `as_frozen` of the model's samples.
+        embeddings: their manifest.
+        pipeline: of a student.
+    """
+    texts = _recipe_hash(embeddings)
+    files = {} if pipeline is None else _head(pipeline / STUDENT_FILE).get("files")
+    if texts is None or files is None:
+        return None
+    return hash_json({"frozen": frozen, "embeddings": texts, "pipeline": files})
+
+
+def foreign_samples(config: RunConfig, run: RunFolder) -> Iterator[Foreign]:
+    """Tables of images that were made with others than this run's settings, prompts or student;
+    those of earlier releases do not tell."""
+    for model, sampled in config.samples.models.items():
+        manifest, stage = run.samples(model), f"samples-{model}"
+        number = config.samples.num_shards
+        shards = [manifest.with_name(f"shard-{it}-of-{number}.parquet") for it in range(number)]
+        folder = PIPELINES.get(sampled.source)
+        pipeline = run.student(folder) if folder else None
+        wanted = hash_making(freeze(config, stage), run.embeddings("eval"), pipeline)
+        found = {recipe_in(path) for path in (manifest, *shards)} - {None}
+        if wanted is not None and found - {wanted} and is_frozen(config, run, stage):
+            why = "its images were made with other settings, prompts or another student"
+            yield Foreign(manifest, stage, why, tuple(it for it in shards if it.is_file()))
+
+
+def recipe_in(path: Path) -> str | None:
+    """What a table says that it was made with, see `store.tables`, without waiting for its reader;
+    None where there is none, or it does not say."""
+    try:
+        with path.open("rb") as file:
+            file.seek(-min(FOOTER_BYTES, path.stat().st_size), os.SEEK_END)
+            matches = TABLES_RECIPE.findall(file.read())
+    except OSError:
+        return None
+    return matches[-1].decode() if matches else None
 
 
 def why_not_samples(config: RunConfig, run: RunFolder, model: str) -> str:
