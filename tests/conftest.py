@@ -52,6 +52,8 @@ for number, handler in (
 def pytest_configure(config: pytest.Config) -> None:
     if config.option.markexpr not in {"gpu", "slurm"}:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        # Two threads of each process that a test starts would spin in wait for one another.
+        os.environ["OMP_NUM_THREADS"] = "1"
     os.fsync = sharing.no_fsync
 
 
