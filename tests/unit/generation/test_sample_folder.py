@@ -10,7 +10,12 @@ import pytest
 import torch
 
 from distillery.generation import sample_folder as module
-from distillery.generation.sample_folder import MAX_WAITING, SampleFolder, SaveThreads
+from distillery.generation.sample_folder import (
+    MAX_THREADS,
+    MAX_WAITING,
+    SampleFolder,
+    SaveThreads,
+)
 from distillery.images import as_bytes
 from distillery.noise import SampleId
 from tiny import LATENT_SHAPE, tiny_prompts
@@ -95,19 +100,22 @@ def test_what_an_earlier_thread_met_is_raised_by_a_later_submit() -> None:
         submit_more(savers)
 
 
-def test_the_caller_waits_where_too_much_is_waiting() -> None:
-    """Images that are made faster than they are saved do not pile up."""
+@pytest.mark.parametrize(
+    ("num_frames", "most"), [(1, MAX_WAITING), (9, MAX_WAITING // 9), (81, MAX_THREADS)]
+)
+def test_the_caller_waits_where_too_much_is_waiting(num_frames: int, most: int) -> None:
+    """Images that are made faster than they are saved do not pile up, and clips even less."""
     gate, submitted = threading.Event(), threading.Semaphore(0)
 
     def make() -> None:
-        with SaveThreads() as savers:
-            for _ in range(MAX_WAITING + 2):
+        with SaveThreads(num_frames) as savers:
+            for _ in range(most + 2):
                 savers.submit(gate.wait)  # type: ignore[arg-type]
                 submitted.release()
 
     maker = threading.Thread(target=make, daemon=True)
     maker.start()
-    for _ in range(MAX_WAITING):
+    for _ in range(most):
         assert submitted.acquire(timeout=10), "so many may wait"
     assert not submitted.acquire(timeout=1), "one more is waited for"
     gate.set()

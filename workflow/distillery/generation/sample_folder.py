@@ -130,8 +130,13 @@ class SaveThreads:
     Leaving the context waits for all, and raises the first error that saving met.
     """
 
-    def __init__(self) -> None:
-        """As many threads as the job has cores, within reason."""
+    def __init__(self, num_frames: int = 1) -> None:
+        """As many threads as the job has cores, within reason.
+
+        Args:
+            num_frames: of each sample; fewer clips than images wait, since each is larger.
+        """
+        self._most = max(MAX_THREADS, MAX_WAITING // num_frames)
         self._pool = ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), MAX_THREADS))
         self._waiting: deque[Future[None]] = deque()
 
@@ -142,7 +147,7 @@ class SaveThreads:
     def submit(self, work: Callable[[], None]) -> None:
         """Queue `work`; waits while too much is queued. Raises what earlier work raised."""
         self._waiting.append(self._pool.submit(work))
-        while self._waiting and (self._waiting[0].done() or len(self._waiting) > MAX_WAITING):
+        while self._waiting and (self._waiting[0].done() or len(self._waiting) > self._most):
             self._waiting.popleft().result()
 
     def __exit__(

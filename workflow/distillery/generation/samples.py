@@ -75,7 +75,8 @@ def make_samples(
     shard_units = [units[index] for index in balanced_range(len(units), *shard)]
     rows = [row for unit in shard_units for row in unit]
     failures, num_found = list[str](), 0
-    with reporter.progress(len(rows), " images") as bar, SaveThreads() as savers:
+    threads = SaveThreads(maker.setting.size.num_frames)
+    with reporter.progress(len(rows), " images") as bar, threads as savers:
         for unit in shard_units:
             missing = [row for row in unit if not maker.sample_folder.is_done(row)]
             bar.find(len(unit) - len(missing))
