@@ -5,11 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from distillery.config.teacher import Teacher
 from distillery.planning.page import TIMES
+from distillery.student.usage import student_code
+from distillery.teacher import loading
+from distillery.teacher.folder import PipelineFolder, find_teacher
+from distillery.teacher.loading import load_teacher
 from families import CASES
 from families.made import made_teacher
-from runs import planned, settings
+from runs import CPU, planned, settings
 
 WAN, SDXL = (next(case for case in CASES if case.name == name) for name in ("wan", "sdxl"))
 
@@ -57,5 +63,22 @@ def test_a_family_of_images_makes_no_clips(
         plan_of(teacher, tmp_path, num_frames=9, **size)
 
 
-def test_a_vae_that_has_no_tiles(tmp_path: Path, wan: Path) -> None:
+def test_a_vae_decodes_in_tiles_where_it_can(
+    wan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The card's code asks for them too."""
+    for tiling in (False, True):
+        teacher = Teacher(path=str(wan), height=32, width=32, vae_tiling=tiling)
+        found = find_teacher(teacher)
+        assert load_teacher(teacher, found, CPU, all_but_vae(found)).vae.use_tiling == tiling
     assert plan_of(wan, tmp_path, vae_tiling=True)
+    call = {"dtypes": {"default": "float32"}, "absent": {}, "cast_latents": False, "arguments": {}}
+    code = student_code(call | {"image": "images[0]", "vae_tiling": True})
+    assert "pipeline.vae.enable_tiling()" in code
+    monkeypatch.setattr(loading, "_skeleton", lambda _folder, _name: torch.nn.Module())
+    with pytest.raises(ValueError, match=r"teacher\.vae_tiling is true: this VAE cannot"):
+        loading.check_options(teacher, found)
+
+
+def all_but_vae(found: PipelineFolder) -> tuple[str, ...]:
+    return tuple(name for name in found.components if name not in ("vae", "scheduler"))

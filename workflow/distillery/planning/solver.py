@@ -152,7 +152,10 @@ def _guidance(folder: PipelineFolder) -> str:
             "no scale is: the network takes it as an input, in one call per step and without a "
             "negative prompt"
         )
-    return "1.0, without the second network call and without a negative prompt"
+    family = folder.family
+    own = f"{family.guidance_argument} {family.no_guidance:g} in its call, "
+    said = "" if family.no_guidance == 1.0 else own
+    return f"1.0, {said}without the second network call and without a negative prompt"
 
 
 def _levels(walk: Walk, users: Sequence[str], solver: Scheduler) -> str:
