@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from safetensors.torch import load_file, save_file
 
@@ -26,7 +28,15 @@ from distillery.pipeline import STAGES
 from distillery.planning.dates import date_of, hidden_outputs
 from distillery.planning.first import write_frozen
 from distillery.planning.plan import make_plan
-from distillery.store.belonging import check_student_of, find_foreign
+from distillery.store.belonging import (
+    check_student_of,
+    find_foreign,
+    mark_of,
+    recipe_in,
+    seal_in,
+    why_not_page,
+)
+from distillery.store.tables import KEY, recipe_of, write_table
 from distillery.student.build import build_student
 from distillery.student.export import export_student
 from runs import Run, make_run, settings
@@ -192,3 +202,38 @@ def test_prompts_keep_the_file_of_an_earlier_release_while_it_says_the_same(
     )
     assert prompts_stage(other, run.files, "train") == "prompts"
     assert prompts_stage(other, run.files, "eval") == "prompts-eval"
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 300), (50_000, 20)])
+def test_a_tables_hashes_are_found_in_its_footer(tmp_path: Path, rows: int, columns: int) -> None:
+    """Also where a prompt looks like one."""
+    path = tmp_path / "table.parquet"
+    texts = {"prompt": ["distillery-recipe\x18\x40" + "0" * 64] * rows}
+    table = pd.DataFrame(texts | {f"column {it}": range(rows) for it in range(columns)})
+    for recipe in (None, "a" * 64):
+        write_table(table, path, recipe)
+        assert recipe_in(path) == recipe == recipe_of(path)
+        assert seal_in(path) == pq.read_metadata(path).metadata[KEY.encode()].decode()
+    assert recipe_in(tmp_path / "none.parquet") is None
+
+
+def test_a_page_tells_what_it_was_made_of(tmp_path: Path) -> None:
+    """Where all of that is there: what is gone is made again, and the page with it."""
+    table, scores, page = (tmp_path / name for name in ("table.parquet", "it.json", "page.html"))
+    write_table(pd.DataFrame({"a": [1]}), table)
+    scores.write_text("{}")
+    sources = [table, scores]
+    page.write_text(f"<p>{mark_of(sources)}</p>\n{mark_of(sources)}")
+    assert why_not_page(page, sources) == ""
+    for change in (lambda: write_table(pd.DataFrame({"a": [2]}), table),
+                   lambda: scores.write_text("[]")):  # fmt: skip
+        before = [path.read_bytes() for path in sources]
+        change()
+        assert "other results" in why_not_page(page, sources)
+        for path, content in zip(sources, before, strict=True):
+            path.write_bytes(content)
+    page.write_text("<p>of an earlier release</p>")
+    assert why_not_page(page, sources) == ""
+    page.write_text(f"<p>\n<!-- made of {'0' * 64} -->\n")
+    scores.unlink()
+    assert why_not_page(page, sources) == mark_of(sources) == ""

@@ -24,9 +24,12 @@ MAX_TOLD = 3
 MARK = re.compile(r"<!-- made of ([0-9a-f]{64}) -->\s*$")
 """The end of a page: what it was made of, see `mark_of`."""
 MARK_BYTES = 100
-TABLES_RECIPE = re.compile(rb"distillery-recipe\x18\x40([0-9a-f]{64})")
-"""`store.tables.RECIPE` and its value in a table's footer."""
-FOOTER_BYTES = 2**16
+PARQUETS_END = 8
+FOOTER = re.compile(
+    rb"(?:distillery-recipe\x18\x40([0-9a-f]{64}).{1,8})?distillery-sha256\x18\x40([0-9a-f]{64})",
+    re.DOTALL,
+)
+"""Keys and values side by side; in Thrift's compact protocol a text follows its type and length."""
 PIPELINES = {"student": "pipeline", "untrained": "untrained"}
 """The folder of `student/` that a model's images are made with, by its source."""
 EARLIER = re.compile(r"(?:trained-)?(\d+)-rounds")
@@ -255,15 +258,30 @@ def foreign_samples(config: RunConfig, run: RunFolder) -> Iterator[Foreign]:
 
 
 def recipe_in(path: Path) -> str | None:
-    """What a table says that it was made with, see `store.tables`, without waiting for its reader;
-    None where there is none, or it does not say."""
+    """What a table says that it was made with; None where there is none, or it does not say."""
+    return _in_footer(path)[0]
+
+
+def seal_in(path: Path) -> str | None:
+    """The hash of its bytes that a table carries, which its readers verify."""
+    return _in_footer(path)[1]
+
+
+def _in_footer(path: Path) -> tuple[str | None, str | None]:
+    """What `store.tables` writes to a table's footer, recipe and hash, without waiting for pyarrow.
+
+    Its length stands before the last four bytes.
+    """
     try:
         with path.open("rb") as file:
-            file.seek(-min(FOOTER_BYTES, path.stat().st_size), os.SEEK_END)
-            matches = TABLES_RECIPE.findall(file.read())
-    except OSError:
-        return None
-    return matches[-1].decode() if matches else None
+            file.seek(-PARQUETS_END, os.SEEK_END)
+            length = int.from_bytes(file.read(PARQUETS_END - 4), "little")
+            file.seek(-PARQUETS_END - length, os.SEEK_END)
+            found = FOOTER.findall(file.read(length))
+    except OSError:  # none, or far too short
+        return None, None
+    recipe, digest = (it.decode() or None for it in found[-1]) if found else (None, None)
+    return recipe, digest
 
 
 def why_not_samples(config: RunConfig, run: RunFolder, model: str) -> str:
@@ -295,7 +313,9 @@ def hash_sources(sources: Iterable[Path]) -> str | None:
     paths = list(sources)
     if not all(path.is_file() for path in paths):
         return None
-    return hash_json({f"{path.parent.name}/{path.name}": hash_file(path) for path in paths})
+    return hash_json(
+        {f"{path.parent.name}/{path.name}": seal_in(path) or hash_file(path) for path in paths}
+    )
 
 
 def mark_of(sources: Iterable[Path]) -> str:
