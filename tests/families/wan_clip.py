@@ -1,14 +1,7 @@
 """Wan2.1 with several frames: the second of two states is of four of them."""
 
-from families.case import FamilyCase
-from tiny import HEIGHT, MAX_TOKENS, WIDTH, make_tiny_wan
+from dataclasses import replace
 
-CASE = FamilyCase(
-    name="wan-clip",
-    family="wan",
-    make=make_tiny_wan,
-    height=HEIGHT,
-    width=WIDTH,
-    num_frames=5,
-    max_tokens=MAX_TOKENS,
-)
+from families.wan import CASE as WAN
+
+CASE = replace(WAN, name="wan-clip", num_frames=5)
