@@ -18,12 +18,13 @@ from distillery.planning.jobs import StageJobs
 from distillery.planning.page import TIMES, Part, Table, in_words
 from distillery.planning.prompts import count_repeated, describe_files, guided_splits
 from distillery.planning.residence import residence_table
+from distillery.planning.work import plan_work
 from distillery.prompts import own_negatives
 from distillery.teacher.adapter_files import facts_of
 from distillery.teacher.adapters import find_adapter
 from distillery.teacher.folder import PipelineFolder
 from distillery.teacher.loading import load_skeleton
-from distillery.teacher.memory import ITEM_BYTES, Memory, summarise_memory
+from distillery.teacher.memory import Memory, summarise_memory
 from distillery.words import counted, listed
 
 Facts = list[tuple[str, str]]
@@ -84,16 +85,13 @@ def what_is_known(
 def _trajectories(config: Config, num_prompts: int, folder: PipelineFolder) -> str:
     """How many, and what they cost, by the size of what the VAE takes."""
     targets = config.targets
-    number = num_prompts * targets.samples_per_prompt
     is_guided = targets.guidance_scale > 1.0 and bool(config.teacher.trace.unguided)  # type: ignore[union-attr]
-    calls = number * targets.steps * (2 if is_guided else 1)
-    told = f"{number:,} of {counted(targets.steps, 'step')}, some {calls:,} network calls"
     elements = latent_elements(load_skeleton(folder), Size.of(config.teacher))
-    if elements is None:
-        return told
-    item = ITEM_BYTES[targets.dtype]
-    size = readable(number * (targets.num_segments + 1) * elements * item)
-    return f"{told}; some {size} in {targets.dtype}"
+    work = plan_work(config, {"train": num_prompts}, (elements or 0,), 1 + is_guided)
+    steps = counted(targets.steps, "step")
+    told = f"{work.num_trajectories:,} of {steps}, some {work.teacher_calls:,} network calls"
+    size = f"; some {readable(work.targets_bytes)} in {targets.dtype}"
+    return told + size * (elements is not None)
 
 
 def latent_elements(pipeline: Pipeline, size: Size) -> int | None:
