@@ -12,7 +12,7 @@ from PIL import Image
 
 from distillery.files import read_sealed, write_sealed
 from distillery.report.html import TEMPLATES
-from distillery.store.belonging import MARK
+from distillery.store.marks import MARK
 from quality import make_config
 from reports import Page, write, write_loss
 

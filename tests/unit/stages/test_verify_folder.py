@@ -16,8 +16,9 @@ from distillery.report.findings import gather
 from distillery.run_folder import RunFolder
 from distillery.store.belonging import check_losses
 from distillery.store.chunks import ChunkIdentity, write_chunk
+from distillery.store.footers import recipe_in
 from distillery.store.shards import Manifest
-from distillery.store.tables import read_table, recipe_of, write_table
+from distillery.store.tables import read_table, write_table
 from distillery.typed import COMMAND
 from runs import Run
 
@@ -114,9 +115,9 @@ def test_losses_of_another_training_are_told_and_refused(
     run.train_and_export()
     write_frozen(freeze(run.config, "run"), run.files.config("run"))
     losses = run.files.loss
-    assert recipe_of(losses) == read_metadata(run.files.student("trained"))["recipe_hash"]
+    assert recipe_in(losses) == read_metadata(run.files.student("trained"))["recipe_hash"]
     table = read_table(losses)
-    for recipe in (recipe_of(losses), None):
+    for recipe in (recipe_in(losses), None):
         write_table(table, losses, recipe)
         check_losses(run.files)
         assert tell(run.files)

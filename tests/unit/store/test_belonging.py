@@ -28,15 +28,10 @@ from distillery.pipeline import STAGES
 from distillery.planning.dates import date_of, hidden_outputs
 from distillery.planning.first import write_frozen
 from distillery.planning.plan import make_plan
-from distillery.store.belonging import (
-    check_student_of,
-    find_foreign,
-    mark_of,
-    recipe_in,
-    seal_in,
-    why_not_page,
-)
-from distillery.store.tables import KEY, recipe_of, write_table
+from distillery.store.belonging import check_student_of, find_foreign
+from distillery.store.footers import KEY, RECIPE, recipe_in, seal_in
+from distillery.store.marks import hash_made_of, mark_in, mark_of, why_not_made_of
+from distillery.store.tables import write_table
 from distillery.student.build import build_student
 from distillery.student.export import export_student
 from runs import Run, make_run, settings
@@ -212,8 +207,9 @@ def test_a_tables_hashes_are_found_in_its_footer(tmp_path: Path, rows: int, colu
     table = pd.DataFrame(texts | {f"column {it}": range(rows) for it in range(columns)})
     for recipe in (None, "a" * 64):
         write_table(table, path, recipe)
-        assert recipe_in(path) == recipe == recipe_of(path)
-        assert seal_in(path) == pq.read_metadata(path).metadata[KEY.encode()].decode()
+        written = {key.decode(): it.decode() for key, it in pq.read_metadata(path).metadata.items()}
+        assert recipe_in(path) == recipe == written.get(RECIPE)
+        assert seal_in(path) == written[KEY]
     assert recipe_in(tmp_path / "none.parquet") is None
 
 
@@ -223,17 +219,22 @@ def test_a_page_tells_what_it_was_made_of(tmp_path: Path) -> None:
     write_table(pd.DataFrame({"a": [1]}), table)
     scores.write_text("{}")
     sources = [table, scores]
-    page.write_text(f"<p>{mark_of(sources)}</p>\n{mark_of(sources)}")
-    assert why_not_page(page, sources) == ""
+    mark = mark_of(hash_made_of(sources))
+    page.write_text(f"<p>{mark}</p>\n{mark}")
+
+    def why_not() -> str:
+        return why_not_made_of(mark_in(page), hash_made_of(sources))
+
+    assert why_not() == ""
     for change in (lambda: write_table(pd.DataFrame({"a": [2]}), table),
                    lambda: scores.write_text("[]")):  # fmt: skip
         before = [path.read_bytes() for path in sources]
         change()
-        assert "other results" in why_not_page(page, sources)
+        assert "other results" in why_not()
         for path, content in zip(sources, before, strict=True):
             path.write_bytes(content)
     page.write_text("<p>of an earlier release</p>")
-    assert why_not_page(page, sources) == ""
+    assert why_not() == ""
     page.write_text(f"<p>\n<!-- made of {'0' * 64} -->\n")
     scores.unlink()
-    assert why_not_page(page, sources) == mark_of(sources) == ""
+    assert why_not() == mark_of(hash_made_of(sources)) == ""

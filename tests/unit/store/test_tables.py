@@ -5,7 +5,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from distillery.store.tables import find_problem, read_table, recipe_of, write_table
+from distillery.store.footers import recipe_in
+from distillery.store.tables import find_problem, read_table, write_table
 
 TABLE = pd.DataFrame(
     {
@@ -39,9 +40,9 @@ def test_a_table_of_another_program_is_read_as_it_is(tmp_path: Path) -> None:
 def test_a_table_carries_the_hash_of_its_recipe(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     write_table(TABLE, path)
-    assert recipe_of(path) is None
+    assert recipe_in(path) is None
     write_table(TABLE, path, "ab" * 32)
-    assert recipe_of(path) == "ab" * 32
+    assert recipe_in(path) == "ab" * 32
     assert find_problem(path.read_bytes()) is None
     assert find_problem(path.read_bytes().replace(b"ab" * 32, b"cd" * 32)) is not None
     assert len(read_table(path)) == len(TABLE)

@@ -6,7 +6,8 @@ from pathlib import Path
 import pandas as pd
 
 from distillery.files import hash_files, repair_hint
-from distillery.store.tables import read_table, recipe_of, write_table
+from distillery.store.footers import recipe_in
+from distillery.store.tables import read_table, write_table
 
 
 def merge_samples(shards: Sequence[Path], output: Path) -> None:
@@ -33,7 +34,7 @@ def merge_samples(shards: Sequence[Path], output: Path) -> None:
         )
     for path in filled:
         _verify(path, parts[path], output.parent)
-    made_with = {recipe_of(path) for path in shards}
+    made_with = {recipe_in(path) for path in shards}
     is_known = len(made_with) == 1
     write_table(table.drop(columns="shard"), output, made_with.pop() if is_known else None)
 

@@ -18,11 +18,11 @@ from distillery.planning.prompt_tables import read_splits
 from distillery.planning.there import has_changed
 from distillery.run_folder import RunFolder
 from distillery.store.belonging import (
-    PIPELINES,
     find_foreign,
     foreign_frozen,
     foreign_pages,
     is_frozen,
+    pipeline_of,
     why_not_losses,
 )
 from distillery.store.embeddings import holds_texts
@@ -158,7 +158,7 @@ def _foreign_images(
         return
     if source == "teacher" and not Path(config.teacher.path).exists():
         return
-    pipeline = run.student(PIPELINES[source]) if source in PIPELINES else None
+    pipeline = pipeline_of(run, source)
     with suppress(OSError, ValueError):  # told by whoever reads what is damaged or gone
         job = read_job(run.config(stage), SamplesJob)
         prompts, embeddings = read_table(run.prompts("eval")), run.embeddings("eval")

@@ -14,7 +14,7 @@ from distillery.measures.manifests import ModelSamples, check_pairs, check_score
 from distillery.report.html import link_to, own_file, page_environment
 from distillery.report.roles import MARKS, find_same, usual_part
 from distillery.run_folder import RunFolder
-from distillery.store.belonging import mark_of
+from distillery.store.marks import hash_made_of, mark_of
 from distillery.store.tables import read_table
 from distillery.words import noun_of
 
@@ -84,7 +84,7 @@ def make_gallery(manifests: Sequence[Path], scores: Path | None, output: Path) -
         }
         for model in models
     ]
-    mark = mark_of([*manifests, *([scores] if scores else [])])
+    mark = mark_of(hash_made_of([*manifests, *([scores] if scores else [])]))
     with atomic_path(output) as folder:
         folder.mkdir()
         for number, page in enumerate(pages, 1):

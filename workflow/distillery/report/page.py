@@ -48,7 +48,7 @@ from distillery.report.verdict import (
 )
 from distillery.run_folder import RunFolder
 from distillery.stage import Stage
-from distillery.store.belonging import hash_sources, mark_of, sources_of_report
+from distillery.store.marks import hash_made_of, mark_of, sources_of_report
 from distillery.student.info import describe_student
 
 
@@ -72,10 +72,10 @@ def write_report(
     speed = summarise_speed(roles, samples, timings.images)
     claims = make_claims(roles, findings.quality, speed, findings.checks)
     table = tables.metrics_table(findings.shown_quality, roles, timings.images)
-    sources = sources_of_report(run_folder, job.samples.models)
+    made_of = hash_made_of(sources_of_report(run_folder, job.samples.models))
     facts = {
         **_facts(findings, claims, timings, speed),
-        "made_of": hash_sources(sources),
+        "made_of": made_of,
     }
     parts = {
         "config": job,
@@ -91,7 +91,7 @@ def write_report(
     }
     template = _environment().get_template("report.html.j2")
     page = template.render(style=own_file("report.css"), vega=runtime(), **parts)
-    mark = mark_of(sources)
+    mark = mark_of(made_of)
     write_text(output, f"{page.rstrip()}\n{mark}")
     write_json(metrics, facts)
     pipeline_card = run_folder.student("pipeline") / "README.md"

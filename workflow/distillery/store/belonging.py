@@ -1,10 +1,9 @@
 """Whether what lies in a run's folder is of its configuration, by the recipes that it carries.
 
-Dates are a hint: a clock that was set back, a copy or a backup makes them wrong. Only the heads of
-files are read, and nothing imports torch, since each call of Snakemake asks.
+Dates are a hint: a clock that was set back, a copy or a backup makes them wrong. Only the heads and
+ends of files are read, and nothing imports torch, since each call of Snakemake asks.
 """
 
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,22 +13,15 @@ from typing import Any
 from distillery.config.jobs import freeze, frozen_stages, hash_origin, read_config, read_frozen
 from distillery.config.parsing import flatten
 from distillery.config.run import Config, RunConfig
-from distillery.files import JsonObject, hash_file, hash_json, read_json, repair_hint
+from distillery.files import JsonObject, hash_json, read_json, repair_hint
 from distillery.noise import SampleId, hash_samples, noise_seed
 from distillery.run_folder import RunFolder
+from distillery.store.footers import recipe_in
+from distillery.store.marks import hash_made_of, mark_in, sources_of_report, why_not_made_of
 from distillery.store.recipes import EmbeddingsRecipe, StatesRecipe, TargetsRecipe, VisitedRecipe
 
 STUDENT_FILE = "distillery.json"
 MAX_TOLD = 3
-MARK = re.compile(r"<!-- made of ([0-9a-f]{64}) -->\s*$")
-"""The end of a page: what it was made of, see `mark_of`."""
-MARK_BYTES = 100
-PARQUETS_END = 8
-FOOTER = re.compile(
-    rb"(?:distillery-recipe\x18\x40([0-9a-f]{64}).{1,8})?distillery-sha256\x18\x40([0-9a-f]{64})",
-    re.DOTALL,
-)
-"""Keys and values side by side; in Thrift's compact protocol a text follows its type and length."""
 PIPELINES = {"student": "pipeline", "untrained": "untrained"}
 """The folder of `student/` that a model's images are made with, by its source."""
 EARLIER = re.compile(r"(?:trained-)?(\d+)-rounds")
@@ -187,12 +179,7 @@ def why_not_losses(losses: Path, trained: Path) -> str:
         losses: `student/loss.parquet`, or as it was after some rounds.
         trained: the folder of the student.
     """
-    from distillery.store.tables import recipe_of  # pandas, which no call of Snakemake waits for
-
-    try:
-        found, wanted = recipe_of(losses), _head(trained / STUDENT_FILE).get("recipe_hash")
-    except (OSError, ValueError):
-        return ""
+    found, wanted = recipe_in(losses), _head(trained / STUDENT_FILE).get("recipe_hash")
     if found is None or wanted is None or found == wanted:
         return ""
     return f"it is of another training than {trained}, whose recipe is {wanted[:12]}"
@@ -241,47 +228,24 @@ def hash_making(frozen: JsonObject, embeddings: Path, pipeline: Path | None) -> 
     return hash_json({"frozen": frozen, "embeddings": texts, "pipeline": files})
 
 
+def pipeline_of(run: RunFolder, source: str) -> Path | None:
+    """The folder that a model's images are made with; None for the teacher."""
+    return run.student(PIPELINES[source]) if source in PIPELINES else None
+
+
 def foreign_samples(config: RunConfig, run: RunFolder) -> Iterator[Foreign]:
     """Tables of images that were made with others than this run's settings, prompts or student;
     those of earlier releases do not tell."""
     for model, sampled in config.samples.models.items():
         manifest, stage = run.samples(model), f"samples-{model}"
         number = config.samples.num_shards
-        shards = [manifest.with_name(f"shard-{it}-of-{number}.parquet") for it in range(number)]
-        folder = PIPELINES.get(sampled.source)
-        pipeline = run.student(folder) if folder else None
+        shards = [run.samples_shard(model, f"{it}-of-{number}") for it in range(number)]
+        pipeline = pipeline_of(run, sampled.source)
         wanted = hash_making(freeze(config, stage), run.embeddings("eval"), pipeline)
         found = {recipe_in(path) for path in (manifest, *shards)} - {None}
         if wanted is not None and found - {wanted} and is_frozen(config, run, stage):
             why = "its images were made with other settings, prompts or another student"
             yield Foreign(manifest, stage, why, tuple(it for it in shards if it.is_file()))
-
-
-def recipe_in(path: Path) -> str | None:
-    """What a table says that it was made with; None where there is none, or it does not say."""
-    return _in_footer(path)[0]
-
-
-def seal_in(path: Path) -> str | None:
-    """The hash of its bytes that a table carries, which its readers verify."""
-    return _in_footer(path)[1]
-
-
-def _in_footer(path: Path) -> tuple[str | None, str | None]:
-    """What `store.tables` writes to a table's footer, recipe and hash, without waiting for pyarrow.
-
-    Its length stands before the last four bytes.
-    """
-    try:
-        with path.open("rb") as file:
-            file.seek(-PARQUETS_END, os.SEEK_END)
-            length = int.from_bytes(file.read(PARQUETS_END - 4), "little")
-            file.seek(-PARQUETS_END - length, os.SEEK_END)
-            found = FOOTER.findall(file.read(length))
-    except OSError:  # none, or far too short
-        return None, None
-    recipe, digest = (it.decode() or None for it in found[-1]) if found else (None, None)
-    return recipe, digest
 
 
 def why_not_samples(config: RunConfig, run: RunFolder, model: str) -> str:
@@ -306,45 +270,6 @@ def why_not_samples(config: RunConfig, run: RunFolder, model: str) -> str:
     if frozen["guidance_scale"] is not None:
         wanted["guidance_scale"] = frozen["guidance_scale"]
     return differences(rows[0], wanted)
-
-
-def hash_sources(sources: Iterable[Path]) -> str | None:
-    """Of files of a run, wherever it lies; None where one of them is gone."""
-    paths = list(sources)
-    if not all(path.is_file() for path in paths):
-        return None
-    return hash_json(
-        {f"{path.parent.name}/{path.name}": seal_in(path) or hash_file(path) for path in paths}
-    )
-
-
-def mark_of(sources: Iterable[Path]) -> str:
-    """The last line of a page that is made of these files, which no reader sees."""
-    digest = hash_sources(sources)
-    return f"<!-- made of {digest} -->\n" if digest else ""
-
-
-def why_not_page(page: Path, sources: Iterable[Path]) -> str:
-    """Why a page is of another run or of earlier results; "" where it is not, or does not tell, as
-    those of earlier releases."""
-    try:
-        with page.open("rb") as file:
-            file.seek(-min(MARK_BYTES, page.stat().st_size), os.SEEK_END)
-            found = MARK.search(file.read().decode(errors="replace"))
-    except OSError:
-        return ""
-    return _why_not_of(found[1] if found else None, sources)
-
-
-def _why_not_of(made_of: str | None, sources: Iterable[Path]) -> str:
-    digest = hash_sources(sources)
-    is_other = None not in (made_of, digest) and made_of != digest
-    return "it was made of other results than those that are there" * is_other
-
-
-def sources_of_report(run: RunFolder, models: Iterable[str]) -> list[Path]:
-    """What the report's claims are made of."""
-    return [run.quality, run.scores, run.loss, *(run.samples(model) for model in models)]
 
 
 def differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
@@ -469,11 +394,11 @@ def _foreign_students(config: Config, run: RunFolder) -> Iterator[Foreign]:
 
 def _foreign_report(config: Config, run: RunFolder) -> Iterator[Foreign]:
     """The report, its numbers or its card."""
-    sources = sources_of_report(run, config.samples.models)
-    pages = {path: why_not_page(path, sources) for path in (run.report, run.card)}
-    pages[run.metrics] = _why_not_of(_head(run.metrics).get("made_of"), sources)
-    for path, why in pages.items():
-        if why:
+    wanted = hash_made_of(sources_of_report(run, config.samples.models))
+    pages = {path: mark_in(path) for path in (run.report, run.card)}
+    pages[run.metrics] = _head(run.metrics).get("made_of")
+    for path, found in pages.items():
+        if why := why_not_made_of(found, wanted):
             others = {run.report, run.metrics} - {path}
             yield Foreign(path, "run", why, tuple(sorted(others)))
 
@@ -481,5 +406,6 @@ def _foreign_report(config: Config, run: RunFolder) -> Iterator[Foreign]:
 def _foreign_gallery(config: RunConfig, run: RunFolder) -> Iterator[Foreign]:
     manifests = [run.samples(model) for model in config.samples.models]
     scores = [run.scores] if isinstance(config, Config) else []
-    if why := why_not_page(run.gallery / "index.html", [*manifests, *scores]):
+    wanted = hash_made_of([*manifests, *scores])
+    if why := why_not_made_of(mark_in(run.gallery / "index.html"), wanted):
         yield Foreign(run.gallery, "run", why)

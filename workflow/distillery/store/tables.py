@@ -12,14 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from distillery.files import atomic_path, repair_hint
+from distillery.store.footers import HASH, KEY, RECIPE
 
-KEY = "distillery-sha256"
-RECIPE = "distillery-recipe"
-"""The hash of the recipe that a table tells of, where it carries one."""
 BLANK = b"0" * 64
 """Stands in place of the hash while the file is hashed."""
-_SEALED = re.compile(re.escape(KEY.encode()) + rb"\x18\x40([0-9a-f]{64})")
-"""Key and value of the footer: in Thrift's compact protocol a text's type and length precede it."""
+_SEALED = re.compile(KEY.encode() + HASH)
 
 
 def write_table(table: pd.DataFrame, path: Path, recipe: str | None = None) -> None:
@@ -62,16 +59,6 @@ def read_table(path: Path) -> pd.DataFrame:
         else:
             return table
     raise ValueError(f"{path} is damaged ({problem}): {repair_hint(path)}")
-
-
-def recipe_of(path: Path) -> str | None:
-    """The hash of the recipe that a table tells of; None where it carries none.
-
-    Raises:
-        ValueError: the file is damaged.
-    """
-    found = (pq.read_metadata(path).metadata or {}).get(RECIPE.encode())
-    return found.decode() if found else None
 
 
 def find_problem(content: bytes) -> str | None:
