@@ -1,6 +1,6 @@
 """Released models that are measured: published configurations, and what a forward pass costs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ class Model:
         calls_per_step: network calls for one sample and step.
         prompt: shapes of one prompt's embeddings, by the adapter's names.
         index: further entries of model_index.json.
+        num_frames: of a clip.
     """
 
     pipeline: str
@@ -43,6 +44,7 @@ class Model:
     calls_per_step: int
     prompt: dict[str, tuple[int, ...]]
     index: dict[str, Any]
+    num_frames: int = 1
 
 
 KL = {
@@ -195,6 +197,50 @@ FLUX2_KLEIN = Model(
     prompt={},
     index={"is_distilled": False},
 )
+WAN_SMALL = replace(
+    WAN,
+    denoiser=(
+        *WAN.denoiser[:2],
+        {**WAN.denoiser[2], "num_attention_heads": 12, "ffn_dim": 8960, "num_layers": 30},
+    ),
+)
+"""Wan2.1-T2V-1.3B as released."""
+WAN_TI2V = replace(
+    WAN,
+    denoiser=(
+        *WAN.denoiser[:2],
+        {
+            **WAN.denoiser[2],
+            "num_attention_heads": 24,
+            "in_channels": 48,
+            "out_channels": 48,
+            "ffn_dim": 14336,
+            "num_layers": 30,
+        },
+    ),
+    vae=(
+        "AutoencoderKLWan",
+        {
+            "base_dim": 160,
+            "decoder_base_dim": 256,
+            "z_dim": 48,
+            "in_channels": 12,
+            "out_channels": 12,
+            "patch_size": 2,
+            "is_residual": True,
+            "clip_output": False,
+            "scale_factor_spatial": 16,
+            "latents_mean": [0.0] * 48,
+            "latents_std": [1.0] * 48,
+        },
+    ),
+    height=704,
+    width=1280,
+    batch_size=1,
+    index={"boundary_ratio": None, "expand_timesteps": True},
+    num_frames=121,
+)
+"""Wan2.2-TI2V-5B as released, without its statistics of latents."""
 MODELS = {"sdxl": SDXL, "wan": WAN, "flux": FLUX}
 """Those of a family with an adapter."""
 

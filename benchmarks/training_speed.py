@@ -24,14 +24,14 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
-from models import MODELS, WAN, Model, count_teraflops
+from models import MODELS, WAN_SMALL, Model, count_teraflops
 from stages import make_teacher
 from stock import measure_peaks
 from training_inputs import STUDENT_STEPS, training_job, write_inputs
@@ -41,14 +41,6 @@ from distillery.hardware import describe_hardware, versions, visible_ids
 from distillery.telemetry import Event, read_events
 
 ROOT = Path(__file__).parents[1]
-WAN_SMALL = replace(
-    WAN,
-    denoiser=(
-        *WAN.denoiser[:2],
-        {**WAN.denoiser[2], "num_attention_heads": 12, "ffn_dim": 8960, "num_layers": 30},
-    ),
-)
-"""Wan2.1-T2V-1.3B as released."""
 TRAINED: Mapping[str, Model] = {**MODELS, "wan-1.3b": WAN_SMALL}
 MODULE = ("-m", "distillery.stages.training")
 PEAKS = ("peaks_tflops", "sustained_tflops")
