@@ -32,7 +32,7 @@ SLOW = (
     "numerics/test_clipping", "unit/training/test_online", "unit/planning/test_overlooked",
     "fuzz/test_random_adapters",
     "fuzz/test_teacher_folders", "unit/teacher/test_damaged_folders",
-    "unit/teacher/test_tokenizers",
+    "unit/teacher/test_tokenizers", "unit/teacher/test_single_files",
 )  # fmt: skip
 """Begins of the files that `make test-fast` leaves out: five seconds of a core and more each. The
 first have the most; workers begin with these."""

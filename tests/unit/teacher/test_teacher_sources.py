@@ -17,17 +17,25 @@ from safetensors.torch import save_file
 
 import forks
 from distillery.config.teacher import Teacher
-from distillery.teacher.folder import PipelineFolder, find_teacher, guess_pipeline
+from distillery.teacher.folder import PipelineFolder, find_teacher
+from distillery.teacher.single_file import guess_base
 
 ROOT = Path(__file__).parents[3]
 DEMO = ROOT / "resources/demo/teacher"
-NAMES = {
-    "StableDiffusionXLPipeline": "conditioner.embedders.1.model.positional_embedding",
-    "StableDiffusionPipeline": "cond_stage_model.transformer.text_model.final_layer_norm.bias",
-    "StableDiffusion3Pipeline": "model.diffusion_model.joint_blocks.0.x_block.mlp.fc1.bias",
-    "FluxPipeline": "double_blocks.0.img_attn.norm.key_norm.scale",
+BASES = {
+    "stabilityai/stable-diffusion-xl-base-1.0": (
+        "conditioner.embedders.1.model.transformer.resblocks.9.mlp.c_proj.bias"
+    ),
+    "stable-diffusion-v1-5/stable-diffusion-v1-5": (
+        "cond_stage_model.transformer.text_model.embeddings.position_embedding.weight"
+    ),
+    "stabilityai/stable-diffusion-3.5-large": (
+        "model.diffusion_model.joint_blocks.37.x_block.mlp.fc1.weight"
+    ),
+    "black-forest-labs/FLUX.1-schnell": "double_blocks.0.img_attn.norm.key_norm.scale",
     None: "lora_unet_down_blocks_0.alpha",
 }
+"""A tensor that tells of which released model a single file was made."""
 
 
 def section(path: object, **others: Any) -> Teacher:
@@ -46,22 +54,21 @@ def write_single(path: Path, name: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("pipeline", "name"), NAMES.items())
-def test_a_single_file_is_told_how_to_convert(
-    pipeline: str | None, name: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("base", "name"), BASES.items())
+def test_a_single_file_is_told_where_it_goes(base: str | None, name: str, tmp_path: Path) -> None:
     file = write_single(tmp_path / "model v1.safetensors", name)
     said = refusal(file)
-    assert said.startswith(f"teacher.path is '{file}': it is one file")
-    assert f"{pipeline or 'StableDiffusionXLPipeline'}.from_single_file('{file}')" in said
-    assert ("by its tensors" in said) == (pipeline is not None)
-    assert guess_pipeline(file) == pipeline
+    assert said.startswith(f"teacher.path is '{file}': it is one file of weights; set teacher.path")
+    assert f"({base}, by its tensors) and teacher.weights: '{file}'" in said or base is None
+    assert ("by its tensors" in said) == (base is not None)
+    assert guess_base(file) == base
 
 
 def test_a_folder_that_holds_a_single_file(tmp_path: Path) -> None:
-    file = write_single(tmp_path / "a.safetensors", NAMES["StableDiffusionXLPipeline"])
+    name = BASES["stabilityai/stable-diffusion-xl-base-1.0"]
+    file = write_single(tmp_path / "a.safetensors", name)
     assert f"{tmp_path} has no model_index.json: it is one file" in refusal(tmp_path)
-    assert f"StableDiffusionXLPipeline.from_single_file('{file}')" in refusal(tmp_path)
+    assert f"teacher.weights: '{file}'" in refusal(tmp_path)
     shutil.copyfile(file, tmp_path / "b.safetensors")
     assert "must be a folder in Diffusers format" in refusal(tmp_path)
 
@@ -90,7 +97,7 @@ def test_a_home_folders_sign_is_named() -> None:
 )
 def test_a_single_file_elsewhere(path: str) -> None:
     assert "it is one file" in refusal(path)
-    assert f"from_single_file('{path}')" in refusal(path)
+    assert f"teacher.weights: '{path}'" in refusal(path)
     assert ("there is no such file here" in refusal(path)) == ("://" not in path)
 
 

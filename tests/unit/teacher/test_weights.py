@@ -12,7 +12,7 @@ from distillery.model_folder import load_denoiser
 from distillery.student.export import take_over
 from distillery.teacher.adapters import teacher_hash, text_hash
 from distillery.teacher.folder import PipelineFolder, find_teacher
-from distillery.teacher.loading import load_adapted_denoiser
+from distillery.teacher.loading import load_adapted
 from distillery.teacher.weights import plain_name, variant_of, weights_of
 from runs import loaded, make_run
 
@@ -76,9 +76,7 @@ def test_the_wanted_weights_are_loaded(both: Path, fp16_alone: Path) -> None:
     plain = loaded(section(both, None))
     for folder in (both, fp16_alone):
         half = loaded(section(folder, "fp16"))
-        alone = load_adapted_denoiser(
-            section(folder, "fp16"), PipelineFolder(folder, "fp16"), "transformer"
-        )
+        alone = load_adapted(section(folder, "fp16"), PipelineFolder(folder, "fp16"), "transformer")
         for name in ("transformer", "text_encoder"):
             weights = getattr(plain, name).state_dict()
             for key, value in getattr(half, name).state_dict().items():

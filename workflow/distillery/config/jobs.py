@@ -333,7 +333,7 @@ def prompts_stage(config: RunConfig, run: RunFolder, split: str) -> str:
 def hash_origin(frozen: JsonObject) -> str:
     """Of the settings that a student before its training is made with, by the frozen configuration
     of its stage; without paths, since its bytes are the same wherever things lie."""
-    ignored = {*StudentJob.unread["teacher"], *without_result(Teacher), "path"}
+    ignored = {*StudentJob.unread["teacher"], *without_result(Teacher), "path", "weights"}
     teacher = {name: value for name, value in frozen["teacher"].items() if name not in ignored}
     student = {name: value for name, value in frozen["student"].items() if name != "config"}
     return hash_json({"seed": frozen["seed"], "teacher": teacher, "student": student})

@@ -62,6 +62,12 @@ class Teacher(Section):
         "`diffusion_pytorch_model.fp16.safetensors`; a component that lacks it is read from its "
         "plain files",
     )
+    weights: Annotated[str | dict[str, str] | None, OnlyIfSet] = Field(
+        None,
+        description="a safetensors file, here or as owner/name/file on the hub, whose weights "
+        "replace those of `path`: a whole pipeline's, such as an SDXL checkpoint, or one "
+        "network's; `{component: file}` names the component. null: none",
+    )
     dtype: Dtype = Field(
         "bfloat16",
         description="number type of weights and activations. Samples hold their latents in it, as "

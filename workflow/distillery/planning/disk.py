@@ -25,7 +25,7 @@ from distillery.store.embeddings import distinct_texts
 from distillery.student.info import StudentInfo
 from distillery.teacher.folder import PipelineFolder
 from distillery.teacher.loading import load_tokenizers
-from distillery.teacher.memory import ITEM_BYTES
+from distillery.teacher.memory import ITEM_BYTES, item_bytes
 
 CHANNELS = 3
 """Bytes of a pixel in an image that nothing compresses; a photograph takes about half of it."""
@@ -100,6 +100,10 @@ def student_bytes(
     whole = (student.num_parameters + additions) * MASTER_BYTES
     network = student.num_parameters * ITEM_BYTES[config.teacher.dtype]
     pipeline = network + _shared_bytes(folder, run_folder)
+    pipeline += sum(
+        folder.parameters[name] * item_bytes(config.teacher, name)
+        for name in folder.files.keys() - set(folder.denoisers)
+    )
     has_untrained = any(model.source == "untrained" for model in config.samples.models.values())
     own = 2 * whole + (1 + has_untrained) * pipeline + additions * MASTER_BYTES
     # Before each round it is written, too.
@@ -109,7 +113,7 @@ def student_bytes(
 def _shared_bytes(folder: PipelineFolder, run_folder: Path) -> int:
     """Bytes of the teacher's other components in the student's pipeline: large files are hard
     links, which take no space, unless they lie on another file system."""
-    networks = {folder.path / name for name in folder.denoisers}
+    networks = {folder.path / name for name in (*folder.denoisers, *folder.files)}
     total = 0
     for path in (path.resolve() for path in _files(folder.path) if path.parent not in networks):
         status = path.stat()

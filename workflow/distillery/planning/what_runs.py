@@ -1,6 +1,7 @@
 """The page's first part: which models, prompts, sizes and jobs the run has."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -123,11 +124,23 @@ def _teacher(config: RunConfig, folder: PipelineFolder, plan: Mapping[str, Any])
     return [
         ("teacher", f"{teacher.path}{variant}: {folder.class_name}, family {folder.family.name}"),
         *where,
+        *_files(folder),
         *use,
         _parameters(teacher, folder),
         *_adapters(config, folder),
         *_call(config),
         _size(teacher, shape),
+    ]
+
+
+def _files(folder: PipelineFolder) -> Facts:
+    """The weights that are in files of their own."""
+    parts: dict[Path, list[str]] = {}
+    for name, file in folder.files.items():
+        parts.setdefault(file, []).append(name)
+    return [
+        ("weights", f"{file} ({readable(file.stat().st_size)}): {listed(names)}")
+        for file, names in parts.items()
     ]
 
 

@@ -24,7 +24,7 @@ from distillery.student.lora import add_lora, check_lora, count_lora, save_lora
 from distillery.student.unet import shrink_unet
 from distillery.teacher.adapters import denoiser_hash
 from distillery.teacher.folder import PipelineFolder, find_teacher
-from distillery.teacher.loading import load_adapted_denoiser
+from distillery.teacher.loading import load_adapted
 
 
 def plan_student(student: Student, folder: PipelineFolder) -> StudentInfo:
@@ -129,7 +129,7 @@ def build_student(job: StudentJob, output: Path) -> None:
     """
     folder = find_teacher(job.teacher)
     network = choose_expert(folder.denoisers, job.student.expert)
-    teacher = load_adapted_denoiser(job.teacher, folder, network)
+    teacher = load_adapted(job.teacher, folder, network)
     student, student_info = make_student(job.student, teacher, folder.family, network, job.seed)
     with atomic_path(output) as temporary:
         save_denoiser(student, temporary)

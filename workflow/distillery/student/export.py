@@ -32,7 +32,7 @@ from distillery.student.usage import lora_code, student_code
 from distillery.teacher.components import INDEX
 from distillery.teacher.folder import PipelineFolder, find_teacher
 from distillery.teacher.loading import (
-    load_adapted_text,
+    load_changed,
     load_skeleton,
     torch_dtype,
 )
@@ -60,8 +60,8 @@ def export_student(
     """Write the student's pipeline folder: `DiffusionPipeline.from_pretrained(output)` loads it.
 
     The teacher's components are taken over as files, byte for byte, but for text encoders that its
-    adapters change; the denoiser is the student's in the teacher's dtype, and the scheduler takes
-    the steps that it was trained for.
+    adapters change and for weights from files of their own; the denoiser is the student's in the
+    teacher's dtype, and the scheduler takes the steps that it was trained for.
 
     Args:
         student: folder of the trained student, or of the one before training.
@@ -92,11 +92,11 @@ def export_student(
     denoiser = load_denoiser(student, torch_dtype(job.teacher.dtype))
     with atomic_path(output) as temporary:
         index = take_over(folder, temporary, denoiser, scheduler)
-        for name, encoder in load_adapted_text(job.teacher, folder).items():
+        for name, network in load_changed(job.teacher, folder).items():
             # Hard links: writing over the copy would write over the teacher.
             shutil.rmtree(temporary / name)
             with full_disk_as_os_error(temporary / name):
-                encoder.save_pretrained(temporary / name)
+                network.save_pretrained(temporary / name)
             copy_permissions(temporary / name)
         save_denoiser(denoiser, temporary / family.denoisers[0])
         scheduler.save_pretrained(temporary / "scheduler")

@@ -95,8 +95,15 @@ def check_classes(
             )
 
 
-def missing_of(component: Path, class_name: str, variant: str | None) -> list[str]:
-    """What a component's folder lacks, as paths from the pipeline's folder."""
+def missing_of(
+    component: Path, class_name: str, variant: str | None, has_weights: bool = False
+) -> list[str]:
+    """What a component's folder lacks, as paths from the pipeline's folder.
+
+    Args:
+        variant: of its weights.
+        has_weights: whether these are elsewhere.
+    """
     if not component.is_dir():
         return [component.name]
     config = next((CONFIGS[kind] for kind in CONFIGS if kind in class_name), CONFIG)
@@ -104,7 +111,7 @@ def missing_of(component: Path, class_name: str, variant: str | None) -> list[st
         return [f"{component.name}/{config}"]
     if "Tokenizer" in class_name:
         return _missing_vocabulary(component)
-    return missing_weights(component, variant) if config == CONFIG else []
+    return missing_weights(component, variant) if config == CONFIG and not has_weights else []
 
 
 def _missing_vocabulary(component: Path) -> list[str]:

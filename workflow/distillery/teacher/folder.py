@@ -7,8 +7,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-
 from distillery.config.teacher import Teacher
 from distillery.families import FAMILIES, Family, family_named, family_of
 from distillery.families.traced import TRACED, Unknown
@@ -25,6 +23,7 @@ from distillery.teacher.components import (
     is_component,
     missing_of,
 )
+from distillery.teacher.single_file import find_files, guess_base, tensors_in
 from distillery.teacher.weights import (
     CONFIG,
     Size,
@@ -42,14 +41,8 @@ NO_INDEX = (
 )
 OTHER_USES = ("Img2Img", "Inpaint")
 """Parts of the names of pipeline classes that use the same networks otherwise."""
-PREFIX = "model.diffusion_model."
-MARKS = {
-    "conditioner.embedders.1.": "StableDiffusionXLPipeline",
-    "cond_stage_model.": "StableDiffusionPipeline",
-    "joint_blocks.": "StableDiffusion3Pipeline",
-    "double_blocks.0.img_attn.norm.": "FluxPipeline",
-}
-"""Beginnings of tensors' names that only this pipeline's single files have."""
+SINGLE = "single file"
+"""In a teacher's hash, the name of a component's weights that are in a file of their own."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +53,19 @@ class PipelineFolder:
         variant: the set of weights files that is read, where a component has it.
         signature: what was learnt of its calls in this run, where it is traced.
         is_traced: whether nothing but that is known of its class.
+        single_files: components whose weights are in a file of their own, `teacher.weights`.
     """
 
     path: Path
     variant: str | None = None
     signature: JsonObject | None = field(default=None, compare=False, repr=False)
     is_traced: bool = False
+    single_files: tuple[tuple[str, Path], ...] = ()
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """`single_files` by component."""
+        return dict(self.single_files)
 
     @property
     def is_to_be_learnt(self) -> bool:
@@ -145,7 +145,10 @@ class PipelineFolder:
 
         Raises ValueError for a truncated file, or one that Git LFS has not fetched.
         """
-        return read_headers(self.path, self.variant)
+        return read_headers(self.path, self.variant) | {
+            name: tensors_in(file, self.index[name], self.path / name)
+            for name, file in self.single_files
+        }
 
     @cached_property
     def sizes(self) -> Mapping[str, Size]:
@@ -170,22 +173,40 @@ class PipelineFolder:
         descriptions (.md), hidden files, and sets of weights that are not read: two teachers that
         differ in those alone compute the same.
         """
-        hashes = hash_large_files(self._files_read(components))
-        return hash_json(
-            {file.relative_to(self.path).as_posix(): digest for file, digest in hashes.items()}
-        )
+        names = {
+            f"{name}/{SINGLE}": file
+            for name, file in self.single_files
+            if name in (components or self.components)
+        }
+        names |= {
+            file.relative_to(self.path).as_posix(): file for file in self._files_read(components)
+        }
+        hashes = hash_large_files(names.values())
+        return hash_json({name: hashes[file] for name, file in names.items()})
 
     def _files_read(self, components: Collection[str] = ()) -> Iterator[Path]:
         """The files that decide what the pipeline computes; links that lead nowhere among them."""
         if not components:
             yield self.path / INDEX
         for component in (self.path / name for name in sorted(components or self.components)):
-            unread = set(weights_in(component)) - set(weights_of(component, self.variant))
+            unread = set(weights_in(component))
+            if component.name not in self.files:
+                unread -= set(weights_of(component, self.variant))
             for file in sorted(set(component.rglob("*")) - unread):
                 # Downloads leave folders such as .cache/huggingface, with times in them.
                 is_hidden = any(part.startswith(".") for part in file.relative_to(self.path).parts)
                 if not (file.is_dir() or is_hidden or file.suffix == ".md"):
                     yield file
+
+    def check_classes(self) -> None:
+        """Raise unless there is a model_index.json of known classes; see `check_complete`."""
+        if not (self.path / INDEX).is_file() and not (self.path / INDEX).is_symlink():
+            single = _single_file_in(self.path)
+            raise FileNotFoundError(
+                f"{self.path} has no {INDEX}: "
+                + (f"{_explain_single_file(str(single))}" if single else NO_INDEX)
+            )
+        _check_classes(self)
 
     def check_complete(self) -> None:
         """Raise unless every component that model_index.json names is there with all its weights.
@@ -194,13 +215,7 @@ class PipelineFolder:
             FileNotFoundError: something is missing.
             ValueError: no pipeline of a known family, or one that needs its own code.
         """
-        if not (self.path / INDEX).is_file() and not (self.path / INDEX).is_symlink():
-            single = _single_file_in(self.path)
-            raise FileNotFoundError(
-                f"{self.path} has no {INDEX}: "
-                + (f"{_explain_single_file(str(single))}" if single else NO_INDEX)
-            )
-        _check_classes(self)
+        self.check_classes()
         variants = list_variants(self.path)
         if self.variant is not None and self.variant not in variants:
             raise FileNotFoundError(
@@ -227,7 +242,7 @@ class PipelineFolder:
         missing = [
             file
             for name, class_name in self.components.items()
-            for file in missing_of(self.path / name, class_name, variant)
+            for file in missing_of(self.path / name, class_name, variant, name in self.files)
         ]
         return [*missing, *dangling_in(self.path, replace(self, variant=variant)._files_read())]
 
@@ -265,6 +280,10 @@ def find_teacher(teacher: Teacher) -> PipelineFolder:
         teacher.signature,
         teacher.trace is not None,
     )
+    if teacher.weights is not None:
+        folder.check_classes()
+        files = find_files(teacher, folder.path, folder.index, folder.denoisers)
+        folder = replace(folder, single_files=tuple(files.items()))
     folder.check_complete()
     return folder
 
@@ -380,7 +399,7 @@ def _text_to_image_class(folder: PipelineFolder, pipeline: str) -> str | None:
     return None
 
 
-# Teachers that are one file: which pipeline it holds, and how it becomes a folder.
+# Teachers that are one file.
 
 
 def _is_single_file(path: str) -> bool:
@@ -406,26 +425,10 @@ def _single_file_in(folder: Path) -> Path | None:
 
 
 def _explain_single_file(path: str) -> str:
-    """How a single file becomes a folder, for the end of an error's message."""
-    guessed = guess_pipeline(Path(path))
-    by = f"by its tensors it is for a {guessed}; " if guessed else ""
-    name = guessed or "StableDiffusionXLPipeline"
-    other = "" if guessed else ", with your model's class"
+    """How a single file is used, for the end of an error's message."""
+    base = guess_base(Path(path))
+    name = f"{base}, by its tensors" if base else "a folder, or owner/name on the hub"
     return (
-        f"it is one file, and a folder in Diffusers format is needed; {by}convert it once, where "
-        f'there is network{other}: python -c "import diffusers; diffusers.{name}.from_single_file'
-        f"({path!r}).save_pretrained('teacher')\" (docs/teachers.md, also without network)"
+        f"it is one file of weights; set teacher.path to the model that it was made of ({name}) "
+        f"and teacher.weights: {path!r} (docs/teachers.md)"
     )
-
-
-def guess_pipeline(file: Path) -> str | None:
-    """The class of the pipeline that a safetensors file holds, by the names of its tensors."""
-    if file.suffix != ".safetensors" or not file.is_file():
-        return None
-    try:
-        with safe_open(file, framework="pt") as opened:
-            names = {name.removeprefix(PREFIX) for name in opened.keys()}  # noqa: SIM118
-    except SafetensorError:
-        return None
-    class_names = (MARKS[mark] for mark in MARKS if any(name.startswith(mark) for name in names))
-    return next(class_names, None)

@@ -1,7 +1,7 @@
 """Load the parts of a pipeline that a job needs, as the configuration asks."""
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from distillery.teacher.components import INDEX, check_classes, unusable
 from distillery.teacher.decoding import guard_decoding
 from distillery.teacher.folder import PipelineFolder, check_texts_present
 from distillery.teacher.placement import check_attention, check_devices, place, set_attention
+from distillery.teacher.single_file import on_file, read_network
 from distillery.teacher.solver import load_scheduler
 from distillery.teacher.tokenizers import check_class
 from distillery.teacher.unread import Read, on_read, read_by_diffusers, read_by_transformers
@@ -129,39 +130,62 @@ def _read_pipeline(
     from diffusers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    absent: dict[str, None] = dict.fromkeys([*leave_out, *folder.components_left_out])
+    absent: dict[str, Any] = dict.fromkeys([*leave_out, *folder.components_left_out])
     pipeline = folder.pipeline_class.from_pretrained(
-        folder.path, dtype=dict(dtypes), variant=folder.variant, local_files_only=True, **absent
+        folder.path,
+        dtype=dict(dtypes),
+        variant=folder.variant,
+        local_files_only=True,
+        **(absent | read_files(folder, dtypes, leave_out)),
     )
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 
 
-def load_adapted_denoiser(teacher: Teacher, folder: PipelineFolder, name: str) -> Denoiser:
-    """One of the teacher's networks in float32 with its adapters fused: where a student starts.
+def read_files(
+    folder: PipelineFolder, dtypes: Mapping[str, torch.dtype], leave_out: Collection[str] = ()
+) -> dict[str, Any]:
+    """The networks whose weights are in files of their own, by component; `dtypes` as above."""
+    return {
+        name: load_network(folder, name, dtypes.get(name, dtypes["default"]))
+        for name in folder.files
+        if name not in leave_out
+    }
+
+
+def load_network(folder: PipelineFolder, name: str, dtype: torch.dtype) -> Any:
+    """One of a pipeline's networks, a text encoder or another, on the CPU."""
+    import transformers
+
+    component = folder.path / name
+    if name in folder.files:
+        return read_network(folder.files[name], folder.index[name], component, dtype)
+    variant = folder.chosen_variant(name)
+    if name not in folder.family.text_components:
+        return load_denoiser(component, dtype, variant)
+    model = getattr(transformers, folder.components[name])
+    return model.from_pretrained(component, dtype=dtype, variant=variant)
+
+
+def load_adapted(teacher: Teacher, folder: PipelineFolder, name: str) -> Any:
+    """One of the teacher's networks in float32 with its adapters fused, as where a student starts.
 
     Raises ValueError: an adapter does not fit.
     """
-    denoiser = load_denoiser(folder.path / name, torch.float32, folder.chosen_variant(name))
-    adapt({name: denoiser}, teacher, folder, fuse=True)
-    return denoiser
+    network = load_network(folder, name, torch.float32)
+    adapt({name: network}, teacher, folder, fuse=True)
+    return network
 
 
-def load_adapted_text(teacher: Teacher, folder: PipelineFolder) -> dict[str, Any]:
-    """The text encoders that the teacher's adapters change, fused and cast, by component."""
-    import transformers
-
-    encoders = {}
-    texts = adapted_components(teacher, folder) & set(folder.family.text_components)
-    for name in sorted(texts):
-        model = getattr(transformers, folder.components[name])
-        encoder = model.from_pretrained(
-            folder.path / name, dtype=torch.float32, variant=folder.chosen_variant(name)
-        )
-        adapt({name: encoder}, teacher, folder, fuse=True)
-        cast(encoder, torch_dtype(teacher.dtype))
-        encoders[name] = encoder
-    return encoders
+def load_changed(teacher: Teacher, folder: PipelineFolder) -> dict[str, Any]:
+    """The networks beside the denoisers that are not as in the teacher's folder: text encoders that
+    its adapters change, and what a file of its own replaces; as they compute, by component."""
+    changed = (adapted_components(teacher, folder) | set(folder.files)) - set(folder.denoisers)
+    networks = {}
+    for name in sorted(changed):
+        networks[name] = load_adapted(teacher, folder, name)
+        cast(networks[name], torch_dtype(teacher.vae_dtype if name == "vae" else teacher.dtype))
+    return networks
 
 
 def denoisers_of(pipeline: Pipeline, family: Family) -> dict[str, Denoiser]:
@@ -287,8 +311,9 @@ def _skeleton(folder: PipelineFolder, name: str) -> torch.nn.Module:
     """A network of Diffusers on the meta device, by its component."""
     import diffusers
 
+    tensors = folder.tensors.get(name)
     with unusable(folder.path / name / CONFIG), torch.device("meta"):
-        check_counts(folder.path / name / CONFIG, folder.tensors.get(name))
+        check_counts(folder.path / name / CONFIG, tensors)
         component = getattr(diffusers, folder.components[name])
         skeleton: torch.nn.Module = component.from_config(component.load_config(folder.path / name))
     return skeleton
@@ -329,8 +354,9 @@ def _text_skeleton(folder: PipelineFolder, name: str) -> torch.nn.Module:
     """A text encoder on the meta device, by its component."""
     import transformers
 
+    tensors = folder.tensors.get(name)
     with unusable(folder.path / name / CONFIG), torch.device("meta"):
-        check_counts(folder.path / name / CONFIG, folder.tensors.get(name))
+        check_counts(folder.path / name / CONFIG, tensors)
         model = getattr(transformers, folder.components[name])
         config = model.config_class.from_pretrained(folder.path / name)
         skeleton: torch.nn.Module = model(config)
@@ -348,13 +374,16 @@ def on_networks(folder: PipelineFolder) -> Iterator[Note]:
     check_classes(folder.path / INDEX, folder.index, folder.pipeline_class, loaded)
     pipeline = load_skeleton(folder)
     networks = {**denoisers_of(pipeline, folder.family), "vae": pipeline.vae}
-    for name, network in networks.items():
-        check_layers(folder.path / name, network.state_dict(), folder.tensors[name])
+    for name in networks.keys() - folder.files.keys():
+        check_layers(folder.path / name, networks[name].state_dict(), folder.tensors[name])
     for name in folder.family.text_components:
         if "text_encoder" in name and name in folder.components:
             networks[name] = _text_skeleton(folder, name)
     for name, network in networks.items():
-        if "quantization_config" not in read_json(folder.path / name / CONFIG):
+        if name in folder.files:
+            tensors = folder.tensors[name]
+            yield from on_file(folder.files[name], folder.path / name, network, tensors)
+        elif "quantization_config" not in read_json(folder.path / name / CONFIG):
             check_fit(folder.path / name, network, folder.tensors[name])
             yield from on_read(folder.path / name, _read(folder, name, network))
 

@@ -54,7 +54,7 @@ def estimate(
     """
     sizes, family = folder.sizes, folder.family
     components = {
-        name: size.num_parameters * _item_bytes(teacher, name) for name, size in sizes.items()
+        name: size.num_parameters * item_bytes(teacher, name) for name, size in sizes.items()
     }
     texts = [name for name in components if name in family.text_components]
     others = [name for name in components if name not in family.text_components]
@@ -76,7 +76,7 @@ def estimate(
     )
 
 
-def _item_bytes(teacher: Teacher, component: str) -> int:
+def item_bytes(teacher: Teacher, component: str) -> int:
     """Bytes of one number of a component."""
     return ITEM_BYTES[teacher.vae_dtype if component == "vae" else teacher.dtype]
 
@@ -88,11 +88,11 @@ def on_one_gpu(teacher: Teacher, sizes: Mapping[str, Size], names: Iterable[str]
         teacher: section of the configuration.
         names: those that a job loads.
     """
-    whole = {name: sizes[name].num_parameters * _item_bytes(teacher, name) for name in names}
+    whole = {name: sizes[name].num_parameters * item_bytes(teacher, name) for name in names}
     if teacher.offload == "model":
         return max(whole.values(), default=0)
     if teacher.offload == "sequential":
-        tensors = (sizes[name].largest * _item_bytes(teacher, name) for name in whole)
+        tensors = (sizes[name].largest * item_bytes(teacher, name) for name in whole)
         return max(tensors, default=0)
     # The VAE stays whole on the first GPU.
     split = sum(size for name, size in whole.items() if name != "vae")

@@ -114,14 +114,14 @@ def on_read(component: Path, read: Read) -> Iterator[Note]:
         yield error(
             f"{component} is damaged",
             f": its weights lack {len(read.lacking)} tensors that its {CONFIG} asks for, such as "
-            f"{_named(read.lacking)}",
+            f"{named(read.lacking)}",
             "copy or download it again",
         )
     elif read.unread:
         yield doubt(
             str(component),
             f": its weights have {len(read.unread)} tensors that the network of its {CONFIG} does "
-            f"not know and leaves out, such as {_named(read.unread)}",
+            f"not know and leaves out, such as {named(read.unread)}",
             "if they matter, copy or download it again, or use the library that knows them",
         )
 
@@ -147,5 +147,6 @@ def _lists(name: str) -> Iterator[str]:
     yield from (".".join(parts[:place]) for place, part in enumerate(parts) if part.isdigit())
 
 
-def _named(names: Collection[str]) -> str:
+def named(names: Collection[str]) -> str:
+    """The first of some tensors, for a message."""
     return ", ".join(sorted(names)[:SHOWN])

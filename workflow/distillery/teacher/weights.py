@@ -149,14 +149,17 @@ def read_headers(folder: Path, variant: str | None) -> dict[str, dict[str, Tenso
     files = {component.name: weights_of(component, variant) for component in components}
     found = {
         name: {
-            key: tensor for path in paths if path.suffix == SUFFIX for key, tensor in _read(path)
+            key: tensor
+            for path in paths
+            if path.suffix == SUFFIX
+            for key, tensor in read_header(path)
         }
         for name, paths in files.items()
     }
     return {name: tensors for name, tensors in found.items() if tensors}
 
 
-def _read(path: Path) -> Iterator[tuple[str, Tensor]]:
+def read_header(path: Path) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a weights file, by its header."""
     if path.is_dir():
         raise ValueError(

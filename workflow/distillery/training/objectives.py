@@ -9,7 +9,6 @@ import torch.nn.functional as F
 
 from distillery.config.training import Loss, Objective, TimestepWeights, on_num_weights
 from distillery.families import Family, Setting
-from distillery.model_folder import load_denoiser
 from distillery.notes import refuse
 from distillery.schedule import (
     PredictionType,
@@ -20,6 +19,7 @@ from distillery.schedule import (
     secant,
 )
 from distillery.teacher.folder import PipelineFolder
+from distillery.teacher.loading import load_network
 
 SNR_LIMIT = 5.0
 """gamma of Min-SNR, as its authors recommend it."""
@@ -292,7 +292,7 @@ def load_perceptual(
 
     Raises FileNotFoundError where the teacher in `folder` has none.
     """
-    vae = load_denoiser(folder.path / "vae", torch.float32, folder.chosen_variant("vae"))
+    vae = load_network(folder, "vae", torch.float32)
     return PerceptualLoss(vae.to(device).requires_grad_(False), folder.family, setting)
 
 

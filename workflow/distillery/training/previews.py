@@ -31,7 +31,7 @@ from distillery.student.lora import load_trainable
 from distillery.student.schedule import student_scheduler
 from distillery.teacher.decoding import guard_decoding
 from distillery.teacher.folder import find_teacher
-from distillery.teacher.loading import cast_timestep, torch_dtype
+from distillery.teacher.loading import cast_timestep, read_files, torch_dtype
 from distillery.telemetry import Reporter
 from distillery.training.checkpoint import checkpoint_path, read_student
 from distillery.training.run import Inputs, PreviewPaths, open_dataset, training_recipe
@@ -82,7 +82,9 @@ class PreviewPipeline:
         absent: dict[str, object] = dict.fromkeys(
             (*family.text_components, *family.denoisers[1:], *folder.components_left_out)
         )
+        dtypes = {"default": torch.float32, "vae": torch_dtype(teacher.vae_dtype)}
         own = {
+            **read_files(folder, dtypes, absent.keys() | set(family.denoisers)),
             family.denoisers[0]: denoiser,
             "scheduler": student_scheduler(recipe, steps),
             **family.single_network,
@@ -91,7 +93,7 @@ class PreviewPipeline:
         # as optional, and would load the teacher's network over the one that it is given.
         pipeline = folder.pipeline_class.from_pretrained(
             folder.path,
-            dtype={"default": torch.float32, "vae": torch_dtype(teacher.vae_dtype)},
+            dtype=dtypes,
             variant=folder.variant,
             local_files_only=True,
             **(absent | own),

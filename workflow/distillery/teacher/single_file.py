@@ -1,0 +1,292 @@
+"""Networks whose weights are in a file of their own, in whichever layout other tools write.
+
+Diffusers converts such a file while it reads it, and takes the network's configuration from a
+folder. The plan has the file's header converted in the same way, so that a file of another model is
+told before anything is loaded.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from distillery.config.teacher import Teacher
+from distillery.hub import download_file, explain_hub
+from distillery.notes import Note, error
+from distillery.teacher.components import unusable
+from distillery.teacher.unread import named
+from distillery.teacher.weights import CONFIG, INTEGERS, SUFFIX, Tensor, read_header
+
+ON_HUB = re.compile(r"(?P<repository>[^/\s]+/[^/\s]+)/(?P<file>[^\s]+)")
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+PACKED = re.compile(
+    r"(scale_weight|scale_input|weight_scale(_\d)?|input_scale|scaled_fp8|comfy_quant|absmax|"
+    r"qweight|quant_map|quant_state\..*|smooth_factor)$"
+)
+"""Ends of names of tensors that belong to quantised weights. Diffusers reads such a file as if the
+numbers beside them were the weights."""
+TEXT = ("CLIPTextModel", "CLIPTextModelWithProjection", "T5EncoderModel")
+"""Classes of text encoders that Diffusers reads from the file of a whole pipeline."""
+VAE = ("first_stage_model.", "vae.")
+"""Beginnings of the VAE's tensors in the file of a whole pipeline."""
+
+
+def find_files(
+    teacher: Teacher, path: Path, index: Mapping[str, Any], denoisers: Sequence[str]
+) -> dict[str, Path]:
+    """The files that `teacher.weights` names, by component.
+
+    Args:
+        path: the teacher's folder.
+        index: of it.
+        denoisers: that it has.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it holds no weights that Diffusers reads, or none of such a component.
+    """
+    if teacher.weights is None:
+        return {}
+    if isinstance(teacher.weights, str):
+        file = _find(teacher.weights)
+        files = dict.fromkeys(_components_in(file, index, denoisers), file)
+    else:
+        files = {name: _find(file) for name, file in teacher.weights.items()}
+    models = {name: _model_of(index[name]) for name in index}
+    networks = [name for name, model in models.items() if model is not None]
+    for name, file in files.items():
+        if name not in networks:
+            raise ValueError(
+                f"teacher.weights names {name!r}: the networks of {path} are {', '.join(networks)}"
+            )
+        if not (hasattr(models[name], "from_single_file") or models[name].__name__ in TEXT):
+            raise ValueError(
+                f"teacher.weights: {file} is for {name}, and Diffusers reads no single file for a "
+                f"{models[name].__name__}: convert it into a folder"
+            )
+    return files
+
+
+def _find(named_file: str) -> Path:
+    """A file, downloaded where it is one of a hub repository."""
+    file, setting = Path(named_file), f"teacher.weights: {named_file!r}"
+    if file.suffix.lower() != SUFFIX:
+        raise ValueError(
+            f"{setting} is no safetensors file; others may run code when they are loaded and are "
+            "not read: convert it"
+        )
+    on_hub = ON_HUB.fullmatch(named_file)
+    if file.is_file():
+        return file
+    if on_hub is None or Path(on_hub["repository"]).exists():
+        raise FileNotFoundError(f"{setting}: there is no such file")
+    try:
+        return download_file(on_hub["repository"], on_hub["file"])
+    except (OSError, ValueError) as problem:
+        raise FileNotFoundError(
+            f"{setting}: there is no such file, and it could not be had from the hub: "
+            f"{explain_hub(on_hub['repository'], problem)}"
+        ) from problem
+
+
+def _components_in(file: Path, index: Mapping[str, Any], denoisers: Sequence[str]) -> Iterator[str]:
+    """The components that a file holds: a network, or that of a whole pipeline and more."""
+    if len(denoisers) > 1:
+        raise ValueError(
+            f"teacher.weights is {str(file)!r}, and the teacher has the networks "
+            f"{', '.join(denoisers)}: write {{{denoisers[0]}: file}}"
+        )
+    header = dict(read_header(file))
+    yield denoisers[0]
+    if any(name.startswith(VAE) for name in header):
+        yield "vae"
+    for name, entry in index.items():
+        model = _model_of(entry)
+        if model is not None and _holds_text(model, header):
+            yield name
+
+
+def _model_of(entry: Any) -> Any:
+    """The class of a network, by its entry in model_index.json; None for what is none."""
+    import diffusers
+    import transformers
+
+    if not isinstance(entry, list) or len(entry) != 2 or not isinstance(entry[1], str):
+        return None
+    model = getattr(diffusers, entry[1], None) or getattr(transformers, entry[1], None)
+    is_network = isinstance(model, type) and issubclass(model, torch.nn.Module)
+    return model if is_network else None
+
+
+def _holds_text(model: Any, names: Mapping[str, Any]) -> bool:
+    """Whether the file of a whole pipeline, by its tensors' names, has this text encoder."""
+    from diffusers.loaders import single_file_utils as utils
+
+    if model.__name__.startswith("T5"):
+        return bool(utils.is_t5_in_single_file(names))
+    return bool(utils.is_clip_model_in_single_file(model, names))
+
+
+def tensors_in(file: Path, entry: Sequence[str], component: Path) -> dict[str, Tensor]:
+    """The tensors that a file has for a network, by the names that its library gives them.
+
+    Args:
+        entry: of the network in model_index.json.
+        component: folder with its config.json.
+
+    Raises ValueError for a damaged file, and for one that is of another model.
+    """
+    header = dict(read_header(file))
+    packed = [
+        name
+        for name, one in header.items()
+        if PACKED.search(name) or (one.dtype in INTEGERS and name.endswith(".weight"))
+    ]
+    if packed:
+        raise ValueError(
+            f"teacher.weights: {file} holds quantised weights ({named(packed)}) in a form that "
+            "Diffusers does not read from a single file: use the file in bfloat16 or float16"
+        )
+    model = _model_of(entry)
+    try:
+        if hasattr(model, "from_single_file"):
+            converted = _convert(_empty(header, "meta"), model, component)
+        else:
+            with torch.device("cpu"):
+                loaded = _load(_empty(header, "cpu"), model, component).state_dict()
+            converted = {name: value for name, value in loaded.items() if not value.is_meta}
+    except Exception as problem:  # of any class, and seldom with a name in it
+        said = f"{type(problem).__name__}: {' '.join(str(problem).split())[:200]}"
+        raise ValueError(f"{_misfit(file, component)} ({said}); {_base_of(file)}") from problem
+    return {
+        name: Tensor(tuple(value.shape), NAMES[value.dtype]) for name, value in converted.items()
+    }
+
+
+def _empty(header: Mapping[str, Tensor], device: str) -> dict[str, torch.Tensor]:
+    """Tensors as a file's header tells them: on the CPU, where the meta device does not serve, each
+    a view of one number."""
+    return {
+        name: torch.zeros((), dtype=DTYPES[one.dtype], device=device).expand(one.shape)
+        for name, one in header.items()
+    }
+
+
+def _convert(
+    tensors: dict[str, torch.Tensor], model: Any, component: Path
+) -> Mapping[str, torch.Tensor]:
+    """Tensors by Diffusers' names, as its `from_single_file` gives them to the network."""
+    from diffusers.loaders import single_file_model as loader
+
+    config = model.load_config(component)
+    with torch.device("meta"):
+        own = model.from_config(config).state_dict()
+    if not loader._should_convert_state_dict_to_diffusers(own, tensors):
+        return tensors
+    known = loader.SINGLE_FILE_LOADABLE_CLASSES
+    convert = known[loader._get_single_file_loadable_mapping_class(model)]["checkpoint_mapping_fn"]
+    converted: Mapping[str, torch.Tensor] = convert(config=config, checkpoint=tensors)
+    return converted
+
+
+def _load(tensors: dict[str, torch.Tensor], model: Any, component: Path) -> torch.nn.Module:
+    """A network with the tensors of a single file, in their types; Diffusers' loader uses them
+    up."""
+    from diffusers.loaders import single_file_utils as utils
+
+    of_folder = {"config": str(component.parent), "subfolder": component.name}
+    load = utils.create_diffusers_clip_model_from_ldm
+    if hasattr(model, "from_single_file"):
+        network = model.from_single_file(tensors, **of_folder, local_files_only=True)
+    else:
+        if model.__name__.startswith("T5"):
+            load = utils.create_diffusers_t5_model_from_checkpoint
+        network = load(model, tensors, **of_folder, local_files_only=True)
+    assert isinstance(network, torch.nn.Module)
+    return network
+
+
+def read_network(
+    file: Path, entry: Sequence[str], component: Path, dtype: torch.dtype
+) -> torch.nn.Module:
+    """A network with the weights of a file, on the CPU, in evaluation mode and in the types in
+    which its library would have loaded it from a folder; arguments as of `tensors_in`."""
+    with unusable(file):
+        network = _load(dict(load_file(file)), _model_of(entry), component)
+    kept = set(getattr(network, "_keep_in_fp32_modules", None) or ())
+    for name, tensor in network.state_dict(keep_vars=True).items():
+        if tensor.is_floating_point():
+            is_kept = bool(kept & set(name.split(".")))
+            tensor.data = tensor.data.to(torch.float32 if is_kept else dtype)
+    vars(network).pop("hf_device_map", None)  # a network from a folder has none
+    return network.eval()
+
+
+def on_file(
+    file: Path, component: Path, network: torch.nn.Module, tensors: Mapping[str, Tensor]
+) -> Iterator[Note]:
+    """A file of another network than a folder describes; the network is on the meta device.
+
+    Args:
+        tensors: what `tensors_in` gives for it.
+    """
+    own = network.state_dict()
+    shapes = {name: tuple(value.shape) for name, value in own.items() if name in tensors}
+    other = [name for name, shape in shapes.items() if tensors[name].shape != shape]
+    lacking = [name for name, _ in network.named_parameters() if name not in tensors]
+    unknown = [name for name in tensors if name not in own]
+    for names, what in (
+        (lacking, "lacks {} of its tensors"),
+        (other, "has {} of its tensors in another shape"),
+        (unknown, "has {} tensors that it does not"),
+    ):
+        if names:
+            cause = f": it {what.format(len(names))}, such as {named(names)}"
+            yield error(_misfit(file, component), cause, _base_of(file))
+            return
+
+
+def _misfit(file: Path, component: Path) -> str:
+    return f"teacher.weights: {file} is not of the network that {component / CONFIG} describes"
+
+
+def _base_of(file: Path) -> str:
+    """What to do with a file of another model."""
+    base = guess_base(file)
+    known = f"its base is {base}, by its tensors: " if base else ""
+    return f"{known}give the folder of its own base model as teacher.path (docs/teachers.md)"
+
+
+def guess_base(file: Path) -> str | None:
+    """The hub's id of the released model that a single file is made of, by its tensors."""
+    from diffusers.loaders import single_file_utils as utils
+
+    if file.suffix != SUFFIX or not file.is_file():
+        return None
+    try:
+        header = dict(read_header(file))
+    except ValueError:
+        return None
+    try:
+        kind = utils.infer_diffusers_model_type(header)
+    except Exception:  # it looks into shapes that only released models have
+        return None
+    if kind == "v1" and utils.CHECKPOINT_KEY_NAMES["clip"] not in header:
+        return None  # what Diffusers takes for anything unknown
+    base: str = utils.DIFFUSERS_DEFAULT_PIPELINE_PATHS[kind]["pretrained_model_name_or_path"]
+    return base
