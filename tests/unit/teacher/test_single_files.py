@@ -15,6 +15,7 @@ from distillery.files import read_json
 from distillery.notes import refuse
 from distillery.pipeline import STAGES
 from distillery.planning.plan import make_plan
+from distillery.teacher import single_file
 from distillery.teacher.adapters import denoiser_hash, teacher_hash, text_hash
 from distillery.teacher.folder import find_teacher
 from distillery.teacher.loading import load_adapted, load_teacher, on_networks
@@ -154,7 +155,7 @@ def test_a_file_that_is_not_there_or_no_weights(teacher: Path, tmp_path: Path) -
         return said(section(wan.CASE, teacher, weights=str(name)))
 
     assert told("x.safetensors") == "teacher.weights: 'x.safetensors': there is no such file"
-    assert "is no safetensors file; others may run code" in told("model.ckpt")
+    assert "is no safetensors file and no GGUF file; others may run" in told("model.ckpt")
     assert "could not be had from the hub" in told("owner/name/folder/x.safetensors")
     (tmp_path / "torn.safetensors").write_bytes(b"not one")
     assert f"{tmp_path}/torn.safetensors is damaged" in told(tmp_path / "torn.safetensors")
@@ -222,6 +223,73 @@ def test_numbers_of_eight_bits_are_read_as_they_are(file: Path, teacher: Path) -
     read = load_adapted(at, found, "transformer").state_dict()
     value = small["blocks.0.ffn.0.weight"]
     assert torch.equal(read["blocks.0.ffn.net.0.proj.weight"], value.float())
+
+
+def write_gguf(tensors: Tensors, file: Path, kind: str) -> Path:
+    """As other tools do: matrices packed, all else in float32."""
+    gguf = pytest.importorskip("gguf")
+    writer = gguf.GGUFWriter(file, "wan")
+    for name, value in tensors.items():
+        is_packed = value.ndim == 2 and value.shape[1] % 32 == 0
+        chosen = gguf.GGMLQuantizationType[kind if is_packed else "F32"]
+        data = gguf.quantize(value.numpy(), chosen)
+        if value.ndim > 4:  # more than GGUF has
+            writer.add_array(f"comfy.gguf.orig_shape.{name}", list(value.shape))
+            data = data.reshape(value.shape[0], -1)
+        writer.add_tensor(name, data, raw_dtype=chosen)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+@pytest.mark.parametrize(("kind", "error"), [("BF16", 0.003), ("Q8_0", 0.01), ("Q4_0", 0.15)])
+def test_gguf_is_read_as_the_numbers_that_it_stands_for(
+    kind: str, error: float, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    case = flux_dev.CASE
+    folder = made.made_teacher(tmp_path_factory, case)
+    tensors = layouts.weights_in(folder / "transformer")
+    file = write_gguf(tensors, tmp_path / "model.gguf", kind)
+    at, plain = section(case, folder, weights=str(file)), section(case, folder)
+    found = find_teacher(at)
+    refuse(on_networks(found))
+    assert found.parameters == find_teacher(plain).parameters
+    read = load_adapted(at, found, "transformer").state_dict()
+    changed = [name for name in read if not torch.equal(tensors[name], read[name])]
+    assert len(changed) > 25
+    for name in changed:
+        distance = (read[name] - tensors[name]).norm() / tensors[name].norm()
+        assert error / 10 < distance < error, (name, distance)
+    in_half = load_teacher(at, found, CPU).transformer.state_dict()
+    for name, value in read.items():
+        assert torch.equal(in_half[name], value.to(torch.bfloat16)), name
+
+
+def test_a_gguf_file_that_cannot_be_read(teacher: Path, tmp_path: Path) -> None:
+    tensors = layouts.wan(layouts.weights_in(teacher / "transformer"))
+    file = write_gguf(tensors, tmp_path / "model.gguf", "Q8_0")
+    at = section(wan.CASE, teacher, weights=str(file))
+    refuse(on_networks(find_teacher(at)))
+    read = load_adapted(at, find_teacher(at), "transformer").state_dict()
+    assert torch.equal(read["patch_embedding.weight"], tensors["patch_embedding.weight"])
+    whole = file.read_bytes()
+    for size in (100, len(whole) // 2):
+        file.write_bytes(whole[:size])
+        assert f"{file} cannot be used" in said(at)
+    tensors.pop("blocks.1.ffn.2.bias")
+    write_gguf(tensors, file, "Q8_0")
+    assert "it lacks 1 of its tensors, such as blocks.1." in said(at)
+
+
+def test_without_the_package_gguf_is_refused(
+    file: Path, teacher: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(single_file, "find_spec", lambda _name: None)
+    packed = file.rename(file.with_suffix(".gguf"))
+    told = said(section(wan.CASE, teacher, weights=str(packed)))
+    assert told.endswith("the package that reads it is missing: pip install gguf")
 
 
 def test_a_student_of_a_whole_file(

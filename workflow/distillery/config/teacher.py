@@ -64,8 +64,8 @@ class Teacher(Section):
     )
     weights: Annotated[str | dict[str, str] | None, OnlyIfSet] = Field(
         None,
-        description="a safetensors file, here or as owner/name/file on the hub, whose weights "
-        "replace those of `path`: a whole pipeline's, such as an SDXL checkpoint, or one "
+        description="a safetensors or GGUF file, here or as owner/name/file on the hub, whose "
+        "weights replace those of `path`: a whole pipeline's, such as an SDXL checkpoint, or one "
         "network's; `{component: file}` names the component. null: none",
     )
     dtype: Dtype = Field(

@@ -5,8 +5,11 @@ folder. The plan has the file's header converted in the same way, so that a file
 told before anything is loaded.
 """
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from distillery.config.teacher import Teacher
+from distillery.files import MAX_THREADS
 from distillery.hub import download_file, explain_hub
 from distillery.notes import Note, error
 from distillery.teacher.components import unusable
@@ -40,6 +44,9 @@ PACKED = re.compile(
 )
 """Ends of names of tensors that belong to quantised weights. Diffusers reads such a file as if the
 numbers beside them were the weights."""
+GGUF = ".gguf"
+SHAPE = "comfy.gguf.orig_shape."
+"""Of a tensor: the beginning of a key of a GGUF file."""
 TEXT = ("CLIPTextModel", "CLIPTextModelWithProjection", "T5EncoderModel")
 """Classes of text encoders that Diffusers reads from the file of a whole pipeline."""
 VAE = ("first_stage_model.", "vae.")
@@ -85,11 +92,13 @@ def find_files(
 def _find(named_file: str) -> Path:
     """A file, downloaded where it is one of a hub repository."""
     file, setting = Path(named_file), f"teacher.weights: {named_file!r}"
-    if file.suffix.lower() != SUFFIX:
+    if file.suffix.lower() not in (SUFFIX, GGUF):
         raise ValueError(
-            f"{setting} is no safetensors file; others may run code when they are loaded and are "
-            "not read: convert it"
+            f"{setting} is no safetensors file and no GGUF file; others may run code when they are "
+            "loaded and are not read: convert it"
         )
+    if file.suffix.lower() == GGUF and find_spec("gguf") is None:
+        raise ValueError(f"{setting}: the package that reads it is missing: pip install gguf")
     on_hub = ON_HUB.fullmatch(named_file)
     if file.is_file():
         return file
@@ -111,7 +120,7 @@ def _components_in(file: Path, index: Mapping[str, Any], denoisers: Sequence[str
             f"teacher.weights is {str(file)!r}, and the teacher has the networks "
             f"{', '.join(denoisers)}: write {{{denoisers[0]}: file}}"
         )
-    header = dict(read_header(file))
+    header = _header(file)
     yield denoisers[0]
     if any(name.startswith(VAE) for name in header):
         yield "vae"
@@ -151,7 +160,7 @@ def tensors_in(file: Path, entry: Sequence[str], component: Path) -> dict[str, T
 
     Raises ValueError for a damaged file, and for one that is of another model.
     """
-    header = dict(read_header(file))
+    header = _header(file)
     packed = [
         name
         for name, one in header.items()
@@ -176,6 +185,49 @@ def tensors_in(file: Path, entry: Sequence[str], component: Path) -> dict[str, T
     return {
         name: Tensor(tuple(value.shape), NAMES[value.dtype]) for name, value in converted.items()
     }
+
+
+def _header(file: Path) -> dict[str, Tensor]:
+    """The tensors of a file by their names in it; raises ValueError for a damaged file."""
+    if file.suffix.lower() != GGUF:
+        return dict(read_header(file))
+    with unusable(file):
+        return {name: Tensor(shape, "F32") for name, (shape, _) in _packed_in(file).items()}
+
+
+def _packed_in(file: Path) -> dict[str, tuple[tuple[int, ...], Any]]:
+    """The tensors of a GGUF file, each with its shape before it was packed."""
+    from gguf import GGUFReader
+
+    reader = GGUFReader(file)
+    # Of a shape that GGUF does not have, such as a convolution's, a note has the original.
+    own = {
+        name.removeprefix(SHAPE): tuple(map(int, field.contents()))
+        for name, field in reader.fields.items()
+        if name.startswith(SHAPE)
+    }
+    return {
+        one.name: (own.get(one.name, tuple(int(size) for size in reversed(one.shape))), one)
+        for one in reader.tensors
+    }
+
+
+def _unpack(file: Path, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """The tensors of a GGUF file as numbers, packed ones in `dtype`; takes a core's second for some
+    50 million of them."""
+    from gguf import GGMLQuantizationType, dequantize
+
+    plain = (GGMLQuantizationType.F32, GGMLQuantizationType.F16)
+
+    def unpack(item: tuple[str, tuple[tuple[int, ...], Any]]) -> tuple[str, torch.Tensor]:
+        name, (shape, one) = item
+        if one.tensor_type in plain:
+            return name, torch.from_numpy(one.data.copy()).reshape(shape)
+        numbers = torch.from_numpy(dequantize(one.data, one.tensor_type))
+        return name, numbers.reshape(shape).to(dtype)
+
+    with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as threads:
+        return dict(threads.map(unpack, _packed_in(file).items()))
 
 
 def _empty(header: Mapping[str, Tensor], device: str) -> dict[str, torch.Tensor]:
@@ -227,7 +279,8 @@ def read_network(
     """A network with the weights of a file, on the CPU, in evaluation mode and in the types in
     which its library would have loaded it from a folder; arguments as of `tensors_in`."""
     with unusable(file):
-        network = _load(dict(load_file(file)), _model_of(entry), component)
+        tensors = _unpack(file, dtype) if file.suffix.lower() == GGUF else load_file(file)
+        network = _load(tensors, _model_of(entry), component)
     kept = set(getattr(network, "_keep_in_fp32_modules", None) or ())
     for name, tensor in network.state_dict(keep_vars=True).items():
         if tensor.is_floating_point():
@@ -276,10 +329,10 @@ def guess_base(file: Path) -> str | None:
     """The hub's id of the released model that a single file is made of, by its tensors."""
     from diffusers.loaders import single_file_utils as utils
 
-    if file.suffix != SUFFIX or not file.is_file():
+    if file.suffix.lower() not in (SUFFIX, GGUF) or not file.is_file():
         return None
     try:
-        header = dict(read_header(file))
+        header = _header(file)
     except ValueError:
         return None
     try:
