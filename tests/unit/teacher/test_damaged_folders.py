@@ -270,3 +270,12 @@ def test_a_folder_in_place_of_weights(copy: Path) -> None:
 def test_training_timesteps_without_end_are_refused_at_once(copy: Path) -> None:
     edit(copy / "scheduler" / "scheduler_config.json", num_train_timesteps=10**6)
     assert "num_train_timesteps is 1,000,000, at most 100,000" in said(copy)
+
+
+@pytest.mark.parametrize("component", ["transformer", "text_encoder"])
+def test_weights_that_were_saved_quantised(copy: Path, component: str) -> None:
+    packing = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    edit(copy / component / "config.json", quantization_config=packing)
+    assert said(copy).startswith(f"{copy / component} holds quantised weights (bitsandbytes): the")
+    edit(copy / component / "config.json", quantization_config=None)
+    assert said(copy) == ""

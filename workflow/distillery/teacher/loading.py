@@ -1,7 +1,7 @@
 """Load the parts of a pipeline that a job needs, as the configuration asks."""
 
 import inspect
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from distillery.families import Family
 from distillery.families.protocol import Denoiser, Pipeline
 from distillery.files import read_json
 from distillery.model_folder import load_denoiser
-from distillery.notes import Note, noting, refuse
+from distillery.notes import Note, error, noting, refuse
 from distillery.teacher.adapters import adapt, adapted_components, cast, check_adapters
 from distillery.teacher.components import INDEX, check_classes, unusable
 from distillery.teacher.decoding import guard_decoding
@@ -372,6 +372,10 @@ def on_networks(folder: PipelineFolder) -> Iterator[Note]:
     needed = {*family.denoisers, "vae", "scheduler", *family.text_components}
     loaded = needed & folder.components.keys() - set(family.may_lack)
     check_classes(folder.path / INDEX, folder.index, folder.pipeline_class, loaded)
+    packed = list(on_packed(folder, loaded - folder.files.keys()))
+    if packed:  # their tensors are not those of a network
+        yield from packed
+        return
     pipeline = load_skeleton(folder)
     networks = {**denoisers_of(pipeline, folder.family), "vae": pipeline.vae}
     for name in networks.keys() - folder.files.keys():
@@ -383,9 +387,23 @@ def on_networks(folder: PipelineFolder) -> Iterator[Note]:
         if name in folder.files:
             tensors = folder.tensors[name]
             yield from on_file(folder.files[name], folder.path / name, network, tensors)
-        elif "quantization_config" not in read_json(folder.path / name / CONFIG):
+        else:
             check_fit(folder.path / name, network, folder.tensors[name])
             yield from on_read(folder.path / name, _read(folder, name, network))
+
+
+def on_packed(folder: PipelineFolder, components: Iterable[str]) -> Iterator[Note]:
+    """Components of a folder that were saved with quantised weights."""
+    for name in sorted(components):
+        path = folder.path / name / CONFIG
+        packing = read_json(path).get("quantization_config") if path.is_file() else None
+        if packing:
+            method = packing.get("quant_method", "no method named")
+            yield error(
+                f"{folder.path / name} holds quantised weights ({method})",
+                ": the student starts from the teacher's numbers, and adapters change them",
+                "use the model as it was released, in bfloat16 or float16",
+            )
 
 
 def _read(folder: PipelineFolder, name: str, network: torch.nn.Module) -> Read:
