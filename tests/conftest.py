@@ -33,6 +33,7 @@ SLOW = (
     "fuzz/test_random_adapters",
     "fuzz/test_teacher_folders", "unit/teacher/test_damaged_folders",
     "unit/teacher/test_tokenizers", "unit/teacher/test_single_files",
+    "unit/teacher/test_quantization",
 )  # fmt: skip
 """Begins of the files that `make test-fast` leaves out: five seconds of a core and more each. The
 first have the most; workers begin with these."""

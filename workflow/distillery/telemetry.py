@@ -28,7 +28,7 @@ from distillery.watched import goes_to
 if TYPE_CHECKING:
     import torch
 
-EventKind = Literal["start", "work", "save", "alarm", "end"]
+EventKind = Literal["start", "work", "save", "alarm", "measure", "end"]
 PERSISTENT_ITEMS = 4
 """Up to this many items there is no progress bar, not even on a terminal."""
 NOTE_S = 1.0
@@ -45,8 +45,8 @@ class Event:
     """One line of a telemetry file.
 
     Attributes:
-        kind: start and end of the job, one piece of work in it, or one checkpoint, which is
-            written beside the work.
+        kind: start and end of the job, one piece of work in it, one checkpoint, which is written
+            beside the work, or what was measured once and is in `facts`.
         stage: rule name, e.g. "targets".
         job: unique in the run, e.g. "targets-0-of-4".
         device: "cpu", or "cuda" and the visible device, e.g. "cuda:GPU-1a2b".

@@ -10,7 +10,7 @@ import pytest
 import golden
 from distillery.files import hash_json, read_sealed, write_sealed
 from distillery.store.tables import read_table, write_table
-from events import job_events, training_twice
+from events import event, job_events, training_twice
 from quality import make_config
 from reports import Page, write, write_call, write_telemetry, write_trained
 from training_phases import phases
@@ -33,6 +33,22 @@ def test_the_keys_of_the_metrics_are_as_they_were(written):
     """Meant? See tests/golden.py."""
     before = (golden.FOLDER / "metrics.json").read_text()
     assert golden.as_text(golden.keys_of(written[1])) == before
+
+
+def test_what_packed_weights_change_is_in_the_provenance(folder, tmp_path, written):
+    """As measured last; where they are not packed, an earlier run's does not count."""
+    assert "packing_errors" not in written[1]
+    shutil.copytree(folder, tmp_path / "tiny")
+    for at, error in ((10, 0.5), (20, 0.0123)):
+        errors = {"transformer": error}
+        told = event("measure", "targets-0-of-2", at, at, packing_errors=errors)
+        write_telemetry(tmp_path / "tiny", [told])
+    config = make_config()
+    assert "packing_errors" not in write(config, tmp_path / "tiny")[1]
+    teacher = config.teacher.model_copy(update={"quantization": "int8"})
+    page, metrics = write(config.model_copy(update={"teacher": teacher}), tmp_path / "tiny")
+    assert metrics["packing_errors"] == {"transformer": 0.0123}
+    assert "its blocks in int8<small>which changes a pass of the transformer by 1.2 %" in page
 
 
 def test_the_share_of_the_score_that_was_kept_is_shown(edited):

@@ -49,7 +49,13 @@ from distillery.files import (
 )
 from distillery.run_folder import RunFolder
 
-NOT_OF_WEIGHTS = {"offload": "none", "num_gpus": 1, "attention": None, "call": None}
+NOT_OF_WEIGHTS = {
+    "offload": "none",
+    "num_gpus": 1,
+    "attention": None,
+    "quantization": None,
+    "call": None,
+}
 """Defaults of how a teacher's network runs: changing these must not retrain a student."""
 
 

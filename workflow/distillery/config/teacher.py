@@ -19,6 +19,9 @@ LONGEST_S = 65
 """A frame of a PNG is shown for 65,535 ms at most, and equal ones are written once."""
 
 
+Quantization = Literal["int8", "nf4"]
+
+
 class Adapter(Section):
     """A LoRA or DoRA that changes the teacher."""
 
@@ -92,6 +95,12 @@ class Teacher(Section):
         True,
         description="true: add adapters to the weights, in float32. false: compute them beside "
         "the weights at each call, which is slower and keeps their own weights in float32",
+    )
+    quantization: Annotated[Quantization | None, OnlyIfSet] = Field(
+        None,
+        description="pack the large matrices of the teacher's networks while they run: int8 "
+        "halves the memory of weights in bfloat16, nf4 quarters it and needs bitsandbytes. The "
+        "student starts from the weights as they were. null: not",
     )
     attention: str | None = Field(
         None,
@@ -187,6 +196,20 @@ class Teacher(Section):
                 f" with {place}: an adapter beside the weights reads a layer that is not on its "
                 "device at that moment",
                 "set fuse_adapters: true",
+            )
+        if self.quantization == "nf4" and (self.offload == "sequential" or self.num_gpus > 1):
+            place = "offload: sequential" if self.num_gpus == 1 else f"num_gpus: {self.num_gpus}"
+            yield error(
+                "teacher.quantization is 'nf4'",
+                f" with {place}: Accelerate does not move weights that bitsandbytes has packed",
+                "set quantization: int8, or offload: none or model with num_gpus: 1",
+            )
+        if beside and self.quantization is not None:
+            yield error(
+                "teacher.fuse_adapters is false",
+                f" with quantization: {self.quantization}: an adapter beside the weights changes "
+                "packed ones only approximately",
+                "set fuse_adapters: true; they are fused before the weights are packed",
             )
         if self.vae_dtype != "float32" and self.offload == "sequential":
             yield error(

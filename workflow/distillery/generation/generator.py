@@ -1,6 +1,7 @@
 """One generator for targets, samples and previews: what the stock pipeline is called with, when it
 is loaded, and in which batches it is called."""
 
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ from distillery.config.section import BatchSize, Compile
 from distillery.families import Family, Request, Setting
 from distillery.families.protocol import Conditioning, Denoiser, Pipeline
 from distillery.generation.batching import Batcher
+from distillery.generation.packing_error import first_calls, packing_errors
 from distillery.generation.speed import PROBE_STEPS, Workload, loading_timed, maybe_compile
 from distillery.noise import SampleId, noise_seed
 from distillery.store.embeddings import EmbeddingStore
@@ -89,6 +91,7 @@ class Generator:
         device: torch.device,
         reporter: Reporter,
         compiling: Compile,
+        load_unpacked: Callable[[str], Denoiser] | None = None,
     ) -> None:
         """Nothing heavy is loaded here, so a job that finds everything made ends at once.
 
@@ -98,8 +101,11 @@ class Generator:
             batch_size: samples per call; auto finds the largest that pays.
             largest_batch: the most that `auto` may choose.
             compiling: `hardware.compile`.
+            load_unpacked: a network of the pipeline before its weights were packed, by component;
+                None where they are not.
         """
         self.calls = calls
+        self._load_unpacked = load_unpacked
         self._load = load
         self._batcher = Batcher(batch_size, largest_batch, device, reporter)
         self._device = device
@@ -128,7 +134,32 @@ class Generator:
     ) -> Iterator[tuple[Sequence[int], Result]]:
         """`make` all rows in batches; yields each batch with its result, see `Batcher.map`."""
         assert self.pipeline is not None  # loading it may change the size of a batch
-        return self._batcher.map(rows, make)
+        is_first = self._load_unpacked is not None and 0 in rows
+        return self._batcher.map(rows, self._measured(make) if is_first else make)
+
+    def _measured(
+        self, make: Callable[[Sequence[int], int], Result]
+    ) -> Callable[[Sequence[int], int], Result]:
+        """`make`, that tells of a run's first batch how much packed weights change."""
+
+        def run(rows: Sequence[int], size: int) -> Result:
+            if 0 not in rows:
+                return make(rows, size)
+            begin_s = time.time()
+            with first_calls(denoisers_of(self.pipeline, self.calls.family)) as calls:
+                result = make(rows, size)
+            assert self._load_unpacked is not None
+            try:
+                errors = packing_errors(calls, self._load_unpacked, self._device)
+            except torch.OutOfMemoryError:
+                self._reporter.warning("what packing changes needs more memory to be measured")
+                return result
+            self._reporter.emit("measure", begin_s, time.time(), packing_errors=errors)
+            for name, error in errors.items():
+                self._reporter.info(f"packed weights change a pass of the {name} by {error:.2%}")
+            return result
+
+        return run
 
     def run(self, rows: Sequence[int], size: int) -> torch.Tensor | None:
         """One call for the samples of `rows`; images (size, 3, h, w) in [0, 1] if they are decoded.

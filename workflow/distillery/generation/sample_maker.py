@@ -25,7 +25,7 @@ from distillery.store.embeddings import EmbeddingStore
 from distillery.teacher.adapters import teacher_hash
 from distillery.teacher.decoding import is_finite, pop_decode_seconds
 from distillery.teacher.folder import PipelineFolder, find_teacher
-from distillery.teacher.loading import load_student, load_teacher, torch_dtype
+from distillery.teacher.loading import load_student, load_teacher, torch_dtype, unpacked_of
 from distillery.teacher.solver import solver_settings
 from distillery.telemetry import Reporter
 
@@ -141,7 +141,14 @@ class SampleMaker:
             fps=job.teacher.fps,
         )
         self._generator = Generator(
-            self._calls(), self._load, sampling.batch_size, self.unit, device, reporter, compiling
+            self._calls(),
+            self._load,
+            sampling.batch_size,
+            self.unit,
+            device,
+            reporter,
+            compiling,
+            None if self.is_student else unpacked_of(job.teacher, self.folder),
         )
 
     def _calls(self) -> Calls:

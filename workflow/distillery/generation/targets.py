@@ -27,7 +27,7 @@ from distillery.store.trajectories import knots_of
 from distillery.student.schedule import check_student_grid
 from distillery.teacher.adapters import teacher_hash
 from distillery.teacher.folder import PipelineFolder, find_teacher
-from distillery.teacher.loading import load_exact_teacher, load_skeleton, torch_dtype
+from distillery.teacher.loading import load_exact_teacher, load_skeleton, torch_dtype, unpacked_of
 from distillery.teacher.solver import load_scheduler
 from distillery.telemetry import Reporter
 
@@ -267,6 +267,7 @@ class TrajectoryMaker:
             device,
             reporter,
             compiling,
+            unpacked_of(job.teacher, folder),
         )
 
     def make(self, plan: ChunkPlan) -> dict[str, torch.Tensor]:

@@ -34,6 +34,7 @@ from distillery.planning.jobs import StageJobs
 from distillery.planning.requests import read_requests
 from distillery.planning.trace import on_trace
 from distillery.teacher import loading, memory
+from distillery.teacher.quantization import how_quantised
 from distillery.teacher.solver import on_solver
 
 Check = Callable[[Any], Iterable[Note] | None]
@@ -55,6 +56,7 @@ WISHES_OF_ANY: tuple[Check, ...] = (
     lambda it: unusual.on_numbers(it.config, it.num_prompts["eval"]),
     lambda it: unusual.on_adapters(it.config.teacher),
     lambda it: unusual.on_attention(it.config.teacher),
+    lambda it: possible(how_quantised(it.config.teacher)),
 )
 WISHES_OF_TRAINING: tuple[Check, ...] = (
     lambda it: on_held_out(it.config.training.held_out_prompts, it.num_prompts["train"]),

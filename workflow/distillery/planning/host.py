@@ -16,7 +16,7 @@ from distillery.planning.jobs import StageJobs
 from distillery.planning.requests import Request
 from distillery.stage import Stage
 from distillery.teacher.folder import PipelineFolder
-from distillery.teacher.memory import ITEM_BYTES
+from distillery.teacher.memory import ITEM_BYTES, item_bytes
 
 PROCESS_BYTES = 4 * 10**9
 """Of a process without weights: libraries, the CUDA context, what it reads ahead and encodes."""
@@ -32,9 +32,10 @@ def host_bytes(
     also holds the copy that a checkpoint is written from.
 
     Args:
-        plan: as in plan.json, with student, training and memory.
+        plan: as in plan.json, with student and training.
     """
-    components, family = plan["memory"]["components"], folder.family
+    parameters, family = folder.parameters, folder.family
+    components = {name: parameters[name] * item_bytes(config.teacher, name) for name in parameters}
     texts = sum(size for name, size in components.items() if name in family.text_components)
     drawing = sum(components.values()) - texts
     sizes = {"texts": texts, "drawing": drawing}

@@ -34,6 +34,7 @@ from distillery.stage import Stage
 from distillery.teacher.adapters import denoiser_hash, teacher_hash
 from distillery.teacher.folder import PipelineFolder, find_teacher
 from distillery.teacher.memory import Memory, estimate, on_memory
+from distillery.teacher.quantization import how_quantised
 from distillery.words import counted
 
 
@@ -186,7 +187,9 @@ def headline(config: RunConfig, plan: Mapping[str, Any]) -> str:
 
 def _about_teacher(teacher: Teacher, folder: PipelineFolder) -> dict[str, Any]:
     """Where and what it is; reads the whole teacher, once for all jobs."""
+    packing = how_quantised(teacher)
     return {
+        **({"quantization": packing} if packing else {}),
         "folder": str(folder.path),
         "family": folder.family.name,
         "parameters": folder.parameters,

@@ -35,6 +35,12 @@ def plan_residence(
         return None
     needed = demands(config.teacher, folder, student_bytes, machine)
     place, reason = choose_place(config.training, config.teacher.num_gpus, needed, machine)
+    if place == "shared" and config.teacher.quantization == "nf4":
+        raise ValueError(
+            "teacher.quantization is 'nf4', and the teacher of online targets shares the student's "
+            "GPUs, layer by layer, which Accelerate does not do with weights that bitsandbytes has "
+            "packed: set quantization: int8, or training.teacher_residence: own_gpus"
+        )
     visit, looks = online.of_sample(
         config.student.steps, config.targets.steps // config.student.steps
     )

@@ -110,7 +110,8 @@ def latent_elements(pipeline: Pipeline, size: Size) -> int | None:
 
 def _parameters(teacher: Teacher, folder: PipelineFolder) -> tuple[str, str]:
     sizes = [f"{name} {in_words(number)}" for name, number in folder.parameters.items()]
-    told = f"{', '.join(sizes)}; in {teacher.dtype}, the VAE in {teacher.vae_dtype}"
+    packed = f", networks' blocks in {teacher.quantization}" if teacher.quantization else ""
+    told = f"{', '.join(sizes)}; in {teacher.dtype}{packed}, the VAE in {teacher.vae_dtype}"
     return "parameters", told
 
 

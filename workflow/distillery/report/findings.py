@@ -28,7 +28,7 @@ from distillery.store.recipes import TrainingRecipe
 from distillery.store.tables import read_table
 from distillery.student.info import StudentInfo, read_student_info
 from distillery.student.usage import student_code
-from distillery.telemetry import read_events
+from distillery.telemetry import Event, read_events
 
 Content = TypeVar("Content")
 OWN_STAGE = "report"
@@ -50,6 +50,8 @@ class Findings:
     timesteps: Sequence[float]
     """Of the trained student's steps."""
     attempts: Sequence[Attempt]
+    packing_errors: Mapping[str, float]
+    """How much packed weights change a pass of each of the teacher's networks, as last measured."""
     origin: Origin | None
     manifests: Mapping[str, Mapping[str, Any]]
     plan: Mapping[str, Any] | None
@@ -105,11 +107,21 @@ def gather(config: Config, run_folder: RunFolder) -> Findings:
         trained_recipes=trained_recipes,
         timesteps=trained.schedule.timesteps if trained else (),
         attempts=find_attempts(of_run),
+        packing_errors=_packing_errors(config, of_run),
         origin=find_origin(of_run),
         manifests=_read_manifests(config, run_folder),
         plan=_read_optional(read_json, run_folder.plan),
         student_info=read_student_info(run_folder.student("initial")),
     )
+
+
+def _packing_errors(config: Config, events: Sequence[Event]) -> dict[str, float]:
+    """By component; nothing where the weights are not packed."""
+    errors: dict[str, float] = {}
+    for event in events:
+        if config.teacher.quantization is not None and event.kind == "measure":
+            errors |= event.facts.get("packing_errors", {})
+    return errors
 
 
 def _read_optional(read: Callable[[Path], Content], path: Path) -> Content | None:

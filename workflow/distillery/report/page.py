@@ -116,6 +116,7 @@ def _facts(
         "training": summarise_training(findings.loss, findings.training),
         "timings": timings.as_json(),
         "planned": [asdict(row) for row in findings.planned],
+        **({"packing_errors": findings.packing_errors} if findings.packing_errors else {}),
         "provenance": {
             "config": findings.config.model_dump(mode="json"),
             "recipes": {name: _recipe(manifest) for name, manifest in findings.manifests.items()},

@@ -28,6 +28,7 @@ from distillery.teacher.adapter_fit import (
 )
 from distillery.teacher.adapter_pairs import has_one_scale, has_text
 from distillery.teacher.folder import PipelineFolder
+from distillery.teacher.quantization import how_quantised
 
 HUB_NAME = "pytorch_lora_weights.safetensors"
 """The file name that Diffusers gives adapters."""
@@ -94,21 +95,24 @@ def _in_folder(folder: Path, weight_name: str | None) -> Path:
 def teacher_hash(teacher: Teacher, folder: PipelineFolder) -> str:
     """A hash of what the teacher's networks compute.
 
-    That is: its files, their variant, its adapters and how they are put in, its attention kernels.
+    That is: its files, their variant, its adapters and how they are put in, its attention kernels,
+    and how its weights are packed.
     """
-    return _hash(teacher, folder, _find_all(teacher), teacher.attention, "")
+    packing = how_quantised(teacher)
+    own = {"attention": teacher.attention} | ({"quantization": packing} if packing else {})
+    return _hash(teacher, folder, _find_all(teacher), own, "")
 
 
 def text_hash(teacher: Teacher, folder: PipelineFolder) -> str:
     """As `teacher_hash`, for the text encoders: without adapters that do not change them."""
     files = [(adapter, path) for adapter, path in _find_all(teacher) if has_text(path)]
-    return _hash(teacher, folder, files, None, "text_encoder")
+    return _hash(teacher, folder, files, {}, "text_encoder")
 
 
 def denoiser_hash(teacher: Teacher, folder: PipelineFolder) -> str:
     """As `teacher_hash`, for the weights that a student is made from."""
     denoisers = folder.denoisers
-    return _hash(teacher, folder, _find_all(teacher), None, denoisers[0], denoisers)
+    return _hash(teacher, folder, _find_all(teacher), {}, denoisers[0], denoisers)
 
 
 def _find_all(teacher: Teacher) -> list[tuple[Adapter, Path]]:
@@ -120,13 +124,13 @@ def _hash(
     teacher: Teacher,
     folder: PipelineFolder,
     adapters: Iterable[tuple[Adapter, Path]],
-    attention: str | None,
+    own: Mapping[str, Any],
     part: str,
     components: Collection[str] = (),
 ) -> str:
     """A hash of the folder and of what is added to it; without that, the folder's fingerprint.
 
-    With names of components it is of these of its folder.
+    With names of components it is of these of its folder. `own` has what else counts.
 
     What was computed with a file's wrong scales is of another teacher, so where they were wrong in
     a component whose name begins with `part`, the right ones are named.
@@ -142,7 +146,8 @@ def _hash(
         "variant": folder.variant,
         "adapters": named or None,
         "fused": teacher.fuse_adapters if named else None,
-        "attention": attention,
+        "attention": None,
+        **own,
     }
     fingerprint = folder.fingerprint(components)
     return hash_json({"folder": fingerprint, **added}) if any(added.values()) else fingerprint

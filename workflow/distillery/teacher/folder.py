@@ -153,7 +153,7 @@ class PipelineFolder:
     @cached_property
     def sizes(self) -> Mapping[str, Size]:
         """The sizes of each component's weights; raises as `tensors`."""
-        return {name: measure(tensors.values()) for name, tensors in self.tensors.items()}
+        return {name: measure(tensors) for name, tensors in self.tensors.items()}
 
     @property
     def parameters(self) -> dict[str, int]:

@@ -1,7 +1,7 @@
 """Load the parts of a pipeline that a job needs, as the configuration asks."""
 
 import inspect
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from distillery.teacher.components import INDEX, check_classes, unusable
 from distillery.teacher.decoding import guard_decoding
 from distillery.teacher.folder import PipelineFolder, check_texts_present
 from distillery.teacher.placement import check_attention, check_devices, place, set_attention
+from distillery.teacher.quantization import quantise
 from distillery.teacher.single_file import on_file, read_network
 from distillery.teacher.solver import load_scheduler
 from distillery.teacher.tokenizers import check_class
@@ -67,6 +68,9 @@ def load_teacher(
     adapt(components, teacher, folder, teacher.fuse_adapters)
     for component in components.values():
         cast(component, torch_dtype(teacher.dtype))
+    if teacher.quantization is not None:
+        for denoiser in denoisers_of(pipeline, folder.family).values():
+            quantise(denoiser, teacher.quantization, torch_dtype(teacher.dtype), device)
     pipeline.scheduler = load_scheduler(folder, teacher)
     return _set_up(pipeline, teacher, folder.family, device)
 
@@ -153,7 +157,7 @@ def read_files(
     }
 
 
-def load_network(folder: PipelineFolder, name: str, dtype: torch.dtype) -> Any:
+def load_network(folder: PipelineFolder, name: str, dtype: torch.dtype) -> torch.nn.Module:
     """One of a pipeline's networks, a text encoder or another, on the CPU."""
     import transformers
 
@@ -164,10 +168,11 @@ def load_network(folder: PipelineFolder, name: str, dtype: torch.dtype) -> Any:
     if name not in folder.family.text_components:
         return load_denoiser(component, dtype, variant)
     model = getattr(transformers, folder.components[name])
-    return model.from_pretrained(component, dtype=dtype, variant=variant)
+    encoder: torch.nn.Module = model.from_pretrained(component, dtype=dtype, variant=variant)
+    return encoder
 
 
-def load_adapted(teacher: Teacher, folder: PipelineFolder, name: str) -> Any:
+def load_adapted(teacher: Teacher, folder: PipelineFolder, name: str) -> torch.nn.Module:
     """One of the teacher's networks in float32 with its adapters fused, as where a student starts.
 
     Raises ValueError: an adapter does not fit.
@@ -175,6 +180,20 @@ def load_adapted(teacher: Teacher, folder: PipelineFolder, name: str) -> Any:
     network = load_network(folder, name, torch.float32)
     adapt({name: network}, teacher, folder, fuse=True)
     return network
+
+
+def unpacked_of(teacher: Teacher, folder: PipelineFolder) -> Callable[[str], Denoiser] | None:
+    """What loads one of the teacher's networks, by component, before its weights are packed, on the
+    CPU; None where they are not packed."""
+
+    def load(name: str) -> Denoiser:
+        if not teacher.adapters:
+            return load_network(folder, name, torch_dtype(teacher.dtype))
+        network = load_adapted(teacher, folder, name)
+        cast(network, torch_dtype(teacher.dtype))
+        return network
+
+    return None if teacher.quantization is None else load
 
 
 def load_changed(teacher: Teacher, folder: PipelineFolder) -> dict[str, Any]:
@@ -372,7 +391,8 @@ def on_networks(folder: PipelineFolder) -> Iterator[Note]:
     needed = {*family.denoisers, "vae", "scheduler", *family.text_components}
     loaded = needed & folder.components.keys() - set(family.may_lack)
     check_classes(folder.path / INDEX, folder.index, folder.pipeline_class, loaded)
-    packed = list(on_packed(folder, loaded - folder.files.keys()))
+    there = needed & folder.components.keys()
+    packed = list(on_packed(folder, there - folder.files.keys()))
     if packed:  # their tensors are not those of a network
         yield from packed
         return
@@ -402,7 +422,7 @@ def on_packed(folder: PipelineFolder, components: Iterable[str]) -> Iterator[Not
             yield error(
                 f"{folder.path / name} holds quantised weights ({method})",
                 ": the student starts from the teacher's numbers, and adapters change them",
-                "use the model as it was released, in bfloat16 or float16",
+                "use the model as it was released; teacher.quantization packs it where it runs",
             )
 
 

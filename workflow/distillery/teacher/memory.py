@@ -14,7 +14,7 @@ from distillery.config.teacher import Teacher
 from distillery.files import readable
 from distillery.notes import Note, doubt
 from distillery.teacher.folder import PipelineFolder
-from distillery.teacher.weights import Size
+from distillery.teacher.quantization import PACKED_BYTES
 
 ITEM_BYTES: dict[Dtype, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 ROOMY, TIGHT = 0.5, 0.8
@@ -30,7 +30,7 @@ class Memory:
     """Bytes of weights.
 
     Attributes:
-        components: of the teacher, each in the type that it is loaded in.
+        components: of the teacher, each in the type in which it computes.
         jobs: on one GPU at once, in the stages that run the teacher.
         gpu: all memory of the smallest GPU that jobs get; None without one, or if not known.
         preset: what fits there, whatever the configuration says; None if it is not known.
@@ -52,22 +52,20 @@ def estimate(
         gpu: memory of the smallest GPU; None without one.
         is_unknown: whether there are GPUs whose memory is not known.
     """
-    sizes, family = folder.sizes, folder.family
-    components = {
-        name: size.num_parameters * item_bytes(teacher, name) for name, size in sizes.items()
-    }
+    family = folder.family
+    components = {name: loaded_bytes(teacher, folder, name) for name in folder.sizes}
     texts = [name for name in components if name in family.text_components]
     others = [name for name in components if name not in family.text_components]
     plain = teacher.model_copy(update={"offload": "none", "num_gpus": 1})
     parts = [texts, others]
     jobs = {
-        "embeddings": on_one_gpu(teacher, sizes, texts),
-        "targets and samples": on_one_gpu(teacher, sizes, others),
+        "embeddings": on_one_gpu(teacher, folder, texts),
+        "targets and samples": on_one_gpu(teacher, folder, others),
     }
     if folder.is_traced:  # its calls are watched whole
         parts.append([*texts, *others])
-        jobs["signature"] = on_one_gpu(teacher, sizes, parts[-1])
-    largest = max(on_one_gpu(plain, sizes, names) for names in parts)
+        jobs["signature"] = on_one_gpu(teacher, folder, parts[-1])
+    largest = max(on_one_gpu(plain, folder, names) for names in parts)
     return Memory(
         components=components,
         jobs=jobs,
@@ -81,17 +79,27 @@ def item_bytes(teacher: Teacher, component: str) -> int:
     return ITEM_BYTES[teacher.vae_dtype if component == "vae" else teacher.dtype]
 
 
-def on_one_gpu(teacher: Teacher, sizes: Mapping[str, Size], names: Iterable[str]) -> int:
+def loaded_bytes(teacher: Teacher, folder: PipelineFolder, name: str) -> int:
+    """Bytes of a component's weights where they compute, packed ones as they are packed."""
+    size, item = folder.sizes[name], item_bytes(teacher, name)
+    if teacher.quantization is None or name not in folder.denoisers:
+        return size.num_parameters * item
+    packed = ceil(size.packable * PACKED_BYTES[teacher.quantization])
+    return (size.num_parameters - size.packable) * item + packed
+
+
+def on_one_gpu(teacher: Teacher, folder: PipelineFolder, names: Iterable[str]) -> int:
     """Bytes of weights that lie on the fullest GPU at once, with the configuration's placement.
 
     Args:
         teacher: section of the configuration.
         names: those that a job loads.
     """
-    whole = {name: sizes[name].num_parameters * item_bytes(teacher, name) for name in names}
+    whole = {name: loaded_bytes(teacher, folder, name) for name in names}
     if teacher.offload == "model":
         return max(whole.values(), default=0)
     if teacher.offload == "sequential":
+        sizes = folder.sizes
         tensors = (sizes[name].largest * item_bytes(teacher, name) for name in whole)
         return max(tensors, default=0)
     # The VAE stays whole on the first GPU.
@@ -121,11 +129,14 @@ def on_memory(teacher: Teacher, memory: Memory) -> Iterator[Note]:
         yield from _without_gpu(teacher)
         return
     stage, need = max(memory.jobs.items(), key=lambda item: item[1])
+    is_plain = teacher.quantization is None and teacher.dtype != "float32"
+    packing = ", or pack the weights with teacher.quantization"
     if need > TIGHT * memory.gpu:
         yield doubt(
             f"{stage} need {readable(need)}",
             f" for the teacher's weights alone, a GPU has {readable(memory.gpu)}",
-            f"{_remedy(teacher, memory)} (docs/memory.md)",
+            f"{_remedy(teacher, memory)}{packing * (is_plain and stage != 'embeddings')} "
+            "(docs/memory.md)",
         )
 
 

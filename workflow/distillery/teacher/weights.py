@@ -43,11 +43,13 @@ class Size:
         num_parameters: all numbers.
         largest: numbers of its largest tensor.
         dtypes: of its tensors, as safetensors names them: "F32", "BF16".
+        packable: of all numbers, those in matrices of numbered blocks.
     """
 
     num_parameters: int
     largest: int
     dtypes: frozenset[str] = frozenset()
+    packable: int = 0
 
 
 def variant_of(file: str) -> str | None:
@@ -177,10 +179,21 @@ def read_header(path: Path) -> Iterator[tuple[str, Tensor]]:
         ) from error
 
 
-def measure(tensors: Iterable[Tensor]) -> Size:
+def measure(tensors: Mapping[str, Tensor]) -> Size:
     """The size of a component's weights."""
-    counts, dtypes = zip(*((prod(one.shape), one.dtype) for one in tensors), strict=True)
-    return Size(sum(counts), max(counts), frozenset(dtypes))
+    counts = {name: prod(one.shape) for name, one in tensors.items()}
+    packable = [
+        count
+        for name, count in counts.items()
+        if is_of_block(name) and name.endswith(".weight") and len(tensors[name].shape) == 2
+    ]
+    dtypes = frozenset(one.dtype for one in tensors.values())
+    return Size(sum(counts.values()), max(counts.values()), dtypes, sum(packable))
+
+
+def is_of_block(name: str) -> bool:
+    """Whether a module or tensor is in one of a network's numbered blocks."""
+    return any(part.isdigit() for part in name.split("."))
 
 
 def check_counts(path: Path, tensors: Mapping[str, Tensor] | None) -> None:

@@ -230,9 +230,7 @@ def demands(
     """
     names = [*folder.denoisers, "vae"]  # stock calls ask the VAE for the size of latents
     whole, streamed = (
-        on_one_gpu(
-            teacher.model_copy(update={"offload": offload, "num_gpus": 1}), folder.sizes, names
-        )
+        on_one_gpu(teacher.model_copy(update={"offload": offload, "num_gpus": 1}), folder, names)
         for offload in ("none", "sequential")
     )
     processes = machine.world_size // machine.num_nodes
@@ -250,7 +248,8 @@ def demands(
 def is_mapped(teacher: Teacher, folder: PipelineFolder) -> bool:
     """Whether the teacher's networks are used in the type in which their files hold them."""
     there = {dtype for name in folder.denoisers for dtype in folder.sizes[name].dtypes}
-    return not teacher.adapters and there == {FILE_DTYPES[teacher.dtype]}
+    is_changed = bool(teacher.adapters or teacher.quantization)
+    return not is_changed and there == {FILE_DTYPES[teacher.dtype]}
 
 
 def choose_place(
