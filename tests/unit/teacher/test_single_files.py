@@ -2,12 +2,15 @@
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import CLIPTextConfig, CLIPTextModelWithProjection
 
 import single_files as layouts
 from distillery.config.teacher import Teacher
@@ -35,11 +38,40 @@ KINDS: dict[str, tuple[FamilyCase, Layouts]] = {
         sd21.CASE,
         {"unet": layouts.unet, "vae": layouts.vae, "text_encoder": layouts.open_clip},
     ),
-    "sdxl": (sdxl.CASE, {"unet": layouts.unet, "vae": layouts.vae}),
+    "sdxl": (
+        replace(sdxl.CASE, name="sdxl-wide", make=lambda folder: make_wide_sdxl(folder)),
+        {
+            "unet": layouts.unet,
+            "vae": layouts.vae,
+            "text_encoder": partial(
+                layouts.clip, prefix="conditioner.embedders.0.transformer.text_model."
+            ),
+            "text_encoder_2": partial(layouts.open_clip, prefix="conditioner.embedders.1.model."),
+        },
+    ),
     "wan": (wan.CASE, {"transformer": layouts.wan}),
     "flux": (flux_dev.CASE, {"transformer": layouts.plain}),
+    "texts of flux": (
+        flux_dev.CASE,
+        {
+            "text_encoder": partial(
+                layouts.clip, prefix="text_encoders.clip_l.transformer.text_model."
+            ),
+            "text_encoder_2": partial(layouts.plain, prefix="text_encoders.t5xxl.transformer."),
+        },
+    ),
     "sd3": (sd3.CASE, {"transformer": layouts.plain}),
 }
+
+
+def make_wide_sdxl(folder: Path) -> None:
+    """Its second text encoder is wider, by which a file's two are told apart."""
+    sdxl.make(folder)
+    config = CLIPTextConfig.from_pretrained(folder / "text_encoder_2")
+    config.hidden_size = 64
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        CLIPTextModelWithProjection(config).save_pretrained(folder / "text_encoder_2")
 
 
 def section(case: FamilyCase, path: Path, **others: Any) -> Teacher:
@@ -79,7 +111,9 @@ def test_a_file_gives_what_its_folder_gives(
     folder = made.made_teacher(tmp_path_factory, case)
     file = write(folder, parts, tmp_path / "model.safetensors")
     base = base_of(folder, parts, tmp_path / "base")
-    teacher = section(case, base, weights=str(file), dtype=dtype)
+    is_whole = not parts.keys().isdisjoint({"unet", "transformer"})
+    weights = str(file) if is_whole else dict.fromkeys(parts, str(file))
+    teacher = section(case, base, weights=weights, dtype=dtype)
     found = find_teacher(teacher)
     assert set(found.files) == set(parts)
     assert list(on_networks(found)) == []

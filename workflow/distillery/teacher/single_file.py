@@ -177,8 +177,8 @@ def tensors_in(file: Path, entry: Sequence[str], component: Path) -> dict[str, T
             converted = _convert(_empty(header, "meta"), model, component)
         else:
             with torch.device("cpu"):
-                loaded = _load(_empty(header, "cpu"), model, component).state_dict()
-            converted = {name: value for name, value in loaded.items() if not value.is_meta}
+                loaded = _load(_empty(header, "cpu"), model, component).named_parameters()
+            converted = {name: value for name, value in loaded if not value.is_meta}
     except Exception as problem:  # of any class, and seldom with a name in it
         said = f"{type(problem).__name__}: {' '.join(str(problem).split())[:200]}"
         raise ValueError(f"{_misfit(file, component)} ({said}); {_base_of(file)}") from problem
@@ -269,6 +269,7 @@ def _load(tensors: dict[str, torch.Tensor], model: Any, component: Path) -> torc
         if model.__name__.startswith("T5"):
             load = utils.create_diffusers_t5_model_from_checkpoint
         network = load(model, tensors, **of_folder, local_files_only=True)
+        network.tie_weights()
     assert isinstance(network, torch.nn.Module)
     return network
 
@@ -282,6 +283,8 @@ def read_network(
         tensors = _unpack(file, dtype) if file.suffix.lower() == GGUF else load_file(file)
         network = _load(tensors, _model_of(entry), component)
     kept = set(getattr(network, "_keep_in_fp32_modules", None) or ())
+    if not hasattr(network, "from_single_file") and dtype != torch.float16:
+        kept = set()  # Transformers keeps them from float16 alone
     for name, tensor in network.state_dict(keep_vars=True).items():
         if tensor.is_floating_point():
             is_kept = bool(kept & set(name.split(".")))
