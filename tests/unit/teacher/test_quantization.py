@@ -9,6 +9,7 @@ import torch
 from accelerate import cpu_offload
 
 from adapters import make_adapter
+from distillery.config.jobs import freeze
 from distillery.config.teacher import Teacher
 from distillery.pipeline import STAGES
 from distillery.planning.plan import make_plan
@@ -128,6 +129,20 @@ def test_packed_weights_are_another_teacher_of_the_same_student(teacher: Path) -
     assert teacher_hash(plain, folder) != teacher_hash(packed, folder)
     for hash_of in (text_hash, denoiser_hash):
         assert hash_of(plain, folder) == hash_of(packed, folder)
+
+
+def test_other_packing_trains_no_student_again(teacher: Path, tmp_path: Path) -> None:
+    """But one with online targets, which asks the teacher."""
+    plain, packed = (
+        make_run(tmp_path, teacher, teacher={"quantization": method}).config
+        for method in (None, "int8")
+    )
+    for stage in ("student", "training", "previews", "export"):
+        assert freeze(plain, stage) == freeze(packed, stage), stage
+    assert freeze(plain, "targets") != freeze(packed, "targets")
+    online = {"phases": phases(online=8)}
+    asking = make_run(tmp_path, teacher, teacher={"quantization": "int8"}, training=online).config
+    assert freeze(asking, "training")["teacher"]["quantization"] == "int8"
 
 
 def test_adapters_beside_packed_weights_are_refused(teacher: Path) -> None:

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import CLIPTextConfig, CLIPTextModelWithProjection
 
 import single_files as layouts
+from distillery.config.jobs import hash_origin
 from distillery.config.teacher import Teacher
 from distillery.files import read_json
 from distillery.notes import refuse
@@ -140,6 +141,11 @@ def test_which_file_it_is_counts_and_not_where_it_lies(tmp_path: Path, teacher: 
     elsewhere = section(wan.CASE, base, weights=str(tmp_path / "b.safetensors"))
     there = find_teacher(elsewhere)
     assert hashes == tuple(h(elsewhere, there) for h in (teacher_hash, text_hash, denoiser_hash))
+    origins = [
+        hash_origin({"seed": 0, "teacher": it.model_dump(mode="json"), "student": {}})
+        for it in (at, elsewhere)
+    ]
+    assert origins[0] == origins[1], "the student before its training"
     shutil.copyfile(
         teacher / "transformer/diffusion_pytorch_model.safetensors",
         base / "transformer/diffusion_pytorch_model.safetensors",

@@ -164,7 +164,9 @@ def tensors_in(file: Path, entry: Sequence[str], component: Path) -> dict[str, T
     packed = [
         name
         for name, one in header.items()
-        if PACKED.search(name) or (one.dtype in INTEGERS and name.endswith(".weight"))
+        if PACKED.search(name)
+        or one.dtype not in DTYPES
+        or (one.dtype in INTEGERS and name.endswith(".weight"))
     ]
     if packed:
         raise ValueError(
