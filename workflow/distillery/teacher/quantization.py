@@ -72,8 +72,11 @@ def quantise(
     for name, module in list(network.named_modules()):
         is_packed = is_of_block(name) and not kept & set(name.split("."))
         if isinstance(module, torch.nn.Linear) and is_packed:
-            module.requires_grad_(False).to(device)
-            packed = Int8Linear(module) if method == "int8" else _nf4(module, dtype).to(device)
+            module.requires_grad_(False)
+            if method == "int8":
+                packed: torch.nn.Module = Int8Linear(module.to(device))
+            else:
+                packed = _nf4(module, dtype).to(device)
             parent, _, own = name.rpartition(".")
             setattr(network.get_submodule(parent), own, packed.to("cpu"))
 
