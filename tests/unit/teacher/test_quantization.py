@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import torch
 from accelerate import cpu_offload
+from safetensors.torch import load_file
 
+import single_files as layouts
 from adapters import make_adapter
 from distillery.config.jobs import freeze
 from distillery.config.teacher import Teacher
@@ -258,3 +260,23 @@ def test_the_plan_says_what_packed_weights_take(teacher: Path, tmp_path: Path) -
     assert packable > 0
     assert whole.components["transformer"] - packable == plan["memory"]["components"]["transformer"]
     assert whole.jobs["embeddings"] == plan["memory"]["jobs"]["embeddings"]
+
+
+def test_a_traced_teacher_of_a_single_file_that_is_packed(teacher: Path, tmp_path: Path) -> None:
+    """What is learnt is learnt of the packed network, and the run goes on with it."""
+    tensors = layouts.wan(layouts.weights_in(teacher / "transformer"))
+    file = layouts.write(tensors, tmp_path / "wan.safetensors")
+    trace = {"trace": {"unguided": {"guidance_scale": 1.0}}, "quantization": "int8"}
+    runs = [
+        make_run(tmp_path / name, teacher, teacher=trace | weights)
+        for name, weights in (("folder", {}), ("file", {"weights": str(file)}))
+    ]
+    for run in runs:
+        make_plan(STAGES, run.config, run.files.plan)
+        run.sign()
+        make_plan(STAGES, run.config, run.files.plan)
+        run.encode("train")
+        run.all_targets()
+    assert errors_in(runs[0]) == errors_in(runs[1]) != []
+    stored = [load_file(next(run.files.target_folder.glob("*/chunk-*"))) for run in runs]
+    assert torch.equal(stored[0]["noisy"], stored[1]["noisy"])
