@@ -243,7 +243,7 @@ def misses(subject: Subject, steps: int) -> list[float]:
     )
     scheduler = student_scheduler(dataset.recipe, steps)
     subject.family.set_timesteps(scheduler, steps, subject.trajectories.latent_shape)
-    scales = dataset.grid.scales
+    scales = dataset.usual.grid.scales
     for segment, timestep in enumerate(scheduler.timesteps):
         batch = dataset.__getitems__([row * steps + segment for row in range(NUM_PROMPTS)])
         # The scheduler's place is set by hand, and it may remember no earlier step.

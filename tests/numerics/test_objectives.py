@@ -101,7 +101,7 @@ def solved(dataset, batch):
     """(clean, noise) that a batch's target stands for at its states."""
     levels = [
         torch.tensor(values)[batch.segment].view(-1, 1, 1, 1, 1)
-        for values in (dataset.grid.alphas, dataset.grid.sigmas)
+        for values in (dataset.usual.grid.alphas, dataset.usual.grid.sigmas)
     ]
     return from_prediction(dataset.recipe.prediction_type, batch.target, batch.noisy, *levels)
 
@@ -148,14 +148,14 @@ def test_the_teacher_is_its_own_perfect_student(tmp_path):
     batch = dataset.__getitems__(list(range(dataset.num_items)))
     with torch.no_grad():
         given = dataset.family.predict(
-            teacher, batch.noisy, batch.timestep, batch.conditioning, dataset.setting
+            teacher, batch.noisy, batch.timestep, batch.conditioning, dataset.usual.setting
         )
     assert relative_error(batch.target, given) < 1e-4
     # The test can fail: other prompts, or timesteps, are noticed.
     with torch.no_grad():
         turned = {name: value.roll(6, 0) for name, value in batch.conditioning.items()}
         other = dataset.family.predict(
-            teacher, batch.noisy, batch.timestep, turned, dataset.setting
+            teacher, batch.noisy, batch.timestep, turned, dataset.usual.setting
         )
     assert relative_error(batch.target, other) > 1e-3
 

@@ -57,7 +57,9 @@ class Subject:
 
     @cached_property
     def perceptual(self) -> PerceptualLoss:
-        return load_perceptual(find_teacher(self.run.config.teacher), self.dataset.setting, CPU)
+        return load_perceptual(
+            find_teacher(self.run.config.teacher), self.dataset.usual.setting, CPU
+        )
 
     def students(self, scale: float = 1.0) -> Setting:
         """What a student is told: a scale only where it takes it as an input."""
@@ -105,7 +107,7 @@ def guided(subject: Subject, batch: Batch) -> torch.Tensor:
     def predict(conditioning: Any) -> torch.Tensor:
         with torch.no_grad():
             return dataset.family.predict(
-                network, batch.noisy, batch.timestep, conditioning, dataset.setting
+                network, batch.noisy, batch.timestep, conditioning, dataset.usual.setting
             )
 
     found = conditional = predict(batch.conditioning)
@@ -157,7 +159,7 @@ def test_the_teacher_walks_on_from_a_stored_state_to_the_next(subject: Subject) 
 
 def test_one_step_of_the_teacher_is_that_of_its_guided_prediction(subject: Subject) -> None:
     dataset, walk = subject.dataset, walk_of(subject, 1)
-    grid, kind = dataset.grid, dataset.recipe.prediction_type
+    grid, kind = dataset.usual.grid, dataset.recipe.prediction_type
     alpha, sigma = (torch.tensor(values) for values in (grid.alphas, grid.sigmas))
     for segment in range(STEPS):
         batch = dataset.__getitems__([row * STEPS + segment for row in ROWS])
@@ -177,11 +179,13 @@ def test_a_rollout_ends_where_the_exported_pipeline_does(subject: Subject) -> No
     assert batch.is_rollout
 
     def predict(noisy: torch.Tensor, timestep: torch.Tensor) -> torch.Tensor:
-        return dataset.family.predict(student, noisy, timestep, batch.conditioning, dataset.setting)
+        return dataset.family.predict(
+            student, noisy, timestep, batch.conditioning, dataset.usual.setting
+        )
 
     with torch.no_grad():
         kind = dataset.recipe.prediction_type
-        ours = roll_out(predict, batch.noisy, dataset.grid, kind)
+        ours = roll_out(predict, batch.noisy, dataset.usual.grid, kind)
     teacher = subject.run.config.teacher
     pipeline = load_student(teacher, folder, CPU, dataset.family.text_components)
     is_guided_by_input = dataset.family.has_guidance_embedding(folder.denoiser_config)

@@ -67,11 +67,11 @@ def test_states_are_where_the_students_own_steps_lead(
     assert set(segments) >= {1, 3}, "some take one step, some all but the last"
     folder = PipelineFolder(run.files.student("untrained"))
     is_guided = dataset.family.has_guidance_embedding(folder.denoiser_config)
-    setting = replace(dataset.setting, guidance_scale_2=None)
+    setting = replace(dataset.usual.setting, guidance_scale_2=None)
     if not is_guided:
         setting = Setting(setting.size, 1.0)
     network = load_denoiser(run.files.student("initial"), torch.float32)
-    grid, kind = dataset.grid, dataset.recipe.prediction_type
+    grid, kind = dataset.usual.grid, dataset.recipe.prediction_type
     walked = [noise.noisy]
     for step in range(STEPS - 1):
         timestep = torch.full_like(noise.timestep, grid.timesteps[step])
@@ -103,7 +103,7 @@ def ends_of(dataset: RoundsDataset, rows: Sequence[int]) -> torch.Tensor:
     """Where one step by the target leads from each visited state."""
     visited, ends = dataset.__getitems__([dataset.first_visited + row for row in rows]), []
     for place, segment in enumerate(visited.segment.tolist()):
-        here, there = (level(dataset.grid, knot) for knot in (segment, segment + 1))
+        here, there = (level(dataset.usual.grid, knot) for knot in (segment, segment + 1))
         kind, target = dataset.recipe.prediction_type, visited.target[place]
         ends.append(add_noise(*from_prediction(kind, target, visited.noisy[place], *here), *there))
     return torch.stack(ends)
@@ -117,7 +117,7 @@ def test_targets_lead_to_where_the_teacher_walks_from_there(
     visited = dataset.__getitems__([dataset.first_visited + row for row in rows])
     store = EmbeddingStore(run.embeddings("train"), read_table(run.prompts("train")))
     walk = TeacherWalk.load(run.config.teacher, dataset.recipe, store, STEPS, None, CPU)
-    found, scales = ends_of(dataset, rows), dataset.grid.scales
+    found, scales = ends_of(dataset, rows), dataset.usual.grid.scales
     for place, (row, knot) in enumerate(zip(rows, visited.segment.tolist(), strict=True)):
         expected = walk.advance(visited.noisy[[place]] * scales[knot], knot, [row])
         torch.testing.assert_close(found[[place]], expected / scales[knot + 1], rtol=0, atol=5e-4)

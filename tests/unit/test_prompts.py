@@ -13,6 +13,8 @@ from distillery.prompts import (
     RESERVED,
     RESERVED_BY_DATASET,
     RESERVED_FOR_PAIRS,
+    SIZE,
+    own_sizes,
     read_prompts,
 )
 from distillery.run_folder import RunFolder
@@ -108,10 +110,47 @@ def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path, name: str) -> 
     assert "\ufeff" not in table.iloc[0, 1]
 
 
-@pytest.mark.parametrize("column", [*RESERVED, *RESERVED_FOR_PAIRS, *RESERVED_BY_DATASET])
+@pytest.mark.parametrize(
+    "column", [*sorted({*RESERVED} - {*SIZE}), *RESERVED_FOR_PAIRS, *RESERVED_BY_DATASET]
+)
 def test_a_column_of_the_samples_table_is_refused(tmp_path: Path, column: str) -> None:
     message = refused(write(tmp_path, f"prompt_id,prompt,{column}\na,b,c\n"))
     assert f"columns named {column}" in message
+
+
+@pytest.mark.parametrize("name", ["p.csv", "p.tsv", "p.jsonl", "p.parquet"])
+def test_prompts_may_have_sizes_of_their_own(tmp_path: Path, name: str) -> None:
+    path, table = tmp_path / name, pd.DataFrame({"prompt_id": [*"abc"], "prompt": [*"xyz"]})
+    table["height"] = pd.array([512, None, 64], dtype="Int64")
+    table["width"] = pd.array([768, None, 64], dtype="Int64")
+    if name.endswith("parquet"):
+        table.to_parquet(path)
+    elif name.endswith("jsonl"):
+        table.to_json(path, orient="records", lines=True)
+    else:
+        table.to_csv(path, index=False, sep="\t" if name.endswith("tsv") else ",")
+    read = read_prompts(path)
+    assert own_sizes(read) == [(512, 768), None, (64, 64)]
+    written = tmp_path / "table.parquet"
+    read.to_parquet(written)
+    assert own_sizes(pd.read_parquet(written)) == own_sizes(read)
+
+
+@pytest.mark.parametrize("cell", ["0", "-8", "12.5", "x", "1e3", "123456", "512px", "inf", "²"])
+def test_a_size_that_is_no_pixels_is_named_with_its_line(tmp_path: Path, cell: str) -> None:
+    text = f"prompt_id,prompt,height,width\na,x,8,8\nb,y,{cell},8\nc,z,8.0, 8 \n"
+    message = refused(write(tmp_path, text))
+    assert f"line 3: height is '{cell}', and no pixels" in message
+    assert "line 2" not in message
+    assert "line 4" not in message
+
+
+def test_a_size_has_both(tmp_path: Path) -> None:
+    message = refused(write(tmp_path, "prompt_id,prompt,height,width\na,x,8,\nb,y,,\n"))
+    assert "line 2: width is missing, and height is not" in message
+    assert "line 3" not in message
+    message = refused(write(tmp_path, "prompt_id,prompt,width\na,x,8\n"))
+    assert "has a column width and none height" in message
 
 
 def test_txt_has_an_id_a_line(tmp_path: Path) -> None:

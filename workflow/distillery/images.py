@@ -145,8 +145,9 @@ def thin_out(items: Sequence[Item], count: int) -> list[Item]:
 
 
 def _write(path: Path, rows: Sequence[Sequence[tuple[str, Path]]]) -> None:
-    """Images in rows, each with a caption below."""
-    width, height = thumbnail(rows[0][0][1]).size
+    """Images in rows, each with a caption below; cells have the size of the largest."""
+    sizes = [thumbnail(image).size for entries in rows for _, image in entries]
+    width, height = (max(sides) for sides in zip(*sizes, strict=True))
     cell = width + GAP_PX, height + CAPTION_PX + GAP_PX
     size = GAP_PX + cell[0] * max(map(len, rows)), GAP_PX + cell[1] * len(rows)
     sheet = Image.new("RGB", size, PAPER)

@@ -14,6 +14,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from math import floor, isnan
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -24,7 +25,10 @@ from distillery.prompt_files import read_rows
 REQUIRED = ("prompt_id", "prompt")
 NEGATIVE = "negative_prompt"
 """A prompt's own negative prompt; an empty cell means the run's."""
-OURS = (*REQUIRED, NEGATIVE)
+SIZE = ("height", "width")
+"""A prompt's own size in pixels, both or neither; empty cells mean the run's."""
+TEXTS = (*REQUIRED, NEGATIVE)
+OURS = (*TEXTS, *SIZE)
 RESERVED = (
     "index", "noise_seed", "file", "sha256", "latents_file", "latents_sha256", "model", "steps",
     "guidance_scale", "network_calls", "width", "height", "is_black", "recipe", "shard",
@@ -42,7 +46,7 @@ SAID_ELSEWHERE = {
     "negative_prompt_3",
     "the noise follows from the run's seed and the prompt's id": "seed seeds noise_seed "
     "base_seed generator",
-    "a run has one size, teacher.height and teacher.width": "height width resolution size "
+    "a prompt's own size is height and width, in pixels": "height width resolution size "
     "image_size aspect_ratio ratio original_size target_size negative_original_size "
     "negative_target_size crops_coords_top_left negative_crops_coords_top_left "
     "use_resolution_binning",
@@ -75,6 +79,10 @@ INVISIBLE = ("Cc", "Cf", "Mn", "Zl", "Zp", "Zs")
 """Unicode categories that leave no mark by themselves; below, letters that do not either."""
 INVISIBLE_LETTERS = "\u115f\u1160\u2800\u3164\uffa0"
 MAX_PROBLEMS_SHOWN = 20
+MAX_DIGITS = 5
+"""Of an image's height or width."""
+BAD = -1
+"""In place of pixels."""
 
 
 def check_prompt_file(path: Path) -> None:
@@ -98,7 +106,8 @@ def read_prompts(path: Path, notes: Sequence[str] = (), numbered: str = "p") -> 
 
     Returns:
         One row per prompt in the file's order; `prompt_id` and `prompt` are strings and come first.
-        A column `negative_prompt` holds strings, empty where the run's is meant.
+        A column `negative_prompt` holds strings, empty where the run's is meant; `height` and
+        `width` are integers or missing.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -117,6 +126,8 @@ def read_prompts(path: Path, notes: Sequence[str] = (), numbered: str = "p") -> 
     if NEGATIVE in table:
         table[NEGATIVE] = _without_blanks(table[NEGATIVE])
     _check_rows(table, lines, path)
+    if SIZE[0] in table:
+        _read_sizes(table, lines, path)
     _check_types(table, lines, path)
     others = [column for column in table.columns if column not in REQUIRED]
     return table[[*REQUIRED, *others]].reset_index(drop=True)
@@ -129,14 +140,37 @@ def own_negatives(table: pd.DataFrame) -> list[str | None]:
     return [value or None for value in table[NEGATIVE]]
 
 
+def own_sizes(table: pd.DataFrame) -> list[tuple[int, int] | None]:
+    """Each row's own height and width; None where it has the run's."""
+    if SIZE[0] not in table:
+        return [None] * len(table)
+    pairs = zip(*(table[name] for name in SIZE), strict=True)
+    return [None if pd.isna(height) else (int(height), int(width)) for height, width in pairs]
+
+
 def texts_of_rows(table: pd.DataFrame, guided: bool) -> list[list[str]]:
-    """What an image of each row is made from: the prompt and, guided, its own negative prompt.
+    """The texts that an image of each row is made from: the prompt and, guided, its own negative
+    prompt.
 
     One text where there is none of its own, so that a file without such a column has the same
     digests as ever.
     """
     rows = zip(table["prompt"].tolist(), own_negatives(table), strict=True)
     return [[prompt, own] if guided and own is not None else [prompt] for prompt, own in rows]
+
+
+def made_of_rows(table: pd.DataFrame, guided: bool, sized: bool = True) -> list[list[Any]]:
+    """What an image of each row is made from: `texts_of_rows` and, where it has one of its own, the
+    size.
+
+    Args:
+        sized: whether the table's sizes are the prompts' own, and not those of a whole run.
+    """
+    texts = texts_of_rows(table, guided)
+    sizes = own_sizes(table) if sized else [None] * len(table)
+    return [
+        own if size is None else [*own, list(size)] for own, size in zip(texts, sizes, strict=True)
+    ]
 
 
 def held_out(prompts: Sequence[str], fraction: float) -> list[bool]:
@@ -184,11 +218,18 @@ def _check_columns(columns: Sequence[str], path: Path, notes: Sequence[str]) -> 
         name
         for name in columns
         if name in (*RESERVED, *RESERVED_FOR_PAIRS, *RESERVED_FOR_CLIPS, *RESERVED_BY_DATASET)
+        and (name not in SIZE or name in notes)
     ]
     if taken:
         raise ValueError(
             f"{path} has columns named {', '.join(taken)}, which the tables of samples use "
             "themselves: rename them"
+        )
+    lone = [name for name in SIZE if name in columns]
+    if len(lone) == 1:
+        other = next(name for name in SIZE if name not in lone)
+        raise ValueError(
+            f"{path} has a column {lone[0]} and none {other}: a prompt's own size has both"
         )
     unsaid = [name for name in columns if name not in (*OURS, *notes)]
     ids = [name for name in unsaid if _is_any(name, LIKE_ID) and "prompt_id" not in columns]
@@ -236,10 +277,10 @@ def _is_visible(text: str) -> bool:
 
 def _check_rows(table: pd.DataFrame, lines: list[int], path: Path) -> None:
     """Raise one ValueError that names every bad row (the first twenty of them)."""
-    unit = "row" if path.suffix.lower() == ".parquet" else "line"
+    unit = _unit(path)
     problems: list[str] = []
     first_line: dict[str, tuple[int, str]] = {}
-    texts = [name for name in OURS if name in table]
+    texts = [name for name in TEXTS if name in table]
     for line, *values in zip(lines, *(table[name] for name in texts), strict=True):
         if not all(isinstance(value, str) for value in values):
             problems.append(f"{unit} {line}: {_no_text(texts, values)}")
@@ -255,11 +296,52 @@ def _check_rows(table: pd.DataFrame, lines: list[int], path: Path) -> None:
         if not _is_visible(prompt):
             problems.append(f"{unit} {line}: the prompt of {shorten(prompt_id)} is empty")
         problems += [f"{unit} {line}: {it}" for it in _controls(texts[1:], values[1:])]
+    _refuse_rows(problems, path)
+
+
+def _unit(path: Path) -> str:
+    """What messages count in a file."""
+    return "row" if path.suffix.lower() == ".parquet" else "line"
+
+
+def _refuse_rows(problems: Sequence[str], path: Path) -> None:
+    """Raise ValueError that names the first of some bad rows, if there are any."""
     if problems:
         shown = "\n  ".join(problems[:MAX_PROBLEMS_SHOWN])
         more = len(problems) - MAX_PROBLEMS_SHOWN
         rest = f"\n  and {more} more" if more > 0 else ""
         raise ValueError(f"{path} has bad rows; nothing was generated:\n  {shown}{rest}")
+
+
+def _read_sizes(table: pd.DataFrame, lines: list[int], path: Path) -> None:
+    """Make both columns integers, or missing; raise ValueError that names every bad row."""
+    pairs = list(zip(*(map(_pixels, table[name]) for name in SIZE), strict=True))
+    problems = []
+    for row, (line, pair) in enumerate(zip(lines, pairs, strict=True)):
+        for name, pixels in zip(SIZE, pair, strict=True):
+            if pixels == BAD:
+                value = table[name].iloc[row]
+                problems.append(f"{_unit(path)} {line}: {name} is {value!r:.60}, and no pixels")
+        if pair.count(None) == 1:
+            problems.append(
+                f"{_unit(path)} {line}: {SIZE[pair.index(None)]} is missing, and "
+                f"{SIZE[1 - pair.index(None)]} is not: a size of its own has both"
+            )
+    _refuse_rows(problems, path)
+    for place, name in enumerate(SIZE):
+        table[name] = pd.array([pair[place] for pair in pairs], dtype="Int64")
+
+
+def _pixels(value: object) -> int | None:
+    """What a cell says; None where it is empty, BAD where it is no whole number above zero."""
+    if value is None or value is pd.NA or (isinstance(value, float) and isnan(value)):
+        return None
+    text = str(value).strip()
+    if not text:
+        return None
+    number = text.removesuffix(".0")
+    is_whole = number.isascii() and number.isdecimal() and len(number) <= MAX_DIGITS
+    return (int(number) if is_whole else 0) or BAD
 
 
 def _no_text(names: Sequence[str], values: Sequence[object]) -> str:

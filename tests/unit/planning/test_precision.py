@@ -89,7 +89,7 @@ def test_segments_that_are_seen_too_often_are_noted(teacher: Path, tmp_path: Pat
         section = dict.fromkeys(sizes, seen_once) | training
         section |= {"phases": phases(stored=times * seen_once)}
         config = config_of(tmp_path, teacher, training=section)
-        work = plan_work(config, {"train": 1000, "eval": 5}, (4, 1, 4, 4), calls_per_step=2)
+        work = plan_work(config, {"train": 1000, "eval": 5}, 4 * 1 * 4 * 4, calls_per_step=2)
         return [*on_amounts(config, work)]
 
     (told,) = map(str, noted(30))

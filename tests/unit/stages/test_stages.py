@@ -217,7 +217,7 @@ def test_several_samples_of_a_prompt_have_their_own_noise(teacher: Path, tmp_pat
     assert [store.prompt_row(sample) for sample in (0, 2, 3, 26)] == [0, 0, 1, 8]
     for sample, identity in ((2, SampleId("p000", 2)), (26, SampleId("p008", 2))):
         generator = torch.Generator().manual_seed(noise_seed(0, identity))
-        noise = torch.randn(store.latent_shape, generator=generator)
+        noise = torch.randn(store.recipe.latent_shape, generator=generator)
         assert store.states(sample, 0, 0)[0].equal(noise)
     table = pd.read_parquet(run.all_samples(2))
     assert table["file"].tolist()[:3] == ["p000/0.png", "p000/1.png", "p001/0.png"]

@@ -161,7 +161,7 @@ def test_heads_learn_from_four_kinds_of_images(
         ]
         step = adversarial._pick(level_shares(opened), seed >> 32)
         jitter = adversarial.update_seed(opened, state.samples_seen, f"jitter\n{seed}")
-        grid, shape = opened.dataset.teacher_grid, opened.dataset.recipe.latent_shape
+        grid, shape = opened.dataset.usual.teacher_grid, opened.dataset.recipe.latent_shape
         alpha, sigma = grid.alphas[step], grid.sigmas[step]
         noise, moved = (draw_noise([number], shape) for number in (seed, jitter))
         with torch.no_grad():
@@ -237,7 +237,7 @@ def test_levels_are_logit_normal_as_far_as_the_steps_allow(each: Run, tmp_path: 
     opened, _, _ = begun(each, tmp_path)
     shares = level_shares(opened)
     assert sum(shares.values()) == pytest.approx(1)
-    grid, own = opened.dataset.teacher_grid, {}
+    grid, own = opened.dataset.usual.teacher_grid, {}
     u = [sigma / (alpha + sigma) for alpha, sigma in zip(grid.alphas, grid.sigmas, strict=True)]
     for step in shares:
         logit = log(u[step] / (1 - u[step]))

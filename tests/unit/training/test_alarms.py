@@ -164,7 +164,7 @@ def test_a_constant_output_and_a_constant_image_vary_with_no_state(dataset):
     last = CollapseProbe.of(dataset).last
     constant = last.target[:1].unsqueeze(1).expand(len(last.items), 2, *last.target.shape[1:])
     assert state_variation(constant, last, dataset) == 0
-    sigma = dataset.grid.sigmas[-2]
+    sigma = dataset.usual.grid.sigmas[-2]
     image = last.noisy[:1] - sigma * last.target[:1]
     same = ((last.noisy - image) / sigma).unsqueeze(1).expand_as(constant)
     assert state_variation(same, last, dataset) == pytest.approx(0, abs=1e-6)
@@ -190,7 +190,7 @@ def test_the_ignorant_students_loss_by_hand(dataset):
     for segment in range(STEPS):
         items = range(segment, dataset.num_items, STEPS)
         batch = dataset.__getitems__(list(items))
-        sigma = dataset.grid.sigmas[segment]
+        sigma = dataset.usual.grid.sigmas[segment]
         clean = batch.noisy - sigma * batch.target
         same = clean.var(0, correction=0).mean() / sigma**2
         constant = batch.target.var(0, correction=0).mean()

@@ -150,7 +150,8 @@ def test_a_target_leads_from_one_stored_state_to_the_next(run, steps):
         here, there = store.states(trajectory, segment * stride, (segment + 1) * stride)
         assert torch.equal(batch.noisy[row], here)
         alpha, sigma = (
-            torch.tensor(values) for values in (dataset.grid.alphas, dataset.grid.sigmas)
+            torch.tensor(values)
+            for values in (dataset.usual.grid.alphas, dataset.usual.grid.sigmas)
         )
         clean, noise = from_prediction(
             "flow_prediction", batch.target[row], here, alpha[segment], sigma[segment]

@@ -72,7 +72,7 @@ def test_the_teacher_sees_what_its_next_step_is_made_of(each: Run, tmp_path: Pat
     of_first_order = phases(online={"samples": 32, "steps": 4, "distribution_matching": MATCHING})
     opened, _, _ = begun(each, tmp_path, phases=of_first_order)  # all its steps, of first order
     dataset: Any = opened.dataset
-    grid, prompts = dataset.teacher_grid, [0, 1, 2]
+    grid, prompts = dataset.usual.teacher_grid, [0, 1, 2]
     clean = torch.randn(3, *dataset.recipe.latent_shape)
     noise = torch.randn_like(clean)
     for segment in range(STEPS):
@@ -233,7 +233,7 @@ def test_the_copy_learns_by_a_clipped_mean_over_what_is_drawn(
     drawn = [
         row for row, step in enumerate(batch.segment.tolist()) if is_rollout or step == STEPS - 1
     ]
-    grid, kind = opened.dataset.teacher_grid, opened.dataset.recipe.prediction_type
+    grid, kind = opened.dataset.usual.teacher_grid, opened.dataset.recipe.prediction_type
     copy.zero_grad()
     for row in drawn:
         one = _one(batch, row)

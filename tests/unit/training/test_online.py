@@ -74,7 +74,7 @@ def test_a_student_that_follows_the_teacher_gets_the_stored_targets(
     expected = stored.__getitems__(items)
 
     def perfect(batch: Batch) -> torch.Tensor:
-        step = dataset.grid.timesteps.index(float(batch.timestep[0]))
+        step = dataset.usual.grid.timesteps.index(float(batch.timestep[0]))
         own = [item - dataset.first_visited for item in batch.items]
         return stored.__getitems__([item // STEPS * STEPS + step for item in own]).target
 
@@ -100,7 +100,7 @@ def test_another_student_stands_elsewhere_and_the_target_leads_on_from_there(
     online = dataset.__getitems__(items)
     found = dataset.with_targets(online, lost, size=8)
     assert found.noisy[0].equal(online.noisy[0]), "the first step begins at the noise"
-    grid, kind = dataset.grid, dataset.recipe.prediction_type
+    grid, kind = dataset.usual.grid, dataset.recipe.prediction_type
     noisy = online.noisy[:1]
     for step in range(STEPS):
         torch.testing.assert_close(found.noisy[step], noisy[0], rtol=1e-5, atol=1e-5)

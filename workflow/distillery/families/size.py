@@ -1,7 +1,7 @@
 """The size of a sample: pixels, and frames of a clip."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
 from distillery.notes import Note, error, refuse
@@ -43,6 +43,18 @@ class Size:
     def is_clip(self) -> bool:
         """Whether it has frames to play."""
         return self.num_frames > 1
+
+    def each(self, own: Sequence[tuple[int, int] | None]) -> list[Self]:
+        """Of prompts that may have a height and width of their own; this is the others'."""
+        return [self if it is None else replace(self, height=it[0], width=it[1]) for it in own]
+
+
+def by_size(sizes: Sequence[Size]) -> dict[Size, list[int]]:
+    """The places of each size, in the order in which sizes first stand: batches are of one."""
+    places: dict[Size, list[int]] = {}
+    for place, size in enumerate(sizes):
+        places.setdefault(size, []).append(place)
+    return places
 
 
 def check_size(

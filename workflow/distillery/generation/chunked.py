@@ -72,14 +72,19 @@ class ChunkPlan:
     Attributes:
         index: global number of the chunk.
         members: digest of its members and all they depend on.
-        num_samples: number of its members.
+        rows: of its members, in the order of the whole work.
         about: facts for people in its header.
     """
 
     index: int
     members: str
-    num_samples: int
+    rows: Sequence[int]
     about: Mapping[str, Any]
+
+    @property
+    def num_samples(self) -> int:
+        """Number of its members."""
+        return len(self.rows)
 
 
 def make_chunks(

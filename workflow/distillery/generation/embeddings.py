@@ -86,7 +86,7 @@ def make_embeddings(
     size = job.embeddings.chunk_size
     groups = [texts[start : start + size] for start in range(0, len(texts), size)]
     plans = [
-        ChunkPlan(index, members_of(group), len(group), {"num_texts": len(group)})
+        ChunkPlan(index, members_of(group), range(len(group)), {"num_texts": len(group)})
         for index, group in enumerate(groups)
     ]
     pipeline: Pipeline = None

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from distillery.config.section import BatchSize, Compile
-from distillery.families import Family, Request, Setting
+from distillery.families import Family, Request, Setting, Size
 from distillery.families.protocol import Conditioning, Denoiser, Pipeline
 from distillery.generation.batching import Batcher
 from distillery.generation.packing_error import first_calls, packing_errors
@@ -32,6 +32,7 @@ class Calls:
         store: embeddings of the prompts.
         samples: in their global order.
         samples_per_prompt: neighbouring samples of one prompt.
+        sizes: of the prompts; a call is for samples of one.
         seed: of the run, for the noise.
         max_sequence_length: text tokens that prompts are padded to.
         decode: whether images are wanted, or the latents alone.
@@ -44,6 +45,7 @@ class Calls:
     store: EmbeddingStore
     samples: Sequence[SampleId]
     samples_per_prompt: int
+    sizes: Sequence[Size]
     seed: int
     steps: int
     setting: Setting
@@ -51,6 +53,11 @@ class Calls:
     decode: bool
     dtype: torch.dtype
     further: Mapping[str, Any] = field(default_factory=dict)
+
+    def size_of(self, rows: Sequence[int]) -> Size:
+        """The one size that some samples have."""
+        (size,) = {self.sizes[row // self.samples_per_prompt] for row in rows}
+        return size
 
     def request(self, rows: Sequence[int]) -> Request:
         """One call for the samples of `rows`.
@@ -64,7 +71,7 @@ class Calls:
             conditioning=conditioning,
             negative=negative,
             steps=self.steps,
-            setting=self.setting,
+            setting=replace(self.setting, size=self.size_of(rows)),
             decode=self.decode,
             dtype=self.dtype,
             further=self.further,
@@ -190,7 +197,11 @@ class Generator:
         return denoisers_of(self.pipeline, self.calls.family).values()
 
     def _probe(self, size: int) -> None:
-        """A few steps of the first samples, to find the batch size."""
-        rows = [row % len(self.calls.samples) for row in range(size)]
+        """A few steps of the first samples of the largest size, to find the batch size."""
+        sizes, per_prompt = self.calls.sizes, self.calls.samples_per_prompt
+        area = max(it.height * it.width for it in sizes)
+        prompt = next(row for row, it in enumerate(sizes) if it.height * it.width == area)
+        alike = [row for row, it in enumerate(sizes) if it == sizes[prompt]]
+        rows = [alike[row % len(alike)] * per_prompt for row in range(size)]
         request = replace(self.calls.request(rows), steps=PROBE_STEPS)
         self.calls.family.generate(self._pipeline, request)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import pandas as pd
 import torch
@@ -17,7 +17,7 @@ from PIL import Image
 from distillery.files import hash_json
 from distillery.images import Pixels, write_png
 from distillery.noise import SampleId
-from distillery.prompts import NEGATIVE, texts_of_rows
+from distillery.prompts import NEGATIVE, made_of_rows, texts_of_rows
 from distillery.store.chunks import ChunkIdentity, is_intact, write_chunk
 
 MAX_THREADS = 8
@@ -54,6 +54,10 @@ class SampleFolder:
     def _texts(self) -> list[list[str]]:
         return texts_of_rows(self.table, self.guided)
 
+    @cached_property
+    def _made_of(self) -> list[list[Any]]:
+        return made_of_rows(self.table, self.guided)
+
     def prompt(self, row: int) -> str:
         """The text of a sample."""
         return str(self.table["prompt"].iloc[row // self.images_per_prompt])
@@ -73,8 +77,8 @@ class SampleFolder:
 
     def identity(self, row: int) -> ChunkIdentity:
         """Recipe and member of one image, as in its PNG and beside its latents."""
-        texts = self._texts[row // self.images_per_prompt]
-        return ChunkIdentity(self.recipe_hash, member_of(self.samples[row], texts))
+        made_of = self._made_of[row // self.images_per_prompt]
+        return ChunkIdentity(self.recipe_hash, member_of(self.samples[row], made_of))
 
     def is_done(self, row: int) -> bool:
         """Whether image and latents are there, whole, and of this recipe."""
@@ -104,9 +108,9 @@ class SampleFolder:
             return BLACK in getattr(image, "text", {})
 
 
-def member_of(sample: SampleId, texts: Sequence[str]) -> str:
-    """The digest of an image's sample and of what it is made from, see `texts_of_rows`."""
-    return hash_json({"samples": [[sample.prompt_id, sample.index, *texts]]})
+def member_of(sample: SampleId, made_of: Sequence[Any]) -> str:
+    """The digest of an image's sample and of what it is made from, see `made_of_rows`."""
+    return hash_json({"samples": [[sample.prompt_id, sample.index, *made_of]]})
 
 
 def identity_in(path: Path) -> ChunkIdentity | None:

@@ -21,7 +21,9 @@ from distillery.generation.walk import even, num_looks, solver_of
 from distillery.images import as_bytes
 from distillery.model_folder import check_student
 from distillery.noise import all_samples
+from distillery.prompts import own_sizes
 from distillery.store.embeddings import EmbeddingStore
+from distillery.store.trajectories import rows_of_chunks
 from distillery.teacher.adapters import teacher_hash
 from distillery.teacher.decoding import is_finite, pop_decode_seconds
 from distillery.teacher.folder import PipelineFolder, find_teacher
@@ -129,8 +131,9 @@ class SampleMaker:
             Size.of(job.teacher), self._guidance_scale(), sampling.guidance_scale_2
         )
         self.unit = AUTO_UNIT if sampling.batch_size == "auto" else sampling.batch_size
-        sampled = table["prompt_id"].head(sampling.num_prompts or len(table))
-        samples = all_samples(sampled, sampling.images_per_prompt)
+        sampled = table.head(sampling.num_prompts or len(table))
+        samples = all_samples(sampled["prompt_id"], sampling.images_per_prompt)
+        self.sizes = self.setting.size.each(own_sizes(sampled))
         self.sample_folder = SampleFolder(
             root,
             table,
@@ -159,6 +162,7 @@ class SampleMaker:
             store=self.store,
             samples=self.sample_folder.samples,
             samples_per_prompt=sampling.images_per_prompt,
+            sizes=self.sizes,
             seed=self.job.seed,
             steps=sampling.steps,
             setting=self.setting,
@@ -241,20 +245,17 @@ class SampleMaker:
         teacher, sampling = self.job.teacher, self.job.sampling
         pipeline = load(teacher, self.folder, self.device, self.family.text_components)
         if not self.is_student:
-            shape = self.family.latent_shape(pipeline, self.setting.size)
-            given = pipeline.scheduler, sampling.steps, shape, sampling.grid
-            solver_of(self.family, *given)
+            for size in dict.fromkeys(self.sizes):
+                shape = self.family.latent_shape(pipeline, size)
+                solver_of(self.family, pipeline.scheduler, sampling.steps, shape, sampling.grid)
             if sampling.grid is not None:
                 pipeline.scheduler = even(pipeline.scheduler)
         return pipeline
 
-    def units(self) -> list[range]:
-        """The samples in groups that are made together; they do not depend on shards."""
-        num_samples = len(self.sample_folder.samples)
-        return [
-            range(first, min(first + self.unit, num_samples))
-            for first in range(0, num_samples, self.unit)
-        ]
+    def units(self) -> list[Sequence[int]]:
+        """The samples in groups of one size that are made together; they do not depend on
+        shards."""
+        return rows_of_chunks(self.sizes, self.job.sampling.images_per_prompt, self.unit)
 
     def make(self, rows: Sequence[int], missing: Sequence[int], savers: SaveThreads) -> list[str]:
         """Make one whole group and save the missing images of it.

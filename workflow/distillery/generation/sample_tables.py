@@ -11,7 +11,8 @@ from distillery.store.tables import read_table, write_table
 
 
 def merge_samples(shards: Sequence[Path], output: Path) -> None:
-    """Join the shards' tables in the prompt table's order, after looking at every file.
+    """Join the shards' tables, one size after another, each in the prompt table's order, after
+    looking at every file.
 
     Args:
         shards: the tables of all shards.

@@ -15,7 +15,7 @@ from distillery.generation.chunked import what_was_made
 from distillery.generation.sample_folder import SampleFolder, SaveThreads
 from distillery.generation.sample_maker import SampleMaker
 from distillery.noise import noise_seed
-from distillery.prompts import REQUIRED, RESERVED, RESERVED_FOR_CLIPS, RESERVED_FOR_PAIRS
+from distillery.prompts import REQUIRED, RESERVED, RESERVED_FOR_CLIPS, RESERVED_FOR_PAIRS, SIZE
 from distillery.run_folder import RunFolder
 from distillery.stage import balanced_range
 from distillery.store.belonging import check_student_of, hash_making
@@ -155,6 +155,7 @@ def describe(
     sample = sample_folder.samples[row]
     image, latents = sample_folder.image(row), sample_folder.latents(row)
     prompt_row = table.iloc[row // sampling.images_per_prompt]
+    size = maker.sizes[row // sampling.images_per_prompt]
     return {
         "prompt_id": sample.prompt_id,
         "prompt": sample_folder.prompt(row),
@@ -168,9 +169,9 @@ def describe(
         "steps": sampling.steps,
         **maker.setting.guidance,
         "network_calls": maker.num_calls,
-        "width": maker.setting.size.width,
-        "height": maker.setting.size.height,
-        "num_frames": maker.setting.size.num_frames,
+        "width": size.width,
+        "height": size.height,
+        "num_frames": size.num_frames,
         "fps": maker.job.teacher.fps,
         "is_black": sample_folder.is_black(row),
         "recipe": sample_folder.recipe_hash,
@@ -181,4 +182,4 @@ def describe(
 
 def _extra_columns(table: pd.DataFrame) -> list[str]:
     """The user's own columns of the prompt file."""
-    return [name for name in table.columns if name not in REQUIRED]
+    return [name for name in table.columns if name not in (*REQUIRED, *SIZE)]

@@ -18,12 +18,12 @@ from distillery.generation.generator import Calls, Generator
 from distillery.generation.trajectory import record
 from distillery.generation.walk import solver_of
 from distillery.noise import all_samples, hash_samples, noise_seed
-from distillery.prompts import texts_of_rows
+from distillery.prompts import made_of_rows, own_sizes
 from distillery.schedulers import plain_config, prediction_type
 from distillery.store.embeddings import EmbeddingStore
 from distillery.store.recipes import TargetsRecipe
 from distillery.store.tables import read_table
-from distillery.store.trajectories import knots_of
+from distillery.store.trajectories import SIZE, knots_of, rows_of_chunks, tensors_of
 from distillery.student.schedule import check_student_grid
 from distillery.teacher.adapters import teacher_hash
 from distillery.teacher.folder import PipelineFolder, find_teacher
@@ -38,15 +38,21 @@ def setting_of(job: TargetsJob) -> Setting:
     return Setting(Size.of(teacher), targets.guidance_scale, targets.guidance_scale_2)
 
 
-def targets_recipe(job: TargetsJob, folder: PipelineFolder, embeddings_hash: str) -> TargetsRecipe:
+def targets_recipe(
+    job: TargetsJob, folder: PipelineFolder, embeddings_hash: str, size: Size | None = None
+) -> TargetsRecipe:
     """Everything that a trajectory depends on beside its sample's identity.
+
+    Args:
+        size: of a prompt that has one of its own; None: the teacher's, as all files are named by.
 
     Raises ValueError for a size the teacher cannot make, a scheduler that cannot solve it (see
     `solver_of`), or if the student's scheduler could not walk the same knots.
     """
     targets, teacher, family = job.targets, job.teacher, folder.family
     scheduler = load_scheduler(folder, teacher)
-    shape = family.latent_shape(load_skeleton(folder), Size.of(teacher))
+    size = size or Size.of(teacher)
+    shape = family.latent_shape(load_skeleton(folder), size)
     knots = knots_of(targets.steps, targets.num_segments)
     schedule = grid_of(family, scheduler, targets.steps, shape).subset(knots)
     check_student_grid(family, scheduler, schedule, targets.steps, shape)
@@ -67,9 +73,9 @@ def targets_recipe(job: TargetsJob, folder: PipelineFolder, embeddings_hash: str
         knots=knots,
         schedule=schedule,
         latent_shape=shape,
-        height=teacher.height,
-        width=teacher.width,
-        num_frames=teacher.num_frames,
+        height=size.height,
+        width=size.width,
+        num_frames=size.num_frames,
         max_sequence_length=teacher.max_sequence_length or family.max_sequence_length,
         negative_prompt=teacher.negative_prompt,
         dtype=teacher.dtype,
@@ -84,19 +90,18 @@ def targets_recipe(job: TargetsJob, folder: PipelineFolder, embeddings_hash: str
 def plan_chunks(
     table: pd.DataFrame, samples_per_prompt: int, chunk_size: int, guided: bool
 ) -> list[ChunkPlan]:
-    """All chunks of a prompt table; a chunk depends on its own prompts and on no others, and on
-    their own negative prompts where the teacher is guided away from them."""
+    """All chunks of a prompt table, each of one size; a chunk depends on its own prompts and on no
+    others, and on their own negative prompts where the teacher is guided away from them."""
     samples = all_samples(table["prompt_id"], samples_per_prompt)
-    texts = texts_of_rows(table, guided)
+    made_of = made_of_rows(table, guided)
     plans = []
-    for index, start in enumerate(range(0, len(samples), chunk_size)):
-        rows = range(start, min(start + chunk_size, len(samples)))
+    for index, rows in enumerate(rows_of_chunks(own_sizes(table), samples_per_prompt, chunk_size)):
         named = [
-            [samples[row].prompt_id, samples[row].index, *texts[row // samples_per_prompt]]
+            [samples[row].prompt_id, samples[row].index, *made_of[row // samples_per_prompt]]
             for row in rows
         ]
         ids = [str(samples[row]) for row in rows]
-        plans.append(ChunkPlan(index, hash_json({"samples": named}), len(rows), {"samples": ids}))
+        plans.append(ChunkPlan(index, hash_json({"samples": named}), rows, {"samples": ids}))
     return plans
 
 
@@ -131,6 +136,7 @@ def calls_of(
         store=store,
         samples=all_samples(table["prompt_id"], per_prompt),
         samples_per_prompt=per_prompt,
+        sizes=setting.size.each(own_sizes(table)),
         seed=job.seed,
         steps=steps,
         setting=setting,
@@ -139,12 +145,6 @@ def calls_of(
         dtype=torch.float32,
         further=further or {},
     )
-
-
-def rows_of(plan: ChunkPlan, targets: Targets) -> list[int]:
-    """The samples of a chunk."""
-    start = plan.index * targets.chunk_size
-    return list(range(start, start + plan.num_samples))
 
 
 def prompt_rows_of(rows: Sequence[int], targets: Targets) -> torch.Tensor:
@@ -161,7 +161,8 @@ class DrawnNoise:
     Attributes:
         recipe: that stored trajectories would have.
         samples_hash: of their samples: ids and texts, in order.
-        num_samples: as many as there would be.
+        num_samples: as many as there would be, all of one size.
+        recipes, of_one_size: as of `TrajectoryStore`.
         known: (sample, knot) to a state (*latent).
     """
 
@@ -182,6 +183,8 @@ class DrawnNoise:
         self.samples_hash = hash_samples(plan.members for plan in plans)
         self._samples = all_samples(table["prompt_id"], targets.samples_per_prompt)
         self.num_samples = len(self._samples)
+        self.recipes = {(teacher.height, teacher.width): self.recipe}
+        self.of_one_size = [range(self.num_samples)]
         self.known: dict[tuple[int, int], torch.Tensor] = {}
         self._job, self._family, self._pipeline = job, family, load_skeleton(folder)
         # Some schedulers know the scale of their first state only with their timesteps.
@@ -191,6 +194,10 @@ class DrawnNoise:
     def prompt_row(self, sample: int) -> int:
         """The row of the prompt table that a sample is made from."""
         return sample // self.recipe.samples_per_prompt
+
+    def size_at(self, sample: int) -> tuple[int, int]:
+        """As `TrajectoryStore.size_at`."""
+        return self.recipe.height, self.recipe.width
 
     def states(self, sample: int, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]:
         """As `TrajectoryStore.states`, for the first knot and those that are known."""
@@ -246,7 +253,7 @@ class TrajectoryMaker:
         compiling: Compile,
     ) -> None:
         """Nothing heavy is loaded here, so a job that finds all its chunks made ends at once."""
-        self.job = job
+        self.job, self._folder = job, folder
         self._weights = [folder.path / name for name in folder.denoisers]
         self.recipe = targets_recipe(job, folder, store.recipe_hash)
         calls = calls_of(
@@ -272,18 +279,19 @@ class TrajectoryMaker:
 
     def make(self, plan: ChunkPlan) -> dict[str, torch.Tensor]:
         """The tensors of one chunk: see `store.trajectories`."""
-        targets = self.job.targets
-        rows = rows_of(plan, targets)
-        noisy = torch.cat([states for _, states in self._generator.map(rows, self._run)])
-        schedule = self.recipe.schedule
+        targets, size = self.job.targets, self._generator.calls.size_of(plan.rows)
+        noisy = torch.cat([states for _, states in self._generator.map(plan.rows, self._run)])
+        is_usual = size == Size.of(self.recipe)
+        recipe = self.recipe if is_usual else self._recipe_at(size)
         return {
             "noisy": noisy.to(torch_dtype(targets.dtype)),
-            "prompt_row": prompt_rows_of(rows, targets),
-            "timesteps": torch.tensor(schedule.timesteps, dtype=torch.float64),
-            "alphas": torch.tensor(schedule.alphas, dtype=torch.float64),
-            "sigmas": torch.tensor(schedule.sigmas, dtype=torch.float64),
-            "scales": torch.tensor(schedule.scales, dtype=torch.float64),
+            "prompt_row": prompt_rows_of(plan.rows, targets),
+            **tensors_of(recipe.schedule),
+            **({} if is_usual else {SIZE: torch.tensor([size.height, size.width])}),
         }
+
+    def _recipe_at(self, size: Size) -> TargetsRecipe:
+        return targets_recipe(self.job, self._folder, self.recipe.embeddings, size)
 
     def _run(self, rows: Sequence[int], size: int) -> torch.Tensor:
         """One call of the teacher: `noisy`, (b, k, *latent) float32, for the samples of `rows`."""

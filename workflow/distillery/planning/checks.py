@@ -23,6 +23,7 @@ from distillery.planning import (
     precision,
     prompts,
     scoring,
+    sizes,
     solver,
     there,
     training,
@@ -67,6 +68,7 @@ WISHES_OF_TRAINING: tuple[Check, ...] = (
 )
 # What its family must be known for.
 WISHES: tuple[Check, ...] = (
+    lambda it: sizes.on_sizes(it.config, it.folder, it.prompts),
     lambda it: prompts.on_sequence_length(it.config.teacher, it.folder.family),
     lambda it: loading.check_options(it.config.teacher, it.folder),
     lambda it: guidance.on_second_scale(it.config, it.folder),
@@ -82,7 +84,7 @@ WISHES_OF_DISTILLATION: tuple[Check, ...] = (
 # What follows from it.
 RESULTS: tuple[Check, ...] = (
     lambda it: on_solver(it.folder, it.config.teacher),
-    lambda it: solver.on_walks(it.config, it.folder, it.latent_shape),
+    lambda it: solver.on_walks(it.config, it.folder, it.latent_shapes),
 )
 RESULTS_OF_GENERATION: tuple[Check, ...] = (
     lambda it: work.on_images(it.config.samples, it.images_per_model, disk.lacking_bytes(it.disk)),

@@ -16,9 +16,11 @@ import pandas as pd
 from distillery.config.run import Config, RunConfig
 from distillery.config.teacher import Teacher
 from distillery.config.training import Training
+from distillery.families import Size
 from distillery.files import readable
 from distillery.model_folder import LINKED_BYTES
 from distillery.notes import Note, error
+from distillery.planning.sizes import share_of_usual
 from distillery.planning.work import Work
 from distillery.run_folder import RunFolder
 from distillery.store.embeddings import distinct_texts
@@ -180,7 +182,8 @@ def stores_of_generating(
         shape: of one latent.
     """
     embeddings = embeddings_bytes(config.teacher, folder, prompts)
-    samples = samples_bytes(config, len(prompts["eval"]), shape)
+    share = share_of_usual(prompts["eval"], Size.of(config.teacher))
+    samples = round(samples_bytes(config, len(prompts["eval"]), shape) * share)
     return (
         Store(
             "embeddings",

@@ -7,6 +7,7 @@ user is told of all that is.
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import pandas as pd
@@ -28,9 +29,11 @@ from distillery.planning.disk import (
 )
 from distillery.planning.gpus import Gpus
 from distillery.planning.scoring import count_features
+from distillery.planning.sizes import share_of_usual, sizes_of
 from distillery.planning.there import hash_solver
 from distillery.planning.training import plan_execution, plan_machine, plan_training
 from distillery.planning.work import Work, plan_work
+from distillery.prompts import own_sizes
 from distillery.run_folder import RunFolder
 from distillery.schedule import Schedule
 from distillery.schedulers import plain_config
@@ -40,7 +43,7 @@ from distillery.store.embeddings import distinct_texts
 from distillery.store.recipes import TargetsRecipe
 from distillery.student.build import plan_student
 from distillery.student.info import StudentInfo, describe_student
-from distillery.student.schedule import student_grid, student_scheduler
+from distillery.student.schedule import check_size, student_grid, student_scheduler
 from distillery.teacher.folder import PipelineFolder
 from distillery.teacher.loading import load_skeleton
 from distillery.teacher.solver import load_scheduler
@@ -96,6 +99,18 @@ class Facts:
         return self.folder.family.latent_shape(load_skeleton(self.folder), Size.of(teacher))
 
     @cached_property
+    def latent_shapes(self) -> list[tuple[int, ...]]:
+        """Of samples of each size, the teacher's first; raises for one that it cannot make."""
+        family, skeleton = self.folder.family, load_skeleton(self.folder)
+        sizes = sizes_of(self.prompts.values(), Size.of(self.config.teacher))
+        shapes = [family.latent_shape(skeleton, size) for size in sizes]
+        return list(dict.fromkeys([self.latent_shape, *shapes]))
+
+    def share(self, split: str) -> float:
+        """Pixels of a mean prompt of a split, of the teacher's."""
+        return share_of_usual(self.prompts[split], Size.of(self.config.teacher))
+
+    @cached_property
     def stores(self) -> tuple[Store, ...]:
         """What the run writes."""
         return stores_of_generating(
@@ -148,7 +163,11 @@ class Distillation(Facts):
     @cached_property
     def recipe(self) -> TargetsRecipe:
         """Of the targets; raises for an impossible grid or size."""
-        return targets_recipe(self._job, self.folder, self.embeddings_hash)
+        found = targets_recipe(self._job, self.folder, self.embeddings_hash)
+        for size in sizes_of([self.prompts["train"]], Size.of(self.config.teacher)):
+            own = targets_recipe(self._job, self.folder, self.embeddings_hash, size)
+            check_size(found, own, self.config.student.steps)
+        return found
 
     @property
     def _job(self) -> TargetsJob:
@@ -211,7 +230,9 @@ class Distillation(Facts):
     @cached_property
     def work(self) -> Work:
         """How much there is to do."""
-        return plan_work(self.config, self.num_prompts, self.latent_shape, self.calls_per_step)
+        each = prod(self.latent_shape) * self.share("train")
+        sizes = own_sizes(self.prompts["train"])
+        return plan_work(self.config, self.num_prompts, each, self.calls_per_step, sizes)
 
     @cached_property
     def stores(self) -> tuple[Store, ...]:

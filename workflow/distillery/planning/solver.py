@@ -1,8 +1,8 @@
 """The plan of the teacher's solver: its noise levels, and which of its steps are idle."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import torch
 
@@ -69,10 +69,21 @@ def solver_facts(
 
 
 def on_walks(
-    config: RunConfig, folder: PipelineFolder, latent_shape: tuple[int, ...]
+    config: RunConfig, folder: PipelineFolder, latent_shapes: Iterable[tuple[int, ...]]
 ) -> list[Note]:
     """Walks whose steps the solver cannot take, see `generation.walk.solver_of`, or whose steps are
-    of little use; arguments as of `solver_facts`."""
+    of little use.
+
+    Args:
+        latent_shapes: of samples of each size.
+    """
+    notes = chain.from_iterable(_on_walks(config, folder, shape) for shape in latent_shapes)
+    return list(dict.fromkeys(notes))
+
+
+def _on_walks(
+    config: RunConfig, folder: PipelineFolder, latent_shape: tuple[int, ...]
+) -> list[Note]:
     scheduler, walks = load_scheduler(folder, config.teacher), _walks(config)
     notes: list[Note] = []
     for walk, users in walks.items():

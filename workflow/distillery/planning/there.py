@@ -23,7 +23,8 @@ from distillery.config.teacher import Teacher
 from distillery.files import hash_json, read_json, read_sealed, repair_commands
 from distillery.notes import Note, doubt
 from distillery.planning.page import Part, Table
-from distillery.prompts import NEGATIVE
+from distillery.planning.work import count_chunks
+from distillery.prompts import NEGATIVE, own_sizes
 from distillery.run_folder import RunFolder
 from distillery.store.chunks import chunk_folder
 from distillery.store.embeddings import distinct_texts
@@ -107,7 +108,7 @@ def already_there(
     why = {row.stage: row.why for row in found}
     if isinstance(config, Config):
         if config.training.reads_trajectories:
-            found.append(_targets(config, run, len(prompts["train"]), recipes["targets"]))
+            found.append(_targets(config, run, prompts["train"], recipes["targets"]))
         why |= {row.stage: row.why for row in found}
         found.append(_student(config, run))
         upstream = _first([*why.values(), found[-1].why])
@@ -183,9 +184,8 @@ def _embeddings(
     return row.without(lacking_chunks(root, recipes["embeddings"]))
 
 
-def _targets(config: Config, run: RunFolder, num_prompts: int, recipe: str) -> Found:
-    targets = config.targets
-    num_chunks = -(-num_prompts * targets.samples_per_prompt // targets.chunk_size)
+def _targets(config: Config, run: RunFolder, table: pd.DataFrame, recipe: str) -> Found:
+    num_chunks = count_chunks(config.targets, own_sizes(table))
     counts = _count_chunks(run.target_folder, recipe, num_chunks)
     row = Found("targets", *counts, _why(config, run, "targets", counts[-1]))
     return row.without(lacking_chunks(run.target_folder, recipe))

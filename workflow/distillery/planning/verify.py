@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 from distillery.config.jobs import JOBS, RUNTIME, read_frozen
@@ -14,7 +15,7 @@ from distillery.generation.sample_folder import identity_in, member_of
 from distillery.model_folder import find_changes, read_metadata
 from distillery.noise import SampleId
 from distillery.planning.strangers import Damage, Item, other_settings, strangers
-from distillery.prompts import texts_of_rows
+from distillery.prompts import made_of_rows
 from distillery.run_folder import RunFolder
 from distillery.store.chunks import (
     ChunkIdentity,
@@ -158,12 +159,12 @@ def _find_images(folder: Path) -> Iterator[Item]:
         if _problem_of_table(path) is not None:
             continue
         table = read_table(path)
-        # A table does not say whether its images were guided by negative prompts.
-        for guided in (False, True):
-            for row, texts in zip(
-                table.to_dict("records"), texts_of_rows(table, guided), strict=True
-            ):
-                member = member_of(SampleId(row["prompt_id"], row["index"]), texts)
+        # A table does not say whether its images were guided by negative prompts, or whose their
+        # sizes were.
+        for guided, sized in product((False, True), repeat=2):
+            made_of = made_of_rows(table, guided, sized)
+            for row, parts in zip(table.to_dict("records"), made_of, strict=True):
+                member = member_of(SampleId(row["prompt_id"], row["index"]), parts)
                 identity = ChunkIdentity(row["recipe"], member)
                 claims[row["file"]].append((identity, row["sha256"]))
                 claims[row["latents_file"]].append((identity, row["latents_sha256"]))

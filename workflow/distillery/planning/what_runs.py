@@ -19,6 +19,7 @@ from distillery.planning.jobs import StageJobs
 from distillery.planning.page import TIMES, Part, Table, in_words
 from distillery.planning.prompts import count_repeated, describe_files, guided_splits
 from distillery.planning.residence import residence_table
+from distillery.planning.sizes import describe_sizes
 from distillery.planning.work import plan_work
 from distillery.prompts import own_negatives
 from distillery.teacher.adapter_files import facts_of
@@ -47,6 +48,8 @@ def what_runs(
     facts = _teacher(config, folder, plan)
     facts += plan["solver"]["facts"]
     facts.append(("prompts", _prompts(config, prompts)))
+    if sizes := describe_sizes(prompts, Size.of(config.teacher)):
+        facts.append(("sizes", sizes))
     facts.append(("negative prompts", _negatives(config, prompts, folder)))
     tables = [_models(config, plan, folder)]
     if isinstance(config, Config):
@@ -88,7 +91,7 @@ def _trajectories(config: Config, num_prompts: int, folder: PipelineFolder) -> s
     targets = config.targets
     is_guided = targets.guidance_scale > 1.0 and bool(config.teacher.trace.unguided)  # type: ignore[union-attr]
     elements = latent_elements(load_skeleton(folder), Size.of(config.teacher))
-    work = plan_work(config, {"train": num_prompts}, (elements or 0,), 1 + is_guided)
+    work = plan_work(config, {"train": num_prompts}, elements or 0, 1 + is_guided)
     steps = counted(targets.steps, "step")
     told = f"{work.num_trajectories:,} of {steps}, some {work.teacher_calls:,} network calls"
     size = f"; some {readable(work.targets_bytes)} in {targets.dtype}"

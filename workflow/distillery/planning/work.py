@@ -1,10 +1,10 @@
 """The plan of the work: how many trajectories, network calls and jobs a run has."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from math import prod
 
-from distillery.config.run import Config
+from distillery.config.run import Config, Targets
 from distillery.config.samples import Samples
 from distillery.notes import Note, advice, doubt
 from distillery.teacher.loading import torch_dtype
@@ -42,25 +42,43 @@ class Work:
 
 
 def plan_work(
-    config: Config, num_prompts: dict[str, int], shape: tuple[int, ...], calls_per_step: int
+    config: Config,
+    num_prompts: dict[str, int],
+    elements: float,
+    calls_per_step: int,
+    own_sizes: Sequence[Hashable] = (),
 ) -> Work:
-    """Count trajectories, bytes and network calls."""
+    """Count trajectories, bytes and network calls.
+
+    Args:
+        elements: numbers in a state, in the mean.
+        own_sizes: of the train split's prompts; none: all are of one.
+    """
     targets = config.targets
     num_trajectories = num_prompts["train"] * targets.samples_per_prompt
     if not config.training.reads_trajectories:
         num_trajectories = 0
-    steps, latent_bytes = config.student.steps, prod(shape) * torch_dtype(targets.dtype).itemsize
+    latent_bytes = round(elements * torch_dtype(targets.dtype).itemsize)
+    steps = config.student.steps
     num_states = num_trajectories if config.training.round_numbers else 0
     return Work(
         num_prompts=num_prompts,
         num_trajectories=num_trajectories,
-        num_chunks=-(-num_trajectories // targets.chunk_size),
+        num_chunks=count_chunks(targets, own_sizes or [None] * num_prompts["train"])
+        if num_trajectories
+        else 0,
         trajectory_bytes=(targets.num_segments + 1) * latent_bytes,
         teacher_calls=num_trajectories * targets.steps * calls_per_step,
         # A state beside the teacher's walk from it, and once alone, on its way to the teacher.
         round_bytes=num_states * 3 * latent_bytes,
         round_calls=num_states * (targets.steps // steps * calls_per_step + steps),
     )
+
+
+def count_chunks(targets: Targets, own_sizes: Sequence[Hashable]) -> int:
+    """How many chunks the trajectories are in; each is of one size."""
+    numbers = Counter(own_sizes).values()
+    return sum(-(-number * targets.samples_per_prompt // targets.chunk_size) for number in numbers)
 
 
 def on_amounts(config: Config, work: Work) -> Iterator[Note]:

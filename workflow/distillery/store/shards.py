@@ -1,9 +1,12 @@
 """Work lists: which chunks a job makes, the manifest that lists them, and the merge of all."""
 
 import re
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Self
 
@@ -57,6 +60,15 @@ class Manifest:
     def num_samples(self) -> int:
         """Samples in all chunks."""
         return sum(chunk.num_samples for chunk in self.chunks)
+
+    def place(self, sample: int) -> tuple[int, int]:
+        """The chunk and the row in it where a sample is, counted through all chunks."""
+        chunk = bisect_right(self._ends, sample)
+        return chunk, sample - (self._ends[chunk - 1] if chunk else 0)
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        return list(accumulate(chunk.num_samples for chunk in self.chunks))
 
     @property
     def total(self) -> int:

@@ -23,7 +23,7 @@ class VisitedStore:
 
     def __init__(self, manifest_path: Path) -> None:
         """Open the chunks that the manifest lists, relative to its folder."""
-        manifest = Manifest.open(manifest_path)
+        self._manifest = manifest = Manifest.open(manifest_path)
         self.recipe = VisitedRecipe.from_json(manifest.recipe)
         self.recipe_hash = manifest.recipe_hash
         self.num_samples = manifest.num_samples
@@ -32,7 +32,6 @@ class VisitedStore:
             for chunk in manifest.chunks
         ]
         self._segments = torch.cat([file.get_tensor("segment") for file in self._files]).tolist()
-        self._chunk_size = manifest.chunks[0].num_samples
 
     def segment(self, sample: int) -> int:
         """The student's step that begins at a sample's state."""
@@ -40,6 +39,6 @@ class VisitedStore:
 
     def pair(self, sample: int) -> tuple[torch.Tensor, torch.Tensor]:
         """A sample's state and where the teacher is at the next knot, each (*latent)."""
-        number, row = divmod(sample, self._chunk_size)
+        number, row = self._manifest.place(sample)
         run = self._files[number].get_slice("noisy")[row]
         return run[0], run[1]

@@ -125,6 +125,26 @@ def student_grid(recipe: TargetsRecipe, steps: int) -> Schedule:
     return grid
 
 
+def check_size(usual: TargetsRecipe, own: TargetsRecipe, steps: int) -> None:
+    """Raise ValueError unless the student's one scheduler walks the stored knots of another size.
+
+    A shift that was solved for the teacher's size (`few_step_scheduler`) is a constant.
+
+    Args:
+        usual: the recipe, for whose size the student is exported.
+        own: as at the other size.
+    """
+    family = family_named(usual.family, usual.signature)
+    exported = grid_of(family, student_scheduler(usual, steps), steps, own.latent_shape)
+    if exported.distance(student_grid(own, steps)) > GRID_TOLERANCE:
+        raise ValueError(
+            f"prompts have {own.height} \N{MULTIPLICATION SIGN} {own.width} pixels: the student's "
+            f"scheduler, which is made for {usual.height} \N{MULTIPLICATION SIGN} {usual.width}, "
+            f"would take other noise levels there than the teacher: take one size, or "
+            f"teacher.scheduler without a shift by the size ({ADVICE})"
+        )
+
+
 def divisors_of(number: int) -> str:
     """All of them, in words."""
     return " or ".join(str(count) for count in range(1, number + 1) if number % count == 0)

@@ -8,8 +8,8 @@ micro-batch.
 import gc
 import signal
 import time
-from bisect import bisect_right
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -105,9 +105,56 @@ class Split:
         before = bisect_right(range(len(self.prompts)), prompt, key=self._learned_before)
         return (prompt + before) * self.per_prompt + index
 
+    def learned_in(self, trajectories: range) -> range:
+        """The numbers of those among some trajectories that are learned from."""
+        first, last = (
+            end - self.per_prompt * bisect_left(self.prompts, end // self.per_prompt)
+            for end in (trajectories.start, trajectories.stop)
+        )
+        return range(first, last)
+
     def _learned_before(self, place: int) -> int:
         """How many learned prompts precede the one that is held out at a place."""
         return self.prompts[place] - place
+
+
+class Turns:
+    """Whose turn each update is, where trajectories have several sizes: a batch is of one.
+
+    Each size has a stream of its own, and a share of the updates like its share of the
+    trajectories: the next update is of the size that is furthest behind. So a position is found
+    from its number alone, for any number of processes.
+    """
+
+    def __init__(self, kinds: Sequence[range]) -> None:
+        """Of the numbers of learned trajectories that are of each size."""
+        self._kinds = kinds
+        self._counts = [0] * len(kinds)
+        self._turns: list[tuple[int, int]] = []
+
+    def at(self, start: int, stop: int, batch_size: int) -> tuple[range, int, int]:
+        """Whose turn it is at the positions [start, stop) of one update, and which positions these
+        are in the stream of its own."""
+        if len(self._kinds) == 1:
+            return self._kinds[0], start, stop
+        update, beside = divmod(start, batch_size)
+        kind, before = self._turn(update)
+        begin = before * batch_size + beside
+        return self._kinds[kind], begin, begin + stop - start
+
+    def _turn(self, update: int) -> tuple[int, int]:
+        """Of which size an update is, and how many before it were."""
+        total = sum(map(len, self._kinds))
+        while len(self._turns) <= update:
+            wanted = len(self._turns) + 1
+            behind = [
+                len(kind) * wanted - count * total
+                for kind, count in zip(self._kinds, self._counts, strict=True)
+            ]
+            chosen = behind.index(max(behind))
+            self._turns.append((chosen, self._counts[chosen]))
+            self._counts[chosen] += 1
+        return self._turns[update]
 
 
 @dataclass(frozen=True)
@@ -162,20 +209,27 @@ class Batches:
         span = self.training.at(start)
         return way_of(span.phase).items(self, span, start, stop)
 
+    @cached_property
+    def _turns(self) -> Turns:
+        """Which of the learned trajectories each update is of."""
+        learned = [self.split.learned_in(alike) for alike in self.dataset.of_one_size]
+        return Turns([numbers for numbers in learned if numbers])
+
     def segments(self, start: int, stop: int) -> list[int]:
         """The items at the positions [start, stop) of the stream of segments."""
         steps = self.dataset.steps
-        order = Order(self.split.num_learned * steps, self.seed)
+        numbers, start, stop = self._turns.at(start, stop, self.training.global_batch_size)
+        order = Order(len(numbers) * steps, self.seed)
         pairs = (divmod(place, steps) for place in order.items(start, stop))
-        return [self.split.learned(number) * steps + segment for number, segment in pairs]
+        return [self.split.learned(numbers[place]) * steps + segment for place, segment in pairs]
 
     def learned(self, times: int, start: int, stop: int) -> list[tuple[int, int]]:
         """What is at the positions [start, stop) of a stream that has each trajectory so many
         times: which time it is, from 0, and the trajectory."""
-        num_learned = self.split.num_learned
-        order = Order(num_learned * times, self.seed)
-        pairs = (divmod(place, num_learned) for place in order.items(start, stop))
-        return [(number, self.split.learned(place)) for number, place in pairs]
+        numbers, start, stop = self._turns.at(start, stop, self.training.global_batch_size)
+        order = Order(len(numbers) * times, self.seed)
+        pairs = (divmod(place, len(numbers)) for place in order.items(start, stop))
+        return [(number, self.split.learned(numbers[place])) for number, place in pairs]
 
     def read(self, samples_seen: int, device: torch.device) -> Iterator[Batch]:
         """This process's part of each global batch; on CUDA read ahead by other processes.

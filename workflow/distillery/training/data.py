@@ -8,6 +8,7 @@ come all steps once more, with online targets: see `online`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,12 +21,13 @@ from distillery.families.protocol import Conditioning
 from distillery.files import repair_hint
 from distillery.generation.targets import DrawnNoise
 from distillery.noise import SampleId
+from distillery.schedule import Schedule
 from distillery.store.embeddings import EmbeddingStore
 from distillery.store.recipes import TargetsRecipe
 from distillery.store.tables import read_table
 from distillery.store.trajectories import TrajectoryStore
 from distillery.store.visited import VisitedStore
-from distillery.student.schedule import student_grid, teacher_grid
+from distillery.student.schedule import check_size, student_grid, teacher_grid
 from distillery.training.batch import Batch, at_knots
 from distillery.training.objectives import Levels, ends_of, segment_weights, task_of
 
@@ -51,6 +53,50 @@ def spread_evenly(num_items: int, count: int) -> list[int]:
     return [number * num_items // count for number in range(count)]
 
 
+@dataclass(frozen=True)
+class View:
+    """How the trajectories of one size are learned from.
+
+    Attributes:
+        recipe: of the targets, as at this size.
+        grid: the student's schedule, one step per segment.
+        teacher_grid: the teacher's, of all its steps.
+        setting: size and guidance of the targets.
+        timesteps: (steps,), of the student.
+        weights: (steps,), of the segments in the gradient.
+    """
+
+    recipe: TargetsRecipe
+    grid: Schedule
+    teacher_grid: Schedule
+    setting: Setting
+    timesteps: torch.Tensor
+    weights: torch.Tensor
+
+    @classmethod
+    def of(cls, recipe: TargetsRecipe, steps: int, weights: TimestepWeights) -> View:
+        """Raises ValueError for a student's schedule that does not lie on the stored knots, or
+        weights that do not fit the steps."""
+        grid = student_grid(recipe, steps)
+        return cls(
+            recipe,
+            grid,
+            teacher_grid(recipe),
+            Setting(Size.of(recipe), recipe.guidance_scale),
+            torch.tensor(grid.timesteps),
+            torch.tensor(segment_weights(weights, grid, recipe.prediction_type)),
+        )
+
+    def levels(self, knot: torch.Tensor, like: torch.Tensor) -> Levels:
+        """alpha and sigma of the grid at knots (b,), shaped to multiply states (b, *latent)."""
+        return at_knots(self.grid.alphas, knot, like), at_knots(self.grid.sigmas, knot, like)
+
+    def scaled(self, states: list[torch.Tensor], knot: torch.Tensor) -> torch.Tensor:
+        """States (b, *latent) in float32 as the network sees them, without their scale."""
+        stacked = torch.stack(states).float()
+        return stacked / at_knots(self.grid.scales, knot, stacked)
+
+
 class SegmentDataset(Dataset[Batch]):
     """All segments of a run's stored trajectories with their prompts; memory-mapped.
 
@@ -61,9 +107,7 @@ class SegmentDataset(Dataset[Batch]):
     Attributes:
         recipe, recipe_hash: of the targets.
         samples_hash: of the targets' samples: ids and texts, in order.
-        grid: the student's schedule, one step per segment.
-        teacher_grid: the teacher's, of all its steps.
-        setting: size and guidance of the targets.
+        usual: how trajectories of the teacher's size are learned from.
         num_trajectories: samples of the teacher.
         num_items: trajectories times student steps.
         rounds: stores of visited states, see `rounds`.
@@ -93,8 +137,8 @@ class SegmentDataset(Dataset[Batch]):
 
         Raises:
             ValueError: embeddings of another recipe than the targets were made with, a student's
-                schedule that does not lie on the stored knots, or weights that do not fit the
-                steps.
+                schedule that does not lie on the stored knots of each size, or weights that do not
+                fit the steps.
             DamagedChunkError: a chunk is missing or truncated, or an embedding has changed.
         """
         self._trajectories = TrajectoryStore(targets) if isinstance(targets, Path) else targets
@@ -115,16 +159,18 @@ class SegmentDataset(Dataset[Batch]):
                 f"configuration they were made with, or {repair_hint(*manifests)}"
             )
         self.family: Family = family_named(self.recipe.family, self.recipe.signature)
-        self.grid, self.teacher_grid = student_grid(self.recipe, steps), teacher_grid(self.recipe)
-        self.setting = Setting(Size.of(self.recipe), self.recipe.guidance_scale)
+        self.usual = View.of(self.recipe, steps, timestep_weights)
+        for recipe in self._trajectories.recipes.values():
+            check_size(self.recipe, recipe, steps)
+        self._views = {
+            size: View.of(recipe, steps, timestep_weights)
+            for size, recipe in self._trajectories.recipes.items()
+        }
         self.steps = steps
         self.objective: Objective = objective
         self.num_trajectories = self._trajectories.num_samples
         self.num_items = self.num_trajectories * steps
-        kind = self.recipe.prediction_type
-        self._weights = torch.tensor(segment_weights(timestep_weights, self.grid, kind))
         self._stride = len(self.recipe.schedule.timesteps) // steps
-        self._timesteps = torch.tensor(self.grid.timesteps)
 
     def open_more(self, inputs: Inputs, training: Training) -> None:
         """Open what it reads beside trajectories, if it does."""
@@ -154,10 +200,20 @@ class SegmentDataset(Dataset[Batch]):
         online targets, see `online`; or one round's states after another, see `rounds`."""
         return self.num_items + self.num_trajectories
 
+    def measured(self, count: int = NUM_MEASURED) -> list[int]:
+        """Trajectories that the alarms look at, whose segments have stored targets in any case; all
+        are of the size that most have."""
+        most = max(self.of_one_size, key=len)
+        return [most[place] for place in spread_evenly(len(most), count)]
+
     @property
-    def measured_trajectories(self) -> list[int]:
-        """Those that the alarms look at, whose segments have stored targets in any case."""
-        return spread_evenly(self.num_trajectories, NUM_MEASURED)
+    def of_one_size(self) -> Sequence[range]:
+        """The trajectories in ranges of one size each."""
+        return self._trajectories.of_one_size
+
+    def view(self, item: int) -> View:
+        """How an item is learned from, and all that are in a batch with it."""
+        return self._views[self._trajectories.size_at(self._trajectory(item))]
 
     def with_targets(self, batch: Batch, student: Student, size: int) -> Batch:
         """An online batch with the states that the student visits, `size` at once, and targets."""
@@ -176,7 +232,7 @@ class SegmentDataset(Dataset[Batch]):
         raise NotImplementedError
 
     def __getitems__(self, items: list[int]) -> Batch:
-        """What the network sees and should output; the items are of one kind."""
+        """What the network sees and should output; the items are of one kind and one size."""
         if self.first_rollout <= items[0] < self.first_visited:
             return self._rollouts([item - self.first_rollout for item in items])
         trajectories = [self._trajectory(item) for item in items]
@@ -185,18 +241,19 @@ class SegmentDataset(Dataset[Batch]):
         pairs = [self._pair(item, *knots) for item, knots in zip(items, ends, strict=True)]
         segment = torch.tensor(segments)
         first, last = torch.tensor(ends).unbind(dim=1)
-        noisy_j = self._scaled([pair[0] for pair in pairs], first)
-        noisy_k = self._scaled([pair[1] for pair in pairs], last)
-        levels = [self._levels(knot, noisy_j) for knot in (first, last, segment)]
+        view = self.view(items[0])
+        noisy_j = view.scaled([pair[0] for pair in pairs], first)
+        noisy_k = view.scaled([pair[1] for pair in pairs], last)
+        levels = [view.levels(knot, noisy_j) for knot in (first, last, segment)]
         kind = self.recipe.prediction_type
         noisy, target = task_of(self.objective, kind, noisy_j, noisy_k, *levels)
         return Batch(
             items=list(items),
             segment=segment,
             noisy=noisy,
-            timestep=self._timesteps[segment],
+            timestep=view.timesteps[segment],
             target=target,
-            weight=self._weights[segment],
+            weight=view.weights[segment],
             conditioning=self._conditioning(trajectories),
         )
 
@@ -206,14 +263,14 @@ class SegmentDataset(Dataset[Batch]):
         ends = [self._states(self._trajectory(item), self.steps, self.steps)[1] for item in items]
         shape = (0, *self.recipe.latent_shape)
         last = torch.full((len(ends),), self.steps)
-        return self._scaled(ends, last) if ends else torch.zeros(shape)
+        return self.view(items[0]).scaled(ends, last) if ends else torch.zeros(shape)
 
     def states_at_knots(self, trajectories: Sequence[int]) -> torch.Tensor:
         """The teacher's states (b, k, *latent) float32 at the student's knots, its noise first, as
         networks see them."""
-        knots = range(self.steps + 1)
+        knots, view = range(self.steps + 1), self.view(self.first_rollout + trajectories[0])
         at_each = (
-            self._scaled(
+            view.scaled(
                 [self._states(trajectory, knot, knot)[0] for trajectory in trajectories],
                 torch.full((len(trajectories),), knot),
             )
@@ -237,14 +294,15 @@ class SegmentDataset(Dataset[Batch]):
     def _rollouts(self, trajectories: list[int]) -> Batch:
         """The noise of whole trajectories and their clean ends."""
         pairs = [self._states(trajectory, 0, self.steps) for trajectory in trajectories]
+        view = self.view(self.first_rollout + trajectories[0])
         first = torch.zeros(len(pairs), dtype=torch.int64)
         last = torch.full_like(first, self.steps)
         return Batch(
             items=[self.first_rollout + trajectory for trajectory in trajectories],
             segment=last,
-            noisy=self._scaled([pair[0] for pair in pairs], first),
-            timestep=self._timesteps[first],
-            target=self._scaled([pair[1] for pair in pairs], last),
+            noisy=view.scaled([pair[0] for pair in pairs], first),
+            timestep=view.timesteps[first],
+            target=view.scaled([pair[1] for pair in pairs], last),
             weight=torch.ones(len(pairs)),
             conditioning=self._conditioning(trajectories),
             is_rollout=True,
@@ -255,10 +313,6 @@ class SegmentDataset(Dataset[Batch]):
         rows = [self._trajectories.prompt_row(trajectory) for trajectory in trajectories]
         embeddings = [self.embeddings.row(row) for row in rows]
         return self.family.pad(embeddings, self.recipe.max_sequence_length)
-
-    def _levels(self, knot: torch.Tensor, like: torch.Tensor) -> Levels:
-        """alpha and sigma of the grid at knots (b,), shaped to multiply states (b, *latent)."""
-        return at_knots(self.grid.alphas, knot, like), at_knots(self.grid.sigmas, knot, like)
 
     def _pair(self, item: int, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The states of an item at two knots of the student's grid."""
@@ -271,11 +325,6 @@ class SegmentDataset(Dataset[Batch]):
     def _states(self, trajectory: int, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The states of a trajectory at two knots of the student's grid."""
         return self._trajectories.states(trajectory, first * self._stride, last * self._stride)
-
-    def _scaled(self, states: list[torch.Tensor], knot: torch.Tensor) -> torch.Tensor:
-        """States (b, *latent) in float32 as the network sees them, without their scale."""
-        stacked = torch.stack(states).float()
-        return stacked / at_knots(self.grid.scales, knot, stacked)
 
     def name(self, item: int) -> str:
         """An item in words, for messages: its sample and segment, or that it is a rollout."""

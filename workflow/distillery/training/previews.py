@@ -22,6 +22,7 @@ from distillery.generation.generator import Calls
 from distillery.images import Pixels, as_bytes, is_preview, moment_folder, write_png, write_sheets
 from distillery.model_folder import hash_model
 from distillery.noise import SampleId
+from distillery.prompts import own_sizes
 from distillery.stage import balanced_range
 from distillery.store.chunks import chunk_folder
 from distillery.store.embeddings import EmbeddingStore
@@ -104,16 +105,24 @@ class PreviewPipeline:
         guard_decoding(pipeline, teacher.vae_tiling)
         return cls(pipeline, family, denoiser, recipe, steps, device, torch_dtype(dtype))
 
-    def calls(self, store: EmbeddingStore, samples: Sequence[SampleId], seed: int) -> Calls:
+    def calls(
+        self,
+        store: EmbeddingStore,
+        samples: Sequence[SampleId],
+        own_sizes: Sequence[tuple[int, int] | None],
+        seed: int,
+    ) -> Calls:
         """What the pipeline is called with, one sample of each prompt of the store."""
+        setting = self._setting()
         return Calls(
             family=self.family,
             store=store,
             samples=samples,
             samples_per_prompt=1,
+            sizes=setting.size.each(own_sizes),
             seed=seed,
             steps=self.steps,
-            setting=self._setting(),
+            setting=setting,
             max_sequence_length=self.recipe.max_sequence_length,
             decode=True,
             dtype=torch.float32,
@@ -234,7 +243,8 @@ class Previews:
     def draw(self, drawer: PreviewPipeline, row: int, samples_seen: int) -> Pixels:
         """Draw one prompt, and raise an alarm if nothing is on it."""
         prompt_id, samples = self.prompt_ids[row], [SampleId(name, 0) for name in self.prompt_ids]
-        pixels = drawer.draw(drawer.calls(self._store, samples, self.job.seed).request([row]))
+        calls = drawer.calls(self._store, samples, own_sizes(self._table), self.job.seed)
+        pixels = drawer.draw(calls.request([row]))
         self._alarms.tell(IMAGE_ALARMS, judge_image(prompt_id, pixels), samples_seen, prompt_id)
         return pixels
 

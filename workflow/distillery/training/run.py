@@ -186,7 +186,7 @@ def _perceptual(
     """What rollouts need beside the student: the VAE, if `perceptual_weight` is positive."""
     if not job.training.decodes:
         return None
-    return load_perceptual(find_teacher(job.teacher), dataset.setting, device)
+    return load_perceptual(find_teacher(job.teacher), dataset.usual.setting, device)
 
 
 def training_recipe(job: TrainingJob, dataset: SegmentDataset, initial: str) -> TrainingRecipe:
@@ -199,7 +199,7 @@ def training_recipe(job: TrainingJob, dataset: SegmentDataset, initial: str) -> 
         version=job.version,
         seed=job.seed,
         steps=job.student.steps,
-        schedule=dataset.grid,
+        schedule=dataset.usual.grid,
         latent_shape=dataset.recipe.latent_shape,
         guidance_scale=dataset.recipe.guidance_scale,
         initial=initial,

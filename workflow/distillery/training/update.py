@@ -106,14 +106,14 @@ def end_of_last_step(output: torch.Tensor, noisy: torch.Tensor, run: Run) -> tor
         output: (b, *latent) of the network; where it is of another step the result has no meaning.
         noisy: (b, *latent) float32, the states before that step.
     """
-    grid, kind = run.dataset.grid, run.dataset.recipe.prediction_type
+    grid, kind = run.dataset.usual.grid, run.dataset.recipe.prediction_type
     alpha, sigma = torch.tensor(grid.alphas[-2]), torch.tensor(grid.sigmas[-2])
     return from_prediction(kind, output.float(), noisy, alpha, sigma)[0]
 
 
 def roll_out_student(model: torch.nn.Module, batch: Batch, run: Run) -> torch.Tensor:
     """Where the student's own steps end, (b, *latent) float32."""
-    grid, kind = run.dataset.grid, run.dataset.recipe.prediction_type
+    grid, kind = run.dataset.view(batch.items[0]).grid, run.dataset.recipe.prediction_type
     # Around all steps: autocast keeps its copies of the weights until the outermost end.
     with computing(run):
         return roll_out(student_of(model, batch, run), batch.noisy, grid, kind)
@@ -130,14 +130,14 @@ def student_of(model: torch.nn.Module, batch: Batch, run: Run) -> Predict:
 
 def predict(model: torch.nn.Module, batch: Batch, run: Run) -> torch.Tensor:
     """The student's output in `training.dtype`, from float32 weights."""
-    dtype = torch_dtype(run.training.dtype)
+    dtype, view = torch_dtype(run.training.dtype), run.dataset.view(batch.items[0])
     conditioning = {
         name: value.to(dtype) if value.is_floating_point() else value
         for name, value in batch.conditioning.items()
     }
     with computing(run):
         return run.dataset.family.predict(
-            model, batch.noisy, batch.timestep, conditioning, run.dataset.setting
+            model, batch.noisy, batch.timestep, conditioning, view.setting
         )
 
 

@@ -39,11 +39,16 @@ class HeldOut(Watcher):
         self._state, self._run = state, run
         world_size, rank = run.ranks.world_size, run.ranks.rank
         held_out = run.batches.split.held_out
-        chosen = spread_evenly(len(held_out), max(MAX_SEGMENTS // run.dataset.steps, 1))
-        places = chosen + chosen[:1] * (-len(chosen) % world_size)
-        counts = torch.arange(len(places)) < len(chosen)
-        self.trajectories = [held_out[place] for place in places[rank::world_size]]
-        self._counts = counts[rank::world_size].to(run.device)
+        wanted = spread_evenly(len(held_out), max(MAX_SEGMENTS // run.dataset.steps, 1))
+        self._of_one_size: list[list[int]] = []
+        counts = []
+        for alike in run.dataset.of_one_size:
+            chosen = [held_out[place] for place in wanted if held_out[place] in alike]
+            padded = chosen + chosen[:1] * (-len(chosen) % world_size)
+            self._of_one_size.append(padded[rank::world_size])
+            counts.append((torch.arange(len(padded)) < len(chosen))[rank::world_size])
+        self.trajectories = [number for alike in self._of_one_size for number in alike]
+        self._counts = torch.cat(counts).to(run.device)
         num_rows = -(-run.training.num_samples // run.training.log_every_samples)
         self._rows_between = -(-num_rows // NUM_POINTS)
 
@@ -74,8 +79,12 @@ class HeldOut(Watcher):
 
     def _measure(self, size: int) -> Iterator[torch.Tensor]:
         """Of each trajectory its segments' mean loss and its errors, (b, 1 + steps) float64."""
-        for start in range(0, len(self.trajectories), size):
-            part = self.trajectories[start : start + size]
+        parts = [
+            alike[start : start + size]
+            for alike in self._of_one_size
+            for start in range(0, len(alike), size)
+        ]
+        for part in parts:
             losses = [self._losses(part, segment) for segment in range(self._run.dataset.steps)]
             columns = [torch.stack(losses).mean(dim=0), *self._errors(part)]
             yield torch.stack(columns, dim=1)
@@ -95,7 +104,8 @@ class HeldOut(Watcher):
         batch = _read(dataset.__getitems__, items).to(run.device)
         teachers = _read(dataset.states_at_knots, trajectories).to(run.device)
         student = student_of(self._state.denoiser, batch, run)
-        states = walk(student, batch.noisy, dataset.grid, dataset.recipe.prediction_type)
+        grid = dataset.view(items[0]).grid
+        states = walk(student, batch.noisy, grid, dataset.recipe.prediction_type)
         for knot, state in enumerate(states, 1):
             difference = state.double() - teachers[:, knot]
             yield difference.square().flatten(1).mean(dim=1)

@@ -17,7 +17,7 @@ from distillery.schedule import Schedule, as_prediction, from_prediction
 from distillery.teacher.loading import torch_dtype
 from distillery.training import parallel
 from distillery.training.batch import Batch
-from distillery.training.data import SegmentDataset, spread_evenly
+from distillery.training.data import SegmentDataset
 from distillery.training.objectives import sample_losses
 from distillery.training.run import Run
 from distillery.training.state import TrainingState
@@ -56,7 +56,7 @@ class CollapseProbe:
     @classmethod
     def of(cls, dataset: SegmentDataset) -> Self:
         """Trajectories spread evenly over the store, so that their prompts differ."""
-        rows = spread_evenly(dataset.num_trajectories, NUM_VARIED)
+        rows = dataset.measured(NUM_VARIED)
         first, last = (
             dataset.__getitems__([row * dataset.steps + segment for row in rows])
             for segment in (0, dataset.steps - 1)
@@ -99,7 +99,7 @@ def crossed(
             _repeated(batch.noisy, state, num_prompts).to(device),
             _repeated(batch.timestep, state, num_prompts).to(device),
             conditioning,
-            run.dataset.setting,
+            run.dataset.view(batch.items[0]).setting,
         )
         for state in range(min(num_states, len(batch.items)))
     ]
@@ -154,7 +154,7 @@ def clean_of(
     prediction: torch.Tensor, noisy: torch.Tensor, batch: Batch, dataset: SegmentDataset
 ) -> torch.Tensor:
     """The clean images that predictions at states imply; all items are of one segment."""
-    alpha, sigma = _levels(dataset.grid, int(batch.segment[0]))
+    alpha, sigma = _levels(dataset.view(batch.items[0]).grid, int(batch.segment[0]))
     kind = dataset.recipe.prediction_type
     return from_prediction(kind, prediction, noisy, alpha, sigma)[0]
 
@@ -175,7 +175,7 @@ def constant_baseline_losses(dataset: SegmentDataset, training: Training) -> lis
     the mean of the targets' clean images. A student that does not do better has learned nothing
     of a segment but its mean, as it does from targets that belong to other noise or other prompts.
     """
-    rows = dataset.measured_trajectories
+    rows = dataset.measured()
     baselines = []
     for segment in range(dataset.steps):
         # One by one: the prompts, which are not needed here, can be large.
@@ -183,7 +183,7 @@ def constant_baseline_losses(dataset: SegmentDataset, training: Training) -> lis
         target = torch.cat([item.target for item in items])
         noisy = torch.cat([item.noisy for item in items])
         answers = (
-            _same_image(target, noisy, segment, dataset),
+            _same_image(target, noisy, items[0].items[0], dataset),
             target.mean(0, keepdim=True).expand_as(target),
         )
         losses = (
@@ -195,11 +195,12 @@ def constant_baseline_losses(dataset: SegmentDataset, training: Training) -> lis
 
 
 def _same_image(
-    target: torch.Tensor, noisy: torch.Tensor, segment: int, dataset: SegmentDataset
+    target: torch.Tensor, noisy: torch.Tensor, item: int, dataset: SegmentDataset
 ) -> torch.Tensor:
-    """Predictions (b, *latent) at states (b, *latent) that all imply the targets' mean image."""
+    """Predictions (b, *latent) at states (b, *latent) of an item's segment that all imply the
+    targets' mean image."""
     kind = dataset.recipe.prediction_type
-    alpha, sigma = _levels(dataset.grid, segment)
+    alpha, sigma = _levels(dataset.view(item).grid, item % dataset.steps)
     clean, _ = from_prediction(kind, target, noisy, alpha, sigma)
     same = clean.mean(0, keepdim=True).expand_as(clean)
     return as_prediction(kind, same, (noisy - alpha * same) / sigma, alpha, sigma)

@@ -229,7 +229,7 @@ def level_shares(run: Run) -> dict[int, float]:
     arXiv:2403.03206, eq. 19), as far as the steps allow: each has the density at its u times half
     the distance to its neighbours.
     """
-    grid = run.dataset.teacher_grid
+    grid = run.dataset.usual.teacher_grid
     noise = [sigma / (alpha + sigma) for alpha, sigma in zip(grid.alphas, grid.sigmas, strict=True)]
     shares = {step: _share(noise, step) for step in steps_with_an_image(run)}
     whole = sum(shares.values())

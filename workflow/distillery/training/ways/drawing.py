@@ -111,7 +111,7 @@ def add_noise_to(
         steps: b of the teacher's.
         seeds: b, of the noise.
     """
-    grid = run.dataset.teacher_grid
+    grid = run.dataset.usual.teacher_grid
     drawn = noise.draw_noise(seeds, run.dataset.recipe.latent_shape).to(clean.device)
     knots = torch.tensor(steps, dtype=torch.int64)
     alpha, sigma = (at_knots(values, knots, clean) for values in (grid.alphas, grid.sigmas))

@@ -73,14 +73,14 @@ class OnlineDataset(SegmentDataset):
         trajectories = [self._trajectory(item) for item in items]
         segment = torch.tensor([self._segment(item) for item in items])
         noise = [self._states(trajectory, 0, 0)[0] for trajectory in trajectories]
-        noisy = self._scaled(noise, torch.zeros_like(segment))
+        noisy = self.usual.scaled(noise, torch.zeros_like(segment))
         return Batch(
             items=list(items),
             segment=segment,
             noisy=noisy,
-            timestep=self._timesteps[segment],
+            timestep=self.usual.timesteps[segment],
             target=torch.zeros_like(noisy),
-            weight=self._weights[segment],
+            weight=self.usual.weights[segment],
             conditioning=self._conditioning(trajectories),
             is_online=True,
         )
@@ -93,10 +93,10 @@ class OnlineDataset(SegmentDataset):
             self._trajectories.prompt_row(self._trajectory(item)) for item in batch.items
         ]
         first = torch.tensor(segments)
-        states = noisy * at_knots(self.grid.scales, first, noisy)
+        states = noisy * at_knots(self.usual.grid.scales, first, noisy)
         ends = self.teacher.advance(states, segments, rows_of_prompts)
-        ends = ends / at_knots(self.grid.scales, first + 1, noisy)
-        levels = (*self._levels(first, noisy), *self._levels(first + 1, noisy))
+        ends = ends / at_knots(self.usual.grid.scales, first + 1, noisy)
+        levels = (*self.usual.levels(first, noisy), *self.usual.levels(first + 1, noisy))
         kind = self.recipe.prediction_type
         return replace(batch, noisy=noisy, target=segment_target(kind, noisy, ends, *levels))
 
@@ -105,7 +105,7 @@ class OnlineDataset(SegmentDataset):
     ) -> torch.Tensor:
         """Ask the teacher; see `SegmentDataset`."""
         states = noisy * at_knots(
-            self.teacher_grid.scales, torch.tensor(steps, dtype=torch.int64), noisy
+            self.usual.teacher_grid.scales, torch.tensor(steps, dtype=torch.int64), noisy
         )
         prompt_rows = [self._trajectories.prompt_row(self._trajectory(item)) for item in items]
         return self.teacher.clean(states, steps, prompt_rows)
@@ -132,7 +132,7 @@ class OnlineDataset(SegmentDataset):
         are stored they have its states from here. All ranks call it together."""
         if isinstance(self._trajectories, TrajectoryStore):
             return
-        samples = self.measured_trajectories
+        samples = self.measured()
         prompts = [self._trajectories.prompt_row(sample) for sample in samples]
         states = torch.stack([self._states(sample, 0, 0)[0] for sample in samples])
         states = states.float().to(device)
@@ -169,11 +169,11 @@ class OnlineDataset(SegmentDataset):
                 part = replace(
                     rows(batch, wanted),
                     noisy=noisy[wanted],
-                    timestep=self._timesteps[here].to(noisy.device),
+                    timestep=self.usual.timesteps[here].to(noisy.device),
                 )
-                levels = self._levels(here, part.noisy)
+                levels = self.usual.levels(here, part.noisy)
                 clean, noise = from_prediction(kind, student(part).float(), part.noisy, *levels)
-                noisy[wanted] = add_noise(clean, noise, *self._levels(here + 1, part.noisy))
+                noisy[wanted] = add_noise(clean, noise, *self.usual.levels(here + 1, part.noisy))
         return noisy
 
     def _segment(self, item: int) -> int:

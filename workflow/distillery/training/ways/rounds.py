@@ -28,7 +28,6 @@ from distillery.generation.targets import (
     calls_of,
     plan_of_targets,
     prompt_rows_of,
-    rows_of,
     targets_recipe,
 )
 from distillery.generation.teacher_walk import TeacherWalk
@@ -254,7 +253,7 @@ class StateMaker:
 
     def make(self, plan: ChunkPlan) -> dict[str, torch.Tensor]:
         """The tensors of one chunk: see `store.visited`."""
-        targets, rows = self.job.targets, rows_of(plan, self.job.targets)
+        targets, rows = self.job.targets, plan.rows
         segments = torch.tensor([self._segment(row) for row in rows])
         states = torch.cat([states for _, states in self._generator.map(rows, self._run)])
         # The first of them is that before the second step.
