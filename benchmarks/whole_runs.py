@@ -258,6 +258,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, required=True, help="JSON")
     parser.add_argument("--compile", default="auto", help="hardware.compile")
     parser.add_argument("--offload", help="teacher.offload")
+    parser.add_argument("--no-stock", action="store_true", help="the stages alone")
+    parser.add_argument("--until", help="a file of the run, e.g. targets/manifest.json; else all")
     arguments = parser.parse_args(argv)
     run, folder = RUNS[arguments.run], arguments.folder / arguments.run
     folder.mkdir(parents=True, exist_ok=True)
@@ -268,13 +270,15 @@ def main(argv: list[str] | None = None) -> int:
         results["seconds_teacher"] = round(time.time() - begin, 1)
     if torch.cuda.is_available():
         results |= measure_peaks()
-    results["stock"] = measure_stock(run, folder)
-    write_json(arguments.output, results)
-    torch.cuda.empty_cache()
+    if not arguments.no_stock:
+        results["stock"] = measure_stock(run, folder)
+        write_json(arguments.output, results)
+        torch.cuda.empty_cache()
     config, begin = write_run(run, folder, arguments.run, arguments.compile), time.time()
     offload = ["--config", f"teacher={{offload: {arguments.offload}}}"] if arguments.offload else []
+    wanted = [f"results/{arguments.run}/{arguments.until}"] if arguments.until else []
     done = subprocess.run(
-        ["snakemake", "--cores", "all", "--configfile", str(config), *offload],
+        ["snakemake", "--cores", "all", *wanted, "--configfile", str(config), *offload],
         cwd=ROOT,
         check=False,
     )
@@ -286,7 +290,8 @@ def main(argv: list[str] | None = None) -> int:
             results[name] = read_json(written / path)
     write_json(arguments.output, results)
     print(json.dumps(results["stages"], indent=1))  # noqa: T201
-    print(explain(run, results))  # noqa: T201
+    if "stock" in results:
+        print(explain(run, results))  # noqa: T201
     return done.returncode
 
 
