@@ -49,14 +49,6 @@ class Size:
         return [self if it is None else replace(self, height=it[0], width=it[1]) for it in own]
 
 
-def by_size(sizes: Sequence[Size]) -> dict[Size, list[int]]:
-    """The places of each size, in the order in which sizes first stand: batches are of one."""
-    places: dict[Size, list[int]] = {}
-    for place, size in enumerate(sizes):
-        places.setdefault(size, []).append(place)
-    return places
-
-
 def check_size(
     size: Size, height_multiple: int, width_multiple: int | None = None, frames_multiple: int = 1
 ) -> None:
