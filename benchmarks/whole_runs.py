@@ -18,7 +18,7 @@ import json
 import subprocess
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,7 @@ AS_LORA = {"init": "lora", "lora": LORA}
 RUNS = {
     "z-image": Run(Z_IMAGE, {"unguided": {"guidance_scale": 0.0}}, 4, 4, 20, AS_LORA),
     "flux2-klein": Run(FLUX2_KLEIN, UNGUIDED, 28, 4, 20, AS_LORA),
-    "wan-1.3b-clip": Run(WAN_SMALL, None, 0, 1, 4, {"init": "teacher"}),
+    "wan-1.3b-clip": Run(replace(WAN_SMALL, num_frames=81), None, 0, 1, 4, {"init": "teacher"}),
     "wan-ti2v-5b-clip": Run(WAN_TI2V, UNGUIDED, 0, 1, 3, AS_LORA),
 }
 """Clips of as many frames as are released; Wan 1.3B has 81 of 480 x 832."""

@@ -167,7 +167,7 @@ def test_networks_are_told_the_timesteps_of_a_stock_call_in_bfloat16(subject: Su
         "samples": stock_student,
     }
     schedule = read_json(folder / METADATA)["recipe"]["schedule"]
-    shape = TrajectoryStore(subject.run.files.targets).latent_shape
+    shape = TrajectoryStore(subject.run.files.targets).recipe.latent_shape
     grid = grid_of(family_named(subject.case.family), student.scheduler, subject.case.steps, shape)
     assert grid.timesteps == tuple(schedule["timesteps"])
 

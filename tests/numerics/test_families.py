@@ -204,9 +204,11 @@ def test_the_teacher_is_its_own_perfect_student(subject: Subject) -> None:
     """
     setting = Setting(subject.case.size, 1.0)
     scheduler = load_scheduler(find_teacher(subject.run.config.teacher), subject.run.config.teacher)
-    subject.family.set_timesteps(scheduler, subject.case.steps, subject.trajectories.latent_shape)
+    subject.family.set_timesteps(
+        scheduler, subject.case.steps, subject.trajectories.recipe.latent_shape
+    )
     schedule = grid_of(
-        subject.family, scheduler, subject.case.steps, subject.trajectories.latent_shape
+        subject.family, scheduler, subject.case.steps, subject.trajectories.recipe.latent_shape
     )
     noisy, conditioning = subject.states(0), subject.conditioning()
     for step, timestep in enumerate(scheduler.timesteps):
@@ -242,7 +244,7 @@ def misses(subject: Subject, steps: int) -> list[float]:
         steps,
     )
     scheduler = student_scheduler(dataset.recipe, steps)
-    subject.family.set_timesteps(scheduler, steps, subject.trajectories.latent_shape)
+    subject.family.set_timesteps(scheduler, steps, subject.trajectories.recipe.latent_shape)
     scales = dataset.usual.grid.scales
     for segment, timestep in enumerate(scheduler.timesteps):
         batch = dataset.__getitems__([row * steps + segment for row in range(NUM_PROMPTS)])
