@@ -126,16 +126,20 @@ def draw(caption: str, seed: int) -> Image.Image:
         ValueError: the caption is none of ours.
     """
     scene = scene_of(caption)
-    digest = hashlib.sha256(f"{seed}:{caption}".encode()).digest()
-    rng = random.Random(int.from_bytes(digest[:8], "big"))  # noqa: S311 - no secrets
     image = Image.new("RGB", (SUPERSAMPLING * IMAGE_PX,) * 2, BACKGROUNDS[scene.background])
-    placed = list(zip(scene.items, _place(scene, rng), strict=True))
+    placed = list(zip(scene.items, place_items(scene, random_for(caption, seed)), strict=True))
     for item, place in placed[::-1] if scene.relation == "in front of" else placed:
-        _draw_item(image, item, place)
+        stamp_of(item, place, SUPERSAMPLING).put(image, place.centre)
     return image.reduce(SUPERSAMPLING)
 
 
-def _place(scene: Scene, rng: random.Random) -> tuple[Placement, ...]:
+def random_for(caption: str, seed: int) -> random.Random:
+    """Return the random numbers of one picture of a caption."""
+    digest = hashlib.sha256(f"{seed}:{caption}".encode()).digest()
+    return random.Random(int.from_bytes(digest[:8], "big"))  # noqa: S311 - no secrets
+
+
+def place_items(scene: Scene, rng: random.Random) -> tuple[Placement, ...]:
     """Choose where the items of a scene stand, inside the image; only OVERLAPPING ones touch."""
     radii = [rng.uniform(*RADII_PX[item.size]) for item in scene.items]
     turns = [rng.uniform(-MAX_TURN_RAD, MAX_TURN_RAD) for _ in scene.items]
@@ -193,17 +197,32 @@ def _overlapping(radii: list[float], first_in_front: bool, rng: random.Random) -
     return [(x, y) for x, y in centres]
 
 
-def _draw_item(image: Image.Image, item: Item, place: Placement) -> None:
-    """Draw one item on the enlarged image: its colour and pattern through its outline."""
-    radius = SUPERSAMPLING * place.radius_px
+@dataclass(frozen=True)
+class Stamp:
+    """One item drawn once, to be put on enlarged images."""
+
+    tile: Image.Image
+    outline: Image.Image
+    scale: float
+    """Pixels of the enlarged image for one of the item's placement."""
+
+    def put(self, image: Image.Image, centre: Point) -> None:
+        """Put the item on an enlarged image, about a centre in pixels of its placement."""
+        half = self.tile.width // 2
+        x, y = (round(self.scale * value) - half for value in centre)
+        image.paste(self.tile, (x, y), self.outline)
+
+
+def stamp_of(item: Item, place: Placement, scale: float) -> Stamp:
+    """Draw one item in its size and turn: its colour and pattern through its outline."""
+    radius = scale * place.radius_px
     half = math.ceil(radius)
-    corner = tuple(round(SUPERSAMPLING * v) - half for v in place.centre)
     cos, sin = math.cos(place.turn_rad), math.sin(place.turn_rad)
 
-    def turned(points: tuple[Point, ...], scale: float) -> list[Point]:
+    def turned(points: tuple[Point, ...], unit: float) -> list[Point]:
         """Points about the item's centre, as points of its tile."""
         return [
-            (half + scale * (cos * u - sin * v), half + scale * (sin * u + cos * v))
+            (half + unit * (cos * u - sin * v), half + unit * (sin * u + cos * v))
             for u, v in points
         ]
 
@@ -216,8 +235,8 @@ def _draw_item(image: Image.Image, item: Item, place: Placement) -> None:
     canvas = ImageDraw.Draw(tile)
     dark = tuple(round(DARKENED * value) for value in COLOURS[item.colour])
     for polygon in _pattern(item.pattern, place.radius_px):
-        canvas.polygon(turned(polygon, SUPERSAMPLING), fill=dark)
-    image.paste(tile, corner, mask)
+        canvas.polygon(turned(polygon, scale), fill=dark)
+    return Stamp(tile, mask, scale)
 
 
 def _pattern(pattern: str, radius_px: float) -> list[tuple[Point, ...]]:

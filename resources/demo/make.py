@@ -22,7 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -195,21 +195,28 @@ def hardware(device: torch.device) -> str:
     return f"{platform.machine()} CPU, {torch.get_num_threads()} of {os.cpu_count()} cores"
 
 
-def run_stage(stage: str, settings: Settings, *, redo: bool, command: str) -> None:
+def run_stage(
+    stage: str,
+    make: Callable[[], StageRecord],
+    wanted: StageRecord,
+    *,
+    out: Path,
+    device: torch.device,
+    redo: bool,
+    command: str,
+) -> None:
     """Run one stage unless the record says that it is done, and enter it in the record."""
-    path = settings.out / "record.json"
+    path = out / "record.json"
     record = json.loads(path.read_text()) if path.exists() else {}
-    wanted = stage_settings(stage, settings)
     if not redo and record.get(stage, {}).get("settings") == wanted:
         print(f"{stage}: done before with these settings", flush=True)
         return
-    torch.manual_seed(settings.seed)
     start = time.monotonic()
-    result = STAGES[stage](settings)
+    result = make()
     record[stage] = {
         "command": command,
         "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
-        "hardware": hardware(settings.device),
+        "hardware": hardware(device),
         "versions": {"python": platform.python_version(), **{p: version(p) for p in PACKAGES}},
         "settings": wanted,
         "seconds": round(time.monotonic() - start, 1),
@@ -257,12 +264,12 @@ def plan_of(stage: str, args: argparse.Namespace) -> Plan:
     return Plan(**values | {key: value for key, value in given.items() if value is not None})
 
 
-def command_line(argv: Sequence[str]) -> str:
+def command_line(module: str, argv: Sequence[str]) -> str:
     """Return the command for the record; where the results were written is no part of it."""
     kept = list(argv)
     if "--out" in kept:
         del kept[kept.index("--out") : kept.index("--out") + 2]
-    return f"python -m resources.demo.make {shlex.join(kept)}"
+    return f"python -m {module} {shlex.join(kept)}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -284,9 +291,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         score_seeds=TINY["score_seeds"] if args.tiny else args.score_seeds,
     )
     settings.out.mkdir(parents=True, exist_ok=True)
-    command = command_line(sys.argv[1:] if argv is None else argv)
+    command = command_line("resources.demo.make", sys.argv[1:] if argv is None else argv)
     for stage in STAGES if args.stage == "all" else (args.stage,):
-        run_stage(stage, settings, redo=args.redo, command=command)
+        torch.manual_seed(settings.seed)
+        run_stage(
+            stage,
+            partial(STAGES[stage], settings),
+            stage_settings(stage, settings),
+            out=settings.out,
+            device=settings.device,
+            redo=args.redo,
+            command=command,
+        )
     return 0
 
 

@@ -29,6 +29,10 @@ from resources.demo.scenes import (
 # batch made of whole groups holds its own hard negatives.
 GROUP = 8
 GROUPS_PER_CHUNK = 32
+PER_CHUNK = GROUP * GROUPS_PER_CHUNK
+
+Chunk = tuple[np.ndarray, list[str], list[int]]
+"""Images, their captions, and numbers that captions of one scene share."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ class Pool:
     """Images with their captions, in groups of neighbours."""
 
     images: torch.Tensor
-    """uint8, (images, 3, 96, 96)."""
+    """uint8, (images, 3, 96, 96), or clips (clips, 3, f, h, w)."""
     captions: list[str]
     scenes: torch.Tensor
     """int64, (images,): equal for captions that describe the same scene."""
@@ -90,15 +94,20 @@ def neighbours(rng: random.Random) -> list[Scene]:
     return list(group.values())
 
 
-def _draw_chunk(chunk: int, seed: int) -> tuple[np.ndarray, list[str], list[int]]:
-    """Draw one chunk: images (n, 3, 96, 96), captions, scene numbers."""
+def scene_number(scene: Scene) -> int:
+    """Return a number that both wordings of a scene share, and no other scene has."""
+    return int.from_bytes(digest_of(scene)[:7], "big")
+
+
+def draw_chunk(chunk: int, seed: int) -> Chunk:
+    """Draw one chunk of images (n, 3, 96, 96)."""
     rng = random.Random(f"{seed}:{chunk}")  # noqa: S311 - no secrets
     captions: list[str] = []
     scenes: list[int] = []
     for _ in range(GROUPS_PER_CHUNK):
         for scene in neighbours(rng):
             captions.append(caption_of(scene))
-            scenes.append(int.from_bytes(digest_of(scene)[:7], "big"))
+            scenes.append(scene_number(scene))
     images = np.empty((len(captions), 3, IMAGE_PX, IMAGE_PX), dtype=np.uint8)
     for i, caption in enumerate(captions):
         image_seed = rng.getrandbits(32)
@@ -106,21 +115,29 @@ def _draw_chunk(chunk: int, seed: int) -> tuple[np.ndarray, list[str], list[int]
     return images, captions, scenes
 
 
-def draw_pool(num_images: int, *, seed: int, workers: int) -> Pool:
+def draw_pool(
+    num_images: int,
+    *,
+    seed: int,
+    workers: int,
+    draw_chunk: Callable[[int, int], Chunk] = draw_chunk,
+) -> Pool:
     """Draw the training pool; its content depends on the seed, not on the number of workers.
 
-    The count is rounded up to whole chunks of 256 images. One-object captions are some 1,340 in
-    all, so they come back often with other positions; most of the millions of others never do.
+    `draw_chunk` takes a chunk's number and the seed. The count is rounded up to whole chunks of 256
+    images. One-object captions are some 1,340 in all, so they come back often with other positions;
+    most of the millions of others never do.
     """
-    per_chunk = GROUP * GROUPS_PER_CHUNK
-    num_chunks = -(-num_images // per_chunk)
-    images = torch.empty((num_chunks * per_chunk, 3, IMAGE_PX, IMAGE_PX), dtype=torch.uint8)
+    num_chunks = -(-num_images // PER_CHUNK)
+    images = torch.empty(0, dtype=torch.uint8)
     captions: list[str] = []
     scenes: list[int] = []
     with multiprocessing.get_context("fork").Pool(workers) as processes:
-        chunks = processes.imap(partial(_draw_chunk, seed=seed), range(num_chunks), chunksize=4)
+        chunks = processes.imap(partial(draw_chunk, seed=seed), range(num_chunks))
         for index, (drawn, texts, numbers) in enumerate(chunks):
-            images[index * per_chunk : (index + 1) * per_chunk] = torch.from_numpy(drawn)
+            if index == 0:
+                images = torch.empty((num_chunks * PER_CHUNK, *drawn.shape[1:]), dtype=torch.uint8)
+            images[index * PER_CHUNK : (index + 1) * PER_CHUNK] = torch.from_numpy(drawn)
             captions += texts
             scenes += numbers
     return Pool(images, captions, torch.tensor(scenes))

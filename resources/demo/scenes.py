@@ -1,6 +1,6 @@
 """What the demo's captions say: one, two or three coloured objects, plain, striped or dotted.
 
-    python -m resources.demo.scenes --prompts config/prompts    # writes the two prompt tables
+    python -m resources.demo.scenes --prompts config/prompts    # writes the prompt tables
 
 A caption names one object ("a large striped green hexagon on a gray background"), two that stand
 side by side or overlap ("a small red star in front of a large blue ring on a white background"),
@@ -15,7 +15,7 @@ import hashlib
 import itertools
 import random
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -44,6 +44,9 @@ KINDS: dict[str, tuple[int, tuple[str | None, ...], float]] = {
     "overlapping": (2, OVERLAPPING, 0.2),
     "three": (3, STACKED, 0.2),
 }
+SHARES = {kind: share for kind, (_, _, share) in KINDS.items()}
+# What the clips of resources/demo_video show.
+CLIP_SHARES = {"one": 0.5, "two": 0.5}
 RELATIONS: dict[int, tuple[str, ...]] = {1: (), 2: SIDE_BY_SIDE + OVERLAPPING, 3: STACKED}
 HELD_OUT_ONE_IN = 8
 
@@ -141,11 +144,10 @@ def random_scene(rng: random.Random, kind: str) -> Scene:
             return scene
 
 
-def training_scene(rng: random.Random) -> Scene:
+def training_scene(rng: random.Random, shares: Mapping[str, float] = SHARES) -> Scene:
     """Return a random scene that is not held out."""
-    shares = [share for _, _, share in KINDS.values()]
     while True:
-        scene = random_scene(rng, rng.choices(list(KINDS), shares)[0])
+        scene = random_scene(rng, rng.choices(list(shares), list(shares.values()))[0])
         if not is_held_out(scene):
             return scene
 
@@ -175,13 +177,15 @@ def exchanged(scene: Scene, name: str, one: int, other: int) -> Scene:
     return with_word(with_word(scene, one, name, words[1]), other, name, words[0])
 
 
-def choose_captions(num_captions: int, *, held_out: bool, seed: int) -> list[str]:
-    """Return captions of distinct scenes from one side of the split, all kinds by their shares.
+def choose_captions(
+    num_captions: int, *, held_out: bool, seed: int, shares: Mapping[str, float] = SHARES
+) -> list[str]:
+    """Return captions of distinct scenes from one side of the split, kinds by their shares.
 
     Where there are too few scenes of one object, there are more of two.
     """
     rng = random.Random(seed)  # noqa: S311 - no secrets
-    counts = {kind: round(share * num_captions) for kind, (_, _, share) in KINDS.items()}
+    counts = {kind: round(share * num_captions) for kind, share in shares.items()}
     side = [scene for scene in _single_scenes() if is_held_out(scene) == held_out]
     counts["one"] = min(counts["one"], len(side))
     counts["two"] += num_captions - sum(counts.values())
@@ -213,16 +217,18 @@ def write_prompts(path: Path, name: str, captions: Sequence[str]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write demo-train.csv, captions of the training side, and demo-eval.csv, held-out ones."""
+    """Write the prompts of both demos: {demo}-train.csv, and {demo}-eval.csv of held-out scenes."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--prompts", type=Path, default=Path("config/prompts"))
     parser.add_argument("--num-train", type=int, default=1024)
     parser.add_argument("--num-eval", type=int, default=256)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
-    for name, count in (("train", args.num_train), ("eval", args.num_eval)):
-        captions = choose_captions(count, held_out=name == "eval", seed=args.seed)
-        write_prompts(args.prompts / f"demo-{name}.csv", name, captions)
+    for demo, shares in (("demo", SHARES), ("demo-video", CLIP_SHARES)):
+        for name, count in (("train", args.num_train), ("eval", args.num_eval)):
+            held_out = name == "eval"
+            captions = choose_captions(count, held_out=held_out, seed=args.seed, shares=shares)
+            write_prompts(args.prompts / f"{demo}-{name}.csv", name, captions)
     return 0
 
 

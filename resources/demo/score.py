@@ -1,6 +1,6 @@
 """Scores of the demo teacher by the demo judge, both as loaded from disk."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,13 +48,16 @@ class Bench:
         ]
 
 
-def load_bench(folder: Path, captions: Sequence[str], num_seeds: int, device: str) -> Bench:
-    """Load teacher and judge the way a user does, in float32."""
+def load_bench(
+    folder: Path, captions: Sequence[str], num_seeds: int, device: str, judge: Path | None = None
+) -> Bench:
+    """Load teacher and judge, the folder's own by default, the way a user does, in float32."""
+    judge = judge or folder / "judge"
     pipeline = DiffusionPipeline.from_pretrained(folder / "teacher").to(device)
     pipeline.set_progress_bar_config(disable=True)
-    judge = CLIPModel.from_pretrained(folder / "judge", dtype=torch.float32).to(device).eval()
-    processor = CLIPProcessor.from_pretrained(folder / "judge")
-    return Bench(pipeline, judge, processor, captions, num_seeds)
+    model = CLIPModel.from_pretrained(judge, dtype=torch.float32).to(device).eval()
+    processor = CLIPProcessor.from_pretrained(judge)
+    return Bench(pipeline, model, processor, captions, num_seeds)
 
 
 def draw_all(bench: Bench) -> Images:
@@ -70,34 +73,41 @@ def reconstruct_all(bench: Bench, images: Images) -> Images:
     result: Images = []
     for part in torch.split(torch.from_numpy(array).permute(0, 3, 1, 2), BATCH):
         latents = vae.encode(to_pixels(part.to(vae.device))).latent_dist.mode()
-        result += _images(to_images(vae.decode(latents).sample))
+        result += to_pil(to_images(vae.decode(latents).sample))
     return result
 
 
-def _images(images: torch.Tensor) -> Images:
+def to_pil(images: torch.Tensor) -> Images:
     """Turn uint8 images (b, 3, h, w) into images."""
     return [Image.fromarray(p) for p in images.permute(0, 2, 3, 1).cpu().numpy()]
 
 
 def generate_all(bench: Bench, num_steps: int, guidance_scale: float) -> Images:
     """Generate the requests with the stock pipeline, each from its own CPU generator."""
-    result: Images = []
+    return to_pil(generated_frames(bench, num_steps, guidance_scale, IMAGE_PX, 1)[:, 0])
+
+
+def generated_frames(
+    bench: Bench, num_steps: int, guidance_scale: float, size_px: int, num_frames: int
+) -> torch.Tensor:
+    """Return uint8 clips (clips, f, 3, h, w) of the requests by the stock pipeline."""
+    parts: list[torch.Tensor] = []
     requests = bench.requests
     for first in range(0, len(requests), BATCH):
         part = requests[first : first + BATCH]
         frames = bench.pipeline(
             prompt=[caption for caption, _ in part],
-            height=IMAGE_PX,
-            width=IMAGE_PX,
-            num_frames=1,
+            height=size_px,
+            width=size_px,
+            num_frames=num_frames,
             num_inference_steps=num_steps,
             guidance_scale=guidance_scale,
             max_sequence_length=MAX_TOKENS,
             generator=[torch.Generator().manual_seed(seed) for _, seed in part],
             output_type="pt",
         ).frames
-        result += _images((frames[:, 0] * 255.0).round().to(torch.uint8))
-    return result
+        parts.append((frames * 255.0).round().to(torch.uint8))
+    return torch.cat(parts)
 
 
 @torch.no_grad()
@@ -161,13 +171,15 @@ def teacher_row(bench: Bench, num_steps: int, guidance_scale: float) -> tuple[Sc
     return score_row(bench, "teacher", images, settings), images
 
 
-def choose_guidance(bench: Bench) -> tuple[float, list[ScoreRow]]:
+def choose_guidance(
+    bench: Bench, row: Callable[[Bench, int, float], tuple[ScoreRow, object]] = teacher_row
+) -> tuple[float, list[ScoreRow]]:
     """Return the least guidance that is within a point of the best R@1 at full steps, and all rows.
 
     The least, because guidance beyond need distorts: few steps cannot follow it.
     """
-    rows = [teacher_row(bench, FULL_STEPS, scale)[0] for scale in GUIDANCE_SCALES]
-    recalls = [float(row["recall_at_1_percent"]) for row in rows]
+    rows = [row(bench, FULL_STEPS, scale)[0] for scale in GUIDANCE_SCALES]
+    recalls = [float(found["recall_at_1_percent"]) for found in rows]
     good = [
         scale
         for scale, recall in zip(GUIDANCE_SCALES, recalls, strict=True)
@@ -178,7 +190,7 @@ def choose_guidance(bench: Bench) -> tuple[float, list[ScoreRow]]:
 
 def contact_sheet(rows: Sequence[Images], columns: int = 12) -> Image.Image:
     """Lay out the first images of each row, 4 pixels apart."""
-    cell = IMAGE_PX + 4
+    cell = rows[0][0].width + 4
     sheet = Image.new("RGB", (columns * cell, len(rows) * cell), (255, 255, 255))
     for y, images in enumerate(rows):
         for x, image in enumerate(images[:columns]):

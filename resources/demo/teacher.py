@@ -25,6 +25,8 @@ from resources.demo.words import token_ids
 from transformers import PreTrainedTokenizerBase, UMT5Config, UMT5EncoderModel
 
 TEXT_FEATURES = 128
+HEAD_FEATURES = 32  # of the text encoder
+NUM_HEADS = 4  # of the transformer
 CAPTION_DROPOUT = 0.1
 # Training noise levels: most are drawn where the image takes shape (logit-normal), some evenly,
 # so that the first and last steps of a sampler are known too.
@@ -34,30 +36,37 @@ EVEN_SHARE = 0.15
 TIMESTEPS = 1000.0
 
 
-def build_transformer() -> WanTransformer3DModel:
-    """Return the untrained denoiser, 3.9 million parameters."""
+def build_transformer(
+    width: int = 192,
+    num_layers: int = 6,
+    ffn_width: int = 768,
+    text_features: int = TEXT_FEATURES,
+) -> WanTransformer3DModel:
+    """Return the untrained denoiser, 3.9 million parameters by default."""
     return WanTransformer3DModel(
-        num_attention_heads=4,
-        attention_head_dim=48,
+        num_attention_heads=NUM_HEADS,
+        attention_head_dim=width // NUM_HEADS,
         in_channels=LATENT_CHANNELS,
         out_channels=LATENT_CHANNELS,
-        num_layers=6,
-        ffn_dim=768,
-        text_dim=TEXT_FEATURES,
+        num_layers=num_layers,
+        ffn_dim=ffn_width,
+        text_dim=text_features,
         freq_dim=64,
         rope_max_seq_len=64,
     )
 
 
-def build_text_encoder(tokenizer: PreTrainedTokenizerBase) -> UMT5EncoderModel:
-    """Return the untrained text encoder, 0.35 million parameters, no dropout."""
+def build_text_encoder(
+    tokenizer: PreTrainedTokenizerBase, features: int = TEXT_FEATURES
+) -> UMT5EncoderModel:
+    """Return the untrained text encoder, 0.35 million parameters by default, no dropout."""
     config = UMT5Config(
         vocab_size=len(tokenizer),
-        d_model=TEXT_FEATURES,
-        d_kv=32,
-        d_ff=256,
+        d_model=features,
+        d_kv=HEAD_FEATURES,
+        d_ff=2 * features,
         num_layers=2,
-        num_heads=4,
+        num_heads=features // HEAD_FEATURES,
         dropout_rate=0.0,
     )
     model: UMT5EncoderModel = UMT5EncoderModel(config)

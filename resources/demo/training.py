@@ -38,9 +38,26 @@ class Plan:
         """Number of optimizer steps, at least one if there are any samples."""
         return -(-self.num_samples // self.batch_size)
 
+    def progress(self, step: int, seconds: float) -> float:
+        """Return how much of the training is done, from 0 to 1, in the middle of a step."""
+        del seconds
+        return (step + 0.5) / self.num_steps
+
+
+@dataclass(frozen=True)
+class TimedPlan(Plan):
+    """A plan that ends early where its time does, its learning rate with it."""
+
+    max_seconds: float = math.inf
+    """From the step at which compilers and autotuners have finished."""
+
+    def progress(self, step: int, seconds: float) -> float:
+        """Return how much of samples or time is gone, whichever is more."""
+        return max(super().progress(step, seconds), seconds / self.max_seconds)
+
 
 def learning_rate(progress: float, plan: Plan) -> float:
-    """Return the rate at a progress in [0, 1): linear warm-up, then half a cosine down to 0."""
+    """Return the rate at a progress in [0, 1]: linear warm-up, then half a cosine down to 0."""
     if progress < plan.warmup_share:
         return plan.peak_lr * progress / plan.warmup_share
     rest = (progress - plan.warmup_share) / (1.0 - plan.warmup_share)
@@ -82,20 +99,27 @@ def fit(
     rate: torch.Tensor = optimizer.param_groups[0]["lr"]
     step: Callable[[], LossParts] = partial(_take_step, weights, optimizer, losses, plan)
     log: list[LossRow] = []
-    log_every = max(1, plan.num_steps // NUM_LOG_LINES)
-    start = time.monotonic()
+    log_at = 0.0
+    start = steady = time.monotonic()
     with _own_stream(recorded):
         for number in range(plan.num_steps):
             if recorded and number == NUM_EAGER_STEPS:
                 step = _recorded(step, random)
-            rate.fill_(learning_rate((number + 0.5) / plan.num_steps, plan))
+            if number <= NUM_EAGER_STEPS:
+                steady = time.monotonic()
+            done = plan.progress(number, time.monotonic() - steady)
+            rate.fill_(learning_rate(min(done, 1.0), plan))
             parts = step()
             # The average of the first steps would be one of noise: let it forget them quickly.
             decay = min(plan.ema_decay, (1.0 + number) / (10.0 + number))
             average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
             average(averaged, [w.detach() for w in weights], number)
-            if number % log_every == 0 or number == plan.num_steps - 1:
+            last = done >= 1.0 or number == plan.num_steps - 1
+            if done >= log_at or last:
                 log.append(_log_line(name, (number + 1) * plan.batch_size, start, parts))
+                log_at = done + 1.0 / NUM_LOG_LINES
+            if last:
+                break
     with torch.no_grad():
         for weight, mean in zip(weights, averaged, strict=True):
             weight.copy_(mean)

@@ -1,12 +1,12 @@
-"""The VAE of the demo teacher: a tiny AutoencoderKLWan, trained on single frames."""
+"""The VAE of the demo teachers: a tiny AutoencoderKLWan, trained on single frames or on clips."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
 from diffusers import AutoencoderKLWan
-from diffusers.models.autoencoders.autoencoder_kl_wan import WanCausalConv3d
+from diffusers.models.autoencoders.autoencoder_kl_wan import WanCausalConv3d, WanResample
 from resources.demo.pool import Pool
 from resources.demo.training import LossParts, LossRow, Plan, fit, generator_for
 
@@ -21,7 +21,7 @@ SURROUNDINGS_PX = 9
 # Logarithm of the posterior's variance before training: a decoder learns nothing from latents that
 # drown in noise of deviation one.
 INITIAL_LOG_VARIANCE = -6.0
-ENCODE_BATCH = 512
+ENCODE_BATCH = 512  # frames
 
 
 def build_vae() -> AutoencoderKLWan:
@@ -60,22 +60,66 @@ class OneFrameConv(WanCausalConv3d):  # type: ignore[misc]  # the base class is 
         return out.unsqueeze(2)
 
 
+class ClipConv(WanCausalConv3d):  # type: ignore[misc]  # the base class is untyped
+    """The same convolution for whole clips, in two dimensions: frames of a kernel are channels."""
+
+    def forward(self, x: torch.Tensor, cache_x: torch.Tensor | None = None) -> torch.Tensor:
+        """Convolve (b, c, f, h, w), zeros before the first frame where the kernel pads."""
+        assert cache_x is None
+        width, _, height, _, before, _ = self._padding
+        taps, stride = self.kernel_size[0], self.stride[0]
+        x = F.pad(x, (0, 0, 0, 0, before, 0)).transpose(1, 2)
+        count = (x.shape[1] - taps) // stride + 1
+        frames = [x[:, tap : tap + stride * (count - 1) + 1 : stride] for tap in range(taps)]
+        flat = torch.cat(frames, dim=2).flatten(0, 1)
+        weight = self.weight.transpose(1, 2).flatten(1, 2)
+        out = F.conv2d(flat, weight, self.bias, self.stride[1:], (height, width))
+        return out.unflatten(0, (-1, count)).transpose(1, 2)
+
+
+class ClipResample(WanResample):  # type: ignore[misc]  # the base class is untyped
+    """The same resampling for whole clips, whose first frame stands for itself in time."""
+
+    def forward(
+        self, x: torch.Tensor, feat_cache: None = None, feat_idx: Sequence[int] = ()
+    ) -> torch.Tensor:
+        """Resample (b, c, f, h, w); what is 3d changes the number of frames after the first."""
+        del feat_idx
+        assert feat_cache is None
+        if self.mode == "upsample3d":
+            pairs = self.time_conv(x[:, :, 1:]).unflatten(1, (2, -1))
+            x = torch.cat([x[:, :, :1], pairs.movedim(1, 3).flatten(2, 3)], dim=2)
+        x = super().forward(x)
+        if self.mode == "downsample3d":
+            x = torch.cat([x[:, :, :1], self.time_conv(x)], dim=2)
+        return x
+
+
+IN_ONE_CALL = {WanCausalConv3d: ClipConv, WanResample: ClipResample}
+
+
 @contextmanager
-def one_frame(vae: AutoencoderKLWan) -> Iterator[None]:
-    """Within this context the VAE takes single frames only, and computes the same faster."""
-    convolutions = [m for m in vae.modules() if isinstance(m, WanCausalConv3d)]
-    for module in convolutions:
-        module.__class__ = OneFrameConv
+def in_one_call(vae: AutoencoderKLWan, *, clips: bool = False) -> Iterator[None]:
+    """Within this context the VAE takes single frames only, and computes the same faster.
+
+    With `clips`, its encoder and decoder take whole clips, and compute what `encode` and `decode`
+    do a few frames after the other through a cache.
+    """
+    swapped = IN_ONE_CALL if clips else {WanCausalConv3d: OneFrameConv}
+    stock = {module: type(module) for module in vae.modules() if type(module) in swapped}
+    for module, kind in stock.items():
+        module.__class__ = swapped[kind]
     try:
         yield
     finally:
-        for module in convolutions:
-            module.__class__ = WanCausalConv3d
+        for module, kind in stock.items():
+            module.__class__ = kind
 
 
 def to_pixels(images: torch.Tensor) -> torch.Tensor:
-    """Turn uint8 images (b, 3, h, w) into one-frame videos (b, 3, 1, h, w) in [-1, 1]."""
-    return (images.float() / 127.5 - 1.0).unsqueeze(2)
+    """Turn uint8 images (b, 3, h, w), or clips (b, 3, f, h, w), into videos in [-1, 1]."""
+    videos = images if images.dim() == 5 else images.unsqueeze(2)
+    return videos.float() / 127.5 - 1.0
 
 
 def to_images(pixels: torch.Tensor) -> torch.Tensor:
@@ -84,11 +128,11 @@ def to_images(pixels: torch.Tensor) -> torch.Tensor:
 
 
 def edge_weights(pixels: torch.Tensor) -> torch.Tensor:
-    """Return what pixels of one-frame videos (b, 3, 1, h, w) count, (b, 1, 1, h, w), mean 1."""
-    frames = pixels[:, :, 0]
+    """Return what pixels of videos (b, 3, f, h, w) count, (b, 1, f, h, w), mean 1."""
+    frames = pixels.transpose(1, 2).flatten(0, 1)
     around = F.avg_pool2d(frames, SURROUNDINGS_PX, 1, SURROUNDINGS_PX // 2, count_include_pad=False)
     weights = 1.0 + EDGE_WEIGHT * (frames - around).abs().amax(dim=1, keepdim=True)
-    return (weights / weights.mean()).unsqueeze(2)
+    return (weights / weights.mean()).unflatten(0, (len(pixels), -1)).transpose(1, 2)
 
 
 def train_vae(
@@ -101,7 +145,7 @@ def train_vae(
     compiled: bool,
     recorded: bool,
 ) -> list[LossRow]:
-    """Train the VAE on L1 and squared error of the image, most at edges, and a weak KL term."""
+    """Train the VAE on L1 and squared error of the pixels, most at edges, and a weak KL term."""
     random = generator_for(seed, "vae", device)
     images = pool.images
     encoder = torch.compile(vae.encoder) if compiled else vae.encoder
@@ -110,8 +154,7 @@ def train_vae(
     def losses() -> LossParts:
         index = torch.randint(len(images), (plan.batch_size,), generator=random, device=device)
         clean = to_pixels(images[index])
-        # Called without the feature cache, encoder and decoder do what encode() and decode() do
-        # for a first frame.
+        # Encoder and decoder are called as a whole: encode() and decode() take frames in turn.
         mean, log_var = vae.quant_conv(encoder(clean)).float().chunk(2, dim=1)
         noise = torch.randn(mean.shape, generator=random, device=device)
         latents = mean + torch.exp(0.5 * log_var) * noise
@@ -121,7 +164,7 @@ def train_vae(
         loss = (edge_weights(clean) * (l1 + mse)).mean() + KL_WEIGHT * kl
         return {"loss": loss, "l1": l1.mean(), "mse": mse.mean(), "kl": kl}
 
-    with one_frame(vae):
+    with in_one_call(vae, clips=images.dim() == 5):
         return fit("vae", [vae], losses, plan, random, recorded=recorded)
 
 
@@ -134,7 +177,7 @@ def measure_latents(vae: AutoencoderKLWan, images: torch.Tensor) -> None:
     latents = torch.cat(
         [
             vae.encode(to_pixels(part)).latent_dist.mode()
-            for part in torch.split(images, ENCODE_BATCH)
+            for part in torch.split(images, ENCODE_BATCH // images[0, 0].shape[:-2].numel())
         ]
     )
     mean = latents.mean(dim=(0, 2, 3, 4)).tolist()
@@ -154,12 +197,16 @@ def latent_statistics(vae: AutoencoderKLWan) -> tuple[torch.Tensor, torch.Tensor
 
 @torch.no_grad()
 def encode_images(vae: AutoencoderKLWan, images: torch.Tensor) -> torch.Tensor:
-    """Return normalised latents (b, 16, 1, h/8, w/8) in float16 of uint8 images (b, 3, h, w)."""
+    """Return normalised latents (b, 16, 1, h/8, w/8) in float16 of uint8 images (b, 3, h, w).
+
+    Clips (b, 3, f, h, w) have a latent frame for the first and one for each four that follow.
+    """
     mean, std = latent_statistics(vae)
     parts: list[torch.Tensor] = []
-    with one_frame(vae):
-        for part in torch.split(images, ENCODE_BATCH):
-            latents = vae.encode(to_pixels(part)).latent_dist.mode().float()
+    batch = ENCODE_BATCH // images[0, 0].shape[:-2].numel()
+    with in_one_call(vae, clips=images.dim() == 5):
+        for part in torch.split(images, batch):
+            latents = vae.quant_conv(vae.encoder(to_pixels(part)))[:, :LATENT_CHANNELS].float()
             parts.append(((latents - mean) / std).half())
     return torch.cat(parts)
 
@@ -168,7 +215,7 @@ def encode_images(vae: AutoencoderKLWan, images: torch.Tensor) -> torch.Tensor:
 def decode_latents(vae: AutoencoderKLWan, latents: torch.Tensor) -> torch.Tensor:
     """Return uint8 images (b, 3, h, w) of normalised latents (b, 16, 1, h/8, w/8)."""
     mean, std = latent_statistics(vae)
-    with one_frame(vae):
+    with in_one_call(vae):
         decoded = [
             to_images(vae.decode(part.float() * std + mean).sample)
             for part in torch.split(latents, ENCODE_BATCH)
