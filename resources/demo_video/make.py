@@ -93,16 +93,17 @@ def make_vae(settings: Settings) -> StageRecord:
     """Train the VAE on clips and write it into the teacher's folder."""
     model = build_vae().to(settings.device)
     # Shapes never change here: the best kernels for them are worth a search.
-    with torch.backends.cudnn.flags(benchmark=True):
-        log = vae.train_vae(
-            model,
-            settings.pool,
-            timed(settings.plans["vae"], VAE_SHARE * 60.0 * settings.minutes),
-            seed=settings.seed,
-            device=settings.device,
-            compiled=False,
-            recorded=settings.recorded,
-        )
+    torch.backends.cudnn.benchmark = True
+    log = vae.train_vae(
+        model,
+        settings.pool,
+        timed(settings.plans["vae"], VAE_SHARE * 60.0 * settings.minutes),
+        seed=settings.seed,
+        device=settings.device,
+        compiled=False,
+        recorded=settings.recorded,
+    )
+    torch.backends.cudnn.benchmark = False
     # Statistics of the weights that users load: those on disk are rounded.
     model.to(torch.bfloat16).float()
     vae.measure_latents(model, settings.pool.images[:STATISTICS_CLIPS])
