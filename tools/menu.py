@@ -62,6 +62,7 @@ class Entry:
 MENU = {
     "config": Entry(),
     "demo-my-lora": Entry(),
+    "demo-video": Entry(),
     "dataset": Entry(),
     "preference-sdxl": Entry(None, "H200-141GB"),
     "sdxl-4-steps": Entry(10_000, "H200-141GB"),
