@@ -1,6 +1,7 @@
 """Stable Diffusion 1.5 as released: PNDM, epsilon, a safety checker; sampled with DDIM."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from diffusers import PNDMScheduler, StableDiffusionPipeline, UNet2DConditionModel
@@ -33,7 +34,7 @@ def make(folder: Path) -> None:
 
 def tiny_text_encoder() -> CLIPTextModel:
     """Of a width for which the CPU's products have the same last bits in batches of any size."""
-    config = tiny_clip().config
+    config: Any = tiny_clip().config
     config.intermediate_size = 2 * FEATURES
     return CLIPTextModel(config).eval()
 

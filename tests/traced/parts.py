@@ -101,7 +101,7 @@ def chat_tokenizer() -> Qwen2Tokenizer:
 
 def long_clip(with_projection: bool = False) -> dict[str, Any]:
     """A second text encoder, of `LONG_CLIP` tokens."""
-    config = tiny_clip(with_projection).config
+    config: Any = tiny_clip(with_projection).config
     config.max_position_embeddings = LONG_CLIP
     kind = CLIPTextModelWithProjection if with_projection else CLIPTextModel
     return {"tokenizer_2": tiny_clip_tokenizer(), "text_encoder_2": kind(config).eval()}
