@@ -164,7 +164,8 @@ class Distillation(Facts):
     def recipe(self) -> TargetsRecipe:
         """Of the targets; raises for an impossible grid or size."""
         found = targets_recipe(self._job, self.folder, self.embeddings_hash)
-        for size in sizes_of([self.prompts["train"]], Size.of(self.config.teacher)):
+        usual = Size.of(self.config.teacher)
+        for size in {*sizes_of([self.prompts["train"]], usual)} - {usual}:
             own = targets_recipe(self._job, self.folder, self.embeddings_hash, size)
             check_size(found, own, self.config.student.steps)
         return found

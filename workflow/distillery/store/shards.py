@@ -63,11 +63,12 @@ class Manifest:
 
     def place(self, sample: int) -> tuple[int, int]:
         """The chunk and the row in it where a sample is, counted through all chunks."""
-        chunk = bisect_right(self._ends, sample)
-        return chunk, sample - (self._ends[chunk - 1] if chunk else 0)
+        chunk = bisect_right(self.ends, sample)
+        return chunk, sample - (self.ends[chunk - 1] if chunk else 0)
 
     @cached_property
-    def _ends(self) -> list[int]:
+    def ends(self) -> list[int]:
+        """How many samples there are up to the end of each chunk."""
         return list(accumulate(chunk.num_samples for chunk in self.chunks))
 
     @property

@@ -10,7 +10,7 @@ height and width, and the schedule is that of this size.
 
 from collections.abc import Hashable, Sequence
 from dataclasses import asdict
-from itertools import accumulate, groupby
+from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -85,8 +85,7 @@ class TrajectoryStore:
         found = [self._recipe_of(file) for file in self._files]
         self._sizes = [(recipe.height, recipe.width) for recipe in found]
         self.recipes = dict(zip(self._sizes, found, strict=True))
-        ends = list(accumulate(chunk.num_samples for chunk in manifest.chunks))
-        spans = zip(self._sizes, zip([0, *ends], ends, strict=False), strict=True)
+        spans = zip(self._sizes, zip([0, *manifest.ends], manifest.ends, strict=False), strict=True)
         runs = (list(run) for _, run in groupby(spans, key=itemgetter(0)))
         self.of_one_size = [range(run[0][1][0], run[-1][1][1]) for run in runs]
 

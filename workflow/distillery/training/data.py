@@ -160,12 +160,11 @@ class SegmentDataset(Dataset[Batch]):
             )
         self.family: Family = family_named(self.recipe.family, self.recipe.signature)
         self.usual = View.of(self.recipe, steps, timestep_weights)
-        for recipe in self._trajectories.recipes.values():
-            check_size(self.recipe, recipe, steps)
-        self._views = {
-            size: View.of(recipe, steps, timestep_weights)
-            for size, recipe in self._trajectories.recipes.items()
-        }
+        self._views = {(self.recipe.height, self.recipe.width): self.usual}
+        for size, recipe in self._trajectories.recipes.items():
+            if size not in self._views:
+                check_size(self.recipe, recipe, steps)
+                self._views[size] = View.of(recipe, steps, timestep_weights)
         self.steps = steps
         self.objective: Objective = objective
         self.num_trajectories = self._trajectories.num_samples
