@@ -22,7 +22,7 @@ from distillery.config.jobs import (
     prompts_stage,
 )
 from distillery.config.run import parse_config
-from distillery.files import hash_file
+from distillery.files import hash_file, read_json, write_json
 from distillery.model_folder import read_metadata, write_metadata
 from distillery.pipeline import STAGES
 from distillery.planning.dates import date_of, hidden_outputs
@@ -145,6 +145,16 @@ def test_a_student_of_another_run_is_refused(done: Run, tmp_path: Path) -> None:
     assert {each.path for each in find_foreign(run.config, files)} == {trained, pipeline}
     with pytest.raises(ValueError, match="is not this run's trained student"):
         export_student(run.job("export", ExportJob), trained, tmp_path / "exported", files)
+
+
+def test_an_export_of_longer_clips_is_found(done: Run, tmp_path: Path) -> None:
+    run = changed(done, tmp_path)
+    about = run.files.student("pipeline") / "distillery.json"
+    written = read_json(about)
+    for frames, expected in ((1, []), (9, [run.files.student("pipeline")])):
+        written["call"]["arguments"]["num_frames"] = frames
+        write_json(about, written)
+        assert [each.path for each in find_foreign(run.config, run.files)] == expected
 
 
 def test_the_whole_student_of_other_trajectories_is_refused(done: Run, tmp_path: Path) -> None:

@@ -14,13 +14,10 @@ from distillery.config.run import RunConfig
 from distillery.files import hash_file
 from distillery.run_folder import RunFolder
 from distillery.store.belonging import (
-    Foreign,
     find_foreign,
     foreign_frozen,
     foreign_pages,
     foreign_samples,
-    is_frozen,
-    why_not_samples,
 )
 
 WILDCARD = re.compile(r"\{[^{}]*\}")
@@ -50,7 +47,7 @@ def hidden_outputs(
         *foreign_samples(config, run),
         *foreign_pages(config, run),
     ]
-    for foreign in [*of_others, *_samples_without_note(config, run, noted_inputs)]:
+    for foreign in of_others:
         found |= set(foreign.outputs)
     return found
 
@@ -78,17 +75,3 @@ def _of_changed_inputs(
                 continue
             if date_of(path) <= date_of(output) and digest(path) != expected:
                 yield output
-
-
-def _samples_without_note(
-    config: RunConfig, run: RunFolder, noted_inputs: Callable[[str], Mapping[str, str]]
-) -> Iterator[Foreign]:
-    """Images of another configuration whose making Snakemake has not noted."""
-    for model in config.samples.models:
-        manifest, stage = run.samples(model), f"samples-{model}"
-        if not manifest.is_file() or noted_inputs(str(manifest)):
-            continue
-        why = why_not_samples(config, run, model) if is_frozen(config, run, stage) else ""
-        if why:
-            shards = tuple(manifest.parent.glob("shard-*.parquet"))
-            yield Foreign(manifest, stage, why, shards)

@@ -39,10 +39,9 @@ def share_of_usual(table: pd.DataFrame, usual: Size) -> float:
 
 def describe_sizes(prompts: Mapping[str, pd.DataFrame], usual: Size) -> str:
     """Of the prompts of all splits; "" where all are of one."""
-    counts: dict[Size, int] = {}
+    counts = Counter[Size]()
     for table in prompts.values():
-        for size, count in count_sizes(table, usual).items():
-            counts[size] = counts.get(size, 0) + count
+        counts.update(count_sizes(table, usual))
     if list(counts) == [usual]:
         return ""
     told = [f"{size.height} {TIMES} {size.width} of {count:,}" for size, count in counts.items()]

@@ -14,7 +14,7 @@ from distillery.config.jobs import freeze, frozen_stages, hash_origin, read_conf
 from distillery.config.parsing import flatten
 from distillery.config.run import Config, RunConfig
 from distillery.files import JsonObject, hash_json, read_json, repair_hint
-from distillery.noise import SampleId, hash_samples, noise_seed
+from distillery.noise import hash_samples
 from distillery.run_folder import RunFolder
 from distillery.store.footers import recipe_in
 from distillery.store.marks import hash_made_of, mark_in, sources_of_report, why_not_made_of
@@ -204,6 +204,7 @@ def why_not_exported(config: Config, pipeline: Path, student: Path) -> str:
             "num_inference_steps": config.student.steps,
             "height": config.teacher.height,
             "width": config.teacher.width,
+            "num_frames": config.teacher.num_frames if "num_frames" in call else None,
         },
         "student": source.get("student"),
     }
@@ -246,30 +247,6 @@ def foreign_samples(config: RunConfig, run: RunFolder) -> Iterator[Foreign]:
         if wanted is not None and found - {wanted} and is_frozen(config, run, stage):
             why = "its images were made with other settings, prompts or another student"
             yield Foreign(manifest, stage, why, tuple(it for it in shards if it.is_file()))
-
-
-def why_not_samples(config: RunConfig, run: RunFolder, model: str) -> str:
-    """Why a model's images are not this run's, by their table alone; "" where they may be."""
-    import pyarrow.parquet as pq  # half a second, for what Snakemake has no note of
-
-    frozen = freeze(config, f"samples-{model}")["sampling"]
-    columns = ["prompt_id", "index", "noise_seed", "steps", "width", "height", "guidance_scale"]
-    try:
-        rows = pq.read_table(run.samples(model), columns=columns).slice(0, 1).to_pylist()
-    except (OSError, ValueError, KeyError):
-        return ""
-    if not rows:
-        return ""
-    sample = SampleId(rows[0]["prompt_id"], rows[0]["index"])
-    wanted = {
-        "noise_seed": noise_seed(config.seed, sample),
-        "steps": frozen["steps"],
-        "height": config.teacher.height,
-        "width": config.teacher.width,
-    }
-    if frozen["guidance_scale"] is not None:
-        wanted["guidance_scale"] = frozen["guidance_scale"]
-    return differences(rows[0], wanted)
 
 
 def differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
