@@ -150,9 +150,11 @@ class Reporter:
 
     @contextmanager
     def work(self, num_items: int, **facts: Any) -> Iterator[dict[str, Any]]:
-        """Time a piece of work and emit it when it succeeds; facts may be added meanwhile."""
+        """Time a piece of work and emit it when it succeeds, with the memory that the job has held;
+        facts may be added meanwhile."""
         begin_s = time.time()
         yield facts
+        facts["peak_memory_bytes"] = peak_memory_bytes()
         self.emit("work", begin_s, time.time(), num_items, **facts)
 
     def progress(self, total: int, unit: str, initial: int = 0) -> ProgressBar:
@@ -332,10 +334,14 @@ def read_events(folder: Path) -> list[Event]:
     return sorted(events, key=lambda event: event.begin_s)
 
 
-def peak_memory_bytes(device: "torch.device") -> int:
-    """The most memory this process has held: reserved on its GPU, or resident on the host."""
-    if device.type == "cuda":
-        import torch
+def peak_memory_bytes(device: "torch.device | None" = None) -> int:
+    """The most memory this process has held: reserved on its GPU, or resident on the host.
 
-        return torch.cuda.max_memory_reserved(device)
+    Args:
+        device: None is the GPU where one is in use.
+    """
+    torch = sys.modules.get("torch")
+    on_gpu = torch is not None and torch.cuda.is_initialized()
+    if torch is not None and (on_gpu if device is None else device.type == "cuda"):
+        return int(torch.cuda.max_memory_reserved(device))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -21,7 +21,7 @@ from distillery.stage import balanced_range
 from distillery.store.belonging import check_student_of, hash_making
 from distillery.store.chunks import DamagedChunkError
 from distillery.store.tables import read_table, write_table
-from distillery.telemetry import Reporter, peak_memory_bytes
+from distillery.telemetry import Reporter
 
 MAX_FAILURES_SHOWN = 20
 
@@ -138,7 +138,6 @@ def _make_unit(
             failures = maker.make(rows, missing, savers)
             # The whole group is decoded for what is missing of it.
             more["decode_s"] = maker.pop_decode_seconds()
-            more["peak_memory_bytes"] = peak_memory_bytes(maker.device)
             return failures
     except DamagedChunkError:
         raise  # of the embeddings: every other batch would say the same
