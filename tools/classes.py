@@ -8,7 +8,11 @@ Each class is a tiny pipeline with random weights, from tests/traced/.
 
 import argparse
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 for part in ("tests", "workflow"):
@@ -21,11 +25,13 @@ from distillery.families.learning import BEGUN, STORED
 from distillery.families.proofs import CLAIMS
 from distillery.families.recording import Place, dotted
 from distillery.families.tracing import Exit, Signature
-from distillery.files import write_text
+from distillery.files import read_json, write_text
 from traced import ROWS, UNTRIED
+from traced.teachers import NEEDED
 from traced.walk import verdict
 
 PAGE = ROOT / "docs/families.md"
+RUNS = ROOT / "benchmarks/class_runs_cpu_2026-11-26.json"
 OPENING = """# Pipelines that can be traced
 
 A teacher whose class has no adapter is learnt from its pipeline's own calls, where `teacher.trace`
@@ -54,7 +60,8 @@ A trace cannot know
 
 Each class here is a tiny pipeline of the real Diffusers classes with random weights
 (`tests/traced/`); a released model may have options that its class does not show here. The eight
-families that have an adapter are held against their traces by their tests. `python
+families that have an adapter are held against their traces by their tests, but for Qwen-Image,
+which is refused. `python
 tools/classes.py` writes this page.
 
 ## What is proved
@@ -74,6 +81,18 @@ scheduler that draws noise, and have another one here, as `teacher.scheduler` wo
 
 | class | verdict | state | prediction | follows the step | follows the prompt |
 |---|---|---|---|---|---|
+"""
+WHOLE = """
+## How each is called, and a whole run
+
+What `teacher.trace` has for the classes that pass, and what else the section `teacher` needs, here
+and as a rule for a released model. Each tiny pipeline was planned, learnt, distilled and drawn with
+(`benchmarks/class_runs.py`): the ends of its trajectories, relative to their largest number, and
+the pixels of the teacher's and the student's images, of 255, differ by this much from those of the
+stock calls of its folder and of the student's.
+
+| class | `teacher.trace` | further settings | trajectories | images of both |
+|---|---|---|---|---|
 """
 UNMADE = """
 ## Classes without a tiny pipeline
@@ -108,8 +127,11 @@ def page(lines: list[str]) -> str:
             *STORED,
         )
     ]
+    runs = read_json(RUNS)["classes"]
+    whole = [_run_line(name, runs[name]) for name, row in ROWS.items() if not row.refused]
     unmade = [f"| `{name}` | {reason} |" for name, reason in UNTRIED.items()]
-    return "".join([OPENING, _joined(claims), LEARNT, _joined(lines), UNMADE, _joined(unmade)])
+    tables = {LEARNT: lines, WHOLE: whole, UNMADE: unmade}
+    return OPENING + _joined(claims) + "".join(it + _joined(tables[it]) for it in tables)
 
 
 def _joined(lines: list[str]) -> str:
@@ -125,6 +147,27 @@ def line_of(name: str) -> str:
         reason = found.reason.partition(" (they differ")[0]  # by how much depends on the machine
         return f"| {what} | refused: {reason} | | | | |"
     return "| " + " | ".join([what, "passes", *_learnt(found.learnt.signature)]) + " |"
+
+
+def _run_line(name: str, run: Mapping[str, Any]) -> str:
+    """The line of a whole run."""
+    kind, *variant = name.split(maxsplit=1)
+    row = ROWS[name]
+    trace = {"unguided": dict(row.unguided), "always": dict(row.terms.always)}
+    given = [_in_yaml({key: value}) for key, value in trace.items() if value]
+    needed = [_in_yaml({key: value}) for key, value in NEEDED.get(name, {}).items()]
+    if "error" in run:
+        found = [f"refused: {run['error'].partition(': ')[2]}", ""]
+    else:
+        found = [f"{run['trajectories']:.0e}", str(max(run["teacher"], run["student"]))]
+    what = " ".join([f"`{kind}`", *variant])
+    return "| " + " | ".join([what, ", ".join(given), ", ".join(needed), *found]) + " |"
+
+
+def _in_yaml(value: Mapping[str, Any]) -> str:
+    """As a configuration has it, in one line."""
+    text = yaml.safe_dump(value, default_flow_style=True, width=1000, sort_keys=False).strip()
+    return f"`{text[1:-1]}`"
 
 
 def _learnt(signature: Signature) -> list[str]:

@@ -13,7 +13,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from PIL import Image
 
 from distillery.config.jobs import EmbeddingsJob, TargetsJob
 from distillery.families import Request, Setting, Size
@@ -22,9 +21,6 @@ from distillery.families.traced import Traced
 from distillery.files import read_json, read_sealed
 from distillery.generation.embeddings import embeddings_recipe
 from distillery.generation.teacher_walk import TeacherWalk
-from distillery.generation.trajectory import record
-from distillery.images import read_png
-from distillery.noise import SampleId, noise_seed
 from distillery.planning.solver import solver_facts
 from distillery.planning.what_runs import latent_elements
 from distillery.store.embeddings import EmbeddingStore
@@ -35,22 +31,16 @@ from distillery.teacher.loading import load_exact_teacher, load_skeleton, load_t
 from families import CASES
 from families.calls import generators
 from families.made import made_teacher
-from runs import CPU, Run, family_run, make_run
-from traced.teachers import save_teacher
+from runs import CPU, Run, family_run
+from traced.whole import arguments, off_images, off_trajectories, stock, traced_run
 from training_phases import phases
 
-STEPS, SCALE = 4, 3.0
 SDXL = next(case for case in CASES if case.name == "sdxl")
 EXPANDED = "WanPipeline with a time of each token"
-NAMES = ("ZImagePipeline", "ChromaPipeline", "Flux2KleinPipeline", EXPANDED)
-
-
-def traced_run(name: str, folder: Path, **changes: Any) -> Run:
-    """A run whose teacher is learnt."""
-    teacher = save_teacher(name, folder / "teacher") | changes.pop("teacher", {})
-    run = make_run(folder, folder / "teacher", teacher=teacher, **changes)
-    run.sign()
-    return run
+ODD = ("BriaPipeline", "HunyuanVideo15Pipeline")
+"""One that cannot be made without a VAE, nor encode without its network; one that takes no guidance
+scale, has a component that guides, and a VAE that decodes one clip alone."""
+NAMES = ("ZImagePipeline", "ChromaPipeline", "Flux2KleinPipeline", EXPANDED, *ODD)
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -69,70 +59,14 @@ def run(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return made
 
 
-def stock(run: Run) -> Any:
-    pipeline = diffusers.DiffusionPipeline.from_pretrained(run.config.teacher.path)
-    pipeline.set_progress_bar_config(disable=True)
-    return pipeline
-
-
-def negative(run: Run) -> dict[str, str]:
-    given = run.config.teacher.negative_prompt
-    return {} if given is None else {"negative_prompt": given}
-
-
-def arguments(run: Run, prompt: str, seed: int, scale: float, steps: int) -> dict[str, Any]:
-    """Of a stock call for one image."""
-    teacher = run.config.teacher
-    return {
-        "prompt": prompt,
-        "guidance_scale": scale,
-        "num_inference_steps": steps,
-        "height": teacher.height,
-        "width": teacher.width,
-        **({"num_frames": teacher.num_frames} if teacher.num_frames > 1 else {}),
-        "max_sequence_length": teacher.max_sequence_length,
-        "generator": generators([seed]),
-    }
-
-
 def test_trajectories_are_those_of_the_stock_call(run: Run) -> None:
-    store = TrajectoryStore(run.files.targets)
-    table, pipeline = read_table(run.prompts("train")), stock(run)
-    for row in (0, 5, 8):
-        sample = SampleId(table["prompt_id"][row], 0)
-        called = arguments(
-            run, table["prompt"][row], noise_seed(run.config.seed, sample), SCALE, STEPS
-        )
-        with record(pipeline.scheduler, [STEPS]) as trajectory:
-            pipeline(**called, **negative(run), output_type="latent")
-        expected = trajectory.states[STEPS][0]
-        torch.testing.assert_close(store.states(row, 0, 2)[1], expected, rtol=1e-5, atol=1e-5)
+    assert off_trajectories(run) <= 1e-5
 
 
-def test_images_are_those_of_the_stock_calls(run: Run) -> None:
+@pytest.mark.parametrize("model", ["teacher", "student"])
+def test_images_are_those_of_the_stock_calls(run: Run, model: str) -> None:
     """The teacher's with guidance; the student's as its card calls it."""
-    table = read_table(run.prompts("eval"))
-    student = diffusers.DiffusionPipeline.from_pretrained(run.files.student("pipeline"))
-    student.set_progress_bar_config(disable=True)
-    card = read_json(run.files.student("pipeline") / "distillery.json")["call"]["arguments"]
-
-    def of_teacher(prompt: str, seed: int) -> dict[str, Any]:
-        return arguments(run, prompt, seed, SCALE, STEPS) | negative(run)
-
-    def of_student(prompt: str, seed: int) -> dict[str, Any]:
-        return card | {"prompt": prompt, "generator": generators([seed])}
-
-    calls = {"teacher": (stock(run), of_teacher), "student": (student, of_student)}
-    for model, (pipeline, of) in calls.items():
-        for row in (0, 4):
-            sample = SampleId(table["prompt_id"][row], 0)
-            seed = noise_seed(run.config.seed, sample)
-            called = of(table["prompt"][row], seed) | {"output_type": "pil"}
-            expected = pipeline(**called)[0][0]
-            path = run.files.sample_folder / model / sample.prompt_id / "0.png"
-            stacked = np.stack(expected) if isinstance(expected, list) else np.asarray(expected)
-            off = read_png(Image.open(path)).astype(np.int16) - stacked.astype(np.int16)
-            assert abs(off).max() <= 1, model
+    assert off_images(run, model) <= 1
 
 
 def test_a_walk_from_a_stored_state_leads_to_the_next(run: Run) -> None:
@@ -203,13 +137,14 @@ def test_the_stock_pipeline_with_the_additions_is_the_student(name: str, tmp_pat
     run.ready_to_train()
     folder = run.train_and_export()
     exported = diffusers.DiffusionPipeline.from_pretrained(folder)
-    added = stock(run)
+    added = stock(Path(run.config.teacher.path))
     added.load_lora_weights(folder / "lora")
     added.scheduler = type(exported.scheduler).from_pretrained(folder / "scheduler")
     call = read_json(folder / "distillery.json")["call"]["arguments"]
     call |= {"prompt": "the bird", "output_type": "latent"}
     found = [
-        it(**call, generator=generators([3]))[0].float() for it in (exported, added, stock(run))
+        it(**call, generator=generators([3]))[0].float()
+        for it in (exported, added, stock(Path(run.config.teacher.path)))
     ]
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
     assert not found[2].allclose(found[0], atol=1e-3)

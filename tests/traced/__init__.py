@@ -161,7 +161,7 @@ ROWS: Mapping[str, Row] = {
         IMAGE,
         refused="its encode_prompt gives 0.2 of the prompt and the negative prompt together",
     ),
-    "MochiPipeline": Row(videos.mochi, VIDEO | TOKENS),
+    "MochiPipeline": Row(videos.mochi, IMAGE | {"num_frames": 7} | TOKENS),
     "MotifVideoPipeline": Row(videos.motif_video, VIDEO | TOKENS, {}),
     "NucleusMoEImagePipeline": Row(
         images.nucleus, IMAGE | {"max_sequence_length": 496}, refused="its call raises TypeError"
@@ -209,7 +209,7 @@ ROWS: Mapping[str, Row] = {
         {},
         refused="the network returns (2, 4, 2, 1), the scheduler is given (2, 4, 2, 1)",
     ),
-    "SanaVideoPipeline": Row(videos.sana_video, UNBINNED | {"frames": 9} | CHAT_TOKENS),
+    "SanaVideoPipeline": Row(videos.sana_video, VIDEO | BINNED | CHAT_TOKENS),
     "SkyReelsV2DiffusionForcingPipeline": Row(
         videos.skyreels_v2_forcing, VIDEO | TOKENS, refused="it steps with copies of its scheduler"
     ),

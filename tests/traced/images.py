@@ -75,7 +75,7 @@ def _flux2(**options: Any) -> Any:
     )
 
 
-def _flux2_vae() -> Any:
+def flux2_vae() -> Any:
     """Of which the call reads statistics."""
     return diffusers.AutoencoderKLFlux2(
         block_out_channels=(8, 8, 8, 8),
@@ -94,7 +94,7 @@ def flux2() -> Any:
 def flux2_klein() -> Any:
     return diffusers.Flux2KleinPipeline(
         scheduler=flow(use_dynamic_shifting=True),
-        vae=_flux2_vae(),
+        vae=flux2_vae(),
         transformer=_flux2(guidance_embeds=False),
         **reader(28),
     )
@@ -103,7 +103,7 @@ def flux2_klein() -> Any:
 def flux2_klein_kv() -> Any:
     return diffusers.Flux2KleinKVPipeline(
         scheduler=flow(use_dynamic_shifting=True),
-        vae=_flux2_vae(),
+        vae=flux2_vae(),
         transformer=_flux2(guidance_embeds=False),
         **reader(28),
     )
@@ -263,7 +263,7 @@ def bria_fibo2() -> Any:
     )
     pipeline = diffusers.BriaFibo2Pipeline(
         scheduler=flow(use_dynamic_shifting=True),
-        vae=_flux2_vae(),
+        vae=flux2_vae(),
         transformer=awake(transformer),
         text_encoder=reader()["text_encoder"],
         processor=Processor(),

@@ -1,17 +1,28 @@
 """Tiny pipelines of `traced` as teachers' folders that a run can use, and how they are called."""
 
 import inspect
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from families.sdxl import tiny_kl
-from tiny import tiny_vae
 from traced import ROWS
 from traced.parts import awake
+from traced.vaes import vae_of
 
 NEGATIVE = "the house"
+DDIM = {"class": "DDIMScheduler", "timestep_spacing": "trailing", "clip_sample": False}
+NEEDED: Mapping[str, Mapping[str, Any]] = {
+    "AllegroPipeline": {"vae_tiling": True, "scheduler": DDIM},
+    "CogVideoXPipeline": {"scheduler": DDIM | {"prediction_type": "v_prediction"}},
+    "CogView3PlusPipeline": {"scheduler": DDIM | {"prediction_type": "v_prediction"}},
+    "KolorsPAGPipeline": {"scheduler": DDIM},
+    "KolorsPipeline": {"scheduler": DDIM},
+}
+"""Settings without which a class cannot be a teacher: Allegro's VAE decodes in tiles alone, the
+schedulers of CogVideo are not known, and the steps of few are not among those of many where a
+scheduler spaces them as Kolors' does."""
 
 
 def save_teacher(name: str, folder: Path) -> dict[str, Any]:
@@ -20,10 +31,8 @@ def save_teacher(name: str, folder: Path) -> dict[str, Any]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         pipeline = ROWS[name].make()
-        vae = tiny_vae() if terms.size.is_clip else awake(tiny_kl())
+        vae = awake(vae_of(name, terms.size.is_clip))
     if pipeline.vae is None:
-        if not terms.size.is_clip:
-            vae.register_to_config(scaling_factor=0.4, shift_factor=0.1)
         pipeline.register_modules(vae=vae)
     pipeline.save_pretrained(folder)
     takes = inspect.signature(type(pipeline).__call__).parameters
@@ -35,4 +44,5 @@ def save_teacher(name: str, folder: Path) -> dict[str, Any]:
         "max_sequence_length": terms.max_sequence_length,
         "negative_prompt": NEGATIVE if "negative_prompt" in takes else None,
         "trace": {"unguided": dict(terms.unguided), "always": dict(terms.always)},
+        **NEEDED.get(name, {}),
     }

@@ -1,6 +1,7 @@
 """Tiny pipelines with a U-Net, or with the parts of a family's pipeline."""
 
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -160,8 +161,6 @@ def _kolors(kind: Any) -> Any:
         encoder_hid_dim=FEATURES,
         encoder_hid_dim_type="text_proj",
     )
-    with TemporaryDirectory() as folder:
-        tokenizer = _glm_tokenizer(Path(folder))
     glm = ChatGLMConfig(
         num_layers=2,
         padded_vocab_size=128,
@@ -183,13 +182,20 @@ def _kolors(kind: Any) -> Any:
         scheduler=diffusers.EulerDiscreteScheduler(beta_schedule="scaled_linear"),
         vae=tiny_kl(),
         unet=awake(unet),
-        tokenizer=tokenizer,
+        tokenizer=_glm_tokenizer(),
         text_encoder=text_encoder.eval(),
     )
 
 
-def _glm_tokenizer(folder: Path) -> ChatGLMTokenizer:
+@cache
+def _folder() -> TemporaryDirectory[str]:
+    """While this process runs: a tokenizer is saved as its file is."""
+    return TemporaryDirectory()
+
+
+def _glm_tokenizer() -> ChatGLMTokenizer:
     """Of letters."""
+    folder = Path(_folder().name)
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter([" ".join(WORDS)] * 4),
         model_prefix=str(folder / "glm"),

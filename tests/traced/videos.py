@@ -134,15 +134,16 @@ def ltx() -> Any:
 
 
 def ltx_condition() -> Any:
-    return _ltx(
-        diffusers.LTXConditionPipeline,
-        diffusers.AutoencoderKLLTXVideo(
-            latent_channels=8,
-            block_out_channels=(8, 8, 8, 8),
-            decoder_block_out_channels=(8, 8, 8, 8),
-            layers_per_block=(1, 1, 1, 1, 1),
-            decoder_layers_per_block=(1, 1, 1, 1, 1),
-        ),
+    return _ltx(diffusers.LTXConditionPipeline, ltx_vae())
+
+
+def ltx_vae() -> Any:
+    return diffusers.AutoencoderKLLTXVideo(
+        latent_channels=8,
+        block_out_channels=(8, 8, 8, 8),
+        decoder_block_out_channels=(8, 8, 8, 8),
+        layers_per_block=(1, 1, 1, 1, 1),
+        decoder_layers_per_block=(1, 1, 1, 1, 1),
     )
 
 
@@ -188,7 +189,7 @@ def mochi() -> Any:
     transformer = diffusers.MochiTransformer3DModel(
         num_layers=2,
         pooled_projection_dim=16,
-        in_channels=CHANNELS,
+        in_channels=12,
         text_embed_dim=TEXT_FEATURES,
         time_embed_dim=8,
         max_sequence_length=16,

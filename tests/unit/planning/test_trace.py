@@ -3,15 +3,18 @@
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import pytest
 
 from distillery.config.run import parse_config
+from distillery.families.traced import frames_argument
 from distillery.files import read_json, write_json
 from distillery.pipeline import STAGES
 from distillery.planning.plan import make_plan
 from distillery.run_folder import RunFolder
 from distillery.stage import everything
 from runs import make_run, settings
+from traced.walk import text_classes
 from training_phases import phases
 
 OFF = {"unguided": {"guidance_scale": 1.0}}
@@ -90,6 +93,33 @@ def test_what_a_trace_cannot_serve_is_refused(
     teacher = {"trace": OFF} | changes.pop("teacher", {})
     with pytest.raises(ValueError, match=message):
         planned(tmp_path, unknown, teacher=teacher, **changes)
+
+
+def test_a_traced_teacher_of_two_networks_is_refused(unknown: Path, tmp_path: Path) -> None:
+    (unknown / "transformer_2").symlink_to((unknown / "transformer").resolve())
+    index = read_json(unknown / "model_index.json")
+    index |= {"_class_name": "WanPipeline", "transformer_2": index["transformer"]}
+    write_json(unknown / "model_index.json", index)
+    with pytest.raises(ValueError, match="has the networks transformer, transformer_2 and teach"):
+        planned(tmp_path, unknown, teacher={"trace": OFF})
+
+
+def test_a_scheduler_that_draws_noise_is_refused_before_anything_is_learnt(
+    unknown: Path, tmp_path: Path
+) -> None:
+    index = read_json(unknown / "model_index.json")
+    (unknown / "scheduler").unlink()
+    diffusers.DDPMScheduler().save_pretrained(unknown / "scheduler")
+    write_json(unknown / "model_index.json", index | {"scheduler": ["diffusers", "DDPMScheduler"]})
+    with pytest.raises(ValueError, match="the teacher's scheduler is DDPMScheduler"):
+        planned(tmp_path, unknown, teacher={"trace": OFF})
+
+
+def test_frames_have_the_name_that_a_class_gives_them() -> None:
+    found = {name: frames_argument(getattr(diffusers, name)) for name in text_classes()}
+    assert found["SanaVideoPipeline"] == "frames"
+    assert found["WanPipeline"] == found["LTXPipeline"] == "num_frames"
+    assert found["FluxPipeline"] == ""
 
 
 def test_a_class_with_an_adapter_is_advised_to_use_it(teacher: Path, tmp_path: Path) -> None:

@@ -151,3 +151,30 @@ def test_the_time_of_decoding_is_told_once(pipeline: Any) -> None:
             pipeline.vae.decode(latents(1.0).half())
     assert 0 < pop_decode_seconds(pipeline) < time.perf_counter() - begin_s
     assert pop_decode_seconds(pipeline) == 0
+
+
+@pytest.mark.parametrize("return_dict", [True, False])
+def test_a_vae_that_takes_no_batch_decodes_one_by_one(tiny: Path, return_dict: bool) -> None:
+    """As that of HunyuanVideo 1.5, whose mask has room for one clip."""
+    pipeline = loaded(section(tiny, "float32"), leave_out=OTHERS)
+    whole = pipeline.vae.decode(latents(1.0, 2.0), return_dict=False)[0]
+    original = pipeline.vae.decoder.forward
+    asked = []
+
+    def decode_one(states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        asked.append(len(states))
+        if len(states) > 1:
+            raise RuntimeError("output with shape [2, 1] doesn't match the broadcast shape [2, 2]")
+        return original(states, *args, **kwargs)  # type: ignore[no-any-return]
+
+    pipeline.vae.decoder.forward = decode_one
+    found = pipeline.vae.decode(latents(1.0, 2.0), return_dict=return_dict)
+    torch.testing.assert_close(found[0], whole)
+    assert asked == [2, 1, 1]
+    assert isinstance(found, tuple) != return_dict
+
+
+def test_what_a_vae_cannot_decode_alone_is_told(tiny: Path) -> None:
+    pipeline = loaded(section(tiny, "float32"), leave_out=OTHERS)
+    with pytest.raises(RuntimeError, match="to have 4 channels"):
+        pipeline.vae.decode(torch.zeros(2, 3, 16, 16))

@@ -1,24 +1,30 @@
 """A teacher's folder: what is missing is named, and its fingerprint sees what matters."""
 
+import inspect
 import json
 import os
 import shutil
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import pytest
 import torch
+from diffusers import ModelMixin, SchedulerMixin, guiders
 from safetensors.torch import load_file
 
 from distillery.config.teacher import Teacher
 from distillery.families import Size, family_named
 from distillery.files import read_json
 from distillery.teacher import folder as module
+from distillery.teacher.components import config_of
 from distillery.teacher.folder import PipelineFolder, find_teacher
 from distillery.teacher.loading import load_skeleton
 from runs import loaded
 from tiny import HEIGHT, LATENT_SHAPE, WIDTH, make_tiny_wan
 
+OF_A_PIPELINE = (ModelMixin, SchedulerMixin, guiders.BaseGuidance)
+"""What Diffusers' components are; those of Transformers are not described by their class."""
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 
 
@@ -100,6 +106,20 @@ def test_every_missing_part_is_named(copy: Path, missing: str) -> None:
     shutil.rmtree(path) if path.is_dir() else path.unlink()
     with pytest.raises(FileNotFoundError, match=f"incomplete, missing: {missing};"):
         PipelineFolder(copy).check_complete()
+
+
+def test_every_component_of_diffusers_is_described_by_its_own_file() -> None:
+    """Models but those of sound, schedulers, and what guides a few pipelines."""
+    kinds = (getattr(module, name) for module in (diffusers, guiders) for name in dir(module))
+    described = {
+        kind.__name__: kind.config_name
+        for kind in kinds
+        if inspect.isclass(kind)
+        and issubclass(kind, OF_A_PIPELINE)
+        and "Audio" not in kind.__name__
+    }
+    assert {"config.json", "scheduler_config.json", "guider_config.json"} == {*described.values()}
+    assert {name: config_of(name) for name in described} == described
 
 
 @pytest.mark.parametrize("component", ["transformer", "vae", "text_encoder"])

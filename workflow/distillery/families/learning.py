@@ -24,7 +24,13 @@ from distillery.families.recording import (
 )
 from distillery.families.size import Size
 from distillery.families.text import TEXT, on
-from distillery.families.traced import TIMESTEP, Traced, images_of, starting
+from distillery.families.traced import (
+    TIMESTEP,
+    Traced,
+    frames_argument,
+    images_of,
+    starting,
+)
 from distillery.families.tracing import Signature, learn
 from distillery.schedulers import with_methods
 
@@ -119,9 +125,10 @@ class _Learning:
         return name if name in self.takes else ""
 
     @property
-    def takes_frames(self) -> bool:
-        """Whether the call makes clips."""
-        return "num_frames" in self.takes
+    def frames(self) -> dict[str, int]:
+        """The call's argument for a clip's frames, where it makes clips."""
+        name = frames_argument(type(self.pipeline))
+        return {name: self.terms.size.num_frames} if name else {}
 
     @property
     def max_sequence_length(self) -> int:
@@ -141,7 +148,7 @@ class _Learning:
         return {
             "height": terms.size.height,
             "width": terms.size.width,
-            **({"num_frames": terms.size.num_frames} if self.takes_frames else {}),
+            **self.frames,
             "num_inference_steps": steps,
             "output_type": "latent",
             "generator": [torch.Generator().manual_seed(seed) for seed in range(size)],
@@ -234,7 +241,7 @@ class _Learning:
             max_sequence_length=self.max_sequence_length,
             prompt_bytes=max(sum(part.nbytes for part in text.values()) for text in texts),
             image=image,
-            clip=image.removesuffix("[0]") if self.takes_frames else None,
+            clip=image.removesuffix("[0]") if self.frames else None,
         )
 
     def _cut(self, names: Sequence[str], arguments: Mapping[str, Any]) -> NetworkCall:

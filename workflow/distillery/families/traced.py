@@ -29,6 +29,8 @@ DENOISERS = ("transformer", "unet")
 """How those of networks begin that denoise."""
 TIMESTEP = ("timestep",)
 """The place of a network's argument of that name."""
+FRAMES = ("num_frames", "frames")
+"""Names of the argument that counts a clip's frames."""
 NEAR = 1e-4
 """Relative distance of equal timesteps."""
 
@@ -54,6 +56,14 @@ class Traced(Family):
         self.no_guidance = learnt.unguided.get(self.guidance_argument, 1.0)
         self.bytes_per_prompt = learnt.prompt_bytes
         self.image, self.clip = learnt.image, learnt.clip
+
+    def frames(self, size: Size) -> Mapping[str, int]:
+        """Under the name that the class has for it."""
+        if not self.clip:
+            return {}
+        import diffusers
+
+        return {frames_argument(getattr(diffusers, self.learnt.pipeline_class)): size.num_frames}
 
     def call_options(self, max_sequence_length: int) -> Mapping[str, object]:
         """What a call without guidance is told beside the scale."""
@@ -217,6 +227,12 @@ class Traced(Family):
 def _nearest(values: Sequence[float], value: float) -> int:
     """The place of the value that is nearest."""
     return min(range(len(values)), key=lambda place: abs(values[place] - value))
+
+
+def frames_argument(kind: type) -> str:
+    """What a pipeline's call names the frames of a clip; "" where it makes none."""
+    takes = signature(kind.__call__).parameters
+    return next((name for name in FRAMES if name in takes), "")
 
 
 class Unknown(Traced):

@@ -93,10 +93,15 @@ def make_embeddings(
 
     def make(plan: ChunkPlan) -> Mapping[str, torch.Tensor]:
         nonlocal pipeline
+        group = groups[plan.index]
         if pipeline is None:
             pipeline = load_teacher(job.teacher, folder, device, leave_out=all_but_text(folder))
             check_texts(job.teacher, folder, pipeline, map(_written, texts))
-        group = groups[plan.index]
+            try:
+                encode_texts(family, pipeline, group[:1], length, 1)
+            except AttributeError:
+                # A few pipelines ask their network while they encode, as Bria for its type.
+                pipeline = load_teacher(job.teacher, folder, device)
         encoded = encode_texts(family, pipeline, group, length, job.embeddings.batch_size)
         _check_finite(group, encoded, job.teacher, folder)
         if job.teacher.long_prompts == "refuse":

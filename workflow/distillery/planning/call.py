@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 
 from distillery.config.teacher import FPS, Teacher
+from distillery.families.traced import frames_argument
 from distillery.notes import Note, error
 from distillery.teacher.folder import PipelineFolder
 
 GIVEN = re.compile(
-    r"(negative_)?(prompt|image|ip_adapter|pooled)|.*(embeds|mask)(_|$)|num_|(height|width|latents|"
+    r"(negative_)?(prompt|image|ip_adapter|pooled)|.*(embeds|mask)(_|$)|num_|frames$|"
+    r"(height|width|latents|"
     r"generator|output_type|return_dict|max_sequence_length|callback)|"
     r"guidance_scale(_2)?$|true_cfg_scale$"
 )
@@ -39,7 +41,7 @@ def on_call(teacher: Teacher, folder: PipelineFolder) -> Iterator[Note]:
 
 def on_frames(teacher: Teacher, folder: PipelineFolder) -> Iterator[Note]:
     """A clip of a class that makes images, and a speed where nothing is played."""
-    if teacher.num_frames > 1 and "num_frames" not in known_arguments(folder):
+    if teacher.num_frames > 1 and not frames_argument(folder.pipeline_class):
         yield error(
             f"teacher.num_frames is {teacher.num_frames}",
             f": {folder.class_name} makes single images",

@@ -81,7 +81,8 @@ def _own_student(folder: PipelineFolder) -> Made | None:
     try:
         arguments = read_json(folder.path / METADATA)["call"]["arguments"]
         steps = int(arguments["num_inference_steps"])
-        guidance = float(arguments[folder.family.guidance_argument])
+        # A call that takes no scale has none.
+        guidance = float(arguments.get(folder.family.guidance_argument, folder.family.no_guidance))
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return Made(f"as its {METADATA} says", (steps, steps), guidance)

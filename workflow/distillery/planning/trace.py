@@ -8,10 +8,12 @@ from distillery.config.ways import Online
 from distillery.families import FAMILIES
 from distillery.notes import Note, advice, error
 from distillery.planning.call import known_arguments
+from distillery.schedulers import ADVICE, has_levels
 from distillery.teacher.folder import PipelineFolder
+from distillery.teacher.solver import load_scheduler
 
 GIVEN = re.compile(
-    r"(negative_)?(prompt|pooled)|.*(embeds|mask)(_|$)|num_(inference_steps|images|frames)|"
+    r"(negative_)?(prompt|pooled)|.*(embeds|mask)(_|$)|num_(inference_steps|images|frames)|frames$|"
     r"(height|width|latents|generator|output_type|return_dict|max_sequence_length|callback)"
 )
 """Arguments that every call is given in any case."""
@@ -58,11 +60,19 @@ def on_trace(config: RunConfig, folder: PipelineFolder) -> Iterator[Note]:
             "remove teacher.trace, unless the adapter refuses this one",
         )
     if isinstance(config, Config):
-        yield from _on_ways(config)
+        yield from _on_student(config, folder)
 
 
-def _on_ways(config: Config) -> Iterator[Note]:
+def _on_student(config: Config, folder: PipelineFolder) -> Iterator[Note]:
     training, cure = config.training, "it needs a class with an adapter"
+    if len(folder.denoisers) > 1:
+        yield error(f"the teacher has the networks {', '.join(folder.denoisers)}", " and "
+                    "teacher.trace is set: how its class draws with one, as a student has, is not "
+                    "known", cure)  # fmt: skip
+    scheduler = load_scheduler(folder, config.teacher)
+    if not has_levels(scheduler):
+        yield error(f"the teacher's scheduler is {type(scheduler).__name__}", ", whose noise "
+                    "levels are not known or which draws noise in its steps", ADVICE)  # fmt: skip
     if config.student.init == "layers":
         yield error("student.init is layers", " and teacher.trace is set: which of its blocks may "
                     "go is not known", cure)  # fmt: skip

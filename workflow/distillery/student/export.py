@@ -190,11 +190,10 @@ def right_call(job: ExportJob, family: Family, denoiser: Denoiser) -> dict[str, 
     teacher = job.teacher
     is_guided_by_input = family.has_guidance_embedding(denoiser.config)  # type: ignore[arg-type]
     length = teacher.max_sequence_length or family.max_sequence_length
+    scale = job.targets.guidance_scale if is_guided_by_input else family.no_guidance
     arguments = {
         "num_inference_steps": job.student.steps,
-        family.guidance_argument: (
-            job.targets.guidance_scale if is_guided_by_input else family.no_guidance
-        ),
+        **({family.guidance_argument: scale} if family.guidance_argument else {}),
         "height": teacher.height,
         "width": teacher.width,
         **family.frames(Size.of(teacher)),

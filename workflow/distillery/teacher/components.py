@@ -15,6 +15,7 @@ CONFIGS = {
     "Tokenizer": "tokenizer_config.json",
     "Processor": "preprocessor_config.json",
     "FeatureExtractor": "preprocessor_config.json",
+    "Guidance": "guider_config.json",
 }
 """Part of a component's class name to the file that describes it; a model has `CONFIG`."""
 LIBRARIES = ("diffusers", "transformers")
@@ -95,6 +96,11 @@ def check_classes(
             )
 
 
+def config_of(class_name: str) -> str:
+    """The file that describes a component of this class."""
+    return next((CONFIGS[kind] for kind in CONFIGS if kind in class_name), CONFIG)
+
+
 def missing_of(
     component: Path, class_name: str, variant: str | None, has_weights: bool = False
 ) -> list[str]:
@@ -106,7 +112,7 @@ def missing_of(
     """
     if not component.is_dir():
         return [component.name]
-    config = next((CONFIGS[kind] for kind in CONFIGS if kind in class_name), CONFIG)
+    config = config_of(class_name)
     if not (component / config).is_file():
         return [f"{component.name}/{config}"]
     if "Tokenizer" in class_name:

@@ -61,7 +61,7 @@ class DecodeGuard:
         """
         begin = Moment(latents.device)
         # Not all stock pipelines cast them.
-        result = self._decode(latents.to(self._vae.dtype), *args, **kwargs)
+        result = self._decode_all(latents.to(self._vae.dtype), *args, **kwargs)
         decoded_b: torch.Tensor = result[0]
         if self._vae.dtype != torch.float32:
             self._repair(decoded_b, latents, *args, **kwargs)
@@ -70,6 +70,19 @@ class DecodeGuard:
         decoded_b.masked_fill_(lost, torch.nan)
         self._spans.append((begin, Moment(latents.device)))
         return result
+
+    def _decode_all(self, latents: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """A batch at once, or one by one where the VAE takes no batch, as HunyuanVideo 1.5's."""
+        try:
+            return self._decode(latents, *args, **kwargs)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:
+            if len(latents) == 1:
+                raise
+        each = [self._decode(one, *args, **kwargs) for one in torch.split(latents, 1)]
+        whole = torch.cat([one[0] for one in each])
+        return (whole,) if isinstance(each[0], tuple) else type(each[0])(sample=whole)
 
     def pop_seconds(self) -> float:
         """How long the device has decoded since this was last asked; waits until it has."""

@@ -129,19 +129,28 @@ def _read_pipeline(
     """Read a stock pipeline to the CPU; `dtypes` are by component, and `default`.
 
     By its own class: `DiffusionPipeline.from_pretrained` loads components that a class calls
-    optional, such as Wan's transformer, though they are to be left out.
+    optional, such as Wan's transformer, though they are to be left out. A few ask a component while
+    they are made, as Bria its VAE: they are read with all of them, and left without then.
     """
     from diffusers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    absent: dict[str, Any] = dict.fromkeys([*leave_out, *folder.components_left_out])
-    pipeline = folder.pipeline_class.from_pretrained(
+    read = partial(
+        folder.pipeline_class.from_pretrained,
         folder.path,
         dtype=dict(dtypes),
         variant=folder.variant,
         local_files_only=True,
-        **(absent | read_files(folder, dtypes, leave_out)),
     )
+    never: dict[str, Any] = dict.fromkeys(folder.components_left_out)
+    absent = never | dict.fromkeys(leave_out)
+    try:
+        pipeline = read(**(absent | read_files(folder, dtypes, leave_out)))
+    except AttributeError:
+        if absent == never:
+            raise
+        pipeline = read(**(never | read_files(folder, dtypes)))
+        pipeline.register_modules(**absent)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 
