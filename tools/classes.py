@@ -56,7 +56,8 @@ A trace cannot know
 - how long a prompt may be, which blocks a smaller student may drop, and how latents are scaled for
   the VAE;
 - how the guided call guides, and it need not: the teacher's trajectories come from that call;
-- what a pipeline would do with images, adapters or callbacks, which its calls do not give.
+- what a pipeline would do with adapters or callbacks, which its calls do not give, nor with images,
+  unless `teacher.trace.image` names the argument that takes one.
 
 Each class here is a tiny pipeline of the real Diffusers classes with random weights
 (`tests/traced/`); a released model may have options that its class does not show here. The eight

@@ -19,6 +19,7 @@ from typing import Any
 import pandas as pd
 
 from distillery.encodings import explain_control, find_control
+from distillery.input_images import IMAGE, SHA256, add_images, own_images
 from distillery.noise import check_prompt_id, shorten
 from distillery.prompt_files import read_rows
 
@@ -95,7 +96,13 @@ def check_prompt_file(path: Path) -> None:
         )
 
 
-def read_prompts(path: Path, notes: Sequence[str] = (), numbered: str = "p") -> pd.DataFrame:
+def read_prompts(
+    path: Path,
+    notes: Sequence[str] = (),
+    numbered: str = "p",
+    takes_images: bool = True,
+    size: tuple[int, int] | None = None,
+) -> pd.DataFrame:
     """Read and check a prompt file.
 
     Args:
@@ -103,11 +110,14 @@ def read_prompts(path: Path, notes: Sequence[str] = (), numbered: str = "p") -> 
             `prompt_id` (more columns are kept), or .txt with one prompt per line.
         notes: columns that are kept and change nothing, though their names may say otherwise.
         numbered: what the ids of prompts without one begin with: p00000, p00001, ...
+        takes_images: whether the teacher is given a column `image`.
+        size: height and width that images must have; None: any.
 
     Returns:
         One row per prompt in the file's order; `prompt_id` and `prompt` are strings and come first.
         A column `negative_prompt` holds strings, empty where the run's is meant; `height` and
-        `width` are integers or missing.
+        `width` are integers or missing. A column `image` holds paths from here, and `image_sha256`
+        the hashes of the files.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -128,9 +138,23 @@ def read_prompts(path: Path, notes: Sequence[str] = (), numbered: str = "p") -> 
     _check_rows(table, lines, path)
     if SIZE[0] in table:
         _read_sizes(table, lines, path)
+    if IMAGE in table and IMAGE not in notes:
+        _check_takes_images(takes_images, path)
+        problems = add_images(table, path.parent, size)
+        _refuse_rows([f"{_unit(path)} {lines[row]}: {it}" for row, it in problems], path)
     _check_types(table, lines, path)
     others = [column for column in table.columns if column not in REQUIRED]
     return table[[*REQUIRED, *others]].reset_index(drop=True)
+
+
+def _check_takes_images(takes_images: bool, path: Path) -> None:
+    """Raise ValueError for images that nothing is given."""
+    if not takes_images:
+        raise ValueError(
+            f"{path} has a column {IMAGE}, and this run's teacher is given none: set "
+            "teacher.trace.image to the argument of its call that takes one (a pipeline without an "
+            "adapter, see docs/teachers.md), or remove the column, or list it under prompts.notes"
+        )
 
 
 def own_negatives(table: pd.DataFrame) -> list[str | None]:
@@ -161,7 +185,7 @@ def texts_of_rows(table: pd.DataFrame, guided: bool) -> list[list[str]]:
 
 def made_of_rows(table: pd.DataFrame, guided: bool, sized: bool = True) -> list[list[Any]]:
     """What an image of each row is made from: `texts_of_rows` and, where it has one of its own, the
-    size.
+    size; where it is made from an image, its hash.
 
     Args:
         sized: whether the table's sizes are the prompts' own, and not those of a whole run.
@@ -169,7 +193,12 @@ def made_of_rows(table: pd.DataFrame, guided: bool, sized: bool = True) -> list[
     texts = texts_of_rows(table, guided)
     sizes = own_sizes(table) if sized else [None] * len(table)
     return [
-        own if size is None else [*own, list(size)] for own, size in zip(texts, sizes, strict=True)
+        [
+            *own,
+            *([] if size is None else [list(size)]),
+            *([] if image is None else [{IMAGE: image.sha256}]),
+        ]
+        for own, size, image in zip(texts, sizes, own_images(table), strict=True)
     ]
 
 
@@ -217,8 +246,11 @@ def _check_columns(columns: Sequence[str], path: Path, notes: Sequence[str]) -> 
     taken = [
         name
         for name in columns
-        if name in (*RESERVED, *RESERVED_FOR_PAIRS, *RESERVED_FOR_CLIPS, *RESERVED_BY_DATASET)
-        and (name not in SIZE or name in notes)
+        if (name == SHA256 and IMAGE in columns)
+        or (
+            name in (*RESERVED, *RESERVED_FOR_PAIRS, *RESERVED_FOR_CLIPS, *RESERVED_BY_DATASET)
+            and (name not in SIZE or name in notes)
+        )
     ]
     if taken:
         raise ValueError(

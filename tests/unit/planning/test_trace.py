@@ -14,6 +14,7 @@ from distillery.planning.plan import make_plan
 from distillery.run_folder import RunFolder
 from distillery.stage import everything
 from runs import make_run, settings
+from traced.pictured import add_images
 from traced.walk import text_classes
 from training_phases import phases
 
@@ -84,6 +85,16 @@ def test_only_a_traced_run_has_a_signature(unknown: Path, tmp_path: Path) -> Non
         (
             {"training": {"phases": phases(stored=8, online={"samples": 8})}},
             "learn: online and teacher.trace is set",
+        ),
+        ({"teacher": {"trace": OFF | {"image": "photo"}}}, r"image is 'photo': the call of"),
+        ({"teacher": {"trace": OFF | {"image": "prompt"}}}, r"image is 'prompt': other keys"),
+        (
+            {"teacher": {"trace": OFF | {"image": "image"}}},
+            r"train\.csv has no column image, and teacher\.trace\.image is set",
+        ),
+        (
+            {"teacher": {"trace": OFF | {"image": "image"}}, "targets": {"batch_size": 2}},
+            r"targets\.batch_size is 2: a call with an image is for one prompt",
         ),
     ],
 )
@@ -158,6 +169,24 @@ def test_the_plan_before_tells_prompts_parameters_and_doubts(unknown: Path, tmp_
     ):  # fmt: skip
         assert words in page
     assert any("ema_half_life_samples" in line for line in plan["advice"])
+
+
+def test_images_that_no_call_takes_are_refused(
+    teacher: Path, unknown: Path, tmp_path: Path
+) -> None:
+    """Of a class with an adapter, and of a traced one without the argument."""
+    for folder, section in ((teacher, {}), (unknown, {"trace": OFF})):
+        raw = settings(tmp_path, folder, teacher=section)
+        add_images(tmp_path / "eval.csv")
+        with pytest.raises(ValueError, match=r"eval\.csv has a column image, and .*trace\.image"):
+            make_plan(STAGES, parse_config(raw, "tiny"), tmp_path / "results/plan.json")
+
+
+def test_an_image_of_another_size_is_named_with_its_line(unknown: Path, tmp_path: Path) -> None:
+    raw = settings(tmp_path, unknown, teacher={"height": 64, "trace": OFF | {"image": "image"}})
+    add_images(tmp_path / "train.csv")
+    with pytest.raises(ValueError, match=r"train\.csv has bad rows.*\n  line 2: the image .*crop"):
+        make_plan(STAGES, parse_config(raw, "tiny"), tmp_path / "results/plan.json")
 
 
 def test_a_class_that_diffusers_has_not_is_refused(unknown: Path, tmp_path: Path) -> None:

@@ -50,6 +50,11 @@ class Trace(Section):
         {},
         description="further arguments of every call, the student's too",
     )
+    image: Annotated[str | None, OnlyIfSet] = Field(
+        None,
+        description="the argument that takes an image beside the prompt, `image` in most calls: "
+        "each prompt's own, of the column `image`. null: prompts have none",
+    )
 
 
 class Teacher(Section):
@@ -160,6 +165,11 @@ class Teacher(Section):
     def signature(self) -> JsonObject | None:
         """What was learnt of a traced pipeline; no setting, but a file of the run."""
         return self._signature
+
+    @property
+    def image_argument(self) -> str | None:
+        """The argument of its calls that takes a prompt's image, if any does."""
+        return None if self.trace is None else self.trace.image
 
     @property
     def not_learnt(self) -> "Teacher":

@@ -109,7 +109,7 @@ class Encodings:
             for place, leaf in leaves(asked.result).items():
                 if isinstance(leaf, Slot) and leaf.of == of:
                     part = given[place] if leaf.is_listed else given[place][0]
-                    found[_name(leaf.part)] = part.reshape(part.shape or (1,)).cpu().clone()
+                    found[part_name(leaf.part)] = part.reshape(part.shape or (1,)).cpu().clone()
         return found
 
     def _filled(self, leaf: Any, texts: Mapping[str, str | None], device: torch.device) -> Any:
@@ -156,7 +156,9 @@ class Encodings:
         """What the network is given of a padded batch of prompts, by place."""
         size = len(next(iter(prompts.values())))
         return {
-            place: reading.of(prompts) if isinstance(reading, Reading) else _repeated(reading, size)
+            place: _repeated(reading, size)
+            if isinstance(reading, torch.Tensor)
+            else reading.of(prompts)
             for place, reading in self.readings.items()
         }
 
@@ -179,10 +181,10 @@ def _of_batch(leaf: Any, parts: Mapping[str, Conditioning], size: int, device: t
 
 
 def _part(prompts: Conditioning, part: int, is_listed: bool) -> Any:
-    values = prompts[_name(part)]
+    values = prompts[part_name(part)]
     if not is_listed:
         return values
-    lengths = prompts[f"{_name(part)}.length"].tolist()
+    lengths = prompts[f"{part_name(part)}.length"].tolist()
     return [value[:length] for value, length in zip(values, lengths, strict=True)]
 
 
@@ -192,7 +194,8 @@ def _repeated(value: torch.Tensor, size: int) -> torch.Tensor:
     return value.expand(size, *value.shape[1:]).contiguous() if is_one else value
 
 
-def _name(part: int) -> str:
+def part_name(part: int) -> str:
+    """Of a prompt's part in what is stored of it."""
     return f"part{part}"
 
 
@@ -339,7 +342,7 @@ def _slots(base: _Run, by_prompt: _Run, by_negative: _Run, twice: _Run) -> dict[
     count = {PROMPT: 0, NEGATIVE: 0}
     others = leaves(by_prompt.results), leaves(by_negative.results)
     for place, leaf in leaves(base.results).items():
-        follows = [not _is_same(leaf, other.get(place)) for other in others]
+        follows = [not is_same(leaf, other.get(place)) for other in others]
         if not any(follows):
             continue
         if all(follows):
@@ -358,7 +361,8 @@ def _slots(base: _Run, by_prompt: _Run, by_negative: _Run, twice: _Run) -> dict[
     return found
 
 
-def _is_same(one: Any, other: Any) -> bool:
+def is_same(one: Any, other: Any) -> bool:
+    """Whether two leaves are equal."""
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return one.shape == other.shape and one.equal(other)
     return type(one) is type(other) and bool(one == other)
@@ -435,7 +439,7 @@ def _readings(
         )
     for place in signature.rows:
         given = [at(run.call.arguments, place) for run in (one, other)]
-        if _is_same(_item(given[0]), _item(given[1])):
+        if is_same(_item(given[0]), _item(given[1])):
             yield place, given[0]
             continue
         found = next(_fitting(given, (one.results, other.results), slots), None)

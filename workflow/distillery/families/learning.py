@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 
 from distillery.families.encodings import PROMPT, TEXTS, Encodings, Learner
 from distillery.families.learnt import Learnt
+from distillery.families.of_images import check_reads_no_image, with_images
 from distillery.families.proofs import ALIKE, Proof, Subject, distance, prove, tried, without
 from distillery.families.protocol import Conditioning, Pipeline, Request, Setting, as_annotated
 from distillery.families.recording import (
@@ -19,6 +21,7 @@ from distillery.families.recording import (
     Step,
     UntraceableError,
     at,
+    cut,
     recording,
     trace,
 )
@@ -49,8 +52,12 @@ STORED: Sequence[tuple[str, str]] = (
     ("stored prompts give the stock call without guidance", OTHER_PROMPTS),
     ("stored prompts give the guided stock call", OTHER_PROMPTS),
     ("stored prompts give the network what the stock call gives it", OTHER_PROMPTS),
+    (
+        "stored images of two prompts give the network what two stock calls give it",
+        "the student would be made of other images than the stock call reads",
+    ),
 )
-"""Claims on what is stored, and what follows if one does not hold."""
+"""Claims on what is stored, and what follows if one does not hold; the last one is on images."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +73,7 @@ class Terms:
         negative_prompt: of the teacher's calls; None: none is given.
         max_sequence_length: None: the call's default.
         decode: whether images can be made, to see what a call returns.
+        image: the argument that takes an image of `size`; "": none does.
     """
 
     steps: int
@@ -77,6 +85,7 @@ class Terms:
     negative_prompt: str | None = None
     max_sequence_length: int | None = None
     decode: bool = True
+    image: str = ""
 
 
 def learn_pipeline(pipeline: Pipeline, terms: Terms) -> tuple[Learnt, list[Proof]]:
@@ -100,12 +109,14 @@ class _Learning:
     def __init__(self, pipeline: Pipeline, terms: Terms) -> None:
         self.pipeline, self.terms = pipeline, terms
         self.takes = inspect.signature(type(pipeline).__call__).parameters
+        self.images = [noise_image(terms.size, seed) for seed in range(2)]
         self._given: dict[str, list[Any]] = {}
         self._check_terms()
 
     def _check_terms(self) -> None:
-        named = {**self.terms.unguided, **self.terms.always}
-        unknown = sorted(named.keys() - self.takes.keys())
+        image = {self.terms.image} if self.terms.image else set()
+        named = {**self.terms.unguided, **self.terms.always}.keys() | image
+        unknown = sorted(named - self.takes.keys())
         if unknown:
             raise UntraceableError(
                 f"teacher.trace names {' and '.join(unknown)}, which its call does not take; it "
@@ -153,6 +164,7 @@ class _Learning:
             "output_type": "latent",
             "generator": [torch.Generator().manual_seed(seed) for seed in range(size)],
             **({"max_sequence_length": length} if length else {}),
+            **({terms.image: self.images[0]} if terms.image else {}),
             **terms.always,
             **guidance,
         }
@@ -179,7 +191,7 @@ class _Learning:
     # ---- learning --------------------------------------------------------------------------------
 
     def learn(self) -> tuple[Learnt, list[Proof]]:
-        with starting(self.pipeline, None):
+        with starting(self.pipeline, None, bool(self.terms.image)):
             signature, steps = learn(self.pipeline, self.of_texts(False), TEXTS)
             subject = Subject(
                 self.pipeline, signature, steps, self.of_texts(False),
@@ -199,17 +211,28 @@ class _Learning:
         terms = self.terms
         names = tuple(dict.fromkeys(signature.components))
 
-        def cut(texts: Mapping[str, Any], is_guided: bool, size: int) -> NetworkCall:
+        def cut_call(texts: Mapping[str, Any], is_guided: bool, size: int) -> NetworkCall:
             asked = is_guided and self.is_guided
             given = texts if asked else {"prompt": texts["prompt"]}
-            return self._cut(names, {**self.call(asked, size), **given})
+            return cut(self.pipeline, names, {**self.call(asked, size), **given})
 
-        encodings = Learner(self.pipeline, cut).learn(
+        def with_image(text: str, image: Image.Image) -> NetworkCall:
+            given = {"prompt": [text], terms.image: image}
+            return cut(self.pipeline, names, self.call(False, 1) | given)
+
+        if terms.image:
+            check_reads_no_image(self.pipeline, with_image, self.images)
+        encodings = Learner(self.pipeline, cut_call).learn(
             signature, needs_none=terms.negative_prompt is None
         )
+        parts = [encodings.encode(self.pipeline, PROMPT, text) for text in TEXTS]
+        if terms.image:
+            encodings = with_images(
+                encodings, signature, steps[0].state.shape, terms.image, with_image, self.images
+            )
+            parts[0] |= encodings.parts_of(with_image(TEXTS[0], self.images[0]))
         walked = self._walk(signature, terms.steps)
-        texts = [encodings.encode(self.pipeline, PROMPT, text) for text in TEXTS]
-        prompts = on(encodings.pad(texts[:1]), self.pipeline._execution_device, torch.float32)
+        prompts = on(encodings.pad(parts[:1]), self.pipeline._execution_device, torch.float32)
         is_low = torch.finfo(signature.dtype).bits < 32
         guided = trace(self.pipeline, self.of_texts(self.is_guided)(TEXTS[:1]))
         image = self._image() if terms.decode else "images[0]"
@@ -239,25 +262,10 @@ class _Learning:
             spacings=self._spacings(names, encodings, prompts),
             calls_per_step=sum(_rows(call, signature) for call in guided[-1].calls),
             max_sequence_length=self.max_sequence_length,
-            prompt_bytes=max(sum(part.nbytes for part in text.values()) for text in texts),
+            prompt_bytes=max(sum(part.nbytes for part in text.values()) for text in parts),
             image=image,
             clip=image.removesuffix("[0]") if self.frames else None,
         )
-
-    def _cut(self, names: Sequence[str], arguments: Mapping[str, Any]) -> NetworkCall:
-        """What a call would give its network first."""
-        with ExitStack() as stack:
-            for name in names:
-                network = getattr(self.pipeline, name)
-                stack.enter_context(with_methods(network, forward=_stop(name, network)))
-                if hasattr(network, "attn_processors"):  # which a call may change meanwhile
-                    before = dict(network.attn_processors)
-                    stack.callback(network.set_attn_processor, before)
-            try:
-                self.pipeline(**arguments)
-            except _StoppedError as stopped:
-                return stopped.call
-        raise UntraceableError("its call asks no network")
 
     def _walk(self, signature: Signature, steps: int) -> list[Step]:
         """A call of the teacher's steps whose network is asked once: what follows the step follows
@@ -304,7 +312,7 @@ class _Learning:
                 with_methods(scheduler, set_timesteps=set_timesteps),
                 encodings.given(self.pipeline, False, {PROMPT: prompts}),
             ):
-                self._cut(names, arguments)
+                cut(self.pipeline, names, arguments)
                 found[steps] = asked[-1]
         if self.terms.steps not in found:
             raise UntraceableError(f"its scheduler cannot make {self.terms.steps} steps")
@@ -322,7 +330,8 @@ class _Learning:
         generators."""
         scale = getattr(self.pipeline.scheduler, "init_noise_sigma", 1.0)
         others = [torch.Generator().manual_seed(7 + sample) for sample in range(len(TEXTS))]
-        with starting(self.pipeline, steps[0].state.float() / scale):
+        state = steps[0].state.float() / scale
+        with starting(self.pipeline, state, bool(self.terms.image)):
             found = trace(self.pipeline, {**self.of_texts(False)(TEXTS), "generator": others})
         return distance(found[-1].after, steps[-1].after)
 
@@ -336,9 +345,15 @@ class _Learning:
         Args:
             signature: of the calls that `steps` are of.
         """
-        family = Traced(learnt)
-        conditioning = family.pad(family.encode(self.pipeline, TEXTS, 0), 0)
-        negative = family.encode_negative(self.pipeline, self.terms.negative_prompt, 0)
+        family, argument = Traced(learnt), self.terms.image
+        texts = family.encode(self.pipeline, TEXTS, 0)
+        negative = dict(family.encode_negative(self.pipeline, self.terms.negative_prompt, 0))
+        images: list[Conditioning] = []
+        if argument:
+            images = [family.encode_image(self.pipeline, image) for image in self.images]
+            texts = [{**text, **images[0]} for text in texts]
+            negative |= family.encode_image(self.pipeline, None)
+        conditioning = family.pad(texts, 0)
         dtype = steps[0].state.dtype
 
         def drawn(is_guided: bool) -> float:
@@ -352,13 +367,14 @@ class _Learning:
                 decode=False,
                 dtype=dtype,
                 further=self.terms.further if is_guided else {},
+                image=self.images[0] if argument else None,
             )
             expected = trace(self.pipeline, self.of_texts(is_guided)(TEXTS))
             with without(self.pipeline, learnt.text_components), recording(self.pipeline) as found:
                 family.generate(self.pipeline, request)
             return distance(found[-1].after, expected[-1].after)
 
-        def predicted() -> float:
+        def predicted(conditioning: Conditioning, steps: Sequence[Step]) -> float:
             prompts = learnt.encodings.read(conditioning)
             return max(
                 distance(
@@ -373,12 +389,25 @@ class _Learning:
                 for number, step in enumerate(steps)
             )
 
+        def of_two_images() -> float:
+            """Each prompt with another image: alone in the stock call, and in one batch."""
+            stock = self.of_texts(False)
+            alone = [
+                trace(self.pipeline, stock([text]) | {argument: image})
+                for text, image in zip(TEXTS, self.images, strict=True)
+            ]
+            given = [{**text, **image} for text, image in zip(texts, images, strict=True)]
+            return predicted(
+                family.pad(given, 0), [_joined(own) for own in zip(*alone, strict=True)]
+            )
+
         attempts: Sequence[Callable[[], float]] = (
             lambda: drawn(False),
             lambda: drawn(self.is_guided),
-            predicted,
+            lambda: predicted(conditioning, steps),
+            *((of_two_images,) if argument else ()),
         )
-        for attempt, (claim, meaning) in zip(attempts, STORED, strict=True):
+        for attempt, (claim, meaning) in zip(attempts, STORED, strict=False):
             yield tried(attempt, claim, ALIKE, meaning, signature.dtype)
 
 
@@ -387,31 +416,28 @@ def _rows(call: NetworkCall, signature: Signature) -> int:
     return len(at(call.arguments, signature.entry.place))
 
 
+def _joined(steps: Sequence[Step]) -> Step:
+    """One step of several samples, of theirs alone; the network's calls are the first's."""
+    first = steps[0]
+    return replace(
+        first,
+        state=torch.cat([step.state for step in steps]),
+        prediction=torch.cat([step.prediction for step in steps]),
+    )
+
+
+def noise_image(size: Size, seed: int) -> Image.Image:
+    """Noise of a seed, so that all of an image matters."""
+    shape = (size.height, size.width, 3)
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, shape, np.uint8))
+
+
 def _check(proofs: Sequence[Proof]) -> None:
     """Raise UntraceableError for the first claim that does not hold."""
     for proof in proofs:
         if not proof.holds:
             found = proof.error or f"they differ by {proof.distance:.2g} of the largest value"
             raise UntraceableError(f"not so: {proof.claim} ({found}): {proof.meaning}")
-
-
-class _StoppedError(Exception):
-    """A network was about to be asked."""
-
-    def __init__(self, call: NetworkCall) -> None:
-        super().__init__("stopped before its network")
-        self.call = call
-
-
-def _stop(name: str, network: torch.nn.Module) -> Callable[..., Any]:
-    takes = inspect.signature(type(network).forward)
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        given = dict(takes.bind(network, *args, **kwargs).arguments)
-        given.pop(next(iter(given)))  # self
-        raise _StoppedError(NetworkCall(name, given))
-
-    return forward
 
 
 def _once(network: torch.nn.Module, given: list[Any]) -> Callable[..., Any]:

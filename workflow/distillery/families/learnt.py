@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from distillery.families.encodings import Asked, Encodings, Reading, Slot
+from distillery.families.of_images import Behind, ImageEncodings
 from distillery.families.size import Size
 from distillery.families.tracing import Entry, Exit, Signature
 
@@ -81,7 +82,10 @@ class Learnt:
 
 RECORDS = {
     it.__name__: it
-    for it in (Learnt, Signature, Entry, Exit, Encodings, Asked, Reading, Slot, Size)
+    for it in (
+        *(Learnt, Signature, Entry, Exit, Encodings, Asked, Reading, Slot, Size),
+        *(ImageEncodings, Behind),
+    )
 }
 KIND = "kind"
 """Of an object that stands for something else; what is no record has a `value`."""

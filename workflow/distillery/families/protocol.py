@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
+from PIL import Image
 
 from distillery.families.size import Size
 from distillery.families.text import Reader, on
@@ -59,6 +60,7 @@ class Request:
         dtype: of the embeddings. Stock pipelines hold the states in it, too.
         latents: (b, *latent) float32, what the call starts from instead of its seeds' noise.
         further: arguments of the stock call beside these, as `teacher.call` has them.
+        image: that a call for one prompt is given, where the pipeline takes one.
     """
 
     seeds: Sequence[int]
@@ -70,6 +72,7 @@ class Request:
     dtype: torch.dtype
     latents: torch.Tensor | None = None
     further: Mapping[str, Any] = field(default_factory=dict)
+    image: Image.Image | None = None
 
 
 class Family(Protocol):
@@ -138,6 +141,14 @@ class Family(Protocol):
     ) -> list[Conditioning]:
         """Encode prompts as the stock pipeline does; each unpadded, on the CPU."""
         ...
+
+    def encode_image(self, pipeline: Pipeline, image: Image.Image | None) -> Conditioning:
+        """What is stored of a prompt's image, beside the prompt; unpadded, on the CPU.
+
+        Args:
+            image: None for a negative prompt, which has none.
+        """
+        return {}
 
     def stored_tokens(self, max_sequence_length: int) -> int | None:
         """How many text tokens are stored of each prompt; None: as many as it has."""

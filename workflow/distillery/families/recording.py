@@ -1,7 +1,7 @@
 """What passes between a stock pipeline, its networks and its scheduler while it is called."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import wraps
@@ -130,6 +130,44 @@ def watched(name: str, network: Denoiser, pending: list[NetworkCall]) -> Iterato
     finally:
         for hook in hooks:
             hook.remove()
+
+
+class _StoppedError(Exception):
+    """A network was about to be asked."""
+
+    def __init__(self, call: NetworkCall) -> None:
+        super().__init__("stopped before its network")
+        self.call = call
+
+
+def cut(pipeline: Pipeline, names: Iterable[str], arguments: Mapping[str, Any]) -> NetworkCall:
+    """What a call would give its network first; the networks `names` compute nothing.
+
+    Raises UntraceableError where none of them is asked.
+    """
+    with ExitStack() as stack, torch.no_grad():
+        for name in names:
+            network = getattr(pipeline, name)
+            stack.enter_context(with_methods(network, forward=_stop(name, network)))
+            if hasattr(network, "attn_processors"):  # which a call may change meanwhile
+                before = dict(network.attn_processors)
+                stack.callback(network.set_attn_processor, before)
+        try:
+            pipeline(**arguments)
+        except _StoppedError as stopped:
+            return stopped.call
+    raise UntraceableError("its call asks no network")
+
+
+def _stop(name: str, network: Denoiser) -> Callable[..., Any]:
+    takes = inspect.signature(type(network).forward)
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        given = dict(takes.bind(network, *args, **kwargs).arguments)
+        given.pop(next(iter(given)))  # self
+        raise _StoppedError(NetworkCall(name, given))
+
+    return forward
 
 
 def first(output: Any) -> Any:

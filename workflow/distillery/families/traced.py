@@ -1,15 +1,17 @@
 """A family that nobody wrote: what a pipeline's own calls told of it."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import wraps
 from inspect import signature
 from typing import Any
 
 import torch
+from PIL import Image
 
-from distillery.families.encodings import NEGATIVE, PROMPT
+from distillery.families.encodings import NEGATIVE, PROMPT, TEXTS
 from distillery.families.learnt import Learnt
+from distillery.families.of_images import ImageEncodings
 from distillery.families.protocol import (
     Conditioning,
     Denoiser,
@@ -19,6 +21,7 @@ from distillery.families.protocol import (
     Setting,
     as_annotated,
 )
+from distillery.families.recording import cut
 from distillery.families.size import Size
 from distillery.families.text import TEXT, Reader, on
 from distillery.schedulers import Scheduler, with_methods
@@ -94,6 +97,33 @@ class Traced(Family):
             return encodings.encode(pipeline, NEGATIVE, prompt)
         parts = encodings.encode(pipeline, PROMPT, "")
         return {name: torch.zeros_like(part) for name, part in parts.items()}
+
+    def encode_image(self, pipeline: Pipeline, image: Image.Image | None) -> Conditioning:
+        """What a call with the image gives its network of it; that is not asked."""
+        learnt, encodings, size = self.learnt, self.learnt.encodings, self.learnt.size
+        if not isinstance(encodings, ImageEncodings):
+            return {}
+        if image is None:
+            return encodings.absent
+        if (image.height, image.width) != (size.height, size.width):
+            raise ValueError(
+                f"an image is {image.height} pixels high and {image.width} wide, and the teacher's "
+                f"are {size.height} and {size.width}"
+            )
+        arguments = {
+            "prompt": [TEXTS[0]],
+            encodings.argument: image,
+            **self._always(learnt.max_sequence_length),
+            **learnt.unguided,
+            "height": size.height,
+            "width": size.width,
+            **self.frames(size),
+            "num_inference_steps": len(learnt.timesteps),
+            "generator": [torch.Generator().manual_seed(0)],
+            "output_type": "latent",
+        }
+        with starting(pipeline, None, with_image=True):
+            return encodings.parts_of(cut(pipeline, self.denoisers, arguments))
 
     def is_cut(self, pipeline: Pipeline, prompt: str, encoded: Conditioning) -> bool:
         """Whether the pipeline leaves the end of a prompt unread: without its last word, or letter
@@ -187,7 +217,7 @@ class Traced(Family):
         seeds = request.seeds or range(len(given["prompt"]))
         with (
             learnt.encodings.given(pipeline, is_guided, parts),
-            starting(pipeline, request.latents),
+            starting(pipeline, request.latents, request.image is not None),
         ):
             result: torch.Tensor = pipeline(
                 **given,
@@ -197,10 +227,17 @@ class Traced(Family):
                 **self.frames(setting.size),
                 num_inference_steps=request.steps,
                 output_type="pt" if request.decode else "latent",
+                **self._image(request.image),
                 return_dict=False,
                 **as_annotated(pipeline, request.further),
             )[0]
         return images_of(result, setting.size) if request.decode else None
+
+    def _image(self, image: Image.Image | None) -> dict[str, Any]:
+        encodings = self.learnt.encodings
+        if not isinstance(encodings, ImageEncodings):
+            return {}
+        return {encodings.argument: image}
 
     def predict(
         self,
@@ -261,13 +298,23 @@ def images_of(result: torch.Tensor, size: Size) -> torch.Tensor:
     return frames if size.is_clip else frames[:, 0]
 
 
+def _typed(value: Any, dtype: torch.dtype) -> Any:
+    """A tensor of numbers in another type."""
+    is_number = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return value.to(dtype) if is_number else value
+
+
 @contextmanager
-def starting(pipeline: Pipeline, latents: torch.Tensor | None) -> Iterator[None]:
+def starting(
+    pipeline: Pipeline, latents: torch.Tensor | None, with_image: bool = False
+) -> Iterator[None]:
     """Let a call draw its noise in float32, or begin with other latents, whatever its type.
 
-    In bfloat16 another noise would be drawn: the same sample would have two.
+    In bfloat16 another noise would be drawn: the same sample would have two. An image is encoded in
+    the VAE's own type, and enters the network in the call's.
 
     Args:
+        with_image: whether the call is given one.
         latents: (b, *latent) float32, divided by the scheduler's `init_noise_sigma`.
     """
     original = pipeline.prepare_latents
@@ -284,7 +331,19 @@ def starting(pipeline: Pipeline, latents: torch.Tensor | None) -> Iterator[None]
         if latents is not None:
             state = latents.to(state.device) * getattr(pipeline.scheduler, "init_noise_sigma", 1.0)
         state = state.to(dtype or state.dtype)
-        return (state, *made[1:]) if isinstance(made, tuple) else state
+        if not isinstance(made, tuple):
+            return state
+        others = [_typed(it, dtype) for it in made[1:]] if with_image and dtype else made[1:]
+        return (state, *others)
 
-    with with_methods(pipeline, prepare_latents=prepare_latents):
+    with ExitStack() as stack:
+        stack.enter_context(with_methods(pipeline, prepare_latents=prepare_latents))
+        if with_image:
+            encode = pipeline.vae.encode
+
+            @wraps(encode)
+            def in_own_type(images: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+                return encode(images.to(pipeline.vae.dtype), *args, **kwargs)
+
+            stack.enter_context(with_methods(pipeline.vae, encode=in_own_type))
         yield

@@ -19,13 +19,21 @@ from distillery.generation.chunked import (
     make_chunks,
 )
 from distillery.notes import Note, noting, refuse
-from distillery.store.embeddings import Negative, Text, distinct_texts, members_of, pack
+from distillery.store.embeddings import (
+    Negative,
+    Pictured,
+    Text,
+    distinct_texts,
+    members_of,
+    pack,
+    written,
+)
 from distillery.store.recipes import EmbeddingsRecipe
 from distillery.store.tables import read_table
 from distillery.teacher.adapters import text_hash
 from distillery.teacher.components import is_component
 from distillery.teacher.folder import PipelineFolder, find_teacher
-from distillery.teacher.loading import load_teacher
+from distillery.teacher.loading import load_hollow, load_teacher
 from distillery.teacher.tokenizers import check_tokenizers, check_told_apart, tokenizers_of
 from distillery.telemetry import Reporter
 
@@ -43,6 +51,23 @@ def embeddings_recipe(job: EmbeddingsJob, folder: PipelineFolder) -> EmbeddingsR
         max_sequence_length=teacher.max_sequence_length or family.max_sequence_length,
         long_prompts=teacher.long_prompts,
         signature=hash_json(folder.signature["learnt"]["encodings"]) if folder.signature else None,
+        images=_images_hash(teacher, folder) if teacher.image_argument else None,
+    )
+
+
+def _images_hash(teacher: Teacher, folder: PipelineFolder) -> str:
+    """Of what an image's encoding depends on beside the image."""
+    encoders = [
+        name for name in all_but_text(folder)
+        if name not in folder.denoisers and name in folder.components
+    ]  # fmt: skip
+    return hash_json(
+        {
+            "components": folder.fingerprint(encoders),
+            "vae_dtype": teacher.vae_dtype,
+            "size": [teacher.height, teacher.width, teacher.num_frames],
+            "trace": teacher.trace.model_dump(mode="json") if teacher.trace else None,
+        }
     )
 
 
@@ -95,8 +120,12 @@ def make_embeddings(
         nonlocal pipeline
         group = groups[plan.index]
         if pipeline is None:
-            pipeline = load_teacher(job.teacher, folder, device, leave_out=all_but_text(folder))
-            check_texts(job.teacher, folder, pipeline, map(_written, texts))
+            absent = folder.denoisers if job.teacher.image_argument else all_but_text(folder)
+            pipeline = load_teacher(job.teacher, folder, device, leave_out=tuple(absent))
+            if job.teacher.image_argument:
+                for name in folder.denoisers:
+                    setattr(pipeline, name, load_hollow(job.teacher, folder, name, device))
+            check_texts(job.teacher, folder, pipeline, map(written, texts))
             try:
                 encode_texts(family, pipeline, group[:1], length, 1)
             except AttributeError:
@@ -114,18 +143,25 @@ def make_embeddings(
 def encode_texts(
     family: Family, pipeline: Pipeline, texts: Sequence[Text], length: int, batch_size: int
 ) -> list[Conditioning]:
-    """Encode prompts in batches, and negative prompts one by one as the family does them."""
-    prompts = [text for text in texts if isinstance(text, str)]
+    """Encode prompts in batches, and negative prompts one by one as the family does them; each
+    distinct image once."""
+    prompts = [str(written(text)) for text in texts if not isinstance(text, Negative)]
     of_prompts = chain.from_iterable(
         family.encode(pipeline, prompts[start : start + batch_size], length)
         for start in range(0, len(prompts), batch_size)
     )
-    return [
+    of_texts = [
         family.encode_negative(pipeline, text.text, length)
         if isinstance(text, Negative)
         else next(of_prompts)
         for text in texts
     ]
+    images = [text.image if isinstance(text, Pictured) else None for text in texts]
+    of_images = {
+        image: family.encode_image(pipeline, None if image is None else image.open())
+        for image in dict.fromkeys(images)
+    }
+    return [{**text, **of_images[image]} for text, image in zip(of_texts, images, strict=True)]
 
 
 def _check_read(
@@ -134,8 +170,8 @@ def _check_read(
     """Raise ValueError that names prompts of which the pipeline does not read the end."""
     cut = [
         repr(text[:60])
-        for text, prompt in zip(texts, encoded, strict=True)
-        if isinstance(text, str) and family.is_cut(pipeline, text, prompt)
+        for text, prompt in zip(map(_of_prompt, texts), encoded, strict=True)
+        if text is not None and family.is_cut(pipeline, text, prompt)
     ]
     if cut:
         raise ValueError(
@@ -146,9 +182,8 @@ def _check_read(
         )
 
 
-def _written(text: Text) -> str | None:
-    """A text as the user wrote it."""
-    return text.text if isinstance(text, Negative) else text
+def _of_prompt(text: Text) -> str | None:
+    return None if isinstance(text, Negative) else written(text)
 
 
 def _check_finite(
@@ -156,7 +191,7 @@ def _check_finite(
 ) -> None:
     """Raise NotFiniteError that names the prompts; T5 encoders overflow in float16."""
     bad = [
-        repr(_written(text) or "")
+        repr(written(text) or "")
         for text, prompt in zip(texts, encoded, strict=True)
         if not all(value.isfinite().all() for value in prompt.values())
     ]

@@ -65,6 +65,8 @@ class Calls:
         Raises DamagedChunkError for embeddings that are not as their manifest lists them.
         """
         prompts = [row // self.samples_per_prompt for row in rows]
+        image = self.store.image(prompts[0])
+        assert image is None or len(rows) == 1, "calls with an image are for one prompt"
         conditioning, negative = padded(self.family, self.store, prompts, self.max_sequence_length)
         return Request(
             seeds=[noise_seed(self.seed, self.samples[row]) for row in rows],
@@ -75,6 +77,7 @@ class Calls:
             decode=self.decode,
             dtype=self.dtype,
             further=self.further,
+            image=None if image is None else image.open(),
         )
 
 
@@ -105,7 +108,8 @@ class Generator:
         Args:
             calls: of the whole run, of which the job may make a part.
             load: the pipeline without its text encoders.
-            batch_size: samples per call; auto finds the largest that pays.
+            batch_size: samples per call; auto finds the largest that pays. With images it is one:
+                many pipelines take several for one prompt.
             largest_batch: the most that `auto` may choose.
             compiling: `hardware.compile`.
             load_unpacked: a network of the pipeline before its weights were packed, by component;
@@ -114,6 +118,8 @@ class Generator:
         self.calls = calls
         self._load_unpacked = load_unpacked
         self._load = load
+        if calls.store.image(0) is not None:
+            batch_size = 1
         self._batcher = Batcher(batch_size, largest_batch, device, reporter)
         self._device = device
         self._reporter = reporter

@@ -10,7 +10,7 @@ from distillery.config.teacher import Teacher
 from distillery.families import Request, Setting, Size, family_named
 from distillery.families.protocol import Family, Pipeline
 from distillery.generation.generator import padded
-from distillery.generation.trajectory import Trajectory, record, walking
+from distillery.generation.trajectory import Trajectory, joined, record, walking
 from distillery.schedule import from_prediction
 from distillery.schedulers import Scheduler
 from distillery.store.embeddings import EmbeddingStore
@@ -129,6 +129,13 @@ class TeacherWalk:
     ) -> Trajectory:
         """Some of a scheduler's `num_steps` from states at the first of them: the last state, and
         the prediction at the first."""
+        image = self.store.image(prompt_rows[0])
+        if image is not None and len(prompt_rows) > 1:  # a call with an image is for one prompt
+            each = [
+                self._take(steps, num_steps, scheduler, states[place : place + 1], [row])
+                for place, row in enumerate(prompt_rows)
+            ]
+            return joined(each)
         recipe, self.pipeline.scheduler = self.recipe, scheduler
         self.family.set_timesteps(scheduler, num_steps, recipe.latent_shape)
         scale = float(getattr(scheduler, "init_noise_sigma", 1.0))
@@ -145,6 +152,7 @@ class TeacherWalk:
             dtype=torch.float32,
             latents=states / scale,
             further=recipe.call or {},
+            image=None if image is None else image.open(),
         )
         with (
             walking(scheduler, steps.start, steps.stop),

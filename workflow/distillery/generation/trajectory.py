@@ -33,6 +33,16 @@ class Trajectory:
         return torch.stack([self.states[knot] for knot in knots], dim=1)
 
 
+def joined(parts: Sequence[Trajectory]) -> Trajectory:
+    """One trajectory of all samples of several calls of the same steps."""
+    first = parts[0]
+    return Trajectory(
+        {at: torch.cat([part.states[at] for part in parts]) for at in first.states},
+        {at: torch.cat([part.predictions[at] for part in parts]) for at in first.predictions},
+        first.num_steps,
+    )
+
+
 @contextmanager
 def record(
     scheduler: Scheduler, knots: Sequence[int], with_predictions: bool = False

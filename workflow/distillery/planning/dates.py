@@ -7,11 +7,13 @@ nothing, and what fits is made again by no one.
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 from distillery.config.run import RunConfig
 from distillery.files import hash_file
+from distillery.input_images import has_changed_images
 from distillery.run_folder import RunFolder
 from distillery.store.belonging import (
     find_foreign,
@@ -19,6 +21,7 @@ from distillery.store.belonging import (
     foreign_pages,
     foreign_samples,
 )
+from distillery.store.tables import read_table
 
 WILDCARD = re.compile(r"\{[^{}]*\}")
 """In a declared output, maybe with what it may stand for: {shard}, {split,train|eval}."""
@@ -39,7 +42,7 @@ def hidden_outputs(
         declared: outputs of all rules, with wildcards in braces.
         noted_inputs: the hashes of what a file was made from, by Snakemake's note of it.
     """
-    found = set(_of_changed_inputs(run, declared, noted_inputs))
+    found = set(_of_changed_inputs(run, declared, noted_inputs)) | set(_of_changed_images(run))
     # By their settings alone Snakemake takes one for its own that was copied from another run.
     found |= foreign_frozen(config, run).keys()
     of_others = [
@@ -75,3 +78,11 @@ def _of_changed_inputs(
                 continue
             if date_of(path) <= date_of(output) and digest(path) != expected:
                 yield output
+
+
+def _of_changed_images(run: RunFolder) -> Iterator[Path]:
+    """Prompt tables of images that have changed since; no rule names these files."""
+    for table in (run.prompts(split) for split in ("train", "eval")):
+        with suppress(OSError, ValueError):  # none yet, or the job that reads it says what is wrong
+            if has_changed_images(read_table(table), date_of(table)):
+                yield table

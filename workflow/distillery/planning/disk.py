@@ -23,7 +23,7 @@ from distillery.notes import Note, error
 from distillery.planning.sizes import share_of_usual
 from distillery.planning.work import Work
 from distillery.run_folder import RunFolder
-from distillery.store.embeddings import distinct_texts
+from distillery.store.embeddings import distinct_texts, written
 from distillery.student.info import StudentInfo
 from distillery.teacher.folder import PipelineFolder
 from distillery.teacher.loading import load_tokenizers
@@ -67,7 +67,7 @@ def embeddings_bytes(
     config = folder.denoiser_config
     width = next((int(config[name]) for name in TEXT_WIDTHS if config.get(name)), 0)
     texts = [
-        text if isinstance(text, str) else text.text or ""
+        written(text) or ""
         for table in prompts.values()
         for text in distinct_texts(table, teacher.negative_prompt).texts
     ]

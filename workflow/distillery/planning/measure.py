@@ -13,6 +13,7 @@ from distillery.config.jobs import read_config
 from distillery.config.run import RunConfig
 from distillery.files import write_json
 from distillery.hardware import describe_hardware, versions
+from distillery.input_images import IMAGE, SHA256
 from distillery.locks import RUN_LOCK, alone, job_lock
 from distillery.planning.probe import (
     is_small_run,
@@ -81,9 +82,12 @@ def _prepare(small: RunFolder, config: RunConfig) -> Path:
     raw["prompts"] = {"notes": notes} | {split: str(path) for split, path in paths.items()}
     small.path.mkdir(parents=True)
     write_json(small.probe, raw)
-    tables = read_splits(config.prompts)
+    tables = read_splits(config.prompts, config.teacher)
     for split, number in needed.items():
-        tables[split].head(number).to_parquet(paths[split], index=False)
+        some = tables[split].head(number)
+        if SHA256 in some:  # its images are from here, and the table lies elsewhere
+            some = some.assign(image=some[IMAGE].map(os.path.abspath)).drop(columns=SHA256)
+        some.to_parquet(paths[split], index=False)
     return small.probe
 
 

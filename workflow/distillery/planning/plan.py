@@ -64,7 +64,7 @@ def make_plan(
     gpus = plan_gpus(config.hardware, hardware["gpus"], num_gpus, num_nodes)
     notes = list(on_name(config, run_folder))
     with noting(notes):
-        prompts = read_splits(config.prompts)
+        prompts = read_splits(config.prompts, config.teacher)
     config.teacher.learn_from(run_folder.signature)
     with noting(notes):
         folder = find_teacher(config.teacher)

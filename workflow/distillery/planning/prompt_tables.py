@@ -8,6 +8,7 @@ import pandas as pd
 from distillery.config.jobs import PromptsJob
 from distillery.config.run import Prompts
 from distillery.config.section import Split
+from distillery.config.teacher import Teacher
 from distillery.notes import Note, noting, refuse
 from distillery.planning.first import plan_as_asked
 from distillery.prompts import held_out, read_prompts
@@ -38,28 +39,39 @@ def make_prompt_table(
     write_table(read_split(job.prompts, split), output)
 
 
-def read_splits(prompts: Prompts) -> dict[str, pd.DataFrame]:
-    """The prompts of all splits that a run has; raises ValueError with what is bad in any."""
+def read_splits(prompts: Prompts, teacher: Teacher) -> dict[str, pd.DataFrame]:
+    """The prompts of all splits that a run has; raises ValueError with what is bad in any.
+
+    Args:
+        teacher: which is given their images, if it takes some.
+    """
     splits: tuple[Split, ...] = ("train", "eval")
     tables: dict[str, pd.DataFrame] = {}
     notes: list[Note] = []
     for split in splits:
         if prompts.file(split):
             with noting(notes):
-                tables[split] = read_split(prompts, split)
+                tables[split] = read_split(prompts, split, teacher)
     refuse(notes)
     return tables
 
 
-def read_split(prompts: Prompts, split: Split) -> pd.DataFrame:
+def read_split(prompts: Prompts, split: Split, teacher: Teacher | None = None) -> pd.DataFrame:
     """A split's prompts from its own file, or its part of the file that both are in.
+
+    Args:
+        teacher: None where the plan has checked that images are of use.
 
     Raises ValueError for a bad file, or for a fraction that leaves a split without prompts.
     """
     source = prompts.file(split)
     if source is None:
         raise ValueError("prompts.train is missing, and --split train asks for it: add it")
-    table = read_prompts(Path(source), prompts.notes, NUMBERED[split])
+    takes_images, size = True, None
+    if teacher is not None:
+        takes_images = bool(teacher.image_argument)
+        size = teacher.height, teacher.width
+    table = read_prompts(Path(source), prompts.notes, NUMBERED[split], takes_images, size)
     if prompts.eval_fraction is None:
         return table
     is_eval = held_out(table["prompt"].tolist(), prompts.eval_fraction)

@@ -52,8 +52,8 @@ def on_made(
         except (FileNotFoundError, ValueError):  # the job that reads it says what is damaged
             continue
         made, source = run_folder.prompts(split), config.prompts.file(split)
-        if source is None or not made.is_file() or not has_changed(made, prompts[split]):
-            continue
+        if source is None or not made.is_file() or not has_changed(made, prompts[split], False):
+            continue  # changed images alone make the table again, see `dates.hidden_outputs`
         made_ns = made.stat().st_mtime_ns
         # That of both splits, of an earlier release, is dated by the other split too.
         dated = [Path(source), *([frozen] if stage != "prompts" else [])]

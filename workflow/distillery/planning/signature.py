@@ -47,6 +47,7 @@ def make_signature(
         further=teacher.call or {},
         negative_prompt=teacher.negative_prompt,
         max_sequence_length=teacher.max_sequence_length,
+        image=trace.image or "",
     )
     try:
         learnt, proofs = learn_pipeline(pipeline, terms)

@@ -133,7 +133,7 @@ def _foreign_texts(config: RunConfig, run: RunFolder) -> Iterator[Damage]:
     others than the prompts."""
     tables = {}
     with suppress(OSError, ValueError):
-        tables = read_splits(config.prompts)
+        tables = read_splits(config.prompts, config.teacher)
     for split, table in tables.items():
         if has_changed(run.prompts(split), table):
             why = f"it is not what {config.prompts.file(split)} holds"

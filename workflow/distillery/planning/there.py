@@ -21,6 +21,7 @@ from distillery.config.run import Config, RunConfig
 from distillery.config.section import without_result
 from distillery.config.teacher import Teacher
 from distillery.files import hash_json, read_json, read_sealed, repair_commands
+from distillery.input_images import SHA256
 from distillery.notes import Note, doubt
 from distillery.planning.page import Part, Table
 from distillery.planning.work import count_chunks
@@ -136,13 +137,13 @@ def _split_of(stage: str) -> str:
     return "train" if stage == "targets" else "eval" * stage.startswith("samples ")
 
 
-def has_changed(path: Path, table: pd.DataFrame) -> bool:
+def has_changed(path: Path, table: pd.DataFrame, with_images: bool = True) -> bool:
     """Whether the prompts that the last jobs were given are others."""
     try:
         before = read_table(path)
     except (OSError, ValueError):  # none yet, or the job that reads it says what is damaged
         return False
-    columns = ["prompt_id", "prompt", NEGATIVE]
+    columns = ["prompt_id", "prompt", NEGATIVE, *([SHA256] if with_images else [])]
     kept = [name for name in columns if name in before or name in table]
     if any(name not in before or name not in table for name in kept):
         return True
@@ -161,7 +162,8 @@ def _unchanged(path: Path, table: pd.DataFrame) -> set[str]:
 
 def _texts(table: pd.DataFrame) -> dict[str, list[str]]:
     """What is drawn of each prompt, by its id."""
-    rows = table.reindex(columns=["prompt_id", "prompt", NEGATIVE]).astype(object).fillna("")
+    columns = ["prompt_id", "prompt", NEGATIVE, SHA256]
+    rows = table.reindex(columns=columns).astype(object).fillna("")
     return {str(row[0]): row[1:] for row in rows.to_numpy().tolist()}
 
 

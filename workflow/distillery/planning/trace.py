@@ -1,11 +1,14 @@
 """The plan of `teacher.trace`: what a pipeline without an adapter can be asked for."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+
+import pandas as pd
 
 from distillery.config.run import Config, RunConfig
 from distillery.config.ways import Online
 from distillery.families import FAMILIES
+from distillery.input_images import IMAGE, SHA256
 from distillery.notes import Note, advice, error
 from distillery.planning.call import known_arguments
 from distillery.schedulers import ADVICE, has_levels
@@ -19,27 +22,38 @@ GIVEN = re.compile(
 """Arguments that every call is given in any case."""
 
 
-def on_trace(config: RunConfig, folder: PipelineFolder) -> Iterator[Note]:
-    """Arguments that the stock call does not know, and what needs an adapter."""
+def on_trace(
+    config: RunConfig, folder: PipelineFolder, prompts: Mapping[str, pd.DataFrame]
+) -> Iterator[Note]:
+    """Arguments that the stock call does not know, images that are not there, and what needs an
+    adapter.
+
+    Args:
+        prompts: the table of each split.
+    """
     trace = config.teacher.trace
     if trace is None:
         return
     known = known_arguments(folder)
-    guidance = {"guidance_scale", *trace.unguided}
-    for key, arguments in (("unguided", trace.unguided), ("always", trace.always)):
-        for name in arguments:
-            if name not in known:
-                yield error(
-                    f"teacher.trace.{key}.{name}",
-                    f": the call of {folder.class_name} has no such argument",
-                    f"it takes {', '.join(known)}",
-                )
-            elif GIVEN.match(name) or (key == "always" and name in guidance):
-                yield error(
-                    f"teacher.trace.{key}.{name}",
-                    ": other keys of the configuration, or the stage itself, give this argument",
-                    "remove it",
-                )
+    if trace.image is not None:
+        yield from _on_images(config, prompts)
+    named = [(f"teacher.trace.unguided.{name}", name) for name in trace.unguided]
+    named += [(f"teacher.trace.always.{name}", name) for name in trace.always]
+    named += [(f"teacher.trace.image is {it!r}", it) for it in [trace.image] if it is not None]
+    taken = {"guidance_scale", *trace.unguided, trace.image}
+    for where, name in named:
+        if name not in known:
+            yield error(
+                where,
+                f": the call of {folder.class_name} has no such argument",
+                f"it takes {', '.join(known)}",
+            )
+        elif GIVEN.match(name) or (name in trace.always and name in taken):
+            yield error(
+                where,
+                ": other keys of the configuration, or the stage itself, give this argument",
+                "remove it",
+            )
     scale = next(iter(trace.unguided.items()), None)
     if scale and not isinstance(scale[1], int | float):
         yield error(
@@ -61,6 +75,28 @@ def on_trace(config: RunConfig, folder: PipelineFolder) -> Iterator[Note]:
         )
     if isinstance(config, Config):
         yield from _on_student(config, folder)
+
+
+def _on_images(config: RunConfig, prompts: Mapping[str, pd.DataFrame]) -> Iterator[Note]:
+    """Prompts without images, and calls for several."""
+    for split, table in prompts.items():
+        if SHA256 not in table:
+            yield error(
+                f"{config.prompts.file(split)} has no column {IMAGE}",
+                ", and teacher.trace.image is set",
+                "name an image for each prompt, or remove the key",
+            )
+    sizes = {"samples.batch_size": config.samples.batch_size}
+    if isinstance(config, Config):
+        sizes["targets.batch_size"] = config.targets.batch_size
+    for key, size in sizes.items():
+        if size not in (1, "auto"):
+            yield error(
+                f"{key} is {size}",
+                ": a call with an image is for one prompt, for many pipelines take several images "
+                "for one",
+                "use 1 or auto",
+            )
 
 
 def _on_student(config: Config, folder: PipelineFolder) -> Iterator[Note]:

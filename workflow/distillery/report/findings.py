@@ -9,6 +9,7 @@ import pandas as pd
 
 from distillery.config.run import Config
 from distillery.files import JsonObject, read_json, read_sealed
+from distillery.input_images import IMAGE
 from distillery.measures.manifests import ModelSamples, check_pairs, check_scored, read_samples
 from distillery.model_folder import METADATA, read_metadata
 from distillery.report.roles import Roles, find_roles, find_same, order_models
@@ -202,4 +203,5 @@ def loading_code(run_folder: RunFolder, samples: ModelSamples | None) -> str | N
         str(first["prompt"]),
         int(first["noise_seed"]),
         f"noise of {first['prompt_id']}/{first['index']}",
+        str(first[IMAGE]) if "takes_image" in call else "",
     )

@@ -2,7 +2,8 @@
 
 A chunk holds, for each named tensor of the conditioning, `{name}.values` (the rows of all prompts
 one after another, (sum of l, ...)) and `{name}.lengths` (l of each prompt). Text 0 is the run's
-negative prompt, the last ones are the prompts' own.
+negative prompt, the last ones are the prompts' own. What is stored of a prompt's image is among its
+tensors; those of a negative prompt are of length 0.
 """
 
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from safetensors import safe_open
 
 from distillery.families.protocol import Conditioning
 from distillery.files import hash_file, hash_files, hash_json, repair_hint
+from distillery.input_images import IMAGE, InputImage, own_images
 from distillery.prompts import own_negatives
 from distillery.store.chunks import DamagedChunkError
 from distillery.store.shards import Manifest, chunk_repair_hint
@@ -31,7 +33,20 @@ class Negative:
     text: str | None
 
 
-Text = str | Negative
+@dataclass(frozen=True)
+class Pictured:
+    """A prompt with its image."""
+
+    text: str
+    image: InputImage
+
+
+Text = str | Pictured | Negative
+
+
+def written(text: Text) -> str | None:
+    """A text as the user wrote it."""
+    return text if isinstance(text, str) else text.text
 
 
 @dataclass(frozen=True)
@@ -56,7 +71,10 @@ def distinct_texts(table: pd.DataFrame, negative_prompt: str | None) -> Texts:
         negative_prompt: of the run, for rows without one of their own.
     """
     run = Negative(negative_prompt)
-    prompts: list[Text] = list(table["prompt"])
+    prompts: list[Text] = [
+        prompt if image is None else Pictured(prompt, image)
+        for prompt, image in zip(table["prompt"], own_images(table), strict=True)
+    ]
     negatives = [run if own is None else Negative(own) for own in own_negatives(table)]
     texts = list(dict.fromkeys([run, *prompts, *negatives]))
     position = {text: place for place, text in enumerate(texts)}
@@ -69,8 +87,13 @@ def distinct_texts(table: pd.DataFrame, negative_prompt: str | None) -> Texts:
 
 def members_of(texts: Sequence[Text]) -> str:
     """The digest of a chunk's texts."""
-    named = [{"negative": text.text} if isinstance(text, Negative) else text for text in texts]
-    return hash_json({"texts": named})
+    return hash_json({"texts": [_named(text) for text in texts]})
+
+
+def _named(text: Text) -> str | dict[str, str | None]:
+    if isinstance(text, Pictured):
+        return {"prompt": text.text, IMAGE: text.image.sha256}
+    return {"negative": text.text} if isinstance(text, Negative) else text
 
 
 def pack(prompts: Sequence[Conditioning]) -> dict[str, torch.Tensor]:
@@ -134,6 +157,11 @@ class EmbeddingStore:
     def negative_row(self, row: int) -> Conditioning:
         """The embeddings of a row's negative prompt: its own, or the run's."""
         return self._text(self._texts.negative_of_row[row])
+
+    def image(self, row: int) -> InputImage | None:
+        """The image of the prompt in one row of the table, if it has one."""
+        text = self._texts.texts[self._texts.prompt_of_row[row]]
+        return text.image if isinstance(text, Pictured) else None
 
     def verify(self) -> None:
         """Hash all chunks, several at once; raises DamagedChunkError."""

@@ -74,6 +74,8 @@ class EmbeddingsRecipe(Recipe):
     long_prompts: str
     signature: str | None = None
     """Hash of how a traced pipeline encodes prompts."""
+    images: str | None = None
+    """Hash of what encodes the images beside prompts."""
 
 
 class Scheduled(Recipe):

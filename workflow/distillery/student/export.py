@@ -181,7 +181,8 @@ def _link_or_copy(path: Path, copy: Path) -> None:
 
 def right_call(job: ExportJob, family: Family, denoiser: Denoiser) -> dict[str, Any]:
     """How the student's pipeline is called: `arguments`, and where the result has its `image`, or
-    its `clip` and how many frames of it are played in a second, `fps`.
+    its `clip` and how many frames of it are played in a second, `fps`; `takes_image` is the
+    argument that takes the prompt's image, where there is one.
 
     `dtypes` are the samples' number types by component, `cast_latents` says whether they need what
     the stock call does not do, and `absent`, which is added where the folder is known, are
@@ -207,6 +208,7 @@ def right_call(job: ExportJob, family: Family, denoiser: Denoiser) -> dict[str, 
         "cast_latents": teacher.vae_dtype != teacher.dtype and not family.casts_latents,
         "image": family.image,
         **({"clip": family.clip, "fps": teacher.fps} if teacher.num_frames > 1 else {}),
+        **({"takes_image": teacher.image_argument} if teacher.image_argument else {}),
     }
 
 
@@ -255,22 +257,30 @@ def model_card(job: ExportJob, about: Mapping[str, Any], origin: Mapping[str, st
         recipe=about["recipe"],
         recipe_hash=about["recipe_hash"],
         samples_seen=about["samples_seen"],
-        header=card_header(origin, "lora" in about, job.teacher.num_frames > 1),
+        header=card_header(
+            origin,
+            "lora" in about,
+            job.teacher.num_frames > 1,
+            job.teacher.image_argument is not None,
+        ),
         license=origin.get("license_name") or origin.get("license"),
     )
 
 
-def card_header(origin: Mapping[str, str], is_lora: bool, is_of_clips: bool = False) -> str:
+def card_header(
+    origin: Mapping[str, str], is_lora: bool, is_of_clips: bool = False, takes_image: bool = False
+) -> str:
     """The header of a model card, as the hub reads it: YAML, without its marks."""
     from huggingface_hub import ModelCardData
 
     relation = "adapter" if is_lora else "finetune"
+    source = "image" if takes_image else "text"
     known: dict[str, Any] = dict(origin)
     if "base_model" in known:
         known["base_model_relation"] = relation
     data = ModelCardData(
         library_name="diffusers",
-        pipeline_tag="text-to-video" if is_of_clips else "text-to-image",
+        pipeline_tag=f"{source}-to-{'video' if is_of_clips else 'image'}",
         tags=["distillation", "few-step", *["lora"] * is_lora],
         **known,
     )

@@ -13,12 +13,27 @@ CAST = (
 )
 
 
+IMAGE = "path/to/an/image.png"
+CAST_IMAGE = (
+    "# Nor does it cast images to the VAE's type, and what comes of them back.",
+    "encode = pipeline.vae.encode",
+    "",
+    "def encode_image(image, **rest):",
+    "    found = encode(image.to(pipeline.vae.dtype), **rest)",
+    "    found.latent_dist.mean = found.latent_dist.mean.to(image.dtype)",
+    "    return found",
+    "",
+    "pipeline.vae.encode = encode_image",
+)
+
+
 def student_code(
     call: Mapping[str, Any],
     folder: str = FOLDER,
     prompt: str = "a prompt",
     seed: int = 0,
     note: str = "",
+    image: str = IMAGE,
 ) -> str:
     """A script that loads a student's pipeline and draws one image.
 
@@ -26,14 +41,16 @@ def student_code(
         call: what `student.export.right_call` says of the pipeline.
         prompt, seed: of the image; `seed` is a sample's `noise_seed`.
         note: said beside the seed.
+        image: path of the prompt's own, where the pipeline takes one.
     """
     return "\n".join(
         [
             "import torch",
             "from diffusers import DiffusionPipeline",
+            *_reading(call),
             "",
             *_loading(folder, call, {}),
-            *_drawing(call, prompt, seed, note),
+            *_drawing(call, prompt, seed, note, image),
         ]
     )
 
@@ -45,6 +62,7 @@ def lora_code(lora: Mapping[str, Any], call: Mapping[str, Any], teacher: Teacher
         [
             "import torch",
             f"from diffusers import DiffusionPipeline, {lora['scheduler']}",
+            *_reading(call),
             "",
             *_loading(teacher.path, call, {name: value for name, value in source.items() if value}),
             *_one_network(lora),
@@ -111,16 +129,24 @@ def _one_network(lora: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _drawing(call: Mapping[str, Any], prompt: str, seed: int, note: str) -> list[str]:
+def _reading(call: Mapping[str, Any]) -> list[str]:
+    return ["from diffusers.utils import load_image"] if "takes_image" in call else []
+
+
+def _drawing(
+    call: Mapping[str, Any], prompt: str, seed: int, note: str, image: str = IMAGE
+) -> list[str]:
     """Draw one image or clip with noise of a seed, and save it."""
     name, place = ("frames", call["clip"]) if "clip" in call else ("image", call["image"])
     return [
         'pipeline.to("cuda" if torch.cuda.is_available() else "cpu")',
         *(["pipeline.vae.enable_tiling()"] if "vae_tiling" in call else []),
         *(CAST if call["cast_latents"] else ()),
+        *(CAST_IMAGE if call["cast_latents"] and "takes_image" in call else ()),
         "",
         f"{name} = pipeline(",
         f"    prompt={prompt!r},",
+        *([f"    {call['takes_image']}=load_image({image!r}),"] if "takes_image" in call else []),
         *(f"    {name}={value!r}," for name, value in call["arguments"].items()),
         f"    generator=torch.Generator().manual_seed({seed}),{note and f'  # {note}'}",
         f").{place}",

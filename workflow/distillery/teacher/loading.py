@@ -347,6 +347,23 @@ def _skeleton(folder: PipelineFolder, name: str) -> torch.nn.Module:
     return skeleton
 
 
+def load_hollow(
+    teacher: Teacher, folder: PipelineFolder, name: str, device: torch.device
+) -> Denoiser:
+    """A network with its configuration and empty weights, for calls that end before it."""
+    network = _skeleton(folder, name)
+    for module in network.modules():
+        held: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+        for tensors in held:
+            for key, tensor in [*tensors.items()]:
+                if tensor is not None:
+                    dtype = torch_dtype(teacher.dtype) if tensor.is_floating_point() else None
+                    empty = torch.empty(0, dtype=dtype or tensor.dtype, device=device)
+                    is_weight = isinstance(tensor, torch.nn.Parameter)
+                    tensors[key] = torch.nn.Parameter(empty, False) if is_weight else empty
+    return network
+
+
 def load_tokenizers(folder: PipelineFolder) -> Pipeline:
     """The pipeline with its tokenizers and without any model: all that a prompt's length needs.
 

@@ -1,0 +1,152 @@
+"""A teacher that is given an image beside the prompt: its run gives what stock calls give."""
+
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import numpy as np
+import pytest
+import torch
+from diffusers.utils import load_image
+from PIL import Image
+
+from distillery.config.jobs import TargetsJob
+from distillery.families.of_images import ImageEncodings
+from distillery.families.traced import Traced
+from distillery.files import read_json
+from distillery.generation.teacher_walk import TeacherWalk
+from distillery.generation.trajectory import record
+from distillery.images import read_png
+from distillery.model_folder import load_denoiser
+from distillery.noise import SampleId, noise_seed
+from distillery.store.embeddings import EmbeddingStore
+from distillery.store.tables import read_table
+from distillery.store.trajectories import TrajectoryStore
+from distillery.teacher.folder import PipelineFolder, find_teacher
+from families.calls import generators
+from runs import CPU, Run
+from traced.pictured import CASES, KONTEXT_CALL, image_run
+from training_phases import phases
+
+STEPS, SCALE = 4, 3.0
+
+
+@pytest.fixture(scope="module", params=CASES)
+def run(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """With targets, a round, a trained student and images."""
+    made = image_run(
+        request.param,
+        tmp_path_factory.mktemp("run"),
+        training={"phases": phases(stored=8, rounds={"count": 1, "samples": 8})},
+    )
+    made.sign()
+    made.ready_to_train()
+    made.visited(1, made.train_and_export_before(1))
+    made.encode("eval")
+    made.samples()
+    made.samples(model="student", pipeline=made.train_and_export(previews=True))
+    return made
+
+
+def stock(folder: str | Path) -> Any:
+    pipeline = diffusers.DiffusionPipeline.from_pretrained(folder)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def arguments(run: Run, row: Any, steps: int) -> dict[str, Any]:
+    """Of the teacher's stock call for a row of a prompt table."""
+    teacher = run.config.teacher
+    is_clip = teacher.num_frames > 1
+    return {
+        "image": load_image(row["image"]),
+        "prompt": row["prompt"],
+        "negative_prompt": teacher.negative_prompt,
+        "num_inference_steps": steps,
+        "height": teacher.height,
+        "width": teacher.width,
+        "max_sequence_length": teacher.max_sequence_length,
+        **({"num_frames": teacher.num_frames} if is_clip else KONTEXT_CALL),
+        ("guidance_scale" if is_clip else "true_cfg_scale"): SCALE,
+        "generator": generators([noise_seed(run.config.seed, SampleId(row["prompt_id"], 0))]),
+    }
+
+
+def test_trajectories_are_those_of_the_stock_call(run: Run) -> None:
+    store, pipeline = TrajectoryStore(run.files.targets), stock(run.config.teacher.path)
+    table = read_table(run.prompts("train"))
+    for row in (0, 5):
+        with record(pipeline.scheduler, [0, STEPS]) as trajectory:
+            pipeline(**arguments(run, table.iloc[row], STEPS), output_type="latent")
+        found = store.states(row, 0, 2)
+        assert found[0].equal(trajectory.states[0][0])
+        assert found[1].equal(trajectory.states[STEPS][0])
+
+
+def test_images_are_those_of_the_stock_calls(run: Run) -> None:
+    """The teacher's with guidance; the student's as its card calls it."""
+    table = read_table(run.prompts("eval"))
+    call = read_json(run.files.student("pipeline") / "distillery.json")["call"]
+    assert call["takes_image"] == "image"
+    pipelines = {"teacher": stock(run.config.teacher.path),
+                 "student": stock(run.files.student("pipeline"))}  # fmt: skip
+    for model, pipeline in pipelines.items():
+        for number in (0, 4):
+            row = table.iloc[number]
+            called = arguments(run, row, STEPS)
+            if model == "student":
+                kept = {name: called[name] for name in ("image", "prompt", "generator")}
+                called = kept | call["arguments"]
+            expected = pipeline(**called | {"output_type": "pil"})[0][0]
+            path = run.files.sample_folder / model / row["prompt_id"] / "0.png"
+            stacked = np.stack(expected) if isinstance(expected, list) else np.asarray(expected)
+            assert np.array_equal(read_png(Image.open(path)), stacked), model
+
+
+def test_the_image_decides_the_trajectory(run: Run) -> None:
+    """What is stored of it reaches the network that learns: without it, it predicts otherwise."""
+    family = find_teacher(run.job("targets", TargetsJob).teacher).family
+    assert isinstance(family, Traced)
+    assert isinstance(family.learnt.encodings, ImageEncodings)
+    store = EmbeddingStore(run.embeddings("train"), read_table(run.prompts("train")))
+    network = load_denoiser(Path(run.config.teacher.path) / "transformer", torch.float32, None)
+    noisy = torch.randn(1, *family.learnt.latent_shape)
+    names = family.encode_image(None, None)
+    other = {**store.row(0), **{name: store.row(1)[name] for name in names}}
+    one, another = (
+        family.learnt.signature.predict(
+            network, noisy, family.learnt.encodings.read(family.pad([parts], 0)), [0]
+        )
+        for parts in (store.row(0), other)
+    )
+    assert not one.equal(another)
+
+
+def test_a_walk_from_states_of_several_prompts_leads_to_their_next(run: Run) -> None:
+    store = TrajectoryStore(run.files.targets)
+    embeddings = EmbeddingStore(run.embeddings("train"), read_table(run.prompts("train")))
+    teacher = run.job("targets", TargetsJob).teacher
+    walk = TeacherWalk.load(teacher, store.recipe, embeddings, 2, None, CPU)
+    rows = [1, 7]
+    pairs = [store.states(row, 0, 1) for row in rows]
+    first, last = (torch.stack(states).float() for states in zip(*pairs, strict=True))
+    torch.testing.assert_close(walk.advance(first, 0, rows), last, rtol=1e-5, atol=1e-5)
+
+
+def test_the_students_folder_knows_the_image(run: Run) -> None:
+    folder = run.files.student("pipeline")
+    family = PipelineFolder(folder).family
+    assert isinstance(family, Traced)
+    assert isinstance(family.learnt.encodings, ImageEncodings)
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    assert "    image=load_image('path/to/an/image.png'),\n" in card
+    assert "from diffusers.utils import load_image\n" in card
+    kind = "video" if run.config.teacher.num_frames > 1 else "image"
+    assert f"pipeline_tag: image-to-{kind}\n" in card
+
+
+def test_samples_tell_their_image(run: Run) -> None:
+    table = read_table(run.files.samples_shard("teacher", "0-of-1"))
+    prompts = read_table(run.prompts("eval"))
+    assert table["image_sha256"].tolist() == prompts["image_sha256"].tolist()
+    assert table["image_sha256"].nunique() > 1
