@@ -37,7 +37,7 @@ def prepare(bench: Bench, stores: Iterable[Store]) -> None:
     Raises ValueError for a store of more prompts than the configuration has.
     """
     config = bench.config()
-    tables = read_splits(config.prompts, config.teacher)
+    tables = read_splits(config.prompts)
     _encode(bench, tables["eval"].head(bench.num_prompts))
     for store in stores:
         if store.num_prompts > len(tables["train"]):

@@ -25,7 +25,7 @@ from distillery.store.trajectories import TrajectoryStore
 from distillery.teacher.folder import PipelineFolder, find_teacher
 from families.calls import generators
 from runs import CPU, Run
-from traced.pictured import CASES, KONTEXT_CALL, image_run
+from traced.pictured import CASES, image_run
 from training_phases import phases
 
 STEPS, SCALE = 4, 3.0
@@ -57,17 +57,20 @@ def stock(folder: str | Path) -> Any:
 def arguments(run: Run, row: Any, steps: int) -> dict[str, Any]:
     """Of the teacher's stock call for a row of a prompt table."""
     teacher = run.config.teacher
-    is_clip = teacher.num_frames > 1
+    assert teacher.trace is not None
+    given = teacher.negative_prompt
+    negative = {} if given is None else {"negative_prompt": given}
     return {
         "image": load_image(row["image"]),
         "prompt": row["prompt"],
-        "negative_prompt": teacher.negative_prompt,
+        **negative,
         "num_inference_steps": steps,
         "height": teacher.height,
         "width": teacher.width,
         "max_sequence_length": teacher.max_sequence_length,
-        **({"num_frames": teacher.num_frames} if is_clip else KONTEXT_CALL),
-        ("guidance_scale" if is_clip else "true_cfg_scale"): SCALE,
+        **({"num_frames": teacher.num_frames} if teacher.num_frames > 1 else {}),
+        **teacher.trace.always,
+        next(iter(teacher.trace.unguided)): SCALE,
         "generator": generators([noise_seed(run.config.seed, SampleId(row["prompt_id"], 0))]),
     }
 

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from distillery.families.encodings import Asked, Encodings, Reading, Slot
-from distillery.families.of_images import Behind, ImageEncodings
+from distillery.families.of_images import Beside, ImageEncodings
 from distillery.families.size import Size
-from distillery.families.tracing import Entry, Exit, Signature
+from distillery.families.tracing import Entry, Exit, LateEntry, Signature
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ RECORDS = {
     it.__name__: it
     for it in (
         *(Learnt, Signature, Entry, Exit, Encodings, Asked, Reading, Slot, Size),
-        *(ImageEncodings, Behind),
+        *(ImageEncodings, Beside, LateEntry),
     )
 }
 KIND = "kind"

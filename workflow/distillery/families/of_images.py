@@ -24,34 +24,40 @@ from distillery.families.encodings import (
 )
 from distillery.families.protocol import Conditioning, Pipeline
 from distillery.families.recording import NetworkCall, Place, UntraceableError, at, dotted, leaves
-from distillery.families.tracing import Signature
+from distillery.families.tracing import Entry, LateEntry, Signature
 
 Ask = Callable[[str, Image.Image], NetworkCall]
 """An unguided call for one prompt and image with always the same noise, up to its network."""
 
 
 @dataclass(frozen=True)
-class Behind:
-    """An argument that begins with the state: of what follows the state, a part.
+class Beside:
+    """An argument that holds the state: of what stands beside it, a part.
 
     Attributes:
-        size: of the state, along `axis`.
+        axis: along which they stand.
+        size: of the argument, along it.
+        start, end: of the part, along it.
     """
 
     part: int
-    size: int
     axis: int
+    size: int
+    start: int
+    end: int
 
     def of(self, prompts: Conditioning) -> torch.Tensor:
         """With zeros in the place of the state."""
         part = prompts[part_name(self.part)]
         shape = [*part.shape]
         shape[self.axis] = self.size
-        return torch.cat([part.new_zeros(shape), part], self.axis)
+        made = part.new_zeros(shape)
+        made.narrow(self.axis, self.start, self.end - self.start).copy_(part)
+        return made
 
     def part_of(self, argument: torch.Tensor) -> torch.Tensor:
-        """What follows the state."""
-        return argument.narrow(self.axis, self.size, argument.shape[self.axis] - self.size)
+        """What stands beside the state."""
+        return argument.narrow(self.axis, self.start, self.end - self.start)
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,7 @@ class ImageEncodings(Encodings):
     """
 
     argument: str
-    images: Mapping[Place, Reading | Behind]
+    images: Mapping[Place, Reading | Beside]
     absent: Mapping[str, torch.Tensor]
 
     def parts_of(self, call: NetworkCall) -> dict[str, torch.Tensor]:
@@ -73,7 +79,7 @@ class ImageEncodings(Encodings):
         found = {}
         for place, reading in self.images.items():
             given = at(call.arguments, place)
-            part = reading.part_of(given) if isinstance(reading, Behind) else given
+            part = reading.part_of(given) if isinstance(reading, Beside) else given
             found[part_name(reading.part)] = part[0].reshape(part.shape[1:] or (1,)).cpu().clone()
         return found
 
@@ -102,7 +108,7 @@ def with_images(
         for leaf in leaves(asked.result).values()
         if isinstance(leaf, Slot) and leaf.of == PROMPT
     ]
-    found: dict[Place, Reading | Behind] = {}
+    found: dict[Place, Reading | Beside] = {}
     for place, leaf in leaves(base.arguments).items():
         if is_same(leaf, at(other.arguments, place)):
             continue
@@ -113,10 +119,10 @@ def with_images(
         if isinstance(encodings.readings[place], Reading):
             raise UntraceableError(f"{dotted(place)} follows the prompt and the image together")
         part = max(numbers) + 1 + len(found)
-        axis = signature.entry.axis
-        is_behind = place == signature.entry.place
         found[place] = (
-            Behind(part, state_shape[axis], axis) if is_behind else Reading(part, "as it is")
+            _beside(signature.entry, leaf.shape, state_shape, part)
+            if place == signature.entry.place
+            else Reading(part, "as it is")
         )
     if not found:
         raise UntraceableError(f"nothing that its network is given follows the {argument}")
@@ -128,6 +134,14 @@ def with_images(
         absent={},
     )
     return replace(made, absent={name: part[:0] for name, part in made.parts_of(base).items()})
+
+
+def _beside(entry: Entry, shape: Sequence[int], state_shape: Sequence[int], part: int) -> Beside:
+    """What of the state's own argument is the image's."""
+    axis, size = entry.axis, shape[entry.axis]
+    if isinstance(entry, LateEntry):
+        return Beside(part, axis, size, 0, entry.first)
+    return Beside(part, axis, size, state_shape[axis], size)
 
 
 def check_reads_no_image(pipeline: Pipeline, ask: Ask, images: Sequence[Image.Image]) -> None:

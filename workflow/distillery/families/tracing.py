@@ -76,8 +76,9 @@ class Entry:
     """Where and how the state enters the network.
 
     Attributes:
-        form: of `INTO`, or "in front" of other numbers along an axis.
-        axis: for "in front".
+        form: of `INTO`; or "in front" of other numbers along an axis, or "at the end", in place of
+            all but others' first numbers.
+        axis: for "in front" and "at the end".
     """
 
     place: Place
@@ -88,15 +89,20 @@ class Entry:
         """The argument for (n, *latent); `recorded` has what stands behind, and the type."""
         behind = _stacked(recorded)
         assert behind is not None
-        if self.form != "in front":
+        if not self.has_others:
             return INTO[self.form](noisy.to(behind.dtype))
         size = noisy.shape[self.axis]
         rest = behind.narrow(self.axis, size, behind.shape[self.axis] - size)
         return torch.cat([noisy.to(behind.dtype), rest], self.axis)
 
+    @property
+    def has_others(self) -> bool:
+        """Whether the argument holds other numbers, too."""
+        return self.form not in INTO
+
     def scale(self, step: Step) -> float:
         """The number by which the pipeline multiplied that step's state."""
-        if self.form == "in front":
+        if self.has_others:
             return 1.0
         entered = _stacked(INTO[self.form](step.state))
         given = _stacked(at(step.calls[0].arguments, self.place))
@@ -105,6 +111,21 @@ class Entry:
         if entered.to(given.dtype).equal(given):  # the nearest factor is off by the rounding
             return 1.0
         return _factor(entered.double(), given.double())
+
+
+@dataclass(frozen=True)
+class LateEntry(Entry):
+    """A state whose first numbers along `axis`, `first` of them, are others, such as a clip's first
+    frame."""
+
+    first: int = 0
+
+    def of(self, noisy: torch.Tensor, recorded: Any) -> Any:
+        """The argument for (n, *latent); `recorded` has the first numbers, and the type."""
+        front = recorded.narrow(self.axis, 0, self.first)
+        size = noisy.shape[self.axis] - self.first
+        rest = noisy.narrow(self.axis, self.first, size).to(recorded.dtype)
+        return torch.cat([front, rest], self.axis)
 
 
 @dataclass(frozen=True)
@@ -273,7 +294,7 @@ def _constant(signature: Signature) -> dict[str, Any]:
     kept: Any = dict(signature.template)
     for place in (*signature.clocks, *signature.rows):
         kept = put(kept, place, None)
-    if signature.entry.form == "in front":  # with what stands behind it among the rows
+    if signature.entry.has_others:  # which are among the rows
         return dict(kept)
     state = at(kept, signature.entry.place)
     small = state.new_zeros(1) if isinstance(state, torch.Tensor) else [state[0].new_zeros(1)]
@@ -306,6 +327,11 @@ def _find_entry(steps: Sequence[Step]) -> Entry:
         axis = _axis_in_front(value, steps[0].state)
         if axis:
             return Entry(place, "in front", axis)
+    for place in leaves(arguments):
+        late = [_first_others(at(it.calls[0].arguments, place), it.state) for it in steps]
+        if late[0] is not None and all(it == late[0] for it in late):
+            axis, first = late[0]
+            return LateEntry(place, "at the end", axis, first)
     raise UntraceableError(
         "no argument of the network is the scheduler's state, nor begins with it: the pipeline "
         "changes states before the network sees them, or guides still, with two states for a "
@@ -351,9 +377,23 @@ def _axis_in_front(value: Any, state: torch.Tensor) -> int:
         return 0
     for axis in range(1, value.ndim):
         front = value.narrow(axis, 0, min(state.shape[axis], value.shape[axis]))
-        if front.shape == state.shape and front.to(state.dtype).equal(state):
+        # The pipeline may hold its state in float32, and give it in the network's type.
+        if front.shape == state.shape and state.to(front.dtype).equal(front):
             return axis
     return 0
+
+
+def _first_others(value: Any, state: torch.Tensor) -> tuple[int, int] | None:
+    """The axis along which a tensor's first numbers are not the state's, and how many of them."""
+    if not isinstance(value, torch.Tensor) or value.shape != state.shape:
+        return None
+    differs = value != state.to(value.dtype)
+    for axis in range(1, value.ndim):
+        places = differs.movedim(axis, 0).flatten(1).any(1)
+        first = int(places.sum())
+        if 0 < first < len(places) and bool(places[:first].all()):
+            return axis, first
+    return None
 
 
 def _find_exit(steps: Sequence[Step]) -> Exit:
@@ -398,7 +438,7 @@ class _Sorts:
         self.odd: list[Place] = []
         self.repeated: list[Place] = []
         self._entry = entry.place
-        self._is_behind = entry.form == "in front"
+        self._has_others = entry.has_others
         self._arguments = arguments
         self._num_prompts = num_prompts
 
@@ -410,8 +450,8 @@ class _Sorts:
             fewer: the first call of one prompt fewer.
         """
         if place[: len(self._entry)] == self._entry:
-            if self._is_behind:
-                self.rows.append(place)  # what stands behind the state may be the prompt's
+            if self._has_others:
+                self.rows.append(place)  # what stands beside the state may be the prompt's
             return
         if not isinstance(leaf, torch.Tensor):
             if not isinstance(leaf, PLAIN):

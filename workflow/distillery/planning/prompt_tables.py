@@ -39,11 +39,11 @@ def make_prompt_table(
     write_table(read_split(job.prompts, split), output)
 
 
-def read_splits(prompts: Prompts, teacher: Teacher) -> dict[str, pd.DataFrame]:
+def read_splits(prompts: Prompts, teacher: Teacher | None = None) -> dict[str, pd.DataFrame]:
     """The prompts of all splits that a run has; raises ValueError with what is bad in any.
 
     Args:
-        teacher: which is given their images, if it takes some.
+        teacher: that images are checked against, as by the plan; None: they may be of any size.
     """
     splits: tuple[Split, ...] = ("train", "eval")
     tables: dict[str, pd.DataFrame] = {}
@@ -60,7 +60,7 @@ def read_split(prompts: Prompts, split: Split, teacher: Teacher | None = None) -
     """A split's prompts from its own file, or its part of the file that both are in.
 
     Args:
-        teacher: None where the plan has checked that images are of use.
+        teacher: as of `read_splits`.
 
     Raises ValueError for a bad file, or for a fraction that leaves a split without prompts.
     """
