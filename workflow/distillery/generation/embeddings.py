@@ -120,17 +120,7 @@ def make_embeddings(
         nonlocal pipeline
         group = groups[plan.index]
         if pipeline is None:
-            absent = folder.denoisers if job.teacher.image_argument else all_but_text(folder)
-            pipeline = load_teacher(job.teacher, folder, device, leave_out=tuple(absent))
-            if job.teacher.image_argument:
-                for name in folder.denoisers:
-                    setattr(pipeline, name, load_hollow(job.teacher, folder, name, device))
-            check_texts(job.teacher, folder, pipeline, map(written, texts))
-            try:
-                encode_texts(family, pipeline, group[:1], length, 1)
-            except AttributeError:
-                # A few pipelines ask their network while they encode, as Bria for its type.
-                pipeline = load_teacher(job.teacher, folder, device)
+            pipeline = _load_encoders(job.teacher, folder, texts, length, device)
         encoded = encode_texts(family, pipeline, group, length, job.embeddings.batch_size)
         _check_finite(group, encoded, job.teacher, folder)
         if job.teacher.long_prompts == "refuse":
@@ -138,6 +128,28 @@ def make_embeddings(
         return pack(encoded)
 
     make_chunks(recipe.to_json(), plans, (0, 1), make, output, reporter, " texts")
+
+
+def _load_encoders(
+    teacher: Teacher,
+    folder: PipelineFolder,
+    texts: Sequence[Text],
+    length: int,
+    device: torch.device,
+) -> Pipeline:
+    """What encodes these texts, which are checked; images need more than the text encoders."""
+    absent = folder.denoisers if teacher.image_argument else all_but_text(folder)
+    pipeline = load_teacher(teacher, folder, device, leave_out=tuple(absent))
+    check_texts(teacher, folder, pipeline, map(written, texts))
+    if not teacher.image_argument:
+        try:
+            encode_texts(folder.family, pipeline, texts[:1], length, 1)
+            return pipeline
+        except AttributeError:
+            pass  # a few pipelines ask their network while they encode, as Bria for its type
+    for name in folder.denoisers:
+        setattr(pipeline, name, load_hollow(teacher, folder, name, device))
+    return pipeline
 
 
 def encode_texts(
