@@ -103,6 +103,8 @@ def latent_elements(pipeline: Pipeline, size: Size) -> int | None:
     config = pipeline.vae.config
     channels = config.get("latent_channels", config.get("z_dim"))
     spatial = getattr(pipeline, "vae_scale_factor_spatial", None)
+    if spatial is None and "block_out_channels" in config:
+        spatial = 2 ** (len(config["block_out_channels"]) - 1)  # some pipelines count packing, too
     spatial = spatial or getattr(pipeline, "vae_scale_factor", None)
     temporal = getattr(pipeline, "vae_scale_factor_temporal", 1)
     if not isinstance(channels, int) or not isinstance(spatial, int):
