@@ -19,7 +19,8 @@ from distillery.families import family_named
 from distillery.files import read_json
 from distillery.model_folder import METADATA, load_denoiser_skeleton
 from distillery.student.build import build_student
-from distillery.student.lora import KOHYA_FILE, LORA_FILE, check_lora, count_lora, load_trainable
+from distillery.student.lora import LORA_FILE, check_lora, count_lora, load_trainable
+from distillery.student.lora_names import COMFYUI_FILE, KOHYA_FILE
 from families import CASES
 from families.case import FamilyCase
 from families.made import made_run, made_teacher
@@ -190,22 +191,23 @@ def test_the_code_also_loads_what_the_teacher_had(
 def test_other_programs_names_give_the_same_student(
     trained: tuple[FamilyCase, Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Kohya's, for UNets alone; read by Diffusers, which knows them as its own scripts' and scales
-    by the file's alpha."""
+    """Kohya's for UNets, else ComfyUI's; read by Diffusers, which knows both and scales by the
+    file's alpha."""
     monkeypatch.chdir(tmp_path)
     case, run = trained
     folder = run.folder / "student/pipeline"
-    assert (folder / "lora" / KOHYA_FILE).is_file() == (case.name == "sdxl")
-    if case.name != "sdxl":
-        return
-    tensors = load_file(folder / "lora" / KOHYA_FILE)
+    name = KOHYA_FILE if case.name == "sdxl" else COMFYUI_FILE
+    assert {path.name for path in (folder / "lora").iterdir()} == {LORA_FILE, name}
+    assert f"ComfyUI reads `lora/{name}`" in (folder / "README.md").read_text()
+    tensors = load_file(folder / "lora" / name)
     assert {name.rpartition(".")[2] for name in tensors} == {"weight", "alpha"}
-    assert all(name.startswith("lora_unet_down_blocks_") for name in sorted(tensors)[:3])
+    start = "lora_unet_down_blocks_" if case.name == "sdxl" else "diffusion_model.blocks."
+    assert all(name.startswith(start) for name in sorted(tensors)[:3])
     call = read_json(folder / METADATA)["call"]
     pipeline = by_the_card(folder)
     expected = draw(pipeline, call)
     pipeline.unload_lora_weights()
-    pipeline.load_lora_weights(folder / "lora", weight_name=KOHYA_FILE)
+    pipeline.load_lora_weights(folder / "lora", weight_name=name)
     torch.testing.assert_close(draw(pipeline, call), expected, rtol=1e-5, atol=1e-5)
 
 

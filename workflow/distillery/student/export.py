@@ -26,7 +26,8 @@ from distillery.run_folder import RunFolder
 from distillery.schedulers import Scheduler
 from distillery.store.belonging import check_student_of
 from distillery.store.recipes import TrainingRecipe
-from distillery.student.lora import KOHYA_FILE, LORA_FILE, has_lora, write_kohya
+from distillery.student.lora import LORA_FILE, has_lora
+from distillery.student.lora_names import write_other_names
 from distillery.student.schedule import check_exported, few_step_scheduler
 from distillery.student.usage import lora_code, student_code
 from distillery.teacher.components import INDEX
@@ -110,10 +111,12 @@ def export_student(
         about["call"] = right_call(job, family, denoiser) | {"absent": absent}
         if trained and has_lora(student):
             (temporary / LORA).mkdir()
-            shutil.copyfile(student / LORA_FILE, temporary / LORA / LORA_FILE)
-            if family.denoisers[0] == "unet":
-                write_kohya(student / LORA_FILE, temporary / LORA / KOHYA_FILE)
-            about["lora"] = lora_call(folder, about["student"]["network"], scheduler)
+            additions = temporary / LORA / LORA_FILE
+            shutil.copyfile(student / LORA_FILE, additions)
+            about["lora"] = {
+                **lora_call(folder, about["student"]["network"], scheduler),
+                "comfyui": write_other_names(additions, type(denoiser).__name__),
+            }
         write_metadata(temporary, about)
         card = model_card(job, about, find_origin(job.teacher, folder)) if trained else UNTRAINED
         write_text(temporary / CARD, card)
@@ -253,6 +256,7 @@ def model_card(job: ExportJob, about: Mapping[str, Any], origin: Mapping[str, st
         call=about["call"],
         code=student_code(about["call"]),
         lora_code=lora_code(about["lora"], about["call"], job.teacher) if "lora" in about else None,
+        comfyui=about.get("lora", {}).get("comfyui"),
         student_info=about.get("student"),
         recipe=about["recipe"],
         recipe_hash=about["recipe_hash"],

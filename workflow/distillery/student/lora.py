@@ -21,8 +21,6 @@ from distillery.model_folder import full_disk_as_os_error, load_denoiser, save_d
 
 LORA_FILE = "pytorch_lora_weights.safetensors"
 """The name that Diffusers looks for."""
-KOHYA_FILE = "lora_kohya.safetensors"
-"""The same under the names of Kohya's scripts, which programs for UNets read."""
 ADAPTER = "student"
 METADATA = "lora_adapter_metadata"
 """Where Diffusers keeps an adapter's configuration in the header of its file."""
@@ -170,23 +168,11 @@ def _keep_one_key(path: Path) -> None:
     save_file(load_file(path), path, metadata=metadata)
 
 
-def write_kohya(lora: Path, output: Path) -> None:
-    """Write a UNet's additions under the names that AUTOMATIC1111, ComfyUI and others read.
-
-    Diffusers' own conversion, but for alpha, which it takes to be the rank.
-
-    Args:
-        lora: as `save_lora` writes it.
-    """
-    from diffusers.utils import convert_state_dict_to_kohya
-
-    with safe_open(lora, framework="pt") as file:
+def read_config(path: Path) -> dict[str, Any]:
+    """An adapter's configuration, as `save_lora` wrote it: `r`, `lora_alpha`, `target_modules`."""
+    with safe_open(path, framework="pt") as file:
         config = json.loads(file.metadata()[METADATA])
-    (alpha,) = (value for key, value in config.items() if key.endswith(".lora_alpha"))
-    tensors = convert_state_dict_to_kohya(load_file(lora))
-    alphas = {name: torch.tensor(float(alpha)) for name in tensors if name.endswith(".alpha")}
-    with full_disk_as_os_error(output):
-        save_file(tensors | alphas, output)
+    return {name.partition(".")[2]: value for name, value in config.items()}
 
 
 def has_lora(folder: Path) -> bool:
@@ -231,12 +217,9 @@ def load_with_lora(folder: Path, dtype: torch.dtype) -> Denoiser:
     from peft import set_peft_model_state_dict
 
     denoiser = load_denoiser(folder, dtype)
-    with safe_open(folder / LORA_FILE, framework="pt") as file:
-        config = json.loads(file.metadata()[METADATA])
-    prefix = next(iter(config)).partition(".")[0]
+    _add_adapter(denoiser, read_config(folder / LORA_FILE))
     tensors = load_file(folder / LORA_FILE)
-    _add_adapter(denoiser, {key.removeprefix(f"{prefix}."): config[key] for key in config})
-    own = {key.removeprefix(f"{prefix}."): value for key, value in tensors.items()}
+    own = {name.partition(".")[2]: value for name, value in tensors.items()}
     problems: Any = set_peft_model_state_dict(denoiser, own, adapter_name=ADAPTER)
     assert not problems.unexpected_keys, "the file was written for this network"
     return denoiser
