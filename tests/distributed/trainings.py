@@ -5,11 +5,9 @@ import time
 import pandas as pd
 import processes
 import torch
-from safetensors.torch import load_file
 
 import tiny
-
-WEIGHTS = "student/trained/diffusion_pytorch_model.safetensors"
+from distillery.student.lora import load_student
 
 
 def train(data, output, num_processes, faults=None, launcher="bare", limit_s=60, **settings):
@@ -36,8 +34,9 @@ def forked_torchrun(data, output, num_processes, fault, limit_s=100, **settings)
 
 def outputs(folder):
     """The bytes of all that a training is asked for."""
-    files = [*sorted((folder / "student/trained").iterdir()), folder / "student/loss.parquet"]
-    return {path.name: path.read_bytes() for path in files}
+    trained = sorted(path for path in (folder / "student/trained").rglob("*") if path.is_file())
+    files = [*trained, folder / "student/loss.parquet"]
+    return {path.relative_to(folder): path.read_bytes() for path in files}
 
 
 def saved(folder):
@@ -58,7 +57,10 @@ def wait_until(condition, limit_s):
 
 def assert_same_training(ours, theirs, rtol=1e-5, atol=1e-5, losses_rtol=1e-4):
     """Weights, losses and gradient norms equal within the rounding of sums in another order."""
-    left, right = load_file(ours / WEIGHTS), load_file(theirs / WEIGHTS)
+    left, right = (
+        load_student(folder / "student/trained", torch.float32).state_dict()
+        for folder in (ours, theirs)
+    )
     assert left.keys() == right.keys()
     for name in right:
         torch.testing.assert_close(left[name], right[name], rtol=rtol, atol=atol)

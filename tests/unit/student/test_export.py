@@ -18,9 +18,9 @@ from distillery.model_folder import write_metadata
 from distillery.noise import SampleId, draw_noise, noise_seed
 from distillery.store.recipes import TrainingRecipe
 from distillery.store.trajectories import TrajectoryStore
-from distillery.student import export
 from distillery.student.export import export_student
 from distillery.student.schedule import student_scheduler
+from distillery.teacher import weights
 
 STEPS = 4
 SEED = noise_seed(0, SampleId("p000", 0))
@@ -124,7 +124,7 @@ def test_other_components_are_the_teachers_files(data):
 
 
 def test_large_files_are_linked_and_small_ones_copied(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(export, "LINKED_BYTES", 40_000)
+    monkeypatch.setattr(weights, "LINKED_BYTES", 40_000)
     export_student(job(data), data / "student/trained", tmp_path / "pipeline")
     for name, linked in (
         ("vae/diffusion_pytorch_model.safetensors", True),

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,31 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from adapters import make_adapter
-from distillery.config.jobs import TrainingJob
+from distillery.config.jobs import ExportJob, TrainingJob
 from distillery.config.student import Lora
 from distillery.families import family_named
 from distillery.files import read_json
-from distillery.model_folder import METADATA, load_denoiser_skeleton
+from distillery.model_folder import (
+    METADATA,
+    find_changes,
+    load_denoiser,
+    load_denoiser_skeleton,
+    read_metadata,
+    save_denoiser,
+    write_metadata,
+)
 from distillery.student.build import build_student
-from distillery.student.lora import LORA_FILE, check_lora, count_lora, load_trainable
+from distillery.student.export import export_student
+from distillery.student.lora import (
+    BASE,
+    LORA_FILE,
+    check_lora,
+    count_lora,
+    load_student,
+    load_trainable,
+)
 from distillery.student.lora_names import COMFYUI_FILE, KOHYA_FILE
+from distillery.teacher import weights
 from families import CASES
 from families.case import FamilyCase
 from families.made import made_run, made_teacher
@@ -31,6 +49,7 @@ from training_phases import phases
 RANK, ALPHA = 3, 5.0
 """A scale of alpha / rank that is no power of two, so that it cannot be lost unnoticed."""
 CASE_OF = {case.name: case for case in CASES}
+WEIGHTS = "diffusion_pytorch_model.safetensors"
 LEARNED = 1e-3
 """Training must have moved the image by more than this, or equality would say nothing."""
 
@@ -83,8 +102,8 @@ def base(case: FamilyCase, run: Run) -> Path:
 
 def test_the_untrained_student_is_the_teacher(trained: tuple[FamilyCase, Run]) -> None:
     case, run = trained
-    theirs = load_file(base(case, run) / "diffusion_pytorch_model.safetensors")
-    ours = load_file(run.folder / "student/initial/diffusion_pytorch_model.safetensors")
+    theirs = load_file(base(case, run) / WEIGHTS)
+    ours = load_file(run.folder / "student/initial" / WEIGHTS)
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     additions = load_file(run.folder / "student/initial" / LORA_FILE)
@@ -231,6 +250,70 @@ def test_the_same_bytes_for_the_same_seed_alone(
     }
 
 
+def test_the_teachers_weights_lie_on_the_disk_once(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Links, whose permissions are the teacher's; what is written beside them, others may read."""
+    monkeypatch.setattr(weights, "LINKED_BYTES", 40_000)
+    case = CASE_OF["wan"]
+    run = lora_run(tmp_path_factory, case)
+    theirs = base(case, run) / WEIGHTS
+    mode = theirs.stat().st_mode
+    run.train_and_export()
+    initial, trained = run.folder / "student/initial", run.folder / "student/trained"
+    assert (initial / WEIGHTS).samefile(theirs)
+    assert (trained / BASE / WEIGHTS).samefile(theirs)
+    assert theirs.stat().st_mode == mode
+    assert {path.name for path in trained.iterdir()} == {BASE, LORA_FILE, METADATA}
+    for folder in (initial, trained):
+        written = (folder / LORA_FILE).stat(), (folder / METADATA).stat()
+        assert written[0].st_mode == written[1].st_mode
+        assert find_changes(folder) == []
+
+
+def test_a_student_that_an_earlier_release_trained_is_exported(
+    trained: tuple[FamilyCase, Run], tmp_path: Path
+) -> None:
+    """Its folder has the weights with the additions in them, in float32."""
+    _, run = trained
+    now, before = run.folder / "student/trained", tmp_path / "trained"
+    save_denoiser(load_student(now, torch.float32), before)
+    shutil.copyfile(now / LORA_FILE, before / LORA_FILE)
+    write_metadata(before, read_metadata(now))
+    output = tmp_path / "pipeline"
+    export_student(run.job("export", ExportJob), before, output)
+    files = sorted(output.rglob("*.safetensors"))
+    assert len(files) > 3
+    for path in files:
+        expected = run.folder / "student/pipeline" / path.relative_to(output)
+        assert path.read_bytes() == expected.read_bytes(), path
+
+
+def test_a_teachers_variant_becomes_the_plain_weights(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """In shards, which an index lists."""
+    case = CASE_OF["wan"]
+    teacher = tmp_path / "teacher"
+    shutil.copytree(made_teacher(tmp_path_factory, case), teacher)
+    network = load_denoiser(teacher / "transformer", torch.float16)
+    (teacher / "transformer" / WEIGHTS).unlink()
+    network.save_pretrained(teacher / "transformer", variant="fp16", max_shard_size="50KB")  # type: ignore[operator]
+    changes = {"teacher": {"variant": "fp16"}, "student": student_of(case)}
+    run = family_run(case, tmp_path, teacher, **changes, targets={"num_segments": case.steps})
+    build_student(run.job("training", TrainingJob), tmp_path / "initial")
+    found = load_trainable(tmp_path / "initial", torch.float32)
+    for name, value in network.state_dict().items():
+        own = found.state_dict()
+        assert torch.equal(own.get(name, own.get(_beside(name))), value.float()), name
+
+
+def _beside(name: str) -> str:
+    """The name of a weight that has additions."""
+    layer, _, end = name.rpartition(".")
+    return f"{layer}.base_layer.{end}"
+
+
 def test_a_checkpoint_holds_the_additions_alone(trained: tuple[FamilyCase, Run]) -> None:
     _, run = trained
     (path,) = (run.folder / "student/checkpoints").glob("*/samples-000000000032")
@@ -244,8 +327,8 @@ def test_training_in_bfloat16(tmp_path_factory: pytest.TempPathFactory) -> None:
     case = CASE_OF["wan"]
     run = lora_run(tmp_path_factory, case, dtype="bfloat16")
     run.train_and_export()
-    theirs = load_file(base(case, run) / "diffusion_pytorch_model.safetensors")
-    ours = load_file(run.folder / "student/trained/diffusion_pytorch_model.safetensors")
+    theirs = load_file(base(case, run) / WEIGHTS)
+    ours = load_file(run.folder / "student/pipeline/transformer" / WEIGHTS)
     same = {key for key in theirs if torch.equal(ours[key], theirs[key])}
     touched = {key for key in theirs if re.search(r"\.(to_[qkv]|to_out\.0)\.weight$", key)}
     assert set(theirs) - same == touched

@@ -5,6 +5,7 @@ Small files (tables, logs, the report) are not counted. Images are counted witho
 
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -26,14 +27,16 @@ from distillery.run_folder import RunFolder
 from distillery.store.embeddings import distinct_texts, written
 from distillery.student.info import StudentInfo
 from distillery.teacher.folder import PipelineFolder
-from distillery.teacher.loading import load_tokenizers
+from distillery.teacher.loading import is_in_folder, load_tokenizers
 from distillery.teacher.memory import ITEM_BYTES, item_bytes
+from distillery.teacher.weights import weights_of
 
 CHANNELS = 3
 """Bytes of a pixel in an image that nothing compresses; a photograph takes about half of it."""
 LATENT_BYTES = 4
 MASTER_BYTES = 4
-"""Of a weight in student/initial and student/trained, float32 whatever the teacher's type."""
+"""Of a weight in student/initial and student/trained, float32 whatever the teacher's type; beside
+additions lie the teacher's own files, as links."""
 TEXT_WIDTHS = ("joint_attention_dim", "caption_channels", "text_dim", "cross_attention_dim")
 """What networks call the features of a text token; the first that one has."""
 MAX_COUNTED = 1000
@@ -98,8 +101,10 @@ def student_bytes(
     config: Config, student: StudentInfo, folder: PipelineFolder, run_folder: Path
 ) -> int:
     """Bytes of the untrained and the trained student, and of their pipelines where sampled."""
-    additions = student.trained_parameters if student.init == "lora" else 0
-    whole = (student.num_parameters + additions) * MASTER_BYTES
+    initial = trained = student.num_parameters * MASTER_BYTES
+    additions = student.trained_parameters * MASTER_BYTES if student.init == "lora" else 0
+    if additions:
+        initial, trained = _base_bytes(config.teacher, student, folder, run_folder)
     network = student.num_parameters * ITEM_BYTES[config.teacher.dtype]
     pipeline = network + _shared_bytes(folder, run_folder)
     pipeline += sum(
@@ -107,21 +112,37 @@ def student_bytes(
         for name in folder.files.keys() - set(folder.denoisers)
     )
     has_untrained = any(model.source == "untrained" for model in config.samples.models.values())
-    own = 2 * whole + (1 + has_untrained) * pipeline + additions * MASTER_BYTES
+    own = initial + trained + (1 + has_untrained) * pipeline + 3 * additions
     # Before each round it is written, too.
-    return own + len(config.training.round_numbers) * (whole + pipeline)
+    return own + len(config.training.round_numbers) * (trained + pipeline + 2 * additions)
+
+
+def _base_bytes(
+    teacher: Teacher, student: StudentInfo, folder: PipelineFolder, run_folder: Path
+) -> tuple[int, int]:
+    """Bytes of the network beside additions, in the untrained and in the trained student."""
+    network = student.network
+    if is_in_folder(teacher, folder, network):
+        files = weights_of(folder.path / network, folder.chosen_variant(network))
+        initial = _copied_bytes(files, run_folder)
+    else:
+        initial = student.num_parameters * MASTER_BYTES
+    return initial, initial if initial < LINKED_BYTES else 0
 
 
 def _shared_bytes(folder: PipelineFolder, run_folder: Path) -> int:
     """Bytes of the teacher's other components in the student's pipeline: large files are hard
     links, which take no space, unless they lie on another file system."""
     networks = {folder.path / name for name in (*folder.denoisers, *folder.files)}
-    total = 0
-    for path in (path.resolve() for path in _files(folder.path) if path.parent not in networks):
-        status = path.stat()
-        linked = status.st_dev == run_folder.stat().st_dev and status.st_size >= LINKED_BYTES
-        total += 0 if linked else status.st_size
-    return total
+    files = (path for path in _files(folder.path) if path.parent not in networks)
+    return _copied_bytes(files, run_folder)
+
+
+def _copied_bytes(files: Iterable[Path], run_folder: Path) -> int:
+    """Bytes of the files that are copied into a run, since no hard link is made of them."""
+    device = run_folder.stat().st_dev
+    statuses = [path.stat() for path in files]
+    return sum(it.st_size for it in statuses if it.st_dev != device or it.st_size < LINKED_BYTES)
 
 
 def checkpoint_bytes(training: Training, num_trained: int) -> int:
@@ -233,7 +254,7 @@ def stores_of_distilling(
             "student",
             "student",
             student_bytes(config, student, folder, run.path),
-            sum(_size(_files(it)) for it in folders),
+            _size(path for it in folders for path in _files(it)),
             "keep fewer blocks with student.init: layers",
         ),
         Store(
@@ -301,6 +322,8 @@ def _files(folder: Path) -> Iterable[Path]:
 
 
 def _size(paths: Iterable[Path]) -> int:
-    """Bytes of files; a hard link takes none."""
-    statuses = (path.lstat() for path in paths)
-    return sum(status.st_size for status in statuses if status.st_nlink == 1)
+    """Bytes of files; one that is linked from elsewhere takes none."""
+    statuses = [path.lstat() for path in paths]
+    links = Counter(status.st_ino for status in statuses)
+    sizes = {it.st_ino: it.st_size for it in statuses if it.st_nlink == links[it.st_ino]}
+    return sum(sizes.values())

@@ -12,7 +12,6 @@ from distillery.families import Family
 from distillery.families.protocol import Denoiser
 from distillery.files import atomic_path
 from distillery.model_folder import (
-    copy_permissions,
     load_denoiser_skeleton,
     save_denoiser,
     write_metadata,
@@ -24,7 +23,8 @@ from distillery.student.lora import add_lora, check_lora, count_lora, save_lora
 from distillery.student.unet import shrink_unet
 from distillery.teacher.adapters import denoiser_hash
 from distillery.teacher.folder import PipelineFolder, find_teacher
-from distillery.teacher.loading import load_adapted
+from distillery.teacher.loading import is_in_folder, load_adapted
+from distillery.teacher.weights import link_network
 
 
 def plan_student(student: Student, folder: PipelineFolder) -> StudentInfo:
@@ -115,9 +115,10 @@ def choose_expert(present: Sequence[str], chosen: str | None) -> str:
 
 
 def build_student(job: StudentJob, output: Path) -> None:
-    """Write the untrained student, a Diffusers model folder in float32, and what it is made of.
+    """Write the untrained student, a Diffusers model folder, and what it is made of.
 
-    Reads the teacher's denoiser, with its adapters fused, and no other component of it.
+    Reads the teacher's denoiser, with its adapters fused, and no other component of it. The weights
+    are float32; beside additions, links to the teacher's files where it has these numbers.
 
     Args:
         output: folder to write, e.g. results/{run}/student/initial.
@@ -132,11 +133,14 @@ def build_student(job: StudentJob, output: Path) -> None:
     teacher = load_adapted(job.teacher, folder, network)
     student, student_info = make_student(job.student, teacher, folder.family, network, job.seed)
     with atomic_path(output) as temporary:
-        save_denoiser(student, temporary)
-        if job.student.lora is not None:
-            add_lora(student, job.student.lora, job.seed)
+        lora = job.student.lora
+        if lora is not None and is_in_folder(job.teacher, folder, network):
+            link_network(folder.path / network, temporary, folder.chosen_variant(network))
+        else:
+            save_denoiser(student, temporary)
+        if lora is not None:
+            add_lora(student, lora, job.seed)
             save_lora(student, temporary, folder.family)
-            copy_permissions(temporary)
         origin = {
             "settings": hash_origin(job.model_dump(mode="json")),
             "teacher": denoiser_hash(job.teacher, folder),

@@ -1,6 +1,5 @@
 """Export a student as a Diffusers pipeline, the trained one with a model card."""
 
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,11 +12,9 @@ from distillery.families import Family, Size
 from distillery.families.protocol import Denoiser
 from distillery.files import atomic_path, write_json, write_text
 from distillery.model_folder import (
-    LINKED_BYTES,
     copy_permissions,
     full_disk_as_os_error,
     hash_model,
-    load_denoiser,
     read_metadata,
     save_denoiser,
     write_metadata,
@@ -26,7 +23,7 @@ from distillery.run_folder import RunFolder
 from distillery.schedulers import Scheduler
 from distillery.store.belonging import check_student_of
 from distillery.store.recipes import TrainingRecipe
-from distillery.student.lora import LORA_FILE, has_lora
+from distillery.student.lora import LORA_FILE, has_lora, load_student
 from distillery.student.lora_names import write_other_names
 from distillery.student.schedule import check_exported, few_step_scheduler
 from distillery.student.usage import lora_code, student_code
@@ -39,7 +36,7 @@ from distillery.teacher.loading import (
 )
 from distillery.teacher.origin import find_origin
 from distillery.teacher.solver import load_scheduler
-from distillery.teacher.weights import plain_name, weights_in, weights_of
+from distillery.teacher.weights import link_or_copy, plain_name, weights_in, weights_of
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "student"
 CARD = "README.md"
@@ -90,7 +87,7 @@ def export_student(
         job.student.steps,
         shape,
     )
-    denoiser = load_denoiser(student, torch_dtype(job.teacher.dtype))
+    denoiser = load_student(student, torch_dtype(job.teacher.dtype))
     with atomic_path(output) as temporary:
         index = take_over(folder, temporary, denoiser, scheduler)
         for name, network in load_changed(job.teacher, folder).items():
@@ -167,19 +164,7 @@ def _copy_tree(source: Path, target: Path, variant: str | None) -> None:
             name = plain_name(path.name) if path in weights_in(source) else path.name
             copy = target / path.relative_to(source).with_name(name)
             copy.parent.mkdir(parents=True, exist_ok=True)
-            _link_or_copy(path.resolve(), copy)
-
-
-def _link_or_copy(path: Path, copy: Path) -> None:
-    """Link a file, or copy it: hard links do not cross file systems, and some have none."""
-    if path.stat().st_size >= LINKED_BYTES:
-        try:
-            os.link(path, copy)
-        except OSError:
-            pass
-        else:
-            return
-    shutil.copyfile(path, copy)
+            link_or_copy(path, copy)
 
 
 def right_call(job: ExportJob, family: Family, denoiser: Denoiser) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """A student that is its teacher plus low-rank additions; only these are trained and stored.
 
-The file beside a student's model folder has the names and the metadata that Diffusers gives a LoRA,
-so `pipeline.load_lora_weights(folder)` reads it. The folder's own weights have it fused; before the
-training it adds zero, and both are the teacher.
+Their file in a student's folder has the names and the metadata that Diffusers gives a LoRA, so
+`pipeline.load_lora_weights(folder)` reads it. Before the training it adds zero, and the weights
+beside it are the student. A trained one has them in `BASE`, as links: its own weights are written
+when it is exported.
 """
 
 import json
@@ -12,15 +13,20 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 
 from distillery.config.student import Lora
 from distillery.families import Family
 from distillery.families.protocol import Denoiser
 from distillery.model_folder import full_disk_as_os_error, load_denoiser, save_denoiser
+from distillery.teacher.adapters import cast
+from distillery.teacher.weights import link_network
 
 LORA_FILE = "pytorch_lora_weights.safetensors"
 """The name that Diffusers looks for."""
+BASE = "base"
+"""Folder in a trained student's: of the network that the additions are to. What an earlier release
+trained has none, and weights with the additions in them."""
 ADAPTER = "student"
 METADATA = "lora_adapter_metadata"
 """Where Diffusers keeps an adapter's configuration in the header of its file."""
@@ -162,10 +168,12 @@ def save_lora(denoiser: Denoiser, folder: Path, family: Family) -> None:
 
 def _keep_one_key(path: Path) -> None:
     """Keep only the adapter's configuration in the header: safetensors writes several keys in an
-    order that changes from call to call."""
+    order that changes from call to call, and files that only their owner may read."""
     with safe_open(path, framework="pt") as file:
         metadata = {METADATA: file.metadata()[METADATA]}
-    save_file(load_file(path), path, metadata=metadata)
+    content = save(load_file(path), metadata=metadata)
+    path.unlink()
+    path.write_bytes(content)
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -194,7 +202,7 @@ def load_trainable(folder: Path, dtype: torch.dtype) -> Denoiser:
 
 
 def save_trained(trained: Denoiser, initial: Path, output: Path, family: Family) -> None:
-    """Write a trained student as a float32 model folder, and its additions where it has them.
+    """Write a trained student as a float32 model folder, or its additions beside their network.
 
     Args:
         trained: as `load_trainable` gave it, on the CPU.
@@ -202,37 +210,37 @@ def save_trained(trained: Denoiser, initial: Path, output: Path, family: Family)
         output: temporary folder to write.
     """
     if has_lora(initial):
-        _save_fused(trained, initial, output, family)
+        link_network(initial, output / BASE)
+        save_lora(trained, output, family)
     else:
         save_denoiser(trained, output)
+
+
+def load_student(folder: Path, dtype: torch.dtype) -> Denoiser:
+    """The student in a folder as one network, trained or not; additions are fused in float32."""
+    if not (folder / BASE).is_dir():
+        return load_denoiser(folder, dtype)
+    whole = load_with_lora(folder, torch.float32)
+    whole.fuse_lora(safe_fusing=True)  # type: ignore[operator]
+    whole.unload_lora()  # type: ignore[operator]
+    cast(whole, dtype)
+    return whole
 
 
 def load_with_lora(folder: Path, dtype: torch.dtype) -> Denoiser:
     """The student in a folder with its additions beside the frozen weights.
 
     Args:
-        folder: of the untrained student, whose weights are the teacher's.
+        folder: of the student, trained or not.
         dtype: of the frozen weights; the additions are float32.
     """
     from peft import set_peft_model_state_dict
 
-    denoiser = load_denoiser(folder, dtype)
+    base = folder / BASE
+    denoiser = load_denoiser(base if base.is_dir() else folder, dtype)
     _add_adapter(denoiser, read_config(folder / LORA_FILE))
     tensors = load_file(folder / LORA_FILE)
     own = {name.partition(".")[2]: value for name, value in tensors.items()}
     problems: Any = set_peft_model_state_dict(denoiser, own, adapter_name=ADAPTER)
     assert not problems.unexpected_keys, "the file was written for this network"
     return denoiser
-
-
-def _save_fused(trained: Denoiser, initial: Path, output: Path, family: Family) -> None:
-    """Write the additions, and the folder's float32 weights with them; see `save_trained`."""
-    from peft import get_peft_model_state_dict, set_peft_model_state_dict
-
-    whole = load_with_lora(initial, torch.float32)
-    tensors = get_peft_model_state_dict(trained, adapter_name=ADAPTER)
-    set_peft_model_state_dict(whole, tensors, adapter_name=ADAPTER)
-    save_lora(whole, output, family)
-    whole.fuse_lora(safe_fusing=True)  # type: ignore[operator]
-    whole.unload_lora()  # type: ignore[operator]
-    save_denoiser(whole, output)

@@ -191,6 +191,11 @@ def load_adapted(teacher: Teacher, folder: PipelineFolder, name: str) -> torch.n
     return network
 
 
+def is_in_folder(teacher: Teacher, folder: PipelineFolder, name: str) -> bool:
+    """Whether `load_adapted` surely gives the numbers of the network's own folder."""
+    return not teacher.adapters and name not in folder.files
+
+
 def unpacked_of(teacher: Teacher, folder: PipelineFolder) -> Callable[[str], Denoiser] | None:
     """What loads one of the teacher's networks, by component, before its weights are packed, on the
     CPU; None where they are not packed."""

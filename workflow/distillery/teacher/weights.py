@@ -1,6 +1,8 @@
 """The weights files of a pipeline's components: which there are, in which variants, how large."""
 
+import os
 import re
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -11,6 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from distillery.files import read_json
+from distillery.model_folder import LINKED_BYTES
 
 SUFFIX = ".safetensors"
 DIFFUSERS = f"diffusion_pytorch_model{SUFFIX}"
@@ -104,6 +107,28 @@ def weights_of(component: Path, wanted: str | None) -> list[Path]:
             named = named_by(index)
             return [path for path in weights_in(component) if path == index or path.name in named]
     return whole or files
+
+
+def link_network(component: Path, target: Path, variant: str | None = None) -> None:
+    """Make a folder of what is read of a network's; its weights lose their variant's name."""
+    target.mkdir(parents=True, exist_ok=True)
+    link_or_copy(component / CONFIG, target / CONFIG)
+    for path in weights_of(component, variant):
+        link_or_copy(path, target / plain_name(path.name))
+
+
+def link_or_copy(path: Path, copy: Path) -> None:
+    """Copy a small file, and link a large one, which takes no space, where that is possible: hard
+    links do not cross file systems, and some have none."""
+    path = path.resolve()
+    if path.stat().st_size >= LINKED_BYTES:
+        try:
+            os.link(path, copy)
+        except OSError:
+            pass
+        else:
+            return
+    shutil.copyfile(path, copy)
 
 
 def named_by(index: Path) -> set[str]:
