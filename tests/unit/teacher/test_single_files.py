@@ -1,5 +1,6 @@
 """Weights in a file of their own: as from a folder, bit for bit, or refused by the plan."""
 
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -220,11 +221,11 @@ def test_a_file_of_another_model(teacher: Path, tmp_path: Path) -> None:
     parts = KINDS["sd15"][1]
     other = write(tmp_path / "sd15", parts, tmp_path / "sd15.safetensors")
     told = said(section(wan.CASE, teacher, weights={"transformer": str(other)}))
-    assert f"{other} is not of the network that {teacher}/transformer/config.json desc" in told
+    assert f"{other} does not fit the network that {teacher}/transformer/config.json desc" in told
     assert "its base is stable-diffusion-v1-5/stable-diffusion-v1-5, by its tensors: give" in told
     sdxl.make(tmp_path / "sdxl")
     told = said(section(sdxl.CASE, tmp_path / "sdxl", weights=str(other)))
-    assert "is not of the network" in told
+    assert "does not fit the network" in told
 
 
 @pytest.mark.parametrize(
@@ -345,6 +346,10 @@ def test_a_student_of_a_whole_file(
     plan = make_plan_of(by_file)
     (told,) = (line for line in summary(plan).splitlines() if str(file) in line)
     assert told.endswith("MiB): unet, vae and text_encoder")
+    assert "other weights" not in summary(plan)
+    of_one = family_run(case, tmp_path / "c", folder, teacher={"weights": {"unet": str(file)}})
+    (told,) = (it for it in summary(make_plan_of(of_one)).splitlines() if "other weights" in it)
+    assert told.endswith("of the folder: text_encoder and vae")
     assert plan["memory"] == make_plan_of(by_folder)["memory"]
     sizes = [make_plan_of(run)["disk"]["stages"]["student"] for run in (by_folder, by_file)]
     assert sizes[0] == pytest.approx(sizes[1], rel=0.01)
@@ -363,3 +368,62 @@ def test_a_student_of_a_whole_file(
 def make_plan_of(run: Run) -> dict[str, Any]:
     make_plan(STAGES, run.config, run.files.plan)
     return read_json(run.files.plan)
+
+
+@pytest.mark.parametrize(
+    ("kind", "component"),
+    [
+        ("sd15", "unet"),
+        ("sd15", "vae"),
+        ("sd15", "text_encoder"),
+        ("sd21", "text_encoder"),
+        ("sdxl", "unet"),
+        ("sdxl", "vae"),
+        ("sdxl", "text_encoder"),
+        ("sdxl", "text_encoder_2"),
+        ("alike", "text_encoder"),
+        ("alike", "text_encoder_2"),
+    ],
+)
+def test_what_a_whole_file_lacks(
+    kind: str, component: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Any one tensor: it is damaged. All of a component, but the UNet's: the folder has them.
+
+    `alike` has two text encoders of one width, by which Diffusers would take one for the other.
+    """
+    case, parts = (sdxl.CASE, KINDS["sdxl"][1]) if kind == "alike" else KINDS[kind]
+    folder = made.made_teacher(tmp_path_factory, case)
+    own = parts[component](layouts.weights_in(folder / component))
+    tensors: Tensors = {}
+    for name in parts.keys() - {component}:
+        tensors |= parts[name](layouts.weights_in(folder / name))
+    at = section(case, folder, weights=str(tmp_path / "it.safetensors"))
+    layouts.write(tensors | own, tmp_path / "it.safetensors")
+    refuse(on_networks(find_teacher(at)))
+    of_blocks = sorted(name for name in own if re.search(r"\.\d+\.", name))
+    outside = own.keys() - of_blocks if "text" in component else set()
+    for name in (*of_blocks[:: len(of_blocks) // 3], *outside):
+        rest = {it: value for it, value in own.items() if it != name}
+        layouts.write(tensors | rest, tmp_path / "it.safetensors")
+        told = said(at)
+        assert f"does not fit the network that {folder / component}/config.json" in told, name
+        assert "lacks" in told, name
+        assert "damaged" in told, name
+    layouts.write(tensors, tmp_path / "it.safetensors")
+    if component == "unet":
+        assert "does not fit" in said(at)
+        return
+    found = find_teacher(at)
+    refuse(on_networks(found))
+    assert set(found.files) == parts.keys() - {component}
+    read = load_teacher(at, found, CPU)
+    for name in found.files:
+        assert_same(getattr(read, name), load_component(case, folder, name))
+
+
+def load_component(case: FamilyCase, folder: Path, name: str) -> torch.nn.Module:
+    plain = section(case, folder)
+    network = getattr(load_teacher(plain, find_teacher(plain), CPU), name)
+    assert isinstance(network, torch.nn.Module)
+    return network

@@ -144,10 +144,14 @@ def _files(folder: PipelineFolder) -> Facts:
     parts: dict[Path, list[str]] = {}
     for name, file in folder.files.items():
         parts.setdefault(file, []).append(name)
-    return [
+    facts = [
         ("weights", f"{file} ({readable(file.stat().st_size)}): {listed(names)}")
         for file, names in parts.items()
     ]
+    others = sorted(folder.tensors.keys() - folder.files.keys())
+    if facts and others:
+        facts.append(("other weights", f"of the folder: {listed(others)}"))
+    return facts
 
 
 def _size(teacher: Teacher, shape: str) -> tuple[str, str]:

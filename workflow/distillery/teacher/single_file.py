@@ -11,19 +11,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import load_file
 
 from distillery.config.teacher import Teacher
-from distillery.files import MAX_THREADS
+from distillery.files import MAX_THREADS, read_json
 from distillery.hub import download_file, explain_hub
 from distillery.notes import Note, error
-from distillery.teacher.components import unusable
+from distillery.teacher.components import INDEX, unusable
 from distillery.teacher.unread import named
 from distillery.teacher.weights import CONFIG, INTEGERS, SUFFIX, Tensor, read_header
 
+Content = TypeVar("Content")
 ON_HUB = re.compile(r"(?P<repository>[^/\s]+/[^/\s]+)/(?P<file>[^\s]+)")
 DTYPES = {
     "F64": torch.float64,
@@ -51,6 +52,25 @@ TEXT = ("CLIPTextModel", "CLIPTextModelWithProjection", "T5EncoderModel")
 """Classes of text encoders that Diffusers reads from the file of a whole pipeline."""
 VAE = ("first_stage_model.", "vae.")
 """Beginnings of the VAE's tensors in the file of a whole pipeline."""
+T5 = ("text_encoders.t5xxl.transformer.",)
+CLIP = (
+    (
+        "cond_stage_model.transformer.",
+        "cond_stage_model.model.",
+        "conditioner.embedders.0.transformer.",
+        "conditioner.embedders.0.model.",
+        "text_encoders.clip_l.transformer.",
+    ),
+    ("conditioner.embedders.1.model.", "text_encoders.clip_g.transformer."),
+)
+"""The same of the T5 encoder, and of the first and the second CLIP text encoder."""
+NEAR = 0.9
+"""Share of a network's tensors from which on a file that has them is no other model's."""
+DAMAGED = (
+    "almost all others fit, so it is damaged or cut, or of a variant of this model: get it again"
+)
+IDLE = ("position_ids", "logit_scale")
+"""Ends of a text encoder's tensors that no network has, and that files without one may hold."""
 
 
 def find_files(
@@ -124,9 +144,9 @@ def _components_in(file: Path, index: Mapping[str, Any], denoisers: Sequence[str
     yield denoisers[0]
     if any(name.startswith(VAE) for name in header):
         yield "vae"
-    for name, entry in index.items():
-        model = _model_of(entry)
-        if model is not None and _holds_text(model, header):
+    # Of an encoder that is there in part too, so that the plan names what is missing of it.
+    for name in index:
+        if _of_encoder(header, _beginnings(index, name)):
             yield name
 
 
@@ -142,13 +162,36 @@ def _model_of(entry: Any) -> Any:
     return model if is_network else None
 
 
-def _holds_text(model: Any, names: Mapping[str, Any]) -> bool:
-    """Whether the file of a whole pipeline, by its tensors' names, has this text encoder."""
+def _beginnings(index: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    """Of a text encoder's tensors in the file of a whole pipeline; none of other components."""
+    classes = {it: getattr(_model_of(entry), "__name__", "") for it, entry in index.items()}
+    if classes[name] not in TEXT:
+        return ()
+    if classes[name].startswith("T5"):
+        return T5
+    place = sorted(it for it in classes if classes[it].startswith("CLIPText")).index(name)
+    return CLIP[place] if place < len(CLIP) else ()
+
+
+def _of_encoder(tensors: Mapping[str, Content], beginnings: tuple[str, ...]) -> dict[str, Content]:
+    """The tensors of one text encoder, among those of a whole pipeline."""
+    return {
+        name: value
+        for name, value in tensors.items()
+        if name.startswith(beginnings) and not name.endswith(IDLE)
+    }
+
+
+def _check_recognised(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raise KeyError for the tensor by which Diffusers knows a CLIP text encoder's layout, where it
+    alone is missing."""
     from diffusers.loaders import single_file_utils as utils
 
-    if model.__name__.startswith("T5"):
-        return bool(utils.is_t5_in_single_file(names))
-    return bool(utils.is_clip_model_in_single_file(model, names))
+    signs = [key for kind, key in utils.CHECKPOINT_KEY_NAMES.items() if "clip" in kind]
+    for beginning in (it for place in CLIP for it in place):
+        (sign,) = (key for key in signs if key.startswith(beginning))
+        if sign not in tensors and any(name.startswith(beginning) for name in tensors):
+            raise KeyError(sign)
 
 
 def tensors_in(file: Path, entry: Sequence[str], component: Path) -> dict[str, Tensor]:
@@ -181,6 +224,10 @@ def tensors_in(file: Path, entry: Sequence[str], component: Path) -> dict[str, T
             with torch.device("cpu"):
                 loaded = _load(_empty(header, "cpu"), model, component).named_parameters()
             converted = {name: value for name, value in loaded if not value.is_meta}
+    except KeyError as problem:
+        cause = f": it lacks {problem.args[0]}"
+        cure = f"it is damaged or cut, or of another model; {_base_of(file)}"
+        raise ValueError(str(error(_misfit(file, component), cause, cure))) from problem
     except Exception as problem:  # of any class, and seldom with a name in it
         said = f"{type(problem).__name__}: {' '.join(str(problem).split())[:200]}"
         raise ValueError(f"{_misfit(file, component)} ({said}); {_base_of(file)}") from problem
@@ -268,8 +315,12 @@ def _load(tensors: dict[str, torch.Tensor], model: Any, component: Path) -> torc
     if hasattr(model, "from_single_file"):
         network = model.from_single_file(tensors, **of_folder, local_files_only=True)
     else:
+        index = read_json(component.parent / INDEX)
+        tensors = _of_encoder(tensors, _beginnings(index, component.name))
         if model.__name__.startswith("T5"):
             load = utils.create_diffusers_t5_model_from_checkpoint
+        else:
+            _check_recognised(tensors)
         network = load(model, tensors, **of_folder, local_files_only=True)
         network.tie_weights()
     assert isinstance(network, torch.nn.Module)
@@ -308,6 +359,8 @@ def on_file(
     other = [name for name, shape in shapes.items() if tensors[name].shape != shape]
     lacking = [name for name, _ in network.named_parameters() if name not in tensors]
     unknown = [name for name in tensors if name not in own]
+    is_near = len(lacking) + len(other) + len(unknown) <= (1 - NEAR) * len(own)
+    cure = DAMAGED if is_near else _base_of(file)
     for names, what in (
         (lacking, "lacks {} of its tensors"),
         (other, "has {} of its tensors in another shape"),
@@ -315,12 +368,12 @@ def on_file(
     ):
         if names:
             cause = f": it {what.format(len(names))}, such as {named(names)}"
-            yield error(_misfit(file, component), cause, _base_of(file))
+            yield error(_misfit(file, component), cause, cure)
             return
 
 
 def _misfit(file: Path, component: Path) -> str:
-    return f"teacher.weights: {file} is not of the network that {component / CONFIG} describes"
+    return f"teacher.weights: {file} does not fit the network that {component / CONFIG} describes"
 
 
 def _base_of(file: Path) -> str:
