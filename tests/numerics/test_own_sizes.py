@@ -182,6 +182,8 @@ def test_an_update_is_of_one_size_and_the_same_for_any_processes(subject: Subjec
     assert [[*one, *other] for one, other in zip(*shared, strict=True)] == alone
     shapes = [dataset.__getitems__(items).noisy.shape[1:] for items in alone]
     assert len(set(shapes)) == 2
+    both = {(size.height, size.width) for size in (subject.case.size, subject.other)}
+    assert sorted(Batches(dataset, training, 0, RankInfo()).sizes) == sorted(both)
     turns = [shape == shapes[0] for shape in shapes]
     assert turns.count(True) == round(0.6 * len(turns)), "by their share of the trajectories"
     assert {item for items in alone for item in items} == set(range(dataset.num_items))

@@ -11,6 +11,7 @@ from distillery.config.jobs import ExportJob
 from distillery.config.run import Targets
 from distillery.config.student import Student
 from distillery.config.teacher import Teacher
+from distillery.planning.page import TIMES
 from distillery.student.export import model_card
 from distillery.student.usage import CAST
 from distillery.teacher.folder import PipelineFolder
@@ -42,6 +43,7 @@ def card_of(
     vae_dtype: str = "float32",
     training: dict[str, object] | None = None,
     origin: dict[str, str] | None = None,
+    sizes: list[tuple[int, int]] | None = None,
     **teacher: object,
 ) -> str:
     call = {
@@ -57,7 +59,27 @@ def card_of(
         student=Student(steps=4),
     )
     recipe = METADATA["recipe"] | {"training": training or {}}  # type: ignore[operator]
-    return model_card(job, METADATA | {"call": call, "recipe": recipe}, origin or {})
+    about = METADATA | {"call": call, "recipe": recipe} | ({"sizes": sizes} if sizes else {})
+    return model_card(job, about, origin or {})
+
+
+@pytest.mark.parametrize(
+    ("sizes", "told"),
+    [
+        (None, "32 x 32"),
+        ([(32, 32)], "32 x 32"),
+        ([(48, 32)], "32 x 48"),
+        ([(32, 32), (48, 32)], "32 x 32 and 32 x 48"),
+        ([(32, 32), (48, 32), (32, 64)], "32 x 32, 32 x 48 and 64 x 32"),
+    ],
+)
+def test_the_card_names_the_sizes_that_were_learnt(
+    sizes: list[tuple[int, int]] | None, told: str
+) -> None:
+    told = told.replace("x", TIMES)
+    assert f"Other sizes than {told} were not trained." in card_of(sizes=sizes)
+    clip = card_of(sizes=sizes, num_frames=9)
+    assert f"Other sizes than {told} of 9 frames were not trained." in clip
 
 
 def codes_of(card: str) -> list[str]:

@@ -37,6 +37,7 @@ from distillery.teacher.loading import (
 from distillery.teacher.origin import find_origin
 from distillery.teacher.solver import load_scheduler
 from distillery.teacher.weights import link_or_copy, plain_name, weights_in, weights_of
+from distillery.words import listed
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "student"
 CARD = "README.md"
@@ -226,6 +227,8 @@ def model_card(job: ExportJob, about: Mapping[str, Any], origin: Mapping[str, st
     Args:
         origin: of the teacher, see `find_origin`.
     """
+    # A student of an earlier release does not say which sizes it has learnt.
+    sizes = about.get("sizes", [(job.teacher.height, job.teacher.width)])
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         undefined=StrictUndefined,
@@ -246,6 +249,7 @@ def model_card(job: ExportJob, about: Mapping[str, Any], origin: Mapping[str, st
         recipe=about["recipe"],
         recipe_hash=about["recipe_hash"],
         samples_seen=about["samples_seen"],
+        sizes=listed([f"{width} \N{MULTIPLICATION SIGN} {height}" for height, width in sizes]),
         header=card_header(
             origin,
             "lora" in about,

@@ -215,6 +215,12 @@ class Batches:
         learned = [self.split.learned_in(alike) for alike in self.dataset.of_one_size]
         return Turns([numbers for numbers in learned if numbers])
 
+    @property
+    def sizes(self) -> list[tuple[int, int]]:
+        """Height and width of the learned trajectories, each once."""
+        learned = (it for it in self.dataset.of_one_size if self.split.learned_in(it))
+        return [self.dataset.size_at(alike.start) for alike in learned]
+
     def segments(self, start: int, stop: int) -> list[int]:
         """The items at the positions [start, stop) of the stream of segments."""
         steps = self.dataset.steps

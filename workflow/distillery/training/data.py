@@ -210,9 +210,13 @@ class SegmentDataset(Dataset[Batch]):
         """The trajectories in ranges of one size each."""
         return self._trajectories.of_one_size
 
+    def size_at(self, trajectory: int) -> tuple[int, int]:
+        """Its height and width."""
+        return self._trajectories.size_at(trajectory)
+
     def view(self, item: int) -> View:
         """How an item is learned from, and all that are in a batch with it."""
-        return self._views[self._trajectories.size_at(self._trajectory(item))]
+        return self._views[self.size_at(self._trajectory(item))]
 
     def with_targets(self, batch: Batch, student: Student, size: int) -> Batch:
         """An online batch with the states that the student visits, `size` at once, and targets."""

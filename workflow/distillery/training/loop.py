@@ -263,6 +263,7 @@ def write_outputs(state: TrainingState, run: Run, paths: Paths) -> None:
             "recipe": run.recipe.to_json(),
             "recipe_hash": run.recipe_hash,
             "samples_seen": state.samples_seen,
+            "sizes": run.batches.sizes,
             "student": asdict(student_info) if student_info else None,
         }
         write_metadata(temporary, about)
