@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from distillery.config.teacher import Teacher
+from distillery.families import Size
 from distillery.planning.page import TIMES
 from distillery.student.usage import student_code
 from distillery.teacher import loading
@@ -52,6 +53,33 @@ def test_a_clip_is_told_and_takes_its_room(wan: Path, tmp_path: Path) -> None:
 def test_what_may_not_be(wan: Path, tmp_path: Path, changes: dict[str, int], refused: str) -> None:
     with pytest.raises(ValueError, match=refused):
         plan_of(wan, tmp_path, **changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "most", "more"), [("height", 512, 16), ("width", 512, 16), ("num_frames", 125, 4)]
+)
+def test_a_size_ends_where_the_networks_positions_do(
+    wan: Path, tmp_path: Path, name: str, most: int, more: int
+) -> None:
+    """Of 32 patches each way, as the network itself does."""
+    size = {"height": 32, "width": 32, "num_frames": 1, name: most}
+    teacher = Teacher(path=str(wan), dtype="float32", **size)
+    found = find_teacher(teacher)
+    pipeline = load_teacher(teacher, found, CPU)
+    shape = list(found.family.latent_shape(pipeline, Size.of(teacher)))
+    network = pipeline.transformer
+    inputs = {
+        "timestep": torch.ones(1),
+        "encoder_hidden_states": torch.zeros(1, 1, network.config.text_dim),
+    }
+    with torch.no_grad():
+        network(torch.zeros(1, *shape), **inputs)
+        shape[["num_frames", "height", "width"].index(name) + 1] += 1 if name == "num_frames" else 2
+        with pytest.raises(RuntimeError):
+            network(torch.zeros(1, *shape), **inputs)
+    refused = rf"teacher\.{name} is {most + more}: this model's positions end at {most}; use at"
+    with pytest.raises(ValueError, match=refused):
+        plan_of(wan, tmp_path, **{name: most + more})
 
 
 def test_a_family_of_images_makes_no_clips(

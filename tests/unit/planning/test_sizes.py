@@ -71,6 +71,15 @@ def test_a_size_that_cannot_be_made_is_named_with_its_prompts(
     assert "use 32" in note
 
 
+@pytest.mark.parametrize(("name", "size"), [("height", (528, 32)), ("width", (32, 528))])
+def test_a_size_beyond_the_networks_positions_is_named_with_its_prompts(
+    teacher: Path, tmp_path: Path, name: str, size: tuple[int, int]
+) -> None:
+    raw = settings(tmp_path, teacher)
+    (note,) = [note for note in notes_of(raw, {"eval": [size]}) if note.startswith("error")]
+    assert f"(p000) cannot be made: {name} is 528: this model's positions end at 512; use" in note
+
+
 @pytest.mark.parametrize(
     "listed",
     [{"rounds": {"count": 1, "samples": 8}}, {"online": {"samples": 8, "steps": 1}}],

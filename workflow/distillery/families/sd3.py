@@ -15,7 +15,7 @@ from distillery.families.protocol import (
     Pipeline,
     Setting,
 )
-from distillery.families.size import Size, check_size
+from distillery.families.size import Size, check_positions, check_size
 from distillery.families.text import Reader
 from distillery.schedulers import Scheduler
 
@@ -96,11 +96,7 @@ class Sd3(Family):
         multiple = factor * PATCH
         check_size(size, multiple)
         largest = config.pos_embed_max_size * multiple
-        if max(size.height, size.width) > largest:
-            raise ValueError(
-                f"teacher.height is {size.height} and teacher.width {size.width}: this model's "
-                f"positions end at {largest} pixels"
-            )
+        check_positions(size, {"height": largest, "width": largest})
         return (config.in_channels, size.height // factor, size.width // factor)
 
     def set_timesteps(

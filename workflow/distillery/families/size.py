@@ -62,6 +62,24 @@ def check_size(
     refuse([*_on_pixels(size, multiples), *_on_frames(size.num_frames, frames_multiple)])
 
 
+def check_positions(size: Size, largest: Mapping[str, int]) -> None:
+    """Raise ValueError with the largest that goes, where a network's positions end before a size
+    does.
+
+    Args:
+        largest: of height and width, and of `num_frames` where the network has positions for them.
+    """
+    refuse(
+        error(
+            f"teacher.{name} is {getattr(size, name)}",
+            f": this model's positions end at {end}",
+            f"use at most {end}",
+        )
+        for name, end in largest.items()
+        if getattr(size, name) > end
+    )
+
+
 def latent_frames(num_frames: int, multiple: int) -> int:
     """Of a clip, of which the first frame has latents of its own."""
     return (num_frames - 1) // multiple + 1

@@ -12,7 +12,7 @@ from distillery.families.protocol import (
     Pipeline,
     Setting,
 )
-from distillery.families.size import Size, check_size, latent_frames
+from distillery.families.size import Size, check_positions, check_size, latent_frames
 from distillery.families.text import Reader, pad_with_zeros
 
 
@@ -76,9 +76,16 @@ class Wan(Family):
         _check_networks(pipeline)
         scale = pipeline.vae_scale_factor_spatial
         config = (pipeline.transformer or pipeline.transformer_2).config
-        _, patch_h, patch_w = config.patch_size
+        patch_f, patch_h, patch_w = config.patch_size
         temporal = pipeline.vae_scale_factor_temporal
         check_size(size, scale * patch_h, scale * patch_w, temporal)
+        positions = config.rope_max_seq_len  # of each axis, in patches
+        largest = {
+            "height": positions * scale * patch_h,
+            "width": positions * scale * patch_w,
+            "num_frames": (positions * patch_f - 1) * temporal + 1,
+        }
+        check_positions(size, largest)
         num_frames = latent_frames(size.num_frames, temporal)
         return (config.in_channels, num_frames, size.height // scale, size.width // scale)
 
