@@ -80,6 +80,20 @@ def test_a_size_beyond_the_networks_positions_is_named_with_its_prompts(
     assert f"(p000) cannot be made: {name} is 528: this model's positions end at 512; use" in note
 
 
+def test_a_teacher_that_is_to_be_learnt_takes_one_size(teacher: Path, tmp_path: Path) -> None:
+    """Which the plan says before anything is learnt; the same size in words is no other."""
+    trace = {"unguided": {"guidance_scale": 1.0}}
+    raw = settings(tmp_path, teacher, teacher={"trace": trace})
+    with_sizes(raw["prompts"]["train"], [USUAL])
+    planned(raw, tmp_path / "usual")
+    for split in ("train", "eval"):
+        raw = settings(tmp_path, teacher, teacher={"trace": trace})
+        with_sizes(raw["prompts"][split], [None, USUAL, (48, 32)])
+        refused = rf"1 prompt of {raw['prompts'][split]} \(p002\) .* teacher\.trace is set"
+        with pytest.raises(ValueError, match=refused):
+            planned(raw, tmp_path / split)
+
+
 @pytest.mark.parametrize(
     "listed",
     [{"rounds": {"count": 1, "samples": 8}}, {"online": {"samples": 8, "steps": 1}}],

@@ -75,6 +75,23 @@ def on_sizes(
     return notes
 
 
+def on_traced_sizes(
+    config: RunConfig, folder: PipelineFolder, prompts: Mapping[str, pd.DataFrame]
+) -> Iterator[Note]:
+    """Sizes of prompts where the teacher is still to be learnt, which is done at one size."""
+    usual = Size.of(config.teacher)
+    splits: tuple[Split, ...] = ("train", "eval")
+    for split in (it for it in splits if it in prompts and folder.is_to_be_learnt):
+        for size, count in count_sizes(prompts[split], usual).items():
+            if size != usual:
+                yield error(
+                    f"{counted(count, 'prompt')} of {config.prompts.file(split)}",
+                    f" ({_ids_of(prompts[split], size)}) cannot be made at {size.height} {TIMES} "
+                    f"{size.width}: teacher.trace is set, and its pipeline is traced at one size",
+                    f"use {usual.height} {TIMES} {usual.width}, as teacher.height and width say",
+                )
+
+
 def _ids_of(table: pd.DataFrame, size: Size) -> str:
     """The first prompts of a size."""
     ids = [
