@@ -50,9 +50,10 @@ FOLDER: tuple[Check, ...] = (
 WISHES_OF_ANY: tuple[Check, ...] = (
     lambda it: call.on_call(it.config.teacher, it.folder),
     lambda it: call.on_frames(it.config.teacher, it.folder),
+    lambda it: call.on_effect(it.config, it.folder),
     lambda it: on_trace(it.config, it.folder, it.prompts),
-    lambda it: solver.on_num_steps(it.config, it.folder),
     lambda it: sizes.on_traced_sizes(it.config, it.folder, it.prompts),
+    lambda it: solver.on_num_steps(it.config, it.folder),
     lambda it: prompts.on_weights(it.prompts),
     lambda it: prompts.on_misread(it.prompts),
     lambda it: unusual.on_numbers(it.config, it.num_prompts["eval"]),
