@@ -80,7 +80,7 @@ def what_is_known(
         facts.append(("trajectories", _trajectories(config, len(prompts["train"]), folder)))
         facts.append(("judge", _judge(config)))
     first = (
-        f"{folder.class_name} has no adapter: the first job learns from its own calls what it "
+        f"teacher.trace is set: the first job learns from {folder.class_name}'s own calls what it "
         "gives its network, proves it, and plans the run with it before anything else is made."
     )
     return Part("What runs", tuple(facts), notes=(first,))
