@@ -10,10 +10,11 @@ import torch
 from diffusers.utils import load_image
 from PIL import Image
 
-from distillery.config.jobs import TargetsJob
+from distillery.config.jobs import EmbeddingsJob, TargetsJob
 from distillery.families.of_images import ImageEncodings
 from distillery.families.traced import Traced
 from distillery.files import read_json
+from distillery.generation.embeddings import embeddings_recipe
 from distillery.generation.teacher_walk import TeacherWalk
 from distillery.generation.trajectory import record
 from distillery.images import read_png
@@ -153,3 +154,18 @@ def test_samples_tell_their_image(run: Run) -> None:
     prompts = read_table(run.prompts("eval"))
     assert table["image_sha256"].tolist() == prompts["image_sha256"].tolist()
     assert table["image_sha256"].nunique() > 1
+
+
+def test_what_encodes_images_decides_the_embeddings(run: Run) -> None:
+    job = run.job("embeddings", EmbeddingsJob)
+    folder = find_teacher(job.teacher)
+    other = job.model_copy(
+        update={"teacher": job.teacher.model_copy(update={"vae_dtype": "bfloat16"})}
+    )
+    other.teacher.learn_from(run.files.signature)
+    recipes = [embeddings_recipe(it, folder) for it in (job, other)]
+    assert (
+        recipes[0].hash
+        == EmbeddingStore(run.embeddings("train"), read_table(run.prompts("train"))).recipe_hash
+    )
+    assert recipes[0].hash != recipes[1].hash

@@ -33,7 +33,7 @@ from distillery.store.tables import read_table
 from distillery.teacher.adapters import text_hash
 from distillery.teacher.components import is_component
 from distillery.teacher.folder import PipelineFolder, find_teacher
-from distillery.teacher.loading import load_hollow, load_teacher
+from distillery.teacher.loading import load_encoders, load_teacher
 from distillery.teacher.tokenizers import check_tokenizers, check_told_apart, tokenizers_of
 from distillery.telemetry import Reporter
 
@@ -138,17 +138,16 @@ def _load_encoders(
     device: torch.device,
 ) -> Pipeline:
     """What encodes these texts, which are checked; images need more than the text encoders."""
-    absent = folder.denoisers if teacher.image_argument else all_but_text(folder)
-    pipeline = load_teacher(teacher, folder, device, leave_out=tuple(absent))
-    check_texts(teacher, folder, pipeline, map(written, texts))
     if not teacher.image_argument:
+        pipeline = load_teacher(teacher, folder, device, leave_out=all_but_text(folder))
+        check_texts(teacher, folder, pipeline, map(written, texts))
         try:
             encode_texts(folder.family, pipeline, texts[:1], length, 1)
             return pipeline
         except AttributeError:
             pass  # a few pipelines ask their network while they encode, as Bria for its type
-    for name in folder.denoisers:
-        setattr(pipeline, name, load_hollow(teacher, folder, name, device))
+    pipeline = load_encoders(teacher, folder, device)
+    check_texts(teacher, folder, pipeline, map(written, texts))
     return pipeline
 
 

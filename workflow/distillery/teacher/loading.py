@@ -40,8 +40,22 @@ def torch_dtype(name: Dtype) -> torch.dtype:
     return dtype
 
 
+def load_encoders(teacher: Teacher, folder: PipelineFolder, device: torch.device) -> Pipeline:
+    """Load all that encodes prompts and their images, in a pipeline whose calls can begin: its
+    networks have their configuration, and empty weights.
+
+    Args: as for `load_teacher`.
+    """
+    unpacked = teacher.model_copy(update={"quantization": None})
+    return load_teacher(unpacked, folder, device, tuple(folder.denoisers), with_hollow=True)
+
+
 def load_teacher(
-    teacher: Teacher, folder: PipelineFolder, device: torch.device, leave_out: tuple[str, ...] = ()
+    teacher: Teacher,
+    folder: PipelineFolder,
+    device: torch.device,
+    leave_out: tuple[str, ...] = (),
+    with_hollow: bool = False,
 ) -> Pipeline:
     """Load the teacher's stock pipeline as its configuration asks.
 
@@ -53,6 +67,7 @@ def load_teacher(
         folder: as `find_teacher` found it.
         device: where it goes, or where its parts go in turn.
         leave_out: names of components that this job does not need.
+        with_hollow: put networks without weights in the place of those that are left out.
 
     Raises:
         ValueError: an adapter does not fit, or this machine or model lacks what is asked for.
@@ -72,6 +87,8 @@ def load_teacher(
         for denoiser in denoisers_of(pipeline, folder.family).values():
             quantise(denoiser, teacher.quantization, torch_dtype(teacher.dtype), device)
     pipeline.scheduler = load_scheduler(folder, teacher)
+    for name in leave_out if with_hollow else ():
+        setattr(pipeline, name, _hollow(folder, name, torch_dtype(teacher.dtype)))
     return _set_up(pipeline, teacher, folder.family, device)
 
 
@@ -352,9 +369,7 @@ def _skeleton(folder: PipelineFolder, name: str) -> torch.nn.Module:
     return skeleton
 
 
-def load_hollow(
-    teacher: Teacher, folder: PipelineFolder, name: str, device: torch.device
-) -> Denoiser:
+def _hollow(folder: PipelineFolder, name: str, dtype: torch.dtype) -> Denoiser:
     """A network with its configuration and empty weights, for calls that end before it."""
     network = _skeleton(folder, name)
     for module in network.modules():
@@ -362,8 +377,8 @@ def load_hollow(
         for tensors in held:
             for key, tensor in [*tensors.items()]:
                 if tensor is not None:
-                    dtype = torch_dtype(teacher.dtype) if tensor.is_floating_point() else None
-                    empty = torch.empty(0, dtype=dtype or tensor.dtype, device=device)
+                    own = dtype if tensor.is_floating_point() else tensor.dtype
+                    empty = torch.empty(0, dtype=own)
                     is_weight = isinstance(tensor, torch.nn.Parameter)
                     tensors[key] = torch.nn.Parameter(empty, False) if is_weight else empty
     return network
