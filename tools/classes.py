@@ -62,8 +62,7 @@ A trace cannot know
 Each class here is a tiny pipeline of the real Diffusers classes with random weights
 (`tests/traced/`); a released model may have options that its class does not show here. The eight
 families that have an adapter are held against their traces by their tests, but for Qwen-Image,
-which is refused. `python
-tools/classes.py` writes this page.
+which is refused. `python tools/classes.py` writes this page.
 
 ## What is proved
 

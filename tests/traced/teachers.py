@@ -19,10 +19,11 @@ NEEDED: Mapping[str, Mapping[str, Any]] = {
     "CogView3PlusPipeline": {"scheduler": DDIM | {"prediction_type": "v_prediction"}},
     "KolorsPAGPipeline": {"scheduler": DDIM},
     "KolorsPipeline": {"scheduler": DDIM},
+    "StableDiffusionPipeline": {"scheduler": DDIM},
 }
-"""Settings without which a class cannot be a teacher: Allegro's VAE decodes in tiles alone, the
-schedulers of CogVideo are not known, and the steps of few are not among those of many where a
-scheduler spaces them as Kolors' does."""
+"""Settings without which a class cannot be a teacher: Allegro's VAE decodes in tiles alone; the
+schedulers of CogVideo and Stable Diffusion (PNDM) are not known; and where one spaces its steps as
+Kolors' does, few steps are not among many."""
 
 
 def save_teacher(name: str, folder: Path) -> dict[str, Any]:

@@ -125,8 +125,8 @@ def _evenly(set_timesteps: Callable[..., None]) -> Callable[..., None]:
     @wraps(set_timesteps)  # pipelines look at its signature
     def set_evenly(num_inference_steps: int | None = None, **kwargs: Any) -> None:
         if kwargs.get("sigmas") is None:
-            assert num_inference_steps is not None
-            number = num_inference_steps
+            given = kwargs.pop("timesteps", None)  # LTX's call for conditions chooses them itself
+            number = len(given) if num_inference_steps is None else num_inference_steps
             kwargs["sigmas"] = np.linspace(1.0, 1.0 / number, number)
         set_timesteps(**kwargs)
 

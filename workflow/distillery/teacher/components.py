@@ -1,7 +1,7 @@
 """The components of a pipeline's folder: what each must have, and what its files must say."""
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -76,8 +76,6 @@ def check_classes(
     Args:
         needed: components that are loaded.
     """
-    import diffusers
-
     components, _ = pipeline_class._get_signature_keys(pipeline_class)
     for name, value in index.items():
         if not is_component(value) or value == [None, None] or name.startswith("_"):
@@ -87,13 +85,20 @@ def check_classes(
                 f"{path}: {pipeline_class.__name__} has no component {name!r}; it has "
                 f"{', '.join(sorted(components))}: correct the name, or remove the line"
             )
-        own = getattr(diffusers.pipelines, value[0], None)
-        library = import_module(value[0]) if value[0] in LIBRARIES else own
-        if name in needed and not hasattr(library, value[1]):
+        if name in needed and not hasattr(library_of(value), value[1]):
             raise ValueError(
                 f"{path}: {name} is {value}, and the installed {value[0]} has no such class: "
                 "correct the name, or install a version that has it"
             )
+
+
+def library_of(entry: Sequence[str]) -> Any:
+    """Where a component's class is, by its entry in model_index.json; a few pipelines have their
+    own text encoder, as Kolors."""
+    import diffusers
+
+    own = getattr(diffusers.pipelines, entry[0], None)
+    return import_module(entry[0]) if entry[0] in LIBRARIES else own
 
 
 def config_of(class_name: str) -> str:

@@ -17,7 +17,7 @@ from distillery.files import read_json
 from distillery.model_folder import load_denoiser
 from distillery.notes import Note, error, noting, refuse
 from distillery.teacher.adapters import adapt, adapted_components, cast, check_adapters
-from distillery.teacher.components import INDEX, check_classes, unusable
+from distillery.teacher.components import INDEX, check_classes, library_of, unusable
 from distillery.teacher.decoding import guard_decoding
 from distillery.teacher.folder import PipelineFolder, check_texts_present
 from distillery.teacher.placement import check_attention, check_devices, place, set_attention
@@ -185,15 +185,13 @@ def read_files(
 
 def load_network(folder: PipelineFolder, name: str, dtype: torch.dtype) -> torch.nn.Module:
     """One of a pipeline's networks, a text encoder or another, on the CPU."""
-    import transformers
-
     component = folder.path / name
     if name in folder.files:
         return read_network(folder.files[name], folder.index[name], component, dtype)
     variant = folder.chosen_variant(name)
     if name not in folder.family.text_components:
         return load_denoiser(component, dtype, variant)
-    model = getattr(transformers, folder.components[name])
+    model = getattr(library_of(folder.index[name]), folder.components[name])
     encoder: torch.nn.Module = model.from_pretrained(component, dtype=dtype, variant=variant)
     return encoder
 
@@ -417,12 +415,10 @@ def check_options(teacher: Teacher, folder: PipelineFolder) -> None:
 
 def _text_skeleton(folder: PipelineFolder, name: str) -> torch.nn.Module:
     """A text encoder on the meta device, by its component."""
-    import transformers
-
     tensors = folder.tensors.get(name)
     with unusable(folder.path / name / CONFIG), torch.device("meta"):
         check_counts(folder.path / name / CONFIG, tensors)
-        model = getattr(transformers, folder.components[name])
+        model = getattr(library_of(folder.index[name]), folder.components[name])
         config = model.config_class.from_pretrained(folder.path / name)
         skeleton: torch.nn.Module = model(config)
         skeleton.tie_weights()  # type: ignore[operator]
