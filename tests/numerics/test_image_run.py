@@ -14,6 +14,7 @@ from distillery.config.jobs import EmbeddingsJob, TargetsJob
 from distillery.families.of_images import ImageEncodings
 from distillery.families.traced import Traced
 from distillery.files import read_json
+from distillery.generation.dataset import metadata
 from distillery.generation.embeddings import embeddings_recipe
 from distillery.generation.teacher_walk import TeacherWalk
 from distillery.generation.trajectory import record
@@ -154,6 +155,9 @@ def test_samples_tell_their_image(run: Run) -> None:
     prompts = read_table(run.prompts("eval"))
     assert table["image_sha256"].tolist() == prompts["image_sha256"].tolist()
     assert table["image_sha256"].nunique() > 1
+    # Image-folder loaders have a column `image` of their own.
+    assert {"file_name", "input_image", "image_sha256"} <= set(metadata(table).columns)
+    assert "image" not in metadata(table)
 
 
 def test_what_encodes_images_decides_the_embeddings(run: Run) -> None:

@@ -1,5 +1,7 @@
 """Snakemake on prompts with images: from files to the report, and what a changed one remakes."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,12 @@ def test_the_report_shows_code_with_the_image(ran: Path) -> None:
     assert "image=load_image(" in page
     assert table["image"][0] in page
     assert "Nothing to be done" in succeed(ran)
+
+
+def test_what_was_made_is_as_it_was_made(ran: Path) -> None:
+    command = [sys.executable, "-m", "distillery.stages.verify", "--run", str(RESULTS)]
+    done = subprocess.run(command, cwd=ran, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_changed_image_is_drawn_again_and_no_other(ran: Path) -> None:

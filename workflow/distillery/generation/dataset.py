@@ -11,6 +11,7 @@ import pandas as pd
 
 from distillery.config.jobs import DatasetJob
 from distillery.files import atomic_path
+from distillery.input_images import IMAGE, SHA256
 from distillery.noise import SampleId
 from distillery.prompts import REQUIRED, RESERVED
 from distillery.run_folder import RunFolder
@@ -93,7 +94,9 @@ def metadata(samples: pd.DataFrame) -> pd.DataFrame:
     """A model's metadata.csv: what image-folder loaders read, file names relative to its folder."""
     extra = [name for name in samples.columns if name not in (*REQUIRED, *RESERVED)]
     table = samples[["file", *METADATA_COLUMNS, *extra]]
-    return table.rename(columns={"file": "file_name"})
+    # Loaders call the file itself `image`.
+    own = {IMAGE: "input_image"} if SHA256 in table else {}
+    return table.rename(columns={"file": "file_name", **own})
 
 
 def describe(samples: pd.DataFrame, folder: Path, making: Mapping[Image, Making]) -> pd.DataFrame:
