@@ -18,6 +18,9 @@ KL_WEIGHT = 1e-4
 # many times more for each unit (half a pixel's range) by which a pixel leaves its surroundings.
 EDGE_WEIGHT = 10.0
 SURROUNDINGS_PX = 9
+# Of clips: the error's change from frame to frame, against the error itself. What moves is small
+# and blurs, so that a clip loses motion in the VAE: after 370 updates 0.76 is left, 0.72 without.
+CHANGE_WEIGHT = 1.0
 # Logarithm of the posterior's variance before training: a decoder learns nothing from latents that
 # drown in noise of deviation one.
 INITIAL_LOG_VARIANCE = -6.0
@@ -61,20 +64,13 @@ class OneFrameConv(WanCausalConv3d):  # type: ignore[misc]  # the base class is 
 
 
 class ClipConv(WanCausalConv3d):  # type: ignore[misc]  # the base class is untyped
-    """The same convolution for whole clips, in two dimensions: frames of a kernel are channels."""
+    """The same convolution for whole clips; channels last in memory halve an update on a GPU."""
 
     def forward(self, x: torch.Tensor, cache_x: torch.Tensor | None = None) -> torch.Tensor:
         """Convolve (b, c, f, h, w), zeros before the first frame where the kernel pads."""
         assert cache_x is None
-        width, _, height, _, before, _ = self._padding
-        taps, stride = self.kernel_size[0], self.stride[0]
-        x = F.pad(x, (0, 0, 0, 0, before, 0)).transpose(1, 2)
-        count = (x.shape[1] - taps) // stride + 1
-        frames = [x[:, tap : tap + stride * (count - 1) + 1 : stride] for tap in range(taps)]
-        flat = torch.cat(frames, dim=2).flatten(0, 1)
-        weight = self.weight.transpose(1, 2).flatten(1, 2)
-        out = F.conv2d(flat, weight, self.bias, self.stride[1:], (height, width))
-        return out.unflatten(0, (-1, count)).transpose(1, 2)
+        out: torch.Tensor = super().forward(x.contiguous(memory_format=torch.channels_last_3d))
+        return out
 
 
 class ClipResample(WanResample):  # type: ignore[misc]  # the base class is untyped
@@ -89,7 +85,7 @@ class ClipResample(WanResample):  # type: ignore[misc]  # the base class is unty
         if self.mode == "upsample3d":
             pairs = self.time_conv(x[:, :, 1:]).unflatten(1, (2, -1))
             x = torch.cat([x[:, :, :1], pairs.movedim(1, 3).flatten(2, 3)], dim=2)
-        x = super().forward(x)
+        x = super().forward(x.contiguous(memory_format=torch.channels_last_3d))
         if self.mode == "downsample3d":
             x = torch.cat([x[:, :, :1], self.time_conv(x)], dim=2)
         return x
@@ -147,7 +143,7 @@ def train_vae(
 ) -> list[LossRow]:
     """Train the VAE on L1 and squared error of the pixels, most at edges, and a weak KL term."""
     random = generator_for(seed, "vae", device)
-    images = pool.images
+    images, clips = pool.images, pool.images.dim() == 5
     encoder = torch.compile(vae.encoder) if compiled else vae.encoder
     decoder = torch.compile(vae.decoder) if compiled else vae.decoder
 
@@ -160,11 +156,17 @@ def train_vae(
         latents = mean + torch.exp(0.5 * log_var) * noise
         error = decoder(vae.post_quant_conv(latents)).float() - clean
         kl = 0.5 * (mean.square() + log_var.exp() - 1.0 - log_var).mean()
-        l1, mse = error.abs(), error.square()
-        loss = (edge_weights(clean) * (l1 + mse)).mean() + KL_WEIGHT * kl
-        return {"loss": loss, "l1": l1.mean(), "mse": mse.mean(), "kl": kl}
+        weights, l1, mse = edge_weights(clean), error.abs(), error.square()
+        loss = (weights * (l1 + mse)).mean() + KL_WEIGHT * kl
+        parts = {"l1": l1.mean(), "mse": mse.mean(), "kl": kl}
+        if clips:
+            change = error.diff(dim=2)
+            changes = weights[:, :, 1:] * (change.abs() + change.square())
+            loss = loss + CHANGE_WEIGHT * changes.mean()
+            parts["change"] = change.square().mean()
+        return {"loss": loss, **parts}
 
-    with in_one_call(vae, clips=images.dim() == 5):
+    with in_one_call(vae, clips=clips):
         return fit("vae", [vae], losses, plan, random, recorded=recorded)
 
 

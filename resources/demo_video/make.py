@@ -36,8 +36,8 @@ TEXT_FEATURES = 96
 PLANS = {"vae": Plan(640_000, 32, 1e-3, 0.999), "teacher": Plan(24_000_000, 1024, 2e-3, 0.9995)}
 TINY = {"vae": Plan(4, 2, 1e-3, 0.999), "teacher": Plan(32, 8, 2e-3, 0.9995)}
 # Of all the time, what the VAE trains; and what is left of it to encode, compile and score.
-VAE_SHARE = 0.38
-REST_SECONDS = 110.0
+VAE_SHARE = 0.36
+REST_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def make_vae(settings: Settings) -> StageRecord:
         timed(settings.plans["vae"], VAE_SHARE * 60.0 * settings.minutes),
         seed=settings.seed,
         device=settings.device,
-        compiled=False,
+        compiled=settings.compiled,
         recorded=settings.recorded,
     )
     torch.backends.cudnn.benchmark = False
@@ -181,7 +181,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="drawing processes")
     parser.add_argument("--clips", type=int, default=120_000, help="drawn for training")
     parser.add_argument("--minutes", type=float, default=9.0, help="for all stages together")
-    parser.add_argument("--compile", action="store_true", help="torch.compile the teacher's blocks")
+    parser.add_argument("--compile", action="store_true", help="torch.compile the networks")
     parser.add_argument("--record", action="store_true", help="train as CUDA graphs")
     parser.add_argument("--redo", action="store_true", help="even if the record has the stage")
     parser.add_argument("--tiny", action="store_true", help="everything so small that it is quick")
