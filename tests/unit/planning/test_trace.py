@@ -135,8 +135,9 @@ def test_frames_have_the_name_that_a_class_gives_them() -> None:
 
 def test_a_class_with_an_adapter_is_advised_to_use_it(teacher: Path, tmp_path: Path) -> None:
     """Unless it refuses this one, as Wan's does a network with a time for each token."""
-    advice = planned(tmp_path, teacher, teacher={"trace": OFF})["advice"]
-    assert any("WanPipeline has an adapter" in line for line in advice)
+    plan = planned(tmp_path, teacher, teacher={"trace": OFF})
+    assert any("WanPipeline has an adapter" in line for line in plan["advice"])
+    assert "has no adapter" not in str(plan["page"])
 
 
 @pytest.mark.parametrize(

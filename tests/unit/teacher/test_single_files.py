@@ -251,7 +251,10 @@ def test_a_file_that_does_not_fit(
     tensors = load_file(file)
     change(tensors)
     save_file(tensors, file)
-    assert expected in said(section(wan.CASE, teacher, weights=str(file)))
+    told = said(section(wan.CASE, teacher, weights=str(file)))
+    assert expected in told
+    assert ("so it is damaged or cut, or of a variant" in told) == ("quantised" not in expected)
+    assert "base" not in told
 
 
 def test_numbers_of_eight_bits_are_read_as_they_are(file: Path, teacher: Path) -> None:
@@ -346,10 +349,11 @@ def test_a_student_of_a_whole_file(
     plan = make_plan_of(by_file)
     (told,) = (line for line in summary(plan).splitlines() if str(file) in line)
     assert told.endswith("MiB): unet, vae and text_encoder")
-    assert "other weights" not in summary(plan)
+    (told,) = (line for line in summary(plan).splitlines() if "other weights" in line)
+    assert told.endswith("of the folder: safety_checker")
     of_one = family_run(case, tmp_path / "c", folder, teacher={"weights": {"unet": str(file)}})
     (told,) = (it for it in summary(make_plan_of(of_one)).splitlines() if "other weights" in it)
-    assert told.endswith("of the folder: text_encoder and vae")
+    assert told.endswith("of the folder: safety_checker, text_encoder and vae")
     assert plan["memory"] == make_plan_of(by_folder)["memory"]
     sizes = [make_plan_of(run)["disk"]["stages"]["student"] for run in (by_folder, by_file)]
     assert sizes[0] == pytest.approx(sizes[1], rel=0.01)

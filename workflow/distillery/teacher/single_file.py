@@ -226,7 +226,7 @@ def tensors_in(file: Path, entry: Sequence[str], component: Path) -> dict[str, T
             converted = {name: value for name, value in loaded if not value.is_meta}
     except KeyError as problem:
         cause = f": it lacks {problem.args[0]}"
-        cure = f"it is damaged or cut, or of another model; {_base_of(file)}"
+        cure = f"it is damaged or cut, or of another model; then {_base_of(file)}"
         raise ValueError(str(error(_misfit(file, component), cause, cure))) from problem
     except Exception as problem:  # of any class, and seldom with a name in it
         said = f"{type(problem).__name__}: {' '.join(str(problem).split())[:200]}"
