@@ -40,6 +40,9 @@ EXPANDED = "WanPipeline with a time of each token"
 ODD = ("BriaPipeline", "HunyuanVideo15Pipeline")
 """One that cannot be made without a VAE, nor encode without its network; one that takes no guidance
 scale, has a component that guides, and a VAE that decodes one clip alone."""
+IN_FLOAT32 = ("ChromaPipeline", "HunyuanDiTPipeline", EXPANDED)
+"""With tables of positions, or times of each token, that their stock calls leave in float32."""
+NARROW = (*IN_FLOAT32, "CogVideoXPipeline", "Flux2KleinPipeline", "Lumina2Pipeline", "ZImagePipeline")
 NAMES = ("ZImagePipeline", "ChromaPipeline", "Flux2KleinPipeline", EXPANDED, *ODD)
 
 
@@ -192,6 +195,39 @@ def test_a_timestep_is_rounded_as_the_stock_call_rounds_it(tmp_path: Path) -> No
     for stock_one, exact_one in zip(seen["stock"], seen["exact"], strict=True):
         assert exact_one.float().equal(stock_one.float())
     assert any(float(it) * 1000 % 1 for it in seen["stock"])
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_a_network_of_lower_precision_is_given_what_the_stock_call_gives(
+    name: str, tmp_path: Path
+) -> None:
+    """Where targets are solved with states in float32: types of all, and values of what follows
+    the step or nothing, to the last bit."""
+    run = traced_run(name, tmp_path, teacher={"dtype": "bfloat16"}, targets={"steps": 8})
+    teacher = run.job("targets", TargetsJob).teacher
+    folder = find_teacher(teacher)
+    family = folder.family
+    assert isinstance(family, Traced)
+    seen: dict[str, list[dict[Any, Any]]] = {"stock": [], "exact": []}
+    for load, given in zip((load_teacher, load_exact_teacher), seen.values(), strict=True):
+        pipeline = load(teacher, folder, CPU)
+        network = getattr(pipeline, family.denoisers[0])
+        network.register_forward_pre_hook(
+            lambda _network, _args, kwargs, at=given: at.append(leaves(kwargs)), with_kwargs=True
+        )
+        parts = family.pad(family.encode(pipeline, ["the bird"], 0), 0)
+        dtype = torch.bfloat16 if load is load_teacher else torch.float32
+        request = Request([1], parts, parts, 8, Setting(Size.of(teacher), 1.0), False, dtype)
+        family.generate(pipeline, request)
+    assert len(seen["stock"]) == len(seen["exact"]) == 8
+    signature = family.learnt.signature
+    same = {*signature.clocks, *family.in_float32}
+    for stock_one, exact_one in zip(*seen.values(), strict=True):
+        for place, expected in stock_one.items():
+            if isinstance(expected, torch.Tensor):
+                assert exact_one[place].dtype == expected.dtype, place
+                assert place not in same or exact_one[place].equal(expected), place
+    assert bool(family.in_float32) == (name in IN_FLOAT32)
 
 
 def test_a_prompt_that_is_not_read_to_its_end_is_refused(tmp_path: Path) -> None:

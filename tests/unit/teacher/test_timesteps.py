@@ -38,6 +38,16 @@ def test_a_network_gets_the_timestep_of_the_stock_call(family: Family, call: Cal
     assert network.timestep.equal(expected)
 
 
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_times_of_each_token_are_not_rounded(call: Call) -> None:
+    """bfloat16 has 952 and 956 near it."""
+    network, times = Network(), torch.full((2, 5), 954.0)
+    keep_states_in_float32(network, torch.bfloat16, family_named("wan"))
+    call(network, torch.zeros(2, 3), times)
+    assert network.timestep.equal(times)
+    assert network.noisy.dtype == torch.bfloat16
+
+
 def test_families_that_round_are_among_them() -> None:
     rounded = family_named("flux").stock_timestep(torch.tensor([TIMESTEP]), torch.bfloat16)
     assert rounded.dtype == torch.bfloat16

@@ -115,6 +115,9 @@ class Family(Protocol):
     not, the student's card does."""
     starts_in_float32: bool = False
     """Whether the stock call draws noise in float32, whatever the type of the embeddings."""
+    in_float32: frozenset[tuple[str | int, ...]] = frozenset()
+    """Places of the network's arguments, beside timestep and states, that are float32 in the stock
+    call of lower precision, too."""
     stock_multiple: int = 1
     """Pixels of which the stock call wants heights and widths to be multiples, whatever the VAE."""
     bytes_per_prompt: int | None = None

@@ -59,6 +59,7 @@ class Traced(Family):
         self.no_guidance = learnt.unguided.get(self.guidance_argument, 1.0)
         self.bytes_per_prompt = learnt.prompt_bytes
         self.image, self.clip = learnt.image, learnt.clip
+        self.in_float32 = learnt.signature.in_float32
 
     def frames(self, size: Size) -> Mapping[str, int]:
         """Under the name that the class has for it."""
@@ -169,13 +170,14 @@ class Traced(Family):
 
     def stock_timestep(self, float32_timestep: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Rounded as it was seen to be, where it was."""
-        exact, flat = self.learnt.exact, float32_timestep.reshape(-1)
-        if not exact:
+        if not self.learnt.exact:
             return float32_timestep
-        rounded = self.learnt.signature.clocks[TIMESTEP]
-        steps = [_nearest(exact, float(each)) for each in flat]
-        values = torch.stack([rounded[step].reshape(-1)[0] for step in steps])
-        return values.reshape(float32_timestep.shape).to(float32_timestep.device)
+        # All at once: there may be one for each token.
+        device = float32_timestep.device
+        exact = torch.tensor(self.learnt.exact, device=device)
+        clocks = self.learnt.signature.clocks[TIMESTEP]
+        rounded = torch.stack([each.reshape(-1)[0] for each in clocks]).to(device)
+        return rounded[(float32_timestep.unsqueeze(-1) - exact).abs().argmin(-1)]
 
     def vae_latents(self, latents: torch.Tensor, setting: Setting) -> torch.Tensor:
         """Not known: raises ValueError."""

@@ -176,6 +176,20 @@ class Signature:
         given = at(self.template, self.entry.place)
         return torch.float32 if given is None else next(iter(leaves([given]).values())).dtype
 
+    @property
+    def in_float32(self) -> frozenset[Place]:
+        """Places of tables, and of times of each token, that are float32 where states are not."""
+        clocks = {place: values[0][None] for place, values in self.clocks.items()}
+        known = leaves(self.template) | clocks
+        return frozenset(
+            place
+            for place, leaf in known.items()
+            if isinstance(leaf, torch.Tensor)
+            and leaf.ndim > 1
+            and leaf.dtype == torch.float32 != self.dtype
+            and place[: len(self.entry.place)] != self.entry.place
+        )
+
     def prompts(self, call: NetworkCall, samples: Sequence[int]) -> dict[Place, Any]:
         """What of a recorded call follows these of its prompts."""
         found = {place: _picked(at(call.arguments, place), samples) for place in self.rows}

@@ -12,6 +12,7 @@ from distillery.config.jobs import TargetsJob
 from distillery.config.run import Targets
 from distillery.config.section import Compile
 from distillery.families import Family, Setting, Size, grid_of
+from distillery.families.recording import dotted
 from distillery.files import hash_json
 from distillery.generation.chunked import ChunkPlan, advise_not_finite, check_finite, make_chunks
 from distillery.generation.generator import Calls, Generator
@@ -70,6 +71,7 @@ def targets_recipe(
         guidance_scale_2=targets.guidance_scale_2,
         call=teacher.call,
         signature=folder.signature,
+        in_float32=[dotted(place) for place in sorted(family.in_float32, key=str)] or None,
         knots=knots,
         schedule=schedule,
         latent_shape=shape,

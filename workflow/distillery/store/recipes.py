@@ -109,6 +109,8 @@ class TargetsRecipe(Scheduled):
     """`teacher.call`."""
     signature: dict[str, Any] | None = None
     """What was learnt of a traced pipeline, `families.learnt`: all that training knows of it."""
+    in_float32: list[str] | None = None
+    """What its network is given in float32 though it computes in less; once it was rounded."""
     knots: tuple[int, ...]
     """Steps whose states are stored, the clean end included."""
     height: int

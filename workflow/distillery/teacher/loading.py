@@ -247,16 +247,22 @@ def keep_states_in_float32(denoiser: Denoiser, dtype: torch.dtype, family: Famil
 
     Stock pipelines hold the states in the network's type. With bfloat16 every step then rounds to
     three digits, and guidance multiplies the rounding. Hooks that cast the network's inputs and
-    outputs keep states, guidance and scheduler in float32 at no cost. Timesteps, of one dimension
-    or none, are not cast, since bfloat16 has no odd number above 256, but where the stock call
-    rounds them.
+    outputs keep states, guidance and scheduler in float32 at no cost. Not cast are timesteps, be
+    they one or one of each token, since bfloat16 has no odd number above 256, but where the stock
+    call rounds them; and what else is float32 in the stock call, such as tables of positions.
     """
+    names = _names_of(denoiser)
+    kept = family.in_float32 | {(TIMESTEP,)}
 
     def enter(
         _module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         args, kwargs = cast_timestep(denoiser, args, kwargs, dtype, family)
-        return _cast_states(args, dtype), _cast_states(kwargs, dtype)
+        given = tuple(
+            _cast_states(value, dtype, kept, names[place : place + 1])
+            for place, value in enumerate(args)
+        )
+        return given, _cast_states(kwargs, dtype, kept)
 
     def leave(_module: torch.nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
         return _cast_states(output, torch.float32)
@@ -288,10 +294,15 @@ def cast_timestep(
 
 
 def _place_of_timestep(denoiser: Denoiser) -> int:
-    """Where a network, or the one in a wrapper's `module`, takes the timestep; -1: nowhere."""
-    network = getattr(denoiser, "module", denoiser)
-    names = list(inspect.signature(network.forward).parameters)
+    """Where a network takes the timestep; -1: nowhere."""
+    names = _names_of(denoiser)
     return names.index(TIMESTEP) if TIMESTEP in names else -1
+
+
+def _names_of(denoiser: Denoiser) -> tuple[str, ...]:
+    """Names of the arguments of a network, or of the one in a wrapper's `module`."""
+    network = getattr(denoiser, "module", denoiser)
+    return tuple(inspect.signature(network.forward).parameters)
 
 
 def can_be_in_float32(denoiser: Denoiser) -> bool:
@@ -317,15 +328,24 @@ def in_float32(denoiser: Denoiser) -> Iterator[None]:
             tensor.data = tensor.data.to(dtype)
 
 
-def _cast_states(value: Any, dtype: torch.dtype) -> Any:
-    """Cast floating tensors of two or more dimensions, in tuples and mappings too."""
+def _cast_states(
+    value: Any,
+    dtype: torch.dtype,
+    kept: Collection[tuple[str | int, ...]] = (),
+    place: tuple[str | int, ...] = (),
+) -> Any:
+    """Cast floating tensors of two or more dimensions, in tuples and mappings too, but for those at
+    some places."""
     if isinstance(value, torch.Tensor):
-        is_state = value.is_floating_point() and value.ndim > 1
+        is_state = value.is_floating_point() and value.ndim > 1 and place not in kept
         return value.to(dtype) if is_state else value
     if isinstance(value, tuple):
-        return tuple(_cast_states(item, dtype) for item in value)
+        items = enumerate(value)
+        return tuple(_cast_states(item, dtype, kept, (*place, at)) for at, item in items)
     if isinstance(value, dict):
-        return {name: _cast_states(item, dtype) for name, item in value.items()}
+        return {
+            name: _cast_states(item, dtype, kept, (*place, name)) for name, item in value.items()
+        }
     return value
 
 
