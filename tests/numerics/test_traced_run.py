@@ -42,7 +42,13 @@ ODD = ("BriaPipeline", "HunyuanVideo15Pipeline")
 scale, has a component that guides, and a VAE that decodes one clip alone."""
 IN_FLOAT32 = ("ChromaPipeline", "HunyuanDiTPipeline", EXPANDED)
 """With tables of positions, or times of each token, that their stock calls leave in float32."""
-NARROW = (*IN_FLOAT32, "CogVideoXPipeline", "Flux2KleinPipeline", "Lumina2Pipeline", "ZImagePipeline")
+NARROW = (
+    *IN_FLOAT32,
+    "CogVideoXPipeline",
+    "Flux2KleinPipeline",
+    "Lumina2Pipeline",
+    "ZImagePipeline",
+)
 NAMES = ("ZImagePipeline", "ChromaPipeline", "Flux2KleinPipeline", EXPANDED, *ODD)
 
 
@@ -243,9 +249,11 @@ def test_a_prompt_that_is_not_read_to_its_end_is_refused(tmp_path: Path) -> None
     assert knowing.encode("train").is_file()
 
 
-def test_a_student_learns_in_another_type_than_its_teacher(tmp_path: Path) -> None:
-    """In float32, from a teacher in bfloat16, whose states enter its network in that."""
-    run = traced_run("ZImagePipeline", tmp_path, teacher={"dtype": "bfloat16"})
+@pytest.mark.parametrize("name", ["ZImagePipeline", "MotifVideoPipeline"])
+def test_a_student_learns_in_another_type_than_its_teacher(name: str, tmp_path: Path) -> None:
+    """In float32, from a teacher in bfloat16, whose states enter its network in that, alone or in
+    front of others."""
+    run = traced_run(name, tmp_path, teacher={"dtype": "bfloat16"})
     run.ready_to_train()
     run.train_and_export()
     assert pd.read_parquet(run.files.loss)["loss"].between(1e-6, 10).all()

@@ -173,8 +173,9 @@ class Signature:
     @property
     def dtype(self) -> torch.dtype:
         """Of the states that the network is given."""
-        given = at(self.template, self.entry.place)
-        return torch.float32 if given is None else next(iter(leaves([given]).values())).dtype
+        (given,) = leaves([at(self.template, self.entry.place)]).values()
+        dtype: torch.dtype = given.dtype
+        return dtype
 
     @property
     def in_float32(self) -> frozenset[Place]:
@@ -308,9 +309,7 @@ def _constant(signature: Signature) -> dict[str, Any]:
     kept: Any = dict(signature.template)
     for place in (*signature.clocks, *signature.rows):
         kept = put(kept, place, None)
-    if signature.entry.has_others:  # which are among the rows
-        return dict(kept)
-    state = at(kept, signature.entry.place)
+    state = at(signature.template, signature.entry.place)
     small = state.new_zeros(1) if isinstance(state, torch.Tensor) else [state[0].new_zeros(1)]
     return dict(put(kept, signature.entry.place, small))
 
