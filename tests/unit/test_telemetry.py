@@ -51,6 +51,7 @@ def test_a_job_leaves_its_times_and_its_log(tmp_path: Path) -> None:
         next(event for event in events if event.kind == kind) for kind in ("start", "work", "end")
     )
     assert (start.num_items, work.num_items, end.num_items) == (0, 3, 0)
+    assert work.facts.pop("peak_memory_bytes") > 1e6
     assert work.facts == {"chunk": 7}
     assert start.begin_s == start.end_s == end.begin_s, "the end spans the whole job"
     assert start.end_s <= work.begin_s <= work.end_s <= end.end_s
