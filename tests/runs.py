@@ -232,7 +232,7 @@ class Run:
 
     def build(self) -> TrainingJob:
         """Build the untrained student; returns the training's configuration."""
-        job = self.job("training", TrainingJob)
+        job: TrainingJob = self.job("training", TrainingJob)
         build_student(job, self.files.student("initial"))
         return job
 
@@ -353,7 +353,9 @@ class Run:
 
 def make_run(folder: Path, teacher: Path, /, **changes: Mapping[str, Any]) -> Run:
     """A run that has nothing yet; `changes` as in `settings`."""
-    return Run(folder / "results", parse_config(settings(folder, teacher, **changes), "tiny"))
+    config = parse_config(settings(folder, teacher, **changes), "tiny")
+    assert isinstance(config, Config)
+    return Run(folder / "results", config)
 
 
 def family_run(case: FamilyCase, folder: Path, teacher: Path, /, **changes: Any) -> Run:
