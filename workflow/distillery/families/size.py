@@ -39,6 +39,11 @@ class Size:
         """What the section `teacher` says, or a recipe."""
         return cls(settings.height, settings.width, settings.num_frames)
 
+    def __str__(self) -> str:
+        """In words, for messages."""
+        frames = f", {self.num_frames} frames" if self.is_clip else ""
+        return f"{self.height} pixels high and {self.width} wide{frames}"
+
     @property
     def is_clip(self) -> bool:
         """Whether it has frames to play."""

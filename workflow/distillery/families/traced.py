@@ -141,7 +141,7 @@ class Traced(Family):
     def latent_shape(self, pipeline: Pipeline, size: Size) -> tuple[int, ...]:
         """As traced; raises ValueError for another size."""
         if size != self.learnt.size:
-            raise ValueError(f"its pipeline was traced at {self.learnt.size}, and not at {size}")
+            raise ValueError(f"its pipeline was traced {self.learnt.size}, and not {size}")
         return self.learnt.latent_shape
 
     def noise(self, pipeline: Pipeline, seeds: Sequence[int], setting: Setting) -> torch.Tensor:

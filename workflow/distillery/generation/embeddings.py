@@ -1,6 +1,7 @@
 """Every distinct prompt of a table is encoded once."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
@@ -141,11 +142,10 @@ def _load_encoders(
     if not teacher.image_argument:
         pipeline = load_teacher(teacher, folder, device, leave_out=all_but_text(folder))
         check_texts(teacher, folder, pipeline, map(written, texts))
-        try:
-            encode_texts(folder.family, pipeline, texts[:1], length, 1)
+        with suppress(AttributeError):  # a few ask their network while they encode, as Bria
+            if folder.is_traced:
+                encode_texts(folder.family, pipeline, texts[:1], length, 1)
             return pipeline
-        except AttributeError:
-            pass  # a few pipelines ask their network while they encode, as Bria for its type
     pipeline = load_encoders(teacher, folder, device)
     check_texts(teacher, folder, pipeline, map(written, texts))
     return pipeline

@@ -45,12 +45,11 @@ def hidden_outputs(
     found = set(_of_changed_inputs(run, declared, noted_inputs)) | set(_of_changed_images(run))
     # By their settings alone Snakemake takes one for its own that was copied from another run.
     found |= foreign_frozen(config, run).keys()
-    of_others = [
+    for foreign in (
         *find_foreign(config, run),
         *foreign_samples(config, run),
         *foreign_pages(config, run),
-    ]
-    for foreign in of_others:
+    ):
         found |= set(foreign.outputs)
     return found
 

@@ -54,8 +54,8 @@ def make_signature(
     except UntraceableError as error:
         given = dict(trace.unguided) | dict(trace.always)
         raise ValueError(
-            f"{folder.class_name} cannot be learnt from its calls, which were given {given} beside "
-            f"prompts and {terms.size} (docs/families.md tells what each class needs): {error}"
+            f"{folder.class_name} cannot be learnt from its calls, which were given {given} and "
+            f"made samples {terms.size} (docs/families.md tells what each class needs): {error}"
         ) from error
     for proof in proofs:
         reporter.info(f"{proof.claim}: differs by {proof.distance:.1e} (may by {proof.limit:.0e})")

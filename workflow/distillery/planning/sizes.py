@@ -56,22 +56,18 @@ def on_sizes(
     A size of which there are few trajectories is seen as often as all others, in batches that hold
     some of them twice.
     """
-    usual, notes = Size.of(config.teacher), list[Note]()
-    counts = {split: count_sizes(table, usual) for split, table in prompts.items()}
-    skeleton = load_skeleton(folder)
-    splits: tuple[Split, ...] = ("train", "eval")
-    for split in (it for it in splits if it in counts):
-        found = counts[split]
-        for size in found.keys() - {usual}:
-            try:
-                folder.family.latent_shape(skeleton, size)
-            except ValueError as refused:
-                ids = _ids_of(prompts[split], size)
-                what = f"{counted(found[size], 'prompt')} of {config.prompts.file(split)}"
-                cause = f" ({ids}) cannot be made: {str(refused).replace('teacher.', '')}"
-                notes.append(error(what, cause))
-    if isinstance(config, Config) and set(counts["train"]) != {usual}:
-        notes += [*_on_ways(config), *_on_few(config, counts["train"])]
+    notes, skeleton = list[Note](), load_skeleton(folder)
+    for size, whose in _own(config, prompts):
+        try:
+            folder.family.latent_shape(skeleton, size)
+        except ValueError as refused:
+            cause = f" cannot be made: {str(refused).replace('teacher.', '')}"
+            notes.append(error(whose, cause))
+    if isinstance(config, Config):
+        usual = Size.of(config.teacher)
+        learned = count_sizes(prompts["train"], usual)
+        if set(learned) != {usual}:
+            notes += [*_on_ways(config), *_on_few(config, learned)]
     return notes
 
 
@@ -80,16 +76,24 @@ def on_traced_sizes(
 ) -> Iterator[Note]:
     """Sizes of prompts where the teacher is still to be learnt, which is done at one size."""
     usual = Size.of(config.teacher)
+    for size, whose in _own(config, prompts) if folder.is_to_be_learnt else ():
+        yield error(
+            whose,
+            f" cannot be made at {size.height} {TIMES} {size.width}: teacher.trace is set, and its "
+            "pipeline is traced at one size",
+            f"use {usual.height} {TIMES} {usual.width}, as teacher.height and width say",
+        )
+
+
+def _own(config: RunConfig, prompts: Mapping[str, pd.DataFrame]) -> Iterator[tuple[Size, str]]:
+    """Each size of a split's prompts that is not the teacher's, and whose it is."""
+    usual = Size.of(config.teacher)
     splits: tuple[Split, ...] = ("train", "eval")
-    for split in (it for it in splits if it in prompts and folder.is_to_be_learnt):
+    for split in (it for it in splits if it in prompts):
         for size, count in count_sizes(prompts[split], usual).items():
             if size != usual:
-                yield error(
-                    f"{counted(count, 'prompt')} of {config.prompts.file(split)}",
-                    f" ({_ids_of(prompts[split], size)}) cannot be made at {size.height} {TIMES} "
-                    f"{size.width}: teacher.trace is set, and its pipeline is traced at one size",
-                    f"use {usual.height} {TIMES} {usual.width}, as teacher.height and width say",
-                )
+                of = f"{counted(count, 'prompt')} of {config.prompts.file(split)}"
+                yield size, f"{of} ({_ids_of(prompts[split], size)})"
 
 
 def _ids_of(table: pd.DataFrame, size: Size) -> str:

@@ -16,7 +16,8 @@ from distillery.teacher.folder import PipelineFolder
 from distillery.teacher.solver import load_scheduler
 
 GIVEN = re.compile(
-    r"(negative_)?(prompt(_[234])?$|pooled)|.*(embeds|mask)(_|$)|num_(inference_steps|images|frames)|frames$|"
+    r"(negative_)?(prompt(_[234])?$|pooled)|.*(embeds|mask)(_|$)|"
+    r"num_(inference_steps|images|frames)|frames$|"
     r"(height|width|latents|generator|output_type|return_dict|max_sequence_length|callback)"
 )
 """Arguments that every call is given in any case."""
