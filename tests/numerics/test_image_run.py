@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import diffusers
 import numpy as np
 import pytest
 import torch
@@ -20,69 +19,36 @@ from distillery.generation.teacher_walk import TeacherWalk
 from distillery.generation.trajectory import record
 from distillery.images import read_png
 from distillery.model_folder import load_denoiser
-from distillery.noise import SampleId, noise_seed
 from distillery.store.embeddings import EmbeddingStore
 from distillery.store.tables import read_table
 from distillery.store.trajectories import TrajectoryStore
 from distillery.teacher.folder import PipelineFolder, find_teacher
-from families.calls import generators
 from runs import CPU, Run
 from traced.pictured import CASES, image_run
-from training_phases import phases
-
-STEPS, SCALE = 4, 3.0
+from traced.whole import ROUND, SCALE, STEPS, arguments, made_with_a_round, negative, seed_of, stock
 
 
 @pytest.fixture(scope="module", params=CASES)
 def run(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """With targets, a round, a trained student and images."""
-    made = image_run(
-        request.param,
-        tmp_path_factory.mktemp("run"),
-        training={"phases": phases(stored=8, rounds={"count": 1, "samples": 8})},
-    )
-    made.sign()
-    made.ready_to_train()
-    made.visited(1, made.train_and_export_before(1))
-    made.encode("eval")
-    made.samples()
-    made.samples(model="student", pipeline=made.train_and_export(previews=True))
-    return made
+    run = image_run(request.param, tmp_path_factory.mktemp("run"), training=ROUND)
+    run.sign()
+    return made_with_a_round(run, previews=True)
 
 
-def stock(folder: str | Path) -> Any:
-    pipeline = diffusers.DiffusionPipeline.from_pretrained(folder)
-    pipeline.set_progress_bar_config(disable=True)
-    return pipeline
-
-
-def arguments(run: Run, row: Any, steps: int) -> dict[str, Any]:
-    """Of the teacher's stock call for a row of a prompt table."""
-    teacher = run.config.teacher
-    assert teacher.trace is not None
-    given = teacher.negative_prompt
-    negative = {} if given is None else {"negative_prompt": given}
-    return {
-        "image": load_image(row["image"]),
-        "prompt": row["prompt"],
-        **negative,
-        "num_inference_steps": steps,
-        "height": teacher.height,
-        "width": teacher.width,
-        "max_sequence_length": teacher.max_sequence_length,
-        **({"num_frames": teacher.num_frames} if teacher.num_frames > 1 else {}),
-        **teacher.trace.always,
-        next(iter(teacher.trace.unguided)): SCALE,
-        "generator": generators([noise_seed(run.config.seed, SampleId(row["prompt_id"], 0))]),
-    }
+def called(run: Run, row: Any) -> dict[str, Any]:
+    """The arguments of the teacher's stock call for a row of a prompt table."""
+    seed = seed_of(run, row["prompt_id"])
+    given = arguments(run, row["prompt"], seed, SCALE, STEPS) | negative(run)
+    return given | {"image": load_image(row["image"])}
 
 
 def test_trajectories_are_those_of_the_stock_call(run: Run) -> None:
-    store, pipeline = TrajectoryStore(run.files.targets), stock(run.config.teacher.path)
+    store, pipeline = TrajectoryStore(run.files.targets), stock(Path(run.config.teacher.path))
     table = read_table(run.prompts("train"))
     for row in (0, 5):
         with record(pipeline.scheduler, [0, STEPS]) as trajectory:
-            pipeline(**arguments(run, table.iloc[row], STEPS), output_type="latent")
+            pipeline(**called(run, table.iloc[row]), output_type="latent")
         found = store.states(row, 0, 2)
         assert found[0].equal(trajectory.states[0][0])
         assert found[1].equal(trajectory.states[STEPS][0])
@@ -93,16 +59,16 @@ def test_images_are_those_of_the_stock_calls(run: Run) -> None:
     table = read_table(run.prompts("eval"))
     call = read_json(run.files.student("pipeline") / "distillery.json")["call"]
     assert call["takes_image"] == "image"
-    pipelines = {"teacher": stock(run.config.teacher.path),
+    pipelines = {"teacher": stock(Path(run.config.teacher.path)),
                  "student": stock(run.files.student("pipeline"))}  # fmt: skip
     for model, pipeline in pipelines.items():
         for number in (0, 4):
             row = table.iloc[number]
-            called = arguments(run, row, STEPS)
+            given = called(run, row)
             if model == "student":
-                kept = {name: called[name] for name in ("image", "prompt", "generator")}
-                called = kept | call["arguments"]
-            expected = pipeline(**called | {"output_type": "pil"})[0][0]
+                kept = {name: given[name] for name in ("image", "prompt", "generator")}
+                given = kept | call["arguments"]
+            expected = pipeline(**given | {"output_type": "pil"})[0][0]
             path = run.files.sample_folder / model / row["prompt_id"] / "0.png"
             stacked = np.stack(expected) if isinstance(expected, list) else np.asarray(expected)
             assert np.array_equal(read_png(Image.open(path)), stacked), model

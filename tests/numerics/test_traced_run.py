@@ -32,8 +32,15 @@ from families import CASES
 from families.calls import generators
 from families.made import made_teacher
 from runs import CPU, Run, family_run
-from traced.whole import arguments, off_images, off_trajectories, stock, traced_run
-from training_phases import phases
+from traced.whole import (
+    ROUND,
+    arguments,
+    made_with_a_round,
+    off_images,
+    off_trajectories,
+    stock,
+    traced_run,
+)
 
 SDXL = next(case for case in CASES if case.name == "sdxl")
 EXPANDED = "WanPipeline with a time of each token"
@@ -55,17 +62,8 @@ NAMES = ("ZImagePipeline", "ChromaPipeline", "Flux2KleinPipeline", EXPANDED, *OD
 @pytest.fixture(scope="module", params=NAMES)
 def run(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """With targets, a trained student and images."""
-    made = traced_run(
-        request.param,
-        tmp_path_factory.mktemp("run"),
-        training={"phases": phases(stored=8, rounds={"count": 1, "samples": 8})},
-    )
-    made.ready_to_train()
-    made.visited(1, made.train_and_export_before(1))
-    made.encode("eval")
-    made.samples()
-    made.samples(model="student", pipeline=made.train_and_export())
-    return made
+    run = traced_run(request.param, tmp_path_factory.mktemp("run"), training=ROUND)
+    return made_with_a_round(run)
 
 
 def test_trajectories_are_those_of_the_stock_call(run: Run) -> None:

@@ -21,8 +21,11 @@ from distillery.teacher.solver import load_scheduler
 from families.calls import generators
 from runs import Run, make_run
 from traced.teachers import save_teacher
+from training_phases import phases
 
 STEPS, SCALE = 4, 3.0
+ROUND = {"phases": phases(stored=8, rounds={"count": 1, "samples": 8})}
+"""A section `training`."""
 
 
 def traced_run(name: str, folder: Path, **changes: Any) -> Run:
@@ -30,6 +33,16 @@ def traced_run(name: str, folder: Path, **changes: Any) -> Run:
     teacher = save_teacher(name, folder / "teacher") | changes.pop("teacher", {})
     run = make_run(folder, folder / "teacher", teacher=teacher, **changes)
     run.sign()
+    return run
+
+
+def made_with_a_round(run: Run, previews: bool = False) -> Run:
+    """A signed run with targets, a round, a trained student and images."""
+    run.ready_to_train()
+    run.visited(1, run.train_and_export_before(1))
+    run.encode("eval")
+    run.samples()
+    run.samples(model="student", pipeline=run.train_and_export(previews))
     return run
 
 
