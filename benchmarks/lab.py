@@ -1,212 +1,307 @@
-"""What all cells of the table of objectives share: which there are, and their configurations."""
+"""Students of the demo's teacher, several trainings of each: what makes one better, with intervals.
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+    python -m resources.demo.scenes --prompts /tmp/prompts --num-train 8192 --num-eval 512
+    PYTHONPATH=workflow python benchmarks/lab.py --folder /tmp/lab --prompts /tmp/prompts
+
+benchmarks/lab.yaml says which students there are. All learn from one store of trajectories; each is
+trained with several seeds, and draws the same held-out prompts with the same noise. The teacher
+itself follows at several numbers of steps, guided and not. Intervals hold what other prompts and
+other trainings would have given (benchmarks/over_seeds.py); what a student gained against another
+is compared prompt by prompt.
+
+Cells run side by side on all GPUs, or on the CPU; a finished one is not repeated: start the same
+line again to resume. Results: lab.json in the folder, lab.md made from it, and each cell's first
+images below the teacher's in cells/*.png. `--table FILE.json` draws the table again, of several
+files too.
+"""
+
+import argparse
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from fnmatch import fnmatch
+from multiprocessing.queues import Queue
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from cells import make_shard, prepare, run_cell
+from lab_students import Cell, Json, Lab
+from over_seeds import Estimate, gain, median, of_intervals, ratio
 
-from distillery.config.jobs import complete, freeze
-from distillery.config.parsing import Model, parse
-from distillery.config.run import Config, parse_config
-from distillery.files import read_json, write_json
-from distillery.teacher.folder import find_teacher
-from distillery.telemetry import Reporter
+from distillery.files import read_json, write_json, write_text
+from distillery.hardware import describe_hardware, versions
+from distillery.store.shards import merge_targets
 
-OBJECTIVES: Mapping[str, str] = {
-    "segment": "segment",
-    "direct": "direct",
-    "reflow": "reflow",
-    "segment+rollout": "segment",
-    "segment+online": "segment",
-    "segment+matching": "segment",
-    "segment+adversarial": "segment",
-    "segment+rounds": "segment",
-}
-"""Name in the table to `training.objective`."""
-SHAPES: Mapping[str, float] = {"same": 1.0, "half": 0.5, "quarter": 0.25, "lora": 1.0}
-"""Name in the table to the share of the teacher's blocks that are kept, rounded up."""
-LORA_RANK = 16
-"""Of the shape `lora`, whose additions alone are trained."""
-Json = dict[str, Any]
+ROOT = Path(__file__).parents[1]
+HERE = Path(__file__).parent
+COLUMNS = (
+    "student",
+    "steps",
+    "CLIP score, of the teacher's, %",
+    "gain, points",
+    "Fréchet, of floor",
+    "detail",
+    "diversity",
+    "GPU s",
+)
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One row of the table: a student, or the teacher itself, at a number of steps.
+def main(argv: list[str] | None = None) -> int:
+    """Prepare the store, fill the cells, write the table."""
+    arguments = parse(argv)
+    if arguments.table:
+        sys.stdout.write("\n".join(table(read_json(path)) for path in arguments.table))
+        return 0
+    lab = Lab.read(
+        arguments.plan, arguments.config, arguments.prompts, arguments.folder,
+        arguments.shrink, arguments.device,
+    )  # fmt: skip
+    begin = time.time()
+    cells = chosen(lab, arguments.only)
+    gpus = torch.cuda.device_count() if arguments.device == "cuda" else 0
+    prepare(lab)
+    with workers(arguments.jobs, gpus) as pool:
+        shards = max(gpus, 1)
+        made = pool.map(make_shard, [lab] * shards, range(shards), [shards] * shards)
+        merge_targets(list(made), lab.targets)
+        say(f"store and reference ready after {time.time() - begin:.1f} s")
+        failed = fill(lab, cells, pool, arguments.jobs / max(gpus, 1))
+    say(f"{len(cells) - failed} of {len(cells)} cells in {time.time() - begin:.1f} s")
+    return 1 if failed else 0
 
-    Attributes:
-        objective: a key of `OBJECTIVES`; `guided` or `unguided` for the teacher.
-        shape: a key of `SHAPES`, or `teacher`.
-        steps: of the sampler.
-        store: name of the `Store` that it learns from; empty for the teacher.
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--folder", type=Path, help="for the store and the results")
+    parser.add_argument("--plan", type=Path, default=HERE / "lab.yaml")
+    parser.add_argument("--config", type=Path, default=ROOT / "config/config.yaml")
+    parser.add_argument("--prompts", type=Path, help="folder with demo-train.csv, demo-eval.csv")
+    parser.add_argument("--only", nargs="+", metavar="PATTERN", default=["*"], help="by name")
+    parser.add_argument("--jobs", type=int, default=2, help="cells side by side")
+    parser.add_argument("--shrink", type=int, default=1, help="divide all samples, to try it")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default=default_device())
+    parser.add_argument("--table", nargs="+", type=Path, metavar="JSON", help="draw it again")
+    arguments = parser.parse_args(argv)
+    if not arguments.table and not arguments.folder:
+        parser.error("give --folder, or --table with results")
+    return arguments
+
+
+def default_device() -> str:
+    """The GPU where there is one."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def chosen(lab: Lab, patterns: Iterable[str]) -> list[Cell]:
+    """The students of these names with all seeds, and the teacher.
+
+    Raises SystemExit where there is none.
     """
-
-    objective: str
-    shape: str
-    steps: int
-    store: str = ""
-
-    @property
-    def name(self) -> str:
-        """Of its file and its folder."""
-        return f"{self.shape}-{self.objective}-{self.steps}{f'-{self.store}' * bool(self.store)}"
-
-    @property
-    def is_teacher(self) -> bool:
-        """Whether nothing is trained."""
-        return self.shape == "teacher"
+    names = [
+        name for name in lab.plan.students if any(fnmatch(name, pattern) for pattern in patterns)
+    ]
+    if not names:
+        raise SystemExit(f"--only: none of {', '.join(lab.plan.students)}")
+    return lab.cells(names) + lab.teacher_cells
 
 
-@dataclass(frozen=True)
-class Store:
-    """Stored trajectories: the first so many prompts, with so many noises each."""
+def workers(jobs: int, gpus: int) -> ProcessPoolExecutor:
+    """Processes that are started once and do many cells, each with one GPU.
 
-    num_prompts: int
-    per_prompt: int
-
-    @classmethod
-    def named(cls, name: str) -> "Store":
-        """The one that is called PROMPTSxNOISES."""
-        prompts, _, noises = name.partition("x")
-        if not (prompts.isdecimal() and noises.isdecimal() and int(prompts) and int(noises)):
-            raise ValueError(f"{name!r} is no store: write PROMPTSxNOISES, e.g. 1024x2")
-        return cls(int(prompts), int(noises))
-
-    @property
-    def name(self) -> str:
-        """Of its folder."""
-        return f"{self.num_prompts}x{self.per_prompt}"
-
-
-@dataclass(frozen=True)
-class Bench:
-    """What all cells share; it goes to the workers.
-
-    Attributes:
-        folder: of stores, students and results.
-        raw: the run's configuration as loaded, with what all cells' targets have.
-        rollout_share: of num_samples, for the finishing phase, whichever the objective has.
-        rounds: of `segment+rounds`.
-        rounds_share: of num_samples, for all of them.
-        matching_weight: of `segment+matching`'s distribution matching.
-        adversarial_weight: of `segment+adversarial`'s second loss.
-        images_per_prompt: noises of each held-out prompt.
-        num_prompts: held-out ones.
-        device: cuda or cpu.
+    They are spawned, since CUDA does not outlive a fork, and no daemons, since a training starts
+    processes that read ahead.
     """
-
-    folder: Path
-    raw: Json
-    rollout_share: float
-    rounds: int
-    rounds_share: float
-    matching_weight: float
-    adversarial_weight: float
-    images_per_prompt: int
-    num_prompts: int
-    device: str
-
-    def config(self, cell: Cell | None = None) -> Config:
-        """The configuration of a cell's student."""
-        raw = self.raw
-        if cell is not None and cell.store:
-            per_prompt = Store.named(cell.store).per_prompt
-            raw = raw | {"targets": raw["targets"] | {"samples_per_prompt": per_prompt}}
-        if cell is not None and not cell.is_teacher:
-            raw = raw | {"student": self._student(cell), "training": self._training(cell)}
-        config = parse_config(raw, "the benchmark's configuration")
-        assert isinstance(config, Config)
-        return config
-
-    def _student(self, cell: Cell) -> Json:
-        teacher = find_teacher(self.config().teacher)
-        config = teacher.denoiser_config
-        num_blocks = sum(config[key] for key in teacher.family.blocks.values())
-        kept = math.ceil(SHAPES[cell.shape] * num_blocks)
-        shape: Json = {"init": "teacher"}
-        if cell.shape == "lora":
-            shape = {"init": "lora", "lora": {"rank": LORA_RANK}}
-        elif kept < num_blocks:
-            shape = {"init": "layers", "num_layers": kept}
-        return shape | {"steps": cell.steps}
-
-    def _training(self, cell: Cell) -> Json:
-        training = dict(self.raw["training"])
-        (plain,) = training["phases"]
-        finish = self._whole_batches(plain["samples"] * self.rollout_share)
-        of_round = self._whole_batches(plain["samples"] * self.rounds_share / self.rounds)
-        online = {"learn": "online", "samples": finish}
-        matching = {"weight": self.matching_weight}
-        finishes: Mapping[str, Json] = {
-            "segment+rollout": {"learn": "rollouts", "samples": finish},
-            "segment+online": online,
-            "segment+matching": online | {"distribution_matching": matching},
-            "segment+adversarial": {
-                "learn": "adversarial",
-                "samples": finish,
-                "weight": self.adversarial_weight,
-            },
-            "segment+rounds": {"learn": "rounds", "count": self.rounds, "samples": of_round},
-        }
-        last = finishes.get(cell.objective)
-        phases = [plain]
-        if last:
-            rest = plain["samples"] - last["samples"] * last.get("count", 1)
-            phases = [plain | {"samples": rest}] * (rest > 0) + [last]
-        return training | {"objective": OBJECTIVES[cell.objective], "phases": phases}
-
-    def _whole_batches(self, num_samples: float) -> int:
-        """So many samples in whole batches, one at least."""
-        size = int(self.raw["training"]["global_batch_size"])
-        return max(int(num_samples) // size * size, size)
-
-    def job(self, stage: str, model: type[Model], cell: Cell | None = None) -> Model:
-        """A stage's frozen configuration."""
-        config = self.config(cell)
-        raw = complete(freeze(config, stage), freeze(config, "runtime"))
-        return parse(model, raw, f"the benchmark's {stage}")
-
-    def reporter(self, name: str) -> Reporter:
-        """Events go to the folder, lines to the log of `logging`."""
-        return Reporter(self.folder / "telemetry", "benchmark", name, self.device)
-
-    def prompts(self, store: str = "") -> Path:
-        """The table of a store's prompts; without one, of those held out."""
-        return self._of(store) / "prompts.parquet"
-
-    def embeddings(self, store: str = "") -> Path:
-        """Their manifest."""
-        return self._of(store) / "embeddings" / "manifest.json"
-
-    def targets(self, store: str) -> Path:
-        """Manifest of the stored trajectories."""
-        return self._of(store) / "targets" / "manifest.json"
-
-    def _of(self, store: str) -> Path:
-        return self.folder / "stores" / (store or "held-out")
+    context = multiprocessing.get_context("spawn")
+    places = context.Queue()
+    for number in range(jobs):
+        places.put(number % gpus if gpus else -1)
+    return ProcessPoolExecutor(
+        jobs, mp_context=context, initializer=start_worker, initargs=(places,)
+    )
 
 
-def student_folder(bench: Bench, cell: Cell) -> Path:
-    """Where a cell's student lies."""
-    return bench.folder / "students" / cell.name
+def start_worker(places: "Queue[int]") -> None:
+    """One thread each: there are as many workers as there should be busy cores."""
+    torch.set_num_threads(1)
+    place = places.get()
+    if place >= 0:
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(place)
 
 
-def device_of(bench: Bench) -> torch.device:
-    """The one GPU that all workers share, or the CPU."""
-    return torch.device("cuda", 0) if bench.device == "cuda" else torch.device("cpu")
+def fill(lab: Lab, cells: Iterable[Cell], pool: ProcessPoolExecutor, beside: float) -> int:
+    """Run the cells that are not there, each after the one that it waits for; how many failed.
+
+    A failed one is named and leaves the others alone. The table is written after each.
+    """
+    cells = list(cells)
+    done = {cell for cell in cells if rows_of(lab, cell)}
+    left = [cell for cell in cells if cell not in done]
+    running: dict[Future[list[Json]], Cell] = {}
+    num_left, failed = len(left), 0
+    while left or running:
+        for cell in [it for it in left if before(lab, it) in {None, *done}]:
+            left.remove(cell)
+            running[pool.submit(run_cell, lab, cell)] = cell
+        if not running:
+            say(f"not made, since what they wait for is not: {', '.join(it.key for it in left)}")
+            return failed + len(left)
+        for future in wait(running, return_when=FIRST_COMPLETED).done:
+            cell, error = running.pop(future), future.exception()
+            if error is None:
+                rows = [row | {"beside": beside} for row in future.result()]
+                write_json(path_of(lab, cell), settings(lab, cell) | {"rows": rows})
+                done.add(cell)
+            failed += error is not None
+            so_far = f"{num_left - len(left) - len(running)} of {num_left}"
+            say(f"{so_far}: {cell.key} {repr(error) if error else 'done'}")
+        write_table(lab, cells)
+    write_table(lab, cells)
+    return failed
 
 
-def cached(path: Path, settings: Json) -> Json | None:
+def before(lab: Lab, cell: Cell) -> Cell | None:
+    """The training that a cell waits for."""
+    after = None if cell.is_teacher else lab.student_of(cell).after
+    return Cell(after, cell.seed) if after else None
+
+
+def settings(lab: Lab, cell: Cell) -> Json:
+    """What a result depends on."""
+    config = lab.config(cell).model_dump(mode="json")
+    return {"config": config, "held_out": lab.plan.held_out.model_dump(mode="json")}
+
+
+def path_of(lab: Lab, cell: Cell) -> Path:
+    """A cell's result."""
+    return lab.folder / "cells" / f"{cell.key}.json"
+
+
+def rows_of(lab: Lab, cell: Cell) -> list[Json]:
     """A result that is there and was made with these settings."""
-    if not path.is_file():
-        return None
-    found: Json = read_json(path)
-    return found["row"] if found["settings"] == settings else None
+    path = path_of(lab, cell)
+    found: Json = read_json(path) if path.is_file() else {}
+    rows = found.pop("rows", [])
+    return rows if found == settings(lab, cell) else []
 
 
-def keep(path: Path, settings: Json, row: Json) -> None:
-    """Write a result with what it depends on."""
-    write_json(path, {"settings": settings, "row": row})
+def write_table(lab: Lab, cells: Iterable[Cell]) -> None:
+    """Results of the cells that are there, so that a lab which is cut short has its rows too."""
+    rows = [row for cell in cells for row in rows_of(lab, cell)]
+    summary = summarise(lab, rows)
+    write_json(lab.folder / "lab.json", summary)
+    write_text(lab.folder / "lab.md", table(summary))
+
+
+def summarise(lab: Lab, rows: Iterable[Json]) -> Json:
+    """All estimates, with what they are of."""
+    by_student: dict[tuple[str, int], list[Json]] = {}
+    for row in rows:
+        by_student.setdefault((row["name"], row["steps"]), []).append(row)
+    hardware = describe_hardware()
+    return {
+        "plan": lab.plan.model_dump(mode="json"),
+        "shrink": lab.shrink,
+        "gpus": [gpu["name"] for gpu in hardware["gpus"]],
+        "num_cores": hardware["num_cores"],
+        "versions": versions(),
+        "store_bytes": sum(it.stat().st_size for it in lab.targets.parent.rglob("*.safetensors")),
+        "students": [
+            estimates(lab, name, steps, by_student) for name, steps in by_student
+        ],
+    }  # fmt: skip
+
+
+def estimates(
+    lab: Lab, name: str, steps: int, by_student: Mapping[tuple[str, int], list[Json]]
+) -> Json:
+    """A student's row, over its seeds."""
+    rows = by_student[name, steps]
+    clip, reference = arrays(rows, "clip"), arrays(rows, "clip_of_teacher")[0]
+    detail = arrays(rows, "detail").reshape(len(rows), lab.plan.held_out.prompts, -1)
+    found: dict[str, Estimate] = {
+        "clip": ratio(clip, reference),
+        "detail": median(detail),
+        "diversity": ratio(arrays(rows, "spread"), arrays(rows, "spread_of_teacher")[0]),
+    }
+    if all(row.get("frechet") and None not in row["frechet"] for row in rows):
+        found["frechet"] = of_intervals(arrays(rows, "frechet"))
+    student = lab.plan.students.get(name)
+    other = by_student.get((student.against, steps)) if student and student.against else None
+    if other:
+        found["gain"] = gain(clip, arrays(other, "clip"), reference)
+    return {
+        "name": name,
+        "steps": steps,
+        "seeds": [row["seed"] for row in rows],
+        "against": student.against if student else None,
+        "gpu_s": float(np.mean([row["training_s"] / row["beside"] for row in rows])),
+        "latent_mse": float(arrays(rows, "latent_mse").mean()),
+        "coverage": float(arrays(rows, "coverage").mean()) if "coverage" in rows[0] else None,
+    } | {key: estimate.as_json for key, estimate in found.items()}
+
+
+def arrays(rows: Iterable[Mapping[str, Any]], key: str) -> Any:
+    """A measure of all seeds (s, ...)."""
+    return np.array([row[key] for row in rows], dtype=np.float64)
+
+
+def table(summary: Json) -> str:
+    """The Markdown table of a lab's results."""
+    plan, shrink = summary["plan"], summary["shrink"]
+    store, held_out = plan["store"], plan["held_out"]
+    where = ", ".join(sorted(set(summary["gpus"]))) or f"{summary['num_cores']} CPU cores"
+    head = (
+        f"{store['prompts']} prompts of {store['noises']} noises "
+        f"({summary['store_bytes'] / 2**30:.2f} GiB), {plan['seeds']} seeds, {held_out['prompts']} "
+        f"held-out prompts of {held_out['images']} images"
+        f"{f', all samples divided by {shrink}' * (shrink > 1)}. "
+        f"{len(summary['gpus']) or 'No'} GPUs; {where}; "
+        f"{', '.join(f'{key} {it}' for key, it in summary['versions'].items())}. Brackets hold 95 % "
+        "intervals over prompts and seeds. GPU seconds are those of one training, by the share that "
+        "it had of a GPU."
+    )
+    rows = [line_of(row) for row in summary["students"]]
+    return "\n".join(
+        [head, "", f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|", *rows, ""]
+    )
+
+
+def line_of(row: Json) -> str:
+    """One row of the table."""
+    values = (
+        row["name"] if any(row["seeds"]) else f"teacher, {row['name']}",
+        str(row["steps"]),
+        shown(row["clip"], 100, 1),
+        f"{shown(row['gain'], 100, 1)} over {row['against']}" if "gain" in row else "",
+        shown(row.get("frechet"), 1, 2),
+        shown(row["detail"], 1, 3),
+        shown(row["diversity"], 1, 3),
+        f"{row['gpu_s']:.0f}" if row["gpu_s"] else "",
+    )
+    return f"| {' | '.join(values)} |"
+
+
+def shown(found: Json | None, times: float, digits: int) -> str:
+    """A mean and its interval."""
+    if found is None:
+        return ""
+    mean, low, high = (f"{found[key] * times:.{digits}f}" for key in ("mean", "low", "high"))
+    return f"{mean} ({low} to {high})"
+
+
+def say(line: str) -> None:
+    """Progress, at once."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

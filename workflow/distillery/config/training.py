@@ -12,6 +12,7 @@ from distillery.config.section import (
     Count,
     CountOrNone,
     NoResult,
+    OnlyIfSet,
     Positive,
     Small,
     on_multiple,
@@ -63,6 +64,12 @@ class Training(Phases):
         description="so many of prompts.train, spread evenly over them, are not learned from: the "
         "loss on their trajectories is measured some 20 times, and shows when the student begins "
         "to learn the others by heart. 0: none. Not where all targets are online",
+    )
+    seed: Annotated[Count | None, OnlyIfSet] = Field(
+        None,
+        description="of the order of samples and of what a training draws, 1 or more; null: the "
+        "run's seed. Runs that differ in it alone show what chance does to a student; targets and "
+        "images stay as they are",
     )
     loss: Loss = Field("mse", description="loss of a prediction against its target")
     huber_width: Positive = Field(
@@ -191,10 +198,14 @@ class Training(Phases):
                 "0",
             )
 
+    def seed_in(self, seed: int) -> int:
+        """Of the order of samples and of all that the training draws, in a run of this seed."""
+        return self.seed or seed
+
     @property
     def of_recipe(self) -> dict[str, Any]:
         """The settings that change a result, without those of what is not used."""
-        left_out = {"phases", *without_result(type(self))}
+        left_out = {"phases", "seed", *without_result(type(self))}
         settings = self.model_dump(mode="json", exclude=left_out)
         used = {name: value for name, value in settings.items() if value or name not in OPTIONAL}
         return used | self.in_recipe

@@ -277,7 +277,7 @@ def _is_of(
     initial = _read(run.student("initial") / METADATA).get("files")
     wanted = {
         "version": freeze(config, "training")["version"],
-        "seed": config.seed,
+        "seed": config.training.seed_in(config.seed),
         "steps": config.student.steps,
         "targets": recipes["targets"],
         "samples": recipes["samples"] if recipe.get("samples") else None,

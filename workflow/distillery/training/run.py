@@ -123,7 +123,7 @@ def prepare(
     """
     # Hashing embeddings and a large student takes seconds; one process does it for all.
     dataset = open_dataset(job, paths, verify=ranks.is_main)
-    batches = Batches(dataset, job.training, job.seed, ranks)
+    batches = Batches(dataset, job.training, job.training.seed_in(job.seed), ranks)
     initial = hash_model(paths.student) if ranks.is_main else ""
     initial = distributed.from_main(initial, device)
     recipe = training_recipe(job, dataset, initial)
@@ -197,7 +197,7 @@ def training_recipe(job: TrainingJob, dataset: SegmentDataset, initial: str) -> 
     return TrainingRecipe(
         kind="training",
         version=job.version,
-        seed=job.seed,
+        seed=job.training.seed_in(job.seed),
         steps=job.student.steps,
         schedule=dataset.usual.grid,
         latent_shape=dataset.recipe.latent_shape,
