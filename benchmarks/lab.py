@@ -258,20 +258,18 @@ def table(summary: Json) -> str:
     plan, shrink = summary["plan"], summary["shrink"]
     store, held_out = plan["store"], plan["held_out"]
     where = ", ".join(sorted(set(summary["gpus"]))) or f"{summary['num_cores']} CPU cores"
+    known = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
     head = (
         f"{store['prompts']} prompts of {store['noises']} noises "
         f"({summary['store_bytes'] / 2**30:.2f} GiB), {plan['seeds']} seeds, {held_out['prompts']} "
         f"held-out prompts of {held_out['images']} images"
         f"{f', all samples divided by {shrink}' * (shrink > 1)}. "
-        f"{len(summary['gpus']) or 'No'} GPUs; {where}; "
-        f"{', '.join(f'{key} {it}' for key, it in summary['versions'].items())}. Brackets hold 95 % "
-        "intervals over prompts and seeds. GPU seconds are those of one training, by the share that "
-        "it had of a GPU."
+        f"{len(summary['gpus']) or 'No'} GPUs; {where}; {known}. Brackets hold 95 % intervals over "
+        "prompts and seeds. GPU seconds are those of one training, by the share that it had of a "
+        "GPU."
     )
-    rows = [line_of(row) for row in summary["students"]]
-    return "\n".join(
-        [head, "", f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|", *rows, ""]
-    )
+    rows = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
+    return "\n".join([head, "", *rows, *map(line_of, summary["students"]), ""])
 
 
 def line_of(row: Json) -> str:
