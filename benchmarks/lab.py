@@ -17,7 +17,6 @@ files too.
 
 import argparse
 import multiprocessing
-import os
 import sys
 import time
 from collections.abc import Iterable, Mapping
@@ -42,6 +41,7 @@ HERE = Path(__file__).parent
 COLUMNS = (
     "student",
     "steps",
+    "seeds",
     "CLIP score, of the teacher's, %",
     "gain, points",
     "Fréchet, of floor",
@@ -133,7 +133,7 @@ def start_worker(places: "Queue[int]") -> None:
     torch.set_num_threads(1)
     place = places.get()
     if place >= 0:
-        os.environ["CUDA_VISIBLE_DEVICES"] = str(place)
+        torch.cuda.set_device(place)  # imports have asked for GPUs, so the environment is too late
 
 
 def fill(lab: Lab, cells: Iterable[Cell], pool: ProcessPoolExecutor, beside: float) -> int:
@@ -258,10 +258,10 @@ def table(summary: Json) -> str:
     plan, shrink = summary["plan"], summary["shrink"]
     store, held_out = plan["store"], plan["held_out"]
     where = ", ".join(sorted(set(summary["gpus"]))) or f"{summary['num_cores']} CPU cores"
-    known = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
+    known = ", ".join(f"{name} {version}" for name, version in sorted(summary["versions"].items()))
     head = (
         f"{store['prompts']} prompts of {store['noises']} noises "
-        f"({summary['store_bytes'] / 2**30:.2f} GiB), {plan['seeds']} seeds, {held_out['prompts']} "
+        f"({summary['store_bytes'] / 2**30:.2f} GiB), {held_out['prompts']} "
         f"held-out prompts of {held_out['images']} images"
         f"{f', all samples divided by {shrink}' * (shrink > 1)}. "
         f"{len(summary['gpus']) or 'No'} GPUs; {where}; {known}. Brackets hold 95 % intervals over "
@@ -277,6 +277,7 @@ def line_of(row: Json) -> str:
     values = (
         row["name"] if any(row["seeds"]) else f"teacher, {row['name']}",
         str(row["steps"]),
+        str(len(row["seeds"])) if any(row["seeds"]) else "",
         shown(row["clip"], 100, 1),
         f"{shown(row['gain'], 100, 1)} over {row['against']}" if "gain" in row else "",
         shown(row.get("frechet"), 1, 2),

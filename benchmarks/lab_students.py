@@ -231,5 +231,6 @@ class Lab:
 
     @property
     def place(self) -> torch.device:
-        """The one GPU that a worker sees, or the CPU."""
-        return torch.device("cuda", 0) if self.device == "cuda" else torch.device("cpu")
+        """The worker's GPU, or the CPU."""
+        on_gpu = self.device == "cuda"
+        return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
