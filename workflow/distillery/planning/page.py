@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import TypeAdapter
+
 TIMES = "\N{MULTIPLICATION SIGN}"
 
 
@@ -58,17 +60,7 @@ class Page:
 
 def page_of(plan: Mapping[str, Any]) -> Page:
     """The page that a plan.json holds."""
-    raw = plan["page"]
-    return Page(raw["run"], raw["headline"], tuple(_part_of(part) for part in raw["parts"]))
-
-
-def _part_of(raw: Mapping[str, Any]) -> Part:
-    tables = (
-        Table(table["title"], tuple(table["columns"]), tuple(map(tuple, table["rows"])))
-        for table in raw["tables"]
-    )
-    facts = ((str(name), str(text)) for name, text in raw["facts"])
-    return Part(raw["title"], tuple(facts), tuple(tables), tuple(raw["notes"]))
+    return TypeAdapter(Page).validate_python(plan["page"])
 
 
 def without_empty(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
