@@ -140,14 +140,10 @@ def _split_of(stage: str) -> str:
 def has_changed(path: Path, table: pd.DataFrame, with_images: bool = True) -> bool:
     """Whether the prompts that the last jobs were given are others."""
     try:
-        before = read_table(path)
+        before = _texts(read_table(path), with_images)
     except (OSError, ValueError):  # none yet, or the job that reads it says what is damaged
         return False
-    columns = ["prompt_id", "prompt", NEGATIVE, *([SHA256] if with_images else [])]
-    kept = [name for name in columns if name in before or name in table]
-    if any(name not in before or name not in table for name in kept):
-        return True
-    return before[kept].fillna("").to_numpy().tolist() != table[kept].fillna("").to_numpy().tolist()
+    return list(before.items()) != list(_texts(table, with_images).items())
 
 
 def _unchanged(path: Path, table: pd.DataFrame) -> set[str]:
@@ -160,9 +156,9 @@ def _unchanged(path: Path, table: pd.DataFrame) -> set[str]:
     return {name for name, texts in after.items() if before.get(name) == texts}
 
 
-def _texts(table: pd.DataFrame) -> dict[str, list[str]]:
+def _texts(table: pd.DataFrame, with_images: bool = True) -> dict[str, list[str]]:
     """What is drawn of each prompt, by its id."""
-    columns = ["prompt_id", "prompt", NEGATIVE, SHA256]
+    columns = ["prompt_id", "prompt", NEGATIVE, *([SHA256] if with_images else [])]
     rows = table.reindex(columns=columns).astype(object).fillna("")
     return {str(row[0]): row[1:] for row in rows.to_numpy().tolist()}
 
