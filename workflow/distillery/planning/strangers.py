@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from distillery.config.jobs import SamplesJob, read_config, read_job
+from distillery.config.jobs import SamplesJob, read_job
 from distillery.config.run import Config, RunConfig
 from distillery.files import read_json, read_sealed
 from distillery.generation.sample_maker import SampleMaker
@@ -58,17 +58,15 @@ class Damage:
     why: str
 
 
-def strangers(run: RunFolder, reporter: Reporter, is_whole: bool = True) -> list[Damage]:
+def strangers(
+    config: RunConfig, run: RunFolder, reporter: Reporter, is_whole: bool = True
+) -> list[Damage]:
     """What is there of a run and not of its configuration, with what is made again for it.
 
     Args:
         reporter: for what it takes to know the images' recipe.
         is_whole: whether nothing is damaged, so that pages can be told from those of other results.
     """
-    try:
-        config = read_config(run.config("run"))
-    except (OSError, ValueError):  # none yet; a damaged one is told
-        return []
     found = list(_of_results(config, run, reporter))
     if is_whole and not found:
         pages = foreign_pages(config, run)
@@ -94,13 +92,9 @@ def _of_results(config: RunConfig, run: RunFolder, reporter: Reporter) -> Iterat
         yield from _foreign_scores(config, run)
 
 
-def other_settings(run: RunFolder) -> list[str]:
+def other_settings(config: RunConfig, run: RunFolder) -> list[str]:
     """A line for each stage that was frozen with other settings than the run's configuration has:
     what follows from it is whole, and the next call makes it again."""
-    try:
-        config = read_config(run.config("run"))
-    except (OSError, ValueError):
-        return []
     return [
         f"{path} is of other settings than {run.config('run')} ({how}): the next call of the "
         "workflow makes again what follows from it"

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 
-from distillery.config.jobs import JOBS, RUNTIME, read_frozen
+from distillery.config.jobs import JOBS, RUNTIME, read_config, read_frozen
 from distillery.files import hash_file, read_sealed, repair_commands
 from distillery.generation.sample_folder import identity_in, member_of
 from distillery.model_folder import find_changes, read_metadata
@@ -70,10 +70,17 @@ def verify(run: RunFolder, reporter: Reporter) -> Verified:
                 damages.append(Damage(item, why))
             bar.update()
     known = {damage.item.path for damage in damages}
-    others = strangers(run, reporter, is_whole=not damages)
-    damages += [each for each in others if each.item.path not in known]
     unlisted = sum(not item.is_listed and item.path not in known for item in items)
-    return Verified(damages, len(items) - unlisted, unlisted, other_settings(run))
+    notes: list[str] = []
+    try:
+        config = read_config(run.config("run"))
+    except (OSError, ValueError):  # none yet; a damaged one is told
+        pass
+    else:
+        others = strangers(config, run, reporter, is_whole=not damages)
+        damages += [each for each in others if each.item.path not in known]
+        notes = other_settings(config, run)
+    return Verified(damages, len(items) - unlisted, unlisted, notes)
 
 
 def commands(damages: Iterable[Damage], run: RunFolder) -> list[str]:
