@@ -14,7 +14,7 @@ from PIL import Image
 from safetensors.numpy import load
 
 from distillery.files import hash_file, hash_json, repair_hint
-from distillery.images import Pixels, poster, read_png
+from distillery.images import Pixels, read_png
 from distillery.noise import SampleId
 from distillery.run_folder import RunFolder
 from distillery.store.lacking import tables_listing
@@ -99,10 +99,6 @@ class ModelSamples:
     def image_path(self, row: int) -> Path:
         """The image of one row."""
         return self.folder / str(self.table["file"].iloc[row])
-
-    def read_image(self, row: int) -> Image.Image:
-        """One image for a still page, of a clip its poster; errors as of `read_pixels`."""
-        return poster(self.read_pixels(row))
 
     def read_pixels(self, row: int) -> Pixels:
         """One image (h, w, 3) or clip (f, h, w, 3), checked against the manifest's hash.
