@@ -20,7 +20,6 @@ from distillery.teacher.adapter_pairs import (
     read_tensors,
     without_effect,
 )
-from distillery.teacher.adapter_scales import misread
 from distillery.teacher.folder import PipelineFolder
 
 
@@ -32,13 +31,11 @@ class Facts:
         used: how many of its tensors arrive in the networks.
         zero: how many have no effect: zeros, and the partners of zeros. No others are left out.
         changes_nothing: whether that is all of them, or its scales are zero.
-        misread: prefixes of the components that Diffusers, and earlier releases, scaled wrongly.
     """
 
     used: int
     zero: int
     changes_nothing: bool
-    misread: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -88,7 +85,7 @@ def read_weights(path: Path, folder: PipelineFolder) -> Weights:
     converted, account = convert(path, tensors, folded, pairs, zero, folder)
     _check_converted(path, converted)
     idle = account.used == 0 or _has_zero_scale(metadata)
-    facts = Facts(account.used, account.zero, idle, misread(tensors, converted, folder))
+    facts = Facts(account.used, account.zero, idle)
     _KNOWN[_stamp(path, folder)] = facts
     return Weights(_with_all_biases(converted), metadata, dialect_of(tensors), facts)
 

@@ -130,24 +130,15 @@ def in_peft_names(
         tensors: of the whole adapter, in Diffusers' names.
         prefix: the beginning of the component's.
     """
-    is_text = not hasattr(model, "load_lora_adapter")
-    named = peft_names(tensors, prefix, is_text)
-    flat = is_text and not hasattr(model, "text_model")
-    return {key.removeprefix("text_model.") if flat else key: named[key] for key in named}
-
-
-def peft_names(
-    tensors: Mapping[str, torch.Tensor], prefix: str, is_text: bool
-) -> dict[str, torch.Tensor]:
-    """As `in_peft_names`, without a model: of text encoders with `text_model.` where it is."""
     from diffusers.utils import convert_unet_state_dict_to_peft
 
     start = f"{prefix}."
     own = {
         key.removeprefix(start): value for key, value in tensors.items() if key.startswith(start)
     }
-    if is_text:
-        return {_text_name(key): value for key, value in own.items()}
+    if not hasattr(model, "load_lora_adapter"):
+        without = "" if hasattr(model, "text_model") else "text_model."
+        return {_text_name(key).removeprefix(without): value for key, value in own.items()}
     # As Diffusers does, which looks at the first name alone.
     return dict(own if "lora_A" in next(iter(own), "") else convert_unet_state_dict_to_peft(own))
 

@@ -16,7 +16,7 @@ from distillery.files import could_be_hub_id, hash_json
 from distillery.hash_cache import hash_large_files
 from distillery.hub import download_file, explain_hub
 from distillery.notes import Note, noting, refuse
-from distillery.teacher.adapter_files import Weights, facts_of, read_weights
+from distillery.teacher.adapter_files import Weights, read_weights
 from distillery.teacher.adapter_fit import (
     TRAINED_ON_IT,
     check_all_loaded,
@@ -100,19 +100,18 @@ def teacher_hash(teacher: Teacher, folder: PipelineFolder) -> str:
     """
     packing = how_quantised(teacher)
     own = {"attention": teacher.attention} | ({"quantization": packing} if packing else {})
-    return _hash(teacher, folder, _find_all(teacher), own, "")
+    return _hash(teacher, folder, _find_all(teacher), own)
 
 
 def text_hash(teacher: Teacher, folder: PipelineFolder) -> str:
     """As `teacher_hash`, for the text encoders: without adapters that do not change them."""
     files = [(adapter, path) for adapter, path in _find_all(teacher) if has_text(path)]
-    return _hash(teacher, folder, files, {}, "text_encoder")
+    return _hash(teacher, folder, files, {})
 
 
 def denoiser_hash(teacher: Teacher, folder: PipelineFolder) -> str:
     """As `teacher_hash`, for the weights that a student is made from."""
-    denoisers = folder.denoisers
-    return _hash(teacher, folder, _find_all(teacher), {}, denoisers[0], denoisers)
+    return _hash(teacher, folder, _find_all(teacher), {}, folder.denoisers)
 
 
 def _find_all(teacher: Teacher) -> list[tuple[Adapter, Path]]:
@@ -125,21 +124,20 @@ def _hash(
     folder: PipelineFolder,
     adapters: Iterable[tuple[Adapter, Path]],
     own: Mapping[str, Any],
-    part: str,
     components: Collection[str] = (),
 ) -> str:
     """A hash of the folder and of what is added to it; without that, the folder's fingerprint.
 
     With names of components it is of these of its folder. `own` has what else counts.
 
-    What was computed with a file's wrong scales is of another teacher, so where they were wrong in
-    a component whose name begins with `part`, the right ones are named.
+    Earlier releases gave some layers of a file of several scales a wrong one, which made another
+    teacher; so where a file has several, it is named that each layer has its own.
     """
     adapters = list(adapters)
     hashes = hash_large_files(path for _, path in adapters)
     named = [
         {"hash": hashes[path], "scale": adapter.scale, "expert": adapter.expert}
-        | ({"alphas": "of each layer"} if _was_misread(path, folder, part) else {})
+        | ({} if has_one_scale(path) else {"alphas": "of each layer"})
         for adapter, path in adapters
     ]
     added = {
@@ -151,13 +149,6 @@ def _hash(
     }
     fingerprint = folder.fingerprint(components)
     return hash_json({"folder": fingerprint, **added}) if any(added.values()) else fingerprint
-
-
-def _was_misread(path: Path, folder: PipelineFolder, part: str) -> bool:
-    """Whether earlier releases scaled some layer of a file wrongly; most headers say that not."""
-    if has_one_scale(path):
-        return False
-    return any(name.startswith(part) for name in facts_of(path, folder).misread)
 
 
 def choose_components(adapter: Adapter, weights: Weights, folder: PipelineFolder) -> dict[str, str]:
