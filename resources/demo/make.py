@@ -20,11 +20,12 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from diffusers import AutoencoderKLWan, DiffusionPipeline
@@ -45,13 +46,19 @@ TINY = {"images": 256, "samples": 32, "batch": 16, "score_prompts": 8, "score_se
 
 
 @dataclass(frozen=True)
-class Settings:
-    """The command line."""
+class Common:
+    """What the command lines of both demos have."""
 
     out: Path
     seed: int
     device: torch.device
     workers: int
+
+
+@dataclass(frozen=True)
+class Settings(Common):
+    """The command line."""
+
     images: int
     plans: dict[str, Plan]
     compiled: bool
@@ -71,6 +78,7 @@ class Settings:
 
 
 StageRecord = dict[str, object]
+Own = TypeVar("Own", bound=Common)
 
 
 def make_vae(settings: Settings) -> StageRecord:
@@ -199,14 +207,12 @@ def run_stage(
     stage: str,
     make: Callable[[], StageRecord],
     wanted: StageRecord,
-    *,
-    out: Path,
-    device: torch.device,
+    settings: Common,
     redo: bool,
     command: str,
 ) -> None:
     """Run one stage unless the record says that it is done, and enter it in the record."""
-    path = out / "record.json"
+    path = settings.out / "record.json"
     record = json.loads(path.read_text()) if path.exists() else {}
     if not redo and record.get(stage, {}).get("settings") == wanted:
         print(f"{stage}: done before with these settings", flush=True)
@@ -216,7 +222,7 @@ def run_stage(
     record[stage] = {
         "command": command,
         "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
-        "hardware": hardware(device),
+        "hardware": hardware(settings.device),
         "versions": {"python": platform.python_version(), **{p: version(p) for p in PACKAGES}},
         "settings": wanted,
         "seconds": round(time.monotonic() - start, 1),
@@ -264,12 +270,25 @@ def plan_of(stage: str, args: argparse.Namespace) -> Plan:
     return Plan(**values | {key: value for key, value in given.items() if value is not None})
 
 
-def command_line(module: str, argv: Sequence[str]) -> str:
-    """Return the command for the record; where the results were written is no part of it."""
-    kept = list(argv)
+def run_stages(
+    module: str,
+    argv: Sequence[str] | None,
+    args: argparse.Namespace,
+    settings: Own,
+    stages: Mapping[str, Callable[[Own], StageRecord]],
+    depends_on: Callable[[str, Own], StageRecord],
+) -> None:
+    """Run the stages asked for. Where the results are written is no part of the command that the
+    record has."""
+    settings.out.mkdir(parents=True, exist_ok=True)
+    kept = list(sys.argv[1:] if argv is None else argv)
     if "--out" in kept:
         del kept[kept.index("--out") : kept.index("--out") + 2]
-    return f"python -m {module} {shlex.join(kept)}"
+    command = f"python -m {module} {shlex.join(kept)}"
+    for stage in stages if args.stage == "all" else (args.stage,):
+        torch.manual_seed(settings.seed)
+        make, wanted = partial(stages[stage], settings), depends_on(stage, settings)
+        run_stage(stage, make, wanted, settings, args.redo, command)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -290,19 +309,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         score_prompts=TINY["score_prompts"] if args.tiny else args.score_prompts,
         score_seeds=TINY["score_seeds"] if args.tiny else args.score_seeds,
     )
-    settings.out.mkdir(parents=True, exist_ok=True)
-    command = command_line("resources.demo.make", sys.argv[1:] if argv is None else argv)
-    for stage in STAGES if args.stage == "all" else (args.stage,):
-        torch.manual_seed(settings.seed)
-        run_stage(
-            stage,
-            partial(STAGES[stage], settings),
-            stage_settings(stage, settings),
-            out=settings.out,
-            device=settings.device,
-            redo=args.redo,
-            command=command,
-        )
+    run_stages("resources.demo.make", argv, args, settings, STAGES, stage_settings)
     return 0
 
 

@@ -17,13 +17,13 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 
 import torch
 from diffusers import AutoencoderKLWan
 from resources.demo import teacher, vae, words
-from resources.demo.make import StageRecord, command_line, run_stage
+from resources.demo.make import Common, StageRecord, run_stages
 from resources.demo.pool import Pool, draw_pool
 from resources.demo.training import Plan, TimedPlan, count_parameters, folder_bytes
 from resources.demo_video.clips import draw_chunk
@@ -41,13 +41,9 @@ REST_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(Common):
     """The command line."""
 
-    out: Path
-    seed: int
-    device: torch.device
-    workers: int
     clips: int
     plans: dict[str, Plan]
     minutes: float
@@ -206,19 +202,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         recorded=args.record,
         score_prompts=2 if args.tiny else 128,
     )
-    settings.out.mkdir(parents=True, exist_ok=True)
-    command = command_line("resources.demo_video.make", sys.argv[1:] if argv is None else argv)
-    for stage in STAGES if args.stage == "all" else (args.stage,):
-        torch.manual_seed(settings.seed)
-        run_stage(
-            stage,
-            partial(STAGES[stage], settings),
-            stage_settings(stage, settings),
-            out=settings.out,
-            device=settings.device,
-            redo=args.redo,
-            command=command,
-        )
+    run_stages("resources.demo_video.make", argv, args, settings, STAGES, stage_settings)
     return 0
 
 
