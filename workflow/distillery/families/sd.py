@@ -17,8 +17,41 @@ from distillery.families.text import Reader, stack
 from distillery.schedulers import Scheduler
 
 
-class Sd(Family):
-    """Adapter of `StableDiffusionPipeline`; latents are (c, h, w).
+class ClipUnet(Family):
+    """What Stable Diffusion and SDXL share: CLIP, and a UNet; latents are (c, h, w)."""
+
+    denoisers = ("unet",)
+    compiles_by_block = False
+    casts_latents = False
+    stock_multiple = 8
+    max_sequence_length = 77
+    longest_sequence = 77
+
+    def readers(self, pipeline: Pipeline, max_sequence_length: int) -> Sequence[Reader]:
+        """All CLIP tokenizers; the stock pipeline takes what their encoders can read."""
+        names = [name for name in self.text_components if name.startswith("tokenizer")]
+        tokenizers = [(name, getattr(pipeline, name)) for name in names]
+        return [Reader(name, it, it.model_max_length) for name, it in tokenizers if it is not None]
+
+    def stored_tokens(self, max_sequence_length: int) -> int | None:
+        """CLIP's padding is stored."""
+        return max_sequence_length
+
+    def latent_shape(self, pipeline: Pipeline, size: Size) -> tuple[int, ...]:
+        """(c, height / factor, width / factor); the UNet itself takes odd sizes too."""
+        config, factor = pipeline.unet.config, pipeline.vae_scale_factor
+        if config.get("time_cond_proj_dim") is not None:
+            raise ValueError(
+                "the teacher's unet takes the guidance as an input (time_cond_proj_dim), as "
+                "distilled ones do: use the model that it was distilled from"
+            )
+        multiple = lcm(factor, self.stock_multiple)
+        check_size(size, multiple)
+        return (config.in_channels, size.height // factor, size.width // factor)
+
+
+class Sd(ClipUnet):
+    """Adapter of `StableDiffusionPipeline`.
 
     The released schedulers are PNDM, which calls the network twice in its first step: choose
     another with `teacher.scheduler`. The safety checker counts as a text component, which means
@@ -28,23 +61,9 @@ class Sd(Family):
 
     name = "sd"
     pipeline_classes = ("StableDiffusionPipeline",)
-    denoisers = ("unet",)
     interface = ("in_channels", "out_channels", "cross_attention_dim")
-    compiles_by_block = False
-    casts_latents = False
-    stock_multiple = 8
     text_components = ("tokenizer", "text_encoder", "safety_checker", "feature_extractor")
     may_lack = ("safety_checker", "feature_extractor")
-    max_sequence_length = 77
-    longest_sequence = 77
-
-    def readers(self, pipeline: Pipeline, max_sequence_length: int) -> Sequence[Reader]:
-        """CLIP; the stock pipeline takes what the encoder can read."""
-        return [Reader("tokenizer", pipeline.tokenizer, pipeline.tokenizer.model_max_length)]
-
-    def stored_tokens(self, max_sequence_length: int) -> int | None:
-        """CLIP's padding is stored."""
-        return max_sequence_length
 
     @torch.no_grad()
     def encode(
@@ -62,18 +81,6 @@ class Sd(Family):
     def pad(self, prompts: Sequence[Conditioning], max_sequence_length: int) -> Conditioning:
         """All prompts have the length that CLIP pads to."""
         return {"prompt_embeds": stack(prompts, "prompt_embeds")}
-
-    def latent_shape(self, pipeline: Pipeline, size: Size) -> tuple[int, ...]:
-        """(c, height / factor, width / factor); the UNet itself takes odd sizes too."""
-        config, factor = pipeline.unet.config, pipeline.vae_scale_factor
-        if config.get("time_cond_proj_dim") is not None:
-            raise ValueError(
-                "the teacher's unet takes the guidance as an input (time_cond_proj_dim), as "
-                "distilled ones do: use the model that it was distilled from"
-            )
-        multiple = lcm(factor, self.stock_multiple)
-        check_size(size, multiple)
-        return (config.in_channels, size.height // factor, size.width // factor)
 
     def set_timesteps(
         self, scheduler: Scheduler, steps: int, latent_shape: tuple[int, ...]

@@ -1,7 +1,6 @@
 """SDXL: two CLIP encoders, a pooled vector, and the image's size as an input of the UNet."""
 
 from collections.abc import Mapping, Sequence
-from math import lcm
 
 import torch
 
@@ -9,20 +8,17 @@ from distillery.families.pooled import pooled_arguments, stack_pooled, with_pool
 from distillery.families.protocol import (
     Conditioning,
     Denoiser,
-    Family,
     Pipeline,
     Setting,
 )
-from distillery.families.size import Size, check_size
-from distillery.families.text import Reader
+from distillery.families.sd import ClipUnet
 
 
-class Sdxl(Family):
-    """Adapter of `StableDiffusionXLPipeline`; latents are (c, h, w)."""
+class Sdxl(ClipUnet):
+    """Adapter of `StableDiffusionXLPipeline`."""
 
     name = "sdxl"
     pipeline_classes = ("StableDiffusionXLPipeline",)
-    denoisers = ("unet",)
     interface = (
         "in_channels",
         "out_channels",
@@ -31,9 +27,6 @@ class Sdxl(Family):
         "addition_time_embed_dim",
         "projection_class_embeddings_input_dim",
     )
-    compiles_by_block = False
-    casts_latents = False
-    stock_multiple = 8
     text_components = (
         "tokenizer",
         "tokenizer_2",
@@ -41,20 +34,6 @@ class Sdxl(Family):
         "text_encoder_2",
     )
     may_lack = ("tokenizer", "text_encoder")
-    max_sequence_length = 77
-    longest_sequence = 77
-
-    def readers(self, pipeline: Pipeline, max_sequence_length: int) -> Sequence[Reader]:
-        """Both CLIP tokenizers; the stock pipeline takes what their encoders can read."""
-        names = [name for name in self.text_components[:2] if getattr(pipeline, name) is not None]
-        tokenizers = [(name, getattr(pipeline, name)) for name in names]
-        return [
-            Reader(name, tokenizer, tokenizer.model_max_length) for name, tokenizer in tokenizers
-        ]
-
-    def stored_tokens(self, max_sequence_length: int) -> int | None:
-        """CLIP's padding is stored."""
-        return max_sequence_length
 
     @torch.no_grad()
     def encode(
@@ -76,18 +55,6 @@ class Sdxl(Family):
     def pad(self, prompts: Sequence[Conditioning], max_sequence_length: int) -> Conditioning:
         """All prompts have the length that CLIP pads to."""
         return stack_pooled(prompts)
-
-    def latent_shape(self, pipeline: Pipeline, size: Size) -> tuple[int, ...]:
-        """(c, height / factor, width / factor); the UNet itself takes odd sizes too."""
-        if pipeline.unet.config.time_cond_proj_dim is not None:
-            raise ValueError(
-                "the teacher's unet takes the guidance as an input (time_cond_proj_dim), as "
-                "distilled ones do: use the model that it was distilled from"
-            )
-        factor = pipeline.vae_scale_factor
-        multiple = lcm(factor, self.stock_multiple)
-        check_size(size, multiple)
-        return (pipeline.unet.config.in_channels, size.height // factor, size.width // factor)
 
     def call_arguments(
         self, pipeline: Pipeline, prompts: Conditioning, negative: Conditioning, setting: Setting
