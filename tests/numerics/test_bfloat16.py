@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from distillery.families import family_named, grid_of
-from distillery.families.image_tokens import network_timestep, stock_timestep
+from distillery.families.image_tokens import network_timestep
 from distillery.files import read_json
 from distillery.images import read_png
 from distillery.measures.manifests import ModelSamples, read_samples
@@ -266,7 +266,8 @@ def test_the_schedules_timestep_is_found_in_what_a_network_is_told(dtype: torch.
         1000 * torch.rand(100_000, generator=generator),
         *(torch.linspace(1, 1 / steps, steps) * 1000 for steps in range(1, 101)),
     ):
-        assert stock_timestep(schedule / 1000, dtype).equal(schedule.to(dtype) / 1000)
+        found = family_named("flux").stock_timestep(schedule / 1000, dtype)
+        assert found.equal(schedule.to(dtype) / 1000)
 
 
 def stock(folder: Path, call: Mapping[str, Any]) -> Any:

@@ -8,28 +8,23 @@ import numpy as np
 import torch
 
 from distillery.families.image_tokens import (
+    PackedTokens,
     image_shift,
     network_timestep,
-    packed_noise,
-    packed_shape,
-    stock_timestep,
     token_grid,
-    unpacked,
 )
 from distillery.families.pooled import pooled_arguments, stack_pooled, with_pooled
 from distillery.families.protocol import (
     Conditioning,
     Denoiser,
-    Family,
     Pipeline,
     Setting,
 )
-from distillery.families.size import Size
 from distillery.families.text import Reader
 from distillery.schedulers import Scheduler
 
 
-class Flux(Family):
+class Flux(PackedTokens):
     """Adapter of `FluxPipeline`; latents are (tokens, features), as its scheduler sees them.
 
     A guidance-distilled network (FLUX.1-dev) receives the guidance scale and is called once a step.
@@ -52,17 +47,13 @@ class Flux(Family):
         {"transformer_blocks": "num_layers", "single_transformer_blocks": "num_single_layers"}
     )
     interface = (
-        *Family.interface,
+        *PackedTokens.interface,
         "joint_attention_dim",
         "pooled_projection_dim",
         "guidance_embeds",
     )
     casts_latents = False
     no_negative = ""
-
-    def call_options(self, max_sequence_length: int) -> Mapping[str, object]:
-        """How far T5's prompts are padded."""
-        return {"max_sequence_length": max_sequence_length}
 
     def readers(self, pipeline: Pipeline, max_sequence_length: int) -> Sequence[Reader]:
         """T5, which reads on where CLIP stops."""
@@ -86,14 +77,6 @@ class Flux(Family):
         """All prompts have the length of T5's padding."""
         return stack_pooled(prompts)
 
-    def latent_shape(self, pipeline: Pipeline, size: Size) -> tuple[int, ...]:
-        """(tokens, features)."""
-        return packed_shape(pipeline, size)
-
-    def noise(self, pipeline: Pipeline, seeds: Sequence[int], setting: Setting) -> torch.Tensor:
-        """Drawn before it is packed."""
-        return packed_noise(pipeline, seeds, setting.size)
-
     def set_timesteps(
         self, scheduler: Scheduler, steps: int, latent_shape: tuple[int, ...]
     ) -> None:
@@ -108,14 +91,6 @@ class Flux(Family):
     def has_guidance_embedding(self, denoiser_config: Mapping[str, Any]) -> bool:
         """True for guidance-distilled networks such as FLUX.1-dev."""
         return bool(denoiser_config.get("guidance_embeds", False))
-
-    def stock_timestep(self, float32_timestep: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Rounded before it is divided."""
-        return stock_timestep(float32_timestep, dtype)
-
-    def vae_latents(self, latents: torch.Tensor, setting: Setting) -> torch.Tensor:
-        """Unpacked, as `FluxPipeline._unpack_latents`."""
-        return unpacked(latents, setting)
 
     def call_arguments(
         self, pipeline: Pipeline, prompts: Conditioning, negative: Conditioning, setting: Setting

@@ -7,28 +7,23 @@ import numpy as np
 import torch
 
 from distillery.families.image_tokens import (
+    PackedTokens,
     image_shift,
     network_timestep,
-    packed_noise,
-    packed_shape,
-    stock_timestep,
     token_grid,
-    unpacked,
 )
 from distillery.families.masked import pad_and_mask, unmasked
 from distillery.families.protocol import (
     Conditioning,
     Denoiser,
-    Family,
     Pipeline,
     Setting,
 )
-from distillery.families.size import Size
 from distillery.families.text import Reader
 from distillery.schedulers import Scheduler
 
 
-class QwenImage(Family):
+class QwenImage(PackedTokens):
     """Adapter of `QwenImagePipeline`; latents are (tokens, features), as its scheduler sees them.
 
     The stock call rescales a guided prediction to the length of the conditional one, token by
@@ -42,13 +37,9 @@ class QwenImage(Family):
     max_sequence_length = 512
     longest_sequence = 1024
     blocks: Mapping[str, str] = MappingProxyType({"transformer_blocks": "num_layers"})
-    interface = (*Family.interface, "joint_attention_dim", "guidance_embeds")
+    interface = (*PackedTokens.interface, "joint_attention_dim", "guidance_embeds")
     guidance_argument = "true_cfg_scale"
     no_negative = " "  # which its authors use for none
-
-    def call_options(self, max_sequence_length: int) -> Mapping[str, object]:
-        """Where prompts are cut; they are padded no further than to the longest of a batch."""
-        return {"max_sequence_length": max_sequence_length}
 
     def readers(self, pipeline: Pipeline, max_sequence_length: int) -> Sequence[Reader]:
         """The language model, which reads the template too and forgets the beginning of it.
@@ -75,14 +66,6 @@ class QwenImage(Family):
         """Masked zeros up to the longest prompt of the batch."""
         return pad_and_mask(prompts, max(len(prompt["prompt_embeds"]) for prompt in prompts))
 
-    def latent_shape(self, pipeline: Pipeline, size: Size) -> tuple[int, ...]:
-        """(tokens, features)."""
-        return packed_shape(pipeline, size)
-
-    def noise(self, pipeline: Pipeline, seeds: Sequence[int], setting: Setting) -> torch.Tensor:
-        """Drawn before it is packed."""
-        return packed_noise(pipeline, seeds, setting.size)
-
     def set_timesteps(
         self, scheduler: Scheduler, steps: int, latent_shape: tuple[int, ...]
     ) -> None:
@@ -92,13 +75,9 @@ class QwenImage(Family):
         mu = image_shift(scheduler, latent_shape[0])
         retrieve_timesteps(scheduler, steps, sigmas=np.linspace(1.0, 1 / steps, steps), mu=mu)
 
-    def stock_timestep(self, float32_timestep: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Rounded before it is divided."""
-        return stock_timestep(float32_timestep, dtype)
-
     def vae_latents(self, latents: torch.Tensor, setting: Setting) -> torch.Tensor:
         """Unpacked, as `QwenImagePipeline._unpack_latents`: a video of one frame."""
-        return unpacked(latents, setting).unsqueeze(2)
+        return super().vae_latents(latents, setting).unsqueeze(2)
 
     def call_arguments(
         self, pipeline: Pipeline, prompts: Conditioning, negative: Conditioning, setting: Setting
