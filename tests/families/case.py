@@ -57,6 +57,32 @@ class FamilyCase:
         return {"height": self.height, "width": self.width, **frames}
 
     @property
+    def length(self) -> int:
+        """Tokens of a prompt."""
+        return self.max_tokens or family_named(self.family).max_sequence_length
+
+    @property
+    def scale_argument(self) -> str:
+        """Of the stock call, its guidance scale."""
+        return self.guidance_argument or family_named(self.family).guidance_argument
+
+    @property
+    def guidance(self) -> dict[str, Any]:
+        """The teacher's, as arguments of the stock call."""
+        found = {
+            self.scale_argument: self.guidance_scale,
+            "guidance_scale_2": self.guidance_scale_2,
+            "negative_prompt": self.teacher.get("negative_prompt", self.no_negative),
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+    @property
+    def stock_call(self) -> dict[str, Any]:
+        """Arguments of the teacher's call for any prompt and noise."""
+        options = family_named(self.family).call_options(self.length)
+        return {**self.in_call, "num_inference_steps": self.steps, **options, **self.guidance}
+
+    @property
     def setting(self) -> Setting:
         """Of the targets."""
         return Setting(self.size, self.guidance_scale, self.guidance_scale_2)

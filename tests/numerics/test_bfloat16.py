@@ -157,7 +157,7 @@ def test_networks_are_told_the_timesteps_of_a_stock_call_in_bfloat16(subject: Su
     teacher = stock(found.path, call)
     teacher.scheduler = load_scheduler(found, settings)
     with timesteps_told() as stock_teacher:
-        teacher("a red dog", **latents_only(call) | guidance(subject.case))
+        teacher("a red dog", **latents_only(call) | subject.case.guidance)
     student = stock(folder, call)
     with timesteps_told() as stock_student:
         student("a red dog", **latents_only(call))
@@ -219,7 +219,7 @@ def test_the_guided_teachers_image_is_the_stock_calls(subject: Subject) -> None:
     latents, *_ = teacher(
         table["prompt"][0],
         generator=torch.Generator().manual_seed(int(table["noise_seed"][0])),
-        **latents_only(call) | guidance(subject.case) | {"num_inference_steps": subject.case.steps},
+        **latents_only(call) | subject.case.guidance | {"num_inference_steps": subject.case.steps},
         return_dict=False,
     )
     path = run.folder / "samples/teacher" / table["prompt_id"][0] / "0.safetensors"
@@ -280,14 +280,3 @@ def stock(folder: Path, call: Mapping[str, Any]) -> Any:
 def latents_only(call: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of the student's call, without decoding."""
     return call["arguments"] | {"output_type": "latent"}
-
-
-def guidance(case: FamilyCase) -> dict[str, Any]:
-    """The teacher's, by the stock call's arguments."""
-    scale = case.guidance_argument or family_named(case.family).guidance_argument
-    found = {
-        scale: case.guidance_scale,
-        "guidance_scale_2": case.guidance_scale_2,
-        "negative_prompt": case.teacher.get("negative_prompt", case.no_negative),
-    }
-    return {name: value for name, value in found.items() if value is not None}

@@ -48,20 +48,12 @@ class Subject:
         return family_named(self.case.family)
 
     @property
-    def guidance_argument(self) -> str:
-        return str(self.case.guidance_argument or self.family.guidance_argument)
-
-    @property
     def table(self) -> pd.DataFrame:
         return pd.read_parquet(self.run.prompts("train"))
 
     @property
     def trajectories(self) -> TrajectoryStore:
         return TrajectoryStore(self.run.folder / "targets" / "manifest.json")
-
-    @property
-    def max_tokens(self) -> int:
-        return self.case.max_tokens or self.family.max_sequence_length
 
     def states(self, knot: int) -> torch.Tensor:
         """The stored states of all prompts at a knot."""
@@ -76,7 +68,7 @@ class Subject:
         """The stored embeddings of all prompts, as a batch."""
         store = EmbeddingStore(self.run.embeddings("train"), self.table)
         rows = [store.row(row) for row in range(NUM_PROMPTS)]
-        return self.family.pad(rows, self.max_tokens)
+        return self.family.pad(rows, self.case.length)
 
     @cached_property
     def stock(self) -> list[torch.Tensor]:
@@ -86,7 +78,7 @@ class Subject:
     @cached_property
     def unguided(self) -> torch.Tensor:
         """Where the stock call ends without guidance."""
-        return self.stock_call(**{self.guidance_argument: 1.0})[-1]
+        return self.stock_call(**{self.case.scale_argument: 1.0})[-1]
 
     def stock_call(self, **options: Any) -> list[torch.Tensor]:
         """The states that the stock pipeline's own call with texts makes."""
@@ -95,19 +87,13 @@ class Subject:
     def stock_steps(self, **options: Any) -> list[Step]:
         """The steps of that call."""
         arguments = {
+            **self.case.stock_call,
             "prompt": self.table["prompt"].tolist(),
             "generator": generators(self.seeds),
-            **self.case.in_call,
-            "num_inference_steps": self.case.steps,
-            self.guidance_argument: self.case.guidance_scale,
             "output_type": "latent",
-            **self.family.call_options(self.max_tokens),
         }
-        if self.case.guidance_scale_2 is not None:
-            arguments["guidance_scale_2"] = self.case.guidance_scale_2
-        negative = self.case.teacher.get("negative_prompt", self.case.no_negative)
-        if negative is not None:
-            arguments["negative_prompt"] = [negative] * NUM_PROMPTS
+        if "negative_prompt" in arguments:
+            arguments["negative_prompt"] = [arguments["negative_prompt"]] * NUM_PROMPTS
         return trace(self.pipeline, arguments | options)
 
 
@@ -137,9 +123,9 @@ def test_the_first_state_is_the_noise(subject: Subject) -> None:
 def test_embeddings_do_not_depend_on_their_neighbours(subject: Subject) -> None:
     """Trap 3."""
     prompts = ["a red dog", "", "a blue cat on the hill"]
-    together = subject.family.encode(subject.pipeline, prompts, subject.max_tokens)
+    together = subject.family.encode(subject.pipeline, prompts, subject.case.length)
     for prompt, expected in zip(prompts, together, strict=True):
-        (alone,) = subject.family.encode(subject.pipeline, [prompt], subject.max_tokens)
+        (alone,) = subject.family.encode(subject.pipeline, [prompt], subject.case.length)
         assert alone.keys() == expected.keys()
         for name, value in alone.items():
             assert not value.requires_grad
@@ -181,7 +167,7 @@ def test_the_student_is_fed_as_the_stock_pipeline_feeds(subject: Subject) -> Non
     grid = subject.trajectories.recipe.schedule
     network_config = getattr(subject.pipeline, subject.family.denoisers[0]).config
     is_told = subject.family.has_guidance_embedding(network_config)
-    steps = subject.stock_steps(**({} if is_told else {subject.guidance_argument: 1.0}))
+    steps = subject.stock_steps(**({} if is_told else {subject.case.scale_argument: 1.0}))
     assert len(steps) == subject.case.steps
     conditioning, masks = subject.conditioning(), subject.case.masks
     for number, step in enumerate(steps):
@@ -261,8 +247,8 @@ def misses(subject: Subject, steps: int) -> list[float]:
 
 
 def test_a_prompt_over_the_limit_is_named_with_what_would_be_cut(subject: Subject) -> None:
-    readers = subject.family.readers(subject.pipeline, subject.max_tokens)
-    limit = min(subject.max_tokens, *(reader.limit for reader in readers))
+    readers = subject.family.readers(subject.pipeline, subject.case.length)
+    limit = min(subject.case.length, *(reader.limit for reader in readers))
     check_lengths(readers, ["a dog"])
     with pytest.raises(ValueError, match=r"would lose '.*zebra"):
         check_lengths(readers, ["a dog", "dog " * limit + "zebra"])

@@ -60,10 +60,6 @@ class Subject:
         return family_named(self.case.family)
 
     @property
-    def length(self) -> int:
-        return self.case.max_tokens or self.family.max_sequence_length
-
-    @property
     def denoiser(self) -> Denoiser:
         found = getattr(self.pipeline, self.family.denoisers[0])
         assert isinstance(found, torch.nn.Module)
@@ -83,14 +79,14 @@ class Subject:
     def generate(self, guidance_scale: float) -> None:
         """One sample through the family's own call."""
         family = self.family
-        prompt = family.encode(self.pipeline, ["a red dog"], self.length)
-        negative = family.encode_negative(self.pipeline, None, self.length)
+        prompt = family.encode(self.pipeline, ["a red dog"], self.case.length)
+        negative = family.encode_negative(self.pipeline, None, self.case.length)
         family.generate(
             self.pipeline,
             Request(
                 seeds=[5],
-                conditioning=family.pad(prompt, self.length),
-                negative=family.pad([negative], self.length),
+                conditioning=family.pad(prompt, self.case.length),
+                negative=family.pad([negative], self.case.length),
                 steps=STEPS,
                 setting=Setting(Size(**self.size), guidance_scale),
                 decode=False,
@@ -186,7 +182,7 @@ def stock_latents(subject: Subject, size: dict[str, int]) -> torch.Tensor:
         **{**subject.family.frames(Size(**size)), **size},
         num_inference_steps=STEPS,
         output_type="latent",
-        **subject.family.call_options(subject.length),
+        **subject.family.call_options(subject.case.length),
     )[0]
     assert isinstance(found, torch.Tensor)
     return found
@@ -246,7 +242,7 @@ def test_without_guidance_the_stock_call_warns_of_nothing(
 
 def test_nothing_rewrites_the_prompt_or_the_size(subject: Subject) -> None:
     """Whatever the stock pipeline's own defaults are, and whether bs4 is installed or not."""
-    options = subject.family.call_options(subject.length)
+    options = subject.family.call_options(subject.case.length)
     for name in {"clean_caption", "use_resolution_binning"} & set(subject.parameters):
         assert options[name] is False
     given: list[object] = []
@@ -256,7 +252,7 @@ def test_nothing_rewrites_the_prompt_or_the_size(subject: Subject) -> None:
         setattr(subject.pipeline, name, noting(getattr(subject.pipeline, name), given))
     try:
         subject.generate(3.0)
-        for reader in subject.family.readers(subject.pipeline, subject.length):
+        for reader in subject.family.readers(subject.pipeline, subject.case.length):
             reader.clean("a red dog")
     finally:
         for name in has:

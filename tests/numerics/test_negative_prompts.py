@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from distillery.families import FAMILIES, family_named
+from distillery.families import FAMILIES
 from distillery.noise import SampleId, noise_seed
 from distillery.prompts import SAID_ELSEWHERE
 from distillery.store.trajectories import TrajectoryStore
@@ -43,19 +43,15 @@ class Subject:
 
     def stock(self, table: pd.DataFrame, row: int, negative: str, output_type: str) -> Any:
         """The stock call for the second sample of one prompt."""
-        family = family_named(self.case.family)
         sample = SampleId(table["prompt_id"][row], 1)
-        length = self.case.max_tokens or family.max_sequence_length
-        return self.pipeline(
-            prompt=table["prompt"][row],
-            negative_prompt=negative,
-            generator=generators([noise_seed(0, sample)]),
-            **self.case.in_call,
-            num_inference_steps=self.case.steps,
-            output_type=output_type,
-            **{family.guidance_argument: self.case.guidance_scale},
-            **family.call_options(length),
-        )[0]
+        arguments = {
+            **self.case.stock_call,
+            "prompt": table["prompt"][row],
+            "negative_prompt": negative,
+            "generator": generators([noise_seed(0, sample)]),
+            "output_type": output_type,
+        }
+        return self.pipeline(**arguments)[0]
 
 
 @pytest.fixture(scope="module", params=KINDS)

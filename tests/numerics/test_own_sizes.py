@@ -1,6 +1,6 @@
 """Prompts with sizes of their own, against the stock pipeline called for each prompt alone."""
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from typing import Any
 
@@ -55,23 +55,14 @@ class Subject:
 
     def stock(self, table: pd.DataFrame, prompt: int, index: int, output_type: str) -> Any:
         """The stock call for one sample of one prompt."""
-        family, size = family_named(self.case.family), self.size(prompt)
         sample = SampleId(table["prompt_id"][prompt], index)
-        length = self.case.max_tokens or family.max_sequence_length
-        argument = self.case.guidance_argument or family.guidance_argument
-        negative = self.case.teacher.get("negative_prompt", self.case.no_negative)
-        return self.pipeline(
-            prompt=table["prompt"][prompt],
-            generator=generators([noise_seed(0, sample)]),
-            height=size.height,
-            width=size.width,
-            **family.frames(size),
-            num_inference_steps=self.case.steps,
-            output_type=output_type,
-            **{argument: self.case.guidance_scale},
-            **({} if negative is None else {"negative_prompt": negative}),
-            **family.call_options(length),
-        )[0]
+        arguments = {
+            **replace(self.case, **asdict(self.size(prompt))).stock_call,
+            "prompt": table["prompt"][prompt],
+            "generator": generators([noise_seed(0, sample)]),
+            "output_type": output_type,
+        }
+        return self.pipeline(**arguments)[0]
 
 
 @pytest.fixture(scope="module", params=KINDS)
