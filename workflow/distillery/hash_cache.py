@@ -18,7 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from distillery.files import MAX_THREADS, hash_json, read_json, write_json
+from distillery.files import GIB, MAX_THREADS, hash_json, read_json, write_json
 
 CACHE_VARIABLE = "DISTILLERY_CACHE"
 BLOCK_BYTES = 1 << 23
@@ -29,7 +29,6 @@ SETTLED_NS = 2 * 10**9
 """Times of a file advance in ticks of milliseconds, on some file systems of two seconds. One that
 was changed within the last tick could change again and keep its time, so it is not remembered."""
 TELL_EVERY_S = 10.0
-GIB = 1 << 30
 LOG = logging.getLogger("distillery.hash_cache")
 
 

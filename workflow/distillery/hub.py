@@ -22,20 +22,19 @@ def download_file(repository: str, name: str) -> Path:
     return Path(hf_hub_download(repository, name))
 
 
-def check_reachable(setting: str, repository: str, name: str) -> None:
-    """Ask for one small file that every such repository has, before a library asks for many.
+def check_reachable(setting: str, repository: str) -> None:
+    """Ask for one small file that every model has, before a library asks for many.
 
     Each of them would be tried again and again where the hub does not answer.
 
     Args:
         setting: key and value, for the message.
-        name: of the file; one that the cache holds is not asked for.
 
     Raises:
         ValueError: it cannot be had.
     """
     try:
-        ask_once(repository, name)
+        ask_once(repository, "config.json")
     except (OSError, ValueError) as error:
         raise ValueError(explain_missing(setting, repository, error)) from error
 

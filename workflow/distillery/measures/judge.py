@@ -93,7 +93,7 @@ def check_judge(judge: str) -> int:
         config = read_json(path) if path.is_file() else {}
     else:
         setting = f"evaluation.judge is {judge!r}"
-        check_reachable(setting, judge, "config.json")
+        check_reachable(setting, judge)
         try:
             config = CLIPConfig.get_config_dict(judge)[0]
         except OSError as error:

@@ -120,7 +120,7 @@ def _check_exists(setting: str, path: str) -> None:
             "transformers format, or a hub id such as facebook/dinov2-base"
         )
     if not Path(path).is_dir():
-        check_reachable(f"{setting} is {path!r}", path, "config.json")
+        check_reachable(f"{setting} is {path!r}", path)
 
 
 def _not_loaded(setting: str, path: str, error: Exception) -> ValueError:

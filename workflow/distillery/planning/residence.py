@@ -6,10 +6,9 @@ two of them. That leaves out what the passes wait for, so `shared` and `cpu` hav
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any, get_args
+from typing import Any
 
 from distillery.config.run import Config
-from distillery.config.training import Place
 from distillery.config.ways import TRAINING_PASSES, Online, Stored
 from distillery.files import readable
 from distillery.planning.page import Table
@@ -79,7 +78,7 @@ def _guided_step(config: Config, student: StudentInfo, folder: PipelineFolder) -
 def residence_table(plan: Mapping[str, Any]) -> Table:
     """All places of the teacher beside stored targets, with the chosen one's reason."""
     rows = []
-    for name, row in ({"stored": plan["stored"]} | _in_order(plan["places"])).items():
+    for name, row in ({"stored": plan["stored"]} | plan["places"]).items():
         time = "waits for weights" if row["cost"] is None else f"{row['cost']:.1f}"
         host = readable(row["host"]) if row["host"] else "-"
         rows.append((name, readable(row["gpu"]), readable(row["other_gpus"]), host, time))
@@ -90,7 +89,3 @@ def residence_table(plan: Mapping[str, Any]) -> Table:
     )
     heads = ("targets", "GPU with it", "other GPUs", "host", "time of a sample")
     return Table(title, heads, tuple(rows))
-
-
-def _in_order(places: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: places[name] for name in get_args(Place)}

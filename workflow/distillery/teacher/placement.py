@@ -7,8 +7,8 @@ import torch
 from distillery.config.section import Dtype
 from distillery.config.teacher import Teacher
 from distillery.families.protocol import Denoiser, Pipeline
+from distillery.files import GIB
 
-GIB = 1 << 30
 HALF_ONLY = ("flash", "sage", "aiter", "cudnn")
 """Parts of the names of attention backends whose kernels take no float32."""
 

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from distillery.files import GIB
 from distillery.telemetry import ProgressBar, peak_memory_bytes
 from distillery.training.run import Run
 from distillery.training.state import TrainingState, Window, learning_rate_at
 from distillery.training.watchers import Interval, Moment, Watcher
 from distillery.training.watchers.alarms import COMPANIONS, HELD_OUT
 
-GIB = 1 << 30
 MEMORY_RISE = 1.05
 """A rank other than 0 logs its peak memory when it has risen by this factor."""
 
