@@ -17,8 +17,10 @@ from diffusers import (
 
 from distillery.config.teacher import Teacher
 from distillery.files import write_json
+from distillery.schedule import PredictionType, Schedule
 from distillery.schedulers import is_flow
 from distillery.teacher.folder import PipelineFolder
+from distillery.training.objectives import segment_target
 
 SD = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
 FLOW = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": 3.0}
@@ -141,3 +143,24 @@ def kind_of_teacher(name: str) -> str:
     if is_flow(scheduler):
         return "flow_prediction"
     return str(scheduler.config.get("prediction_type", "epsilon"))
+
+
+def secant_miss(scheduler: Any, grid: Schedule, kind: PredictionType) -> float:
+    """How far steps with the secants between any states end from these, relative; the network sees
+    states without their scale."""
+    state, furthest = states(9) * grid.scales[0], 0.0
+    for step, timestep in enumerate(scheduler.timesteps):
+        following = states(10 + step) * grid.scales[step + 1]
+        seen = state / grid.scales[step]
+        if hasattr(scheduler, "scale_model_input"):
+            torch.testing.assert_close(scheduler.scale_model_input(state, timestep), seen)
+        levels = [
+            torch.tensor(values[step + after])
+            for after in (0, 1)
+            for values in (grid.alphas, grid.sigmas)
+        ]
+        target = segment_target(kind, seen, following / grid.scales[step + 1], *levels)
+        landed = scheduler.step(target, timestep, state, return_dict=False)[0]
+        furthest = max(furthest, float((landed - following).norm() / following.norm()))
+        state = following
+    return furthest

@@ -24,14 +24,13 @@ from distillery.schedulers import (
 )
 from distillery.student.schedule import check_student_grid
 from distillery.teacher.solver import load_scheduler
-from distillery.training.objectives import segment_target
 from fuzzing import seeds
 from solvers import (
     CLASSES,
     TEACHERS,
     kind_of_teacher,
     perfect_miss,
-    states,
+    secant_miss,
     teacher_folder,
     walk_of,
     with_scheduler,
@@ -153,22 +152,4 @@ def student_miss(family: Any, scheduler: Any, grid: Any, steps: int, shape: Any)
     """How far a student's steps end from any states that the teacher may have there, relative."""
     student = first_order(scheduler, grid, steps)
     family.set_timesteps(student, steps, shape)
-    knots = grid_of(family, student, steps, shape)
-    state, furthest = states(9) * knots.scales[0], 0.0
-    for step, timestep in enumerate(student.timesteps):
-        following = states(10 + step) * knots.scales[step + 1]
-        levels = [
-            torch.tensor(values[step + after])
-            for after in (0, 1)
-            for values in (knots.alphas, knots.sigmas)
-        ]
-        target = segment_target(
-            prediction_type(scheduler),
-            state / knots.scales[step],
-            following / knots.scales[step + 1],
-            *levels,
-        )
-        landed = student.step(target, timestep, state, return_dict=False)[0]
-        furthest = max(furthest, float((landed - following).norm() / following.norm()))
-        state = following
-    return furthest
+    return secant_miss(student, grid_of(family, student, steps, shape), prediction_type(scheduler))
