@@ -4,7 +4,6 @@ Events never enter a manifest: they hold times and host names, and a result must
 appends to results/{run}/telemetry/{job}.jsonl, so an interrupted job's first try stays visible.
 """
 
-import errno
 import json
 import logging
 import os
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import psutil
 from tqdm import tqdm
 
+from distillery.locks import FULL
 from distillery.typed import COMMAND
 from distillery.watched import goes_to
 
@@ -282,8 +282,9 @@ def explain_errors(main: Callable[[], None], log: Path | None = None) -> int:
     try:
         main()
     except (ValueError, OSError) as error:
-        message = _disk_full(error) if _is_disk_full(error) else str(error)
-        _tell(f"error: {message}", traceback.format_exc(), log)
+        is_disk_full = isinstance(error, OSError) and error.errno in FULL
+        cure = ": free some space and rerun, what is finished is kept" * is_disk_full
+        _tell(f"error: {error}{cure}", traceback.format_exc(), log)
         return 1
     except KeyboardInterrupt:
         _tell(INTERRUPTED, "", log)
@@ -312,14 +313,6 @@ def _say(text: str) -> None:
     """A line on the terminal; it may be a file on a full disk, and there is nowhere else to go."""
     with suppress(OSError):
         print(text, file=sys.stderr)  # noqa: T201
-
-
-def _is_disk_full(error: BaseException) -> bool:
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-
-
-def _disk_full(error: BaseException) -> str:
-    return f"{error}: free some space and rerun, what is finished is kept"
 
 
 def read_events(folder: Path) -> list[Event]:

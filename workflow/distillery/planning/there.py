@@ -122,12 +122,11 @@ def already_there(
         upstream = _first(why.get(stage, "") for stage in ("embeddings eval", *follows))
         found.append(_samples(config, run, name, prompts["eval"], upstream, unread))
     changed = {split for split, table in prompts.items() if has_changed(run.prompts(split), table)}
-    return [_of_other_prompts(row) if _split_of(row.stage) in changed else row for row in found]
-
-
-def _of_other_prompts(row: Found) -> Found:
-    """Its jobs run again and make what is gone."""
-    return replace(row, other_prompts=True, num_gone=0)
+    return [
+        # Its jobs run again and make what is gone.
+        replace(row, other_prompts=True, num_gone=0) if _split_of(row.stage) in changed else row
+        for row in found
+    ]
 
 
 def _split_of(stage: str) -> str:

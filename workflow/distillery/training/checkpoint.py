@@ -21,6 +21,7 @@ import pandas as pd
 import torch
 from safetensors.torch import load_file, save_file
 
+from distillery.config.parsing import flatten
 from distillery.files import JsonObject, atomic_path, hash_files, read_sealed, remove, write_sealed
 from distillery.locks import hold
 from distillery.model_folder import copy_permissions, full_disk_as_os_error
@@ -380,16 +381,14 @@ def list_misfits(run: Run) -> list[str]:
     return lines
 
 
-def differences(theirs: JsonObject, ours: JsonObject, section: str = "") -> list[str]:
+def differences(theirs: JsonObject, ours: JsonObject) -> list[str]:
     """The values that two recipes do not share, in words."""
-    words = []
-    for key in sorted(theirs.keys() | ours.keys()):
-        there, here = theirs.get(key), ours.get(key)
-        if isinstance(there, dict) and isinstance(here, dict):
-            words += differences(there, here, f"{section}{key}.")
-        elif there != here:
-            words.append(f"{section}{key} is {_shown(there)} there and {_shown(here)} here")
-    return words
+    there, here = flatten(theirs), flatten(ours)
+    return [
+        f"{key} is {_shown(there.get(key))} there and {_shown(here.get(key))} here"
+        for key in sorted(there.keys() | here.keys())
+        if there.get(key) != here.get(key)
+    ]
 
 
 def _shown(value: Any) -> str:
