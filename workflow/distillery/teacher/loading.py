@@ -376,14 +376,17 @@ def _load_skeleton(folder: PipelineFolder, _dates: tuple[tuple[Path, int], ...])
 
 
 def _skeleton(folder: PipelineFolder, name: str) -> torch.nn.Module:
-    """A network of Diffusers on the meta device, by its component."""
-    import diffusers
-
-    tensors = folder.tensors.get(name)
-    with unusable(folder.path / name / CONFIG), torch.device("meta"):
-        check_counts(folder.path / name / CONFIG, tensors)
-        component = getattr(diffusers, folder.components[name])
-        skeleton: torch.nn.Module = component.from_config(component.load_config(folder.path / name))
+    """A network of Diffusers, or a text encoder of Transformers, on the meta device."""
+    path, tensors = folder.path / name, folder.tensors.get(name)
+    with unusable(path / CONFIG), torch.device("meta"):
+        check_counts(path / CONFIG, tensors)
+        model = getattr(library_of(folder.index[name]), folder.components[name])
+        skeleton: torch.nn.Module
+        if hasattr(model, "load_config"):
+            skeleton = model.from_config(model.load_config(path))
+        else:
+            skeleton = model(model.config_class.from_pretrained(path))
+            skeleton.tie_weights()  # type: ignore[operator]
     return skeleton
 
 
@@ -429,20 +432,8 @@ def check_options(teacher: Teacher, folder: PipelineFolder) -> None:
             if teacher.attention is not None:
                 check_attention(denoiser, teacher.attention, teacher.dtype)
     with noting(notes):
-        check_adapters(denoisers, partial(_text_skeleton, folder), teacher, folder)
+        check_adapters(denoisers, partial(_skeleton, folder), teacher, folder)
     refuse(notes)
-
-
-def _text_skeleton(folder: PipelineFolder, name: str) -> torch.nn.Module:
-    """A text encoder on the meta device, by its component."""
-    tensors = folder.tensors.get(name)
-    with unusable(folder.path / name / CONFIG), torch.device("meta"):
-        check_counts(folder.path / name / CONFIG, tensors)
-        model = getattr(library_of(folder.index[name]), folder.components[name])
-        config = model.config_class.from_pretrained(folder.path / name)
-        skeleton: torch.nn.Module = model(config)
-        skeleton.tie_weights()  # type: ignore[operator]
-    return skeleton
 
 
 def on_networks(folder: PipelineFolder) -> Iterator[Note]:
@@ -464,7 +455,7 @@ def on_networks(folder: PipelineFolder) -> Iterator[Note]:
         check_layers(folder.path / name, networks[name].state_dict(), folder.tensors[name])
     for name in folder.family.text_components:
         if "text_encoder" in name and name in folder.components:
-            networks[name] = _text_skeleton(folder, name)
+            networks[name] = _skeleton(folder, name)
     for name, network in networks.items():
         if name in folder.files:
             tensors = folder.tensors[name]
