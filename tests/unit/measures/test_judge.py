@@ -16,26 +16,13 @@ from distillery.measures.of_judge import cosine_similarity
 from distillery.measures.of_pairs import IDENTICAL_PSNR_DB, OF_PAIRS
 from distillery.measures.score import summarise
 from distillery.measures.vision import embed_images
-from judging import CPU, PROMPTS, Code, Run, draw, make_dino, make_judge, make_samples
-
-
-@pytest.fixture(scope="session")
-def judge_folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("judge")
-    make_judge(folder)
-    return folder
+from judging import CPU, PROMPTS, Code, Run, draw, make_dino, make_samples
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, judge_folder):
     """A run with a teacher, the teacher at few steps, and a student; tests must not change it."""
     return Run(tmp_path_factory.mktemp("judged"), str(judge_folder))
-
-
-@pytest.fixture(scope="module")
-def evaluated(whole):
-    """(quality, scores) of it."""
-    return whole.evaluate()
 
 
 @pytest.fixture

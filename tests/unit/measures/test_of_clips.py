@@ -14,27 +14,15 @@ from distillery.measures.judge import embed_prompts, load_judge
 from distillery.measures.manifests import ModelSamples, read_samples
 from distillery.measures.of_judge import pool_frames
 from distillery.measures.vision import embed_images
-from judging import CPU, PROMPTS, Run, draw_clip, make_judge
+from judging import CPU, PROMPTS, Run, draw_clip
 
 NUM_FRAMES = 5
-
-
-@pytest.fixture(scope="module")
-def judge_folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("judge")
-    make_judge(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, judge_folder):
     """A run of clips, in which the teacher's move twice as fast as all others'."""
     return Run(tmp_path_factory.mktemp("clips"), str(judge_folder), NUM_FRAMES)
-
-
-@pytest.fixture(scope="module")
-def evaluated(whole):
-    return whole.evaluate()
 
 
 def unit(rows):
