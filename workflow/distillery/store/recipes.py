@@ -5,10 +5,9 @@ byte beyond rounding are in none (`config.section.NoResult`).
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_serializer
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from distillery.config.section import Dtype
 from distillery.config.training import Training
@@ -83,10 +82,6 @@ class Scheduled(Recipe):
 
     schedule: Schedule
     latent_shape: tuple[int, ...]
-
-    @field_serializer("schedule")
-    def _schedule_to_json(self, schedule: Schedule) -> dict[str, Any]:
-        return {name: list(values) for name, values in asdict(schedule).items()}
 
 
 class TargetsRecipe(Scheduled):
