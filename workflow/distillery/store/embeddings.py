@@ -8,7 +8,6 @@ tensors; those of a negative prompt are of length 0.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 
 import pandas as pd
@@ -122,7 +121,7 @@ class EmbeddingStore:
         Raises:
             ValueError: they are of another table than this, or a chunk is damaged.
         """
-        manifest = Manifest.open(manifest_path)
+        self._manifest = manifest = Manifest.open(manifest_path)
         self.recipe_hash = manifest.recipe_hash
         self._root = manifest_path.parent
         self._chunks = manifest.chunks
@@ -133,11 +132,7 @@ class EmbeddingStore:
                 f"{manifest_path} holds the embeddings of other prompts than the table's: "
                 f"{repair_hint(manifest_path)}"
             )
-        self._where: list[tuple[int, int]] = []
-        self._files = []
-        for number, chunk in enumerate(manifest.chunks):
-            self._files.append(safe_open(manifest_path.parent / chunk.file, framework="pt"))
-            self._where += [(number, row) for row in range(chunk.num_samples)]
+        self._files = [safe_open(self._root / chunk.file, framework="pt") for chunk in self._chunks]
         keys = list(self._files[0].keys())
         self._names = [key.removesuffix(".lengths") for key in keys if key.endswith(".lengths")]
         self._ends = [
@@ -180,7 +175,7 @@ class EmbeddingStore:
         self._verified.add(number)
 
     def _text(self, text: int) -> Conditioning:
-        number, row = self._where[text]
+        number, row = self._manifest.place(text)
         if number not in self._verified:
             self._compare(number, hash_file(self._root / self._chunks[number].file))
         tensors = {}
@@ -199,7 +194,7 @@ def holds_texts(manifest_path: Path, table: pd.DataFrame) -> bool:
 
 def _has_texts(manifest: Manifest, texts: Sequence[Text]) -> bool:
     """Whether the chunks hold exactly these texts, in this order."""
-    ends = list(accumulate(chunk.num_samples for chunk in manifest.chunks))
+    ends = manifest.ends
     starts = [0, *ends[:-1]]
     digests = [members_of(texts[start:end]) for start, end in zip(starts, ends, strict=True)]
     return ends[-1] == len(texts) and digests == [chunk.members for chunk in manifest.chunks]
