@@ -377,7 +377,7 @@ def test_names_are_told_apart_on_a_narrow_terminal(run: RunFolder) -> None:
     board = Board()
     board.plan({"samples": 2, "total": 2})
     for number in range(2):
-        name = f"samples-teacher-2-steps-unguided-{number}-of-2"
+        name = f"samples-{'m' * 64}-{number}-of-2"  # a model's name may be as long
         board.begin(number, "samples", run.log(name), time.time())
     console = Console(file=Terminal(), force_terminal=True, width=80, height=10)
     Screen(board, console).close()
