@@ -7,8 +7,8 @@ same on every process.
 
 import contextlib
 import warnings
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,7 +21,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from distillery.families.protocol import Denoiser
 from distillery.teacher.loading import torch_dtype
-from distillery.training import parallel
 from distillery.training.distributed import RankInfo, machine_of
 from distillery.training.execution import (
     Execution,
@@ -34,6 +33,7 @@ from distillery.training.execution import (
 if TYPE_CHECKING:
     from distillery.training.run import Run
 
+Tensor = TypeVar("Tensor", bound=torch.Tensor)
 BLOCK_ELEMENTS = 1 << 26
 """Of gradients that are summed at once: 256 MB."""
 CONVOLUTIONAL = "ResnetBlock2D"
@@ -134,7 +134,7 @@ def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
     A process without gradients, which had no samples, gets the others'. In blocks, each of which is
     copied once.
     """
-    for block in _blocks(parameters):
+    for block in in_blocks(parameters, torch.numel, BLOCK_ELEMENTS):
         for parameter in block:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -150,14 +150,18 @@ def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
             gradient.copy_(part.view_as(gradient))
 
 
-def _blocks(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """Parameters in their order, as many at a time as fill a block, or one that is larger."""
-    block: list[nn.Parameter] = []
-    for parameter in parameters:
-        if block and sum(map(torch.numel, block)) + parameter.numel() > BLOCK_ELEMENTS:
+def in_blocks(
+    tensors: Iterable[Tensor], size_of: Callable[[Tensor], int], most: int
+) -> Iterator[list[Tensor]]:
+    """Tensors in their order, as many at a time as fill a block, or one that is larger."""
+    block: list[Tensor] = []
+    size = 0
+    for tensor in tensors:
+        if block and size + size_of(tensor) > most:
             yield block
-            block = []
-        block.append(parameter)
+            block, size = [], 0
+        block.append(tensor)
+        size += size_of(tensor)
     if block:
         yield block
 
@@ -281,7 +285,7 @@ def arrange(denoiser: Denoiser, run: "Run") -> Execution:
     if execution.compile:
         compile_student(denoiser)
     if execution.parallel == "fsdp":
-        parallel.shard(denoiser, run.ranks, run.device, torch_dtype(run.training.dtype))
+        shard(denoiser, run.ranks, run.device, torch_dtype(run.training.dtype))
     denoiser.to(run.device)
     return execution
 
@@ -298,7 +302,7 @@ def compile_student(denoiser: Denoiser) -> None:
     # later. Blocks send their gradients one by one without it.
     torch._dynamo.config.optimize_ddp = False
     torch._dynamo.config.recompile_limit = MAX_COMPILED
-    for module in parallel.blocks_of(denoiser) or [denoiser]:
+    for module in blocks_of(denoiser) or [denoiser]:
         module.forward = torch.compile(module.forward, dynamic=False)
 
 

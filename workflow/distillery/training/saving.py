@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from distillery.training import checkpoint, distributed
 from distillery.training.checkpoint import Snapshot
 from distillery.training.health import PATIENCE_S, START_LIMIT_S
-from distillery.training.parallel import full_tensor, is_sharded
+from distillery.training.parallel import full_tensor, in_blocks, is_sharded
 from distillery.training.run import Run
 from distillery.training.state import TrainingState
 
@@ -97,7 +97,7 @@ class HostCopy:
         self._views: list[torch.Tensor] = []
         if device.type == "cuda":
             torch.cuda.set_device(device)  # of this thread
-        for part in _parts(entries):
+        for part in in_blocks((tensor for *_, tensor in entries), _room_for, BLOCK_BYTES):
             block = torch.empty(sum(map(_room_for, part)), dtype=torch.uint8).zero_()
             if device.type == "cuda" and self.problem is None:
                 self._lock(block)
@@ -131,20 +131,6 @@ def lock_pages(block: torch.Tensor) -> int:
     """Page-lock existing memory; returns CUDA's error code, 0 for none."""
     runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     return int(runtime.cudaHostRegister(block.data_ptr(), block.nbytes, 0))
-
-
-def _parts(entries: Sequence[Entry]) -> Iterator[list[torch.Tensor]]:
-    """The tensors in their order, as many at a time as fill a block."""
-    part: list[torch.Tensor] = []
-    room = 0
-    for *_, tensor in entries:
-        if part and room + _room_for(tensor) > BLOCK_BYTES:
-            yield part
-            part, room = [], 0
-        part.append(tensor)
-        room += _room_for(tensor)
-    if part:
-        yield part
 
 
 def _room_for(tensor: torch.Tensor) -> int:
