@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from distillery.families.protocol import Denoiser
+from distillery.families.text import on
 from distillery.schedule import from_prediction
 from distillery.teacher.loading import torch_dtype
 from distillery.training import distributed, parallel
@@ -131,10 +132,7 @@ def student_of(model: torch.nn.Module, batch: Batch, run: Run) -> Predict:
 def predict(model: torch.nn.Module, batch: Batch, run: Run) -> torch.Tensor:
     """The student's output in `training.dtype`, from float32 weights."""
     dtype, view = torch_dtype(run.training.dtype), run.dataset.view(batch.items[0])
-    conditioning = {
-        name: value.to(dtype) if value.is_floating_point() else value
-        for name, value in batch.conditioning.items()
-    }
+    conditioning = on(batch.conditioning, run.device, dtype)
     with computing(run):
         return run.dataset.family.predict(
             model, batch.noisy, batch.timestep, conditioning, view.setting

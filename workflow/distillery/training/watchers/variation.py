@@ -13,6 +13,7 @@ import torch
 
 from distillery.config.training import Training
 from distillery.families.protocol import Denoiser
+from distillery.families.text import on
 from distillery.schedule import Schedule, as_prediction, from_prediction
 from distillery.teacher.loading import torch_dtype
 from distillery.training import parallel
@@ -89,10 +90,8 @@ def crossed(
     """
     dtype, device = torch_dtype(run.training.dtype), run.device
     num_prompts = min(num_prompts, len(batch.items))
-    conditioning = {
-        name: value[:num_prompts].to(device, dtype if value.is_floating_point() else None)
-        for name, value in batch.conditioning.items()
-    }
+    first = {name: value[:num_prompts] for name, value in batch.conditioning.items()}
+    conditioning = on(first, device, dtype)
     answers = [
         run.dataset.family.predict(
             denoiser,
