@@ -396,6 +396,19 @@ def resolve_sampling(config: RunConfig, model: str) -> Sampling:
     )
 
 
+def teachers_calls(config: RunConfig) -> dict[str, tuple[int, float]]:
+    """Steps and guidance of the teacher's calls, by the section that says them."""
+    calls: dict[str, tuple[int, float]] = {}
+    if isinstance(config, Config):
+        calls["targets"] = config.targets.steps, config.targets.guidance_scale
+    for name, model in config.samples.models.items():
+        if model.source == "teacher":
+            sampling = resolve_sampling(config, name)
+            assert sampling.guidance_scale is not None, "as of steps"
+            calls[f"samples.models.{name}"] = sampling.steps, sampling.guidance_scale
+    return calls
+
+
 def user_key(config: RunConfig, stage: str, key: str) -> str:
     """The key of the configuration that a value of a stage's frozen file comes from.
 

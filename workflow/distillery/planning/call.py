@@ -11,8 +11,8 @@ from pydantic import JsonValue, TypeAdapter
 from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
 from pydantic_core import ValidationError
 
-from distillery.config.jobs import resolve_sampling
-from distillery.config.run import Config, RunConfig
+from distillery.config.jobs import teachers_calls
+from distillery.config.run import RunConfig
 from distillery.config.teacher import FPS, Teacher
 from distillery.families.traced import frames_argument
 from distillery.notes import Note, error
@@ -77,20 +77,12 @@ def _why_idle(
         return "it is the call's default"
     if folder.is_traced:  # how its class reads them is not known
         return ""
-    if OF_GUIDANCE.match(name) and not _is_guided(config):
+    is_guided = any(scale > 1.0 for _, scale in teachers_calls(config).values())
+    if OF_GUIDANCE.match(name) and not is_guided:
         return "the teacher draws nothing with guidance"
     needed = next((them for start, them in NEEDS.items() if name.startswith(start)), ())
     lacking = [other for other in needed if other not in given]
     return f"the call looks at it only with {listed(lacking)}" if lacking else ""
-
-
-def _is_guided(config: RunConfig) -> bool:
-    """Whether trajectories or images of the teacher are drawn with guidance."""
-    models = (resolve_sampling(config, name) for name in config.samples.models)
-    scales = [model.guidance_scale for model in models if model.source == "teacher"]
-    if isinstance(config, Config):
-        scales.append(config.targets.guidance_scale)
-    return any(scale is not None and scale > 1.0 for scale in scales)
 
 
 def on_frames(teacher: Teacher, folder: PipelineFolder) -> Iterator[Note]:

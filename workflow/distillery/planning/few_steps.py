@@ -1,12 +1,11 @@
 """A teacher that is a few-step student itself: how it is to be called, and calls that differ."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from distillery.config.jobs import resolve_sampling
-from distillery.config.run import Config, RunConfig
+from distillery.config.jobs import teachers_calls
+from distillery.config.run import RunConfig
 from distillery.config.teacher import Teacher
 from distillery.files import read_json
 from distillery.model_folder import METADATA
@@ -95,7 +94,7 @@ def on_few_steps(config: RunConfig, folder: PipelineFolder) -> Iterator[Note]:
         return
     calls = [
         f"{key} has {steps} steps and guidance {guidance:g}"
-        for key, (steps, guidance) in _calls(config, made).items()
+        for key, (steps, guidance) in teachers_calls(config).items()
         if made.differs(steps, guidance)
     ]
     if calls:
@@ -105,18 +104,3 @@ def on_few_steps(config: RunConfig, folder: PipelineFolder) -> Iterator[Note]:
             f"otherwise: {'; '.join(calls)}",
             "set these, or use the model that it was distilled from",
         )
-
-
-def _calls(config: RunConfig, made: Made) -> Mapping[str, tuple[int, float]]:
-    """Steps and guidance of the teacher's calls, by the section that sets them."""
-    calls: dict[str, tuple[int, Any]] = {}
-    if isinstance(config, Config):
-        calls["targets"] = config.targets.steps, config.targets.guidance_scale
-    for name, model in config.samples.models.items():
-        if model.source == "teacher":
-            sampling = resolve_sampling(config, name)
-            calls[f"samples.models.{name}"] = sampling.steps, sampling.guidance_scale
-    return {
-        key: (steps, made.guidance if scale is None else float(scale))
-        for key, (steps, scale) in calls.items()
-    }
