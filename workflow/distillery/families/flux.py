@@ -13,7 +13,7 @@ from distillery.families.image_tokens import (
     network_timestep,
     token_grid,
 )
-from distillery.families.pooled import pooled_arguments, stack_pooled, with_pooled
+from distillery.families.pooled import PooledText, with_pooled
 from distillery.families.protocol import (
     Conditioning,
     Denoiser,
@@ -24,7 +24,7 @@ from distillery.families.text import Reader
 from distillery.schedulers import Scheduler
 
 
-class Flux(PackedTokens):
+class Flux(PooledText, PackedTokens):
     """Adapter of `FluxPipeline`; latents are (tokens, features), as its scheduler sees them.
 
     A guidance-distilled network (FLUX.1-dev) receives the guidance scale and is called once a step.
@@ -73,10 +73,6 @@ class Flux(PackedTokens):
         )
         return with_pooled(embeds_bld, pooled_bd)
 
-    def pad(self, prompts: Sequence[Conditioning], max_sequence_length: int) -> Conditioning:
-        """All prompts have the length of T5's padding."""
-        return stack_pooled(prompts)
-
     def set_timesteps(
         self, scheduler: Scheduler, steps: int, latent_shape: tuple[int, ...]
     ) -> None:
@@ -95,13 +91,12 @@ class Flux(PackedTokens):
     def call_arguments(
         self, pipeline: Pipeline, prompts: Conditioning, negative: Conditioning, setting: Setting
     ) -> Mapping[str, object]:
-        """Embeddings and pooled vectors of both branches, and guidance in the network's way."""
+        """Those of pooled prompts, and guidance in the network's way: without guidance embedding
+        the call ignores `guidance_scale`."""
         is_guided_by_input = self.has_guidance_embedding(pipeline.transformer.config)
-        return {
-            **pooled_arguments(prompts, negative),
-            "guidance_scale": setting.guidance_scale,  # ignored without guidance embedding
-            "true_cfg_scale": 1.0 if is_guided_by_input else setting.guidance_scale,
-        }
+        arguments = super().call_arguments(pipeline, prompts, negative, setting)
+        scale = 1.0 if is_guided_by_input else setting.guidance_scale
+        return {**arguments, "true_cfg_scale": scale}
 
     def predict(
         self,

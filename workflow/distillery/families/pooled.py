@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from distillery.families.protocol import Conditioning
+from distillery.families.protocol import Conditioning, Family, Pipeline, Setting
 from distillery.families.text import stack
 
 
@@ -18,21 +18,24 @@ def with_pooled(
     ]
 
 
-def stack_pooled(prompts: Sequence[Conditioning]) -> Conditioning:
-    """A batch of such prompts; their padding is stored with them."""
-    return {
-        "prompt_embeds": stack(prompts, "prompt_embeds"),
-        "pooled": stack(prompts, "pooled").squeeze(1),
-    }
+class PooledText(Family):
+    """What SDXL, SD3 and FLUX share: such prompts, whose padding is stored with them."""
 
+    def pad(self, prompts: Sequence[Conditioning], max_sequence_length: int) -> Conditioning:
+        """All prompts have the length that their encoders pad to."""
+        return {
+            "prompt_embeds": stack(prompts, "prompt_embeds"),
+            "pooled": stack(prompts, "pooled").squeeze(1),
+        }
 
-def pooled_arguments(
-    prompts: Mapping[str, torch.Tensor], negative: Mapping[str, torch.Tensor]
-) -> dict[str, object]:
-    """Arguments of stock calls that take token embeddings and one pooled vector a prompt."""
-    return {
-        "prompt_embeds": prompts["prompt_embeds"],
-        "pooled_prompt_embeds": prompts["pooled"],
-        "negative_prompt_embeds": negative["prompt_embeds"],
-        "negative_pooled_prompt_embeds": negative["pooled"],
-    }
+    def call_arguments(
+        self, pipeline: Pipeline, prompts: Conditioning, negative: Conditioning, setting: Setting
+    ) -> Mapping[str, object]:
+        """Embeddings and pooled vectors of both branches, and guidance."""
+        return {
+            "prompt_embeds": prompts["prompt_embeds"],
+            "pooled_prompt_embeds": prompts["pooled"],
+            "negative_prompt_embeds": negative["prompt_embeds"],
+            "negative_pooled_prompt_embeds": negative["pooled"],
+            "guidance_scale": setting.guidance_scale,
+        }

@@ -7,11 +7,10 @@ from typing import Any
 import torch
 
 from distillery.families.image_tokens import image_shift
-from distillery.families.pooled import pooled_arguments, stack_pooled, with_pooled
+from distillery.families.pooled import PooledText, with_pooled
 from distillery.families.protocol import (
     Conditioning,
     Denoiser,
-    Family,
     Pipeline,
     Setting,
 )
@@ -24,7 +23,7 @@ PATCH = 2
 """Rows and columns of latents in one token, of every released SD3."""
 
 
-class Sd3(Family):
+class Sd3(PooledText):
     """Adapter of `StableDiffusion3Pipeline`; latents are (c, h, w).
 
     T5 may be absent: the stock pipeline then feeds zeros in its place. Diffusers itself loads such
@@ -46,7 +45,7 @@ class Sd3(Family):
     max_sequence_length = 256
     longest_sequence = 512
     blocks: Mapping[str, str] = MappingProxyType({"transformer_blocks": "num_layers"})
-    interface = (*Family.interface, "joint_attention_dim", "pooled_projection_dim")
+    interface = (*PooledText.interface, "joint_attention_dim", "pooled_projection_dim")
     casts_latents = False
 
     def call_options(self, max_sequence_length: int) -> Mapping[str, object]:
@@ -81,10 +80,6 @@ class Sd3(Family):
             max_sequence_length=max_sequence_length,
         )
         return with_pooled(embeds_bld, pooled_bd)
-
-    def pad(self, prompts: Sequence[Conditioning], max_sequence_length: int) -> Conditioning:
-        """All prompts have the length of CLIP's and T5's padding."""
-        return stack_pooled(prompts)
 
     def latent_shape(self, pipeline: Pipeline, size: Size) -> tuple[int, ...]:
         """(c, height / factor, width / factor)."""
@@ -123,15 +118,6 @@ class Sd3(Family):
         dual = denoiser_config.get("dual_attention_layers", ())
         kept = [place for place, layer in enumerate(layers) if layer in dual]
         return {"dual_attention_layers": kept}
-
-    def call_arguments(
-        self, pipeline: Pipeline, prompts: Conditioning, negative: Conditioning, setting: Setting
-    ) -> Mapping[str, object]:
-        """Embeddings and pooled vectors of both branches, and guidance."""
-        return {
-            **pooled_arguments(prompts, negative),
-            "guidance_scale": setting.guidance_scale,
-        }
 
     def predict(
         self,

@@ -1,10 +1,10 @@
 """SDXL: two CLIP encoders, a pooled vector, and the image's size as an input of the UNet."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 
-from distillery.families.pooled import pooled_arguments, stack_pooled, with_pooled
+from distillery.families.pooled import PooledText, with_pooled
 from distillery.families.protocol import (
     Conditioning,
     Denoiser,
@@ -14,7 +14,7 @@ from distillery.families.protocol import (
 from distillery.families.sd import ClipUnet
 
 
-class Sdxl(ClipUnet):
+class Sdxl(PooledText, ClipUnet):
     """Adapter of `StableDiffusionXLPipeline`."""
 
     name = "sdxl"
@@ -51,19 +51,6 @@ class Sdxl(ClipUnet):
         if pipeline.config.force_zeros_for_empty_prompt:
             return {name: torch.zeros_like(value) for name, value in empty.items()}
         return empty
-
-    def pad(self, prompts: Sequence[Conditioning], max_sequence_length: int) -> Conditioning:
-        """All prompts have the length that CLIP pads to."""
-        return stack_pooled(prompts)
-
-    def call_arguments(
-        self, pipeline: Pipeline, prompts: Conditioning, negative: Conditioning, setting: Setting
-    ) -> Mapping[str, object]:
-        """Embeddings and pooled vectors of both branches, and guidance."""
-        return {
-            **pooled_arguments(prompts, negative),
-            "guidance_scale": setting.guidance_scale,
-        }
 
     def predict(
         self,
