@@ -123,13 +123,16 @@ class Manifest:
                 f"{path} lists {len(manifest.chunks)} of {manifest.total} chunks: give the "
                 "manifest.json that is merged from all shards"
             )
-        for chunk in manifest.chunks:
-            identity = ChunkIdentity(manifest.recipe_hash, chunk.members)
-            try:
-                check_header(path.parent / chunk.file, identity)
-            except (DamagedChunkError, StaleChunkError) as error:
-                raise type(error)(f"{error}: {chunk_repair_hint(path.parent, chunk)}") from error
+        manifest.check_headers(path.parent)
         return manifest
+
+    def check_headers(self, root: Path) -> None:
+        """Check that all listed chunks are present and of its recipe; raises as `open`."""
+        for chunk in self.chunks:
+            try:
+                check_header(root / chunk.file, ChunkIdentity(self.recipe_hash, chunk.members))
+            except (DamagedChunkError, StaleChunkError) as error:
+                raise type(error)(f"{error}: {chunk_repair_hint(root, chunk)}") from error
 
 
 def chunk_repair_hint(root: Path, chunk: ChunkRecord) -> str:
@@ -217,11 +220,7 @@ def _check_cover(chunks: Sequence[ChunkRecord], parts: Mapping[Path, Manifest]) 
 
 def _verify(path: Path, part: Manifest, root: Path) -> None:
     """Read every byte of a shard's chunks; a bad one is named with how to repair it."""
-    for chunk in part.chunks:
-        try:
-            check_header(root / chunk.file, ChunkIdentity(part.recipe_hash, chunk.members))
-        except (DamagedChunkError, StaleChunkError) as error:
-            raise type(error)(f"{error}: {chunk_repair_hint(root, chunk)}") from error
+    part.check_headers(root)
     digests = hash_files(root / chunk.file for chunk in part.chunks)
     for chunk in part.chunks:
         if digests[root / chunk.file] != chunk.sha256:
