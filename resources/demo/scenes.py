@@ -117,6 +117,17 @@ def canonical_caption(scene: Scene) -> str:
     return caption_of(scene)
 
 
+def category_of(scene: Scene) -> str:
+    """Return what the report's table by category calls a scene: how many objects, and how."""
+    match len(scene.items):
+        case 1:
+            return "one object"
+        case 2:
+            return "overlapping" if scene.relation in OVERLAPPING else "side by side"
+        case _:
+            return "three objects"
+
+
 def digest_of(scene: Scene) -> bytes:
     """Return a hash of what a scene shows, the same for both of its wordings."""
     return hashlib.sha256(canonical_caption(scene).encode()).digest()
@@ -207,13 +218,15 @@ def _single_scenes() -> Iterable[Scene]:
         yield Scene((Item(*words),), None, background)
 
 
-def write_prompts(path: Path, name: str, captions: Sequence[str]) -> None:
-    """Write a prompt table with the columns prompt_id and prompt."""
+def write_prompts(path: Path, name: str, captions: Sequence[str], *, scored: bool) -> None:
+    """Write a prompt table; one whose images are scored says of which category each prompt is."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("prompt_id", "prompt"))
-        writer.writerows((f"{name}-{i:04d}", text) for i, text in enumerate(captions, start=1))
+        writer.writerow(("prompt_id", "prompt", *(["category"] if scored else [])))
+        for number, text in enumerate(captions, start=1):
+            category = [category_of(scene_of(text))] if scored else []
+            writer.writerow((f"{name}-{number:04d}", text, *category))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -228,7 +241,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name, count in (("train", args.num_train), ("eval", args.num_eval)):
             held_out = name == "eval"
             captions = choose_captions(count, held_out=held_out, seed=args.seed, shares=shares)
-            write_prompts(args.prompts / f"{demo}-{name}.csv", name, captions)
+            write_prompts(args.prompts / f"{demo}-{name}.csv", name, captions, scored=held_out)
     return 0
 
 

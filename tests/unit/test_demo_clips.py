@@ -61,6 +61,9 @@ def test_the_prompt_tables_are_made_by_the_script(name: str) -> None:
     relations = [scenes.scene_of(prompt).relation for prompt in chosen]
     assert relations.count(None) == len(table) / 2
     assert set(relations) == set(RELATIONS)
+    if name == "eval":
+        one = [category == "one object" for category in table["category"]]
+        assert one == [relation is None for relation in relations]
 
 
 @torch.no_grad()

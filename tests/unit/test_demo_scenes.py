@@ -73,6 +73,13 @@ def test_the_prompt_tables_are_made_by_the_script(name: str) -> None:
     assert {scenes.is_held_out(scene) for scene in found} == {held_out}
     counts = pd.Series([len(scene.items) for scene in found]).value_counts(normalize=True)
     assert counts.round(2).to_dict() == {2: 0.6, 1: 0.2, 3: 0.2}
+    assert ("category" in table) is held_out
+    if held_out:
+        assert table["category"].tolist() == [scenes.category_of(scene) for scene in found]
+        kinds = {"side by side": "two", "overlapping": "overlapping", "one object": "one"}
+        shares = table["category"].value_counts(normalize=True)
+        for category, kind in kinds.items():
+            assert shares[category] == pytest.approx(scenes.SHARES[kind], abs=0.01)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -101,6 +101,16 @@ def test_its_rows_have_the_scores_that_there_are(manifests: list[Path], tmp_path
     assert "<span>CLIP score 0.9123</span>" in page
 
 
+def test_categories_can_be_chosen_where_prompts_have_some(tmp_path: Path) -> None:
+    output = tmp_path / "results" / "demo" / "gallery"
+    names = [None, 'a "b" </script>', *["c"] * (2 * NUM_PROMPTS - 2)]
+    make_gallery([manifest(tmp_path, "student", 2, category=names)], None, output)
+    page = (output / "index.html").read_text()
+    options = re.findall(r'<option value="([^"]*)">', page.split('id="category">')[1])
+    assert options[:3] == ["", "a &#34;b&#34; &lt;/script&gt;", "c"]
+    assert [row[4:] for row in rows_of(output)["rows"][:3]] == [[], ['a "b" </script>'], ["c"]]
+
+
 def test_scores_of_other_images_are_refused(manifests: list[Path], tmp_path: Path) -> None:
     """As those of another run that were copied; both files of it, or one."""
     run = RunFolder(tmp_path / "results" / "demo")

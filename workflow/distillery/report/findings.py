@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,6 +13,7 @@ from distillery.files import JsonObject, read_json, read_sealed
 from distillery.input_images import IMAGE
 from distillery.measures.manifests import ModelSamples, check_pairs, check_scored, read_samples
 from distillery.model_folder import METADATA, read_metadata
+from distillery.report.categories import Categories, find_categories
 from distillery.report.roles import Roles, find_roles, find_same, order_models
 from distillery.report.timeline import (
     Attempt,
@@ -77,6 +79,16 @@ class Findings:
         if self.quality is None:
             return []
         return check_student(self.quality, self.roles, self.config.evaluation.min_clip_ratio)
+
+    @cached_property
+    def categories(self) -> Categories | None:
+        """Scores by category, where the prompts have one."""
+        reference = self.samples.get(self.roles.reference)
+        if self.scores is None or reference is None:
+            return None
+        return find_categories(
+            reference.table, self.scores, self.roles, self.config.evaluation.num_resamples
+        )
 
     @property
     def planned(self) -> list[PlannedTime]:

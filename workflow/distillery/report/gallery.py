@@ -1,4 +1,5 @@
-"""Pages of all images, beside them: to filter by words, sort by scores, enlarge and compare."""
+"""Pages of all images, beside them: to filter by words and by category, sort by scores, enlarge and
+compare."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ import pandas as pd
 from distillery.files import atomic_path, read_sealed, write_text
 from distillery.measures.lists import MEASURES
 from distillery.measures.manifests import ModelSamples, check_pairs, check_scored, read_samples
+from distillery.report.categories import CATEGORY, as_name
 from distillery.report.html import link_to, own_file, page_environment
 from distillery.report.roles import MARKS, find_same, usual_part
 from distillery.run_folder import RunFolder
@@ -43,6 +45,7 @@ class Sample:
     index: int
     prompt: str
     shots: tuple[Shot, ...]
+    category: str = ""
 
 
 def make_gallery(manifests: Sequence[Path], scores: Path | None, output: Path) -> None:
@@ -101,6 +104,7 @@ def make_gallery(manifests: Sequence[Path], scores: Path | None, output: Path) -
                 names=[name_of(page) for page in range(1, len(pages) + 1)],
                 num_samples=len(samples),
                 scored={name: SCORES[name] for name in scored},
+                categories=sorted({sample.category for sample in samples} - {""}),
             )
             write_text(folder / name_of(number), f"{text.rstrip()}\n{mark}")
         write_text(folder / "rows.js", rows_script(columns, samples, scored, per_page))
@@ -130,7 +134,8 @@ def gather(models: Sequence[ModelSamples], scores: pd.DataFrame | None) -> list[
             }
     files = [model.table["file"].tolist() for model in models]
     first = models[0].table
-    keys = zip(first["prompt_id"], first["index"], first["prompt"], strict=True)
+    categories = map(as_name, first[CATEGORY] if CATEGORY in first else [""] * len(first))
+    keys = zip(first["prompt_id"], first["index"], first["prompt"], categories, strict=True)
     return [
         Sample(
             str(prompt_id),
@@ -140,8 +145,9 @@ def gather(models: Sequence[ModelSamples], scores: pd.DataFrame | None) -> list[
                 Shot(str(each[row]), found.get((model.model, prompt_id, int(index)), {}))
                 for model, each in zip(models, files, strict=True)
             ),
+            category,
         )
-        for row, (prompt_id, index, prompt) in enumerate(keys)
+        for row, (prompt_id, index, prompt, category) in enumerate(keys)
     ]
 
 
@@ -158,6 +164,7 @@ def rows_script(
             sample.index,
             sample.prompt,
             [[shot.file, *(shot.scores.get(name) for name in scored)] for shot in sample.shots],
+            *([sample.category] if sample.category else []),
         ]
         for sample in samples
     ]

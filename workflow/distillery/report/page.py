@@ -17,9 +17,11 @@ from distillery.config.run import Config
 from distillery.files import JsonObject, write_json, write_text
 from distillery.hardware import describe_hardware, source_commit, versions
 from distillery.measures.intervals import MIN_PROMPTS, MIN_RESAMPLED, ConfidenceInterval
+from distillery.measures.lists import BY_NAME
 from distillery.measures.measure import PERCENT
 from distillery.report import tables
 from distillery.report.card import write_card
+from distillery.report.categories import categories_table
 from distillery.report.charts import runtime
 from distillery.report.findings import Findings, gather, loading_code
 from distillery.report.html import MAX_FRAMES, own_file, page_environment
@@ -117,6 +119,7 @@ def _facts(
         "timings": timings.as_json(),
         "planned": [asdict(row) for row in findings.planned],
         **({"packing_errors": findings.packing_errors} if findings.packing_errors else {}),
+        **({"categories": findings.categories.as_json()} if findings.categories else {}),
         "provenance": {
             "config": findings.config.model_dump(mode="json"),
             "recipes": {name: _recipe(manifest) for name, manifest in findings.manifests.items()},
@@ -149,9 +152,11 @@ def _of_scores(findings: Findings) -> dict[str, Any]:
         "marks": {it: MARKS[scored.part(it)] for it in scored.quality["models"]} if scored else {},
         "sets": tables.set_tables(quality, roles),
         "differences": tables.differences_table(quality, roles),
+        "by_category": categories_table(findings.categories, roles),
         "quality_charts": quality_charts(scored, bool(curves)),
         "steps_charts": curves,
         "percent": PERCENT,
+        "measures": BY_NAME,
         "min_batches": MIN_BATCHES,
         "min_prompts": MIN_PROMPTS,
         "min_resampled": MIN_RESAMPLED,

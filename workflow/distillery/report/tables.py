@@ -152,7 +152,7 @@ def _table(
     """A row for each model."""
     rows = {
         name: tuple(
-            _cell(column.form, row[key], name in best[key]) for key, column in columns.items()
+            as_cell(column.form, row[key], name in best[key]) for key, column in columns.items()
         )
         for name, row in values.items()
     }
@@ -191,12 +191,12 @@ def _best(
         return frozenset()
     top = max(column.direction * interval.mean for interval in intervals.values())
     best = {name for name, it in intervals.items() if column.direction * it.mean == top}
-    others = [_reach(it, column.direction)[1] for name, it in intervals.items() if name not in best]
-    worst = min(_reach(intervals[name], column.direction)[0] for name in best)
+    others = [reach(it, column.direction)[1] for name, it in intervals.items() if name not in best]
+    worst = min(reach(intervals[name], column.direction)[0] for name in best)
     return frozenset(best if others and worst > max(others) else ())
 
 
-def _reach(interval: ConfidenceInterval, direction: int) -> tuple[float, float]:
+def reach(interval: ConfidenceInterval, direction: int) -> tuple[float, float]:
     """The worst and the best end of an interval, times the direction; an open one is unlimited."""
     low = -math.inf if interval.low is None else interval.low
     high = math.inf if interval.high is None else interval.high
@@ -204,7 +204,9 @@ def _reach(interval: ConfidenceInterval, direction: int) -> tuple[float, float]:
     return worst, best
 
 
-def _cell(form: Callable[[float], str], value: ConfidenceInterval | None, is_best: bool) -> Cell:
+def as_cell(
+    form: Callable[[float], str], value: ConfidenceInterval | None, is_best: bool = False
+) -> Cell:
     """One cell's text."""
     if value is None:
         return Cell("")

@@ -32,9 +32,14 @@ function article(row, place) {
 }
 
 function nothing() {
-  const clear = () => ((at("words").value = ""), choose(), at("words").focus());
+  const clear = () => {
+    at("words").value = "";
+    if (at("category")) at("category").value = "";
+    choose();
+    at("words").focus();
+  };
   const button = element("button", { type: "button", textContent: "Show all samples", onclick: clear });
-  return element("p", {}, "No prompt has all of these words. ", button);
+  return element("p", {}, "Nothing matches. ", button);
 }
 
 function draw(page = 0) {
@@ -53,7 +58,10 @@ function draw(page = 0) {
 
 function choose() {
   const words = at("words").value.toLowerCase().split(/\s+/).filter(Boolean);
-  shown = rows.filter((row) => words.every((word) => `${row[2]} ${row[0]}/${row[1]}`.toLowerCase().includes(word)));
+  const category = at("category")?.value;
+  const isOne = (row) => !category || row[4] === category;
+  const hasWords = (row) => words.every((word) => `${row[2]} ${row[0]}/${row[1]}`.toLowerCase().includes(word));
+  shown = rows.filter((row) => isOne(row) && hasWords(row));
   const place = scored.indexOf(at("score")?.value) + 1;
   for (const id of ["model", "descending"]) if (at(id)) at(id).disabled = place === 0;
   if (place > 0) {
