@@ -1,5 +1,6 @@
 """Is a student good enough, and what is claimed of it: the same on every surface."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -214,14 +215,14 @@ def test_the_terminal_says_what_the_report_says(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "results/tiny")
     found = quality(interval(1.33, 1.2, 1.57), diversity_ratio=interval(0.3, 0.2, 0.5))
     check = verdict.Check("Good?", "passed", "yes")
-    told = verdict.make_claims(ROLES, found, SPEED, [check])
+    told = replace(verdict.make_claims(ROLES, found, SPEED, [check]), worth="Worth 9 calls.")
     write_json(run.metrics, {"verdict": [vars(check)], "claims": told.as_json()})
     run.report.touch()
     board = Board(begin_s=0.0)
     board.begin(0, "report", run.log("report"), 0.0)
     board.end(0)
     lines = board.closing_lines()
-    assert lines[:3] == [told.headline, told.weakness, "passed 1 of 1 checks"]
+    assert lines[:4] == [told.headline, told.worth, told.weakness, "passed 1 of 1 checks"]
     assert any(line.startswith("  flagged: diversity") for line in lines)
     assert "0.30 (0.20 to 0.50)" in (told.summary or "")
 

@@ -131,7 +131,7 @@ def _results(quality: Mapping[str, Any], roles: Roles) -> list[EvalResult]:
 
 def _paragraphs(claims: Claims) -> list[str]:
     """The report's sentences, a paragraph each."""
-    said = (claims.headline, claims.weakness, claims.summary)
+    said = (claims.headline, claims.worth, claims.weakness, claims.summary)
     return [line for text in said if text for line in (text, "")]
 
 

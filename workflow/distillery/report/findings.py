@@ -25,6 +25,7 @@ from distillery.report.timeline import (
 )
 from distillery.report.training_facts import TrainingFacts, gather_training
 from distillery.report.verdict import Check, check_student
+from distillery.report.worth import Worth, find_worth
 from distillery.run_folder import RunFolder
 from distillery.store.belonging import check_losses
 from distillery.store.recipes import TrainingRecipe
@@ -88,6 +89,19 @@ class Findings:
             return None
         return find_categories(
             reference.table, self.scores, self.roles, self.config.evaluation.num_resamples
+        )
+
+    @cached_property
+    def worth(self) -> Worth | None:
+        """The student in network calls of the teacher, where that has a curve."""
+        if self.quality is None or self.scores is None:
+            return None
+        return find_worth(
+            self.quality,
+            self.scores,
+            self.config.samples.models,
+            self.roles.student,
+            self.config.evaluation.num_resamples,
         )
 
     @property

@@ -72,7 +72,7 @@ def write_report(
     roles, samples = findings.roles, findings.samples
     timings = summarise_timings(findings.attempts, samples)
     speed = summarise_speed(roles, samples, timings.images)
-    claims = make_claims(roles, findings.quality, speed, findings.checks)
+    claims = make_claims(roles, findings.quality, speed, findings.checks, findings.worth)
     table = tables.metrics_table(findings.shown_quality, roles, timings.images)
     made_of = hash_made_of(sources_of_report(run_folder, job.samples.models))
     facts = {
@@ -119,6 +119,7 @@ def _facts(
         "timings": timings.as_json(),
         "planned": [asdict(row) for row in findings.planned],
         **({"packing_errors": findings.packing_errors} if findings.packing_errors else {}),
+        **({"worth": findings.worth.as_json()} if findings.worth else {}),
         **({"categories": findings.categories.as_json()} if findings.categories else {}),
         "provenance": {
             "config": findings.config.model_dump(mode="json"),

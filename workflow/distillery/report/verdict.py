@@ -15,6 +15,7 @@ from distillery.measures.measure import PERCENT, Measure, Need, Watch
 from distillery.measures.of_judge import CLIP_SCORE
 from distillery.measures.of_sets import OF_SETS
 from distillery.report.roles import Roles
+from distillery.report.worth import Worth
 from distillery.words import listed, noun_of, times
 
 Outcome = Literal["passed", "failed", "undecided", "not measured"]
@@ -176,11 +177,13 @@ class Claims:
 
     Attributes:
         headline: the answer to the user's question.
+        worth: the student in network calls of the teacher; empty where that cannot be said.
         weakness: why percentages of the reference say little; empty where they do not.
         summary: the thresholds and the watched measures in short; None where there are none.
     """
 
     headline: str
+    worth: str
     weakness: str
     summary: str | None
     watched: Sequence[Watched]
@@ -200,17 +203,25 @@ def make_claims(
     quality: Mapping[str, Any] | None,
     speed: Mapping[str, Any] | None,
     checks: list[Check],
+    worth: Worth | None = None,
 ) -> Claims:
     """All that is claimed.
 
     Args:
         quality: quality.json; None where nothing was scored.
         speed: see `speeds.summarise_speed`; None without a student.
+        worth: None without a curve of the teacher.
     """
     reasons = why_weak(roles, quality) if quality else []
     weakness = f"The reference is weak: {listed(reasons)}." if reasons else ""
     watched = find_watched(roles, quality) if quality else []
-    return Claims(headline(roles, quality, speed), weakness, _summary(checks, watched), watched)
+    return Claims(
+        headline(roles, quality, speed),
+        worth.text if worth else "",
+        weakness,
+        _summary(checks, watched),
+        watched,
+    )
 
 
 def headline(

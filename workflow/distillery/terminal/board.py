@@ -207,7 +207,7 @@ def _verdict_lines(run: RunFolder) -> list[str]:
     except (OSError, ValueError, KeyError):
         return []
     claims = metrics.get("claims", {})
-    said = [claims.get("headline"), claims.get("weakness")] if checks else []
+    said = [claims.get(name) for name in ("headline", "worth", "weakness")] if checks else []
     passed = [check for check in checks if check["outcome"] == "passed"]
     counts = [f"passed {len(passed)} of {len(checks)} checks"] if checks else []
     failed = [
