@@ -100,6 +100,11 @@ class ModelSamples:
         """The image of one row."""
         return self.folder / str(self.table["file"].iloc[row])
 
+    def checked_path(self, row: int) -> Path:
+        """The file of one image, whose bytes are as listed; errors as of `read_pixels`."""
+        self._read(self.image_path(row), str(self.table["sha256"].iloc[row]))
+        return self.image_path(row)
+
     def read_pixels(self, row: int) -> Pixels:
         """One image (h, w, 3) or clip (f, h, w, 3), checked against the manifest's hash.
 

@@ -77,7 +77,7 @@ class Categories:
     """All categories of a run's prompts.
 
     Attributes:
-        by_name: in the order of the names.
+        by_name: as they first stand.
         num_without: prompts of no category.
         extremes: by measure, of those where more or less is better.
     """
@@ -108,7 +108,7 @@ def find_categories(
         named.merge(scores[scores["model"] == model], on=KEY)
         for model in (roles.student, roles.reference)
     )
-    names = sorted(set(named[CATEGORY]) - {""})
+    names = [name for name in dict.fromkeys(named[CATEGORY]) if name]
     if len(names) < 2 or not len(student) == len(reference) == len(named):
         return None
     by_name = {

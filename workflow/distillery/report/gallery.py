@@ -104,7 +104,7 @@ def make_gallery(manifests: Sequence[Path], scores: Path | None, output: Path) -
                 names=[name_of(page) for page in range(1, len(pages) + 1)],
                 num_samples=len(samples),
                 scored={name: SCORES[name] for name in scored},
-                categories=sorted({sample.category for sample in samples} - {""}),
+                categories=list(dict.fromkeys(it.category for it in samples if it.category)),
             )
             write_text(folder / name_of(number), f"{text.rstrip()}\n{mark}")
         write_text(folder / "rows.js", rows_script(columns, samples, scored, per_page))
