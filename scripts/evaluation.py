@@ -20,11 +20,15 @@ STAGE: Stage = Stage(
     writes=lambda config, run, key: [run.quality, run.scores],
     frozen=named("evaluation"),
     gpus="one",
-    # The judge sees each image, and so does each other vision model.
+    # The judge sees each image, and so does each other vision model, and that of preference.
     items=lambda config, counts, key: (
         counts.images(config)
         * len(config.samples.models)
-        * (1 + len(config.evaluation.vision_models))
+        * (
+            1
+            + len(config.evaluation.vision_models)
+            + (config.evaluation.preference_model is not None)
+        )
     ),
     colour=3,
 )

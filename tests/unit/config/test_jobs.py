@@ -76,6 +76,7 @@ CASES: list[tuple[dict[str, Any], set[str]]] = [
     ({"samples__models__teacher-4-steps__steps": 2}, {"samples-teacher-4-steps"}),
     ({"evaluation__num_resamples": 500}, {"evaluation"}),
     ({"evaluation__vision_models": {"dino": "facebook/dinov2-base"}}, {"evaluation"}),
+    ({"evaluation__preference_model": "yuvalkirstain/PickScore_v1"}, {"evaluation"}),
     ({"evaluation__min_clip_ratio": 0.9}, set()),
     ({"dataset__pairs": "all"}, {"dataset"}),
     ({"hardware__cpu_threads": 2}, set()),

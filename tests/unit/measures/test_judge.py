@@ -10,12 +10,16 @@ import pytest
 import torch
 from transformers import CLIPModel, CLIPProcessor
 
+from distillery.config.samples import Evaluation
 from distillery.measures.judge import check_judge, embed_prompts, load_judge, read_prompts
 from distillery.measures.manifests import read_samples
 from distillery.measures.of_judge import cosine_similarity
 from distillery.measures.of_pairs import IDENTICAL_PSNR_DB, OF_PAIRS
+from distillery.measures.of_preference import preferred
 from distillery.measures.score import summarise
 from distillery.measures.vision import embed_images
+from distillery.planning.scoring import count_features
+from distillery.report.tables import columns_of
 from judging import CPU, PROMPTS, Code, Run, draw, make_dino, make_samples
 
 
@@ -70,6 +74,53 @@ def test_a_judge_as_pickscore_is_saved(judge_folder, tmp_path):
         score = model(**inputs).logits_per_image.item()
     assert 100 * cosine[0] == pytest.approx(score, abs=1e-3)
     assert check_judge(str(folder)) == images.shape[1] == 16
+
+
+def test_preference_is_told_in_the_models_own_scale(run, evaluated, judge_folder, tmp_path):
+    """One image at a time through CLIPModel's own forward, and its softmax of two images."""
+    model = CLIPModel.from_pretrained(judge_folder)
+    model.logit_scale.data.fill_(np.log(50.0))
+    model.save_pretrained(tmp_path / "pickscore")
+    processor = CLIPProcessor.from_pretrained(judge_folder)
+    processor.save_pretrained(tmp_path / "pickscore")
+    chosen = run.job.evaluation.model_copy(update={"preference_model": str(tmp_path / "pickscore")})
+    run.job = run.job.model_copy(update={"evaluation": chosen})
+    quality, scores = run.evaluate()
+    assert quality["preference_model"] == str(tmp_path / "pickscore")
+    keys = ["model", "index", "prompt_id"]
+    for number in (0, 7):
+        images = [draw(PROMPTS[number], shift) for shift in (2, 1)]  # the student's, the teacher's
+        inputs = processor(text=[PROMPTS[number]], images=images, return_tensors="pt")
+        with torch.no_grad():
+            logits = model(**inputs).logits_per_image[:, 0]
+        row = scores.set_index(keys).loc["student", 1, f"eval-{number:02d}"]
+        assert row["preference"] == pytest.approx(logits[0].item(), abs=1e-4)
+        assert row["preferred"] == pytest.approx(torch.softmax(logits, 0)[0].item(), abs=1e-5)
+    assert scores.loc[scores["model"] == "teacher", "preferred"].isna().all()
+    models = quality["models"]
+    assert models["teacher"]["preferred"] is None
+    assert 0 < models["student"]["preferred"]["low"] < models["student"]["preferred"]["high"] < 1
+    assert "preference_difference" in models["student"]["against"]["teacher"]
+    before, own = evaluated[0], [name for name in scores if not name.startswith("prefer")]
+    assert "preference_model" not in before
+    pd.testing.assert_frame_equal(scores[own], evaluated[1])
+    shown = {key for key in columns_of(quality) if key not in columns_of(before)}
+    assert shown == {"preference", "preferred"}
+
+
+def test_a_model_of_preference_that_is_none_is_named_by_its_key(judge_folder, tmp_path):
+    for load in (
+        lambda path: load_judge(path, CPU, "evaluation.preference_model"),
+        lambda path: check_judge(path, "evaluation.preference_model"),
+        lambda path: count_features(Evaluation(judge=str(judge_folder), preference_model=path)),
+    ):
+        with pytest.raises(ValueError, match=r"^evaluation\.preference_model is '.*nowhere'"):
+            load(str(tmp_path / "nowhere"))
+
+
+def test_a_preference_of_equal_scores_is_a_half_and_none_overflows():
+    found = preferred(np.array([3.0, 3.0, 1e4, -1e4]), np.array([3.0, 2.0, 0.0, 0.0]))
+    assert found == pytest.approx([0.5, 1 / (1 + np.exp(-1)), 1.0, 0.0])
 
 
 def test_ranks_are_those_of_the_full_similarity_table(evaluated, judge_folder):

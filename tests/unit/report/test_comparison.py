@@ -287,6 +287,32 @@ def test_scores_of_other_judges_are_not_compared(tmp_path: Path) -> None:
     assert "the judges differ" in notes[0]
 
 
+@pytest.mark.parametrize(
+    ("model", "reference", "compared", "paired"),
+    [
+        ("one", "r", {"preference", "preferred"}, {"preference", "preferred"}),
+        ("one", "other", {"preference", "preferred"}, {"preference"}),
+        ("another", "r", set(), set()),
+    ],
+)
+def test_preferences_are_compared_where_one_model_told_them(
+    tmp_path: Path, model: str, reference: str, compared: set[str], paired: set[str]
+) -> None:
+    """Being preferred is to the reference's image, which must be the same, too."""
+    runs = make_run(tmp_path, "a"), make_run(tmp_path, "b", shade=9, reference=reference)
+    for path, name in zip(runs, ("one", model), strict=True):
+        run = RunFolder(path)
+        table = read_table(run.scores)
+        chosen = table.assign(preference=20 * table["clip_score"], preferred=table["clip_score"])
+        write_table(chosen, run.scores)
+        write_sealed(run.quality, {**read_sealed(run.quality), "preference_model": name})
+    found, notes = differences(*map(pieces, runs))
+    told = {it.metric: it for it in found if it.metric.startswith("prefer")}
+    assert set(told) == compared
+    assert {name for name, it in told.items() if it.paired} == paired
+    assert any("the models of preference differ" in note for note in notes) == (not compared)
+
+
 def test_settings_that_differ() -> None:
     one = {"run": "a", "training": {"phases": phases(stored=8)}, "seed": 0}
     other = {"run": "b", "training": {"phases": phases(stored=9, rounds={"count": 2})}, "seed": 0}

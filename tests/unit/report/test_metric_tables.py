@@ -8,7 +8,7 @@ from distillery.report.roles import Roles
 from distillery.report.speeds import ImageTime
 from quality import interval
 
-MEANS_OF_IMAGES = [measure for measure in measures_of(1) if measure in MEANS]
+MEANS_OF_IMAGES = [it for it in measures_of(1) if it in MEANS and not it.is_optional]
 COLUMNS = list(tables.columns_of({}))
 OF_CLIPS = ["motion", "motion_ratio", "flicker", "first_frame_psnr_db"]
 

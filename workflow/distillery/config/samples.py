@@ -10,6 +10,7 @@ from distillery.config.section import (
     Count,
     Guidance,
     Name,
+    OnlyIfSet,
     Section,
     Shards,
     Small,
@@ -136,6 +137,12 @@ class Evaluation(Section):
         "distance, MMD, density, coverage, diversity), by names of your choice: folders or hub "
         "ids of CLIP, SigLIP, DINOv2 or others in Transformers format; {}: the judge's own image "
         "features",
+    )
+    preference_model: Annotated[str | None, OnlyIfSet] = Field(
+        None,
+        description="a CLIP model that has learned which of two images people choose, such as "
+        "PickScore: a folder or a hub id. The report has its score of each image, and its "
+        "probability that the image is chosen over the reference's; null: none",
     )
     min_clip_ratio: Annotated[float, Field(gt=0)] = Field(
         0.97,

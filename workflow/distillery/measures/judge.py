@@ -4,6 +4,7 @@ Any CLIP in transformers format serves: the demo's small one, openai/clip-vit-la
 PickScore, a CLIP that has learned which of two images people choose, are loaded by the same lines.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from distillery.measures.vision import BATCH_SIZE, VisionModel, as_array, in_bat
 if TYPE_CHECKING:
     from transformers import CLIPModel, CLIPProcessor
 
+KEY = "evaluation.judge"
 GIVE_A_JUDGE = (
     "give a folder with a CLIP model in transformers format, or a hub id such as "
     "openai/clip-vit-large-patch14"
@@ -42,13 +44,21 @@ class Judge:
         return int(self.model.config.text_config.max_position_embeddings)
 
     @property
+    def scale(self) -> float:
+        """What cosines are multiplied by in the model's own score of an image and a prompt."""
+        return math.exp(self.model.logit_scale.item())
+
+    @property
     def vision(self) -> VisionModel:
         """The half that embeds images."""
         return VisionModel(self.model, self.processor.image_processor, self.device)
 
 
-def load_judge(judge: str, device: torch.device) -> Judge:
+def load_judge(judge: str, device: torch.device, key: str = KEY) -> Judge:
     """Load a judge in float32 from a folder or from the hub.
+
+    Args:
+        key: of the configuration that names it.
 
     Images are resized by PIL on every machine: transformers would choose torchvision where that
     is installed, whose pixels differ slightly.
@@ -59,25 +69,25 @@ def load_judge(judge: str, device: torch.device) -> Judge:
     """
     from transformers import CLIPConfig, CLIPModel, CLIPProcessor  # heavy, and needed only here
 
-    _check_exists(judge)
+    _check_exists(judge, key)
     try:
-        _check_is_clip(judge, CLIPConfig.get_config_dict(judge)[0])
+        _check_is_clip(judge, CLIPConfig.get_config_dict(judge)[0], key)
         model = CLIPModel.from_pretrained(judge, dtype=torch.float32)
         processor = CLIPProcessor.from_pretrained(judge, backend="pil")
     except UnpicklingError as error:
         raise ValueError(
-            f"evaluation.judge is {judge!r}: its weights are a pickle of more than tensors, which "
+            f"{key} is {judge!r}: its weights are a pickle of more than tensors, which "
             "could run code and is not loaded; use a model with safetensors"
         ) from error
     except (OSError, SafetensorError, LookupError, RuntimeError) as error:
         raise ValueError(
-            f"evaluation.judge is {judge!r}, which cannot be loaded as a CLIP model with its "
+            f"{key} is {judge!r}, which cannot be loaded as a CLIP model with its "
             f"processor: {explain_hub(judge, error)}"
         ) from error
     return Judge(model.eval().to(device), processor, device)
 
 
-def check_judge(judge: str) -> int:
+def check_judge(judge: str, key: str = KEY) -> int:
     """The number of features of a judge, found without its weights.
 
     Of one on the hub only config.json is fetched.
@@ -87,28 +97,28 @@ def check_judge(judge: str) -> int:
     """
     from transformers import CLIPConfig
 
-    _check_exists(judge)
+    _check_exists(judge, key)
     if Path(judge).is_dir():
         path = Path(judge) / "config.json"
         config = read_json(path) if path.is_file() else {}
     else:
-        setting = f"evaluation.judge is {judge!r}"
+        setting = f"{key} is {judge!r}"
         check_reachable(setting, judge)
         try:
             config = CLIPConfig.get_config_dict(judge)[0]
         except OSError as error:
             raise ValueError(explain_missing(setting, judge, error)) from error
-    _check_is_clip(judge, config)
+    _check_is_clip(judge, config, key)
     return int(CLIPConfig.from_dict(config).projection_dim)
 
 
-def _check_exists(judge: str) -> None:
+def _check_exists(judge: str, key: str) -> None:
     """Say plainly that a folder is missing; the hub's own message would speak of repository ids."""
     if not Path(judge).is_dir() and not could_be_hub_id(judge):
-        raise ValueError(f"evaluation.judge is {judge!r}: there is no such folder; {GIVE_A_JUDGE}")
+        raise ValueError(f"{key} is {judge!r}: there is no such folder; {GIVE_A_JUDGE}")
 
 
-def _check_is_clip(judge: str, config: Mapping[str, object]) -> None:
+def _check_is_clip(judge: str, config: Mapping[str, object], key: str) -> None:
     """Raise ValueError for another model, by its config.json.
 
     Transformers only warns of it, and scores with random weights in place of those that it lacks.
@@ -120,7 +130,7 @@ def _check_is_clip(judge: str, config: Mapping[str, object]) -> None:
             if model_type
             else "no model in transformers format"
         )
-        raise ValueError(f"evaluation.judge is {judge!r}, which is {what}; {GIVE_A_JUDGE}")
+        raise ValueError(f"{key} is {judge!r}, which is {what}; {GIVE_A_JUDGE}")
 
 
 @torch.inference_mode()

@@ -6,8 +6,9 @@ from distillery.measures.measure import Measure
 from distillery.measures.of_clips import OF_CLIPS
 from distillery.measures.of_judge import OF_JUDGE
 from distillery.measures.of_pairs import OF_PAIRS
+from distillery.measures.of_preference import OF_PREFERENCE
 
-MEASURES: tuple[Measure, ...] = (*OF_JUDGE, *OF_PAIRS, *OF_CLIPS)
+MEASURES: tuple[Measure, ...] = (*OF_JUDGE, *OF_PREFERENCE, *OF_PAIRS, *OF_CLIPS)
 BY_NAME: Mapping[str, Measure] = {measure.name: measure for measure in MEASURES}
 MEANS = tuple(measure for measure in MEASURES if measure.summary == "mean")
 """Those with a difference between two models."""

@@ -116,6 +116,7 @@ class Measure(Named):
         is_in_card: whether the model card lists it as a result.
         is_charted: whether it is drawn against the network calls.
         min_frames: that a sample must have; 1: images and clips alike.
+        is_optional: whether it is scored only where the configuration names what scores it.
     """
 
     full: str
@@ -128,6 +129,7 @@ class Measure(Named):
     is_in_card: bool = False
     is_charted: bool = False
     min_frames: int = 1
+    is_optional: bool = False
 
     @property
     def difference_key(self) -> str:
@@ -177,6 +179,20 @@ class OfJudge(Measure):
     """
 
     of: Callable[[FloatArray, FloatArray, IntArray], npt.NDArray[Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfPreference(Measure):
+    """A number that the model of preference gives.
+
+    Attributes:
+        of: takes its scores of a model's images (b,) and of the reference's (b,).
+        is_of_pairs: whether it compares with the reference, which then has none itself.
+    """
+
+    of: Callable[[FloatArray, FloatArray], FloatArray]
+    is_of_pairs: bool = False
+    is_optional: bool = True
 
 
 @dataclass(frozen=True)

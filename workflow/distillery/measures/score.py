@@ -20,12 +20,20 @@ from distillery.config.jobs import EvaluationJob
 from distillery.files import hash_file, write_sealed
 from distillery.images import frames_of, thin_out
 from distillery.measures import image_sets, intervals
-from distillery.measures.intervals import ConfidenceInterval, FloatArray, Groups
+from distillery.measures.intervals import ConfidenceInterval, FloatArray, Groups, IntArray
 from distillery.measures.judge import Judge, Readings, embed_prompts, load_judge, read_prompts
 from distillery.measures.lists import MEANS, MEASURES, measures_of
 from distillery.measures.manifests import ModelSamples, check_pairs, read_samples
-from distillery.measures.measure import PIXELS, OfClip, OfJudge, OfPair, Reading
+from distillery.measures.measure import (
+    PIXELS,
+    OfClip,
+    OfJudge,
+    OfPair,
+    OfPreference,
+    Reading,
+)
 from distillery.measures.of_judge import pool_frames
+from distillery.measures.of_preference import own_logits
 from distillery.measures.vision import VisionModel, embed_images, in_batches, load_vision_model
 from distillery.store.tables import write_table
 from distillery.telemetry import Reporter
@@ -40,6 +48,8 @@ Features = Mapping[str, FloatArray]
 """Of each model's images (b, d), in one vision model."""
 JUDGE = "judge"
 """The name of the judge's image features, where no vision model is named."""
+PREFERENCE_MODEL = "preference_model"
+"""The key of the configuration, and of what was scored by it."""
 
 
 def evaluate(
@@ -67,11 +77,13 @@ def evaluate(
     judge = load_judge(job.evaluation.judge, device)
     reference = samples[job.evaluation.reference]
     readings = read_prompts(judge, reference.table["prompt"])
-    _warn_of(readings, judge, reporter)
+    _warn_of_cut(readings, judge, JUDGE, reporter)
+    _warn_of_twins(readings, reporter)
     of_judge = _embed_all(samples, judge.vision, JUDGE, reporter)
     prompts_pd = embed_prompts(judge, readings.distinct)
+    preferences = _score_preference(job, samples, device, reporter)
     tables = {
-        name: score_model(model, reference, of_judge[name], readings, prompts_pd)
+        name: score_model(model, reference, of_judge[name], readings, prompts_pd, preferences)
         for name, model in samples.items()
     }
     write_table(pd.concat(tables.values(), ignore_index=True), scores)
@@ -94,20 +106,50 @@ def _read_all(job: EvaluationJob, manifests: Mapping[str, Path]) -> dict[str, Mo
     return samples
 
 
-def _warn_of(readings: Readings, judge: Judge, reporter: Reporter) -> None:
-    """Say which prompts the judge does not read whole, or cannot tell apart."""
-    num_prompts = len(readings.row_of)
+def _warn_of_cut(readings: Readings, judge: Judge, name: str, reporter: Reporter) -> None:
+    """Say how many prompts a CLIP model does not read whole."""
     if readings.num_cut:
         reporter.warning(
-            f"{readings.num_cut} of {num_prompts} prompts are longer than the judge's "
+            f"{readings.num_cut} of {len(readings.row_of)} prompts are longer than the {name}'s "
             f"{judge.max_tokens} tokens: it reads their beginning only"
         )
+
+
+def _warn_of_twins(readings: Readings, reporter: Reporter) -> None:
+    """Say how many prompts the judge cannot tell apart."""
+    num_prompts = len(readings.row_of)
     num_twins = num_prompts - len(readings.distinct)
     if num_twins:
         reporter.warning(
             f"{num_twins} of {num_prompts} prompts read to the judge like another one: R@1 counts "
             "them as one"
         )
+
+
+def _score_preference(
+    job: EvaluationJob,
+    samples: Mapping[str, ModelSamples],
+    device: torch.device,
+    reporter: Reporter,
+) -> dict[str, FloatArray]:
+    """The model of preference's score of each model's images (b,); empty without one."""
+    path = job.evaluation.preference_model
+    if path is None:
+        return {}
+    model = load_judge(path, device, f"evaluation.{PREFERENCE_MODEL}")
+    readings = read_prompts(model, samples[job.evaluation.reference].table["prompt"])
+    _warn_of_cut(readings, model, "preference model", reporter)
+    prompts_pd = embed_prompts(model, readings.distinct)
+    features = _embed_all(samples, model.vision, PREFERENCE_MODEL, reporter)
+    return {
+        name: own_logits(features[name], prompts_pd, _own(readings, found), model.scale)
+        for name, found in samples.items()
+    }
+
+
+def _own(readings: Readings, model: ModelSamples) -> IntArray:
+    """The row of each image's own prompt among the distinct ones, shape (b,)."""
+    return np.array([readings.row_of[prompt] for prompt in model.table["prompt"]], dtype=np.int64)
 
 
 def _embed_in_others(
@@ -155,22 +197,27 @@ def score_model(
     images_bd: FloatArray,
     readings: Readings,
     prompts_pd: FloatArray,
+    preferences: Mapping[str, FloatArray] | None = None,
 ) -> pd.DataFrame:
     """The rows of scores.parquet of one model.
 
     Args:
         model, reference: samples of the same prompts and noise.
         readings: the prompts as the judge reads them; `prompts_pd`: embeddings of the distinct.
+        preferences: scores of each model's images by the model of preference; none without one.
     """
-    own_b = np.array([readings.row_of[prompt] for prompt in model.table["prompt"]], dtype=np.int64)
+    own_b = _own(readings, model)
     scores = model.table[["prompt_id", "index"]].assign(model=model.model)
     of_files = _measure_files(model, reference)
     for measure in measures_of(model.num_frames):
-        scores[measure.in_scores] = (
-            measure.of(images_bd, prompts_pd, own_b)
-            if isinstance(measure, OfJudge)
-            else of_files.get(measure.in_scores, np.nan)
-        )
+        if isinstance(measure, OfJudge):
+            scores[measure.in_scores] = measure.of(images_bd, prompts_pd, own_b)
+        elif not isinstance(measure, OfPreference):
+            scores[measure.in_scores] = of_files.get(measure.in_scores, np.nan)
+        elif preferences:
+            is_defined = not measure.is_of_pairs or model.model != reference.model
+            pair = preferences[model.model], preferences[reference.model]
+            scores[measure.in_scores] = measure.of(*pair) if is_defined else np.nan
     return scores
 
 
@@ -263,6 +310,11 @@ def summarise(
             for name, about in visions.items()
         },
         "reference": reference,
+        **(
+            {PREFERENCE_MODEL: job.evaluation.preference_model}
+            if job.evaluation.preference_model
+            else {}
+        ),
         **({"num_frames": num_frames} if num_frames > 1 else {}),
         "num_prompts": groups.num_groups,
         "num_distinct_prompts": num_distinct_prompts,

@@ -14,13 +14,16 @@ def count_features(evaluation: Evaluation) -> dict[str, int]:
     """The features of each vision model in which sets of images are compared, by its name.
 
     Raises:
-        ValueError: the judge is no CLIP model, or a vision model cannot be loaded or gives no
-            features of an image.
+        ValueError: the judge or the model of preference is no CLIP model, or a vision model cannot
+            be loaded or gives no features of an image.
     """
     notes: list[Note] = []
     found: dict[str, int] = {}
     with noting(notes):
         of_judge = {"judge": check_judge(evaluation.judge)}
+    if evaluation.preference_model is not None:
+        with noting(notes):
+            check_judge(evaluation.preference_model, "evaluation.preference_model")
     for name, path in evaluation.vision_models.items():
         with noting(notes):
             found[name] = check_vision_model(f"evaluation.vision_models.{name}", path)

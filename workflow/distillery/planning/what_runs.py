@@ -298,6 +298,8 @@ def _training(config: Config, plan: Mapping[str, Any]) -> Facts:
 def _judge(config: Config) -> str:
     others = [f"{name} ({path})" for name, path in config.evaluation.vision_models.items()]
     more = f"; sets of images in {listed(others)}" if others else ""
+    preference = config.evaluation.preference_model
+    more += f"; preference by {preference}" if preference else ""
     return f"{config.evaluation.judge}; compared with {config.evaluation.reference}{more}"
 
 

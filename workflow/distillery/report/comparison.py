@@ -15,9 +15,9 @@ from distillery.files import read_json, read_sealed
 from distillery.measures.intervals import ConfidenceInterval, FloatArray, Groups, draw_weights
 from distillery.measures.lists import MEASURES
 from distillery.measures.manifests import KEY, ModelSamples, check_scored, read_samples
-from distillery.measures.measure import Measure, OfPair
+from distillery.measures.measure import PIXELS, Measure, OfPair, OfPreference
 from distillery.measures.of_judge import CLIP_SCORE, OF_JUDGE, RETRIEVAL
-from distillery.measures.of_pairs import OF_PAIRS
+from distillery.measures.of_preference import OF_PREFERENCE
 from distillery.run_folder import RunFolder
 from distillery.store.tables import read_table
 from distillery.words import listed, noun_of
@@ -37,6 +37,7 @@ class RunPieces:
         scores: None where nothing was scored.
         samples: by model, those that are there.
         judge: by which it was scored; None where it was not.
+        preference_model: that scored it, too; None without one.
         reference: the model that it was scored against; None where it was not scored.
         gaps: what is not there, in words.
         report: its page; None where it is not there.
@@ -47,6 +48,7 @@ class RunPieces:
     scores: pd.DataFrame | None
     samples: Mapping[str, ModelSamples]
     judge: str | None
+    preference_model: str | None
     reference: str | None
     gaps: Sequence[str]
     report: Path | None
@@ -111,9 +113,12 @@ def read_pieces(run: RunFolder) -> RunPieces:
     if not samples:
         gaps.append(f"{name} has no images")
     judge = str(quality["judge"]) if quality else None
+    preference_model = quality.get("preference_model") if quality else None
     reference = quality.get("reference") if quality else None
     report = run.report if run.report.is_file() else None
-    return RunPieces(name, config, scores, samples, judge, reference, gaps, report)
+    return RunPieces(
+        name, config, scores, samples, judge, preference_model, reference, gaps, report
+    )
 
 
 def _settings(
@@ -190,13 +195,15 @@ def differences(first: RunPieces, second: RunPieces) -> tuple[list[Difference], 
     """The metrics of models of the same name; and what keeps some from being compared."""
     if first.scores is None or second.scores is None:
         return [], []
-    notes, measures = list[str](), MEASURES
-    if first.judge != second.judge:
-        measures = OF_PAIRS
-        notes.append(
-            f"the judges differ, {first.judge} and {second.judge}: "
-            f"{listed([it.title for it in OF_JUDGE])} are not compared"
-        )
+    notes, measures = list[str](), list(MEASURES)
+    for what, one, other, scored in (
+        ("judges", first.judge, second.judge, OF_JUDGE),
+        ("models of preference", first.preference_model, second.preference_model, OF_PREFERENCE),
+    ):
+        if one != other and one and other:
+            measures = [measure for measure in measures if measure not in scored]
+            titles = listed([measure.title for measure in scored])
+            notes.append(f"the {what} differ, {one} and {other}: {titles} are not compared")
     found: list[Difference] = []
     facts: dict[str, list[str]] = {}
     models = [name for name in first.samples if name in second.samples]
@@ -257,9 +264,13 @@ def _why_not_comparable(
     """Why a measure's difference would say nothing of the model; empty where it does."""
     if measure is RETRIEVAL:
         return _why_ranks_differ(first, second, model)
-    if not isinstance(measure, OfPair):
+    if isinstance(measure, OfPair):
+        column = measure.reads.sha256
+    elif isinstance(measure, OfPreference) and measure.is_of_pairs:
+        column = PIXELS.sha256
+    else:
         return ""
-    hashes = [_reference_hashes(run, pairs, measure.reads.sha256) for run in (first, second)]
+    hashes = [_reference_hashes(run, pairs, column) for run in (first, second)]
     return "" if hashes[0] is not None and hashes[0] == hashes[1] else REFERENCES_DIFFER
 
 

@@ -79,8 +79,13 @@ def columns_of(quality: Mapping[str, Any]) -> dict[str, Column]:
 
 
 def _measures(quality: Mapping[str, Any]) -> tuple[Measure, ...]:
-    """Those of a run's images, or clips."""
-    return measures_of(quality.get("num_frames", 1))
+    """Those of a run's images, or clips; of those that are optional what was scored."""
+    scored = {name for facts in quality.get("models", {}).values() for name in facts}
+    return tuple(
+        measure
+        for measure in measures_of(quality.get("num_frames", 1))
+        if measure.name in scored or not measure.is_optional
+    )
 
 
 @dataclass(frozen=True)
