@@ -206,7 +206,8 @@ def test_heads_learn_to_tell_images_apart_and_the_network_stays(run: Run, tmp_pa
     shape = dataset.recipe.latent_shape
     dataset.clean_ends = lambda items: torch.full((len(items), *shape), 3.0)
     frozen = {
-        name: value.clone() for name, value in state.companion.network.frozen.named_parameters()
+        name: value.clone()
+        for name, value in state.companion.network.seen.frozen.named_parameters()
     }
     losses = []
     for _ in range(40):
@@ -216,7 +217,7 @@ def test_heads_learn_to_tell_images_apart_and_the_network_stays(run: Run, tmp_pa
         losses.append(total / count)
     assert losses[0] == pytest.approx(2 * log(2), rel=0.3)
     assert losses[-1] < 0.8 * losses[0]
-    for name, value in state.companion.network.frozen.named_parameters():
+    for name, value in state.companion.network.seen.frozen.named_parameters():
         assert value.equal(frozen[name])
         assert value.grad is None
     assert all(value.grad is None for value in state.denoiser.parameters())

@@ -343,6 +343,10 @@ class SegmentDataset(Dataset[Batch]):
         index = trajectory % self.recipe.samples_per_prompt
         return SampleId(str(self._table["prompt_id"].iloc[row]), index)
 
+    def prompt_of(self, item: int) -> int:
+        """The number of the prompt whose trajectory an item is of."""
+        return self._trajectory(item) // self.recipe.samples_per_prompt
+
     def _trajectory(self, item: int) -> int:
         is_rollout = item >= self.first_rollout
         return item - self.first_rollout if is_rollout else item // self.steps

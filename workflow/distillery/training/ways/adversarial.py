@@ -10,24 +10,18 @@ heads on the teacher's features, and Lin et al. 2024 (arXiv:2402.13929), who kee
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import exp, log
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from distillery.config.ways import Adversarial
-from distillery.families.protocol import Denoiser
-from distillery.model_folder import load_denoiser
-from distillery.teacher.loading import torch_dtype
-from distillery.training import parallel
-from distillery.training.batch import Batch, rows
+from distillery.training.batch import Batch
 from distillery.training.state import Companion, make_moments, trainable_of
-from distillery.training.update import inspecting, predict
 from distillery.training.ways.drawing import (
     Drawing,
     add_noise_to,
@@ -36,14 +30,13 @@ from distillery.training.ways.drawing import (
     update,
     update_seed,
 )
+from distillery.training.ways.features import Features
 from distillery.training.ways.way import Way
 
 if TYPE_CHECKING:  # a run is made from ways to learn, which need these functions
     from distillery.training.run import Run
     from distillery.training.state import TrainingState
 
-DEPTHS = (0.1, 0.3, 0.5, 0.75, 0.95)
-"""Of the blocks in the order in which they run, whose features the heads see."""
 MAX_WIDTH = 256
 """Hidden width of a head."""
 JITTER = 0.05
@@ -55,21 +48,15 @@ class Heads(nn.Module):
     """Heads on a frozen network's features; the network itself gets no gradient of its own.
 
     Attributes:
-        frozen: the untrained student.
-        heads: one a block, by the block's place among `blocks`.
+        seen: the features, of some blocks.
+        heads: one a block.
     """
 
-    def __init__(self, frozen: Denoiser, places: Sequence[int], widths: Sequence[int]) -> None:
-        """New heads.
-
-        Args:
-            frozen: in evaluation mode, without gradients.
-            places: of the observed blocks among `parallel.blocks_of`.
-        """
+    def __init__(self, seen: Features) -> None:
+        """New heads."""
         super().__init__()
-        self.frozen: Any = frozen
-        self.places = list(places)
-        self.heads = nn.ModuleList(map(_new_head, widths))
+        self.seen = seen
+        self.heads = nn.ModuleList(map(_new_head, seen.widths))
 
     def forward(self, batch: Batch, run: Run) -> list[torch.Tensor]:
         """Logits (b, tokens) of each head: positive for images of the teacher's trajectories.
@@ -78,14 +65,7 @@ class Heads(nn.Module):
             batch: with `noisy` and `timestep`.
             run: settings, and the family whose network it is.
         """
-        return self.logits(self.features(batch, run))
-
-    def features(self, batch: Batch, run: Run) -> list[torch.Tensor]:
-        """What the heads look at, (b, tokens, width) for each."""
-        blocks = parallel.blocks_of(self.frozen)
-        with _observing([blocks[place] for place in self.places]) as features:
-            predict(self.frozen, batch, run)
-        return [_tokens(features[blocks[place]]) for place in self.places]
+        return self.logits(self.seen(batch, run))
 
     def logits(self, features: list[torch.Tensor]) -> list[torch.Tensor]:
         """Logits (b, tokens) of each head."""
@@ -94,32 +74,11 @@ class Heads(nn.Module):
 
 
 def new_heads(student: Path, settings: Adversarial, run: Run) -> Companion:
-    """Heads that know nothing yet.
-
-    Args:
-        run: with the dataset, of which one item is passed to find the features' widths.
-
-    Raises:
-        ValueError: the network has no blocks to look at.
-    """
-    frozen = load_denoiser(student, torch_dtype(run.training.dtype))
-    frozen = frozen.requires_grad_(False).to(run.device).eval()
-    blocks = parallel.blocks_of(frozen)
-    if not blocks:
-        raise ValueError(
-            "training.phases has adversarial and the student's network names no blocks whose "
-            "features heads could look at: leave it out"
-        )
-    sample = rows(run.dataset.__getitems__([0]), slice(1)).to(run.device)
-    dtype = torch_dtype(run.training.dtype)
-    with inspecting(frozen, run.device, dtype), _observing(blocks) as features:
-        predict(frozen, sample, run)
-    ran = list(features)  # in the order in which they did
-    chosen = dict.fromkeys(ran[round(depth * (len(ran) - 1))] for depth in DEPTHS)
-    widths = [_tokens(features[block]).shape[-1] for block in chosen]
+    """Heads that know nothing yet; see `Features.load` for arguments and errors."""
+    seen = Features.load(student, "adversarial", run)
     with torch.random.fork_rng([]):  # made on the CPU
         torch.manual_seed(update_seed(run, 0, "heads"))
-        network = Heads(frozen, [blocks.index(block) for block in chosen], widths)
+        network = Heads(seen)
     network.to(run.device)
     optimizer = torch.optim.Adam(
         trainable_of(network).values(), lr=settings.learning_rate, betas=BETAS
@@ -148,7 +107,7 @@ def judge(
         for drawn, *others in zip(*kinds, strict=True):
             # The noised image's gradient in the image is alpha, which is applied at the end.
             image = drawn.noisy.detach().requires_grad_(not waits)
-            features = network.features(replace(drawn, noisy=image), run)
+            features = network.seen(replace(drawn, noisy=image), run)
             if not waits:
                 passes = _mean(F.softplus(-logits) for logits in network.logits(features)).sum()
                 gradients.extend(torch.autograd.grad(passes, image))
@@ -260,29 +219,6 @@ def _new_head(width: int) -> nn.Module:
     return nn.Sequential(
         nn.LayerNorm(width), nn.Linear(width, hidden), nn.SiLU(), nn.Linear(hidden, 1)
     )
-
-
-@contextmanager
-def _observing(blocks: Sequence[nn.Module]) -> Iterator[dict[nn.Module, torch.Tensor]]:
-    """The image features that blocks give while a network runs, by block, in their order."""
-    features: dict[nn.Module, torch.Tensor] = {}
-
-    def keep(block: nn.Module, _: object, output: Any) -> None:
-        # Blocks with a stream of text beside that of the image give the image's last.
-        tensors = [output] if torch.is_tensor(output) else [it for it in output if it is not None]
-        features[block] = tensors[-1]
-
-    hooks = [block.register_forward_hook(keep) for block in blocks]
-    try:
-        yield features
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def _tokens(feature: torch.Tensor) -> torch.Tensor:
-    """Features (b, n, width) or (b, width, ...) as tokens (b, n, width) in float32."""
-    return (feature if feature.ndim == 3 else feature.flatten(2).transpose(1, 2)).float()
 
 
 def _mean(values: Iterator[torch.Tensor]) -> torch.Tensor:
