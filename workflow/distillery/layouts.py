@@ -187,7 +187,9 @@ class Dpg(Layout):
             if len(rows) == 1:
                 _link(model, rows[0], path)
             else:
-                _in_a_square([poster(model.read_pixels(row)) for row in rows[: self.usual]]).save(path)
+                _in_a_square([poster(model.read_pixels(row)) for row in rows[: self.usual]]).save(
+                    path
+                )
 
     def command(self, folder: Path, model: ModelSamples, num_images: int) -> str:
         """With the images in each picture, and their edge."""

@@ -27,13 +27,18 @@ from training_phases import phases
 
 STEPS, NOISES = 2, 4
 WEIGHTS = "diffusion_pytorch_model.safetensors"
-FINISH = {"samples": 16, "weight": 0.5, "temperatures": (0.3, 1.0), "paired_weight": 0.25}
-TRAINING = {
+FINISH: dict[str, Any] = {
+    "samples": 16,
+    "weight": 0.5,
+    "temperatures": (0.3, 1.0),
+    "paired_weight": 0.25,
+}
+TRAINING: dict[str, Any] = {
     "phases": phases(stored=16, drifting=FINISH),
     "global_batch_size": 8, "learning_rate": 1e-3, "save_every_samples": 8,
     "log_every_samples": 8, "dtype": "float32", "tf32": False,
 }  # fmt: skip
-SECTIONS = {
+SECTIONS: dict[str, Any] = {
     "targets": {"steps": 8, "num_segments": STEPS, "samples_per_prompt": NOISES},
     "student": {"steps": STEPS},
     "training": TRAINING,

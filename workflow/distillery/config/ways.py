@@ -319,6 +319,19 @@ class Adversarial(Phase):
     warmup_samples: CountOrNone = Field(
         0, description="samples at its beginning in which the heads learn and the student is spared"
     )
+    at: Literal["ends", "knots"] = Field(
+        "ends",
+        description="what is told apart. ends: the images on which last steps end; knots: where "
+        "each step ends, from the trajectory's own state there, at that knot's noise",
+    )
+    loss: Literal["softplus", "hinge"] = Field(
+        "softplus", description="of the heads; with hinge they stop where they are sure"
+    )
+    weigh_tokens: bool = Field(
+        False,
+        description="tokens count by how far the student's features are from those of the "
+        "trajectory's own image; false: all alike",
+    )
 
     @property
     def meaning(self) -> str:
@@ -331,12 +344,22 @@ class Adversarial(Phase):
         return ADVERSARIAL_PASSES, 0
 
     def passes(self, steps: int, between: int, judging: tuple[int, int]) -> Passes:
-        """Drawing and judging in each sample's last step."""
+        """Drawing and judging in each sample's last step, or in every step."""
         judged, _ = self.judging
+        judged_of = 1 if self.at == "knots" else steps
         # While the heads warm up nothing flows back to the image; that may last into the rollouts.
-        spared = min(self.warmup_samples, self.samples) / steps
+        spared = min(self.warmup_samples, self.samples) / judged_of
         spared += max(self.warmup_samples - self.samples, 0)
-        return self.samples * (1 + judged) / steps - spared, 0.0
+        return self.samples * (1 + judged) / judged_of - spared, 0.0
+
+    def in_recipe(self, begin: int) -> dict[str, Any]:
+        """Later settings only where they are used: trainings without them stay what they were."""
+        later = {
+            name
+            for name in ("at", "loss", "weigh_tokens")
+            if getattr(self, name) == type(self).model_fields[name].default
+        }
+        return {self.learn: self.model_dump(mode="json", exclude={TAG, *later})}
 
     def refusals(self, span: "Span", training: "Training") -> Iterator[Note]:
         """Heads must see several images, and their warm-up end."""

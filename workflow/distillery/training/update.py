@@ -13,10 +13,10 @@ import torch.nn.functional as F
 
 from distillery.families.protocol import Denoiser
 from distillery.families.text import on
-from distillery.schedule import from_prediction
+from distillery.schedule import add_noise, from_prediction
 from distillery.teacher.loading import torch_dtype
 from distillery.training import distributed, parallel
-from distillery.training.batch import Batch
+from distillery.training.batch import Batch, at_knots
 from distillery.training.health import START_LIMIT_S
 from distillery.training.objectives import Predict, roll_out
 from distillery.training.state import Companion
@@ -110,6 +110,25 @@ def end_of_last_step(output: torch.Tensor, noisy: torch.Tensor, run: Run) -> tor
     grid, kind = run.dataset.usual.grid, run.dataset.recipe.prediction_type
     alpha, sigma = torch.tensor(grid.alphas[-2]), torch.tensor(grid.sigmas[-2])
     return from_prediction(kind, output.float(), noisy, alpha, sigma)[0]
+
+
+def end_of_step(
+    output: torch.Tensor, noisy: torch.Tensor, segment: torch.Tensor, run: Run
+) -> torch.Tensor:
+    """The states (b, *latent) float32 on which the student's steps end, at the next knots.
+
+    Args:
+        output: (b, *latent) of the network.
+        noisy: (b, *latent) float32, the states before the steps.
+        segment: (b,), which steps they are.
+    """
+    grid, kind = run.dataset.usual.grid, run.dataset.recipe.prediction_type
+    knots = segment.cpu()
+    before, after = (
+        [at_knots(values, each, noisy) for values in (grid.alphas, grid.sigmas)]
+        for each in (knots, knots + 1)
+    )
+    return add_noise(*from_prediction(kind, output.float(), noisy, *before), *after)
 
 
 def roll_out_student(model: torch.nn.Module, batch: Batch, run: Run) -> torch.Tensor:

@@ -76,8 +76,9 @@ def add_directions(batch: Batch, state: TrainingState, size: int, run: Run) -> B
     companion, director = state.companion, run.training.director
     if companion is None or director is None or state.samples_seen < director.begin:
         return batch
-    drawing = draw(batch, state, size, run)
-    found = way_of(director.phase).direct(drawing, state, companion, director.begin, run)
+    way = way_of(director.phase)
+    drawing = draw(batch, state, size, way, run)
+    found = way.direct(drawing, state, companion, director.begin, run)
     direction = torch.zeros_like(batch.noisy)
     direction[drawing.rows] = found.cpu()
     return replace(batch, direction=direction)

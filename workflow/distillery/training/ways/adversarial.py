@@ -9,7 +9,7 @@ heads on the teacher's features, and Lin et al. 2024 (arXiv:2402.13929), who kee
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log
 from pathlib import Path
@@ -22,6 +22,7 @@ from torch import nn
 from distillery.config.ways import Adversarial
 from distillery.training.batch import Batch
 from distillery.training.state import Companion, make_moments, trainable_of
+from distillery.training.update import end_of_step
 from distillery.training.ways.drawing import (
     Drawing,
     add_noise_to,
@@ -52,11 +53,18 @@ class Heads(nn.Module):
         heads: one a block.
     """
 
-    def __init__(self, seen: Features) -> None:
-        """New heads."""
+    def __init__(self, seen: Features, num_knots: int = 0) -> None:
+        """New heads.
+
+        Args:
+            num_knots: that they know one from another; 0: they do not.
+        """
         super().__init__()
         self.seen = seen
         self.heads = nn.ModuleList(map(_new_head, seen.widths))
+        self.last = num_knots - 1
+        widths = seen.widths if num_knots else []
+        self.knots = nn.ModuleList(_of_knots(num_knots, width) for width in widths)
 
     def forward(self, batch: Batch, run: Run) -> list[torch.Tensor]:
         """Logits (b, tokens) of each head: positive for images of the teacher's trajectories.
@@ -65,12 +73,15 @@ class Heads(nn.Module):
             batch: with `noisy` and `timestep`.
             run: settings, and the family whose network it is.
         """
-        return self.logits(self.seen(batch, run))
+        return self.logits(self.seen(batch, run), batch.segment)
 
-    def logits(self, features: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Logits (b, tokens) of each head."""
-        pairs = zip(self.heads, features, strict=True)
-        return [head(feature).squeeze(-1) for head, feature in pairs]
+    def logits(self, features: list[torch.Tensor], segment: torch.Tensor) -> list[torch.Tensor]:
+        """Logits (b, tokens) of each head, for where the steps `segment` (b,) end."""
+        if self.knots:
+            pairs = zip(features, self.knots, strict=True)
+            step = segment.clamp(max=self.last)  # on which rollouts end too
+            features = [feature + knot(step).unsqueeze(1) for feature, knot in pairs]
+        return [head(it).squeeze(-1) for head, it in zip(self.heads, features, strict=True)]
 
 
 def new_heads(student: Path, settings: Adversarial, run: Run) -> Companion:
@@ -78,7 +89,7 @@ def new_heads(student: Path, settings: Adversarial, run: Run) -> Companion:
     seen = Features.load(student, "adversarial", run)
     with torch.random.fork_rng([]):  # made on the CPU
         torch.manual_seed(update_seed(run, 0, "heads"))
-        network = Heads(seen)
+        network = Heads(seen, run.dataset.steps if settings.at == "knots" else 0)
     network.to(run.device)
     optimizer = torch.optim.Adam(
         trainable_of(network).values(), lr=settings.learning_rate, betas=BETAS
@@ -97,24 +108,30 @@ def judge(
         heads: that have learned from earlier ones.
         begin: samples seen before the phase.
     """
-    network, seen = heads.network, _what_heads_see(drawing, run)
+    network, seen, kind = heads.network, _what_heads_see(drawing, settings, run), settings.loss
     waits = drawing.samples_seen < begin + settings.warmup_samples
     gradients: list[torch.Tensor] = []
 
     def losses(size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         gradients.clear()
         kinds = (parts_of(batch, size) for batch in (seen.drawn, seen.true, seen.other, seen.near))
-        for drawn, *others in zip(*kinds, strict=True):
+        for drawn, true, *others in zip(*kinds, strict=True):
             # The noised image's gradient in the image is alpha, which is applied at the end.
             image = drawn.noisy.detach().requires_grad_(not waits)
+            with torch.no_grad():
+                wanted = network.seen(true, run)
             features = network.seen(replace(drawn, noisy=image), run)
+            weights = token_weights(features, wanted) if settings.weigh_tokens else None
             if not waits:
-                passes = _mean(F.softplus(-logits) for logits in network.logits(features)).sum()
+                logits = network.logits(features, drawn.segment)
+                passes = _mean((passing(it, kind) for it in logits), weights).sum()
                 gradients.extend(torch.autograd.grad(passes, image))
-            fake = network.logits([feature.detach() for feature in features])
-            real, misled, near = (network(part, run) for part in others)
-            told = _mean(F.softplus(-logits) for logits in real)
-            told = told + _mean(F.softplus(logits) for logits in (*fake, *misled))
+            fake = network.logits([feature.detach() for feature in features], drawn.segment)
+            real = network.logits(wanted, true.segment)
+            misled, near = (network(part, run) for part in others)
+            told = _mean((as_true(it, kind) for it in real), weights)
+            for false in (fake, misled):
+                told = told + _mean((as_false(it, kind) for it in false), weights) / 2
             changes = zip(real, near, strict=True)
             change = _mean((one - beside).square() for one, beside in changes)
             yield told + settings.smoothness * change, told
@@ -130,6 +147,17 @@ def judge(
 
 class AdversarialWay(Way[Adversarial]):
     """The next segments of the stream, beside which heads judge what the student draws."""
+
+    @property
+    def directs_all(self) -> bool:
+        """With knots."""
+        return self.phase.at == "knots"
+
+    def drawn(self, output: torch.Tensor, batch: Batch, run: Run) -> torch.Tensor:
+        """Where each step ends, with knots."""
+        if self.directs_all:
+            return end_of_step(output, batch.noisy, batch.segment, run)
+        return super().drawn(output, batch, run)
 
     def companion(self, student: Path, run: Run) -> Companion:
         """The heads."""
@@ -161,23 +189,48 @@ class Seen:
     alpha: torch.Tensor
 
 
-def _what_heads_see(drawing: Drawing, run: Run) -> Seen:
+def _what_heads_see(drawing: Drawing, settings: Adversarial, run: Run) -> Seen:
     """Of one update; the noise's levels are drawn by `level_shares`."""
     batch, seeds, shares = drawing.batch, drawing.seeds(run, "adversarial"), level_shares(run)
     steps = [_pick(shares, seed >> 32) for seed in seeds]
-    reals = run.dataset.clean_ends(batch.items).to(run.device)
-    drawn = add_noise_to(drawing.ends, batch, steps, seeds, run)
-    true = add_noise_to(reals, batch, steps, seeds, run).batch
+    of_knots = settings.at == "knots" and not batch.is_rollout
+    if of_knots:
+        reals = end_of_step(batch.target, batch.noisy, batch.segment, run)
+    else:
+        reals = run.dataset.clean_ends(batch.items).to(run.device)
+    noised = [add_noise_to(ends, batch, steps, seeds, run) for ends in (drawing.ends, reals)]
+    drawn, true = (each.batch for each in noised)
+    alpha = noised[0].alpha
+    if of_knots:
+        drawn, true = (_at_knots(*pair, run) for pair in ((drawn, drawing.ends), (true, reals)))
+        alpha = torch.where(_on_the_way(batch, run).view_as(alpha), 1.0, alpha)
     others = run.dataset.other_conditioning(batch.items, seeds) if batch.items else {}
     other = {name: value.to(run.device) for name, value in others.items()} or batch.conditioning
     jitter = [update_seed(run, drawing.samples_seen, f"jitter\n{seed}") for seed in seeds]
     moved = add_noise_to(torch.zeros_like(reals), batch, steps, jitter, run).noise
     return Seen(
-        drawn=drawn.batch,
+        drawn=drawn,
         true=true,
         other=replace(true, conditioning=other),
         near=replace(true, noisy=true.noisy + JITTER * moved),
-        alpha=drawn.alpha,
+        alpha=alpha,
+    )
+
+
+def _on_the_way(batch: Batch, run: Run) -> torch.Tensor:
+    """Which (b,) of the steps end on a state that has noise."""
+    return batch.segment < run.dataset.steps - 1
+
+
+def _at_knots(noised: Batch, states: torch.Tensor, run: Run) -> Batch:
+    """Images as they are, with noise added; but states on the way as they are, at the noise that
+    they have."""
+    between, timesteps = _on_the_way(noised, run), run.dataset.usual.timesteps.to(states.device)
+    following = timesteps[(noised.segment + 1).clamp(max=len(timesteps) - 1)]
+    return replace(
+        noised,
+        noisy=torch.where(between.view(-1, *[1] * (states.ndim - 1)), states, noised.noisy),
+        timestep=torch.where(between, following, noised.timestep),
     )
 
 
@@ -221,6 +274,43 @@ def _new_head(width: int) -> nn.Module:
     )
 
 
-def _mean(values: Iterator[torch.Tensor]) -> torch.Tensor:
+def _of_knots(num_knots: int, width: int) -> nn.Module:
+    """What is added to features (b, n, width) by knot; nothing at first."""
+    found = nn.Embedding(num_knots, width)
+    nn.init.zeros_(found.weight)
+    return found
+
+
+def token_weights(drawn: list[torch.Tensor], true: list[torch.Tensor]) -> list[torch.Tensor]:
+    """How much each token (b, n) counts, one in the mean over a sample: as the distance of what is
+    drawn to the trajectory's own, for each block's features (b, n, width)."""
+    found = []
+    for here, there in zip(drawn, true, strict=True):
+        apart = (here.detach() - there).norm(dim=-1)
+        found.append(apart / apart.mean(dim=1, keepdim=True).clamp(min=torch.finfo().tiny))
+    return found
+
+
+def _mean(
+    values: Iterable[torch.Tensor], weights: Sequence[torch.Tensor] | None = None
+) -> torch.Tensor:
     """The mean over heads and tokens of values (b, tokens), (b,)."""
-    return torch.stack([value.mean(dim=1) for value in values]).mean(dim=0)
+    listed = list(values)
+    if weights is not None:
+        listed = [value * weight for value, weight in zip(listed, weights, strict=True)]
+    return torch.stack([value.mean(dim=1) for value in listed]).mean(dim=0)
+
+
+def as_true(logits: torch.Tensor, kind: str) -> torch.Tensor:
+    """What heads lose by such logits of true images."""
+    return F.softplus(-logits) if kind == "softplus" else F.relu(1.0 - logits)
+
+
+def as_false(logits: torch.Tensor, kind: str) -> torch.Tensor:
+    """What they lose by such logits of false ones."""
+    return as_true(-logits, kind)
+
+
+def passing(logits: torch.Tensor, kind: str) -> torch.Tensor:
+    """What the student loses by such logits of what it draws: with hinge it never has enough."""
+    return F.softplus(-logits) if kind == "softplus" else -logits

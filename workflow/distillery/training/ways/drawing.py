@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -18,10 +18,11 @@ from distillery.teacher.loading import torch_dtype
 from distillery.training import distributed, parallel
 from distillery.training.batch import Batch, at_knots, rows, split
 from distillery.training.state import Companion, TrainingState
-from distillery.training.update import end_of_last_step, inspecting, predict, roll_out_student
+from distillery.training.update import inspecting, predict, roll_out_student
 
 if TYPE_CHECKING:  # a run is made from ways to learn, which need these functions
     from distillery.training.run import Run
+    from distillery.training.ways.way import Way
 
 Result = TypeVar("Result")
 
@@ -33,7 +34,8 @@ class Drawing:
     Attributes:
         rows: of the batch that they are.
         batch: of them, on the device; maybe of none.
-        ends: (b, *latent) float32, the clean latents where the student's steps end.
+        ends: (b, *latent) float32, where the student's steps end: clean latents, or states where
+            `Way.directs_all`.
         samples_seen: before the update.
         size: samples that a network may take at once.
         count: of such samples in an update in the mean, over all processes. What is learned is
@@ -54,16 +56,19 @@ class Drawing:
         ]
 
 
-def draw(batch: Batch, state: TrainingState, size: int, run: Run) -> Drawing:
+def draw(batch: Batch, state: TrainingState, size: int, way: Way[Any], run: Run) -> Drawing:
     """Let the student draw, without gradients, what of a batch ends on an image.
 
     Args:
         batch: of one update, with its targets.
         state: whose student draws.
         size: samples that it may take at once.
+        way: whose companion looks at what is drawn.
     """
     last = run.dataset.steps - 1 + batch.is_rollout
-    chosen = [row for row, step in enumerate(batch.segment.tolist()) if step == last]
+    chosen = [
+        row for row, step in enumerate(batch.segment.tolist()) if step == last or way.directs_all
+    ]
     run.watchdog.heartbeat("images that the student draws", joint=True)
     sharded = parallel.is_sharded(state.denoiser)
     whole = (batch if sharded else rows(batch, chosen)).to(run.device)
@@ -71,7 +76,7 @@ def draw(batch: Batch, state: TrainingState, size: int, run: Run) -> Drawing:
     def end(part: Batch) -> torch.Tensor:
         if part.is_rollout:
             return roll_out_student(state.denoiser, part, run)
-        return end_of_last_step(predict(state.denoiser, part, run), part.noisy, run)
+        return way.drawn(predict(state.denoiser, part, run), part, run)
 
     with inspecting(state.denoiser, run.device, torch_dtype(run.training.dtype)):
         if sharded:  # all processes compute together, equally often
@@ -80,7 +85,8 @@ def draw(batch: Batch, state: TrainingState, size: int, run: Run) -> Drawing:
             whole = rows(whole, chosen)
         else:
             ends = in_parts(end, whole, size)
-    count = run.training.global_batch_size / (1 if batch.is_rollout else run.dataset.steps)
+    seldom = not (batch.is_rollout or way.directs_all)
+    count = run.training.global_batch_size / (run.dataset.steps if seldom else 1)
     return Drawing(chosen, whole, ends, state.samples_seen, size, count)
 
 

@@ -65,7 +65,17 @@ class Way(Generic[Kind]):
         loss_b = target_losses(output, batch, run)
         if batch.direction is None:
             return loss_b
-        return along(batch.direction, end_of_last_step(output, batch.noisy, run), loss_b)
+        return along(batch.direction, self.drawn(output, batch, run), loss_b)
+
+    @property
+    def directs_all(self) -> bool:
+        """Whether its companion looks at where all steps end, not at the last one's alone."""
+        return False
+
+    def drawn(self, output: torch.Tensor, batch: Batch, run: Run) -> torch.Tensor:
+        """What a companion looks at, (b, *latent) float32; where a step is another than the last
+        one it has a meaning only with `directs_all`."""
+        return end_of_last_step(output, batch.noisy, run)
 
     def companion(self, student: Path, run: Run) -> Companion | None:
         """What learns beside the student from here to the training's end, if anything does."""
